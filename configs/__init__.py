@@ -1,0 +1,1 @@
+"""Run configurations, one file per run."""

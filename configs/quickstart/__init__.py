@@ -1,0 +1,1 @@
+"""Small runs on the synthetic world: minutes on a CPU, no download."""

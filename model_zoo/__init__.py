@@ -1,0 +1,1 @@
+"""Published models: index, converters from official checkpoints."""

@@ -1,0 +1,19 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+# Test workers share few cores: more threads than cores would only make them wait for each other.
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with the small real datasets; tests that want it skip where it is absent."""
+    folder = Path(os.environ.get("VITKIT_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no datasets at {folder}")
+    return folder

@@ -1,0 +1,1 @@
+"""The command line tools; each also runs as `vitkit NAME`."""

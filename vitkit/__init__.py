@@ -1,0 +1,1 @@
+"""vitkit: dense prediction with transformers in plain PyTorch."""

@@ -1,0 +1,1 @@
+"""Image backbones: `backbone(images) -> dict of feature maps`, fine to coarse."""

@@ -1,0 +1,1 @@
+"""Datasets, transforms, collation and loading."""

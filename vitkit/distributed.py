@@ -1,0 +1,83 @@
+"""The process group: started from torchrun's environment; every function also works without one."""
+
+import datetime
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def init_distributed(device_type: str) -> torch.device:
+    """Joins torchrun's process group, if there is one, and returns this process's device.
+
+    Args:
+        device_type: "cuda" (NCCL) or "cpu" (gloo).
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local_rank) if device_type == "cuda" else torch.device(device_type)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ and not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        # One rank may evaluate or write for long while the others wait for it.
+        dist.init_process_group(backend, timeout=datetime.timedelta(minutes=60))
+    return device
+
+
+def close_distributed() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_main() -> bool:
+    """True in the one process that writes files and prints."""
+    return rank() == 0
+
+
+def barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def all_reduce_sum(value: Tensor) -> Tensor:
+    """The sum over all ranks of a tensor of one shape everywhere."""
+    if world_size() == 1:
+        return value
+    value = value.detach().clone()
+    dist.all_reduce(value)
+    return value
+
+
+def all_reduce_mean(value: Tensor) -> Tensor:
+    """The mean over all ranks of a tensor of one shape everywhere."""
+    return all_reduce_sum(value) / world_size()
+
+
+def gather_objects(item: object) -> list:
+    """The items of all ranks in rank order, on the main process; an empty list elsewhere.
+
+    Items travel pickled between our own processes.
+    """
+    if world_size() == 1:
+        return [item]
+    items = [None] * world_size() if is_main() else None
+    dist.gather_object(item, items)
+    return items if is_main() else []
+
+
+def broadcast_object(item: object) -> object:
+    """The main process's item, on every rank."""
+    if world_size() == 1:
+        return item
+    box = [item]
+    dist.broadcast_object_list(box)
+    return box[0]

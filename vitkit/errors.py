@@ -1,0 +1,17 @@
+"""The errors a user can cause. Each message names the thing, what was got, what was expected, and the remedy."""
+
+
+class VitkitError(ValueError):
+    """Base of all errors that a user's input can cause; tools print its message without a stack trace."""
+
+
+class ConfigError(VitkitError):
+    """A config file, an override or a constructor's argument is wrong."""
+
+
+class DataError(VitkitError):
+    """A dataset's folder, annotation file or image is missing or wrong."""
+
+
+class CheckpointError(VitkitError):
+    """A checkpoint is missing, damaged, unsafe, or made for another model."""

@@ -1,0 +1,1 @@
+"""Loss functions and the criteria that combine them."""

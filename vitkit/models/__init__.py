@@ -1,0 +1,1 @@
+"""Whole models: backbone, neck and head."""

@@ -1,0 +1,1 @@
+"""Between backbone and head: projections, pyramids."""

@@ -1,0 +1,1 @@
+"""Plain functions on boxes and masks."""

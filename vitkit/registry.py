@@ -1,0 +1,159 @@
+"""Names to constructors: what the `type` strings of configs mean.
+
+A class registers under its own name, so `git grep "class DETR("` finds what a config names. A family may add
+variants, which are names for a class with some arguments set: `BACKBONES.build("resnet50")`.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from vitkit.errors import ConfigError
+
+Spec = str | Mapping[str, Any]
+"""What builds an object: a registered name, or a dict with `type` and constructor arguments."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of an error message: the names nearest to a mistaken one, then the whole list."""
+    names = sorted(names)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
+    return f"{hint}Known: {', '.join(names) if names else '(none)'}."
+
+
+def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:
+    """The named arguments that a constructor takes, in order."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {p.name: p for p in inspect.signature(constructor).parameters.values() if p.kind in kinds}
+
+
+class Registry:
+    """One kind of constructor by name.
+
+    Args:
+        kind: what is registered, as error messages and config keys call it ("backbone").
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._constructors: dict[str, Callable] = {}
+        self._variants: dict[str, tuple[Callable, dict[str, Any]]] = {}
+
+    def register(self, target: Callable | None = None, *, name: str | None = None) -> Callable:
+        """Decorator: `@BACKBONES.register` or `@BACKBONES.register(name="other_name")`.
+
+        Raises:
+            ConfigError: the name is taken by another constructor.
+        """
+        if target is None:
+            return lambda decorated: self.register(decorated, name=name)
+        self._claim(name or target.__name__, target)
+        self._constructors[name or target.__name__] = target
+        return target
+
+    def register_variants(self, constructor: Callable, table: Mapping[str, Mapping[str, Any]]) -> None:
+        """Names each row of `table` (variant name -> constructor arguments)."""
+        for name, arguments in table.items():
+            self._claim(name, constructor)
+            self._variants[name] = (constructor, dict(arguments))
+
+    def _claim(self, name: str, constructor: Callable) -> None:
+        taken = self._constructors.get(name) or self._variants.get(name, (None,))[0]
+        # A user's file that is imported twice registers the same class again; that is no clash.
+        same = taken is not None and (taken.__module__, taken.__qualname__) == (
+            constructor.__module__,
+            constructor.__qualname__,
+        )
+        if taken is not None and not same:
+            raise ConfigError(f"{self.kind} {name!r} is already registered by {taken.__module__}: choose another name.")
+
+    def names(self) -> list[str]:
+        """All registered names, variants included, sorted."""
+        return sorted({*self._constructors, *self._variants})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._constructors or name in self._variants
+
+    def resolve(self, spec: Spec, where: str | None = None) -> tuple[Callable, dict[str, Any]]:
+        """The constructor that a spec names, and its arguments (a variant's own, overridden by the spec's).
+
+        Args:
+            where: the config key of the spec, named in errors.
+        Raises:
+            ConfigError: the spec has no `type`, or the type is unknown.
+        """
+        where = where or self.kind
+        arguments = {"type": spec} if isinstance(spec, str) else dict(spec)
+        name = arguments.pop("type", None)
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"{where}: got {spec!r} without a 'type'; expected a {self.kind}'s name or a dict(type=...). "
+                f"{nearest('', self.names())}"
+            )
+        if name in self._variants:
+            constructor, preset = self._variants[name]
+            return constructor, {**preset, **arguments}
+        if name in self._constructors:
+            return self._constructors[name], arguments
+        raise ConfigError(f"{where}: unknown {self.kind} {name!r}. {nearest(name, self.names())}")
+
+    def build(self, spec: Any, /, **arguments: Any) -> Any:
+        """Builds what `spec` names; an object that is already built is returned as it is.
+
+        Args:
+            spec: a name, or a dict with `type`.
+            arguments: more constructor arguments (those that a config leaves open, such as a head's `num_classes`).
+        Raises:
+            ConfigError: the name or an argument is unknown, given twice, or missing.
+        """
+        if not isinstance(spec, str | Mapping):
+            return spec
+        constructor, given = self.resolve(spec)
+        twice = given.keys() & arguments.keys()
+        if twice:
+            raise ConfigError(
+                f"{self.kind} {constructor.__name__}: {sorted(twice)} is set by its owner and cannot be given here."
+            )
+        given |= arguments
+        check_names(constructor, given, f"{self.kind} {constructor.__name__}")
+        missing = [p.name for p in parameters_of(constructor).values() if p.default is p.empty and p.name not in given]
+        if missing:
+            raise ConfigError(f"{self.kind} {constructor.__name__}: missing argument {', '.join(missing)}.")
+        return constructor(**given)
+
+
+def check_names(constructor: Callable, arguments: Iterable[str], where: str) -> None:
+    """
+    Raises:
+        ConfigError: the constructor takes no argument of one of these names; the nearest is named.
+    """
+    known = parameters_of(constructor)
+    for name in arguments:
+        if name not in known:
+            raise ConfigError(f"{where}: unknown argument {name!r}. {nearest(name, known)}")
+
+
+BACKBONES = Registry("backbone")
+NECKS = Registry("neck")
+HEADS = Registry("head")
+MODELS = Registry("model")
+MATCHERS = Registry("matcher")
+CRITERIA = Registry("criterion")
+DATASETS = Registry("dataset")
+TRANSFORMS = Registry("transforms")
+OPTIMIZERS = Registry("optimizer")
+SCHEDULES = Registry("schedule")
+EVALUATORS = Registry("evaluator")
+SECTIONS = Registry("section")
+"""Config sections without a `type`: `data` and `train`, each a dataclass of settings."""
+
+REGISTRIES = {
+    r.kind: r
+    for r in (
+        BACKBONES, NECKS, HEADS, MODELS, MATCHERS, CRITERIA, DATASETS, TRANSFORMS,
+        OPTIMIZERS, SCHEDULES, EVALUATORS, SECTIONS,
+    )
+}  # fmt: skip
+"""Kind -> registry. A config key of that name holds a spec of that kind (`model.backbone`, `criterion.matcher`)."""
