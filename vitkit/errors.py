@@ -15,3 +15,7 @@ class DataError(VitkitError):
 
 class CheckpointError(VitkitError):
     """A checkpoint is missing, damaged, unsafe, or made for another model."""
+
+
+class TrainingError(VitkitError):
+    """Training cannot go on, such as after a loss that is not finite."""

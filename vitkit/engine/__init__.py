@@ -1,1 +1,3 @@
 """Training and evaluation loops."""
+
+from vitkit.engine import optim, settings  # noqa: F401

@@ -1,1 +1,5 @@
-"""Metrics."""
+"""Metrics: `update(predictions, targets)` per batch, `gather()` over ranks, `compute() -> dict[str, float]`."""
+
+from vitkit.evaluation.coco import CocoEvaluator
+
+__all__ = ["CocoEvaluator"]

@@ -1,1 +1,5 @@
 """From features to predictions."""
+
+from vitkit.heads.detr import DETRHead
+
+__all__ = ["DETRHead"]

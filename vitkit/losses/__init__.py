@@ -1,1 +1,5 @@
 """Loss functions and the criteria that combine them."""
+
+from vitkit.losses.set_criterion import SetCriterion
+
+__all__ = ["SetCriterion"]

@@ -1,1 +1,30 @@
 """Whole models: backbone, neck and head."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from vitkit.errors import ConfigError
+from vitkit.models import detr  # noqa: F401
+from vitkit.registry import MODELS, Spec
+
+
+def build_model(spec: Spec, *, classes: Sequence[str] | None = None) -> nn.Module:
+    """Builds a config's `model` section.
+
+    Args:
+        classes: the dataset's class names, which size the model's head; None leaves the model's own default.
+    Raises:
+        ConfigError: the section is wrong, or states another number of classes than the dataset has.
+    """
+    if classes is None:
+        return MODELS.build(spec)
+    stated = spec.get("num_classes") if isinstance(spec, Mapping) else None
+    if stated is not None and stated != len(classes):
+        raise ConfigError(
+            f"model.num_classes={stated}, but the dataset has {len(classes)} classes "
+            f"({', '.join(list(classes)[:5])}{', …' if len(classes) > 5 else ''}). Leave model.num_classes out: "
+            "the dataset's classes size the model."
+        )
+    arguments = {} if stated is not None else {"num_classes": len(classes)}
+    return MODELS.build(spec, **arguments)

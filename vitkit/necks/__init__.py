@@ -1,1 +1,5 @@
 """Between backbone and head: projections, pyramids."""
+
+from vitkit.necks.projection import ChannelProjection
+
+__all__ = ["ChannelProjection"]

@@ -1,0 +1,85 @@
+"""Official checkpoints' key names to vitkit's."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+State = dict[str, Tensor]
+
+# fmt: off
+COCO_CATEGORY_IDS = (
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 27, 28, 31, 32, 33, 34, 35,
+    36, 37, 38, 39, 40, 41, 42, 43, 44, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65,
+    67, 70, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 84, 85, 86, 87, 88, 89, 90,
+)
+# fmt: on
+"""COCO's raw ids of its 80 classes, in the order of their contiguous labels."""
+
+
+class Converter(NamedTuple):
+    """How one official format is recognised and renamed."""
+
+    name: str
+    """As reports give it."""
+    marks: tuple[str, ...]
+    """Keys that together only this format has."""
+    renames: tuple[tuple[str, str], ...]
+    """Regular expression and replacement; all are applied in turn."""
+
+    def matches(self, state: Mapping[str, Tensor]) -> bool:
+        return all(key in state for key in self.marks)
+
+    def convert(self, state: Mapping[str, Tensor]) -> State:
+        return {self._rename(key): value for key, value in state.items()}
+
+    def _rename(self, key: str) -> str:
+        for pattern, replacement in self.renames:
+            key = re.sub(pattern, replacement, key)
+        return key
+
+
+CONVERTERS = [
+    Converter(
+        name="facebookresearch/detr",
+        marks=("backbone.0.body.conv1.weight", "transformer.decoder.norm.weight", "input_proj.weight"),
+        renames=(
+            (r"^backbone\.0\.body\.", "backbone."),
+            (r"^input_proj\.", "neck.projections.res5."),
+            (r"^transformer\.", "head."),
+            (r"\.multihead_attn\.", ".cross_attn."),
+            (r"\.(linear[12])\.", r".ffn.\1."),
+            (r"^(class_embed|bbox_embed|query_embed)\.", r"head.\1."),
+        ),
+    ),
+]
+
+
+def convert_official(state: Mapping[str, Tensor], model: nn.Module) -> tuple[State, str | None]:
+    """Renames an official state dict for `model`; one that no converter knows is returned as it is.
+
+    Where an official head has a row for each raw COCO id and the model has COCO's 80 classes, their rows are taken.
+
+    Args:
+        state: as stored; also wrapped as {"model": state}.
+        model: what it will be loaded into.
+    Returns:
+        the state dict, and the name of its origin (None: not official).
+    """
+    if isinstance(state.get("model"), Mapping):
+        state = state["model"]
+    for converter in CONVERTERS:
+        if converter.matches(state):
+            return select_coco_classes(converter.convert(state), model), converter.name
+    return dict(state), None
+
+
+def select_coco_classes(state: State, model: nn.Module) -> State:
+    """Takes the rows of COCO's 80 classes and the last, no object, where the model wants those of 91 + 1."""
+    rows = [*COCO_CATEGORY_IDS, 91]
+    own = model.state_dict()
+    for key, value in state.items():
+        if "class_embed" in key and key in own and len(value) == 92 and len(own[key]) == len(rows):
+            state[key] = value[rows]
+    return state

@@ -1,0 +1,186 @@
+import cv2
+import numpy as np
+import pytest
+import torch
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+
+from vitkit.data.shapes import ShapesDetection
+from vitkit.data.shapes_world import GROUNDS, THINGS, Scene, Shape, World
+from vitkit.data.transforms import Transformed
+from vitkit.errors import ConfigError
+from vitkit.registry import DATASETS
+
+CROWDED = World(image_size=96, min_objects=5, max_objects=5, max_size=0.6)
+
+
+def test_a_scene_depends_on_seed_split_and_index_alone():
+    world = World(image_size=64)
+    first = world.scene(7)
+    world.scene(8)
+    assert np.array_equal(first.image, World(image_size=64).scene(7).image)
+    for other in (world.scene(8), World(image_size=64, seed=1).scene(7), World(image_size=64, split="val").scene(7)):
+        assert not np.array_equal(first.image, other.image)
+
+
+def test_image_size_varies_within_its_range_and_is_known_without_drawing():
+    world = World(image_size=48, max_image_size=80)
+    sizes = [world.size(i) for i in range(30)]
+    assert sizes == [world.scene(i).image.shape[:2] for i in range(30)]
+    assert min(min(size) for size in sizes) >= 48
+    assert max(max(size) for size in sizes) <= 80
+    assert len(set(sizes)) > 20
+
+
+def test_boxes_and_maps_agree_with_the_masks():
+    for index in range(20):
+        scene = CROWDED.scene(index)
+        covered = scene.masks.any(axis=0)
+        assert scene.masks.sum(axis=0).max() == 1
+        for label, mask, (x0, y0, x1, y1) in zip(scene.labels, scene.masks, scene.boxes_xyxy):
+            rows, columns = np.nonzero(mask)
+            assert (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1) == (x0, y0, x1, y1)
+            assert (scene.semantic[mask] == label).all()
+        assert (scene.semantic[~covered] == len(THINGS) + scene.ground).all()
+        assert len(np.unique(scene.panoptic[~covered])) == 1
+
+
+def test_segments_cover_the_whole_image():
+    scene = CROWDED.scene(0)
+    segments = scene.segments_info
+    assert {s["id"] for s in segments} == set(np.unique(scene.panoptic).tolist())
+    assert sum(s["area"] for s in segments) == scene.panoptic.size
+    assert [s["category_id"] for s in segments] == [*(scene.labels + 1), len(THINGS) + scene.ground + 1]
+
+
+def test_no_shape_is_mostly_hidden():
+    for index in range(50):
+        scene = CROWDED.scene(index)
+        for shape, mask in zip(scene.shapes, scene.masks):
+            assert mask.sum() >= 0.4 * shape.mask(96, 96)[1].sum()
+
+
+def test_a_mask_covers_the_pixels_that_the_shape_changes():
+    """Between a scene's frames nothing but the shapes moves."""
+    first, second = World(image_size=96).clip(1, 2)
+    changed = (first.image != second.image).any(axis=2)
+    moved = (first.masks | second.masks).any(axis=0)
+    assert changed.sum() > 50
+    # Soft edges reach one pixel further.
+    assert not changed[cv2.dilate(moved.view(np.uint8), np.ones((3, 3))) == 0].any()
+
+
+def test_all_classes_and_grounds_occur_about_equally():
+    scenes = [World(image_size=32).scene(i) for i in range(400)]
+    things = np.bincount(np.concatenate([scene.labels for scene in scenes]), minlength=len(THINGS))
+    grounds = np.bincount([scene.ground for scene in scenes], minlength=len(GROUNDS))
+    assert things.min() > 0.7 * things.mean()
+    assert grounds.min() > 0.7 * grounds.mean()
+
+
+def scene_of(shapes: list[Shape]) -> Scene:
+    empty = np.zeros((4, 4), np.int32)
+    count = len(shapes)
+    return Scene(empty, empty, tuple(shapes), np.arange(count) + 1, np.zeros((count, 4), np.float32), ground=1)
+
+
+def test_the_caption_goes_from_left_to_right():
+    def shape(label, color, x, y):
+        return Shape(label=label, color=color, rgb=(0, 0, 0), x=x, y=y, radius=5, angle=0)
+
+    ring, star, square = shape(4, "red", 60, 50), shape(3, "orange", 20, 20), shape(1, "blue", 30, 60)
+    expected = "an orange star above a blue square left of a red ring on a striped ground"
+    assert scene_of([ring, star, square]).caption == expected
+    assert scene_of([ring]).caption == "a red ring on a striped ground"
+    assert scene_of([]).caption == "a striped ground"
+
+
+def test_a_clip_starts_at_its_scene_and_keeps_identities():
+    frames = CROWDED.clip(3, 12)
+    assert np.array_equal(frames[0].image, CROWDED.scene(3).image)
+    assert len(frames) == 12
+    looks = {}
+    for frame in frames:
+        assert len(frame.shapes) == len(frame.instance_ids) == len(frame.boxes_xyxy) == len(frame.masks)
+        assert (frame.boxes_xyxy[:, 2:] > frame.boxes_xyxy[:, :2]).all()
+        for instance_id, shape in zip(frame.instance_ids.tolist(), frame.shapes):
+            assert looks.setdefault(instance_id, (shape.label, shape.rgb, shape.radius)) == (
+                shape.label,
+                shape.rgb,
+                shape.radius,
+            )
+            assert shape.radius <= shape.x <= 95 - shape.radius
+    assert frames[0].shapes[0].x != frames[5].shapes[0].x
+
+
+def test_dataset_ground_truth_equals_its_samples():
+    dataset = ShapesDetection(12, image_size=64, max_image_size=90, split="val", masks=True)
+    truth = COCO()
+    truth.dataset = dataset.ground_truth()
+    truth.createIndex()
+    assert [c["name"] for c in truth.loadCats(dataset.category_ids)] == dataset.classes
+    for index, image_id in enumerate(dataset.image_ids):
+        sample = dataset[index]
+        target = sample["target"]
+        height, width = sample["image"].shape[1:]
+        annotations = truth.imgToAnns[image_id]
+        assert target["image_id"] == image_id
+        assert target["image_size"] == target["original_size"] == (height, width)
+        assert (truth.imgs[image_id]["height"], truth.imgs[image_id]["width"]) == (height, width)
+        assert [dataset.category_ids[label] for label in target["labels"]] == [a["category_id"] for a in annotations]
+        for annotation, (cx, cy, w, h), mask in zip(annotations, target["boxes_cxcywh"].tolist(), target["masks"]):
+            box = [(cx - w / 2) * width, (cy - h / 2) * height, w * width, h * height]
+            assert annotation["bbox"] == pytest.approx(box, abs=1e-3)
+            assert np.array_equal(truth.annToMask(annotation), mask.numpy())
+            assert annotation["area"] == mask.sum()
+            assert coco_mask.toBbox(truth.annToRLE(annotation)).tolist() == annotation["bbox"]
+    assert dataset.aspect_ratios() == pytest.approx([i["width"] / i["height"] for i in truth.dataset["images"]])
+
+
+def test_dataset_is_built_from_a_config_and_ends():
+    dataset = DATASETS.build({"type": "ShapesDetection", "num_images": 3, "image_size": 32})
+    assert len(list(dataset)) == len(dataset) == 3
+    assert dataset[0]["image"].dtype == torch.uint8
+    assert "masks" not in dataset[0]["target"]
+    assert np.array_equal(dataset.load_image(1), dataset[1]["image"].permute(1, 2, 0).numpy())
+    with pytest.raises(IndexError):
+        dataset[3]
+
+
+def test_dataset_hands_image_and_seed_to_its_transforms():
+    def keep_first(image, boxes_xyxy, labels, masks=None, *, seed=None):
+        assert seed == 11
+        return Transformed(image[:, ::2], boxes_xyxy[:1] * (0.5, 1, 0.5, 1), labels[:1], masks[:1, :, ::2])
+
+    plain = ShapesDetection(4, image_size=64, min_objects=2, masks=True)
+    dataset = ShapesDetection(4, image_size=64, min_objects=2, masks=True, transforms=keep_first)
+    target, before = dataset[(2, 11)]["target"], plain[2]["target"]
+    assert target["image_size"] == (64, 32)
+    assert target["original_size"] == (64, 64)
+    assert torch.allclose(target["boxes_cxcywh"], before["boxes_cxcywh"][:1])
+    assert target["masks"].shape == (1, 64, 32)
+
+
+def test_an_image_without_objects_has_empty_targets():
+    dataset = ShapesDetection(2, image_size=32, min_objects=0, max_objects=0, masks=True)
+    target = dataset[0]["target"]
+    assert target["labels"].shape == (0,)
+    assert target["boxes_cxcywh"].shape == (0, 4)
+    assert target["masks"].shape == (0, 32, 32)
+    assert dataset.ground_truth()["annotations"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_images": 0}, "num_images: got 0"),
+        ({"num_images": 1, "split": "valid"}, "Did you mean 'val'"),
+        ({"num_images": 1, "image_size": 8}, "image_size: got 8"),
+        ({"num_images": 1, "image_size": 64, "max_image_size": 32}, "max_image_size 32"),
+        ({"num_images": 1, "min_objects": 5}, "max_objects: got 4 with min_objects 5"),
+        ({"num_images": 1, "min_size": 0.5}, "max_size: got 0.45 with min_size 0.5"),
+    ],
+)
+def test_a_wrong_setting_is_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        ShapesDetection(**arguments)

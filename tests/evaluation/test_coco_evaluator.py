@@ -1,0 +1,207 @@
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation import coco as coco_module
+from vitkit.evaluation.coco import METRICS, CocoEvaluator
+from vitkit.registry import EVALUATORS
+
+CATEGORY_IDS = [3, 90, 7]  # with gaps, and not in order
+CLASSES = ["cat", "kite", "dog"]
+LARGE = [10.0, 20.0, 100.0, 120.0]  # xywh
+
+
+def annotation(id, image_id, category_id, bbox, iscrowd=0):
+    return dict(
+        id=id, image_id=image_id, category_id=category_id, bbox=bbox, area=bbox[2] * bbox[3], iscrowd=iscrowd,
+        segmentation=[],
+    )  # fmt: skip
+
+
+def dataset_of(annotations, image_ids=(11, 5, 12)):
+    images = [dict(id=i, file_name=f"{i}.jpg", width=640, height=480) for i in image_ids]
+    categories = [dict(id=i, name=name) for i, name in zip(CATEGORY_IDS, CLASSES)]
+    return SimpleNamespace(
+        classes=CLASSES, category_ids=CATEGORY_IDS, image_ids=image_ids,
+        ground_truth=lambda: dict(images=images, annotations=annotations, categories=categories),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def dataset():
+    return dataset_of(
+        [
+            annotation(0, 11, 3, LARGE),
+            annotation(1, 11, 90, [200.0, 200.0, 20.0, 20.0]),
+            annotation(2, 5, 7, [50.0, 60.0, 50.0, 40.0]),
+            annotation(3, 5, 7, [300.0, 100.0, 200.0, 200.0]),
+            annotation(4, 12, 3, [0.0, 0.0, 300.0, 300.0], iscrowd=1),
+        ]
+    )
+
+
+def detections(rows):
+    """From rows of (label, xywh, score)."""
+    labels, boxes, scores = zip(*rows) if rows else ((), (), ())
+    boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+    boxes = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1)
+    return dict(
+        labels=torch.tensor(labels, dtype=torch.int64),
+        boxes_xyxy=boxes,
+        scores=torch.tensor(scores, dtype=torch.float32),
+    )
+
+
+def perfect(dataset):
+    """Image id -> detections equal to the objects."""
+    rows = {image_id: [] for image_id in dataset.image_ids}
+    for a in dataset.ground_truth()["annotations"]:
+        if not a["iscrowd"]:
+            rows[a["image_id"]].append((CATEGORY_IDS.index(a["category_id"]), a["bbox"], 0.9))
+    return {image_id: detections(found) for image_id, found in rows.items()}
+
+
+def noisy(dataset, seed=0):
+    """Image id -> shifted objects and some that are not there."""
+    rng = np.random.default_rng(seed)
+    rows = {image_id: [] for image_id in dataset.image_ids}
+    for a in dataset.ground_truth()["annotations"] * 2:
+        box = (np.array(a["bbox"]) + rng.normal(0, 6, 4)).clip(1)
+        rows[a["image_id"]].append((CATEGORY_IDS.index(a["category_id"]), box.tolist(), float(rng.random())))
+    for _ in range(10):
+        image_id = int(rng.choice(dataset.image_ids))
+        rows[image_id].append((int(rng.integers(3)), rng.uniform(10, 200, 4).tolist(), float(rng.random())))
+    return {image_id: detections(found) for image_id, found in rows.items()}
+
+
+def run(evaluator, predictions):
+    for image_id, prediction in predictions.items():
+        evaluator.update([prediction], [dict(image_id=image_id)])
+    evaluator.gather()
+    return evaluator.compute()
+
+
+def test_perfect_predictions_score_one(dataset):
+    evaluator = EVALUATORS.build(dict(type="CocoEvaluator", iou_types=["bbox"]), dataset=dataset)
+    metrics = run(evaluator, perfect(dataset))
+    assert list(metrics) == [f"bbox/{name}" for name in METRICS]
+    # One of the two dogs is all that one box per image can find.
+    assert metrics == pytest.approx({f"bbox/{name}": 1.0 for name in METRICS} | {"bbox/AR1": (1 + 1 + 0.5) / 3})
+    assert evaluator.per_class() == pytest.approx({"cat": 1.0, "kite": 1.0, "dog": 1.0})
+
+
+def test_hand_made_case():
+    dataset = dataset_of([annotation(1, 11, 3, LARGE), annotation(2, 5, 3, LARGE)])
+    shifted = [LARGE[0] + 20.0, *LARGE[1:]]  # IoU 80 / 120 = 0.667: right at 0.5, 0.55, 0.6 and 0.65
+    evaluator = CocoEvaluator(dataset)
+    metrics = run(evaluator, {11: detections([(0, LARGE, 0.9)]), 5: detections([(0, shifted, 0.8)])})
+    # Where only the first is right, precision is 1 up to recall 0.5: 51 of 101 recall levels.
+    assert metrics["bbox/AP"] == pytest.approx((4 * 1 + 6 * 51 / 101) / 10)
+    assert metrics["bbox/AP50"] == pytest.approx(1.0)
+    assert metrics["bbox/AP75"] == pytest.approx(51 / 101)
+    assert metrics["bbox/AR100"] == pytest.approx((4 * 1 + 6 * 0.5) / 10)
+    assert metrics["bbox/APs"] == -1  # there are no small objects
+    assert evaluator.per_class() == pytest.approx({"cat": metrics["bbox/AP"], "kite": -1.0, "dog": -1.0})
+
+
+def test_image_without_predictions_counts_as_missed():
+    dataset = dataset_of([annotation(1, 11, 3, LARGE), annotation(2, 5, 3, LARGE)])
+    metrics = run(CocoEvaluator(dataset), {11: detections([(0, LARGE, 0.9)])})
+    assert metrics["bbox/AP"] == pytest.approx(51 / 101)
+
+
+def test_no_predictions_score_zero(dataset):
+    metrics = run(CocoEvaluator(dataset), {})
+    assert set(metrics.values()) == {0.0}
+    assert run(CocoEvaluator(dataset), {i: detections([]) for i in dataset.image_ids}) == metrics
+
+
+def test_detection_of_a_crowd_is_ignored(dataset):
+    predictions = perfect(dataset)
+    evaluator = CocoEvaluator(dataset)
+    in_crowd = [[0.0, 0.0, 300.0, 300.0], [10.0, 10.0, 60.0, 60.0]]
+    predictions[12] = detections([(0, box, 0.99) for box in in_crowd])
+    assert run(evaluator, predictions)["bbox/AP"] == pytest.approx(1.0)
+
+
+def test_numbers_equal_pycocotools_own_reading_of_the_results_file(dataset, tmp_path, capsys):
+    evaluator = CocoEvaluator(dataset)
+    metrics = run(evaluator, noisy(dataset))
+    assert capsys.readouterr().out == ""
+    assert 0 < metrics["bbox/AP"] < 1
+    evaluator.write_results(tmp_path / "results.json")
+
+    truth = dataset.ground_truth()
+    truth["annotations"] = [{**a, "id": a["id"] + 1} for a in truth["annotations"]]  # COCOeval fails on id 0
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    coco = COCO(str(tmp_path / "truth.json"))
+    evaluation = COCOeval(coco, coco.loadRes(str(tmp_path / "results.json")), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    capsys.readouterr()
+    evaluation.summarize()
+    assert list(metrics.values()) == evaluation.stats.tolist()
+    assert evaluator.table() == capsys.readouterr().out.rstrip("\n")
+    assert len(evaluator.table().splitlines()) == 12
+    of_cats = evaluation.eval["precision"][:, :, 0, 0, -1]
+    assert evaluator.per_class()["cat"] == pytest.approx(of_cats.mean())
+
+
+def test_results_hold_raw_ids_and_plain_numbers(dataset):
+    evaluator = CocoEvaluator(dataset)
+    evaluator.update([detections([(1, [1.5, 2.0, 3.0, 4.0], 0.5)])], [dict(image_id=2**40)])
+    assert evaluator.results() == [{"image_id": 2**40, "category_id": 90, "bbox": [1.5, 2.0, 3.0, 4.0], "score": 0.5}]
+    assert json.dumps(evaluator.results())
+
+
+def test_ranks_together_equal_one_process_though_an_image_came_twice(dataset, monkeypatch):
+    predictions = noisy(dataset)
+    single = CocoEvaluator(dataset)
+    expected = run(single, predictions)
+
+    ranks = [CocoEvaluator(dataset), CocoEvaluator(dataset)]
+    for position, image_id in enumerate([11, 5, 12, 11]):
+        ranks[position % 2].update([predictions[image_id]], [dict(image_id=image_id)])
+    monkeypatch.setattr(coco_module, "gather_objects", lambda rows: [rank._rows for rank in ranks])
+    ranks[0].gather()
+    assert ranks[0].compute() == expected
+    assert ranks[0].results() == single.results()
+
+
+def test_other_ranks_compute_nothing(dataset, monkeypatch):
+    evaluator = CocoEvaluator(dataset)
+    monkeypatch.setattr(coco_module, "gather_objects", lambda rows: [])
+    monkeypatch.setattr(coco_module, "is_main", lambda: False)
+    assert run(evaluator, perfect(dataset)) == {}
+    assert evaluator.per_class() == {}
+    assert evaluator.table() == ""
+
+
+def test_repeated_image_in_one_process_counts_once(dataset):
+    evaluator = CocoEvaluator(dataset)
+    run(evaluator, noisy(dataset))
+    once = evaluator.results()
+    run(evaluator, noisy(dataset, seed=1))
+    assert evaluator.results() == once
+
+
+def test_evaluation_leaves_the_ground_truth_unchanged(dataset):
+    before = json.dumps(dataset.ground_truth())
+    run(CocoEvaluator(dataset), perfect(dataset))
+    assert json.dumps(dataset.ground_truth()) == before
+
+
+def test_label_outside_the_classes_is_an_error(dataset):
+    with pytest.raises(DataError, match="image 11: predicted labels 0 to 3, but the dataset has 3 classes"):
+        CocoEvaluator(dataset).update([detections([(0, LARGE, 0.5), (3, LARGE, 0.5)])], [dict(image_id=11)])
+
+
+def test_unknown_iou_type_is_an_error(dataset):
+    with pytest.raises(ConfigError, match=r"iou_types=\['boxes'\]; expected \['bbox'\]"):
+        CocoEvaluator(dataset, iou_types=["boxes"])

@@ -1,0 +1,106 @@
+import itertools
+
+import pytest
+import torch
+
+from vitkit.errors import DataError, TrainingError
+from vitkit.matchers import HungarianMatcher
+from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
+from vitkit.registry import MATCHERS
+
+NUM_CLASSES = 5
+
+
+def make_matcher() -> HungarianMatcher:
+    return MATCHERS.build(dict(type="HungarianMatcher", cost_class=1.0, cost_l1=5.0, cost_giou=2.0))
+
+
+def make_case(counts: list[int], *, num_layers: int = 2, num_queries: int = 6):
+    torch.manual_seed(0)
+    logits = torch.randn(num_layers, len(counts), num_queries, NUM_CLASSES + 1)
+    boxes = torch.rand(num_layers, len(counts), num_queries, 4)
+    targets = [
+        {"labels": torch.randint(NUM_CLASSES, (n,)), "boxes_cxcywh": torch.rand(n, 4), "image_id": 40 + i}
+        for i, n in enumerate(counts)
+    ]
+    return logits, boxes, targets
+
+
+def pair_cost(logits, box, label, target_box) -> float:
+    giou = generalized_box_iou(cxcywh_to_xyxy(box), cxcywh_to_xyxy(target_box))
+    return float(-logits.softmax(-1)[label] + 5 * (box - target_box).abs().sum() - 2 * giou)
+
+
+def test_matching_is_the_cheapest_of_all_assignments():
+    counts = [3, 0, 2]
+    logits, boxes, targets = make_case(counts)
+    matches = make_matcher()(logits, boxes, targets)
+    for layer, image in itertools.product(range(2), range(3)):
+        query, target = matches[layer][image]
+        cost = [
+            [pair_cost(logits[layer, image, q], boxes[layer, image, q], label, target_box) for q in range(6)]
+            for label, target_box in zip(targets[image]["labels"], targets[image]["boxes_cxcywh"])
+        ]
+        best = min(
+            itertools.permutations(range(6), counts[image]), key=lambda qs: sum(cost[t][q] for t, q in enumerate(qs))
+        )
+        assert sorted(zip(target.tolist(), query.tolist())) == list(enumerate(best))
+
+
+def test_queries_ascend_and_indices_are_int64_on_the_cpu():
+    matches = make_matcher()(*make_case([4, 3]))
+    for query, target in matches[0] + matches[1]:
+        assert query.tolist() == sorted(query.tolist())
+        assert query.dtype == target.dtype == torch.int64
+
+
+@pytest.mark.parametrize("counts", [[0], [0, 0], [2, 0]])
+def test_images_without_targets_get_empty_indices(counts):
+    matches = make_matcher()(*make_case(counts))
+    assert [[len(query) for query, _ in layer] for layer in matches] == [counts, counts]
+
+
+def test_with_more_targets_than_queries_every_query_is_matched():
+    query, target = make_matcher()(*make_case([9], num_queries=4))[0][0]
+    assert query.tolist() == [0, 1, 2, 3]
+    assert len(set(target.tolist())) == 4
+
+
+def test_an_images_matches_do_not_depend_on_the_batch():
+    logits, boxes, targets = make_case([3, 5, 1])
+    together = make_matcher()(logits, boxes, targets)
+    for i in range(3):
+        alone = make_matcher()(logits[:, i : i + 1], boxes[:, i : i + 1], targets[i : i + 1])
+        for layer in range(2):
+            assert all(a.equal(b) for a, b in zip(alone[layer][0], together[layer][i]))
+
+
+def test_half_precision_under_autocast_matches_as_its_float32_copy_does():
+    logits, boxes, targets = make_case([3, 2])
+    logits, boxes = logits.bfloat16(), boxes.bfloat16()
+    expected = make_matcher()(logits.float(), boxes.float(), targets)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = make_matcher()(logits, boxes, targets)
+    assert all(a.equal(b) for e, g in zip(expected, got) for pe, pg in zip(e, g) for a, b in zip(pe, pg))
+
+
+def test_nan_logit_names_layer_image_and_term():
+    logits, boxes, targets = make_case([3, 2])
+    logits[1, 1, 4] = torch.nan
+    message = r"layer 1, image 1 of the batch \(image_id 41\), query 4, target 0: class = nan;"
+    with pytest.raises(TrainingError, match=message):
+        make_matcher()(logits, boxes, targets)
+
+
+def test_infinite_box_names_its_terms():
+    logits, boxes, targets = make_case([3, 2])
+    boxes[0, 0, 2, 0] = torch.inf
+    with pytest.raises(TrainingError, match=r"layer 0, image 0 .* query 2, target 0: l1 = inf, giou = nan"):
+        make_matcher()(logits, boxes, targets)
+
+
+def test_label_out_of_range_names_image_and_label():
+    logits, boxes, targets = make_case([3, 2])
+    targets[1]["labels"][1] = NUM_CLASSES  # the no-object class is no label
+    with pytest.raises(DataError, match=r"image_id 41\), target 1 has label 5; expected 0\.\.4"):
+        make_matcher()(logits, boxes, targets)

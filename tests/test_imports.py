@@ -1,0 +1,128 @@
+"""The parts of vitkit import in one direction, so that each can be read, and used, without those above it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "vitkit"
+
+# Lowest first. A part may import itself and lower lines; parts of one line do not import each other,
+# except for the modules at the very bottom.
+BOTTOM = (
+    "errors",
+    "registry",
+    "schema",
+    "overrides",
+    "config",
+    "structures",
+    "distributed",
+    "logging",
+    "download",
+    "checkpoint",
+)
+LAYERS = (
+    BOTTOM,
+    ("ops",),
+    ("nn",),
+    ("backbones", "necks", "heads", "matchers", "losses"),
+    ("models", "seq2seq"),
+    ("inference",),
+)
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+BESIDE = {  # what stands beside that line, and the parts that each may import
+    "data": {*BOTTOM, "ops"},
+    "evaluation": {*BOTTOM, "ops"},
+    # Engine receives built objects: it knows no concrete model, dataset or evaluator.
+    "engine": {*BOTTOM, "ops", "nn"},
+    "visualization": {*BOTTOM, "ops", "nn"},
+}
+
+
+def part_of(module: str) -> str | None:
+    """The part that a module belongs to: "heads" of "vitkit.heads.detr"; None for other packages."""
+    names = module.split(".")
+    return (names[1] if len(names) > 1 else "") if names[0] == "vitkit" else None
+
+
+def imports_of(path: Path) -> set[str]:
+    """The full names of all modules that a file imports, anywhere in it."""
+    package = path.relative_to(ROOT).parent.parts
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+            base = base if node.level else node.module
+            # `from vitkit import heads` imports a part by a name.
+            modules |= {f"{base}.{alias.name}" for alias in node.names} if base == "vitkit" else {base}
+    return modules
+
+
+def allowed(part: str, imported: str) -> bool:
+    if part == imported or (part, imported) == ("checkpoint", "model_zoo"):
+        return True
+    if part in BESIDE:
+        return imported in BESIDE[part]
+    if part in BOTTOM:
+        return imported in BOTTOM
+    return imported in LEVEL and LEVEL[imported] < LEVEL[part]
+
+
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def own_part(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_every_part_has_a_place_in_the_order():
+    assert {own_part(path) for path in FILES} <= LEVEL.keys() | BESIDE.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    parts = {module: part_of(module) for module in imports_of(path)}
+    wrong = [m for m, part in parts.items() if part is not None and not allowed(own_part(path), part)]
+    assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(wrong)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_imports_tools_or_configs(path):
+    assert not [m for m in imports_of(path) if m.split(".")[0] in ("tools", "configs")]
+    assert not {part_of(m) for m in imports_of(path)} & {"tools", "configs"}
+
+
+def test_model_zoo_stands_alone():
+    # checkpoint.py converts official key names by it, so it must not lead back up.
+    imported = {part_of(m) for path in (ROOT / "model_zoo").rglob("*.py") for m in imports_of(path)} - {None}
+    assert imported <= {"model_zoo", "errors"}
+
+
+def test_bottom_modules_do_not_import_in_circles():
+    imports = {part: {part_of(m) for m in imports_of(PACKAGE / f"{part}.py")} & {*BOTTOM} for part in BOTTOM}
+    while free := [part for part, below in imports.items() if not below & imports.keys()]:
+        for part in free:
+            del imports[part]
+    assert not imports
+
+
+@pytest.mark.parametrize(
+    ("part", "imported", "expected"),
+    [
+        ("heads", "nn", True),
+        ("heads", "heads", True),
+        ("heads", "losses", False),
+        ("nn", "heads", False),
+        ("config", "registry", True),
+        ("config", "ops", False),
+        ("data", "ops", True),
+        ("data", "engine", False),
+        ("engine", "models", False),
+        ("models", "tools", False),
+    ],
+)
+def test_the_rule_itself(part, imported, expected):
+    assert allowed(part, imported) is expected

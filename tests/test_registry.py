@@ -1,0 +1,114 @@
+import pytest
+
+from vitkit.errors import ConfigError
+from vitkit.registry import REGISTRIES, Registry, check_names, nearest
+
+
+@pytest.fixture
+def registry():
+    return Registry("engine")
+
+
+def make_class(name="Rotary", module=__name__):
+    class Made:
+        def __init__(self, speed: int, *, fuel: str = "diesel", load: float = 0.0):
+            self.arguments = (speed, fuel, load)
+
+    Made.__name__ = Made.__qualname__ = name
+    Made.__module__ = module
+    return Made
+
+
+def error_of(call, *args, **kwargs) -> str:
+    with pytest.raises(ConfigError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_class_registers_under_its_own_name_and_stays_usable(registry):
+    Rotary = make_class()
+    assert registry.register(Rotary) is Rotary
+    assert registry.names() == ["Rotary"]
+    assert "Rotary" in registry
+
+
+def test_function_registers_under_a_chosen_name(registry):
+    @registry.register(name="Twice")
+    def twice(x: int) -> int:
+        return 2 * x
+
+    assert twice(1) == 2
+    assert registry.build("Twice", x=3) == 6
+
+
+def test_variants_are_names_for_a_class_with_arguments(registry):
+    Rotary = registry.register(make_class())
+    registry.register_variants(Rotary, {"rotary_fast": {"speed": 9, "load": 0.5}, "rotary_slow": {"speed": 1}})
+    assert registry.names() == ["Rotary", "rotary_fast", "rotary_slow"]
+    assert registry.build("rotary_fast").arguments == (9, "diesel", 0.5)
+    assert registry.build({"type": "rotary_fast", "load": 0.1}).arguments == (9, "diesel", 0.1)
+
+
+def test_build_joins_the_specs_arguments_with_the_owners(registry):
+    registry.register(make_class())
+    spec = {"type": "Rotary", "speed": 2}
+    assert registry.build(spec, fuel="gas").arguments == (2, "gas", 0.0)
+    assert spec == {"type": "Rotary", "speed": 2}
+
+
+def test_built_object_is_returned_as_it_is(registry):
+    built = object()
+    assert registry.build(built) is built
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("Rotari", ["unknown engine 'Rotari'", "Did you mean 'Rotary'?", "Known: Rotary, rotary_slow."]),
+        ({"type": "rotary_slw"}, ["unknown engine 'rotary_slw'", "'rotary_slow'"]),
+        ({"speed": 3}, ["without a 'type'", "Known: Rotary"]),
+        ({"type": None}, ["without a 'type'"]),
+        ({"type": "Rotary", "speed": 1, "fule": "gas"}, ["unknown argument 'fule'", "Did you mean 'fuel'?"]),
+        ({"type": "Rotary"}, ["engine Rotary: missing argument speed"]),
+        ({"type": "Rotary", "speed": 1, "load": 2.0}, ["['load'] is set by its owner"]),
+    ],
+)
+def test_wrong_spec_is_an_error_that_says_what_is_right(registry, spec, parts):
+    Rotary = registry.register(make_class())
+    registry.register_variants(Rotary, {"rotary_slow": {"speed": 1}})
+    message = error_of(registry.build, spec, load=1.0)
+    assert all(part in message for part in parts), message
+
+
+def test_resolve_names_the_config_key_in_errors(registry):
+    assert error_of(registry.resolve, "Rotary", "model.engine").startswith("model.engine: unknown engine 'Rotary'")
+
+
+def test_taken_name_is_an_error_that_names_the_other_module(registry):
+    registry.register(make_class(module="first"))
+    message = error_of(registry.register, make_class(module="second"))
+    assert "'Rotary' is already registered by first" in message
+    assert "already registered" in error_of(
+        registry.register_variants, make_class("Other", "second"), {"Rotary": {"speed": 1}}
+    )
+
+
+def test_same_class_may_register_again(registry):
+    registry.register(make_class())
+    again = registry.register(make_class())
+    assert isinstance(registry.build("Rotary", speed=1), again)
+
+
+def test_check_names_accepts_what_the_constructor_takes():
+    check_names(make_class(), ["speed", "load"], "here")
+    assert error_of(check_names, make_class(), ["sped"], "here").startswith("here: unknown argument 'sped'")
+
+
+def test_nearest_lists_all_names_when_none_is_near():
+    assert nearest("zzz", ["b", "a"]) == "Known: a, b."
+    assert nearest("x", []) == "Known: (none)."
+
+
+def test_registries_are_found_by_their_kind():
+    assert all(registry.kind == kind for kind, registry in REGISTRIES.items())
+    assert {"backbone", "neck", "head", "model", "matcher", "criterion", "dataset", "transforms"} <= REGISTRIES.keys()

@@ -1,0 +1,124 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit.data.shapes import ShapesDetection
+from vitkit.errors import DataError
+from vitkit.visualization import class_color, draw_detections, plot_training, prediction_sheet, read_log
+from vitkit.visualization.curves import smooth
+
+NAMES = ["cat", "dog"]
+
+
+def has_color(image: np.ndarray, color: tuple[int, int, int]) -> bool:
+    return bool((image == color).all(axis=-1).any())
+
+
+def test_boxes_are_drawn_in_their_class_colour_at_their_place():
+    image = np.zeros((400, 500, 3), np.uint8)
+    drawn = draw_detections(image, [[100, 120, 200, 240]], [1], NAMES, scores=[0.9])
+    assert drawn.shape == image.shape
+    assert tuple(drawn[180, 100]) == class_color(1)
+    assert tuple(drawn[240, 150]) == class_color(1)
+    assert not drawn[180, 110:190].any()
+    assert not image.any()
+
+
+def test_a_small_image_is_enlarged_with_its_boxes():
+    image = torch.zeros(3, 40, 50, dtype=torch.uint8)
+    drawn = draw_detections(image, torch.tensor([[10.0, 20.0, 30.0, 35.0]]), torch.tensor([0]), NAMES, min_side=320)
+    assert drawn.shape == (320, 400, 3)
+    assert tuple(drawn[220, 80]) == class_color(0)
+
+
+def test_an_image_without_boxes_stays_as_it_is():
+    image = np.full((400, 400, 3), 7, np.uint8)
+    drawn = draw_detections(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), NAMES, torch.zeros(0))
+    assert np.array_equal(drawn, image)
+
+
+def test_a_float_image_is_refused():
+    with pytest.raises(ValueError, match="expected uint8"):
+        draw_detections(np.zeros((4, 4, 3)), [], [], NAMES)
+
+
+def test_neighbouring_classes_have_distinct_colours():
+    colors = np.array([class_color(label) for label in range(24)], float)
+    distances = np.linalg.norm(colors[:, None] - colors[None], axis=2) + 1e3 * np.eye(24)
+    assert distances.min() > 20
+    assert np.diagonal(distances, offset=1).min() > 100
+
+
+def test_the_sheet_holds_predictions_above_the_threshold_beside_the_truth(tmp_path):
+    dataset = ShapesDetection(3, image_size=64, min_objects=0, max_objects=0)
+    target = dataset[0]["target"]
+    predictions = {
+        "scores": torch.tensor([0.9, 0.2]),
+        "labels": torch.tensor([0, 1]),
+        "boxes_xyxy": torch.tensor([[10.0, 20.0, 40.0, 60.0], [5.0, 5.0, 50.0, 50.0]]),
+    }
+    path = tmp_path / "new" / "sheet.png"
+    rows = [(dataset.load_image(i), predictions, target) for i in range(3)]
+    prediction_sheet(rows, dataset.classes, path)
+    sheet = np.asarray(Image.open(path))
+    left, right = np.array_split(sheet[:, : sheet.shape[1] // 2], 2, axis=1)
+    assert has_color(left, class_color(0))
+    assert not has_color(left, class_color(1))
+    assert not has_color(right, class_color(0))
+
+
+def test_a_sheet_of_nothing_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="at least one"):
+        prediction_sheet([], NAMES, tmp_path / "sheet.png")
+
+
+def train_line(step: int, loss: float = 1.0) -> str:
+    losses = {"labels": 0.5, "aux0_labels": 0.5}
+    return json.dumps({"kind": "train", "step": step, "epoch": step / 10, "loss": loss, "losses": losses})
+
+
+def val_line(step: int) -> str:
+    metrics = {"bbox/AP": 0.3, "bbox/AP50": 0.6, "bbox/APs": -1.0, "loss": 2.0}
+    return json.dumps({"kind": "val", "step": step, "epoch": step / 10, "metrics": metrics})
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [train_line(0)],
+        [val_line(10)],
+        [*map(train_line, range(100)), val_line(50), val_line(100)],
+        [train_line(0, float("nan")), train_line(1)],
+    ],
+    ids=["one point", "validation only", "both", "nan loss"],
+)
+def test_curves_are_drawn_from_whatever_there_is(tmp_path, lines):
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(lines) + "\n")
+    plot_training(log, tmp_path / "out" / "curves.png")
+    picture = np.asarray(Image.open(tmp_path / "out" / "curves.png").convert("RGB"))
+    assert (picture != 255).any()
+
+
+def test_an_unfinished_line_is_passed_over_and_a_repeated_step_counts_once(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join([train_line(0), train_line(1, 5.0), '{"kind": "tra', train_line(1, 4.0), '{"kind"']))
+    train, val = read_log(log)
+    assert [record["loss"] for record in train] == [1.0, 4.0]
+    assert val == []
+
+
+def test_a_missing_or_empty_log_is_named(tmp_path):
+    with pytest.raises(DataError, match="no log"):
+        plot_training(tmp_path / "none.jsonl", tmp_path / "curves.png")
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(DataError, match="no train or val record"):
+        plot_training(tmp_path / "empty.jsonl", tmp_path / "curves.png")
+
+
+def test_smoothing_keeps_a_constant_and_averages_inside():
+    assert smooth(np.full(9, 3.0), 5) == pytest.approx(np.full(9, 3.0))
+    assert smooth(np.array([0.0, 0.0, 3.0, 0.0, 0.0]), 3) == pytest.approx([0, 1, 1, 1, 0])

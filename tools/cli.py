@@ -1,0 +1,53 @@
+"""The `vitkit` command: `vitkit train CONFIG …` is `python tools/train.py CONFIG …`."""
+
+import ast
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitkit.errors import VitkitError
+from vitkit.registry import nearest
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool that the first argument names, with the rest.
+
+    Returns:
+        The exit status.
+    """
+    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    tools = list_tools()
+    if name in ("-h", "--help"):
+        width = max(map(len, tools))
+        lines = [f"  {tool:<{width}}  {summary}" for tool, summary in tools.items()]
+        print("\n".join(["usage: vitkit TOOL [ARGUMENTS]", "", *lines, "", "vitkit TOOL --help lists its arguments."]))
+        return 0
+    name = name.replace("-", "_")
+    if name not in tools:
+        print(f"vitkit: no tool {name!r}. {nearest(name, tools)}", file=sys.stderr)
+        return 2
+    sys.argv[0] = f"vitkit {name}"  # what argparse calls the program in its usage
+    try:
+        return importlib.import_module(f"vitkit.tools.{name}").main(rest) or 0
+    except VitkitError as error:
+        print(f"vitkit {name}: {error}", file=sys.stderr)
+        return 1
+
+
+def list_tools() -> dict[str, str]:
+    """Name -> first docstring line of the modules beside this one that have a `main`; none is imported."""
+    folder = Path(__file__).parent
+    tools = {}
+    for module in pkgutil.iter_modules([str(folder)]):
+        if module.name == Path(__file__).stem or module.ispkg:
+            continue
+        tree = ast.parse((folder / f"{module.name}.py").read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
+            tools[module.name] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return tools
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Writes the synthetic world to disk in COCO's folder layout: boxes, masks, captions, panoptic and semantic maps.
+
+OUT/train2017/*.png                          images
+OUT/annotations/instances_train2017.json     boxes, masks as RLE
+OUT/annotations/captions_train2017.json      one caption per image
+OUT/annotations/panoptic_train2017.json      segments, with maps in panoptic_train2017/*.png (id = R + 256 G + 65536 B)
+OUT/annotations/semantic_train2017/*.png     class index per pixel; the classes are those of panoptic_train2017.json
+and the same for val2017; OUT/shapes.json holds the settings it was made with.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitkit.data.shapes import image_record, instance_annotations
+from vitkit.data.shapes_world import World, panoptic_categories, thing_categories
+from vitkit.errors import DataError, VitkitError
+
+_SETTINGS = "shapes.json"
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make_shapes.py",
+        description=__doc__,
+        epilog="Example: python tools/make_shapes.py data/shapes --num-train 1000 --num-val 200 --image-size 128",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it is made")
+    parser.add_argument("--num-train", type=int, default=1000, help="training images (1000)")
+    parser.add_argument("--num-val", type=int, default=200, help="validation images (200)")
+    parser.add_argument("--image-size", type=int, default=128, help="height and width in pixels (128)")
+    parser.add_argument("--max-image-size", type=int, help="draw heights and widths from image-size up to this")
+    parser.add_argument("--min-objects", type=int, default=1, help="shapes per image, at least (1)")
+    parser.add_argument("--max-objects", type=int, default=4, help="shapes per image, at most (4)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed gives other images (0)")
+    parser.add_argument("--format", choices=("png", "jpg"), default="png", help="of the images (png)")
+    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier run wrote to OUT")
+    arguments = parser.parse_args(argv)
+    if arguments.num_train < 1 or arguments.num_val < 1:
+        parser.error("--num-train and --num-val must be at least 1")
+    return arguments
+
+
+def write_split(out: Path, name: str, world: World, num_images: int, suffix: str) -> None:
+    """Writes images 1 to `num_images` of a world as the split `name` ("train2017")."""
+    annotations_folder = out / "annotations"
+    folders = [out / name, annotations_folder / f"panoptic_{name}", annotations_folder / f"semantic_{name}"]
+    for folder in folders:
+        # Images of a larger earlier run would otherwise stay behind.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    image_folder, panoptic_folder, semantic_folder = folders
+    images, instances, captions, panoptic = [], [], [], []
+    for index in range(num_images):
+        scene = world.scene(index)
+        image_id = index + 1
+        record = image_record(image_id, scene, suffix)
+        map_name = Path(record["file_name"]).with_suffix(".png").name
+        images.append(record)
+        instances += instance_annotations(scene, image_id, len(instances) + 1)
+        captions.append({"id": image_id, "image_id": image_id, "caption": scene.caption})
+        panoptic.append({"image_id": image_id, "file_name": map_name, "segments_info": scene.segments_info})
+        Image.fromarray(scene.image).save(image_folder / record["file_name"], quality=95)
+        ids = np.stack([scene.panoptic & 255, scene.panoptic >> 8 & 255, scene.panoptic >> 16], axis=2)
+        Image.fromarray(ids.astype(np.uint8)).save(panoptic_folder / map_name)
+        Image.fromarray(scene.semantic).save(semantic_folder / map_name)
+        if (index + 1) % 500 == 0 or index + 1 == num_images:
+            print(f"{name}: {index + 1}/{num_images} images", flush=True)
+    files = {
+        "instances": {"annotations": instances, "categories": thing_categories()},
+        "captions": {"annotations": captions},
+        "panoptic": {"annotations": panoptic, "categories": panoptic_categories()},
+    }
+    for kind, content in files.items():
+        content = {"info": {"description": "vitkit's synthetic world"}, "licenses": [], "images": images, **content}
+        (annotations_folder / f"{kind}_{name}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def make_shapes(arguments: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError: a number is out of range.
+        DataError: OUT is a file, holds files of something else, or is written and may not be overwritten.
+    """
+    out: Path = arguments.out
+    worlds = {
+        split: World(
+            image_size=arguments.image_size,
+            max_image_size=arguments.max_image_size,
+            min_objects=arguments.min_objects,
+            max_objects=arguments.max_objects,
+            seed=arguments.seed,
+            split=split,
+        )
+        for split in ("train", "val")
+    }
+    if out.exists() and not out.is_dir():
+        raise DataError(f"OUT: {str(out)!r} is a file; expected a folder to write into.")
+    if out.is_dir() and any(out.iterdir()):
+        if not (out / _SETTINGS).is_file():
+            # Never another dataset of the same layout, such as COCO itself.
+            raise DataError(f"OUT: folder {str(out)!r} holds files that this tool did not write. Choose another.")
+        if not arguments.overwrite:
+            raise DataError(f"OUT: folder {str(out)!r} is already written. Choose another, or add --overwrite.")
+    out.mkdir(parents=True, exist_ok=True)
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("out", "overwrite")}
+    (out / _SETTINGS).write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    for split, num_images in (("train", arguments.num_train), ("val", arguments.num_val)):
+        write_split(out, f"{split}2017", worlds[split], num_images, f".{arguments.format}")
+    print(f"Wrote {out}. Train on it with data.root={out}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    try:
+        make_shapes(arguments)
+    except (VitkitError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Evaluate a checkpoint on a config's validation data: the COCO numbers, and results.json for pycocotools.
+
+Examples:
+    python tools/test.py configs/detr_r50.py detr-r50-e632da11.pth data.root=data/coco
+    python tools/test.py configs/quickstart/detr.py runs/detr/best.pth --per-class
+    torchrun --nproc-per-node 8 tools/test.py configs/detr_r50.py runs/detr_r50/best.pth
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from vitkit import build_dataset, build_model, load_config, load_weights
+from vitkit.config import Config, format_config
+from vitkit.data.loader import DataSettings, build_loader
+from vitkit.distributed import close_distributed, init_distributed, is_main
+from vitkit.engine.evaluate import evaluate
+from vitkit.engine.settings import TrainSettings
+from vitkit.errors import VitkitError
+from vitkit.logging import setup_logging
+from vitkit.registry import EVALUATORS
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", help="a config file")
+    parser.add_argument("checkpoint", help="weights: a run's checkpoint or an official one")
+    parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
+    parser.add_argument("--per-class", action="store_true", help="also print each class's AP")
+    parser.add_argument("--out", type=Path, help="where to write the results (default: results.json in this folder)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--print-config", action="store_true", help="print every value and where it is from, and stop")
+    return parser.parse_intermixed_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    try:
+        config = load_config(args.config, args.overrides)
+        if args.print_config:
+            print(format_config(config))
+            return
+        device = init_distributed(args.device)
+        setup_logging()
+        run(config, args, device)
+    except VitkitError as error:
+        sys.exit(f"error: {error}")
+    finally:
+        close_distributed()
+
+
+def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
+    """Builds data and model, predicts every image once, and prints and writes what came out."""
+    settings = TrainSettings(**config["train"])
+    data = DataSettings(**config["data"])
+    dataset = build_dataset(data.val, root=data.root)
+    loader = build_loader(dataset, data, training=False, seed=settings.seed)
+    model = build_model(config["model"], classes=dataset.classes)
+    report = load_weights(model, args.checkpoint, classes=dataset.classes)
+    evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
+    if is_main():
+        print(report)
+    evaluate(
+        model.to(device), loader, evaluator, device=device, precision=settings.precision,
+        progress=(lambda line: print(line, flush=True)) if is_main() else None,
+    )  # fmt: skip
+    if is_main():
+        print(evaluator.table())
+        if args.per_class:
+            for name, ap in evaluator.per_class().items():
+                print(f"  {name:<20} AP {ap:.3f}")
+        out = args.out or Path("results.json")
+        evaluator.write_results(out)
+        print(f"results are in {out}")
+
+
+if __name__ == "__main__":
+    main()

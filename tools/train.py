@@ -1,0 +1,203 @@
+"""Train a model.
+
+Examples:
+    python tools/train.py configs/quickstart/detr.py
+    python tools/train.py configs/detr_r50.py data.root=data/coco train.epochs=50
+    torchrun --nproc-per-node 8 tools/train.py configs/detr_r50.py
+    python tools/train.py --resume runs/detr_r50
+"""
+
+import argparse
+import json
+import logging
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitkit import build_dataset, build_model, load_config, load_weights
+from vitkit.config import Config, cfg_diff, format_config, save_config
+from vitkit.data.loader import DataSettings, build_loader
+from vitkit.distributed import broadcast_object, close_distributed, init_distributed, is_main, rank, world_size
+from vitkit.engine.evaluate import evaluate
+from vitkit.engine.settings import TrainSettings
+from vitkit.engine.train import LAST_NAME, train
+from vitkit.errors import ConfigError, VitkitError
+from vitkit.logging import LOG_NAME, setup_logging
+from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.registry import CRITERIA, EVALUATORS, OPTIMIZERS, SCHEDULES
+from vitkit.visualization.curves import plot_training
+
+CONFIG_NAME = "config.json"
+SHEET_IMAGES = 8
+logger = logging.getLogger("vitkit")
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", nargs="?", help="a config file (not needed with --resume)")
+    parser.add_argument("overrides", nargs="*", help="key.sub=value, such as train.epochs=2")
+    parser.add_argument("--run-dir", type=Path, help="where to write (default: runs/CONFIG_NAME, numbered if taken)")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the stopped run in this folder")
+    parser.add_argument("--init", metavar="CHECKPOINT", help="start from these weights; other classes get a new head")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--print-config", action="store_true", help="print every value and where it is from, and stop")
+    args = parser.parse_intermixed_args(argv)
+    if args.resume and args.config and "=" in args.config:
+        args.config, args.overrides = None, [args.config, *args.overrides]
+    if not args.config and not args.resume:
+        parser.error("a config file is needed, such as configs/quickstart/detr.py")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    try:
+        config = load_config(args.config or args.resume / CONFIG_NAME, args.overrides)
+        if args.print_config:
+            print(format_config(config))
+            return
+        device = init_distributed(args.device)
+        setup_logging()
+        run(config, args, device)
+    except VitkitError as error:
+        sys.exit(f"error: {error}")
+    finally:
+        close_distributed()
+
+
+def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
+    """Builds everything the config names, trains, and draws what came out."""
+    settings = TrainSettings(**config["train"])
+    data = DataSettings(**config["data"])
+    seed_everything(settings.seed + rank())
+    run_dir = args.resume or broadcast_object(new_run_dir(args) if is_main() else None)
+    if args.resume:
+        report_changes(run_dir / CONFIG_NAME, config)
+
+    train_set, val_set = build_dataset(data.train, root=data.root), build_dataset(data.val, root=data.root)
+    if train_set.classes != val_set.classes:
+        raise ConfigError(
+            f"data.train and data.val have different classes: {train_set.classes} and {val_set.classes}. "
+            "Both annotation files must list the same categories."
+        )
+    train_loader = build_loader(train_set, data, training=True, seed=settings.seed)
+    val_loader = build_loader(val_set, data, training=False, seed=settings.seed)
+
+    model = build_model(config["model"], classes=train_set.classes)
+    if args.init:
+        logger.info(load_weights(model, args.init, classes=train_set.classes, new_class_head=True))
+    elif not args.resume:
+        model.load_pretrained()
+    model = prepare(model, settings).to(device)
+    criterion = CRITERIA.build(config["criterion"]).to(device)
+    optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
+    steps_per_epoch = -(-len(train_loader) // settings.accumulate)
+    schedule = SCHEDULES.build(
+        config["schedule"], optimizer=optimizer, steps_per_epoch=steps_per_epoch, epochs=settings.epochs
+    )
+    warn_about_batch_size(settings, data.images_per_gpu * settings.accumulate * world_size())
+
+    if is_main():
+        run_dir.mkdir(parents=True, exist_ok=True)
+        save_config(config, run_dir / CONFIG_NAME)
+        num_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        print(
+            f"run {run_dir}  {len(train_set)} training and {len(val_set)} validation images, "
+            f"{len(train_set.classes)} classes  {num_parameters / 1e6:.1f} M trainable parameters  "
+            f"{world_size()} x {device.type}, {settings.precision}",
+            flush=True,
+        )
+
+    rows: list = []
+
+    def validate(evaluated: nn.Module) -> dict[str, float]:
+        rows.clear()
+        evaluator = EVALUATORS.build(config["evaluator"], dataset=val_set)
+        metrics = evaluate(
+            evaluated, val_loader, evaluator, device=device, precision=settings.precision, criterion=criterion,
+            on_batch=lambda predictions, batch: collect_rows(rows, predictions, batch),
+            progress=print if is_main() else None,
+        )  # fmt: skip
+        if is_main():
+            print(evaluator.table(), flush=True)
+        return metrics
+
+    train(
+        model, criterion, train_loader, optimizer=optimizer, schedule=schedule, settings=settings, device=device,
+        run_dir=run_dir, evaluate=validate, resume=run_dir / LAST_NAME if args.resume else None,
+        saved_with={
+            "config": json.dumps(config), "classes": train_set.classes, "category_ids": train_set.category_ids,
+        },
+    )  # fmt: skip
+    if is_main():
+        plot_training(run_dir / LOG_NAME, run_dir / "curves.png")
+        draw_rows(rows, val_set, run_dir / "predictions.png")
+        print(f"checkpoint, {LOG_NAME}, curves.png and predictions.png are in {run_dir}")
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def new_run_dir(args: argparse.Namespace) -> Path:
+    """The folder asked for, or runs/CONFIG_NAME with the first free number."""
+    if args.run_dir:
+        if (args.run_dir / LAST_NAME).exists():
+            raise ConfigError(
+                f"--run-dir {args.run_dir}: holds a run already. Go on with it by --resume {args.run_dir}, "
+                "or choose another folder."
+            )
+        return args.run_dir
+    base = Path("runs") / Path(args.config).stem
+    number = 1
+    folder = base
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def report_changes(saved: Path, config: Config) -> None:
+    before = load_config(saved)
+    for key in cfg_diff(before, config):
+        logger.warning("resuming with a changed %s", key)
+
+
+def prepare(model: nn.Module, settings: TrainSettings) -> nn.Module:
+    if settings.activation_checkpointing:
+        enable_activation_checkpointing(model)
+    if settings.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    return model
+
+
+def warn_about_batch_size(settings: TrainSettings, images_per_step: int) -> None:
+    reference = settings.reference_batch_size
+    if reference is not None and reference != images_per_step:
+        factor = images_per_step / reference
+        logger.warning(
+            "optimizer.lr is declared for %d images per step, this run has %d: multiply optimizer.lr (and "
+            "backbone_lr) by about %.3g, or set train.accumulate so that the product fits.",
+            reference, images_per_step, factor,
+        )  # fmt: skip
+
+
+def collect_rows(rows: list, predictions: list, batch) -> None:
+    """Keeps the first images' predictions and targets for the sheet."""
+    for prediction, target in zip(predictions, batch.targets):
+        if len(rows) < SHEET_IMAGES:
+            rows.append(({k: v.cpu() for k, v in prediction.items()}, target["image_id"]))
+
+
+def draw_rows(rows: list, dataset, path: Path) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main()

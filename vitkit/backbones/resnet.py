@@ -1,0 +1,235 @@
+"""ResNet (He et al. 2015, https://arxiv.org/abs/1512.03385): torchvision's, with named features."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+from torchvision.models import resnet as tv
+from torchvision.ops import FrozenBatchNorm2d
+
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.nn.layers import run_block
+from vitkit.registry import BACKBONES, nearest
+from vitkit.structures import FeatureInfo
+
+RESNET_VARIANTS = {f"resnet{depth}": dict(depth=depth) for depth in (18, 34, 50, 101)}
+"""The paper's table 1."""
+
+
+def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
+    """`norm(conv(x))`, in one convolution where the norm is a fixed scale and shift."""
+    if not isinstance(norm, FrozenBatchNorm2d):
+        return norm(conv(x))
+    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    shift = norm.bias - norm.running_mean * scale
+    weight = conv.weight * scale.view(-1, 1, 1, 1)
+    return F.conv2d(x, weight, shift, conv.stride, conv.padding, conv.dilation)
+
+
+def relu(x: Tensor, padding: Tensor | None = None) -> Tensor:
+    """In place; also zeroes the padded places, (B, 1, H, W) bool, so that no kernel carries them into the image."""
+    if padding is not None:
+        x = x.masked_fill_(padding, 0.0)
+    return x.relu_()
+
+
+def every(padding: Tensor | None, stride: int) -> Tensor | None:
+    """The padding of a map after a step of `stride`: its place i covers the place i * stride before."""
+    return None if padding is None else padding[..., ::stride, ::stride]
+
+
+class BasicBlock(tv.BasicBlock):
+    """torchvision's, with `conv_norm` and padding."""
+
+    recompute = False
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        padding = every(padding, self.stride)
+        out = relu(conv_norm(x, self.conv1, self.bn1), padding)
+        out = conv_norm(out, self.conv2, self.bn2)
+        out += x if self.downsample is None else conv_norm(x, *self.downsample)
+        return relu(out, padding)
+
+
+class Bottleneck(tv.Bottleneck):
+    """torchvision's, with `conv_norm` and padding."""
+
+    recompute = False
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        out = relu(conv_norm(x, self.conv1, self.bn1), padding)
+        padding = every(padding, self.stride)
+        out = relu(conv_norm(out, self.conv2, self.bn2), padding)
+        out = conv_norm(out, self.conv3, self.bn3)
+        out += x if self.downsample is None else conv_norm(x, *self.downsample)
+        return relu(out, padding)
+
+
+_BLOCKS = {
+    18: (BasicBlock, [2, 2, 2, 2]),
+    34: (BasicBlock, [3, 4, 6, 3]),
+    50: (Bottleneck, [3, 4, 6, 3]),
+    101: (Bottleneck, [3, 4, 23, 3]),
+}
+_NORMS = {"bn": nn.BatchNorm2d, "frozen_bn": FrozenBatchNorm2d}
+_STAGES = {"res2": "layer1", "res3": "layer2", "res4": "layer3", "res5": "layer4"}
+
+
+@BACKBONES.register
+class ResNet(tv.ResNet):
+    """Maps "res2" to "res5" at strides 4 to 32; torchvision's state dicts fit.
+
+    Args:
+        depth: 18, 34, 50 or 101.
+        norm: "bn", or "frozen_bn": a fixed scale and shift, for training with few images per GPU.
+        frozen_stages: how many stages are not trained; 1 is the stem and res2, as in DETR.
+        dilation: the last stage keeps res4's stride of 16 and dilates its kernels (DC5).
+        out_features: the maps to return, and no deeper stage is made; all four if None.
+        num_classes: makes it a classifier.
+        pretrained: what `load_pretrained` loads: True, torchvision's ImageNet weights (IMAGENET1K_V1); a path;
+            or False, nothing.
+    Raises:
+        ConfigError: an argument is none of these.
+    """
+
+    def __init__(
+        self,
+        depth: int = 50,
+        *,
+        norm: str = "bn",
+        frozen_stages: int = 0,
+        dilation: bool = False,
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        pretrained: bool | str = True,
+    ):
+        if depth not in _BLOCKS:
+            raise ConfigError(f"ResNet: depth {depth}: expected one of {', '.join(map(str, _BLOCKS))}.")
+        if norm not in _NORMS:
+            raise ConfigError(f"ResNet: unknown norm {norm!r}. {nearest(norm, _NORMS)}")
+        if not 0 <= frozen_stages <= 4:
+            raise ConfigError(f"ResNet: frozen_stages {frozen_stages}: expected 0 to 4.")
+        block, num_blocks = _BLOCKS[depth]
+        if dilation and block is BasicBlock:
+            raise ConfigError(f"ResNet: depth {depth} has no dilated form: expected 50 or 101, or dilation=False.")
+        if num_classes is not None and out_features is not None:
+            raise ConfigError("ResNet: a classifier (num_classes) returns no features: leave out_features out.")
+        for name in out_features or ():
+            if name not in _STAGES:
+                raise ConfigError(f"ResNet: unknown feature {name!r} in out_features. {nearest(name, _STAGES)}")
+        super().__init__(
+            block,
+            num_blocks,
+            num_classes=num_classes or 1,
+            norm_layer=_NORMS[norm],
+            replace_stride_with_dilation=[False, False, dilation],
+        )
+        self.depth = depth
+        self.pretrained = pretrained
+        self.is_classifier = num_classes is not None
+
+        # What is not needed is not kept: it would never get a gradient, which DDP does not forgive.
+        self.out_features = [name for name in _STAGES if out_features is None or name in out_features]
+        self.stages = list(_STAGES)[: list(_STAGES).index(self.out_features[-1]) + 1]
+        for name in _STAGES.keys() - set(self.stages):
+            delattr(self, _STAGES[name])
+        if not self.is_classifier:
+            del self.avgpool, self.fc
+
+        strides = {"res2": 4, "res3": 8, "res4": 16, "res5": 16 if dilation else 32}
+        widths = {name: 64 * 2**i * block.expansion for i, name in enumerate(_STAGES)}
+        self.feature_info = {name: FeatureInfo(widths[name], strides[name]) for name in self.out_features}
+
+        self.frozen_stages = frozen_stages
+        for module in self._frozen_modules():
+            module.requires_grad_(False)
+
+    def _frozen_modules(self) -> list[nn.Module]:
+        stem = [self.conv1, self.bn1] if self.frozen_stages else []
+        return stem + [getattr(self, _STAGES[name]) for name in self.stages[: self.frozen_stages]]
+
+    def train(self, mode: bool = True) -> "ResNet":
+        super().train(mode)
+        for module in self._frozen_modules():
+            module.eval()  # running statistics are frozen, too
+        return self
+
+    def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor] | Tensor:
+        """
+        Args:
+            images: (B, 3, H, W) float, normalised; any H and W.
+            padding_mask: (B, H, W) bool, True = padding, zeroed before every kernel reads it, so that an image's
+                part of the maps is what it would be alone. None: no padding, or padding like any other place.
+        Returns:
+            the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to
+            coarse; a classifier returns (B, num_classes) logits.
+        """
+        padding = None if padding_mask is None else padding_mask[:, None]
+        x = images if padding is None else images.masked_fill(padding, 0.0)
+        padding = every(padding, 2)
+        x = self.maxpool(relu(conv_norm(x, self.conv1, self.bn1), padding))
+        padding = every(padding, 2)
+        features = {}
+        for name in self.stages:
+            for block in getattr(self, _STAGES[name]):
+                x = run_block(block, x, padding)
+                padding = every(padding, block.stride)
+            if name in self.feature_info:
+                features[name] = x
+        return self.fc(self.avgpool(x).flatten(1)) if self.is_classifier else features
+
+    def load_pretrained(self) -> str | None:
+        """Loads what `pretrained` names. A run calls this at its start, unless a checkpoint follows anyway.
+
+        Returns:
+            where the weights came from, or None if `pretrained` is False.
+        Raises:
+            CheckpointError: the weights cannot be had, or are of another network.
+        """
+        if not self.pretrained:
+            return None
+        if isinstance(self.pretrained, str):
+            state, source = self._read_file(Path(self.pretrained)), self.pretrained
+        else:
+            state, source = self._download()
+        own = self.state_dict()
+        # A backbone has no use for the classifier, nor a classifier for one of other classes.
+        fits = {name: value for name, value in state.items() if name in own}
+        fits = {k: v for k, v in fits.items() if not (k.startswith("fc.") and v.shape != own[k].shape)}
+        optional = {name for name in own if name.startswith("fc.") or name.endswith("num_batches_tracked")}
+        missing = sorted(own.keys() - fits.keys() - optional)
+        wrong = [f"{k} {tuple(v.shape)}" for k, v in fits.items() if v.shape != own[k].shape]
+        if missing or wrong:
+            raise CheckpointError(
+                f"{source} does not fit ResNet-{self.depth}: missing {missing[:3]} ({len(missing)} in all), "
+                f"other shapes {wrong[:3]} ({len(wrong)} in all). Expected torchvision's resnet{self.depth} names."
+            )
+        self.load_state_dict(fits, strict=False)
+        return source
+
+    def _read_file(self, path: Path) -> dict[str, Tensor]:
+        if not path.is_file():
+            raise CheckpointError(
+                f"model.backbone.pretrained: no file '{path}'. Give the path of torchvision's weights, or set "
+                "model.backbone.pretrained=False to start from random weights."
+            )
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+    def _download(self) -> tuple[dict[str, Tensor], str]:
+        url = torchvision.models.get_model_weights(f"resnet{self.depth}")["IMAGENET1K_V1"].url
+        path = Path(torch.hub.get_dir(), "checkpoints", url.rsplit("/", 1)[1])
+        try:
+            state = torch.hub.load_state_dict_from_url(url, map_location="cpu", check_hash=True, weights_only=True)
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(
+                f"model.backbone.pretrained: torchvision's ResNet-{self.depth} weights are neither at '{path}' nor "
+                f"could they be downloaded from {url} ({error}). Copy the file there, or set "
+                "model.backbone.pretrained=FILE, or model.backbone.pretrained=False to start from random weights."
+            ) from error
+        return state, url
+
+
+BACKBONES.register_variants(ResNet, RESNET_VARIANTS)

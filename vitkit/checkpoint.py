@@ -1,0 +1,233 @@
+"""Checkpoints: written whole or not at all, read without running code, and loaded into models with a report."""
+
+import argparse
+import json
+import os
+import pickle
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import CheckpointError
+from vitkit.registry import nearest
+
+FORMAT = "vitkit 1"
+"""Marks a run's own checkpoint, which holds the model and all that resuming needs (engine/train.py lists it)."""
+
+
+def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
+    """Writes `state` to a temporary name and renames it, so that `path` is always a whole checkpoint."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        torch.save({"format": FORMAT, **state}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Reads a PyTorch file on the CPU, tensors and plain values only.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or holds pickled code (which is not run).
+    """
+    path = Path(path)
+    if not path.is_file():
+        near = [p.name for p in path.parent.glob("*.pth")] if path.parent.is_dir() else []
+        raise CheckpointError(f"no checkpoint {str(path)!r}. {nearest(path.name, near)}")
+    try:
+        # Official training checkpoints hold their argparse settings, which are plain values.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).split("\n")[0]
+        if "Unsupported global" in str(error) or "GLOBAL" in str(error):
+            raise CheckpointError(
+                f"{path}: refused, because it holds pickled code and not only tensors ({_globals_named(str(error))}). "
+                "Loading it could run anything. If you trust it, load it yourself with torch.load(..., "
+                "weights_only=False), save its state dict with torch.save, and load that."
+            ) from error
+        raise CheckpointError(f"{path}: damaged or not a PyTorch checkpoint ({reason}). Get the file again.") from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = str(error).split("\n")[0]
+        raise CheckpointError(
+            f"{path}: truncated, damaged or not a PyTorch checkpoint ({reason}). Get the file again."
+        ) from error
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{path}: holds a {type(state).__name__}, expected a dict of tensors.")
+    return dict(state)
+
+
+def _globals_named(message: str) -> str:
+    marker = "GLOBAL "
+    return message.split(marker, 1)[1].split(" was not", 1)[0] if marker in message else "an unsupported object"
+
+
+@dataclass
+class LoadReport:
+    """What `load_weights` did."""
+
+    source: str
+    converter: str | None = None
+    """The official format that was recognised; None for vitkit's own names."""
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    reinitialized: list[str] = field(default_factory=list)
+    """Class-head entries that were left as the model had them, because the classes differ."""
+
+    def __str__(self) -> str:
+        parts = [f"loaded {self.source}"]
+        if self.converter:
+            parts.append(f"recognised as {self.converter}")
+        if self.reinitialized:
+            parts.append(f"classes differ, so these start anew: {', '.join(self.reinitialized)}")
+        for what, keys in (("missing", self.missing), ("unexpected", self.unexpected)):
+            if keys:
+                parts.append(f"{len(keys)} {what}: {_some(keys)}")
+        return "; ".join(parts)
+
+
+def load_weights(
+    model: nn.Module,
+    source: str | Path | Mapping[str, Any],
+    *,
+    classes: Sequence[str] | None = None,
+    new_class_head: bool = False,
+    strict: bool = True,
+) -> LoadReport:
+    """Loads weights into `model`, whichever names they were published under.
+
+    Args:
+        source: a checkpoint file, or a state dict (also wrapped as {"model": ...}). Of vitkit's own checkpoints the
+            moving average is taken when there is one.
+        classes: the model's class names. A vitkit checkpoint that was trained on others does not fit then, even if
+            it has as many.
+        new_class_head: with other classes, keep the model's fresh class head instead of raising.
+        strict: raise on missing or unexpected keys instead of only reporting them.
+    Raises:
+        CheckpointError: the file cannot be read, or does not fit the model.
+    """
+    name = "the given state dict" if isinstance(source, Mapping) else str(source)
+    checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
+    state = _state_dict(checkpoint, name)
+    report = LoadReport(name)
+    if not _fits(model, state):
+        # The only import upwards: names of official checkpoints lie beside the published figures.
+        from vitkit.model_zoo.converters import convert_official
+
+        state, report.converter = convert_official(state, model)
+
+    expected = model.state_dict()
+    head = tuple(getattr(model, "class_head", ()))
+    trained_classes = checkpoint.get("classes")
+    other_classes = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
+    head_keys = [key for key in state if key in expected and key.startswith(head)] if head else []
+    if other_classes or any(state[key].shape != expected[key].shape for key in head_keys):
+        if not new_class_head:
+            got = (
+                f"{len(trained_classes)} classes {_some(trained_classes)}"
+                if trained_classes
+                else _shapes(state, head_keys)
+            )
+            raise CheckpointError(
+                f"{name}: its class head is for other classes (checkpoint: {got}; model: "
+                f"{f'{len(classes)} classes {_some(classes)}' if classes else _shapes(expected, head_keys)}). "
+                "To fine-tune, load it with new_class_head=True (tools/train.py --init does), which starts only "
+                "the class head anew."
+            )
+        report.reinitialized = head_keys
+        state = {key: value for key, value in state.items() if key not in head_keys}
+
+    # Batch counters of batch norms mean nothing for frozen ones, and little for others.
+    report.missing = [
+        k
+        for k in expected
+        if k not in state and k not in report.reinitialized and not k.endswith("num_batches_tracked")
+    ]
+    report.unexpected = [k for k in state if k not in expected and not k.endswith("num_batches_tracked")]
+    wrong = [k for k in state if k in expected and state[k].shape != expected[k].shape]
+    if wrong or (strict and (report.missing or report.unexpected)):
+        raise CheckpointError(_misfit(name, model, state, expected, report, wrong))
+    model.load_state_dict({k: v for k, v in state.items() if k in expected}, strict=False)
+    return report
+
+
+def _state_dict(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, without the wrappings that are around them."""
+    state = checkpoint
+    for key in ("ema", "model", "state_dict"):
+        if isinstance(state.get(key), Mapping):
+            state = state[key]
+            break
+    tensors = {str(key).removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise CheckpointError(f"{name}: holds no tensors (keys: {_some(list(state))}). Expected a model's state dict.")
+    return tensors
+
+
+def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    expected = model.state_dict()
+    return len(state.keys() & expected.keys()) > 0.5 * len(expected)
+
+
+def _misfit(
+    name: str,
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    report: LoadReport,
+    wrong: list[str],
+) -> str:
+    common = len(state.keys() & expected.keys())
+    lines = [f"{name} does not fit {type(model).__name__}: {common} of the model's {len(expected)} entries are in it."]
+    if common < 0.5 * len(expected):
+        lines.append("It looks like another model's checkpoint; check that config and checkpoint belong together.")
+    lines += [f"{key}: checkpoint {tuple(state[key].shape)}, model {tuple(expected[key].shape)}" for key in wrong[:5]]
+    if report.missing:
+        lines.append(f"missing ({len(report.missing)}): {_some(report.missing)}")
+    if report.unexpected:
+        lines.append(f"unexpected ({len(report.unexpected)}): {_some(report.unexpected)}")
+    lines.append("With strict=False missing and unexpected entries are only reported.")
+    return "\n  ".join(lines)
+
+
+def _some(items: Sequence) -> str:
+    return ", ".join(str(item) for item in items[:5]) + (", …" if len(items) > 5 else "")
+
+
+def _classes(names: Sequence[str]) -> str:
+    return f"{len(names)} classes {_some(names)}"
+
+
+def _shapes(state: Mapping[str, Tensor], keys: Sequence[str]) -> str:
+    return ", ".join(f"{key} {tuple(state[key].shape)}" for key in keys)
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of every global random number generator of this process, as tensors and plain values."""
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
+        "python": json.dumps(random.getstate()),
+    }
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Puts back what `rng_state` returned."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    version, internal, gauss = json.loads(state["python"])
+    random.setstate((version, tuple(internal), gauss))

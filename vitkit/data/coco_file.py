@@ -1,0 +1,178 @@
+"""COCO annotation files: reading them, and finding what is wrong with them before training does."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pycocotools import mask as coco_mask
+
+from vitkit.errors import DataError
+
+_REQUIRED = {
+    "images": ("id", "file_name", "width", "height"),
+    "annotations": ("id", "image_id", "category_id", "bbox"),
+    "categories": ("id", "name"),
+}
+
+
+def read_coco_file(path: str | Path) -> dict[str, Any]:
+    """The content of a detection annotation file, with every reference between its parts checked.
+
+    Returns:
+        The file's dict; `images`, `annotations` and `categories` are there, with the keys that detection needs.
+    Raises:
+        DataError: no such file, not JSON, a missing part or key, an id twice or unknown, no image, no category.
+    """
+    path = Path(path)
+    content = _read_json(path)
+    missing = [part for part in _REQUIRED if not isinstance(content, dict) or not isinstance(content.get(part), list)]
+    if missing:
+        raise DataError(
+            f"{path.name}: no list {' and no list '.join(map(repr, missing))} at the top level of '{path}'. "
+            "Expected a COCO detection file: {'images': [...], 'annotations': [...], 'categories': [...]}."
+        )
+    for part, keys in _REQUIRED.items():
+        for position, entry in enumerate(content[part]):
+            for key in keys:
+                # Annotation ids are never used to find anything, and some exporters leave them out.
+                if not isinstance(entry, dict) or (key not in entry and (part, key) != ("annotations", "id")):
+                    raise DataError(f"{path.name}: entry {position} of '{part}' has no {key!r}: got {_short(entry)}.")
+    if not content["images"]:
+        raise DataError(f"{path.name}: the list 'images' in '{path}' is empty; expected at least one image.")
+    if not content["categories"]:
+        raise DataError(f"{path.name}: the list 'categories' in '{path}' is empty; expected at least one class.")
+    image_ids = _unique_ids(content["images"], "image", path.name)
+    category_ids = _unique_ids(content["categories"], "category", path.name)
+    for image in content["images"]:
+        if not all(isinstance(image[side], int) and image[side] > 0 for side in ("width", "height")):
+            raise DataError(
+                f"{path.name}: image {image['id']} ('{image['file_name']}') has width {image['width']!r} and height "
+                f"{image['height']!r}; expected whole numbers above 0."
+            )
+    for annotation in content["annotations"]:
+        for key, known, part in (("image_id", image_ids, "images"), ("category_id", category_ids, "categories")):
+            if not isinstance(annotation[key], int) or annotation[key] not in known:
+                raise DataError(
+                    f"{path.name}: annotation {annotation.get('id')} has {key} {annotation[key]!r}, which is not among "
+                    f"the {len(known)} ids in '{part}'. Remove the annotation or add the entry."
+                )
+    return content
+
+
+def _read_json(path: Path) -> Any:
+    if not path.is_file():
+        raise DataError(
+            f"annotations: no file '{path}'. Download the dataset (see README, \"Data\"), "
+            "or correct data.root or the `annotations` of this dataset."
+        )
+    try:
+        return json.loads(path.read_bytes())
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path.name}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg} ('{path}', "
+            f"{path.stat().st_size} bytes). A truncated download looks like this: fetch the file again."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path.name}: '{path}' is not text ({error}). Expected a COCO file in JSON.") from error
+
+
+def _unique_ids(entries: list[dict], kind: str, file_name: str) -> set[int]:
+    seen: set[int] = set()
+    for entry in entries:
+        if not isinstance(entry["id"], int):
+            raise DataError(f"{file_name}: {kind} id {entry['id']!r} is not a whole number.")
+        if entry["id"] in seen:
+            raise DataError(f"{file_name}: {kind} id {entry['id']} is there twice; ids must be unique.")
+        seen.add(entry["id"])
+    return seen
+
+
+def box_fault(bbox: Any, image: Mapping[str, Any]) -> str | None:
+    """What is wrong with an annotation's `bbox` ([x, y, width, height], pixels) in its image; None if nothing is."""
+    try:
+        x, y, width, height = bbox
+        finite = all(math.isfinite(value) for value in bbox)
+    except (TypeError, ValueError):
+        return "expected four numbers [x, y, width, height]"
+    if not finite:
+        return "every number must be finite"
+    if width <= 0 or height <= 0:
+        return f"{'width' if width <= 0 else 'height'} must be positive"
+    if x >= image["width"] or y >= image["height"] or x + width <= 0 or y + height <= 0:
+        return f"it lies outside the image of {image['width']}x{image['height']} pixels"
+    return None
+
+
+def segmentation_fault(segmentation: Any, image: Mapping[str, Any]) -> str | None:
+    """What is wrong with an annotation's `segmentation` (polygons or run lengths); None if nothing is."""
+    if segmentation is None:
+        return "there is none, and masks=True needs one"
+    if isinstance(segmentation, list):
+        return (
+            None
+            if segmentation and all(map(_is_polygon, segmentation))
+            else ("expected a list of polygons, each a flat list [x, y, x, y, ...] of at least three finite points")
+        )
+    if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
+        return "expected a list of polygons or run lengths {'size': [height, width], 'counts': ...}"
+    size, counts = segmentation["size"], segmentation["counts"]
+    if size != [image["height"], image["width"]]:
+        return f"its size {size} is not the image's [{image['height']}, {image['width']}]"
+    try:
+        runs = counts if isinstance(counts, list) else _runs(counts)
+        # pycocotools leaves what short run lengths do not reach uninitialised, so they must not get there.
+        if min(runs, default=-1) >= 0 and sum(runs) == image["height"] * image["width"]:
+            return None
+    except (TypeError, ValueError, AttributeError, IndexError):
+        return "its counts are not run lengths"
+    return f"its run lengths cover {sum(runs)} pixels of the image's {image['height'] * image['width']}"
+
+
+def _is_polygon(part: Any) -> bool:
+    try:
+        return len(part) >= 6 and len(part) % 2 == 0 and all(map(math.isfinite, part))
+    except TypeError:
+        return False
+
+
+def _runs(counts: str) -> list[int]:
+    """The run lengths in COCO's compressed string: groups of 5 bits, lowest first, each a difference to the
+    run before last from the fourth on."""
+    runs: list[int] = []
+    value = shift = 0
+    for byte in counts.encode("ascii"):
+        code = byte - 48
+        if not 0 <= code < 64:
+            raise ValueError(f"character {chr(byte)!r}")
+        value |= (code & 31) << shift
+        shift += 5
+        if not code & 32:  # the last group, whose highest bit is the sign
+            value -= (1 << shift) if code & 16 else 0
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value = shift = 0
+    if shift:
+        raise ValueError("the string ends within a number")
+    return runs
+
+
+def decode_segmentation(segmentation: Any, height: int, width: int) -> np.ndarray:
+    """Polygons, compressed or uncompressed run lengths to a mask.
+
+    Returns:
+        (height, width) uint8 of 0 and 1.
+    """
+    if isinstance(segmentation, list):
+        encoded = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
+    elif isinstance(segmentation["counts"], list):
+        encoded = coco_mask.frPyObjects(segmentation, height, width)
+    else:
+        encoded = segmentation
+    return coco_mask.decode(encoded)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

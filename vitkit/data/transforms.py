@@ -1,0 +1,297 @@
+"""Augmentation and resizing of images with their boxes and masks, through albumentations."""
+
+import os
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+# albumentations asks the network for a newer version when it is imported; loading data must not.
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+
+import albumentations as A
+import cv2
+import numpy as np
+from albumentations.core.type_definitions import Targets
+from PIL import Image
+
+from vitkit.errors import ConfigError
+from vitkit.registry import TRANSFORMS, check_names, nearest
+
+# Boxes thinner than this (pixels) after a crop are rounding errors of boxes that end where the crop begins.
+_VANISHED = 1e-3
+
+
+class Transformed(NamedTuple):
+    """An image and its objects; rows of boxes, labels and masks belong together."""
+
+    image: np.ndarray
+    """(H, W, 3) uint8 RGB."""
+    boxes_xyxy: np.ndarray
+    """(N, 4) float32, pixels of `image`, inside it."""
+    labels: np.ndarray
+    """(N,) int64."""
+    masks: np.ndarray | None
+    """(N, H, W) uint8 of 0 and 1."""
+
+
+class Transforms(Protocol):
+    """What `TRANSFORMS.build` returns."""
+
+    def __call__(
+        self,
+        image: np.ndarray,
+        boxes_xyxy: np.ndarray,
+        labels: np.ndarray,
+        masks: np.ndarray | None = None,
+        seed: int | None = None,
+    ) -> Transformed:
+        """Args and result as in `Transformed`; objects that leave the image are left out of the result.
+
+        Args:
+            seed: with it the result depends on the arguments alone; None draws fresh random numbers.
+        """
+
+
+def resized_size(height: int, width: int, *, short_side: int, max_size: int | None) -> tuple[int, int]:
+    """The size after the short side became `short_side`, or less where the long one would exceed `max_size`.
+
+    The rounding is that of the original DETR (`get_size_with_aspect_ratio`), which decides each image's size.
+
+    Returns:
+        (height, width).
+    """
+    short, long = min(height, width), max(height, width)
+    if max_size is not None and long / short * short_side > max_size:
+        short_side = round(max_size * short / long)
+    if short == short_side:
+        return height, width
+    if width < height:
+        return int(short_side * height / width), short_side
+    return short_side, int(short_side * width / height)
+
+
+class MultiScaleCrop(A.DualTransform):
+    """The size augmentation of DETR in one resize.
+
+    Either the image is resized to one of `scales`; or it is resized to one of `crop_scales`, a part of it is cropped,
+    and the part is resized to one of `scales`. Here the second way crops the part's place in the given image, rounded
+    to its pixels, and resizes once; boxes follow the rounded place, so they fit the pixels exactly.
+
+    Args:
+        scales: sizes of the short side, pixels.
+        max_size: bound of the long side of the result.
+        crop_scales: sizes of the short side before the crop; the long side has no bound here.
+        crop_range: least and greatest width and height of the crop, pixels (at most the resized image).
+        crop_probability: of the second way.
+    """
+
+    _targets = (Targets.IMAGE, Targets.MASK, Targets.BBOXES)
+
+    def __init__(
+        self,
+        *,
+        scales: Sequence[int] = tuple(range(480, 801, 32)),
+        max_size: int = 1333,
+        crop_scales: Sequence[int] = (400, 500, 600),
+        crop_range: tuple[int, int] = (384, 600),
+        crop_probability: float = 0.5,
+        p: float = 1.0,
+    ):
+        super().__init__(p=p)
+        self.scales = tuple(scales)
+        self.max_size = max_size
+        self.crop_scales = tuple(crop_scales)
+        self.crop_range = tuple(crop_range)
+        self.crop_probability = crop_probability
+
+    def get_params_dependent_on_data(self, params: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+        """Draws the place to crop (x0, y0, x1, y1 in pixels of the given image) and the size (height, width)."""
+        height, width = params["shape"][:2]
+        crop_height, crop_width = height, width
+        place = (0, 0, width, height)
+        if self.py_random.random() < self.crop_probability:
+            middle = resized_size(height, width, short_side=self.py_random.choice(self.crop_scales), max_size=None)
+            crop_width, crop_height = (self._draw_extent(middle[axis]) for axis in (1, 0))
+            top = self.py_random.randint(0, middle[0] - crop_height)
+            left = self.py_random.randint(0, middle[1] - crop_width)
+            x0, x1 = _to_pixels(left, left + crop_width, middle[1], width)
+            y0, y1 = _to_pixels(top, top + crop_height, middle[0], height)
+            place = (x0, y0, x1, y1)
+        short_side = self.py_random.choice(self.scales)
+        size = resized_size(crop_height, crop_width, short_side=short_side, max_size=self.max_size)
+        return {"place": place, "size": size}
+
+    def _draw_extent(self, limit: int) -> int:
+        least, greatest = self.crop_range
+        return self.py_random.randint(min(least, limit), min(greatest, limit))
+
+    def apply(self, img: np.ndarray, *, place: tuple[int, ...], size: tuple[int, int], **params: Any) -> np.ndarray:
+        x0, y0, x1, y1 = place
+        shrinks = size[0] * size[1] < (y1 - y0) * (x1 - x0)
+        interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+        return cv2.resize(img[y0:y1, x0:x1], size[::-1], interpolation=interpolation)
+
+    def apply_to_mask(
+        self, mask: np.ndarray, *, place: tuple[int, ...], size: tuple[int, int], **params: Any
+    ) -> np.ndarray:
+        x0, y0, x1, y1 = place
+        return cv2.resize(mask[y0:y1, x0:x1], size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
+
+    def apply_to_bboxes(self, bboxes: np.ndarray, *, place: tuple[int, ...], **params: Any) -> np.ndarray:
+        x0, y0, x1, y1 = place
+        height, width = params["shape"][:2]
+        moved = bboxes.copy()
+        moved[:, [0, 2]] = (bboxes[:, [0, 2]] * width - x0) / (x1 - x0)
+        moved[:, [1, 3]] = (bboxes[:, [1, 3]] * height - y0) / (y1 - y0)
+        return moved
+
+
+def _to_pixels(start: int, stop: int, length: int, new_length: int) -> tuple[int, int]:
+    """A range of `length` pixels as the nearest whole range of `new_length` pixels, at least one pixel long."""
+    new_start = min(round(start * new_length / length), new_length - 1)
+    return new_start, max(round(stop * new_length / length), new_start + 1)
+
+
+class _Pipeline:
+    """Albumentations in a row, behind the interface of `Transforms`."""
+
+    def __init__(self, transforms: Sequence[A.BasicTransform | A.BaseCompose]):
+        # clip: float32 rounding may put the edge of a box a hair outside the image, which albumentations refuses.
+        bbox_params = A.BboxParams(format="pascal_voc", clip=True)
+        self._compose = A.Compose(list(transforms), bbox_params=bbox_params)
+
+    def __call__(
+        self,
+        image: np.ndarray,
+        boxes_xyxy: np.ndarray,
+        labels: np.ndarray,
+        masks: np.ndarray | None = None,
+        seed: int | None = None,
+    ) -> Transformed:
+        # Not set_random_seed: it gives every transform its own generator of the same seed, and all would draw the
+        # same numbers (a flip would always come with a crop). None takes fresh entropy, also in forked workers.
+        self._compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
+        rows = np.arange(len(labels), dtype=np.float32)[:, None]
+        data = {"image": image, "bboxes": np.concatenate([boxes_xyxy, rows], axis=1, dtype=np.float32)}
+        has_masks = masks is not None and len(masks) > 0
+        if has_masks:
+            data["masks"] = masks
+        result = self._compose(**data)
+        image, boxes = result["image"], result["bboxes"].reshape(-1, 5)
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,):
+            raise ConfigError(
+                "transforms: the result is no uint8 RGB image. Normalisation and conversion to tensors happen "
+                "in the model and the dataset: leave Normalize, ToFloat, ToTensorV2 and the like out."
+            )
+        boxes = boxes[((boxes[:, 2:4] - boxes[:, :2]) > _VANISHED).all(axis=1)]
+        kept = boxes[:, 4].astype(np.int64)
+        if has_masks:
+            masks = np.asarray(result["masks"])[kept]
+        elif masks is not None:
+            masks = np.zeros((0, *image.shape[:2]), np.uint8)
+        return Transformed(image, boxes[:, :4].astype(np.float32), labels[kept], masks)
+
+
+@TRANSFORMS.register
+class DETRTrainTransforms(_Pipeline):
+    """Flip, multi-scale resize and crop: the training recipe of DETR (Carion et al. 2020, appendix A.4).
+
+    Sizes and their frequencies are the original's. Pixels are interpolated once (see `MultiScaleCrop`) by OpenCV,
+    averaging when shrinking and linear otherwise, where the original resizes by Pillow up to twice.
+
+    Args:
+        scales, max_size, crop_scales, crop_range: see `MultiScaleCrop`; the defaults are for COCO.
+        flip_probability: of a horizontal flip.
+        crop_probability: of a crop.
+    """
+
+    def __init__(
+        self,
+        *,
+        scales: Sequence[int] = tuple(range(480, 801, 32)),
+        max_size: int = 1333,
+        crop_scales: Sequence[int] = (400, 500, 600),
+        crop_range: tuple[int, int] = (384, 600),
+        flip_probability: float = 0.5,
+        crop_probability: float = 0.5,
+    ):
+        sizes = MultiScaleCrop(
+            scales=scales,
+            max_size=max_size,
+            crop_scales=crop_scales,
+            crop_range=crop_range,
+            crop_probability=crop_probability,
+        )
+        super().__init__([A.HorizontalFlip(p=flip_probability), sizes])
+
+
+@TRANSFORMS.register
+class EvalResize:
+    """The resize of DETR's evaluation: Pillow's antialiased bilinear one, as published numbers were made with.
+
+    Args:
+        short_side, max_size: of the result, pixels; see `resized_size`.
+    """
+
+    def __init__(self, *, short_side: int = 800, max_size: int = 1333):
+        self.short_side = short_side
+        self.max_size = max_size
+
+    def __call__(
+        self,
+        image: np.ndarray,
+        boxes_xyxy: np.ndarray,
+        labels: np.ndarray,
+        masks: np.ndarray | None = None,
+        seed: int | None = None,
+    ) -> Transformed:
+        height, width = image.shape[:2]
+        size = resized_size(height, width, short_side=self.short_side, max_size=self.max_size)
+        if size != (height, width):
+            image = np.array(Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR))
+            boxes_xyxy = boxes_xyxy * np.array([size[1] / width, size[0] / height] * 2, np.float32)
+        if masks is not None and size != (height, width):
+            resized = [cv2.resize(mask, size[::-1], interpolation=cv2.INTER_NEAREST_EXACT) for mask in masks]
+            masks = np.stack(resized) if resized else np.zeros((0, *size), np.uint8)
+        return Transformed(image, boxes_xyxy, labels, masks)
+
+
+@TRANSFORMS.register
+class ComposedTransforms(_Pipeline):
+    """Any transforms of albumentations, one after the other.
+
+    Args:
+        transforms: a list of `dict(type=NAME, **arguments)`, where NAME is a class of albumentations
+            (https://explore.albumentations.ai) or "MultiScaleCrop"; groups such as OneOf take `transforms` themselves.
+    Raises:
+        ConfigError: a name or an argument is unknown, or the transform cannot move boxes.
+    """
+
+    def __init__(self, *, transforms: Sequence[dict[str, Any]]):
+        super().__init__([_build_albumentation(spec, f"transforms[{i}]") for i, spec in enumerate(transforms)])
+
+
+def _build_albumentation(spec: Any, where: str) -> A.BasicTransform | A.BaseCompose:
+    where = f"ComposedTransforms {where}"
+    known = {
+        name: value
+        for name, value in vars(A).items()
+        if isinstance(value, type) and issubclass(value, A.BasicTransform | A.BaseCompose)
+    }
+    known["MultiScaleCrop"] = MultiScaleCrop
+    if not isinstance(spec, dict) or spec.get("type") not in known:
+        name = spec.get("type") if isinstance(spec, dict) else spec
+        raise ConfigError(f"{where}: unknown transform {name!r}. {nearest(str(name), known)}")
+    arguments = {name: value for name, value in spec.items() if name != "type"}
+    constructor = known[spec["type"]]
+    check_names(constructor, arguments, f"{where} {spec['type']}")
+    if issubclass(constructor, A.BaseCompose) and "transforms" in arguments:
+        inner = enumerate(arguments["transforms"])
+        arguments["transforms"] = [_build_albumentation(part, f"{where}.transforms[{i}]") for i, part in inner]
+    try:
+        built = constructor(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where} {spec['type']}: {error}") from error
+    if isinstance(built, A.DualTransform) and Targets.BBOXES not in built._targets:
+        raise ConfigError(f"{where}: {spec['type']} cannot move boxes, so it cannot be used for detection.")
+    return built

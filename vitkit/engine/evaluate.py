@@ -1,0 +1,96 @@
+"""The evaluation loop."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+
+from vitkit.distributed import all_reduce_sum
+from vitkit.logging import RatioMeter
+from vitkit.structures import Batch
+
+
+class Evaluator(Protocol):
+    """What turns predictions into numbers; registered in EVALUATORS."""
+
+    def update(self, predictions: list, targets: list) -> None:
+        """Takes one batch."""
+
+    def gather(self) -> None:
+        """Brings all ranks' batches to the main process."""
+
+    def compute(self) -> dict[str, float]:
+        """The metrics, on the main process; an empty dict elsewhere."""
+
+    def table(self) -> str:
+        """The metrics as people read them, after `compute`."""
+
+
+def autocast(device: torch.device, precision: Literal["fp32", "bf16", "fp16"]) -> torch.autocast:
+    """The autocast context of a run's precision; it does nothing for "fp32"."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    evaluator: Evaluator,
+    *,
+    device: torch.device,
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    criterion: nn.Module | None = None,
+    on_batch: Callable[[list, Batch], None] | None = None,
+    progress: Callable[[str], None] | None = None,
+    progress_seconds: float = 20.0,
+) -> dict[str, float]:
+    """Predicts every batch and returns the evaluator's metrics (on the main process).
+
+    Args:
+        criterion: adds the mean loss per image as "loss", and its meters by name.
+        on_batch: called with the predictions and the batch, such as to draw them.
+        progress: takes a line every `progress_seconds`, to print.
+    """
+    was_training = model.training
+    model.eval()
+    meters: dict[str, RatioMeter] = getattr(criterion, "meters", {})
+    if criterion is not None:
+        criterion.eval()
+        kept = {name: meter.state_dict() for name, meter in meters.items()}
+        for meter in meters.values():
+            meter.reset()
+    loss_sum = torch.zeros(2, dtype=torch.float64, device=device)
+    start = last_line = time.monotonic()
+    num_batches = len(loader)
+    for index, batch in enumerate(loader, start=1):
+        batch = batch.to(device)
+        with autocast(device, precision):
+            outputs = model(**batch.inputs)
+            if criterion is not None:
+                loss = sum(criterion(outputs, batch.targets).values())
+                loss_sum += torch.stack([loss.double() * len(batch), loss.new_tensor(len(batch)).double()])
+        predictions = model.postprocess(outputs, [target["original_size"] for target in batch.targets])
+        evaluator.update(predictions, batch.targets)
+        if on_batch is not None:
+            on_batch(predictions, batch)
+        now = time.monotonic()
+        if progress is not None and now - last_line > progress_seconds:
+            last_line = now
+            rate = index / (now - start)
+            progress(
+                f"evaluated {index}/{num_batches} batches  {rate:.2f} it/s  ETA {(num_batches - index) / rate:.0f} s"
+            )
+    evaluator.gather()
+    metrics = evaluator.compute()
+    if criterion is not None:
+        total, count = all_reduce_sum(loss_sum).tolist()
+        metrics["loss"] = total / count if count else float("nan")
+        for name, meter in meters.items():
+            metrics[name] = meter.compute(device)[0]
+            meter.load_state_dict(kept[name])
+        criterion.train()
+    model.train(was_training)
+    return metrics

@@ -1,0 +1,125 @@
+"""DETR's set prediction loss (Carion et al. 2020, https://arxiv.org/abs/2005.12872)."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.distributed import all_reduce_mean, world_size
+from vitkit.errors import ConfigError
+from vitkit.logging import RatioMeter
+from vitkit.losses.boxes import box_giou_loss, box_l1_loss
+from vitkit.registry import CRITERIA, MATCHERS, Spec, nearest
+from vitkit.structures import DetectionTarget
+
+TERMS = ("labels", "l1", "giou")
+
+
+@CRITERIA.register
+class SetCriterion(nn.Module):
+    """Cross entropy of every query, L1 and GIoU losses of the matched ones, for every decoder layer.
+
+    Each layer is matched by itself and all layers weigh the same. `meters["matched_accuracy"]` counts how many of the
+    last layer's matched queries name their target's class first.
+
+    Args:
+        matcher: what builds the matcher (see `HungarianMatcher`), or the matcher.
+        weights: the weight of each of the terms labels, l1, giou.
+        no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
+    Raises:
+        ConfigError: a term is unknown or missing, or no_object_weight is not positive.
+    """
+
+    def __init__(self, matcher: Spec | nn.Module, weights: Mapping[str, float], no_object_weight: float):
+        super().__init__()
+        for name in weights:
+            if name not in TERMS:
+                raise ConfigError(f"criterion.weights: unknown term {name!r}. {nearest(name, TERMS)}")
+        missing = [name for name in TERMS if name not in weights]
+        if missing:
+            raise ConfigError(
+                f"criterion.weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss."
+            )
+        if not no_object_weight > 0:
+            raise ConfigError(f"criterion.no_object_weight: got {no_object_weight}; expected a positive number.")
+        self.matcher = MATCHERS.build(matcher)
+        self.weights = dict(weights)
+        self.no_object_weight = no_object_weight
+        self.meters = {"matched_accuracy": RatioMeter()}
+
+    def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
+        """
+        Args:
+            outputs: pred_logits (B, Q, C + 1), the last class being "no object"; pred_boxes (B, Q, 4) cxcywh in 0..1;
+                aux_outputs, a list of such dicts of the earlier layers, optional.
+            targets: B targets with labels in 0..C-1.
+        Returns:
+            Weighted scalars whose sum is the loss: `labels l1 giou` of the last layer, `aux0_labels aux0_l1 ...` of the
+            others. The keys are the same for any targets, and each term depends on the outputs even when it is zero.
+        Raises:
+            DataError: a label is out of range.
+            TrainingError: an output is not finite.
+        """
+        layers = [*outputs.get("aux_outputs", ()), outputs]
+        with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
+            logits = torch.stack([layer["pred_logits"] for layer in layers]).float()  # (L, B, Q, C + 1)
+            boxes = torch.stack([layer["pred_boxes"] for layer in layers]).float()  # (L, B, Q, 4)
+            terms = self._layer_losses(logits, boxes, targets)
+        prefixes = {"": -1, **{f"aux{i}_": i for i in range(len(layers) - 1)}}
+        return {
+            f"{prefix}{name}": self.weights[name] * terms[name][layer]
+            for prefix, layer in prefixes.items()
+            for name in TERMS
+        }
+
+    def _layer_losses(self, logits: Tensor, boxes: Tensor, targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
+        """The unweighted terms, each (L,)."""
+        counts = [len(target["labels"]) for target in targets]
+        layer, image, query, target = _matched(self.matcher(logits, boxes, targets), counts, logits.device)
+        labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
+        target_boxes = torch.cat([t["boxes_cxcywh"] for t in targets]).float()[target]  # (L, M, 4)
+        matched_boxes = boxes[layer, image, query]
+        self._count_correct(logits[-1, image[-1], query[-1]], labels[-1])
+
+        num_layers, batch_size, num_queries, num_logits = logits.shape
+        num_matched = labels.shape[1]
+        # The original averages the cross entropy per rank, and clamps the ranks' mean number of targets at 1. With the
+        # sums of all ranks as normalisers, the gradients that DDP averages are those of one process on the joined
+        # batch; on one rank both are the same.
+        class_weight_sum = num_matched + self.no_object_weight * (batch_size * num_queries - num_matched)
+        sums = torch.tensor([class_weight_sum, sum(counts)], dtype=torch.float32).to(logits.device, non_blocking=True)
+        class_normalizer, box_normalizer = all_reduce_mean(sums)
+        box_normalizer = box_normalizer.clamp(min=1 / world_size())
+
+        classes = labels.new_full((num_layers, batch_size, num_queries), num_logits - 1)
+        classes[layer, image, query] = labels
+        class_weights = logits.new_ones(num_logits)
+        class_weights[-1] = self.no_object_weight
+        cross_entropy = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), class_weights, reduction="none")
+        return {
+            "labels": cross_entropy.view(num_layers, -1).sum(1) / class_normalizer,
+            "l1": box_l1_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
+            "giou": box_giou_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
+        }
+
+    def _count_correct(self, matched_logits: Tensor, labels: Tensor) -> None:
+        correct = (matched_logits.detach().argmax(-1) == labels).sum()
+        self.meters["matched_accuracy"].add(correct, torch.full_like(correct, len(labels)))
+
+
+def _matched(matches: list[list[tuple[Tensor, Tensor]]], counts: Sequence[int], device: torch.device) -> Tensor:
+    """Where the M matched queries of each layer are, and their targets, in one transfer.
+
+    Returns:
+        (4, L, M) int64 on the device: layer, image, query, and target among those of the whole batch.
+    """
+    starts = list(itertools.accumulate(counts, initial=0))
+    layer = torch.arange(len(matches))[:, None]
+    # Every layer matches the same number of an image's queries: as many as it has targets, or all.
+    image = torch.cat([torch.full_like(query, i) for i, (query, _) in enumerate(matches[0])])
+    query = torch.stack([torch.cat([query for query, _ in images]) for images in matches])
+    target = torch.stack([torch.cat([t + start for (_, t), start in zip(images, starts)]) for images in matches])
+    return torch.stack(torch.broadcast_tensors(layer, image, query, target)).to(device, non_blocking=True)

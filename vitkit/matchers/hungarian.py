@@ -1,0 +1,116 @@
+"""The optimal one-to-one assignment of queries to targets (Carion et al. 2020, https://arxiv.org/abs/2005.12872)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from vitkit.errors import DataError, TrainingError
+from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
+from vitkit.registry import MATCHERS
+from vitkit.structures import DetectionTarget
+
+Matches = list[list[tuple[Tensor, Tensor]]]
+"""Per layer, per image: (query indices ascending, target indices), int64 on the CPU, `min(Q, N)` of each."""
+
+
+@MATCHERS.register
+class HungarianMatcher(nn.Module):
+    """Assigns each target the query that makes the total cost of its image least.
+
+    The cost of a pair is `-cost_class * p(label) + cost_l1 * |box - target|_1 - cost_giou * GIoU`, with the L1 distance
+    taken between relative cxcywh boxes.
+    """
+
+    def __init__(self, cost_class: float, cost_l1: float, cost_giou: float):
+        super().__init__()
+        self.weights = {"class": -cost_class, "l1": cost_l1, "giou": -cost_giou}
+
+    @torch.no_grad()
+    def forward(self, pred_logits: Tensor, pred_boxes: Tensor, targets: Sequence[DetectionTarget]) -> Matches:
+        """
+        Args:
+            pred_logits: (L, B, Q, C + 1) of L decoder layers; the last class is "no object".
+            pred_boxes: (L, B, Q, 4) cxcywh in 0..1.
+            targets: B targets, of any number of objects (none, or more than queries).
+        Raises:
+            TrainingError: a cost is not finite; layer, image and term are named.
+            DataError: a label is not in 0..C-1.
+        """
+        device = pred_logits.device
+        num_classes = pred_logits.shape[-1] - 1
+        counts = [len(target["labels"]) for target in targets]
+        owners = [i for i, count in enumerate(counts) for _ in range(count)]
+        image = torch.tensor(owners, dtype=torch.int64).to(device, non_blocking=True)
+        labels = torch.cat([target["labels"] for target in targets])
+        target_boxes = torch.cat([target["boxes_cxcywh"] for target in targets])
+        # A label out of range has no cost. NaN lets the check below find it, without a transfer of its own.
+        known = (labels >= 0) & (labels < num_classes)
+        labels, target_boxes = labels.where(known, 0), target_boxes.where(known[:, None], torch.nan)
+
+        with torch.autocast(device.type, enabled=False):
+            terms = _terms(pred_logits.float(), pred_boxes.float(), image, labels, target_boxes.float())
+            cost = sum(weight * terms[name] for name, weight in self.weights.items())
+
+        # The step's only transfer from the device. scipy computes in float64, so all costs are converted at once.
+        cost = cost.cpu().transpose(0, 1).double().contiguous().numpy()  # (L, T, Q)
+        if not np.isfinite(cost).all():
+            _raise_non_finite(cost, terms, targets, num_classes=num_classes)
+        ends = np.cumsum(counts)
+        return [[_assign(layer[end - count : end]) for count, end in zip(counts, ends)] for layer in cost]
+
+
+def _terms(
+    pred_logits: Tensor, pred_boxes: Tensor, image: Tensor, labels: Tensor, target_boxes: Tensor
+) -> dict[str, Tensor]:
+    """What the weights multiply, each (T, L, Q): the T targets of all images against the queries of their own image.
+
+    Args:
+        image: (T,) index in the batch of each target's image.
+    """
+    # Layer by layer, so that the probabilities of all classes stay in the processor's cache.
+    probability = torch.stack([layer.softmax(-1)[image, :, labels] for layer in pred_logits], dim=1)
+    # With coordinates as whole planes, picking a target's image copies long rows and all else reads contiguous numbers.
+    queries_cxcywh, queries_xyxy = (
+        boxes.permute(1, 3, 0, 2).contiguous().index_select(0, image).movedim(1, -1)
+        for boxes in (pred_boxes, cxcywh_to_xyxy(pred_boxes))
+    )  # (T, L, Q, 4)
+    target_boxes = target_boxes[:, None, None]
+    return {
+        "class": probability,
+        "l1": (queries_cxcywh - target_boxes).abs_().sum(-1),
+        "giou": generalized_box_iou(queries_xyxy, cxcywh_to_xyxy(target_boxes)),
+    }
+
+
+def _raise_non_finite(
+    cost: np.ndarray, terms: dict[str, Tensor], targets: Sequence[DetectionTarget], *, num_classes: int
+) -> None:
+    layer, row, query = np.argwhere(~np.isfinite(cost))[0].tolist()
+    owners = [(i, j) for i, target in enumerate(targets) for j in range(len(target["labels"]))]
+    image, index = owners[row]
+    where = f"image {image} of the batch"
+    if "image_id" in targets[image]:
+        where += f" (image_id {targets[image]['image_id']})"
+    label = int(targets[image]["labels"][index])
+    if not 0 <= label < num_classes:
+        raise DataError(
+            f"matching: {where}, target {index} has label {label}; expected 0..{num_classes - 1}. "
+            f"Is the model's num_classes that of the dataset?"
+        )
+    values = {name: float(term[row, layer, query]) for name, term in terms.items()}
+    bad = ", ".join(f"{name} = {value}" for name, value in values.items() if not np.isfinite(value))
+    raise TrainingError(
+        f"matching: non-finite cost in layer {layer}, {where}, query {query}, target {index}: "
+        f"{bad or 'only the weighted sum'}; the target's box is {targets[image]['boxes_cxcywh'][index].tolist()}. "
+        f"Expected finite costs: lower the learning rate, clip gradients, or leave fp16 if the predictions diverged."
+    )
+
+
+def _assign(cost: np.ndarray) -> tuple[Tensor, Tensor]:
+    """(N, Q) costs -> (query indices ascending, target indices)."""
+    target, query = linear_sum_assignment(cost)
+    order = query.argsort()
+    return torch.from_numpy(query[order]), torch.from_numpy(target[order])

@@ -1,0 +1,41 @@
+"""Projection of one feature map to the width of a transformer."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.registry import NECKS, nearest
+from vitkit.structures import FeatureInfo
+
+
+@NECKS.register
+class ChannelProjection(nn.Module):
+    """A 1x1 convolution of the coarsest map (DETR), or of each map that is named.
+
+    Args:
+        feature_info: of the backbone's maps, fine to coarse.
+        out_channels: channels of each output.
+        in_features: names of maps; the coarsest if None.
+    Raises:
+        ConfigError: the backbone has no map of that name.
+    """
+
+    def __init__(
+        self, feature_info: Mapping[str, FeatureInfo], out_channels: int, *, in_features: list[str] | None = None
+    ):
+        super().__init__()
+        names = list(feature_info)[-1:] if in_features is None else in_features
+        for name in names:
+            if name not in feature_info:
+                raise ConfigError(
+                    f"ChannelProjection: the backbone gives no feature {name!r}. {nearest(name, feature_info)}"
+                )
+        self.feature_info = {name: FeatureInfo(out_channels, feature_info[name].stride) for name in names}
+        self.projections = nn.ModuleDict(
+            {name: nn.Conv2d(feature_info[name].channels, out_channels, kernel_size=1) for name in names}
+        )
+
+    def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """name -> (B, channels, H, W) to name -> (B, out_channels, H, W)."""
+        return {name: project(features[name]) for name, project in self.projections.items()}

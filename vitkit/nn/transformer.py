@@ -1,0 +1,171 @@
+"""Transformer layers and stacks (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), with DETR's positions.
+
+Positions are added to queries and keys of every layer, never to values
+(Carion et al. 2020, appendix A.3, https://arxiv.org/abs/2005.12872). Leave them out (None) where the input has them.
+
+Dropout follows each attention and feed-forward network. Post-norm normalises after each residual sum; pre-norm
+(`norm_first`) normalises the input of each branch, and the stack's output once at its end.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.nn.attention import MultiHeadAttention
+from vitkit.nn.layers import FeedForward, run_block
+
+
+def with_positions(x: Tensor, positions: Tensor | None) -> Tensor:
+    return x if positions is None else x + positions
+
+
+class TransformerEncoderLayer(nn.Module):
+    recompute = False
+
+    def __init__(self, d_model: int, num_heads: int, *, d_ffn: int, dropout: float = 0.1, norm_first: bool = False):
+        super().__init__()
+        self.norm_first = norm_first
+        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
+        self.norm1 = nn.LayerNorm(d_model)
+        self.norm2 = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None, *, bias: Tensor | None = None) -> Tensor:
+        """
+        Args:
+            x: (B, S, d_model).
+            positions: (B or 1, S, d_model).
+            bias: float, broadcastable to (B, heads, S, S).
+        """
+        if self.norm_first:
+            x = x + self.dropout(self._self_attention(self.norm1(x), positions, bias))
+            return x + self.dropout(self.ffn(self.norm2(x)))
+        x = self.norm1(x + self.dropout(self._self_attention(x, positions, bias)))
+        return self.norm2(x + self.dropout(self.ffn(x)))
+
+    def _self_attention(self, x: Tensor, positions: Tensor | None, bias: Tensor | None) -> Tensor:
+        qk = with_positions(x, positions)
+        return self.self_attn(qk, qk, x, bias=bias)
+
+
+class TransformerDecoderLayer(nn.Module):
+    recompute = False
+
+    def __init__(self, d_model: int, num_heads: int, *, d_ffn: int, dropout: float = 0.1, norm_first: bool = False):
+        super().__init__()
+        self.norm_first = norm_first
+        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.cross_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
+        self.norm1 = nn.LayerNorm(d_model)
+        self.norm2 = nn.LayerNorm(d_model)
+        self.norm3 = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        *,
+        memory_keys: Tensor,
+        positions: Tensor | None = None,
+        bias: Tensor | None = None,
+        memory_bias: Tensor | None = None,
+    ) -> Tensor:
+        """
+        Args:
+            x: (B, L, d_model).
+            memory: (B, S, d_model), the values of the cross-attention.
+            memory_keys: (B, S, d_model), its keys: memory with its positions.
+            positions: (B or 1, L, d_model) of `x`.
+            bias: of the self-attention, float, broadcastable to (B, heads, L, L).
+            memory_bias: of the cross-attention, float, broadcastable to (B, heads, L, S).
+        """
+
+        def self_attention(x: Tensor) -> Tensor:
+            qk = with_positions(x, positions)
+            return self.self_attn(qk, qk, x, bias=bias)
+
+        def cross_attention(x: Tensor) -> Tensor:
+            return self.cross_attn(with_positions(x, positions), memory_keys, memory, bias=memory_bias)
+
+        if self.norm_first:
+            x = x + self.dropout(self_attention(self.norm1(x)))
+            x = x + self.dropout(cross_attention(self.norm2(x)))
+            return x + self.dropout(self.ffn(self.norm3(x)))
+        x = self.norm1(x + self.dropout(self_attention(x)))
+        x = self.norm2(x + self.dropout(cross_attention(x)))
+        return self.norm3(x + self.dropout(self.ffn(x)))
+
+
+class TransformerEncoder(nn.Module):
+    """A stack of encoder layers; with `norm_first` a final norm."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        d_model: int,
+        *,
+        num_heads: int,
+        d_ffn: int,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+    ):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            TransformerEncoderLayer(d_model, num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first)
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(d_model) if norm_first else nn.Identity()
+
+    def forward(self, x: Tensor, positions: Tensor | None = None, *, bias: Tensor | None = None) -> Tensor:
+        """(B, S, d_model) -> (B, S, d_model); arguments as a layer's."""
+        for layer in self.layers:
+            x = run_block(layer, x, positions, bias=bias)
+        return self.norm(x)
+
+
+class TransformerDecoder(nn.Module):
+    """A stack of decoder layers; one final norm, shared by the outputs of all layers."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        d_model: int,
+        *,
+        num_heads: int,
+        d_ffn: int,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+    ):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            TransformerDecoderLayer(d_model, num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first)
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        *,
+        positions: Tensor | None = None,
+        memory_positions: Tensor | None = None,
+        bias: Tensor | None = None,
+        memory_bias: Tensor | None = None,
+    ) -> Tensor:
+        """
+        Args:
+            memory_positions: (B or 1, S, d_model). The others as a layer's.
+        Returns:
+            (layers, B, L, d_model), every layer's output, normalised.
+        """
+        memory_keys = with_positions(memory, memory_positions)
+        outputs = []
+        for layer in self.layers:
+            x = run_block(
+                layer, x, memory, memory_keys=memory_keys, positions=positions, bias=bias, memory_bias=memory_bias
+            )
+            outputs.append(x)
+        return self.norm(torch.stack(outputs))

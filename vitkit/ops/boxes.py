@@ -1,0 +1,88 @@
+"""Box formats, scaling, IoU and GIoU.
+
+xyxy is (left, top, right, bottom); cxcywh is (centre x, centre y, width, height). torchvision converts the formats; its
+pairwise IoUs take no batch dimensions, and its element-wise ones add an epsilon that shows on small boxes, so both are
+here once, by broadcasting.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchvision.ops import box_convert
+
+
+def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
+    """(..., 4) boxes in any one length unit."""
+    return box_convert(boxes_cxcywh, "cxcywh", "xyxy")
+
+
+def xyxy_to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
+    """(..., 4) boxes in any one length unit."""
+    return box_convert(boxes_xyxy, "xyxy", "cxcywh")
+
+
+def scale_boxes(boxes: Tensor, image_sizes: Sequence[tuple[int, int]]) -> Tensor:
+    """Relative boxes in pixels, each image by its own size.
+
+    Args:
+        boxes: (B, N, 4) float in 0..1, xyxy or cxcywh.
+        image_sizes: B pairs (height, width) in pixels.
+    Returns:
+        (B, N, 4), the same format in pixels.
+    """
+    scale = torch.tensor([(width, height, width, height) for height, width in image_sizes], dtype=boxes.dtype)
+    return boxes * scale.to(boxes.device, non_blocking=True)[:, None]
+
+
+def box_iou(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union, element by element with broadcasting.
+
+    All pairs of (..., N, 4) and (..., M, 4) are `box_iou(a[..., :, None, :], b[..., None, :, :])`, (..., N, M).
+
+    Args:
+        a: (..., 4) float, xyxy, any one length unit.
+        b: (..., 4) float, xyxy, same unit as a; its leading dimensions broadcast against a's.
+    Returns:
+        (...) float in 0..1; 0 for two boxes without area.
+    """
+    return _divide_(*_intersection_and_union(a, b))
+
+
+def generalized_box_iou(a: Tensor, b: Tensor) -> Tensor:
+    """GIoU (Rezatofighi et al. 2019, https://arxiv.org/abs/1902.09630), element by element with broadcasting.
+
+    All pairs of (..., N, 4) and (..., M, 4) are
+    `generalized_box_iou(a[..., :, None, :], b[..., None, :, :])`, (..., N, M).
+
+    Args:
+        a: (..., 4) float, xyxy, any one length unit.
+        b: (..., 4) float, xyxy, same unit as a; its leading dimensions broadcast against a's.
+    Returns:
+        (...) float in -1..1; 0 for two boxes whose common hull has no area.
+    """
+    intersection, union = _intersection_and_union(a, b)
+    ax0, ay0, ax1, ay1 = a.unbind(-1)
+    bx0, by0, bx1, by1 = b.unbind(-1)
+    hull = (torch.maximum(ax1, bx1) - torch.minimum(ax0, bx0)) * (torch.maximum(ay1, by1) - torch.minimum(ay0, by0))
+    outside = _divide_(hull - union, hull)
+    return _divide_(intersection, union) - outside
+
+
+def _intersection_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    # torchvision.ops.box_area takes batch dimensions only in newer releases, so areas are written out.
+    ax0, ay0, ax1, ay1 = a.unbind(-1)
+    bx0, by0, bx1, by1 = b.unbind(-1)
+    width = (torch.minimum(ax1, bx1) - torch.maximum(ax0, bx0)).clamp(min=0)
+    height = (torch.minimum(ay1, by1) - torch.maximum(ay0, by0)).clamp(min=0)
+    intersection = width * height
+    union = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0) - intersection
+    return intersection, union
+
+
+def _divide_(area: Tensor, whole: Tensor) -> Tensor:
+    """`area / whole`, and 0 where the whole is empty: neither the value nor its gradient may be NaN.
+
+    `whole` is overwritten, which saves the matcher a tenth of its time.
+    """
+    return area / whole.masked_fill_(whole == 0, 1)
