@@ -3,7 +3,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import pytest
 
@@ -54,13 +54,22 @@ class Match:
         pass
 
 
+class Transforms(Protocol):
+    def __call__(self, image): ...
+
+
 class Folder:
-    def __init__(self, images: str, transforms: Sequence[Spec] | None = None):
+    def __init__(self, images: str, transforms: Sequence[Spec] | Transforms | None = None):
         pass
 
 
 class Flip:
     def __init__(self, p: float = 0.5):
+        pass
+
+
+class Foreign:
+    def __init__(self, transforms: Sequence[dict[str, object]]):
         pass
 
 
@@ -100,6 +109,7 @@ def registered(request, monkeypatch):
     REGISTRIES["matcher"].register(Match)
     REGISTRIES["dataset"].register(Folder)
     REGISTRIES["transforms"].register(Flip)
+    REGISTRIES["transforms"].register(Foreign)
     REGISTRIES["optimizer"].register(adam, name="Adam")
     REGISTRIES["section"].register(Data, name="data")
     REGISTRIES["section"].register(Train, name="train")
@@ -278,6 +288,13 @@ def test_value_of_the_wrong_kind_is_an_error(model, part):
     with pytest.raises(ConfigError) as caught:
         check_config({"model": model})
     assert part in str(caught.value)
+
+
+def test_argument_that_takes_no_names_holds_no_specs():
+    foreign = dict(type="Foreign", transforms=[dict(type="OfAnotherLibrary", p=1)])
+    check_config({"data": {"train": dict(type="Folder", images="a", transforms=foreign)}})
+    with pytest.raises(ConfigError, match="expected Sequence"):
+        check_config({"data": {"train": dict(type="Folder", transforms=dict(type="Foreign", transforms=["Flip"]))}})
 
 
 def test_arguments_that_the_owner_gives_are_not_missing():

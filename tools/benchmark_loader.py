@@ -61,11 +61,11 @@ def measure(images: Path | None = None, *, rounds: int = 3) -> list[Row]:
             batches = [paths[start : start + _BATCH_SIZE] for start in range(0, len(paths), _BATCH_SIZE)]
             for load in pipelines.values():
                 load(batches[0])
-            for batch in batches * rounds:
-                for name, load in pipelines.items():
-                    start = time.process_time()
-                    load(batch)
-                    times[name].append((time.process_time() - start) / len(batch))
+            # Whole passes in turn, not batches: each pipeline finds memory as it left it, as in a long run of its own.
+            for name, batch in ((name, batch) for _ in range(rounds) for name in pipelines for batch in batches):
+                start = time.process_time()
+                pipelines[name](batch)
+                times[name].append((time.process_time() - start) / len(batch))
     finally:
         torch.set_num_threads(threads[0])
         cv2.setNumThreads(threads[1])

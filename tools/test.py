@@ -14,7 +14,7 @@ import torch
 
 from vitkit import build_dataset, build_model, load_config, load_weights
 from vitkit.config import Config, format_config
-from vitkit.data.loader import DataSettings, build_loader
+from vitkit.data.loader import DataSettings, evaluation_loader
 from vitkit.distributed import close_distributed, init_distributed, is_main
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.settings import TrainSettings
@@ -55,8 +55,8 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     """Builds data and model, predicts every image once, and prints and writes what came out."""
     settings = TrainSettings(**config["train"])
     data = DataSettings(**config["data"])
-    dataset = build_dataset(data.val, root=data.root)
-    loader = build_loader(dataset, data, training=False, seed=settings.seed)
+    dataset = build_dataset(data.val, data.root, where="data.val")
+    loader = evaluation_loader(dataset, data)
     model = build_model(config["model"], classes=dataset.classes)
     report = load_weights(model, args.checkpoint, classes=dataset.classes)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)

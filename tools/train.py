@@ -13,6 +13,7 @@ import logging
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,15 +21,17 @@ from torch import nn
 
 from vitkit import build_dataset, build_model, load_config, load_weights
 from vitkit.config import Config, cfg_diff, format_config, save_config
-from vitkit.data.loader import DataSettings, build_loader
+from vitkit.data.loader import DataSettings, check_same_classes, evaluation_loader, training_loader
 from vitkit.distributed import broadcast_object, close_distributed, init_distributed, is_main, rank, world_size
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.settings import TrainSettings
-from vitkit.engine.train import LAST_NAME, train
+from vitkit.engine.train import BEST_NAME, LAST_NAME, train
 from vitkit.errors import ConfigError, VitkitError
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import CRITERIA, EVALUATORS, OPTIMIZERS, SCHEDULES
+from vitkit.structures import Batch, Detections, DetectionTarget
+from vitkit.visualization.boxes import prediction_sheet
 from vitkit.visualization.curves import plot_training
 
 CONFIG_NAME = "config.json"
@@ -78,14 +81,11 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     if args.resume:
         report_changes(run_dir / CONFIG_NAME, config)
 
-    train_set, val_set = build_dataset(data.train, root=data.root), build_dataset(data.val, root=data.root)
-    if train_set.classes != val_set.classes:
-        raise ConfigError(
-            f"data.train and data.val have different classes: {train_set.classes} and {val_set.classes}. "
-            "Both annotation files must list the same categories."
-        )
-    train_loader = build_loader(train_set, data, training=True, seed=settings.seed)
-    val_loader = build_loader(val_set, data, training=False, seed=settings.seed)
+    train_set = build_dataset(data.train, data.root, where="data.train")
+    val_set = build_dataset(data.val, data.root, where="data.val")
+    check_same_classes(train_set, val_set)
+    train_loader = training_loader(train_set, data, settings.seed)
+    val_loader = evaluation_loader(val_set, data)
 
     model = build_model(config["model"], classes=train_set.classes)
     if args.init:
@@ -105,25 +105,27 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         save_config(config, run_dir / CONFIG_NAME)
         num_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        print(
+        say(
             f"run {run_dir}  {len(train_set)} training and {len(val_set)} validation images, "
             f"{len(train_set.classes)} classes  {num_parameters / 1e6:.1f} M trainable parameters  "
-            f"{world_size()} x {device.type}, {settings.precision}",
-            flush=True,
+            f"{world_size()} x {device.type}, {settings.precision}"
         )
 
-    rows: list = []
-
     def validate(evaluated: nn.Module) -> dict[str, float]:
-        rows.clear()
         evaluator = EVALUATORS.build(config["evaluator"], dataset=val_set)
+        drawn: list = []
+
+        def keep_first(predictions: list, batch: Batch) -> None:
+            if len(drawn) < SHEET_IMAGES:
+                drawn.extend(zip(predictions, batch.targets))
+
         metrics = evaluate(
             evaluated, val_loader, evaluator, device=device, precision=settings.precision, criterion=criterion,
-            on_batch=lambda predictions, batch: collect_rows(rows, predictions, batch),
-            progress=print if is_main() else None,
+            on_batch=keep_first, progress=say if is_main() else None,
         )  # fmt: skip
         if is_main():
-            print(evaluator.table(), flush=True)
+            say(evaluator.table())
+            draw_sheet(drawn[:SHEET_IMAGES], val_set, run_dir / "predictions.png")
         return metrics
 
     train(
@@ -135,8 +137,21 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     )  # fmt: skip
     if is_main():
         plot_training(run_dir / LOG_NAME, run_dir / "curves.png")
-        draw_rows(rows, val_set, run_dir / "predictions.png")
-        print(f"checkpoint, {LOG_NAME}, curves.png and predictions.png are in {run_dir}")
+        say(f"{LAST_NAME}, {BEST_NAME}, {LOG_NAME}, curves.png and predictions.png are in {run_dir}")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def draw_sheet(drawn: list[tuple[Detections, DetectionTarget]], dataset: Any, path: Path) -> None:
+    """The first images' predictions beside their ground truth."""
+    position = {image_id: index for index, image_id in enumerate(dataset.image_ids)}
+    rows = []
+    for prediction, target in drawn:
+        image = dataset.load_image(position[target["image_id"]])
+        rows.append((image, {name: value.cpu() for name, value in prediction.items()}, target))
+    prediction_sheet(rows, dataset.classes, path)
 
 
 def seed_everything(seed: int) -> None:
@@ -186,17 +201,6 @@ def warn_about_batch_size(settings: TrainSettings, images_per_step: int) -> None
             "backbone_lr) by about %.3g, or set train.accumulate so that the product fits.",
             reference, images_per_step, factor,
         )  # fmt: skip
-
-
-def collect_rows(rows: list, predictions: list, batch) -> None:
-    """Keeps the first images' predictions and targets for the sheet."""
-    for prediction, target in zip(predictions, batch.targets):
-        if len(rows) < SHEET_IMAGES:
-            rows.append(({k: v.cpu() for k, v in prediction.items()}, target["image_id"]))
-
-
-def draw_rows(rows: list, dataset, path: Path) -> None:
-    pass
 
 
 if __name__ == "__main__":

@@ -100,12 +100,14 @@ def _argument_places(registry: Registry, constructor: Callable, given: Mapping[s
     for name, parameter in parameters_of(constructor).items():
         default = factories[name]() if name in factories else parameter.default
         annotation = hints.get(name, Any if default in (MISSING, None) else type(default))
-        places[name] = Place(annotation, given.get(name, default), registry=_kind_of(name, registry))
+        places[name] = Place(annotation, given.get(name, default), registry=_kind_of(name, annotation, registry))
     return places
 
 
-def _kind_of(name: str, owner: Registry) -> Registry | None:
-    """The registry of the specs that an argument of this name holds."""
+def _kind_of(name: str, annotation: Any, owner: Registry) -> Registry | None:
+    """The registry of the specs that an argument holds; None if it holds something else."""
+    if not fits("name", annotation) and not fits(["name"], annotation):
+        return None  # say, `transforms: list[dict]` of another library's transforms
     if owner is SECTIONS:
         return DATASETS if name in ("train", "val") else None
     return REGISTRIES.get(name)
@@ -154,7 +156,7 @@ def fits(value: Any, annotation: Any) -> bool:
             return False
         return not arguments or all(fits(k, arguments[0]) and fits(v, arguments[1]) for k, v in value.items())
     if isinstance(annotation, type) and origin is None:
-        return isinstance(value, annotation)
+        return annotation in type(value).__mro__  # isinstance() refuses protocols
     # A TypeVar or the like says nothing of the value; a Callable[...] or type[...] is nothing that a config holds.
     return origin is None
 

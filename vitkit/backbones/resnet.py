@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 from torchvision.models import resnet as tv
 from torchvision.ops import FrozenBatchNorm2d
 
+from vitkit.checkpoint import read_checkpoint
+from vitkit.download import cached_file
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.layers import run_block
 from vitkit.registry import BACKBONES, nearest
@@ -191,10 +192,8 @@ class ResNet(tv.ResNet):
         """
         if not self.pretrained:
             return None
-        if isinstance(self.pretrained, str):
-            state, source = self._read_file(Path(self.pretrained)), self.pretrained
-        else:
-            state, source = self._download()
+        path, source = self._find_pretrained()
+        state = read_checkpoint(path)
         own = self.state_dict()
         # A backbone has no use for the classifier, nor a classifier for one of other classes.
         fits = {name: value for name, value in state.items() if name in own}
@@ -210,26 +209,23 @@ class ResNet(tv.ResNet):
         self.load_state_dict(fits, strict=False)
         return source
 
-    def _read_file(self, path: Path) -> dict[str, Tensor]:
-        if not path.is_file():
-            raise CheckpointError(
-                f"model.backbone.pretrained: no file '{path}'. Give the path of torchvision's weights, or set "
-                "model.backbone.pretrained=False to start from random weights."
-            )
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-    def _download(self) -> tuple[dict[str, Tensor], str]:
+    def _find_pretrained(self) -> tuple[Path, str]:
+        """The weights' file, and what it is called in messages."""
+        if isinstance(self.pretrained, str):
+            if not Path(self.pretrained).is_file():
+                raise CheckpointError(
+                    f"model.backbone.pretrained: no file {self.pretrained!r}. Give the path of torchvision's "
+                    f"resnet{self.depth} weights, or set model.backbone.pretrained=False to start from random weights."
+                )
+            return Path(self.pretrained), self.pretrained
         url = torchvision.models.get_model_weights(f"resnet{self.depth}")["IMAGENET1K_V1"].url
-        path = Path(torch.hub.get_dir(), "checkpoints", url.rsplit("/", 1)[1])
         try:
-            state = torch.hub.load_state_dict_from_url(url, map_location="cpu", check_hash=True, weights_only=True)
-        except (OSError, RuntimeError) as error:
+            return cached_file(url, sha256_prefix=Path(url).stem.split("-")[1]), url
+        except CheckpointError as error:
             raise CheckpointError(
-                f"model.backbone.pretrained: torchvision's ResNet-{self.depth} weights are neither at '{path}' nor "
-                f"could they be downloaded from {url} ({error}). Copy the file there, or set "
-                "model.backbone.pretrained=FILE, or model.backbone.pretrained=False to start from random weights."
+                f"model.backbone.pretrained: torchvision's resnet{self.depth} weights are missing: {error} Or name a "
+                "file (model.backbone.pretrained=FILE), or start from random weights (model.backbone.pretrained=False)."
             ) from error
-        return state, url
 
 
 BACKBONES.register_variants(ResNet, RESNET_VARIANTS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from vitkit.structures import Batch, Sample
@@ -16,14 +17,14 @@ def collate(samples: Sequence[Sample], *, size_divisor: int = 1) -> Batch:
     """
     images = [sample["image"] for sample in samples]
     height, width = (max(-(-image.shape[axis] // size_divisor) for image in images) * size_divisor for axis in (1, 2))
-    # Zeros go only where no image is: filling the whole batch first would write it twice.
-    batch = torch.empty(len(images), 3, height, width, dtype=images[0].dtype)
-    padding_mask = torch.ones(len(images), height, width, dtype=torch.bool)
-    for row, mask, image in zip(batch, padding_mask, images):
+    # NumPy copies rows of bytes several times faster than PyTorch, and zeros go only where no image is.
+    padded = np.empty((len(images), 3, height, width), np.uint8)
+    padding_mask = np.ones((len(images), height, width), bool)
+    for row, mask, image in zip(padded, padding_mask, images):
         _, image_height, image_width = image.shape
-        row[:, :image_height, :image_width] = image
+        row[:, :image_height, :image_width] = image.numpy()
         row[:, image_height:] = 0
         row[:, :image_height, image_width:] = 0
         mask[:image_height, :image_width] = False
-    inputs = {"images": batch, "padding_mask": padding_mask}
+    inputs = {"images": torch.from_numpy(padded), "padding_mask": torch.from_numpy(padding_mask)}
     return Batch(inputs=inputs, targets=[sample["target"] for sample in samples])

@@ -17,7 +17,7 @@ from PIL import Image
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, check_names, nearest
 
-# Boxes thinner than this (pixels) after a crop are rounding errors of boxes that end where the crop begins.
+# Boxes thinner than this (pixels) are left out: rounding errors of boxes that end where a crop begins.
 _VANISHED = 1e-3
 
 
@@ -153,12 +153,24 @@ def _to_pixels(start: int, stop: int, length: int, new_length: int) -> tuple[int
 
 
 class _Pipeline:
-    """Albumentations in a row, behind the interface of `Transforms`."""
+    """Albumentations in a row, behind the interface of `Transforms`.
 
-    def __init__(self, transforms: Sequence[A.BasicTransform | A.BaseCompose]):
+    Args:
+        transforms: in order.
+        check_each_transform: leave boxes out as soon as a transform moves them outside. Without it they are left out
+            after the last one, which is faster, and the same where nothing can bring them back.
+    """
+
+    def __init__(self, transforms: Sequence[A.BasicTransform | A.BaseCompose], *, check_each_transform: bool = True):
         # clip: float32 rounding may put the edge of a box a hair outside the image, which albumentations refuses.
-        bbox_params = A.BboxParams(format="pascal_voc", clip=True)
-        self._compose = A.Compose(list(transforms), bbox_params=bbox_params)
+        bbox_params = A.BboxParams(
+            format="pascal_voc",
+            clip=True,
+            min_width=_VANISHED,
+            min_height=_VANISHED,
+            check_each_transform=check_each_transform,
+        )
+        self._compose = A.Compose(list(transforms), bbox_params=bbox_params, is_check_shapes=False)
 
     def __call__(
         self,
@@ -171,8 +183,9 @@ class _Pipeline:
         # Not set_random_seed: it gives every transform its own generator of the same seed, and all would draw the
         # same numbers (a flip would always come with a crop). None takes fresh entropy, also in forked workers.
         self._compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
-        rows = np.arange(len(labels), dtype=np.float32)[:, None]
-        data = {"image": image, "bboxes": np.concatenate([boxes_xyxy, rows], axis=1, dtype=np.float32)}
+        visible = ((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]) > _VANISHED).all(axis=1)
+        rows = np.flatnonzero(visible)[:, None]
+        data = {"image": image, "bboxes": np.concatenate([boxes_xyxy[visible], rows], axis=1, dtype=np.float32)}
         has_masks = masks is not None and len(masks) > 0
         if has_masks:
             data["masks"] = masks
@@ -183,7 +196,6 @@ class _Pipeline:
                 "transforms: the result is no uint8 RGB image. Normalisation and conversion to tensors happen "
                 "in the model and the dataset: leave Normalize, ToFloat, ToTensorV2 and the like out."
             )
-        boxes = boxes[((boxes[:, 2:4] - boxes[:, :2]) > _VANISHED).all(axis=1)]
         kept = boxes[:, 4].astype(np.int64)
         if has_masks:
             masks = np.asarray(result["masks"])[kept]
@@ -222,7 +234,7 @@ class DETRTrainTransforms(_Pipeline):
             crop_range=crop_range,
             crop_probability=crop_probability,
         )
-        super().__init__([A.HorizontalFlip(p=flip_probability), sizes])
+        super().__init__([A.HorizontalFlip(p=flip_probability), sizes], check_each_transform=False)
 
 
 @TRANSFORMS.register

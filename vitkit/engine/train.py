@@ -61,7 +61,7 @@ def train(
 
     Args:
         model: on `device` already; wrapped for DDP here when there are several ranks.
-        loader: yields batches; `loader.set_epoch(epoch)` chooses their order.
+        loader: yields batches; `loader.set_position(epoch)` chooses their order.
         evaluate: takes the model to evaluate, returns metrics (an empty dict on ranks other than the main one).
         resume: a checkpoint of this run to go on from.
         saved_with: plain values that every checkpoint shall hold (config, classes).
@@ -79,7 +79,7 @@ def train(
 
     with RunLog(run_dir) as log:
         for epoch in range(progress.epoch, settings.epochs):
-            loader.set_epoch(epoch)
+            loader.set_position(epoch)
             model.train()
             criterion.train()
             for meter in meters.values():

@@ -28,6 +28,9 @@ class DETR(nn.Module):
         ConfigError: `isolate_padding` with a backbone that takes no padding mask.
     """
 
+    class_head = ("head.class_embed.",)
+    """Prefixes of the parameters whose size follows `num_classes`."""
+
     def __init__(
         self,
         backbone: Spec | nn.Module,

@@ -1,0 +1,88 @@
+import pytest
+import torch
+from torch import nn
+
+from vitkit.engine.optim import parameter_groups
+from vitkit.errors import ConfigError
+from vitkit.registry import OPTIMIZERS, SCHEDULES
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+        self.head = nn.Linear(2, 2)
+        self.head.bias.requires_grad_(False)
+
+
+def rates(model: Model, groups: list[dict]) -> dict[str, tuple[float, float]]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
+
+
+def test_every_trainable_parameter_is_in_one_group():
+    model = Model()
+    groups = parameter_groups(model, 1.0, weight_decay=0.1)
+    assert sorted(rates(model, groups)) == sorted(n for n, p in model.named_parameters() if p.requires_grad)
+    assert sum(len(g["params"]) for g in groups) == 5
+
+
+def test_the_backbone_and_named_parts_have_their_own_rates():
+    model = Model()
+    got = rates(model, parameter_groups(model, 1e-3, weight_decay=0.1, backbone_lr=1e-4, lr_multipliers={"head": 2.0}))
+    assert got["backbone.0.weight"] == pytest.approx((1e-4, 0.1))
+    assert got["head.weight"] == pytest.approx((2e-3, 0.1))
+
+
+def test_norms_and_biases_lose_weight_decay_only_where_asked():
+    model = Model()
+    assert {d for _, d in rates(model, parameter_groups(model, 1.0, weight_decay=0.1)).values()} == {0.1}
+    got = rates(model, parameter_groups(model, 1.0, weight_decay=0.1, decay_norms_and_biases=False))
+    assert got["backbone.0.weight"][1] == 0.1
+    assert got["backbone.0.bias"][1] == got["backbone.1.weight"][1] == 0.0
+
+
+def test_a_multiplier_that_fits_nothing_names_the_nearest():
+    with pytest.raises(ConfigError, match="no trainable parameter's name contains 'hed'.*'head'"):
+        parameter_groups(Model(), 1.0, weight_decay=0.1, lr_multipliers={"hed": 2.0})
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_optimizers_are_built_by_name(name):
+    optimizer = OPTIMIZERS.build({"type": name, "lr": 0.5}, model=Model())
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def curve(spec: dict, *, steps_per_epoch: int = 10, epochs: int = 4) -> list[float]:
+    """The rate of each step, and the one after the last."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = SCHEDULES.build(spec, optimizer=optimizer, steps_per_epoch=steps_per_epoch, epochs=epochs)
+    values = []
+    for _ in range(steps_per_epoch * epochs):
+        values.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    return [*values, schedule.get_last_lr()[0]]
+
+
+def test_step_schedule_drops_after_the_named_epoch():
+    values = curve({"type": "StepLR", "drop_at_epoch": 3})
+    assert values[:30] == [1.0] * 30
+    assert values[30:] == pytest.approx([0.1] * 11)
+
+
+def test_multi_step_schedule_drops_where_it_says_with_a_warm_up_too():
+    values = curve({"type": "MultiStepLR", "drop_at_epochs": [2, 3], "warmup_steps": 5})
+    assert values[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1.0])
+    assert values[19] == pytest.approx(1.0) and values[20] == pytest.approx(0.1)
+    assert values[29] == pytest.approx(0.1) and values[30] == pytest.approx(0.01)
+
+
+def test_cosine_schedule_is_half_way_down_in_the_middle_and_zero_at_the_end():
+    values = curve({"type": "CosineLR"})
+    assert values[0] == 1.0 and values[20] == pytest.approx(0.5) and values[40] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_poly_schedule_follows_its_power():
+    values = curve({"type": "PolyLR", "power": 0.9})
+    assert values[20] == pytest.approx(0.5**0.9) and values[40] == pytest.approx(0.0, abs=1e-9)

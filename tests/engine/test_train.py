@@ -1,0 +1,180 @@
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from vitkit.checkpoint import read_checkpoint
+from vitkit.engine.settings import TrainSettings
+from vitkit.engine.train import BEST_NAME, LAST_NAME, train
+from vitkit.errors import CheckpointError, TrainingError
+from vitkit.logging import LOG_NAME, RatioMeter
+from vitkit.registry import SCHEDULES
+from vitkit.structures import Batch
+
+CPU = torch.device("cpu")
+
+
+class Regression(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
+
+    def forward(self, images):
+        return {"value": self.layers(images)[:, 0]}
+
+
+class SquaredError(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.meters = {"close": RatioMeter()}
+
+    def forward(self, outputs, targets):
+        wanted = torch.stack([t["value"] for t in targets])
+        error = (outputs["value"] - wanted).abs()
+        self.meters["close"].add((error < 0.5).sum(), torch.tensor(len(targets)))
+        return {"squared": error.square().mean(), "absolute": 0.1 * error.mean()}
+
+
+class Batches:
+    """Eight batches of four samples, in an order that depends on the epoch."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randn(32, 4, generator=generator)
+        self.values = self.images.sum(dim=1)
+        self.epoch = 0
+
+    def set_position(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        order = torch.randperm(32, generator=torch.Generator().manual_seed(self.epoch))
+        for rows in order.view(8, 4):
+            yield Batch({"images": self.images[rows]}, [{"value": v} for v in self.values[rows]])
+
+
+def run(run_dir, *, resume=None, evaluate=None, loader=None, stop_after=None, **settings):
+    run_dir.mkdir(exist_ok=True)
+    torch.manual_seed(0)
+    model, criterion = Regression(), SquaredError()
+    settings = TrainSettings(**{"epochs": 4, "log_every": 4, **settings})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    schedule = SCHEDULES.build(
+        {"type": "CosineLR", "warmup_steps": 3}, optimizer=optimizer, steps_per_epoch=8 // settings.accumulate, epochs=4
+    )
+    progress = train(
+        model, criterion, loader or Batches(), optimizer=optimizer, schedule=schedule, settings=settings, device=CPU,
+        run_dir=run_dir, resume=resume, evaluate=evaluate, saved_with={"classes": ["a"]},
+    )  # fmt: skip
+    return model, progress
+
+
+def records(run_dir, kind):
+    lines = [json.loads(line) for line in (run_dir / LOG_NAME).read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_training_lowers_the_loss_and_logs_it(tmp_path):
+    _, progress = run(tmp_path / "run")
+    steps = records(tmp_path / "run", "train")
+    assert progress.step == 32 and [r["step"] for r in steps] == list(range(4, 33, 4))
+    assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
+    assert steps[0]["loss"] == pytest.approx(sum(steps[0]["losses"].values()))
+    assert {"lr", "it_s", "data_share", "memory_mb", "epoch"} <= steps[0].keys()
+    assert 0 <= steps[0]["data_share"] <= 1
+
+
+@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}, {"precision": "fp16"}, {"accumulate": 2}])
+def test_a_stopped_and_resumed_run_equals_one_never_stopped(tmp_path, options):
+    whole, _ = run(tmp_path / "whole", **options)
+    run(tmp_path / "parts", **{**options, "epochs": 2})
+    resumed, progress = run(tmp_path / "parts", resume=tmp_path / "parts" / LAST_NAME, **options)
+    assert progress.epoch == 4
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    a, b = (read_checkpoint(tmp_path / name / LAST_NAME) for name in ("whole", "parts"))
+    assert a.keys() == b.keys() and ("ema" in a) == ("ema_decay" in options)
+    assert all(torch.equal(a["ema"][k], b["ema"][k]) for k in a.get("ema", {}))
+
+
+def test_two_accumulated_batches_are_one_batch_of_both(tmp_path):
+    class Joined(Batches):
+        def __len__(self):
+            return 4
+
+        def __iter__(self):
+            batches = list(super().__iter__())
+            for a, b in zip(batches[::2], batches[1::2]):
+                yield Batch({"images": torch.cat([a.inputs["images"], b.inputs["images"]])}, a.targets + b.targets)
+
+    def without_dropout(loader, accumulate, run_dir):
+        run_dir.mkdir()
+        torch.manual_seed(0)
+        model = Regression()
+        model.layers[2].p = 0.0
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        schedule = SCHEDULES.build("CosineLR", optimizer=optimizer, steps_per_epoch=4, epochs=1)
+        train(
+            model, SquaredError(), loader, optimizer=optimizer, schedule=schedule, device=CPU, run_dir=run_dir,
+            settings=TrainSettings(epochs=1, accumulate=accumulate),
+        )  # fmt: skip
+        return model
+
+    joined = without_dropout(Joined(), 1, tmp_path / "a")
+    accumulated = without_dropout(Batches(), 2, tmp_path / "b")
+    for a, b in zip(joined.parameters(), accumulated.parameters()):
+        torch.testing.assert_close(a, b)
+
+
+def test_best_checkpoint_last_checkpoint_and_early_stopping(tmp_path):
+    metrics = iter([0.2, 0.5, 0.4, 0.3, 0.9])
+    _, progress = run(
+        tmp_path / "run", evaluate=lambda model: {"bbox/AP": next(metrics)}, patience=2, epochs=5,
+    )  # fmt: skip
+    assert progress.epoch == 4 and progress.best == 0.5
+    assert read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 2
+    assert read_checkpoint(tmp_path / "run" / LAST_NAME)["progress"]["epoch"] == 4
+    assert [r["metrics"]["bbox/AP"] for r in records(tmp_path / "run", "val")] == [0.2, 0.5, 0.4, 0.3]
+
+
+def test_evaluation_runs_every_n_epochs_and_at_the_end(tmp_path):
+    run(tmp_path / "run", evaluate=lambda model: {"bbox/AP": 0.0}, eval_every=3)
+    assert [r["epoch"] for r in records(tmp_path / "run", "val")] == [3, 4]
+
+
+def test_an_unknown_best_metric_is_said_and_loses_no_run(tmp_path, capsys):
+    _, progress = run(tmp_path / "run", evaluate=lambda model: {"bbox/AP": 0.1}, best_metric="bbox/AP5")
+    assert progress.epoch == 4
+    assert "train.best_metric=bbox/AP5: not measured" in capsys.readouterr().out
+
+
+def test_the_moving_average_is_what_is_evaluated(tmp_path):
+    seen = []
+    model, _ = run(tmp_path / "run", evaluate=lambda m: seen.append(m) or {"bbox/AP": 0.1}, ema_decay=0.5)
+    assert all(m is not model for m in seen)
+    saved = read_checkpoint(tmp_path / "run" / LAST_NAME)
+    assert torch.equal(saved["ema"]["layers.0.weight"], seen[-1].state_dict()["layers.0.weight"])
+    assert not torch.equal(saved["ema"]["layers.0.weight"], saved["model"]["layers.0.weight"])
+
+
+def test_a_loss_that_is_not_finite_is_named(tmp_path):
+    class Poisoned(Batches):
+        def __iter__(self):
+            for number, batch in enumerate(super().__iter__()):
+                if number == 2:
+                    batch.inputs["images"] = batch.inputs["images"] * math.nan
+                yield batch
+
+    with pytest.raises(TrainingError, match="loss squared, absolute is nan"):
+        run(tmp_path / "run", loader=Poisoned())
+
+
+def test_resuming_from_weights_alone_says_what_is_lacking(tmp_path):
+    torch.save({"model": Regression().state_dict()}, tmp_path / "weights.pth")
+    with pytest.raises(CheckpointError, match="cannot be resumed, it lacks optimizer, schedule"):
+        run(tmp_path / "run", resume=tmp_path / "weights.pth")
