@@ -74,7 +74,7 @@ class CocoDetection:
         first = self.folder / str(self._file_names[0])
         if not first.is_file():
             raise DataError(
-                f"images: '{self.annotation_file}' lists {self._file_names[0]!r}, which is not in '{images}'. "
+                f"images: '{self.annotation_file}' lists '{self._file_names[0]}', which is not in '{images}'. "
                 "Give the folder that belongs to these annotations."
             )
 
@@ -143,11 +143,12 @@ class CocoDetection:
         if self.transforms is not None:
             image, boxes_xyxy, labels, masks = self.transforms(image, boxes_xyxy, labels, masks, seed=seed)
         new_height, new_width = image.shape[:2]
-        corners = boxes_xyxy.reshape(-1, 2, 2) / np.array([new_width, new_height], np.float32)
-        boxes_cxcywh = np.concatenate([corners.mean(axis=1), corners[:, 1] - corners[:, 0]], axis=1)
+        top_left, bottom_right = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
+        centres_and_sizes = np.concatenate([(top_left + bottom_right) / 2, bottom_right - top_left], axis=1)
+        boxes_cxcywh = centres_and_sizes / np.array([new_width, new_height] * 2, np.float32)
         target = {
             "labels": torch.from_numpy(labels.copy()),
-            "boxes_cxcywh": torch.from_numpy(boxes_cxcywh.astype(np.float32)),
+            "boxes_cxcywh": torch.from_numpy(boxes_cxcywh),
             "image_id": int(self.image_ids[index]),
             "image_size": (new_height, new_width),
             "original_size": (height, width),

@@ -61,7 +61,7 @@ class SetCriterion(nn.Module):
             others. The keys are the same for any targets, and each term depends on the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
-            TrainingError: an output is not finite.
+            TrainingError: a matching cost is not finite.
         """
         layers = [*outputs.get("aux_outputs", ()), outputs]
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):

@@ -139,9 +139,7 @@ class MultiHeadAttention(nn.Module):
             masked = mask_bias(blocked, queries.dtype)
             bias = masked if bias is None else bias + masked
 
-        q, k, v = (
-            x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(queries, keys, values)
-        )
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(queries, keys, values))
         output = attend(q, k, v, bias, dropout_p=self.dropout if self.training else 0.0)
         return self.out_proj(output.transpose(1, 2).flatten(2))
 

@@ -1,5 +1,6 @@
 """Small layers, and the switch that trades activation memory for a second forward pass."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ class MLP(nn.Module):
 
     def __init__(self, channels: tuple[int, ...]):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(channels, channels[1:]))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers[:-1]:

@@ -1,0 +1,172 @@
+import pytest
+import torch
+import torchvision
+from torchvision.models import resnet50
+from torchvision.ops import FrozenBatchNorm2d
+
+from vitkit.backbones.resnet import RESNET_VARIANTS, ResNet
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.registry import BACKBONES
+
+
+def randomize_norms(model):
+    """Statistics that a forgotten scale or shift would show in."""
+    torch.manual_seed(0)
+    for name, value in model.state_dict().items():
+        if name.endswith("running_var"):
+            value.uniform_(0.5, 2)
+        elif name.endswith("running_mean"):
+            value.normal_(0, 0.1)
+        elif "bn" in name or "downsample.1" in name:
+            value.normal_(0.5, 0.1) if value.is_floating_point() else None
+    return model
+
+
+@pytest.mark.parametrize("depth", [18, 34, 50, 101])
+def test_classifier_equals_torchvisions(depth):
+    theirs = randomize_norms(getattr(torchvision.models, f"resnet{depth}")(num_classes=7)).eval()
+    ours = BACKBONES.build(f"resnet{depth}", num_classes=7).eval()
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(2, 3, 65, 97)
+    torch.testing.assert_close(ours(images), theirs(images), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["bn", "frozen_bn"])
+def test_dilated_features_equal_torchvisions(norm):
+    theirs = randomize_norms(resnet50(replace_stride_with_dilation=[False, False, True])).eval()
+    ours = ResNet(depth=50, norm=norm, dilation=True).eval()
+    ours.load_state_dict(theirs.state_dict(), strict=False)
+    x = images = torch.randn(1, 3, 65, 97)
+    x = theirs.maxpool(theirs.relu(theirs.bn1(theirs.conv1(x))))
+    features = ours(images)
+    for name, layer in zip(
+        ("res2", "res3", "res4", "res5"), (theirs.layer1, theirs.layer2, theirs.layer3, theirs.layer4)
+    ):
+        x = layer(x)
+        torch.testing.assert_close(features[name], x, atol=1e-4, rtol=1e-4, msg=name)
+    assert ours.feature_info["res5"] == (2048, 16)
+    assert features["res5"].shape[-2:] == (5, 7)
+
+
+@pytest.mark.parametrize("variant", RESNET_VARIANTS)
+@pytest.mark.parametrize("size", [(64, 64), (33, 79)])
+def test_features_have_the_promised_shapes_and_finite_gradients(variant, size):
+    model = BACKBONES.build(variant, norm="frozen_bn", out_features=["res3", "res5"])
+    features = model(torch.randn(1, 3, *size))
+    assert list(features) == list(model.feature_info) == ["res3", "res5"]
+    for name, (channels, stride) in model.feature_info.items():
+        assert features[name].shape == (1, channels, -(-size[0] // stride), -(-size[1] // stride))
+    sum(x.square().mean() for x in features.values()).backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_stages_beyond_the_deepest_feature_are_not_made():
+    model = ResNet(depth=18, out_features=["res3"])
+    assert not any(name.startswith(("layer3", "layer4", "fc")) for name in model.state_dict())
+    assert list(model(torch.randn(1, 3, 32, 32))) == ["res3"]
+
+
+def test_frozen_stages_get_no_gradient_and_keep_their_statistics():
+    model = ResNet(depth=18, norm="bn", frozen_stages=1).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model(torch.randn(2, 3, 64, 64))["res5"].square().mean().backward()
+    frozen = {name for name, p in model.named_parameters() if p.grad is None}
+    assert frozen == {name for name, _ in model.named_parameters() if name.startswith(("conv1", "bn1", "layer1."))}
+    moved = {n for n, v in model.state_dict().items() if not torch.equal(v, before[n]) and n.endswith("running_mean")}
+    assert "layer2.0.bn1.running_mean" in moved
+    assert not any(name.startswith(("bn1", "layer1.")) for name in moved)
+
+
+def test_frozen_norms_do_not_depend_on_the_mode_or_the_batch():
+    model = randomize_norms(ResNet(depth=18, norm="frozen_bn"))
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(model.train()(images)["res5"][:1], model.eval()(images[:1])["res5"])
+    assert sum(isinstance(m, FrozenBatchNorm2d) for m in model.modules()) == 20
+
+
+def test_recomputing_activations_keeps_the_gradients():
+    model = randomize_norms(ResNet(depth=18, norm="frozen_bn", frozen_stages=1)).train()
+    images = torch.randn(1, 3, 64, 64)
+    grads = []
+    for enabled in (False, True):
+        assert enable_activation_checkpointing(model, enabled) == 8
+        model.zero_grad()
+        model(images)["res5"].square().mean().backward()
+        grads.append([p.grad for p in model.parameters() if p.requires_grad])
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("variant", [dict(depth=18), dict(depth=50), dict(depth=50, dilation=True)])
+def test_padding_that_is_masked_does_not_reach_the_image(variant):
+    model = randomize_norms(ResNet(**variant, norm="frozen_bn")).eval()
+    image = torch.randn(1, 3, 45, 71)
+    alone = model(image)
+    padded = torch.full((1, 3, 90, 101), 7.0)
+    padded[..., :45, :71] = image
+    mask = torch.ones(1, 90, 101, dtype=torch.bool)
+    mask[:, :45, :71] = False
+    for name, x in model(padded, mask).items():
+        height, width = alone[name].shape[-2:]
+        torch.testing.assert_close(x[..., :height, :width], alone[name], atol=1e-4, rtol=1e-4)
+
+
+def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
+    theirs = randomize_norms(resnet50())
+    path = tmp_path / "resnet50.pth"
+    torch.save(theirs.state_dict(), path)
+    for options in (dict(norm="frozen_bn", out_features=["res3"]), dict(num_classes=5), dict(num_classes=1000)):
+        model = ResNet(depth=50, pretrained=str(path), **options)
+        assert model.load_pretrained() == str(path)
+        torch.testing.assert_close(model.layer2[3].bn3.running_var, theirs.layer2[3].bn3.running_var)
+    torch.testing.assert_close(model.fc.weight, theirs.fc.weight)
+
+
+def test_pretrained_weights_are_taken_from_torch_hubs_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("vitkit.download._check", lambda *_: None)
+    theirs = torchvision.models.resnet18()
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(theirs.state_dict(), tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
+    model = ResNet(depth=18)
+    assert model.load_pretrained().endswith("resnet18-f37072fd.pth")
+    torch.testing.assert_close(model.conv1.weight, theirs.conv1.weight)
+
+
+def test_pretrained_weights_that_cannot_be_had_name_the_file_and_the_way_on(tmp_path, monkeypatch):
+    def offline(*_, **__):
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlopen", offline)
+    with pytest.raises(CheckpointError) as error:
+        ResNet(depth=50).load_pretrained()
+    for part in (str(tmp_path / "checkpoints" / "resnet50-0676ba61.pth"), "model.backbone.pretrained=False"):
+        assert part in str(error.value)
+    with pytest.raises(CheckpointError, match=r"no file 'nowhere\.pth'.*pretrained=False"):
+        ResNet(depth=50, pretrained="nowhere.pth").load_pretrained()
+    assert ResNet(depth=50, pretrained=False).load_pretrained() is None
+
+
+def test_weights_of_another_depth_are_refused(tmp_path):
+    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="does not fit ResNet-50"):
+        ResNet(depth=50, pretrained=str(tmp_path / "w.pth")).load_pretrained()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(depth=49), "depth 49: expected one of 18, 34, 50, 101"),
+        (dict(norm="frozen"), "unknown norm 'frozen'. Did you mean 'frozen_bn'"),
+        (dict(out_features=["res6"]), "unknown feature 'res6'"),
+        (dict(out_features=[]), "out_features is empty"),
+        (dict(depth=18, dilation=True), "no dilated form"),
+        (dict(frozen_stages=5), "frozen_stages 5: expected 0 to 4"),
+        (dict(num_classes=2, out_features=["res5"]), "returns no features"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        ResNet(**arguments)

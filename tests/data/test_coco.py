@@ -1,0 +1,331 @@
+"""COCO files: what is read, and what is said about bad ones. Pictures are drawn into a temporary folder."""
+
+import json
+import logging
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+
+from vitkit.data.coco import CocoDetection
+from vitkit.data.loader import build_dataset
+from vitkit.errors import ConfigError, DataError
+
+BIG_ID = 908400223648
+
+
+def picture(width=40, height=30, mode="RGB"):
+    ramp = np.linspace(0, 255, width * height * 3).reshape(height, width, 3).astype(np.uint8)
+    return Image.fromarray(ramp).convert(mode)
+
+
+def content():
+    """Two pictures of 40x30; the second has no object. Category ids have a gap and start at 0."""
+    return {
+        "images": [
+            {"id": 7, "file_name": "a.png", "width": 40, "height": 30},
+            {"id": 3, "file_name": "b.png", "width": 40, "height": 30},
+        ],
+        "annotations": [
+            {"id": 17, "image_id": 7, "category_id": 5, "bbox": [10, 5, 20, 10], "area": 200, "iscrowd": 0,
+             "segmentation": [[10, 5, 30, 5, 30, 15, 10, 15]]},
+            {"id": BIG_ID, "image_id": 7, "category_id": 0, "bbox": [0, 0, 40, 30], "area": 1200, "iscrowd": 1,
+             "segmentation": {"size": [30, 40], "counts": [0, 1200]}},
+        ],
+        "categories": [{"id": 5, "name": "dog"}, {"id": 0, "name": "cat"}],
+    }  # fmt: skip
+
+
+def write(folder, data, pictures=None):
+    for name, image in (pictures or {"a.png": picture(), "b.png": picture()}).items():
+        image.save(folder / name)
+    (folder / "instances.json").write_text(data if isinstance(data, str) else json.dumps(data))
+
+
+def load(folder, data=None, pictures=None, **arguments):
+    write(folder, content() if data is None else data, pictures)
+    return CocoDetection(images=str(folder), annotations=str(folder / "instances.json"), **arguments)
+
+
+def test_sample_has_relative_boxes_and_contiguous_labels(tmp_path):
+    dataset = load(tmp_path)
+    sample = dataset[0]
+    assert dataset.classes == ["cat", "dog"] and dataset.category_ids == [0, 5]
+    assert sample["image"].shape == (3, 30, 40) and sample["image"].dtype == torch.uint8
+    assert np.array_equal(sample["image"].permute(1, 2, 0), np.asarray(picture()))
+    target = sample["target"]
+    assert target["labels"].tolist() == [1] and target["labels"].dtype == torch.int64
+    torch.testing.assert_close(target["boxes_cxcywh"], torch.tensor([[20 / 40, 10 / 30, 20 / 40, 10 / 30]]))
+    assert (target["image_id"], target["image_size"], target["original_size"]) == (7, (30, 40), (30, 40))
+    assert "masks" not in target
+
+
+def test_image_without_annotations_is_kept(tmp_path):
+    dataset = load(tmp_path, masks=True, transforms="DETRTrainTransforms")
+    target = dataset[1]["target"]
+    assert len(dataset) == 2 and dataset.image_ids.tolist() == [7, 3]
+    assert target["boxes_cxcywh"].shape == (0, 4) and target["labels"].shape == (0,)
+    assert target["masks"].shape == (0, *target["image_size"])
+
+
+def test_indices_count_from_the_end_and_end(tmp_path):
+    dataset = load(tmp_path)
+    assert dataset[-1]["target"]["image_id"] == 3
+    with pytest.raises(IndexError):
+        dataset[2]
+
+
+def test_crowd_is_left_out_of_samples_and_kept_for_evaluation(tmp_path):
+    dataset = load(tmp_path)
+    assert len(dataset[0]["target"]["labels"]) == 1
+    assert [a["iscrowd"] for a in dataset.ground_truth()["annotations"]] == [0, 1]
+
+
+def test_ids_beyond_32_bits(tmp_path):
+    data = content()
+    data["images"][0]["id"] = data["annotations"][0]["image_id"] = data["annotations"][1]["image_id"] = BIG_ID
+    assert load(tmp_path, data)[0]["target"]["image_id"] == BIG_ID
+
+
+def test_ground_truth_fills_what_pycocotools_needs(tmp_path):
+    data = content()
+    data["annotations"] = [{"image_id": 7, "category_id": 5, "bbox": [1, 2, 3, 4]}]
+    annotation = load(tmp_path, data).ground_truth()["annotations"][0]
+    assert (annotation["id"], annotation["area"], annotation["iscrowd"]) == (1, 12, 0)
+
+
+def test_masks_of_polygons_and_both_run_lengths_agree(tmp_path):
+    expected = np.zeros((30, 40), np.uint8)
+    expected[5:15, 10:30] = 1
+    compressed = coco_mask.encode(np.asfortranarray(expected))
+    runs, flat = [0], expected.T.ravel()
+    for previous, pixel in zip([0, *flat], flat):
+        runs.append(0) if pixel != previous else None
+        runs[-1] += 1
+    forms = [
+        [[10, 5, 30, 5, 30, 15, 10, 15]],
+        {"size": [30, 40], "counts": compressed["counts"].decode()},
+        {"size": [30, 40], "counts": runs},
+    ]
+    for form in forms:
+        data = content()
+        data["annotations"][0]["segmentation"] = form
+        masks = load(tmp_path, data, masks=True)[0]["target"]["masks"]
+        assert masks.dtype == torch.bool
+        assert np.array_equal(masks[0].numpy(), expected.astype(bool))
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1", "LA"])
+def test_every_kind_of_picture_becomes_rgb(tmp_path, mode):
+    image = picture(mode=mode)
+    name = "a.tif" if mode == "CMYK" else "a.png"
+    data = content()
+    data["images"] = [{**data["images"][0], "file_name": name}]
+    loaded = load(tmp_path, data, {name: image}).load_image(0)
+    assert loaded.shape == (30, 40, 3)
+    assert np.abs(loaded.astype(int) - np.asarray(image.convert("RGB"))).max() <= 2
+
+
+def test_cmyk_jpeg_looks_like_the_rgb_one(tmp_path):
+    data = content()
+    data["images"] = [{**data["images"][0], "file_name": "a.jpg"}]
+    smooth = picture().resize((4, 3)).resize((40, 30))
+    loaded = load(tmp_path, data, {"a.jpg": smooth.convert("CMYK")}).load_image(0)
+    assert np.abs(loaded.astype(int) - np.asarray(smooth)).mean() < 8
+
+
+def rotated(folder, image):
+    exif = Image.Exif()
+    exif[0x112] = 6  # to be shown turned by 90 degrees
+    image.save(folder / "a.jpg", exif=exif, quality=95)
+
+
+def test_exif_rotated_picture_is_turned_upright(tmp_path):
+    data = content()
+    data["images"] = [{"id": 7, "file_name": "a.jpg", "width": 30, "height": 40}]
+    data["annotations"] = []
+    rotated(tmp_path, picture())
+    assert load(tmp_path, data).load_image(0).shape == (40, 30, 3)
+
+
+def test_size_annotated_before_the_exif_rotation_is_an_error(tmp_path):
+    data = content()
+    data["images"] = [{**data["images"][0], "file_name": "a.jpg"}]
+    rotated(tmp_path, picture())
+    with pytest.raises(DataError, match=r"a\.jpg' is 30x40 .* annotated as 40x30.*EXIF"):
+        load(tmp_path, data)[0]
+
+
+def test_out_of_image_boxes_are_clipped_and_counted(tmp_path, caplog):
+    data = content()
+    data["annotations"][0]["bbox"] = [-10, 20, 20, 30]
+    with caplog.at_level(logging.INFO, logger="vitkit"):
+        dataset = load(tmp_path, data)
+    torch.testing.assert_close(
+        dataset[0]["target"]["boxes_cxcywh"], torch.tensor([[5 / 40, 25 / 30, 10 / 40, 10 / 30]])
+    )
+    assert "1 boxes clipped" in caplog.text and "1 crowd regions left out" in caplog.text
+    assert dataset.ground_truth()["annotations"][0]["bbox"] == [-10, 20, 20, 30]
+
+
+BAD_BOXES = {
+    "negative": ([10, 20, -3, 5], "width must be positive"),
+    "no height": ([10, 20, 3, 0], "height must be positive"),
+    "nan": ([10, float("nan"), 3, 5], "finite"),
+    "inf": ([10, 20, float("inf"), 5], "finite"),
+    "outside": ([41, 5, 3, 5], "outside the image of 40x30"),
+    "three numbers": ([1, 2, 3], "four numbers"),
+    "text": (["1", "2", "3", "4"], "four numbers"),
+    "none": (None, "four numbers"),
+}
+
+
+@pytest.mark.parametrize(("bbox", "message"), BAD_BOXES.values(), ids=BAD_BOXES)
+def test_bad_box_is_an_error_that_names_annotation_and_image(tmp_path, bbox, message):
+    data = content()
+    data["annotations"][0]["bbox"] = bbox
+    with pytest.raises(DataError, match=rf"annotation 17 .*{message}.*'a\.png'.*bad_boxes='drop'"):
+        load(tmp_path, data)
+
+
+@pytest.mark.parametrize("bbox", [bbox for bbox, _ in BAD_BOXES.values()], ids=BAD_BOXES)
+def test_bad_box_is_dropped_and_counted_on_request(tmp_path, caplog, bbox):
+    data = content()
+    data["annotations"][0]["bbox"] = bbox
+    with caplog.at_level(logging.INFO, logger="vitkit"):
+        dataset = load(tmp_path, data, bad_boxes="drop")
+    assert len(dataset[0]["target"]["labels"]) == 0
+    assert "1 bad boxes dropped" in caplog.text
+    assert len(dataset.ground_truth()["annotations"]) == 1
+
+
+def test_bad_boxes_setting_is_checked(tmp_path):
+    with pytest.raises(ConfigError, match="'error' or 'drop'"):
+        load(tmp_path, bad_boxes="ignore")
+
+
+def broken(change):
+    data = content()
+    change(data)
+    return data
+
+
+BAD_FILES = {
+    "malformed": ('{"images": [\n  {"id": 1,,}]}', r"line 2, column 12"),
+    "not an object": ("[]", r"no list 'images' and no list 'annotations' and no list 'categories'"),
+    "no categories key": (broken(lambda d: d.pop("categories")), r"no list 'categories'"),
+    "no images": (broken(lambda d: d.update(images=[])), r"'images' .*is empty"),
+    "no classes": (broken(lambda d: d.update(categories=[])), r"'categories' .*is empty"),
+    "no file_name": (broken(lambda d: d["images"][1].pop("file_name")), r"entry 1 of 'images' has no 'file_name'"),
+    "no bbox": (broken(lambda d: d["annotations"][0].pop("bbox")), r"entry 0 of 'annotations' has no 'bbox'"),
+    "no width": (broken(lambda d: d["images"][0].update(width=0)), r"image 7 \('a\.png'\) has width 0"),
+    "image twice": (broken(lambda d: d["images"][1].update(id=7)), r"image id 7 is there twice"),
+    "class twice": (broken(lambda d: d["categories"][1].update(id=5)), r"category id 5 is there twice"),
+    "id is text": (broken(lambda d: d["images"][0].update(id="x")), r"image id 'x' is not a whole number"),
+    "unknown image": (broken(lambda d: d["annotations"][0].update(image_id=8)), r"annotation 17 has image_id 8"),
+    "unknown class": (broken(lambda d: d["annotations"][0].update(category_id=1)), r"annotation 17 has category_id 1"),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_bad_annotation_file_is_an_error(tmp_path, data, message):
+    with pytest.raises(DataError, match=rf"instances\.json: .*{message}"):
+        load(tmp_path, data)
+
+
+BAD_SEGMENTATIONS = {
+    "missing": (None, "masks=True needs one"),
+    "empty": ([], "list of polygons"),
+    "two points": ([[1, 2, 3, 4]], "three finite points"),
+    "nan": ([[1, 2, 3, 4, 5, float("nan")]], "three finite points"),
+    "text": ("abc", "list of polygons"),
+    "other size": ({"size": [40, 30], "counts": [1200]}, r"size \[40, 30\] is not the image's \[30, 40\]"),
+    "too short": ({"size": [30, 40], "counts": [10, 20]}, "cover 30 pixels of the image's 1200"),
+    "no runs": ({"size": [30, 40], "counts": ""}, "cover 0 pixels"),
+    "not run lengths": ({"size": [30, 40], "counts": "zz"}, "not run lengths"),
+}
+
+
+@pytest.mark.parametrize(("segmentation", "message"), BAD_SEGMENTATIONS.values(), ids=BAD_SEGMENTATIONS)
+def test_bad_segmentation_is_an_error_only_where_masks_are_wanted(tmp_path, segmentation, message):
+    data = content()
+    data["annotations"][0]["segmentation"] = segmentation
+    load(tmp_path, data)
+    with pytest.raises(DataError, match=rf"annotation 17 has a bad segmentation: .*{message}.*'a\.png'"):
+        load(tmp_path, data, masks=True)
+
+
+def test_missing_root_file_and_image_name_the_config_key_and_path(tmp_path):
+    spec = {"type": "CocoDetection", "images": "{root}/x", "annotations": "{root}/instances.json"}
+    with pytest.raises(DataError, match=r"data\.train: images: no folder 'nowhere/x'.*data\.root"):
+        build_dataset(spec, "nowhere", where="data.train")
+    (tmp_path / "x").mkdir()
+    with pytest.raises(DataError, match=r"data\.val: annotations: no file '.*instances\.json'"):
+        build_dataset(spec, str(tmp_path), where="data.val")
+    write(tmp_path, content())
+    with pytest.raises(DataError, match=r"lists 'a\.png', which is not in"):
+        build_dataset(spec, str(tmp_path))
+    picture().save(tmp_path / "x" / "a.png")
+    with pytest.raises(DataError, match=r"cannot read '.*b\.png'"):
+        build_dataset(spec, str(tmp_path))[1]
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_truncated_and_empty_pictures_and_other_files_are_named(tmp_path, suffix):
+    name = f"a.{suffix}"
+    data = content()
+    data["images"] = [{**data["images"][0], "file_name": name}]
+    dataset = load(tmp_path, data, {name: picture()})
+    complete = (tmp_path / name).read_bytes()
+    for damaged in (complete[: len(complete) // 2], b"", b"hello"):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(DataError, match=rf"cannot decode '.*{name}' \({len(damaged)} bytes\)"):
+            dataset[0]
+
+
+def test_index_is_a_few_flat_arrays(tmp_path):
+    """Ten times the objects may cost their numbers, and no Python objects."""
+    data = content()
+    data["annotations"] = [{**data["annotations"][0], "id": number} for number in range(1000)]
+    dataset = load(tmp_path, data, masks=True)
+    kept = [value for value in vars(dataset).values() if isinstance(value, list | dict | tuple)]
+    assert max(map(len, kept)) <= len(dataset.classes)
+    assert len(pickle.dumps(dataset)) < 150 * 1000
+
+
+def test_coco_tiny_equals_pycocotools(shared_data):
+    root = shared_data / "coco_tiny"
+    annotations = root / "annotations" / "instances_train2017.json"
+    dataset = CocoDetection(images=str(root / "train2017"), annotations=str(annotations), masks=True)
+    reference = COCO(str(annotations))
+    assert len(dataset) == 50 and len(dataset.classes) == 80
+    assert dataset.category_ids[-1] == 90 and dataset.classes[-1] == "toothbrush"
+    for index in range(0, 50, 5):
+        target = dataset[index]["target"]
+        height, width = target["original_size"]
+        expected = reference.loadAnns(reference.getAnnIds(target["image_id"], iscrowd=False))
+        boxes = np.array([a["bbox"] for a in expected]).reshape(-1, 4)
+        boxes[:, :2] += boxes[:, 2:] / 2
+        relative = boxes / [width, height, width, height]
+        np.testing.assert_allclose(target["boxes_cxcywh"], relative, atol=1e-4)
+        assert [dataset.category_ids[label] for label in target["labels"]] == [a["category_id"] for a in expected]
+        for mask, annotation in zip(target["masks"].numpy(), expected):
+            assert np.array_equal(mask, reference.annToMask(annotation).astype(bool))
+    assert len(dataset.ground_truth()["annotations"]) == 470
+
+
+def test_bccd_loads_with_its_one_pixel_boxes_and_without_segmentations(shared_data):
+    root = shared_data / "bccd"
+    arguments = {"images": str(root / "images"), "annotations": str(root / "annotations" / "instances_train.json")}
+    dataset = CocoDetection(**arguments)
+    assert dataset.classes == ["RBC", "WBC", "Platelets"] and len(dataset) == 205
+    targets = [dataset[index]["target"] for index in range(len(dataset))]
+    assert sum(len(target["labels"]) for target in targets) == 2805
+    smallest = min(target["boxes_cxcywh"][:, 2:].min().item() for target in targets)
+    assert smallest == pytest.approx(1 / 640)
+    with pytest.raises(DataError, match="masks=True needs one"):
+        CocoDetection(**arguments, masks=True)

@@ -1,0 +1,244 @@
+"""The recipe's sizes, the fold of crop and resize, and boxes, labels and masks that stay together."""
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.data.transforms import (
+    ComposedTransforms,
+    DETRTrainTransforms,
+    EvalResize,
+    MultiScaleCrop,
+    resized_size,
+)
+from vitkit.errors import ConfigError
+from vitkit.registry import TRANSFORMS
+
+SCALES = set(range(480, 801, 32))
+
+
+def blocks(height=480, width=640):
+    """An image of three flat rectangles, one per colour channel, with their boxes and masks; labels are channels."""
+    corners = np.array([(20, 30, 220, 180), (300, 40, 630, 200), (100, 250, 400, 470)])
+    boxes = (corners * np.array([width / 640, height / 480] * 2)).round().astype(np.float32)
+    image = np.zeros((height, width, 3), np.uint8)
+    masks = np.zeros((3, height, width), np.uint8)
+    for channel, (x0, y0, x1, y1) in enumerate(boxes.astype(int)):
+        image[y0:y1, x0:x1, channel] = 255
+        masks[channel, y0:y1, x0:x1] = 1
+    return image, boxes, np.arange(3), masks
+
+
+def assert_consistent(result):
+    """The box, the mask and the coloured pixels of each object agree within a pixel."""
+    image, boxes_xyxy, labels, masks = result
+    assert len(boxes_xyxy) == len(labels) == len(masks)
+    assert masks.shape[1:] == image.shape[:2] and image.dtype == np.uint8 and boxes_xyxy.dtype == np.float32
+    for box, label, mask in zip(boxes_xyxy, labels, masks):
+        for pixels in (mask > 0, image[..., label] > 127):
+            ys, xs = np.nonzero(pixels)
+            np.testing.assert_allclose(box, [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1], atol=1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_boxes_labels_and_masks_follow_the_image(seed):
+    assert_consistent(DETRTrainTransforms()(*blocks(), seed=seed))
+
+
+def test_sizes_are_those_of_the_recipe():
+    transforms = DETRTrainTransforms(crop_probability=0.0)
+    image = np.zeros((480, 640, 3), np.uint8)
+    none = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
+    shapes = [transforms(image, *none, seed=seed).image.shape[:2] for seed in range(200)]
+    assert {height for height, _ in shapes} == SCALES
+    assert all((height, width) == (height, int(height * 640 / 480)) for height, width in shapes)
+
+
+def test_cropped_sizes_are_those_of_the_recipe():
+    transforms = DETRTrainTransforms()
+    image = np.zeros((100, 400, 3), np.uint8)  # 1600x400 and more before the crop, which is up to 600 wide
+    none = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
+    whole = cropped = 0
+    for seed in range(300):
+        height, width = transforms(image, *none, seed=seed).image.shape[:2]
+        assert max(height, width) <= 1333
+        if width / height > 3.9:
+            whole += 1
+        else:
+            cropped += 1
+            assert 384 / 600 - 0.01 < width / height < 600 / 384 + 0.01
+            assert min(height, width) in SCALES
+    assert 110 < whole < 190 and whole + cropped == 300
+
+
+def original_resize(height, width, size, max_size=None):
+    """The arithmetic that decides a size in the published recipe, worked out for both orientations."""
+    if max_size and max(height, width) / min(height, width) * size > max_size:
+        size = round(max_size * min(height, width) / max(height, width))
+    if min(height, width) == size:
+        return height, width
+    return (int(size * height / width), size) if width < height else (size, int(size * width / height))
+
+
+@pytest.mark.parametrize("shape", [(480, 640), (640, 480), (427, 640), (500, 333), (300, 300), (100, 900)])
+def test_fold_equals_resize_crop_resize_within_a_pixel(shape):
+    """The same drawn numbers, step by step as published: sizes are equal, boxes within a pixel of the source."""
+    fold = MultiScaleCrop(crop_probability=1.0)
+    height, width = shape
+    boxes = blocks(*shape)[1] / np.array([width, height] * 2)
+    for seed in range(20):
+        fold.set_random_seed(seed)
+        drawn = fold.get_params_dependent_on_data({"shape": (*shape, 3)}, {})
+        folded = fold.apply_to_bboxes(boxes, **drawn, shape=(*shape, 3)) * np.array([*drawn["size"][::-1]] * 2)
+
+        numbers = random.Random(seed)
+        numbers.random()
+        first = original_resize(height, width, numbers.choice((400, 500, 600)))
+        crop_width = numbers.randint(min(384, first[1]), min(first[1], 600))
+        crop_height = numbers.randint(min(384, first[0]), min(first[0], 600))
+        top, left = numbers.randint(0, first[0] - crop_height), numbers.randint(0, first[1] - crop_width)
+        last = original_resize(crop_height, crop_width, numbers.choice(range(480, 801, 32)), 1333)
+        steps = boxes * np.array([first[1], first[0]] * 2) - np.array([left, top] * 2)
+        steps = steps * np.array([last[1] / crop_width, last[0] / crop_height] * 2)
+
+        assert drawn["size"] == last
+        x0, y0, x1, y1 = drawn["place"]
+        source_pixel = np.array([last[1] / (x1 - x0), last[0] / (y1 - y0)] * 2)
+        inside = boxes.clip(np.array([x0 / width, y0 / height] * 2), np.array([x1 / width, y1 / height] * 2)) == boxes
+        assert (np.abs(folded - steps) / source_pixel)[inside].max(initial=0) <= 1
+
+
+def test_fold_crops_the_pixels_that_its_boxes_say():
+    image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
+    fold = MultiScaleCrop()
+    cropped = fold.apply(image, place=(100, 50, 400, 350), size=(300, 300))
+    assert np.array_equal(cropped, image[50:350, 100:400])
+
+
+def test_flip_and_crop_are_independent():
+    """Sharing one seed between transforms would couple them."""
+    image = np.zeros((100, 400, 3), np.uint8)
+    image[:, :200] = 255
+    none = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
+    transforms = DETRTrainTransforms()
+    results = [transforms(image, *none, seed=seed).image for seed in range(60)]
+    flipped_and_whole = {(result[0, 0, 0] == 0, result.shape[1] / result.shape[0] > 3.9) for result in results}
+    assert len(flipped_and_whole) == 4
+
+
+def test_a_seed_decides_everything_and_none_is_fresh():
+    transforms, data = DETRTrainTransforms(), blocks()
+    first = transforms(*data, seed=5)
+    transforms(*data)
+    again = transforms(*data, seed=5)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again))
+    assert len({transforms(*data).image.shape for _ in range(20)}) > 5
+
+
+def test_objects_outside_the_crop_are_dropped_with_masks_and_labels():
+    transforms = ComposedTransforms(transforms=[{"type": "Crop", "x_min": 0, "y_min": 0, "x_max": 260, "y_max": 220}])
+    result = transforms(*blocks())
+    assert result.labels.tolist() == [0] and result.masks.shape == (1, 220, 260)
+    assert result.boxes_xyxy.tolist() == [[20, 30, 220, 180]]
+
+
+def test_box_that_ends_where_the_crop_begins_is_dropped():
+    image = np.zeros((100, 100, 3), np.uint8)
+    boxes = np.array([[0, 0, 50, 50], [50, 50, 60, 60]], np.float32)
+    for top in (0, 50):
+        crop = {"type": "Crop", "x_min": 50, "x_max": 90, "y_min": top, "y_max": 90}
+        result = ComposedTransforms(transforms=[crop])(image, boxes, np.array([1, 2]))
+        assert result.labels.tolist() == [2]
+
+
+def test_every_object_may_vanish():
+    image, boxes, labels, masks = blocks()
+    crop = {"type": "Crop", "x_min": 630, "y_min": 470, "x_max": 640, "y_max": 480}
+    result = ComposedTransforms(transforms=[crop, {"type": "HorizontalFlip", "p": 1.0}])(image, boxes, labels, masks)
+    assert result.boxes_xyxy.shape == (0, 4) and result.masks.shape == (0, 10, 10) and len(result.labels) == 0
+
+
+def test_picture_smaller_than_the_crop_range():
+    image = np.zeros((3, 5, 3), np.uint8)
+    transforms = DETRTrainTransforms(crop_scales=[3], crop_probability=1.0, scales=[6], max_size=12)
+    result = transforms(image, np.array([[0, 0, 5, 3]], np.float32), np.array([1]), seed=0)
+    assert result.image.shape == (6, 10, 3) and result.boxes_xyxy.tolist() == [[0, 0, 10, 6]]
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((480, 640), (800, 1066)), ((640, 480), (1066, 800)), ((300, 900), (444, 1332)), ((800, 900), (800, 900))],
+)
+def test_resized_size(size, expected):
+    assert resized_size(*size, short_side=800, max_size=1333) == expected == original_resize(*size, 800, 1333)
+
+
+def test_evaluation_resizes_as_pillow_and_torchvision_do():
+    functional = pytest.importorskip("torchvision.transforms.functional")
+    image, boxes, labels, masks = blocks()
+    image = np.random.default_rng(0).integers(0, 256, image.shape, np.uint8)
+    result = EvalResize(short_side=300, max_size=350)(image, boxes, labels, masks)
+    assert result.image.shape == (262, 349, 3)
+    expected = functional.resize(Image.fromarray(image), [262, 349])
+    assert np.array_equal(result.image, np.asarray(expected))
+    relative = result.boxes_xyxy / np.array([349, 262] * 2), boxes / np.array([640, 480] * 2)
+    np.testing.assert_allclose(*relative, rtol=1e-6)
+    assert result.masks.shape == (3, 262, 349)
+
+
+def test_composed_transforms_move_boxes_and_masks():
+    transforms = TRANSFORMS.build(
+        {
+            "type": "ComposedTransforms",
+            "transforms": [
+                {"type": "OneOf", "transforms": [{"type": "VerticalFlip", "p": 1.0}], "p": 1.0},
+                {"type": "GaussNoise", "std_range": (0.01, 0.01)},
+                {"type": "MultiScaleCrop", "scales": [200], "crop_scales": [200], "crop_range": (100, 150)},
+            ],
+        }
+    )
+    for seed in range(4):
+        result = transforms(*blocks(), seed=seed)
+        assert min(result.image.shape[:2]) == 200
+        assert_consistent(result)
+
+
+BAD_SPECS = {
+    "unknown": ({"type": "HorizontalFlop"}, r"transforms\[0\]: unknown transform 'HorizontalFlop'. .*HorizontalFlip"),
+    "argument": ({"type": "HorizontalFlip", "prob": 0.5}, r"HorizontalFlip: unknown argument 'prob'. .*Known: p"),
+    "value": ({"type": "HorizontalFlip", "p": 7}, r"HorizontalFlip: (?s:.*)less than or equal to 1"),
+    "inner": ({"type": "OneOf", "transforms": ["Flop"]}, r"transforms\[0\].transforms\[0\]: unknown transform 'Flop'"),
+    "volumes": ({"type": "RandomCrop3D", "size": (1, 2, 3)}, "cannot move boxes"),
+}
+
+
+@pytest.mark.parametrize(("spec", "message"), BAD_SPECS.values(), ids=BAD_SPECS)
+def test_bad_specs_are_errors(spec, message):
+    with pytest.raises(ConfigError, match=message):
+        ComposedTransforms(transforms=[spec])
+
+
+def test_normalised_images_are_refused():
+    with pytest.raises(ConfigError, match="no uint8 RGB image"):
+        ComposedTransforms(transforms=[{"type": "Normalize"}])(*blocks())
+
+
+def test_shrinking_averages_pixels():
+    image = (np.indices((400, 400)).sum(axis=0) % 2 * 255).astype(np.uint8)[..., None].repeat(3, axis=2)
+    none = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
+    result = DETRTrainTransforms(scales=[100], crop_probability=0.0)(image, *none, seed=0)
+    assert np.abs(result.image.astype(int) - 128).max() <= 1
+
+
+def test_import_does_not_touch_the_network():
+    code = (
+        "import socket\n"
+        "def refuse(*args, **kwargs): raise SystemExit('the network was asked')\n"
+        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
+        "import vitkit.data.transforms"
+    )
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True, timeout=120)
