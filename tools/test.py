@@ -14,7 +14,7 @@ import torch
 
 from vitkit import build_dataset, build_model, load_config, load_weights
 from vitkit.config import Config, format_config
-from vitkit.data.loader import DataSettings, evaluation_loader
+from vitkit.data.loader import DataSettings
 from vitkit.distributed import close_distributed, init_distributed, is_main
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.settings import TrainSettings
@@ -56,7 +56,7 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     settings = TrainSettings(**config["train"])
     data = DataSettings(**config["data"])
     dataset = build_dataset(data.val, data.root, where="data.val")
-    loader = evaluation_loader(dataset, data)
+    loader = data.val_loader(dataset)
     model = build_model(config["model"], classes=dataset.classes)
     report = load_weights(model, args.checkpoint, classes=dataset.classes)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)

@@ -21,7 +21,7 @@ from torch import nn
 
 from vitkit import build_dataset, build_model, load_config, load_weights
 from vitkit.config import Config, cfg_diff, format_config, save_config
-from vitkit.data.loader import DataSettings, check_same_classes, evaluation_loader, training_loader
+from vitkit.data.loader import DataSettings, check_same_classes
 from vitkit.distributed import broadcast_object, close_distributed, init_distributed, is_main, rank, world_size
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.settings import TrainSettings
@@ -84,8 +84,8 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     train_set = build_dataset(data.train, data.root, where="data.train")
     val_set = build_dataset(data.val, data.root, where="data.val")
     check_same_classes(train_set, val_set)
-    train_loader = training_loader(train_set, data, settings.seed)
-    val_loader = evaluation_loader(val_set, data)
+    train_loader = data.train_loader(train_set, settings.seed)
+    val_loader = data.val_loader(val_set)
 
     model = build_model(config["model"], classes=train_set.classes)
     if args.init:

@@ -50,8 +50,8 @@ def test_dilated_features_equal_torchvisions(norm):
 
 
 @pytest.mark.parametrize("variant", RESNET_VARIANTS)
-@pytest.mark.parametrize("size", [(64, 64), (33, 79)])
-def test_features_have_the_promised_shapes_and_finite_gradients(variant, size):
+def test_features_have_the_promised_shapes_and_finite_gradients(variant):
+    size = (33, 79)
     model = BACKBONES.build(variant, norm="frozen_bn", out_features=["res3", "res5"])
     features = model(torch.randn(1, 3, *size))
     assert list(features) == list(model.feature_info) == ["res3", "res5"]

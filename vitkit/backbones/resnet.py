@@ -31,11 +31,14 @@ def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
     return F.conv2d(x, weight, shift, conv.stride, conv.padding, conv.dilation)
 
 
-def relu(x: Tensor, padding: Tensor | None = None) -> Tensor:
-    """In place; also zeroes the padded places, (B, 1, H, W) bool, so that no kernel carries them into the image."""
-    if padding is not None:
-        x = x.masked_fill_(padding, 0.0)
-    return x.relu_()
+def zero(x: Tensor, padding: Tensor | None) -> Tensor:
+    """Zeroes the padded places, (B, 1, H, W) bool, so that no kernel carries them into the image."""
+    return x if padding is None else x.masked_fill(padding, 0.0)
+
+
+def relu(x: Tensor, padding: Tensor | None) -> Tensor:
+    """In place, zero at padded places."""
+    return zero(x, padding).relu_()
 
 
 def every(padding: Tensor | None, stride: int) -> Tensor | None:
@@ -174,10 +177,11 @@ class ResNet(tv.ResNet):
         padding = None if padding_mask is None else padding_mask[:, None]
         # A fifth faster on the CPU, and what tensor cores want.
         x = images.contiguous(memory_format=torch.channels_last)
-        x = x if padding is None else x.masked_fill(padding, 0.0)
+        x = zero(x, padding)
         padding = every(padding, 2)
         x = self.maxpool(relu(conv_norm(x, self.conv1, self.bn1), padding))
         padding = every(padding, 2)
+        x = zero(x, padding)
         features = {}
         for name in self.stages:
             for block in getattr(self, _STAGES[name]):

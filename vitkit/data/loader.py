@@ -50,6 +50,28 @@ class DataSettings:
             if getattr(self, name) < least:
                 raise ConfigError(f"data.{name}: got {getattr(self, name)}; expected at least {least}.")
 
+    def train_loader(self, dataset: Any, seed: int) -> "Loader":
+        """Shuffled batches of the training dataset for this rank; `seed` is the run's, the same on all ranks."""
+        return build_loader(
+            dataset,
+            batch_size=self.images_per_gpu,
+            training=True,
+            seed=seed,
+            num_workers=self.num_workers,
+            aspect_ratio_grouping=self.aspect_ratio_grouping,
+            pin_memory=self.pin_memory,
+        )
+
+    def val_loader(self, dataset: Any) -> "Loader":
+        """Every image of the validation dataset once over all ranks."""
+        return build_loader(
+            dataset,
+            batch_size=self.val_images_per_gpu,
+            training=False,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+        )
+
 
 def build_dataset(spec: Spec, root: str = "data", *, where: str = "data") -> Any:
     """Builds a dataset.

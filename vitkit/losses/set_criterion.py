@@ -91,8 +91,9 @@ class SetCriterion(nn.Module):
         # batch; on one rank both are the same.
         class_weight_sum = num_matched + self.no_object_weight * (batch_size * num_queries - num_matched)
         sums = torch.tensor([class_weight_sum, sum(counts)], dtype=torch.float32).to(logits.device, non_blocking=True)
-        class_normalizer, box_normalizer = all_reduce_mean(sums)
-        box_normalizer = box_normalizer.clamp(min=1 / world_size())
+        # In evaluation ranks may have different numbers of batches, so one cannot wait for the others.
+        class_normalizer, box_normalizer = all_reduce_mean(sums) if self.training else sums
+        box_normalizer = box_normalizer.clamp(min=1 / world_size() if self.training else 1)
 
         classes = labels.new_full((num_layers, batch_size, num_queries), num_logits - 1)
         classes[layer, image, query] = labels

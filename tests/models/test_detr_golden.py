@@ -1,0 +1,131 @@
+"""DETR-R50 with the golden weights against what the official implementation computed; golden/README.md's tolerances."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitkit.model_zoo.converters import convert_official
+from vitkit.models import build_model
+from vitkit.nn.position import sine_positions_2d
+from vitkit.ops.images import resize_mask
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
+from weights import compare, load_case  # noqa: E402
+
+SPEC = dict(
+    type="DETR",
+    backbone=dict(type="ResNet", depth=50, norm="frozen_bn", frozen_stages=1),
+    neck=dict(type="ChannelProjection", out_channels=256),
+    head=dict(type="DETRHead", d_model=256, num_heads=8, d_ffn=2048, num_encoder_layers=6, num_decoder_layers=6),
+)
+
+
+@pytest.fixture(scope="module")
+def case():
+    return load_case("detr_r50", check=True)
+
+
+@pytest.fixture(scope="module")
+def model(case):
+    return golden_model(case)
+
+
+def golden_model(case, **options):
+    model = build_model({**SPEC, **options}).eval()
+    state, name = convert_official(case.torch_state_dict(), model)
+    assert name == "facebookresearch/detr"
+    model.load_state_dict(state, strict=True)
+    return model
+
+
+def padded(*images, margin=0):
+    """The images at the top left of one batch, and its padding mask."""
+    height, width = (max(image.shape[d] for image in images) + margin for d in (1, 2))
+    batch = torch.zeros(len(images), 3, height, width)
+    mask = torch.ones(len(images), height, width, dtype=torch.bool)
+    for i, image in enumerate(images):
+        batch[i, :, : image.shape[1], : image.shape[2]] = image
+        mask[i, : image.shape[1], : image.shape[2]] = False
+    return batch, mask
+
+
+@pytest.fixture(scope="module")
+def run(case, model):
+    """The outputs on the golden batch, with those of the modules inside."""
+    inner = {}
+    parts = {"backbone": model.backbone, "memory": model.head.encoder, "states": model.head.decoder}
+    handles = [
+        part.register_forward_hook(lambda _, __, output, name=name: inner.update({name: output}))
+        for name, part in parts.items()
+    ]
+    inputs = case.torch_inputs()
+    images, mask = padded(inputs["image0"], inputs["image1"])
+    with torch.no_grad():
+        outputs = model(images, mask)
+    for handle in handles:
+        handle.remove()
+    return outputs, inner, mask
+
+
+def assert_golden(case, outputs):
+    report = compare(case, {name: value.numpy() for name, value in outputs.items()})
+    assert all(line["ok"] for line in report.values()), report
+
+
+def test_parameter_counts_are_the_originals(model):
+    assert sum(p.numel() for p in model.parameters()) == 41_524_768
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 41_302_368
+
+
+def test_inner_outputs_equal_the_originals(case, run):
+    _, inner, mask = run
+    features = inner["backbone"]["res5"]
+    small_mask = resize_mask(mask, features.shape[-2:])
+    assert_golden(
+        case,
+        {
+            "backbone_0": features,
+            "backbone_mask_0": small_mask,
+            "pos_embed": sine_positions_2d((7, 8), 256, padding_mask=small_mask).permute(0, 3, 1, 2),
+            "encoder_memory": inner["memory"].transpose(1, 2).unflatten(2, (7, 8)),
+            "decoder_states": inner["states"],
+        },
+    )
+
+
+def test_outputs_of_every_layer_equal_the_originals(case, run):
+    outputs = run[0]
+    assert len(outputs["aux_outputs"]) == 5
+    layers = {f"aux{i}_": layer for i, layer in enumerate(outputs["aux_outputs"])} | {"": outputs}
+    assert_golden(
+        case, {f"{p}{name}": layer[name] for p, layer in layers.items() for name in ("pred_logits", "pred_boxes")}
+    )
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_an_odd_sized_image_equals_the_original_with_and_without_a_mask(case, model, with_mask):
+    images, mask = padded(case.torch_inputs()["odd"])
+    with torch.no_grad():
+        outputs = model(images, mask if with_mask else None)
+    assert_golden(case, {f"odd/{name}": outputs[name] for name in ("pred_logits", "pred_boxes")})
+
+
+def test_postprocessing_equals_the_original(case, model):
+    stored = {name: torch.from_numpy(case.expected[name].values) for name in ("pred_logits", "pred_boxes")}
+    detections = model.postprocess(stored, case.meta["post"]["target_sizes"])
+    for output, field in (("post_scores", "scores"), ("post_labels", "labels"), ("post_boxes", "boxes_xyxy")):
+        assert_golden(case, {output: torch.stack([d[field] for d in detections])})
+
+
+def test_isolated_images_do_not_depend_on_the_batch_or_the_padding(case):
+    model = golden_model(case, isolate_padding=True)
+    odd, other = case.torch_inputs()["odd"], case.torch_inputs()["image0"]
+    with torch.no_grad():
+        alone = model(odd[None])
+        for batch in ((odd,), (odd, other), (odd, other, other[:, :, :40])):
+            for margin in (0, 1, 75):
+                outputs = model(*padded(*batch, margin=margin))
+                for name in ("pred_logits", "pred_boxes"):
+                    torch.testing.assert_close(outputs[name][:1], alone[name], atol=1e-4, rtol=1e-4)
