@@ -1,7 +1,7 @@
 """Official checkpoints' key names to vitkit's."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -14,8 +14,20 @@ COCO_CATEGORY_IDS = (
     36, 37, 38, 39, 40, 41, 42, 43, 44, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65,
     67, 70, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 84, 85, 86, 87, 88, 89, 90,
 )
-# fmt: on
 """COCO's raw ids of its 80 classes, in the order of their contiguous labels."""
+
+COCO_CLASSES = (
+    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
+    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow", "elephant",
+    "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee", "skis", "snowboard",
+    "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard", "tennis racket", "bottle",
+    "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich", "orange", "broccoli",
+    "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed", "dining table", "toilet",
+    "tv", "laptop", "mouse", "remote", "keyboard", "cell phone", "microwave", "oven", "toaster", "sink",
+    "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
+)
+"""Their names."""
+# fmt: on
 
 
 class Converter(NamedTuple):
@@ -56,7 +68,9 @@ CONVERTERS = [
 ]
 
 
-def convert_official(state: Mapping[str, Tensor], model: nn.Module) -> tuple[State, str | None]:
+def convert_official(
+    state: Mapping[str, Tensor], model: nn.Module, classes: Sequence[str] | None = None
+) -> tuple[State, str | None]:
     """Renames an official state dict for `model`; one that no converter knows is returned as it is.
 
     Where an official head has a row for each raw COCO id and the model has COCO's 80 classes, their rows are taken.
@@ -64,6 +78,7 @@ def convert_official(state: Mapping[str, Tensor], model: nn.Module) -> tuple[Sta
     Args:
         state: as stored; also wrapped as {"model": state}.
         model: what it will be loaded into.
+        classes: the model's class names; None: 80 classes are taken for COCO's.
     Returns:
         the state dict, and the name of its origin (None: not official).
     """
@@ -71,7 +86,10 @@ def convert_official(state: Mapping[str, Tensor], model: nn.Module) -> tuple[Sta
         state = state["model"]
     for converter in CONVERTERS:
         if converter.matches(state):
-            return select_coco_classes(converter.convert(state), model), converter.name
+            state = converter.convert(state)
+            if classes is None or tuple(classes) == COCO_CLASSES:
+                state = select_coco_classes(state, model)
+            return state, converter.name
     return dict(state), None
 
 

@@ -42,7 +42,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         near = [p.name for p in path.parent.glob("*.pth")] if path.parent.is_dir() else []
-        raise CheckpointError(f"no checkpoint {str(path)!r}. {nearest(path.name, near)}")
+        raise CheckpointError(
+            f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. In that folder: "
+            f"{nearest(path.name, near)}"
+        )
     try:
         # Official training checkpoints hold their argparse settings, which are plain values.
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -106,8 +109,8 @@ def load_weights(
     """Loads weights into `model`, whichever names they were published under.
 
     Args:
-        source: a checkpoint file, or a state dict (also wrapped as {"model": ...}). Of vitkit's own checkpoints the
-            moving average is taken when there is one.
+        source: a checkpoint file, a name of the model zoo's index ("detr_r50", downloaded once), or a state dict (also
+            wrapped as {"model": ...}). Of vitkit's own checkpoints the moving average is taken when there is one.
         classes: the model's class names. A vitkit checkpoint that was trained on others does not fit then, even if
             it has as many.
         new_class_head: with other classes, keep the model's fresh class head instead of raising.
@@ -115,15 +118,18 @@ def load_weights(
     Raises:
         CheckpointError: the file cannot be read, or does not fit the model.
     """
+    # The only import upwards: addresses and key names of official checkpoints lie beside the published figures.
+    from vitkit import model_zoo
+    from vitkit.model_zoo.converters import convert_official
+
+    if isinstance(source, str) and not Path(source).exists() and source in model_zoo.index():
+        source = model_zoo.published_weights(source)
     name = "the given state dict" if isinstance(source, Mapping) else str(source)
     checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
     state = _state_dict(checkpoint, name)
     report = LoadReport(name)
     if not _fits(model, state):
-        # The only import upwards: names of official checkpoints lie beside the published figures.
-        from vitkit.model_zoo.converters import convert_official
-
-        state, report.converter = convert_official(state, model)
+        state, report.converter = convert_official(state, model, classes)
 
     expected = model.state_dict()
     head = tuple(getattr(model, "class_head", ()))

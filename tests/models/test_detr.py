@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -47,7 +49,7 @@ def test_outputs_have_the_promised_shapes_and_ranges():
     for layer in (outputs, *outputs["aux_outputs"]):
         assert layer["pred_logits"].shape == (2, 10, 4)
         assert layer["pred_boxes"].shape == (2, 10, 4)
-        assert 0 <= layer["pred_boxes"].min() and layer["pred_boxes"].max() <= 1
+        assert layer["pred_boxes"].min() >= 0 and layer["pred_boxes"].max() <= 1
     assert len(outputs["aux_outputs"]) == 2
 
 
@@ -109,7 +111,7 @@ def test_isolated_images_do_not_depend_on_padding(norm_first):
 
 def test_isolation_needs_a_backbone_that_takes_the_mask():
     class Plain(nn.Module):
-        feature_info = {"res5": FeatureInfo(3, 1)}  # noqa: RUF012
+        feature_info = {"res5": FeatureInfo(3, 1)}
 
         def forward(self, images):
             return {"res5": images}
@@ -186,8 +188,6 @@ def test_padding_to_a_multiple_marks_what_it_adds():
     [("detr_r50_dc5", 16, 41_524_768), ("detr_r101", 32, 60_464_672), ("detr_r101_dc5", 16, 60_464_672)],
 )
 def test_variant_configs_have_the_published_size_and_stride(name, stride, parameters):
-    from pathlib import Path
-
     path = Path(__file__).resolve().parents[2] / "configs" / f"{name}.py"
     with torch.device("meta"):
         model = build_model(load_config(path)["model"])
