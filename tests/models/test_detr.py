@@ -118,7 +118,7 @@ def test_isolation_needs_a_backbone_that_takes_the_mask():
 
     with pytest.raises(ConfigError, match=r"backbone Plain takes no padding mask.*isolate_padding=False"):
         build_model(small_spec(backbone=Plain(), isolate_padding=True))
-    build_model(small_spec(backbone=Plain()))
+    assert build_model(small_spec(backbone=Plain())).load_pretrained() is None
 
 
 def test_recorder_names_every_attention_of_the_model():

@@ -175,7 +175,7 @@ class ResNet(tv.ResNet):
             coarse; a classifier returns (B, num_classes) logits.
         """
         padding = None if padding_mask is None else padding_mask[:, None]
-        # A fifth faster on the CPU, and what tensor cores want.
+        # DETR is 5 to 10 % faster with it on a CPU, and tensor cores want it.
         x = images.contiguous(memory_format=torch.channels_last)
         x = zero(x, padding)
         padding = every(padding, 2)

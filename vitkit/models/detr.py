@@ -55,8 +55,9 @@ class DETR(nn.Module):
             )
 
     def load_pretrained(self) -> str | None:
-        """Loads the backbone's pretrained weights, as a new run does; see `ResNet.load_pretrained`."""
-        return self.backbone.load_pretrained()
+        """Loads the backbone's pretrained weights, if it has any, as a new run does; see `ResNet.load_pretrained`."""
+        load = getattr(self.backbone, "load_pretrained", None)
+        return load() if load else None
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
         """
