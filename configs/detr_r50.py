@@ -29,5 +29,5 @@ def config():
         optimizer=dict(type="AdamW", lr=1e-4, backbone_lr=1e-5, weight_decay=1e-4),
         schedule=dict(type="StepLR", drop_at_epoch=100),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
-        train=dict(epochs=150, clip_grad_norm=0.1, seed=42),
+        train=dict(epochs=150, clip_grad_norm=0.1, seed=42, reference_batch_size=16),
     )  # fmt: skip

@@ -15,4 +15,5 @@ def config():
     cfg = base()
     cfg["model"]["backbone"]["dilation"] = True
     cfg["data"]["images_per_gpu"] = 1
+    cfg["train"]["accumulate"] = 2  # the base's 16 images per step on 8 GPUs
     return cfg

@@ -36,5 +36,8 @@ def config():
         optimizer=dict(type="AdamW", lr=5e-4, weight_decay=1e-4),
         schedule=dict(type="CosineLR", warmup_steps=200),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
-        train=dict(epochs=10, clip_grad_norm=0.1, channels_last=True, best_metric="bbox/AP50", log_every=100),
+        train=dict(
+            epochs=10, clip_grad_norm=0.1, reference_batch_size=16, channels_last=True, best_metric="bbox/AP50",
+            log_every=100,
+        ),
     )  # fmt: skip
