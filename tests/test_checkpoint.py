@@ -142,3 +142,19 @@ def test_random_numbers_go_on_as_if_never_stopped():
     set_rng_state(state)
     again = torch.rand(3), np.random.rand(3), random.random()
     assert torch.equal(first[0], again[0]) and (first[1] == again[1]).all() and first[2] == again[2]
+
+
+def test_a_name_of_the_model_zoo_is_fetched_from_its_address(monkeypatch, tmp_path):
+    model = TinyDetector()
+    torch.save(model.state_dict(), tmp_path / "published.pth")
+    asked = []
+
+    def fetch(url, *, sha256_prefix):
+        asked.append((url, sha256_prefix))
+        return tmp_path / "published.pth"
+
+    monkeypatch.setattr("vitkit.model_zoo.cached_file", fetch)
+    other = TinyDetector()
+    load_weights(other, "detr_r50")
+    assert torch.equal(other.body.weight, model.body.weight)
+    assert asked == [("https://dl.fbaipublicfiles.com/detr/detr-r50-e632da11.pth", "e632da11")]

@@ -1,16 +1,11 @@
-"""Time to load a training image by DETR's recipe: vitkit's pipeline against Pillow and torchvision's functions.
+"""Time to load a training image by DETR's recipe: vitkit's pipeline against Pillow and torchvision's functions."""
 
-Run: python tools/benchmark_loader.py [--images FOLDER]
-"""
-
-import argparse
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -22,19 +17,10 @@ from torch import Tensor
 from vitkit.data.collate import collate
 from vitkit.data.images import read_image, to_tensor
 from vitkit.data.transforms import DETRTrainTransforms, resized_size
+from vitkit.tools.benchmark_timing import Row
 
 _SCALES = range(480, 801, 32)
 _BATCH_SIZE = 2
-
-
-class Row(NamedTuple):
-    """One pipeline's result."""
-
-    name: str
-    milliseconds: float
-    """Median per image, decoding to padded batch: processor time, which other programs on the machine do not change."""
-    ratio: float
-    """To the first row's."""
 
 
 def measure(images: Path | None = None, *, rounds: int = 3) -> list[Row]:
@@ -44,7 +30,8 @@ def measure(images: Path | None = None, *, rounds: int = 3) -> list[Row]:
         images: folder of JPEGs; None draws some of 640x480.
         rounds: times over the images (at most 32 of them).
     Returns:
-        The rows, the Pillow and torchvision formulation first.
+        The rows, in seconds per image from decoding to padded batch, the Pillow and torchvision formulation first.
+        It is processor time, which other programs on the machine do not change.
     """
     pipelines: dict[str, Callable[[list[Path]], object]] = {
         "Pillow + torchvision": _pillow_batch,
@@ -69,9 +56,9 @@ def measure(images: Path | None = None, *, rounds: int = 3) -> list[Row]:
     finally:
         torch.set_num_threads(threads[0])
         cv2.setNumThreads(threads[1])
-    medians = {name: 1000 * statistics.median(values) for name, values in times.items()}
+    medians = {name: statistics.median(values) for name, values in times.items()}
     first = next(iter(medians.values()))
-    return [Row(name, median, median / first) for name, median in medians.items()]
+    return [Row("loading an image, one core", name, median, median / first) for name, median in medians.items()]
 
 
 def _draw(folder: Path) -> list[Path]:
@@ -144,14 +131,3 @@ def _pillow_resize(
     height, width = resized_size(image.height, image.width, short_side=short_side, max_size=max_size)
     scale = torch.tensor([width / image.width, height / image.height] * 2)
     return F.resize(image, [height, width]), boxes * scale
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=Path, help="folder of JPEGs; default: drawn ones of 640x480")
-    for row in measure(parser.parse_args().images):
-        print(f"{row.name:24} {row.milliseconds:8.2f} ms per image   {row.ratio:.3f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,5 @@
 """Time of the Hungarian matching against the original DETR's cross-batch formulation."""
 
-import statistics
 import time
 from collections.abc import Callable
 
@@ -11,40 +10,38 @@ from torchvision.ops import box_convert, generalized_box_iou
 
 from vitkit.matchers import HungarianMatcher
 from vitkit.structures import DetectionTarget
+from vitkit.tools.benchmark_timing import Row, compare
+
+NUM_CLASSES = 91
+NUM_LAYERS = 6
+TARGETS_PER_IMAGE = 7
 
 
 def measure(
-    *,
     batch_size: int = 16,
     num_queries: int = 300,
-    num_classes: int = 91,
-    num_layers: int = 6,
-    targets_per_image: int = 7,
+    *,
     repeats: int = 9,
-    device: torch.device | str = "cpu",
-) -> list[dict[str, str | float]]:
-    """Medians of interleaved runs on random predictions.
+    device: str = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Row]:
+    """Times both on random predictions of six decoder layers, the original's formulation first."""
+    calls = {
+        "all queries with all targets of the batch": matching(cross_batch_matching, batch_size, num_queries, device),
+        "vitkit": matching(HungarianMatcher(1.0, 5.0, 2.0), batch_size, num_queries, device),
+    }
+    what = f"matching, batch {batch_size}, {num_queries} queries"
+    return compare(what, calls, repeats=repeats, device=device, clock=clock)
 
-    Returns:
-        one row: `what`, `seconds` and `baseline_seconds` of one step, `ratio`.
-    """
+
+def matching(match: Callable, batch_size: int, num_queries: int, device: str = "cpu") -> Callable[[], object]:
+    """A call of `match` on random predictions."""
     generator = torch.Generator().manual_seed(0)
-    shape = (num_layers, batch_size, num_queries)
-    logits = torch.randn(*shape, num_classes + 1, generator=generator).to(device)
+    shape = (NUM_LAYERS, batch_size, num_queries)
+    logits = torch.randn(*shape, NUM_CLASSES + 1, generator=generator).to(device)
     boxes = torch.rand(*shape, 4, generator=generator).to(device)
-    targets = [_random_target(targets_per_image, num_classes, generator, device) for _ in range(batch_size)]
-    matcher = HungarianMatcher(cost_class=1.0, cost_l1=5.0, cost_giou=2.0)
-
-    times: dict[Callable, list[float]] = {cross_batch_matching: [], matcher: []}
-    for run in range(repeats + 1):
-        for match, seconds in times.items():
-            start = time.perf_counter()
-            match(logits, boxes, targets)
-            if run:  # the first run warms up
-                seconds.append(time.perf_counter() - start)
-    baseline, ours = (statistics.median(seconds) for seconds in times.values())
-    what = f"matching, batch {batch_size}, {num_queries} queries, {num_layers} layers"
-    return [{"what": what, "seconds": ours, "baseline_seconds": baseline, "ratio": ours / baseline}]
+    targets = [_random_target(generator, device) for _ in range(batch_size)]
+    return lambda: match(logits, boxes, targets)
 
 
 def cross_batch_matching(logits: Tensor, boxes: Tensor, targets: list[DetectionTarget]) -> list[list[tuple]]:
@@ -67,10 +64,8 @@ def cross_batch_matching(logits: Tensor, boxes: Tensor, targets: list[DetectionT
     return matches
 
 
-def _random_target(
-    num_targets: int, num_classes: int, generator: torch.Generator, device: torch.device | str
-) -> DetectionTarget:
+def _random_target(generator: torch.Generator, device: str) -> DetectionTarget:
     return {
-        "labels": torch.randint(num_classes, (num_targets,), generator=generator).to(device),
-        "boxes_cxcywh": torch.rand(num_targets, 4, generator=generator).to(device),
+        "labels": torch.randint(NUM_CLASSES, (TARGETS_PER_IMAGE,), generator=generator).to(device),
+        "boxes_cxcywh": torch.rand(TARGETS_PER_IMAGE, 4, generator=generator).to(device),
     }

@@ -1,5 +1,6 @@
 """DETR-R50 beside transformers' and, as a known quantity, torchvision's Faster R-CNN; random weights and images."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,7 +39,13 @@ class Case(NamedTuple):
 CASES = (Case(480, 640), Case(800, 1066), Case(480, 640, batch_size=2, training=True))
 
 
-def measure(cases: Sequence[Case] = CASES, *, repeats: int = 7, memory: bool = True) -> list[Row]:
+def measure(
+    cases: Sequence[Case] = CASES,
+    *,
+    repeats: int = 7,
+    memory: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Row]:
     """Times all contestants in turn, in this process; peak memory in a new process each.
 
     A training step is forward, loss, backward, clipping and AdamW. All train the same layers (stem and first stage
@@ -46,12 +53,9 @@ def measure(cases: Sequence[Case] = CASES, *, repeats: int = 7, memory: bool = T
     """
     rows = []
     for case in cases:
-        timed = compare(
-            f"{case}",
-            {name: step(name, case) for name in CONTESTANTS},
-            repeats=repeats,
-            device=case.device,
-        )
+        calls = {name: step(name, case) for name in CONTESTANTS}
+        timed = compare(str(case), calls, repeats=repeats, device=case.device, clock=clock)
+        del calls  # their models
         peaks = [peak_memory(step, row.name, case, device=case.device) if memory else None for row in timed]
         rows += [row._replace(peak_mib=peak, peak_ratio=peak and peak / peaks[0]) for row, peak in zip(timed, peaks)]
     return rows

@@ -1,0 +1,73 @@
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install -e .)")
+from vitkit.tools import benchmark, benchmark_models
+from vitkit.tools.benchmark_models import Case
+from vitkit.tools.benchmark_timing import Row, compare, peak_memory
+
+
+def fill(mebibytes):
+    return lambda: torch.ones(mebibytes * 2**18).sum()
+
+
+def test_calls_take_turns_and_the_first_is_the_measure_of_the_others():
+    calls = []
+
+    def wait(name, seconds):
+        calls.append(name)
+        time.sleep(seconds)
+
+    first, second = compare("waiting", {"a": lambda: wait("a", 0.02), "b": lambda: wait("b", 0.06)}, repeats=2)
+    assert calls == ["a", "b"] * 3
+    assert first.ratio == 1
+    assert second.ratio == pytest.approx(3, rel=0.3)
+    assert second.seconds == pytest.approx(0.06, rel=0.3)
+
+
+def test_peak_memory_is_what_a_call_needs_at_most():
+    peak = peak_memory(fill, 64)
+    if peak is None:
+        pytest.skip("the system does not tell its peak memory")
+    assert 60 < peak < 90
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_contestants_run(training, monkeypatch):
+    pytest.importorskip("transformers")
+    rows = benchmark_models.measure([Case(64, 96, batch_size=1, training=training)], repeats=1, memory=False)
+    assert [row.name for row in rows] == list(benchmark_models.CONTESTANTS)
+    assert rows[0].ratio == 1
+    assert all(row.seconds > 0 for row in rows)
+
+
+def test_both_detrs_train_the_same_number_of_parameters():
+    pytest.importorskip("transformers")
+    images, boxes, labels = torch.zeros(1, 3, 32, 32), torch.zeros(1, 1, 4), torch.zeros(1, 1, dtype=torch.int64)
+    trained = []
+    for build in (benchmark_models.vitkit_detr, benchmark_models.transformers_detr):
+        model, _, _ = build(Case(32, 32), images, boxes, labels)
+        trained.append(sum(p.numel() for p in model.parameters() if p.requires_grad))
+    assert trained[0] == trained[1]
+
+
+def test_missing_transformers_names_the_remedy(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(SystemExit, match=r"pip install -e '\.\[benchmark\]'"):
+        benchmark.main(["models", "--repeats", "1", "--no-memory"])
+
+
+def test_unknown_part_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(["modles"])
+    assert "modles" in capsys.readouterr().err
+
+
+def test_table_names_each_group_once():
+    rows = [Row("inference", "a", 1.0, 1.0, 200.0, 1.0), Row("inference", "b", 0.05, 0.05)]
+    assert benchmark.markdown_table(rows).splitlines()[2:] == [
+        "| inference | a | 1000 ms | 1.00 | 200 MiB | 1.00 |",
+        "|  | b | 50 ms | 0.050 |  |  |",
+    ]

@@ -1,0 +1,122 @@
+"""Compare speed and memory with other implementations.
+
+Random weights and images, nothing is downloaded. What is compared runs in turn in one process; ratios are to the first
+row of each group, and are what counts: they hold from run to run, milliseconds do not. Peak memory is measured in a new
+process each. The models part takes some minutes and needs transformers (pip install -e '.[benchmark]').
+
+Examples:
+    python tools/benchmark.py --out benchmark.md
+    python tools/benchmark.py matching loader
+    python tools/benchmark.py models --device cuda --precision bf16
+    python tools/benchmark.py models --threads 1 --processor-time      # on a busy machine
+"""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from vitkit.errors import VitkitError
+from vitkit.matchers import HungarianMatcher
+from vitkit.tools import benchmark_loader, benchmark_matching, benchmark_models
+from vitkit.tools.benchmark_timing import Row, compare
+
+PARTS = ("models", "matching", "loader")
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table here")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds, of which medians are taken (default: 9)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="processor threads of PyTorch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of models and matching")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the models")
+    parser.add_argument("--no-memory", action="store_true", help="time only")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="count computing, not waiting for other programs' computing"
+    )
+    parser.add_argument("--images", type=Path, metavar="DIR", help="JPEGs to load (default: drawn ones of 640x480)")
+    args = parser.parse_args(argv)
+    for part in args.parts:
+        if part not in PARTS:
+            parser.error(f"no part {part!r}: expected any of {', '.join(PARTS)}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch finds no GPU")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
+    torch.set_num_threads(args.threads)
+    clock = time.process_time if args.processor_time else time.perf_counter
+    parts = args.parts or PARTS
+    rows: list[Row] = []
+    try:
+        if "models" in parts:
+            cases = [c._replace(device=args.device, precision=args.precision) for c in benchmark_models.CASES]
+            rows += benchmark_models.measure(cases, repeats=args.repeats, memory=not args.no_memory, clock=clock)
+        if "matching" in parts:
+            rows += benchmark_matching.measure(repeats=args.repeats, device=args.device, clock=clock)
+            rows += measure_share(args, clock)
+        if "loader" in parts:
+            rows += benchmark_loader.measure(args.images)
+    except VitkitError as error:
+        sys.exit(f"error: {error}")
+    text = f"{describe_machine(args)}\n\n{markdown_table(rows)}\n"
+    print(text, end="")
+    if args.out:
+        args.out.write_text(text, encoding="utf-8")
+
+
+def measure_share(args: argparse.Namespace, clock: Callable[[], float]) -> list[Row]:
+    """The matching of one training step beside that step."""
+    case = benchmark_models.CASES[-1]._replace(device=args.device, precision=args.precision)
+    matcher = HungarianMatcher(1.0, 5.0, 2.0)
+    calls = {
+        str(case): benchmark_models.step("vitkit DETR-R50", case),
+        "its matching": benchmark_matching.matching(matcher, case.batch_size, 100, args.device),
+    }
+    return compare("matching in a training step", calls, repeats=args.repeats, device=args.device, clock=clock)
+
+
+def describe_machine(args: argparse.Namespace) -> str:
+    processor = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        processor = named[1] if named else processor
+    hardware = f"{processor}, {os.cpu_count()} cores, {args.threads} threads"
+    if args.device == "cuda":
+        hardware = f"{torch.cuda.get_device_name()}; {hardware}"
+    versions = [f"Python {platform.python_version()}"]
+    for package in ("vitkit", "torch", "torchvision", "transformers"):
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    clock = "processor time" if args.processor_time else "wall time"
+    return f"{hardware}; {args.precision}; {', '.join(versions)}; {clock}, medians of {args.repeats} rounds."
+
+
+def markdown_table(rows: Sequence[Row]) -> str:
+    lines = ["| | | time | ratio | peak memory | ratio |", "|---|---|---:|---:|---:|---:|"]
+    what = None
+    for row in rows:
+        memory = "" if row.peak_mib is None else f"{row.peak_mib:.0f} MiB"
+        memory_ratio = "" if row.peak_ratio is None else f"{row.peak_ratio:.2f}"
+        group = "" if row.what == what else row.what
+        ratio = f"{row.ratio:.2f}" if row.ratio >= 0.1 else f"{row.ratio:.3f}"
+        lines.append(f"| {group} | {row.name} | {1000 * row.seconds:.4g} ms | {ratio} | {memory} | {memory_ratio} |")
+        what = row.what
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
