@@ -410,3 +410,10 @@ def test_every_config_in_the_repository_is_valid(config_file):
     cfg = load_config(config_file)
     assert load_config(config_file, ["train.epochs=2"])["train"]["epochs"] == 2
     assert format_config(cfg)
+
+
+def test_installed_configs_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_config("configs/detr_r50.py", check=False)["model"]["type"] == "DETR"
+    with pytest.raises(ConfigError, match=r"no config file 'configs/detr_r51\.py'"):
+        load_config("configs/detr_r51.py")

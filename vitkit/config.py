@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import importlib.util
 import json
 import sys
 import traceback
@@ -40,14 +41,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, check: bool 
     """Loads a config file, applies overrides, and checks the result.
 
     Args:
-        path: a Python file with a function `config()` that returns nested dicts, or a config saved as `.json`.
+        path: a Python file with a function `config()` that returns nested dicts, or a config saved as `.json`. A path
+            below `configs/` that is not there is looked for among the installed configs.
         overrides: "key.sub=value" each, applied in order. Values are Python literals (`true`, `false` and `none` too),
             anything else is a string; a list's item is named by its index.
         check: whether `check_config` runs.
     Raises:
         ConfigError: the file is missing or wrong, or keys, types or values do not fit; all problems are listed.
     """
-    path = Path(path)
+    path = _find(Path(path))
     cfg = plain_copy(_read(path), "")
     overrides = [split_override(text) for text in overrides]
     problems = []
@@ -96,6 +98,15 @@ def format_config(cfg: Config) -> str:
     # A few very long values shall not push all comments out of sight.
     column = max((len(text) for text, _ in lines if len(text) <= 60), default=0)
     return "\n".join(f"{text:<{column}}  # {origin}" if origin else text for text, origin in lines)
+
+
+def _find(path: Path) -> Path:
+    """The file; "configs/detr_r50.py" is also found among the installed configs, where no such folder is at hand."""
+    if not path.exists() and path.parts[:1] == ("configs",):
+        package = importlib.util.find_spec("vitkit.configs")
+        folders = package.submodule_search_locations or [] if package else []
+        return next((found for folder in folders if (found := Path(folder, *path.parts[1:])).is_file()), path)
+    return path
 
 
 def _read(path: Path) -> dict[str, Any]:
