@@ -2,11 +2,12 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
-from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.nn.layers import FeedForward, enable_activation_checkpointing
 from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
 
 D, HEADS, FFN = 16, 4, 32
@@ -87,3 +88,19 @@ def test_recomputing_activations_keeps_the_gradients():
 def test_a_model_without_blocks_cannot_recompute():
     with pytest.raises(ConfigError, match="Linear has no blocks"):
         enable_activation_checkpointing(nn.Linear(2, 2))
+
+
+def test_dropout_after_relu_is_that_of_separate_layers():
+    ffn = FeedForward(8, 32, dropout=0.3).train()
+    x = torch.randn(4, 8, requires_grad=True)
+
+    torch.manual_seed(0)
+    separate = ffn.linear2(F.dropout(ffn.linear1(x).relu(), 0.3))
+    expected = torch.autograd.grad(separate.square().sum(), [x, *ffn.parameters()])
+    torch.manual_seed(0)
+    output = ffn(x)
+    gradients = torch.autograd.grad(output.square().sum(), [x, *ffn.parameters()])
+
+    torch.testing.assert_close(output, separate)
+    for got, wanted in zip(gradients, expected):
+        torch.testing.assert_close(got, wanted)
