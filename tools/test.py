@@ -17,7 +17,7 @@ from vitkit.config import Config, format_config
 from vitkit.data.loader import DataSettings
 from vitkit.distributed import close_distributed, init_distributed, is_main
 from vitkit.engine.evaluate import evaluate
-from vitkit.engine.settings import TrainSettings
+from vitkit.engine.settings import TrainSettings, require
 from vitkit.errors import VitkitError
 from vitkit.logging import setup_logging
 from vitkit.registry import EVALUATORS
@@ -32,7 +32,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="where to write the results (default: results.json in this folder)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--print-config", action="store_true", help="print every value and where it is from, and stop")
-    return parser.parse_intermixed_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {args.device}: PyTorch finds no GPU here")
+    return args
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -53,6 +56,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     """Builds data and model, predicts every image once, and prints and writes what came out."""
+    require(config, "model", "data.val", "evaluator", "train.epochs")
     settings = TrainSettings(**config["train"])
     data = DataSettings(**config["data"])
     dataset = build_dataset(data.val, data.root, where="data.val")
@@ -60,7 +64,9 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     model = build_model(config["model"], classes=dataset.classes)
     report = load_weights(model, args.checkpoint, classes=dataset.classes)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
+    out = args.out or Path("results.json")
     if is_main():
+        out.parent.mkdir(parents=True, exist_ok=True)
         print(report)
     evaluate(
         model.to(device), loader, evaluator, device=device, precision=settings.precision,
@@ -71,7 +77,6 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
         if args.per_class:
             for name, ap in evaluator.per_class().items():
                 print(f"  {name:<20} AP {ap:.3f}")
-        out = args.out or Path("results.json")
         evaluator.write_results(out)
         print(f"results are in {out}")
 

@@ -24,7 +24,7 @@ from vitkit.config import Config, cfg_diff, format_config, save_config
 from vitkit.data.loader import DataSettings, check_same_classes
 from vitkit.distributed import broadcast_object, close_distributed, init_distributed, is_main, rank, world_size
 from vitkit.engine.evaluate import evaluate
-from vitkit.engine.settings import TrainSettings
+from vitkit.engine.settings import TrainSettings, require
 from vitkit.engine.train import BEST_NAME, LAST_NAME, train
 from vitkit.errors import ConfigError, VitkitError
 from vitkit.logging import LOG_NAME, setup_logging
@@ -53,12 +53,16 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         args.config, args.overrides = None, [args.config, *args.overrides]
     if not args.config and not args.resume:
         parser.error("a config file is needed, such as configs/quickstart/detr.py")
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {args.device}: PyTorch finds no GPU here")
     return args
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     try:
+        if args.resume:
+            check_resumable(args.resume)
         config = load_config(args.config or args.resume / CONFIG_NAME, args.overrides)
         if args.print_config:
             print(format_config(config))
@@ -74,6 +78,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     """Builds everything the config names, trains, and draws what came out."""
+    require(
+        config, "model", "criterion", "data.train", "data.val", "optimizer", "schedule", "evaluator", "train.epochs"
+    )
     settings = TrainSettings(**config["train"])
     data = DataSettings(**config["data"])
     seed_everything(settings.seed + rank())
@@ -103,13 +110,17 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
 
     if is_main():
         run_dir.mkdir(parents=True, exist_ok=True)
-        save_config(config, run_dir / CONFIG_NAME)
         num_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         say(
             f"run {run_dir}  {len(train_set)} training and {len(val_set)} validation images, "
             f"{len(train_set.classes)} classes  {num_parameters / 1e6:.1f} M trainable parameters  "
             f"{world_size()} x {device.type}, {settings.precision}"
         )
+
+    def keep_config() -> None:
+        # Not earlier: a config that the checkpoint does not fit would replace the one that it does.
+        if is_main():
+            save_config(config, run_dir / CONFIG_NAME)
 
     def validate(evaluated: nn.Module) -> dict[str, float]:
         evaluator = EVALUATORS.build(config["evaluator"], dataset=val_set)
@@ -130,7 +141,7 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
 
     train(
         model, criterion, train_loader, optimizer=optimizer, schedule=schedule, settings=settings, device=device,
-        run_dir=run_dir, evaluate=validate, resume=run_dir / LAST_NAME if args.resume else None,
+        run_dir=run_dir, evaluate=validate, resume=run_dir / LAST_NAME if args.resume else None, on_start=keep_config,
         saved_with={
             "config": json.dumps(config), "classes": train_set.classes, "category_ids": train_set.category_ids,
         },
@@ -178,9 +189,25 @@ def new_run_dir(args: argparse.Namespace) -> Path:
     return folder
 
 
+def check_resumable(folder: Path) -> None:
+    for name in (CONFIG_NAME, LAST_NAME):
+        if not (folder / name).is_file():
+            raise ConfigError(
+                f"--resume {folder}: holds no run to go on with (no {name}). Give a run's folder; a run that was "
+                "stopped before its first checkpoint is started anew, without --resume."
+            )
+
+
 def report_changes(saved: Path, config: Config) -> None:
-    before = load_config(saved)
-    for key in cfg_diff(before, config):
+    changed = cfg_diff(load_config(saved), config)
+    fixed = [key for key in changed if key.split(".")[0] in ("optimizer", "schedule")]
+    if fixed:
+        # Their saved states hold these values, so that a change would be without effect.
+        raise ConfigError(
+            f"--resume {saved.parent}: {', '.join(fixed)} cannot change while a run goes on. To train on with other "
+            f"values start a new run from its weights: --init {saved.parent / LAST_NAME}."
+        )
+    for key in changed:
         logger.warning("resuming with a changed %s", key)
 
 

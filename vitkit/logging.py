@@ -21,11 +21,13 @@ def setup_logging() -> None:
     """Sends the messages of the "vitkit" logger to standard error, from the main process alone."""
     logger = logging.getLogger("vitkit")
     logger.setLevel(logging.INFO if is_main() else logging.ERROR)
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
+    handler = next((h for h in logger.handlers if isinstance(h, logging.StreamHandler)), None)
+    if handler is None:
+        handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname).1s %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
+    handler.stream = sys.stderr  # which may be another one than at the last call
 
 
 class RatioMeter:

@@ -35,10 +35,12 @@ def parameter_groups(
         lr_multipliers: part of a parameter's dotted name -> factor on `lr`; the first that fits counts.
         decay_norms_and_biases: False takes weight decay off vectors and scalars (norm scales, biases).
     Raises:
-        ConfigError: a name in `lr_multipliers` fits no parameter.
+        ConfigError: `backbone_lr` beside an `lr` of 0, or a name in `lr_multipliers` fits no parameter.
     """
     multipliers = dict(lr_multipliers or {})
     if backbone_lr is not None:
+        if lr == 0:
+            raise ConfigError("optimizer.lr=0: backbone_lr is a factor on it. Expected above 0, or no backbone_lr.")
         multipliers.setdefault("backbone.", backbone_lr / lr)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for part in multipliers:

@@ -1,8 +1,10 @@
 """The `train` section of a config."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from vitkit.errors import ConfigError
 from vitkit.registry import SECTIONS
 
 
@@ -37,3 +39,30 @@ class TrainSettings:
     """The evaluator's number by which the best checkpoint is chosen (higher is better)."""
     patience: int | None = None
     """Stop after this many evaluations in a row without a better `best_metric`."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "accumulate", "log_every", "eval_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"train.{name}: got {getattr(self, name)}; expected at least 1.")
+        if self.ema_decay is not None and not 0 <= self.ema_decay <= 1:
+            raise ConfigError(f"train.ema_decay: got {self.ema_decay}; expected 0 to 1, such as 0.9998.")
+
+
+def require(config: Mapping[str, Any], *keys: str) -> None:
+    """Checks that a config sets what a tool needs.
+
+    Args:
+        keys: dotted, such as "train.epochs".
+    Raises:
+        ConfigError: some are absent or None; all of them are listed.
+    """
+    missing = []
+    for key in keys:
+        value: Any = config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is None:
+            missing.append(key)
+    if missing:
+        path = getattr(config, "path", "config")
+        raise ConfigError(f"{path}: {', '.join(missing)} not set; configs/quickstart/detr.py shows each of them.")

@@ -5,6 +5,7 @@ It receives built objects and knows no concrete model, dataset or metric.
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -56,6 +58,7 @@ def train(
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
     resume: Path | None = None,
     saved_with: Mapping[str, Any] | None = None,
+    on_start: Callable[[], None] | None = None,
 ) -> Progress:
     """Trains until `settings.epochs`, evaluating and saving on the way.
 
@@ -65,8 +68,10 @@ def train(
         evaluate: takes the model to evaluate, returns metrics (an empty dict on ranks other than the main one).
         resume: a checkpoint of this run to go on from.
         saved_with: plain values that every checkpoint shall hold (config, classes).
+        on_start: called once the checkpoint to resume from has proved to fit.
     Raises:
         TrainingError: a loss is not finite.
+        CheckpointError: `resume` does not fit this run.
     """
     num_steps = math.ceil(len(loader) / settings.accumulate)
     ema = _moving_average(model, settings)
@@ -74,6 +79,8 @@ def train(
     meters: dict[str, RatioMeter] = getattr(criterion, "meters", {})
     parts = {"model": model, "ema": ema, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
     progress = _resume(resume, parts) if resume else Progress()
+    if on_start:
+        on_start()
     trained = _wrap(model, settings, device)
     window = _Window(device)
 
@@ -112,7 +119,9 @@ def train(
             log.say(f"epoch {progress.epoch}/{settings.epochs} done  {summary}")
             is_best = False
             if evaluate and (progress.epoch % settings.eval_every == 0 or progress.epoch == settings.epochs):
-                result = broadcast_object(evaluate(ema.module if ema is not None else model))
+                evaluated = ema.module if ema is not None else model
+                _share_buffers(evaluated)
+                result = broadcast_object(evaluate(evaluated))
                 result |= {f"train_{name}": ratio for name, (ratio, _) in metrics.items()}
                 log.validation(
                     {"step": progress.step, "epoch": progress.epoch, "metrics": result},
@@ -141,6 +150,8 @@ def _wrap(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn
         model = torch.compile(model)
     if world_size() > 1:
         ids = [device.index] if device.type == "cuda" else None
+        # Gradients of 1x1 kernels come in channels-last strides, which for them are the same order of numbers.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
     return model
 
@@ -227,6 +238,13 @@ def _log_steps(
     log.train(record, epoch_label=label, eta_seconds=steps_left * seconds_per_step)
 
 
+def _share_buffers(model: nn.Module) -> None:
+    """Gives every rank the main one's running statistics: those of the checkpoint are then what is evaluated."""
+    if world_size() > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+
+
 def _note_metric(progress: Progress, metrics: Mapping[str, float], best_metric: str) -> bool:
     """Counts an evaluation, and says whether it was the best."""
     value = metrics.get(best_metric, -math.inf)
@@ -265,11 +283,30 @@ def _resume(path: Path, parts: Mapping[str, Any]) -> Progress:
         raise CheckpointError(
             f"{path}: was saved by {len(state['rng'])} ranks, this run has {world_size()}. Resume with the same number."
         )
+    if _lengths(state["schedule"]) != _lengths(parts["schedule"].state_dict()):
+        raise CheckpointError(
+            f"{path}: its learning rates were planned over another number of steps. Resume with the run's own "
+            "train.epochs, batch size and number of images; to train longer start a new run from its weights by --init."
+        )
     for name, part in parts.items():
-        if part is not None:
+        if part is None:
+            continue
+        try:
             (part.module if isinstance(part, AveragedModel) else part).load_state_dict(state[name])
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{path}: its {name} does not fit this config's ({reason}). Resume with the run's own config; to "
+                "start a new run from its weights use --init."
+            ) from error
     progress = Progress(**state["progress"])
     if parts["ema"] is not None:
         parts["ema"].n_averaged.fill_(progress.step)
     set_rng_state(state["rng"][rank()])
     return progress
+
+
+def _lengths(schedule_state: Mapping[str, Any]) -> list:
+    """The numbers of steps that a schedule of torch, or a sequence of them, was built with."""
+    own = [schedule_state[name] for name in ("T_max", "total_iters", "milestones") if name in schedule_state]
+    return own + [_lengths(inner) for inner in schedule_state.get("_schedulers", [])]

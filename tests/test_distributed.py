@@ -1,0 +1,151 @@
+"""The process group's functions, alone and on two gloo ranks; and what the training loop must share between ranks."""
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from vitkit.checkpoint import read_checkpoint
+from vitkit.distributed import (
+    all_reduce_mean,
+    all_reduce_sum,
+    barrier,
+    broadcast_object,
+    close_distributed,
+    gather_objects,
+    init_distributed,
+    is_main,
+    rank,
+    world_size,
+)
+from vitkit.engine.settings import TrainSettings
+from vitkit.engine.train import train
+from vitkit.logging import RatioMeter
+from vitkit.structures import Batch
+
+RUNS = {"plain": {}, "ema": {"ema_decay": 0.5}}
+
+
+class Normalised(nn.Module):
+    """Batch norm, whose running statistics differ between ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, images):
+        return {"value": self.norm(images).sum(dim=1)}
+
+
+class Size(nn.Module):
+    def forward(self, outputs, targets):
+        return {"size": outputs["value"].square().mean()}
+
+
+class RankBatches:
+    """Three batches, others on each rank."""
+
+    def set_position(self, epoch):
+        pass
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        for number in range(3):
+            generator = torch.Generator().manual_seed(10 * rank() + number)
+            yield Batch({"images": torch.randn(5, 4, generator=generator) + rank()}, [{}] * 5)
+
+
+def evaluated_statistics(folder: Path, options: dict) -> torch.Tensor:
+    """Running means of the model that `train` gives to be evaluated on this rank."""
+    seen = []
+    model = Normalised()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    if is_main():
+        folder.mkdir()
+    barrier()
+    train(
+        model, Size(), RankBatches(), optimizer=optimizer, schedule=torch.optim.lr_scheduler.StepLR(optimizer, 9),
+        settings=TrainSettings(epochs=1, **options), device=torch.device("cpu"), run_dir=folder,
+        evaluate=lambda m: seen.append(m.norm.running_mean.clone()) or {"bbox/AP": 0.5},
+    )  # fmt: skip
+    return seen[0]
+
+
+def run_rank(number: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=number, world_size=2)
+    value = torch.tensor([number + 1.0, 10.0])
+    half, empty = RatioMeter(), RatioMeter()
+    half.add(torch.tensor(number), torch.tensor(1 + 2 * number))
+    if number == 1:
+        empty.add(torch.tensor(1), torch.tensor(2))
+    results = {
+        "place": (rank(), world_size(), is_main()),
+        "sum": all_reduce_sum(value),
+        "mean": all_reduce_mean(value),
+        "unchanged": value,
+        "gathered": gather_objects({"of": number}),
+        "broadcast": broadcast_object(f"from {number}"),
+        "ratio": half.compute(),
+        "ratio of one rank": empty.compute(),
+        "runs": {name: evaluated_statistics(Path(folder) / name, options) for name, options in RUNS.items()},
+    }
+    torch.save(results, f"{folder}/rank{number}.pth")
+    close_distributed()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory) -> tuple[Path, list[dict]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    context = torch.multiprocessing.spawn(run_rank, args=(str(folder),), nprocs=2, join=False)
+    deadline = time.monotonic() + 120
+    while not context.join(timeout=1):  # True once both have ended
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            pytest.fail("the ranks wait for each other")
+    return folder, [torch.load(folder / f"rank{number}.pth") for number in (0, 1)]
+
+
+def test_one_process_is_a_group_of_its_own(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert init_distributed("cpu") == torch.device("cpu") and not dist.is_initialized()
+    assert (rank(), world_size(), is_main()) == (0, 1, True)
+    value = torch.tensor([1.0, 2.0])
+    assert all_reduce_sum(value).equal(value) and all_reduce_mean(value).equal(value)
+    assert gather_objects("item") == ["item"] and broadcast_object("item") == "item"
+    barrier()
+    close_distributed()
+
+
+def test_reductions_are_over_both_ranks_and_leave_their_input(two_ranks):
+    for number, results in enumerate(two_ranks[1]):
+        assert results["place"] == (number, 2, number == 0)
+        assert results["sum"].tolist() == [3.0, 20.0] and results["mean"].tolist() == [1.5, 10.0]
+        assert results["unchanged"].tolist() == [number + 1.0, 10.0]
+
+
+def test_objects_go_to_the_main_process_and_come_from_it(two_ranks):
+    main, other = two_ranks[1]
+    assert main["gathered"] == [{"of": 0}, {"of": 1}] and other["gathered"] == []
+    assert main["broadcast"] == other["broadcast"] == "from 0"
+
+
+def test_ratios_are_over_both_ranks_also_where_one_has_nothing(two_ranks):
+    for results in two_ranks[1]:
+        assert math.isclose(results["ratio"][0], 1 / 4) and results["ratio"][1] == 4
+        assert results["ratio of one rank"] == (0.5, 2)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_rank_evaluates_the_running_statistics_that_are_saved(two_ranks, name):
+    folder, (main, other) = two_ranks
+    assert main["runs"][name].equal(other["runs"][name])
+    saved = read_checkpoint(folder / name / "last.pth")["ema" if name == "ema" else "model"]
+    assert saved["norm.running_mean"].equal(main["runs"][name]) and not main["runs"][name].equal(torch.zeros(4))

@@ -1,0 +1,82 @@
+"""What an installed copy holds."""
+
+import configparser
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def declared() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def packages_in(folder: Path, name: str) -> set[str]:
+    """The folder itself and all below it that have a Python file, as packages are named."""
+    folders = {file.parent for file in folder.rglob("*.py")}
+    return {".".join([name, *path.relative_to(folder).parts]) for path in folders}
+
+
+def test_every_folder_with_code_is_a_declared_package():
+    options = declared()["options"]
+    there = packages_in(ROOT / "vitkit", "vitkit")
+    for line in options["package_dir"].split("\n"):
+        name, _, folder = line.partition("=")
+        if name.strip() not in ("", "vitkit"):
+            there |= packages_in(ROOT / folder.strip(), name.strip())
+    assert sorted(options["packages"].split()) == sorted(there)
+
+
+def test_every_package_has_an_init_file():
+    for folder in ("vitkit", "configs", "model_zoo", "tools"):
+        for file in (ROOT / folder).rglob("*.py"):
+            assert (file.parent / "__init__.py").is_file(), file.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    pytest.importorskip("setuptools")
+    pytest.importorskip("pip")
+    # From a copy, since building leaves folders beside the sources.
+    work = tmp_path_factory.mktemp("wheel")
+    tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    for name in tracked.stdout.splitlines():
+        if (ROOT / name).is_file() and not name.startswith("tests/"):
+            (work / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / "source" / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(work)]
+    result = subprocess.run(command, cwd=work / "source", capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
+    (path,) = work.glob("vitkit-*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_wheel_holds_configs_tools_and_model_zoo(wheel):
+    names = set(wheel.namelist())
+    for name in ("configs/detr_r50.py", "configs/quickstart/detr.py", "configs/parts/coco.py", "tools/train.py"):
+        assert f"vitkit/{name}" in names
+    assert {"vitkit/model_zoo/index.json", "vitkit/model_zoo/README.md", "vitkit/engine/train.py"} <= names
+    # Nothing may lie beside the package, where it would take a name such as "tools" from others.
+    assert {name.split("/")[0] for name in names} == {"vitkit", f"vitkit-{declared()['metadata']['version']}.dist-info"}
+
+
+def test_wheel_holds_every_python_file_of_the_packages(wheel):
+    expected = {f"vitkit/{file.relative_to(ROOT / 'vitkit')}" for file in (ROOT / "vitkit").rglob("*.py")}
+    for folder in ("configs", "model_zoo", "tools"):
+        expected |= {f"vitkit/{folder}/{file.relative_to(ROOT / folder)}" for file in (ROOT / folder).rglob("*.py")}
+    assert expected <= set(wheel.namelist())
+
+
+def test_wheel_installs_the_vitkit_command(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith("/entry_points.txt")]
+    entries = configparser.ConfigParser()
+    entries.read_string(wheel.read(name).decode())
+    assert dict(entries["console_scripts"]) == {"vitkit": "vitkit.tools.cli:main"}
