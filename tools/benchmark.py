@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, error_line
 from vitkit.matchers import HungarianMatcher
 from vitkit.tools import benchmark_loader, benchmark_matching, benchmark_models
 from vitkit.tools.benchmark_timing import Row, compare
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "loader" in parts:
             rows += benchmark_loader.measure(args.images)
     except VitkitError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(error_line(error))
     text = f"{describe_machine(args)}\n\n{markdown_table(rows)}\n"
     print(text, end="")
     if args.out:

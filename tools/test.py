@@ -15,10 +15,10 @@ import torch
 from vitkit import build_dataset, build_model, load_config, load_weights
 from vitkit.config import Config, format_config
 from vitkit.data.loader import DataSettings
-from vitkit.distributed import close_distributed, init_distributed, is_main
+from vitkit.distributed import close_distributed, first_rank_first, init_distributed, is_main
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.settings import TrainSettings, require
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, error_line
 from vitkit.logging import setup_logging
 from vitkit.registry import EVALUATORS
 
@@ -30,7 +30,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
     parser.add_argument("--per-class", action="store_true", help="also print each class's AP")
     parser.add_argument("--out", type=Path, help="where to write the results (default: results.json in this folder)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--print-config", action="store_true", help="print every value and where it is from, and stop")
     args = parser.parse_intermixed_args(argv)
     if args.device.startswith("cuda") and not torch.cuda.is_available():
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
         setup_logging()
         run(config, args, device)
     except VitkitError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(error_line(error))
     finally:
         close_distributed()
 
@@ -62,7 +62,8 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     dataset = build_dataset(data.val, data.root, where="data.val")
     loader = data.val_loader(dataset)
     model = build_model(config["model"], classes=dataset.classes)
-    report = load_weights(model, args.checkpoint, classes=dataset.classes)
+    with first_rank_first():
+        report = load_weights(model, args.checkpoint, classes=dataset.classes)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     out = args.out or Path("results.json")
     if is_main():

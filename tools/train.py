@@ -22,11 +22,19 @@ from torch import nn
 from vitkit import build_dataset, build_model, load_config, load_weights
 from vitkit.config import Config, cfg_diff, format_config, save_config
 from vitkit.data.loader import DataSettings, check_same_classes
-from vitkit.distributed import broadcast_object, close_distributed, init_distributed, is_main, rank, world_size
+from vitkit.distributed import (
+    broadcast_object,
+    close_distributed,
+    first_rank_first,
+    init_distributed,
+    is_main,
+    rank,
+    world_size,
+)
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.settings import TrainSettings, require
-from vitkit.engine.train import BEST_NAME, LAST_NAME, train
-from vitkit.errors import ConfigError, VitkitError
+from vitkit.engine.train import LAST_NAME, train
+from vitkit.errors import ConfigError, DataError, VitkitError, error_line
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import CRITERIA, EVALUATORS, OPTIMIZERS, SCHEDULES
@@ -46,13 +54,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, help="where to write (default: runs/CONFIG_NAME, numbered if taken)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the stopped run in this folder")
     parser.add_argument("--init", metavar="CHECKPOINT", help="start from these weights; other classes get a new head")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--print-config", action="store_true", help="print every value and where it is from, and stop")
     args = parser.parse_intermixed_args(argv)
     if args.resume and args.config and "=" in args.config:
         args.config, args.overrides = None, [args.config, *args.overrides]
     if not args.config and not args.resume:
         parser.error("a config file is needed, such as configs/quickstart/detr.py")
+    if args.resume and (args.init or args.run_dir):
+        parser.error("--resume goes on with a run in its own folder: it takes neither --init nor --run-dir")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {args.device}: PyTorch finds no GPU here")
     return args
@@ -71,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
         setup_logging()
         run(config, args, device)
     except VitkitError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(error_line(error))
     finally:
         close_distributed()
 
@@ -91,14 +101,18 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     train_set = build_dataset(data.train, data.root, where="data.train")
     val_set = build_dataset(data.val, data.root, where="data.val")
     check_same_classes(train_set, val_set)
+    if getattr(train_set, "num_objects", None) == 0:
+        raise DataError("data.train: none of its images has a usable object, so there is nothing to learn.")
     train_loader = data.train_loader(train_set, settings.seed)
     val_loader = data.val_loader(val_set)
 
     model = build_model(config["model"], classes=train_set.classes)
-    if args.init:
-        logger.info(load_weights(model, args.init, classes=train_set.classes, new_class_head=True))
-    elif not args.resume:
-        model.load_pretrained()
+    with first_rank_first():
+        if args.init:
+            logger.info(load_weights(model, args.init, classes=train_set.classes, new_class_head=True))
+        elif not args.resume and hasattr(model, "load_pretrained"):
+            source = model.load_pretrained()
+            logger.info("backbone: %s", f"weights from {source}" if source else "random weights")
     model = prepare(model, settings).to(device)
     criterion = CRITERIA.build(config["criterion"]).to(device)
     optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
@@ -148,7 +162,7 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     )  # fmt: skip
     if is_main():
         plot_training(run_dir / LOG_NAME, run_dir / "curves.png")
-        say(f"{LAST_NAME}, {BEST_NAME}, {LOG_NAME}, curves.png and predictions.png are in {run_dir}")
+        say(f"done: {', '.join(sorted(path.name for path in run_dir.iterdir() if path.is_file()))} are in {run_dir}")
 
 
 def say(line: str) -> None:
@@ -174,7 +188,9 @@ def seed_everything(seed: int) -> None:
 def new_run_dir(args: argparse.Namespace) -> Path:
     """The folder asked for, or runs/CONFIG_NAME with the first free number."""
     if args.run_dir:
-        if (args.run_dir / LAST_NAME).exists():
+        if args.run_dir.exists() and not args.run_dir.is_dir():
+            raise ConfigError(f"--run-dir {args.run_dir}: is a file; expected a folder, or a name that is free.")
+        if (args.run_dir / LOG_NAME).exists():
             raise ConfigError(
                 f"--run-dir {args.run_dir}: holds a run already. Go on with it by --resume {args.run_dir}, "
                 "or choose another folder."

@@ -17,9 +17,6 @@ from torch import Tensor, nn
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
 
-FORMAT = "vitkit 1"
-"""Marks a run's own checkpoint, which holds the model and all that resuming needs (engine/train.py lists it)."""
-
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
     """Writes `state` to a temporary name and renames it, so that `path` is always a whole checkpoint."""
@@ -27,7 +24,7 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
-        torch.save({"format": FORMAT, **state}, file)
+        torch.save(dict(state), file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -41,9 +38,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        near = [p.name for p in path.parent.glob("*.pth")] if path.parent.is_dir() else []
+        # Of a run's folder its own checkpoints are meant, else those beside the missing file.
+        folder = path if path.is_dir() else path.parent
+        near = [p.name for p in folder.glob("*.pth")]
         raise CheckpointError(
-            f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. In that folder: "
+            f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. In {str(folder)!r}: "
             f"{nearest(path.name, near)}"
         )
     try:
@@ -120,7 +119,7 @@ def load_weights(
     """
     # The only import upwards: addresses and key names of official checkpoints lie beside the published figures.
     from vitkit import model_zoo
-    from vitkit.model_zoo.converters import convert_official
+    from vitkit.model_zoo.converters import COCO_CLASSES, convert_official
 
     if isinstance(source, str) and not Path(source).exists() and source in model_zoo.index():
         source = model_zoo.published_weights(source)
@@ -133,19 +132,16 @@ def load_weights(
 
     expected = model.state_dict()
     head = tuple(getattr(model, "class_head", ()))
-    trained_classes = checkpoint.get("classes")
+    # Official checkpoints do not say so, but were trained on COCO.
+    trained_classes = checkpoint.get("classes") or (COCO_CLASSES if report.converter else None)
     other_classes = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
     head_keys = [key for key in state if key in expected and key.startswith(head)] if head else []
     if other_classes or any(state[key].shape != expected[key].shape for key in head_keys):
         if not new_class_head:
-            got = (
-                f"{len(trained_classes)} classes {_some(trained_classes)}"
-                if trained_classes
-                else _shapes(state, head_keys)
-            )
+            got = _classes(trained_classes) if trained_classes else _shapes(state, head_keys)
+            wanted = _classes(classes) if classes else _shapes(expected, head_keys)
             raise CheckpointError(
-                f"{name}: its class head is for other classes (checkpoint: {got}; model: "
-                f"{f'{len(classes)} classes {_some(classes)}' if classes else _shapes(expected, head_keys)}). "
+                f"{name}: its class head is for other classes (checkpoint: {got}; model: {wanted}). "
                 "To fine-tune, load it with new_class_head=True (tools/train.py --init does), which starts only "
                 "the class head anew."
             )

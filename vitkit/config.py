@@ -213,6 +213,12 @@ def _problems_at(key: str, value: Any, place: Place, origins: Mapping[str, str])
     for name, item in given.items():
         if name in known:
             yield from _problems_at(join_key(key, name), item, known[name], origins)
+    # What a signature does not say, a class may check itself, without building anything large.
+    if hasattr(constructor, "check_arguments") and not unknown:
+        try:
+            constructor.check_arguments(**given)
+        except ConfigError as error:
+            yield f"{key}: {error}"
 
 
 def _raise_if_any(problems: list[str], path: str | Path) -> None:

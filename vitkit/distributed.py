@@ -2,6 +2,8 @@
 
 import datetime
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -72,6 +74,25 @@ def gather_objects(item: object) -> list:
     items = [None] * world_size() if is_main() else None
     dist.gather_object(item, items)
     return items if is_main() else []
+
+
+def broadcast(value: Tensor) -> None:
+    """Overwrites a tensor of one shape everywhere with the main process's."""
+    if world_size() > 1:
+        dist.broadcast(value, 0)
+
+
+@contextmanager
+def first_rank_first() -> Iterator[None]:
+    """Lets one process per machine run the block before its others, such as to download what they then find."""
+    is_first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+    if not is_first:
+        barrier()
+    try:
+        yield
+    finally:
+        if is_first:
+            barrier()
 
 
 def broadcast_object(item: object) -> object:

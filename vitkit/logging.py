@@ -3,11 +3,12 @@
 import datetime
 import json
 import logging
-import resource
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,6 +66,10 @@ def peak_memory_mb(device: torch.device) -> float:
     """Peak memory in MiB: of the GPU's allocator, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        import resource  # Unix alone has it
+    except ImportError:
+        return 0.0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
@@ -130,11 +135,18 @@ class RunLog:
     def _write(self, record: dict) -> None:
         if not self._file:
             return
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
         self._file.flush()
         if self._tensorboard:
             for name, value in _scalars(record):
                 self._tensorboard.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+
+def _finite(value: Any) -> Any:
+    """The record with None for numbers that JSON cannot hold."""
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _scalars(record: Mapping) -> list[tuple[str, float]]:

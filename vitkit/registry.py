@@ -9,10 +9,14 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, VitkitError
 
 Spec = str | Mapping[str, Any]
 """What builds an object: a registered name, or a dict with `type` and constructor arguments."""
+
+
+MOST_NAMES = 40
+"""An error message lists no more."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -20,7 +24,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     names = sorted(names)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
-    return f"{hint}Known: {', '.join(names) if names else '(none)'}."
+    more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{hint}Known: {', '.join(names[:MOST_NAMES]) if names else '(none)'}{more}."
 
 
 def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:
@@ -121,7 +126,12 @@ class Registry:
         missing = [p.name for p in parameters_of(constructor).values() if p.default is p.empty and p.name not in given]
         if missing:
             raise ConfigError(f"{self.kind} {constructor.__name__}: missing argument {', '.join(missing)}.")
-        return constructor(**given)
+        try:
+            return constructor(**given)
+        except VitkitError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{self.kind} {constructor.__name__}: {error}") from error
 
 
 def check_names(constructor: Callable, arguments: Iterable[str], where: str) -> None:

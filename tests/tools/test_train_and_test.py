@@ -19,7 +19,7 @@ from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = '''
+TINY = """
 from vitkit.configs.quickstart.detr import config as quickstart
 
 
@@ -35,7 +35,7 @@ def config():
     cfg["schedule"] = dict(type="StepLR", drop_at_epoch=100)
     cfg["train"] = dict(epochs=1, log_every=1, best_metric="bbox/AP50")
     return cfg
-'''
+"""
 
 
 @pytest.fixture
@@ -90,11 +90,11 @@ def coco_config(tmp_path, monkeypatch):
     """The tiny model on COCO files, which overrides name."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "coco.py"
-    extra = '''
+    extra = """
     cfg["data"]["train"] = dict(type="CocoDetection", images="{root}/images", annotations="{root}/instances.json")
     cfg["data"]["val"] = dict(type="CocoDetection", images="{root}/images", annotations="{root}/instances.json")
     return cfg
-'''
+"""
     path.write_text(TINY.rstrip().removesuffix("return cfg") + extra.lstrip("\n").removeprefix("    "))
     return str(path)
 
@@ -162,7 +162,9 @@ def test_own_data_needs_only_its_paths(coco_config, tmp_path, capsys, ids):
 
 def test_fine_tuning_to_other_classes_starts_only_the_class_head_anew(tiny, coco_config, tmp_path, capsys):
     train(tiny, "--run-dir", "shapes")
-    train(coco_config, *write_coco(tmp_path / "data"), "--init", "shapes/last.pth", "optimizer.lr=0.0", "--run-dir", "own")
+    train(
+        coco_config, *write_coco(tmp_path / "data"), "--init", "shapes/last.pth", "optimizer.lr=0.0", "--run-dir", "own"
+    )
     assert "start anew: head.class_embed.weight, head.class_embed.bias" in capsys.readouterr().err
     before, after = (read_checkpoint(f"{name}/last.pth")["model"] for name in ("shapes", "own"))
     assert torch.equal(before["head.bbox_embed.layers.0.weight"], after["head.bbox_embed.layers.0.weight"])
@@ -170,7 +172,7 @@ def test_fine_tuning_to_other_classes_starts_only_the_class_head_anew(tiny, coco
 
 
 def test_a_users_own_backbone_trains(tiny, tmp_path):
-    (tmp_path / "my_backbone.py").write_text('''
+    (tmp_path / "my_backbone.py").write_text("""
 from torch import nn
 from vitkit import BACKBONES
 from vitkit.structures import FeatureInfo
@@ -185,7 +187,7 @@ class Patches(nn.Module):
 
     def forward(self, images):
         return {"patches": self.conv(images)}
-''')
+""")
     (tmp_path / "my_config.py").write_text(
         TINY.replace("    return cfg", '    cfg["imports"] = ["my_backbone.py"]\n'
         '    cfg["model"]["backbone"] = dict(type="Patches", channels=16)\n    return cfg')
@@ -328,7 +330,9 @@ def test_missing_pretrained_weights_say_how_to_go_on(coco_config, tmp_path, caps
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: (_ for _ in ()).throw(OSError("no network")))
     overrides = write_coco(tmp_path / "data")
     message = fails(capsys, train_tool.main, coco_config, *overrides, "model.backbone.pretrained=true")
-    assert "resnet18-" in message and "model.backbone.pretrained=False" in message and str(tmp_path / "cache") in message
+    assert (
+        "resnet18-" in message and "model.backbone.pretrained=False" in message and str(tmp_path / "cache") in message
+    )
 
 
 def test_print_config_names_each_values_origin_and_builds_nothing(capsys):

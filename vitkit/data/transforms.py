@@ -282,6 +282,11 @@ class ComposedTransforms(_Pipeline):
     def __init__(self, *, transforms: Sequence[dict[str, Any]]):
         super().__init__([_build_albumentation(spec, f"transforms[{i}]") for i, spec in enumerate(transforms)])
 
+    @classmethod
+    def check_arguments(cls, *, transforms: Sequence[dict[str, Any]]) -> None:
+        """Checks the names and arguments inside, for configs; raises as the constructor does."""
+        cls(transforms=transforms)
+
 
 def _build_albumentation(spec: Any, where: str) -> A.BasicTransform | A.BaseCompose:
     where = f"ComposedTransforms {where}"

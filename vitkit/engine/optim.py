@@ -40,7 +40,9 @@ def parameter_groups(
     multipliers = dict(lr_multipliers or {})
     if backbone_lr is not None:
         if lr == 0:
-            raise ConfigError("optimizer.lr=0: backbone_lr is a factor on it. Expected above 0, or no backbone_lr.")
+            raise ConfigError(
+                "optimizer.lr=0: expected above 0 beside a backbone_lr, which is kept as a multiple of it."
+            )
         multipliers.setdefault("backbone.", backbone_lr / lr)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for part in multipliers:

@@ -20,7 +20,8 @@ class TrainSettings:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Under "bf16" and "fp16" autocast chooses per operation; "fp16" also scales the loss."""
     accumulate: int = 1
-    """Batches whose gradients are averaged before each optimiser step."""
+    """Batches whose gradients are averaged before each optimiser step; a criterion that divides by the number of
+    objects does so per batch."""
     ema_decay: float | None = None
     """Keep an exponential moving average of the weights, and evaluate and export that."""
     activation_checkpointing: bool = False
@@ -44,6 +45,10 @@ class TrainSettings:
         for name in ("epochs", "accumulate", "log_every", "eval_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"train.{name}: got {getattr(self, name)}; expected at least 1.")
+        if self.clip_grad_norm is not None and self.clip_grad_norm <= 0:
+            raise ConfigError(f"train.clip_grad_norm: got {self.clip_grad_norm}; expected above 0, or none.")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"train.seed: got {self.seed}; expected 0 to 2^32 - 1.")
         if self.ema_decay is not None and not 0 <= self.ema_decay <= 1:
             raise ConfigError(f"train.ema_decay: got {self.ema_decay}; expected 0 to 1, such as 0.9998.")
 

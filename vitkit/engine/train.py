@@ -3,6 +3,7 @@
 It receives built objects and knows no concrete model, dataset or metric.
 """
 
+import logging
 import math
 import time
 import warnings
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -21,13 +21,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitkit.checkpoint import read_checkpoint, rng_state, save_checkpoint, set_rng_state
-from vitkit.distributed import all_reduce_mean, broadcast_object, gather_objects, is_main, rank, world_size
+from vitkit.distributed import all_reduce_mean, broadcast, broadcast_object, gather_objects, is_main, rank, world_size
 from vitkit.engine.evaluate import autocast
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, TrainingError
 from vitkit.logging import RatioMeter, RunLog, peak_memory_mb
 from vitkit.registry import nearest
 
+logger = logging.getLogger("vitkit")
 LAST_NAME, BEST_NAME = "last.pth", "best.pth"
 
 
@@ -102,16 +103,19 @@ def train(
                         outputs = trained(**batch.inputs)
                         losses = criterion(outputs, batch.targets)
                         loss = sum(losses.values())
-                    scaler.scale(loss / settings.accumulate).backward()
+                    scaler.scale(loss / _group_size(index, len(loader), settings.accumulate)).backward()
                 window.add(losses)
                 if steps_now:
-                    _step(model, optimizer, schedule, scaler, settings.clip_grad_norm)
-                    progress.step += 1
-                    if ema is not None:
-                        ema.update_parameters(model)
+                    lr = max(schedule.get_last_lr())
+                    if _step(model, optimizer, schedule, scaler, settings.clip_grad_norm):
+                        progress.step += 1
+                        if ema is not None:
+                            ema.update_parameters(model)
                     if progress.step % settings.log_every == 0 or index == len(loader):
                         steps_left = (settings.epochs - epoch) * num_steps - math.ceil(index / settings.accumulate)
-                        _log_steps(log, window, progress, schedule, epoch + index / len(loader), settings, steps_left)
+                        epochs_done = epoch + index / len(loader)
+                        _log_steps(log, window, progress, settings, lr=lr, epoch=epochs_done, steps_left=steps_left)
+                window.batch_done()
             progress.epoch = epoch + 1
 
             metrics = {name: meter.compute(device) for name, meter in meters.items()}
@@ -120,17 +124,20 @@ def train(
             is_best = False
             if evaluate and (progress.epoch % settings.eval_every == 0 or progress.epoch == settings.epochs):
                 evaluated = ema.module if ema is not None else model
-                _share_buffers(evaluated)
+                # Running statistics differ between ranks; what is saved shall be what is evaluated.
+                for buffer in evaluated.buffers():
+                    broadcast(buffer)
                 result = broadcast_object(evaluate(evaluated))
                 result |= {f"train_{name}": ratio for name, (ratio, _) in metrics.items()}
                 log.validation(
                     {"step": progress.step, "epoch": progress.epoch, "metrics": result},
                     epoch_label=f"epoch {progress.epoch}/{settings.epochs}",
                 )
-                if settings.best_metric not in result:
+                if settings.best_metric in result:
+                    is_best = _note_metric(progress, result[settings.best_metric])
+                else:
                     known = nearest(settings.best_metric, result)
                     log.say(f"train.best_metric={settings.best_metric}: not measured, so no best is kept. {known}")
-                is_best = _note_metric(progress, result, settings.best_metric)
             _save(run_dir, parts, progress, saved_with or {}, is_best=is_best)
             if settings.patience is not None and progress.worse_in_a_row >= settings.patience:
                 log.say(f"stopping early: {settings.patience} evaluations without a better {settings.best_metric}")
@@ -162,14 +169,25 @@ def _step(
     schedule: LRScheduler,
     scaler: torch.amp.GradScaler,
     clip_grad_norm: float | None,
-) -> None:
+) -> bool:
+    """One optimiser step; False if the scaler skipped it, because a scaled gradient overflowed."""
     if clip_grad_norm is not None:
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), clip_grad_norm)
+    scale = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    schedule.step()
+    taken = scaler.get_scale() >= scale
+    if taken:
+        schedule.step()
+    return taken
+
+
+def _group_size(index: int, num_batches: int, accumulate: int) -> int:
+    """How many batches share the optimiser step of batch `index` (from 1): fewer in an epoch's last step."""
+    last = num_batches % accumulate
+    return last if index > num_batches - last else accumulate
 
 
 class _Window:
@@ -194,6 +212,8 @@ class _Window:
             value = value.detach().float()
             self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._batches += 1
+
+    def batch_done(self) -> None:
         self._mark = time.monotonic()
 
     def take(self) -> tuple[dict[str, float], float, float]:
@@ -210,9 +230,10 @@ def _log_steps(
     log: RunLog,
     window: _Window,
     progress: Progress,
-    schedule: LRScheduler,
-    epoch: float,
     settings: TrainSettings,
+    *,
+    lr: float,
+    epoch: float,
     steps_left: int,
 ) -> None:
     losses, seconds_per_batch, data_share = window.take()
@@ -229,7 +250,7 @@ def _log_steps(
         "epoch": round(epoch, 4),
         "loss": sum(losses.values()),
         "losses": losses,
-        "lr": max(schedule.get_last_lr()),
+        "lr": lr,
         "it_s": 1 / seconds_per_step,
         "data_share": data_share,
         "memory_mb": peak_memory_mb(window.device),
@@ -238,16 +259,8 @@ def _log_steps(
     log.train(record, epoch_label=label, eta_seconds=steps_left * seconds_per_step)
 
 
-def _share_buffers(model: nn.Module) -> None:
-    """Gives every rank the main one's running statistics: those of the checkpoint are then what is evaluated."""
-    if world_size() > 1:
-        for buffer in model.buffers():
-            dist.broadcast(buffer, 0)
-
-
-def _note_metric(progress: Progress, metrics: Mapping[str, float], best_metric: str) -> bool:
+def _note_metric(progress: Progress, value: float) -> bool:
     """Counts an evaluation, and says whether it was the best."""
-    value = metrics.get(best_metric, -math.inf)
     is_best = value > progress.best
     progress.best = max(progress.best, value)
     progress.worse_in_a_row = 0 if is_best else progress.worse_in_a_row + 1
@@ -279,10 +292,6 @@ def _resume(path: Path, parts: Mapping[str, Any]) -> Progress:
             f"{path}: cannot be resumed, it lacks {', '.join(lacking)}. Resume from a run's {LAST_NAME}, made with the "
             "same train.ema_decay; to start a new run from its weights use --init."
         )
-    if len(state["rng"]) != world_size():
-        raise CheckpointError(
-            f"{path}: was saved by {len(state['rng'])} ranks, this run has {world_size()}. Resume with the same number."
-        )
     if _lengths(state["schedule"]) != _lengths(parts["schedule"].state_dict()):
         raise CheckpointError(
             f"{path}: its learning rates were planned over another number of steps. Resume with the run's own "
@@ -302,7 +311,13 @@ def _resume(path: Path, parts: Mapping[str, Any]) -> Progress:
     progress = Progress(**state["progress"])
     if parts["ema"] is not None:
         parts["ema"].n_averaged.fill_(progress.step)
-    set_rng_state(state["rng"][rank()])
+    if len(state["rng"]) == world_size():
+        set_rng_state(state["rng"][rank()])
+    else:
+        logger.warning(
+            "%s was saved by %d ranks, this run has %d: it goes on, but not as the same run would have.",
+            path, len(state["rng"]), world_size(),
+        )  # fmt: skip
     return progress
 
 

@@ -50,6 +50,8 @@ class DETRHead(nn.Module):
                 f"DETRHead: d_model={d_model}, but feature {self.feature_name!r} has {info.channels} channels: "
                 "set both to the same number (model.neck.out_channels, model.head.d_model)."
             )
+        if num_queries < 1:
+            raise ConfigError(f"DETRHead: num_queries={num_queries}, expected at least 1.")
         self.d_model = d_model
         sizes = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first)
         self.encoder = TransformerEncoder(num_encoder_layers, d_model, **sizes)

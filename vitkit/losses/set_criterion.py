@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,12 @@ class SetCriterion(nn.Module):
         ConfigError: a term is unknown or missing, or no_object_weight is not positive.
     """
 
-    def __init__(self, matcher: Spec | nn.Module, weights: Mapping[str, float], no_object_weight: float):
+    def __init__(
+        self,
+        matcher: Spec | nn.Module,
+        weights: Mapping[Literal["labels", "l1", "giou"], float],
+        no_object_weight: float,
+    ):
         super().__init__()
         for name in weights:
             if name not in TERMS:

@@ -52,7 +52,7 @@ class _ReluDropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         output = F.dropout(x.relu(), p)
         ctx.save_for_backward(output)
-        ctx.scale = 1 / (1 - p)
+        ctx.scale = 1 / (1 - p) if p < 1 else 0.0
         return output
 
     @staticmethod
