@@ -192,7 +192,15 @@ def test_bad_box_is_an_error_that_names_annotation_and_image(tmp_path, bbox, mes
         load(tmp_path, data)
 
 
-@pytest.mark.parametrize("bbox", [bbox for bbox, _ in BAD_BOXES.values()], ids=BAD_BOXES)
+@pytest.mark.parametrize("case", ["negative", "three numbers", "text", "none"])
+def test_malformed_box_is_an_error_even_where_bad_boxes_are_dropped(tmp_path, case):
+    data = content()
+    data["annotations"][0]["bbox"], message = BAD_BOXES[case]
+    with pytest.raises(DataError, match=rf"annotation 17 .*{message}"):
+        load(tmp_path, data, bad_boxes="drop")
+
+
+@pytest.mark.parametrize("bbox", [[10, 20, 0, 5], [10, 20, 5, 0], [41, 5, 3, 5]])
 def test_bad_box_is_dropped_and_counted_on_request(tmp_path, caplog, bbox):
     data = content()
     data["annotations"][0]["bbox"] = bbox

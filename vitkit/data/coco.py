@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.data.coco_file import box_fault, decode_segmentation, is_empty_box, read_coco_file, segmentation_fault
+from vitkit.data.coco_file import box_fault, decode_segmentation, is_well_formed_box, read_coco_file, segmentation_fault
 from vitkit.data.images import read_image, to_tensor
 from vitkit.data.transforms import Transforms
 from vitkit.errors import ConfigError, DataError
@@ -36,8 +36,8 @@ class CocoDetection:
         annotations: the JSON file.
         transforms: spec of the transforms (see vitkit.data.transforms); None returns the images as they are.
         masks: also return instance masks.
-        bad_boxes: what to do with boxes of no width or no height: "error", or "drop" to leave them out and count them.
-            Negative sizes, numbers that are not finite, and boxes outside their image are always errors.
+        bad_boxes: what to do with boxes of no width or height or outside their image: "error", or "drop" to leave them
+            out and count them. Negative sizes and numbers that are not finite are always errors.
     Raises:
         DataError: a folder or file is missing, the annotations are wrong or there is no image.
     """
@@ -214,10 +214,10 @@ def _usable_annotations(content: dict[str, Any], file_name: str, *, drop: bool) 
         fault = box_fault(annotation["bbox"], image)
         if fault is None:
             usable.append(annotation)
-        elif not (drop and is_empty_box(annotation["bbox"])):
+        elif not (drop and is_well_formed_box(annotation["bbox"])):
             raise DataError(
                 f"{file_name}: annotation {annotation.get('id')} has bbox {annotation['bbox']}: {fault} "
-                f"(image '{image['file_name']}'). Correct it; boxes of no width or height may also be left out, "
-                "by bad_boxes='drop'."
+                f"(image '{image['file_name']}'). Correct it; boxes that are empty or outside their image may also be "
+                "left out, by bad_boxes='drop'."
             )
     return usable

@@ -106,10 +106,10 @@ def box_fault(bbox: Any, image: Mapping[str, Any]) -> str | None:
     return None
 
 
-def is_empty_box(bbox: Any) -> bool:
-    """Whether a box is well-formed but for its width or height of 0."""
+def is_well_formed_box(bbox: Any) -> bool:
+    """Whether a box is four finite numbers of no negative size, if perhaps empty or outside its image."""
     numbers = isinstance(bbox, list) and len(bbox) == 4 and all(isinstance(value, int | float) for value in bbox)
-    return numbers and all(map(math.isfinite, bbox)) and min(bbox[2:]) == 0
+    return numbers and all(map(math.isfinite, bbox)) and min(bbox[2:]) >= 0
 
 
 def segmentation_fault(segmentation: Any, image: Mapping[str, Any]) -> str | None:
