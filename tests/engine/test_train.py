@@ -1,5 +1,6 @@
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 
 from vitkit.checkpoint import read_checkpoint
 from vitkit.engine.settings import TrainSettings
-from vitkit.engine.train import BEST_NAME, LAST_NAME, train
+from vitkit.engine.train import BEST_NAME, LAST_NAME, _group_size, _step, train
 from vitkit.errors import CheckpointError, TrainingError
 from vitkit.logging import LOG_NAME, RatioMeter
 from vitkit.registry import SCHEDULES
@@ -178,3 +179,46 @@ def test_resuming_from_weights_alone_says_what_is_lacking(tmp_path):
     torch.save({"model": Regression().state_dict()}, tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match="cannot be resumed, it lacks optimizer, schedule"):
         run(tmp_path / "run", resume=tmp_path / "weights.pth")
+
+
+def test_an_epochs_last_and_smaller_group_is_averaged_over_its_own_size():
+    assert [_group_size(index, 8, 3) for index in range(1, 9)] == [3, 3, 3, 3, 3, 3, 2, 2]
+    assert [_group_size(index, 4, 2) for index in range(1, 5)] == [2] * 4
+    assert [_group_size(index, 2, 5) for index in range(1, 3)] == [2, 2]
+
+
+def test_a_slow_optimizer_is_not_taken_for_slow_data(tmp_path, monkeypatch):
+    step = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, *a: (time.sleep(0.02), step(self, *a)))
+    run(tmp_path / "run", epochs=1)
+    assert all(record["data_share"] < 0.3 for record in records(tmp_path / "run", "train"))
+
+
+def test_slow_data_is_told(tmp_path):
+    class Slow(Batches):
+        def __iter__(self):
+            for batch in super().__iter__():
+                time.sleep(0.03)
+                yield batch
+
+    run(tmp_path / "run", loader=Slow(), epochs=1)
+    assert all(record["data_share"] > 0.7 for record in records(tmp_path / "run", "train"))
+
+
+def test_a_metric_that_is_never_measured_does_not_stop_a_run(tmp_path):
+    _, progress = run(tmp_path / "run", evaluate=lambda model: {"bbox/AP": 0.1}, best_metric="AP", patience=1)
+    assert progress.epoch == 4 and not (tmp_path / "run" / BEST_NAME).exists()
+
+
+def test_an_overflowing_fp16_step_moves_neither_weights_nor_schedule():
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = SCHEDULES.build("CosineLR", optimizer=optimizer, steps_per_epoch=4, epochs=1)
+    scaler = torch.amp.GradScaler("cpu")
+    before = model.weight.clone()
+    scaler.scale(model(torch.full((1, 1), torch.inf)).sum()).backward()
+    assert not _step(model, optimizer, schedule, scaler, None)
+    assert torch.equal(model.weight, before) and schedule.last_epoch == 0
+    scaler.scale(model(torch.ones(1, 1)).sum()).backward()
+    assert _step(model, optimizer, schedule, scaler, None)
+    assert not torch.equal(model.weight, before) and schedule.last_epoch == 1

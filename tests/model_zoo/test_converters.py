@@ -1,7 +1,9 @@
+import pytest
 import torch
 from torch import nn
 
 from vitkit.checkpoint import load_weights
+from vitkit.errors import CheckpointError
 from vitkit.model_zoo.converters import COCO_CATEGORY_IDS, convert_official
 from vitkit.models import build_model
 
@@ -80,3 +82,12 @@ def test_an_unknown_state_dict_passes_unchanged():
     state = nn.Linear(2, 2).state_dict()
     converted, name = convert_official(state, nn.Linear(2, 2))
     assert name is None and converted == dict(state)
+
+
+def test_an_official_head_is_not_taken_for_as_many_other_classes():
+    model, state = tiny(num_classes=91), official(tiny(num_classes=91))
+    names = [f"thing {i}" for i in range(91)]
+    with pytest.raises(CheckpointError, match="class head is for other classes"):
+        load_weights(model, state, classes=names)
+    report = load_weights(model, state, classes=names, new_class_head=True)
+    assert report.reinitialized == ["head.class_embed.weight", "head.class_embed.bias"]
