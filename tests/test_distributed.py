@@ -1,6 +1,7 @@
 """The process group's functions, alone and on two gloo ranks; and what the training loop must share between ranks."""
 
 import math
+import os
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from vitkit.distributed import (
     barrier,
     broadcast_object,
     close_distributed,
+    first_rank_first,
     gather_objects,
     init_distributed,
     is_main,
@@ -77,6 +79,17 @@ def evaluated_statistics(folder: Path, options: dict) -> torch.Tensor:
     return seen[0]
 
 
+def fetched_in_turn(folder: Path, number: int) -> bool:
+    """Whether this rank found what the first one leaves in `first_rank_first`."""
+    os.environ["LOCAL_RANK"] = str(number)
+    with first_rank_first():
+        found = (folder / "fetched").exists()
+        if not found:
+            time.sleep(0.3)
+            (folder / "fetched").touch()
+    return found
+
+
 def run_rank(number: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=number, world_size=2)
@@ -92,6 +105,7 @@ def run_rank(number: int, folder: str) -> None:
         "unchanged": value,
         "gathered": gather_objects({"of": number}),
         "broadcast": broadcast_object(f"from {number}"),
+        "found": fetched_in_turn(Path(folder), number),
         "ratio": half.compute(),
         "ratio of one rank": empty.compute(),
         "runs": {name: evaluated_statistics(Path(folder) / name, options) for name, options in RUNS.items()},
@@ -135,6 +149,10 @@ def test_objects_go_to_the_main_process_and_come_from_it(two_ranks):
     main, other = two_ranks[1]
     assert main["gathered"] == [{"of": 0}, {"of": 1}] and other["gathered"] == []
     assert main["broadcast"] == other["broadcast"] == "from 0"
+
+
+def test_one_rank_fetches_what_the_others_then_find(two_ranks):
+    assert [results["found"] for results in two_ranks[1]] == [False, True]
 
 
 def test_ratios_are_over_both_ranks_also_where_one_has_nothing(two_ranks):

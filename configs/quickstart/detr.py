@@ -3,7 +3,8 @@
 A ResNet-18 up to stride 8 from random weights, and pre-norm transformer layers, which learn several times faster than
 the paper's post-norm ones in so short a run.
 
-Run: python tools/train.py configs/quickstart/detr.py
+Run:  python tools/train.py configs/quickstart/detr.py
+Here: AP50 0.929, 0.894, 0.912 and AP 0.659, 0.628, 0.657 for seeds 42, 43, 44; 7 min 48 s on 2 cores of an AMD EPYC.
 """
 
 

@@ -170,3 +170,13 @@ def test_weights_of_another_depth_are_refused(tmp_path):
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
         ResNet(**arguments)
+
+
+def test_random_stages_that_are_frozen_are_warned_of(caplog):
+    ResNet(18, frozen_stages=1, pretrained=False).load_pretrained()
+    assert "random and frozen" in caplog.text and "model.backbone.frozen_stages=0" in caplog.text
+
+
+def test_random_stages_that_train_are_not_warned_of(caplog):
+    ResNet(18, pretrained=False).load_pretrained()
+    assert not caplog.records

@@ -1,5 +1,6 @@
 """ResNet (He et al. 2015, https://arxiv.org/abs/1512.03385): torchvision's, with named features."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.layers import run_block
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
+
+logger = logging.getLogger("vitkit")
 
 RESNET_VARIANTS = {f"resnet{depth}": dict(depth=depth) for depth in (18, 34, 50, 101)}
 """The paper's table 1."""
@@ -203,6 +206,12 @@ class ResNet(tv.ResNet):
             CheckpointError: the weights cannot be had, or are of another network.
         """
         if not self.pretrained:
+            if self.frozen_stages:
+                logger.warning(
+                    "backbone: its first %d stages are random and frozen, so they never learn. To train without "
+                    "pretrained weights or a checkpoint set model.backbone.frozen_stages=0.",
+                    self.frozen_stages,
+                )
             return None
         path, source = self._find_pretrained()
         state = read_checkpoint(path)
