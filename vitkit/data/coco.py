@@ -12,6 +12,7 @@ from vitkit.data.coco_file import box_fault, decode_segmentation, is_well_formed
 from vitkit.data.images import read_image, to_tensor
 from vitkit.data.transforms import Transforms
 from vitkit.errors import ConfigError, DataError
+from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.registry import DATASETS, TRANSFORMS, Spec
 from vitkit.structures import Sample
 
@@ -144,12 +145,10 @@ class CocoDetection:
         if self.transforms is not None:
             image, boxes_xyxy, labels, masks = self.transforms(image, boxes_xyxy, labels, masks, seed=seed)
         new_height, new_width = image.shape[:2]
-        top_left, bottom_right = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
-        centres_and_sizes = np.concatenate([(top_left + bottom_right) / 2, bottom_right - top_left], axis=1)
-        boxes_cxcywh = centres_and_sizes / np.array([new_width, new_height] * 2, np.float32)
+        boxes_cxcywh = xyxy_to_cxcywh(torch.from_numpy(boxes_xyxy)) / torch.tensor([new_width, new_height] * 2)
         target = {
             "labels": torch.from_numpy(labels.copy()),
-            "boxes_cxcywh": torch.from_numpy(boxes_cxcywh),
+            "boxes_cxcywh": boxes_cxcywh,
             "image_id": int(self.image_ids[index]),
             "image_size": (new_height, new_width),
             "original_size": (height, width),

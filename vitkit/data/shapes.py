@@ -10,6 +10,7 @@ from vitkit.data.images import to_tensor
 from vitkit.data.shapes_world import THINGS, Scene, World, thing_categories
 from vitkit.data.transforms import Transforms
 from vitkit.errors import ConfigError
+from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.registry import DATASETS, TRANSFORMS, Spec
 from vitkit.structures import Sample
 
@@ -73,10 +74,10 @@ class ShapesDetection:
         if self.transforms is not None:
             image, boxes_xyxy, labels, masks = self.transforms(image, boxes_xyxy, labels, masks, seed=seed)
         height, width = image.shape[:2]
-        corners = torch.as_tensor(boxes_xyxy, dtype=torch.float32) / torch.tensor([width, height, width, height])
+        boxes_cxcywh = xyxy_to_cxcywh(torch.as_tensor(boxes_xyxy, dtype=torch.float32))
         target = {
             "labels": torch.as_tensor(labels, dtype=torch.int64),
-            "boxes_cxcywh": torch.cat([(corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]], dim=1),
+            "boxes_cxcywh": boxes_cxcywh / torch.tensor([width, height, width, height]),
             "image_id": self.image_ids[index],
             "image_size": (height, width),
             "original_size": original_size,
