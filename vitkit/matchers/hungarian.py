@@ -50,20 +50,13 @@ class HungarianMatcher(nn.Module):
         known = (labels >= 0) & (labels < num_classes)
         labels, target_boxes = labels.where(known, 0), target_boxes.where(known[:, None], torch.nan)
 
-        # One layer's costs stay in a processor's cache, which halves the time; a GPU wants few and large operations.
-        layers_at_once = 1 if device.type == "cpu" else len(pred_logits)
-        costs, terms = [], []
         with torch.autocast(device.type, enabled=False):
-            for logits, boxes in zip(
-                pred_logits.float().split(layers_at_once), pred_boxes.float().split(layers_at_once)
-            ):
-                terms.append(_terms(logits, boxes, image, labels, target_boxes.float()))
-                costs.append(sum(weight * terms[-1][name] for name, weight in self.weights.items()))
+            terms = _terms(pred_logits.float(), pred_boxes.float(), image, labels, target_boxes.float())
+            cost = sum(weight * terms[name] for name, weight in self.weights.items())
 
         # The step's only transfer from the device. scipy computes in float64, so all costs are converted at once.
-        cost = torch.cat(costs, dim=1).cpu().transpose(0, 1).double().contiguous().numpy()  # (L, T, Q)
+        cost = cost.cpu().transpose(0, 1).double().contiguous().numpy()  # (L, T, Q)
         if not np.isfinite(cost).all():
-            terms = {name: torch.cat([part[name] for part in terms], dim=1) for name in self.weights}
             _raise_non_finite(cost, terms, targets, num_classes=num_classes)
         ends = np.cumsum(counts)
         return [[_assign(layer[end - count : end]) for count, end in zip(counts, ends)] for layer in cost]
@@ -77,6 +70,7 @@ def _terms(
     Args:
         image: (T,) index in the batch of each target's image.
     """
+    # Layer by layer, so that the probabilities of all classes stay in the processor's cache.
     probability = torch.stack([layer.softmax(-1)[image, :, labels] for layer in pred_logits], dim=1)
     # With coordinates as whole planes, picking a target's image copies long rows and all else reads contiguous numbers.
     queries_cxcywh, queries_xyxy = (
