@@ -1,12 +1,10 @@
 """Official checkpoints' key names to vitkit's."""
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
-State = dict[str, Tensor]
+from vitkit.model_zoo.converter import Converter, State
 
 # fmt: off
 COCO_CATEGORY_IDS = (
@@ -30,28 +28,6 @@ COCO_CLASSES = (
 # fmt: on
 
 
-class Converter(NamedTuple):
-    """How one official format is recognised and renamed."""
-
-    name: str
-    """As reports give it."""
-    marks: tuple[str, ...]
-    """Keys that together only this format has."""
-    renames: tuple[tuple[str, str], ...]
-    """Regular expression and replacement; all are applied in turn."""
-
-    def matches(self, state: Mapping[str, Tensor]) -> bool:
-        return all(key in state for key in self.marks)
-
-    def convert(self, state: Mapping[str, Tensor]) -> State:
-        return {self._rename(key): value for key, value in state.items()}
-
-    def _rename(self, key: str) -> str:
-        for pattern, replacement in self.renames:
-            key = re.sub(pattern, replacement, key)
-        return key
-
-
 CONVERTERS = [
     Converter(
         name="facebookresearch/detr",
@@ -64,13 +40,14 @@ CONVERTERS = [
             (r"\.(linear[12])\.", r".ffn.\1."),
             (r"^(class_embed|bbox_embed|query_embed)\.", r"head.\1."),
         ),
+        classes=COCO_CLASSES,
     ),
 ]
 
 
 def convert_official(
     state: Mapping[str, Tensor], model: nn.Module, classes: Sequence[str] | None = None
-) -> tuple[State, str | None]:
+) -> tuple[State, Converter | None]:
     """Renames an official state dict for `model`; one that no converter knows is returned as it is.
 
     Where an official head has a row for each raw COCO id and the model has COCO's 80 classes, their rows are taken.
@@ -80,16 +57,16 @@ def convert_official(
         model: what it will be loaded into.
         classes: the model's class names; None: 80 classes are taken for COCO's.
     Returns:
-        the state dict, and the name of its origin (None: not official).
+        the state dict, and its format (None: not official).
     """
     if isinstance(state.get("model"), Mapping):
         state = state["model"]
     for converter in CONVERTERS:
         if converter.matches(state):
-            state = converter.convert(state)
-            if classes is None or tuple(classes) == COCO_CLASSES:
+            state = converter.convert(state, model)
+            if converter.classes == COCO_CLASSES and (classes is None or tuple(classes) == COCO_CLASSES):
                 state = select_coco_classes(state, model)
-            return state, converter.name
+            return state, converter
     return dict(state), None
 
 

@@ -119,7 +119,7 @@ def load_weights(
     """
     # The only import upwards: addresses and key names of official checkpoints lie beside the published figures.
     from vitkit import model_zoo
-    from vitkit.model_zoo.converters import COCO_CLASSES, convert_official
+    from vitkit.model_zoo.converters import convert_official
 
     if isinstance(source, str) and not Path(source).exists() and source in model_zoo.index():
         source = model_zoo.published_weights(source)
@@ -127,13 +127,17 @@ def load_weights(
     checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
     state = _state_dict(checkpoint, name)
     report = LoadReport(name)
+    converter = None
     if not _fits(model, state):
-        state, report.converter = convert_official(state, model, classes)
+        state, converter = convert_official(state, model, classes)
+    report.converter = converter and converter.name
+    for prefix, module in model.named_modules():
+        if hasattr(module, "adapt_state"):
+            module.adapt_state(state, f"{prefix}." if prefix else "")
 
     expected = model.state_dict()
     head = tuple(getattr(model, "class_head", ()))
-    # Official checkpoints do not say so, but were trained on COCO.
-    trained_classes = checkpoint.get("classes") or (COCO_CLASSES if report.converter else None)
+    trained_classes = checkpoint.get("classes") or (converter and converter.classes)
     other_classes = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
     head_keys = [key for key in state if key in expected and key.startswith(head)] if head else []
     if other_classes or any(state[key].shape != expected[key].shape for key in head_keys):

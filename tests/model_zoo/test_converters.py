@@ -47,8 +47,8 @@ def official(model):
 
 def test_official_names_become_the_models_own():
     model = tiny(num_classes=91)
-    converted, name = convert_official(official(model), model)
-    assert name == "facebookresearch/detr"
+    converted, converter = convert_official(official(model), model)
+    assert converter.name == "facebookresearch/detr"
     assert converted.keys() == model.state_dict().keys()
     for key, value in model.state_dict().items():
         assert torch.equal(converted[key], value), key
@@ -56,8 +56,8 @@ def test_official_names_become_the_models_own():
 
 def test_a_wrapped_checkpoint_is_unwrapped():
     model = tiny(num_classes=91)
-    converted, name = convert_official({"model": official(model), "epoch": 3}, model)
-    assert name is not None and converted.keys() == model.state_dict().keys()
+    converted, converter = convert_official({"model": official(model), "epoch": 3}, model)
+    assert converter is not None and converted.keys() == model.state_dict().keys()
 
 
 def test_91_raw_ids_become_cocos_80_classes():
@@ -80,8 +80,8 @@ def test_coco_ids_are_80_with_the_known_gaps():
 
 def test_an_unknown_state_dict_passes_unchanged():
     state = nn.Linear(2, 2).state_dict()
-    converted, name = convert_official(state, nn.Linear(2, 2))
-    assert name is None and converted == dict(state)
+    converted, converter = convert_official(state, nn.Linear(2, 2))
+    assert converter is None and converted == dict(state)
 
 
 def test_an_official_head_is_not_taken_for_as_many_other_classes():

@@ -34,8 +34,8 @@ def model(case):
 
 def golden_model(case, **options):
     model = build_model({**SPEC, **options}).eval()
-    state, name = convert_official(case.torch_state_dict(), model)
-    assert name == "facebookresearch/detr"
+    state, converter = convert_official(case.torch_state_dict(), model)
+    assert converter.name == "facebookresearch/detr"
     model.load_state_dict(state, strict=True)
     return model
 

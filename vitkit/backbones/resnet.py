@@ -1,6 +1,5 @@
 """ResNet (He et al. 2015, https://arxiv.org/abs/1512.03385): torchvision's, with named features."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,14 +10,11 @@ from torch import Tensor, nn
 from torchvision.models import resnet as tv
 from torchvision.ops import FrozenBatchNorm2d
 
-from vitkit.checkpoint import read_checkpoint
-from vitkit.download import cached_file
-from vitkit.errors import CheckpointError, ConfigError
+from vitkit.backbones.base import Backbone, choose_features
+from vitkit.errors import ConfigError
 from vitkit.nn.layers import run_block
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
-
-logger = logging.getLogger("vitkit")
 
 RESNET_VARIANTS = {f"resnet{depth}": dict(depth=depth) for depth in (18, 34, 50, 101)}
 """The paper's table 1."""
@@ -90,7 +86,7 @@ _STAGES = {"res2": "layer1", "res3": "layer2", "res4": "layer3", "res5": "layer4
 
 
 @BACKBONES.register
-class ResNet(tv.ResNet):
+class ResNet(Backbone, tv.ResNet):
     """Maps "res2" to "res5" at strides 4 to 32; torchvision's state dicts fit.
 
     Args:
@@ -105,6 +101,9 @@ class ResNet(tv.ResNet):
     Raises:
         ConfigError: an argument is none of these.
     """
+
+    class_head = ("fc.",)
+    optional_weights = ("num_batches_tracked",)
 
     def __init__(
         self,
@@ -121,18 +120,12 @@ class ResNet(tv.ResNet):
             raise ConfigError(f"ResNet: depth {depth}: expected one of {', '.join(map(str, _BLOCKS))}.")
         if norm not in _NORMS:
             raise ConfigError(f"ResNet: unknown norm {norm!r}. {nearest(norm, _NORMS)}")
-        if not 0 <= frozen_stages <= 4:
-            raise ConfigError(f"ResNet: frozen_stages {frozen_stages}: expected 0 to 4.")
         block, num_blocks = _BLOCKS[depth]
         if dilation and block is BasicBlock:
             raise ConfigError(f"ResNet: depth {depth} has no dilated form: expected 50 or 101, or dilation=False.")
-        if num_classes is not None and out_features is not None:
-            raise ConfigError("ResNet: a classifier (num_classes) returns no features: leave out_features out.")
-        if out_features is not None and not out_features:
-            raise ConfigError(f"ResNet: out_features is empty. {nearest('', _STAGES)}")
-        for name in out_features or ():
-            if name not in _STAGES:
-                raise ConfigError(f"ResNet: unknown feature {name!r} in out_features. {nearest(name, _STAGES)}")
+        strides = {"res2": 4, "res3": 8, "res4": 16, "res5": 16 if dilation else 32}
+        available = {name: FeatureInfo(64 * 2**i * block.expansion, strides[name]) for i, name in enumerate(_STAGES)}
+        feature_info = choose_features("ResNet", available, out_features, num_classes=num_classes)
         super().__init__(
             block,
             num_blocks,
@@ -145,30 +138,17 @@ class ResNet(tv.ResNet):
         self.is_classifier = num_classes is not None
 
         # What is not needed is not kept: it would never get a gradient, which DDP does not forgive.
-        self.out_features = [name for name in _STAGES if out_features is None or name in out_features]
-        self.stages = list(_STAGES)[: list(_STAGES).index(self.out_features[-1]) + 1]
-        for name in _STAGES.keys() - set(self.stages):
+        self.feature_info = feature_info
+        self.stage_names = list(_STAGES)[: list(_STAGES).index(list(feature_info)[-1]) + 1]
+        for name in _STAGES.keys() - set(self.stage_names):
             delattr(self, _STAGES[name])
         if not self.is_classifier:
             del self.avgpool, self.fc
-
-        strides = {"res2": 4, "res3": 8, "res4": 16, "res5": 16 if dilation else 32}
-        widths = {name: 64 * 2**i * block.expansion for i, name in enumerate(_STAGES)}
-        self.feature_info = {name: FeatureInfo(widths[name], strides[name]) for name in self.out_features}
-
         self.frozen_stages = frozen_stages
-        for module in self._frozen_modules():
-            module.requires_grad_(False)
+        self.freeze()
 
-    def _frozen_modules(self) -> list[nn.Module]:
-        stem = [self.conv1, self.bn1] if self.frozen_stages else []
-        return stem + [getattr(self, _STAGES[name]) for name in self.stages[: self.frozen_stages]]
-
-    def train(self, mode: bool = True) -> "ResNet":
-        super().train(mode)
-        for module in self._frozen_modules():
-            module.eval()  # running statistics are frozen, too
-        return self
+    def stages(self) -> list[list[nn.Module]]:
+        return [[self.conv1, self.bn1], *([getattr(self, _STAGES[name])] for name in self.stage_names)]
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor] | Tensor:
         """
@@ -189,7 +169,7 @@ class ResNet(tv.ResNet):
         padding = every(padding, 2)
         x = zero(x, padding)
         features = {}
-        for name in self.stages:
+        for name in self.stage_names:
             for block in getattr(self, _STAGES[name]):
                 x = run_block(block, x, padding)
                 padding = every(padding, block.stride)
@@ -197,56 +177,9 @@ class ResNet(tv.ResNet):
                 features[name] = x
         return self.fc(self.avgpool(x).flatten(1)) if self.is_classifier else features
 
-    def load_pretrained(self) -> str | None:
-        """Loads what `pretrained` names. A run calls this at its start, unless a checkpoint follows anyway.
-
-        Returns:
-            where the weights came from, or None if `pretrained` is False.
-        Raises:
-            CheckpointError: the weights cannot be had, or are of another network.
-        """
-        if not self.pretrained:
-            if self.frozen_stages:
-                logger.warning(
-                    "backbone: its first %d stages are random and frozen, so they never learn. To train without "
-                    "pretrained weights or a checkpoint set model.backbone.frozen_stages=0.",
-                    self.frozen_stages,
-                )
-            return None
-        path, source = self._find_pretrained()
-        state = read_checkpoint(path)
-        own = self.state_dict()
-        # A backbone has no use for the classifier, nor a classifier for one of other classes.
-        fits = {name: value for name, value in state.items() if name in own}
-        fits = {k: v for k, v in fits.items() if not (k.startswith("fc.") and v.shape != own[k].shape)}
-        optional = {name for name in own if name.startswith("fc.") or name.endswith("num_batches_tracked")}
-        missing = sorted(own.keys() - fits.keys() - optional)
-        wrong = [f"{k} {tuple(v.shape)}" for k, v in fits.items() if v.shape != own[k].shape]
-        if missing or wrong:
-            raise CheckpointError(
-                f"{source} does not fit ResNet-{self.depth}: missing {missing[:3]} ({len(missing)} in all), "
-                f"other shapes {wrong[:3]} ({len(wrong)} in all). Expected torchvision's resnet{self.depth} names."
-            )
-        self.load_state_dict(fits, strict=False)
-        return source
-
-    def _find_pretrained(self) -> tuple[Path, str]:
-        """The weights' file, and what it is called in messages."""
-        if isinstance(self.pretrained, str):
-            if not Path(self.pretrained).is_file():
-                raise CheckpointError(
-                    f"model.backbone.pretrained: no file {self.pretrained!r}. Give the path of torchvision's "
-                    f"resnet{self.depth} weights, or set model.backbone.pretrained=False to start from random weights."
-                )
-            return Path(self.pretrained), self.pretrained
+    def _address(self) -> str:
         url = torchvision.models.get_model_weights(f"resnet{self.depth}")["IMAGENET1K_V1"].url
-        try:
-            return cached_file(url, sha256_prefix=Path(url).stem.split("-")[1]), url
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"model.backbone.pretrained: torchvision's resnet{self.depth} weights are missing: {error} Or name a "
-                "file (model.backbone.pretrained=FILE), or start from random weights (model.backbone.pretrained=False)."
-            ) from error
+        return f"{url}#sha256={Path(url).stem.split('-')[1]}"
 
 
 BACKBONES.register_variants(ResNet, RESNET_VARIANTS)

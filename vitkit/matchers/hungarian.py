@@ -52,7 +52,9 @@ class HungarianMatcher(nn.Module):
 
         with torch.autocast(device.type, enabled=False):
             terms = _terms(pred_logits.float(), pred_boxes.float(), image, labels, target_boxes.float())
-            cost = sum(weight * terms[name] for name, weight in self.weights.items())
+            cost = torch.zeros_like(terms["class"])
+            for name, weight in self.weights.items():
+                cost.add_(terms[name], alpha=weight)
 
         # The step's only transfer from the device. scipy computes in float64, so all costs are converted at once.
         cost = cost.cpu().transpose(0, 1).double().contiguous().numpy()  # (L, T, Q)

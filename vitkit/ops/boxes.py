@@ -64,25 +64,28 @@ def generalized_box_iou(a: Tensor, b: Tensor) -> Tensor:
     intersection, union = _intersection_and_union(a, b)
     ax0, ay0, ax1, ay1 = a.unbind(-1)
     bx0, by0, bx1, by1 = b.unbind(-1)
-    hull = (torch.maximum(ax1, bx1) - torch.minimum(ax0, bx0)) * (torch.maximum(ay1, by1) - torch.minimum(ay0, by0))
+    width = torch.maximum(ax1, bx1).sub_(torch.minimum(ax0, bx0))
+    height = torch.maximum(ay1, by1).sub_(torch.minimum(ay0, by0))
+    hull = width.mul_(height)
     outside = _divide_(hull - union, hull)
-    return _divide_(intersection, union) - outside
+    return _divide_(intersection, union).sub_(outside)
 
 
 def _intersection_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     # torchvision.ops.box_area takes batch dimensions only in newer releases, so areas are written out.
     ax0, ay0, ax1, ay1 = a.unbind(-1)
     bx0, by0, bx1, by1 = b.unbind(-1)
-    width = (torch.minimum(ax1, bx1) - torch.maximum(ax0, bx0)).clamp(min=0)
-    height = (torch.minimum(ay1, by1) - torch.maximum(ay0, by0)).clamp(min=0)
-    intersection = width * height
-    union = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0) - intersection
-    return intersection, union
+    # In place where it can be: the matcher's time is that of writing new memory.
+    width = torch.minimum(ax1, bx1).sub_(torch.maximum(ax0, bx0)).clamp_(min=0)
+    height = torch.minimum(ay1, by1).sub_(torch.maximum(ay0, by0)).clamp_(min=0)
+    intersection = width.mul_(height)
+    areas = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0)
+    return intersection, areas.sub_(intersection)
 
 
 def _divide_(area: Tensor, whole: Tensor) -> Tensor:
     """`area / whole`, and 0 where the whole is empty: neither the value nor its gradient may be NaN.
 
-    `whole` is overwritten, which saves the matcher a tenth of its time.
+    `whole` is overwritten.
     """
     return area / whole.masked_fill_(whole == 0, 1)
