@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
+from vitkit.model_zoo.convert_deformable_detr import converters as deformable_detr_converters
 from vitkit.model_zoo.converter import Converter, State
 
 # fmt: off
@@ -29,6 +30,7 @@ COCO_CLASSES = (
 
 
 CONVERTERS = [
+    *deformable_detr_converters(COCO_CLASSES),
     Converter(
         name="facebookresearch/detr",
         marks=("backbone.0.body.conv1.weight", "transformer.decoder.norm.weight", "input_proj.weight"),

@@ -1,4 +1,6 @@
-"""Evaluate a checkpoint on a config's validation data: the COCO numbers, and results.json for pycocotools.
+"""Evaluate a checkpoint on a config's validation data: its metrics, and results.json.
+
+Of detectors the COCO numbers, and results for pycocotools; of classifiers also a picture of the confusion matrix.
 
 Examples:
     python tools/test.py configs/detr_r50.py detr-r50-e632da11.pth data.root=data/coco
@@ -28,7 +30,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("config", help="a config file")
     parser.add_argument("checkpoint", help="weights: a run's checkpoint or an official one")
     parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
-    parser.add_argument("--per-class", action="store_true", help="also print each class's AP")
+    parser.add_argument("--per-class", action="store_true", help="also print each class's AP or accuracy")
     parser.add_argument("--out", type=Path, help="where to write the results (default: results.json in this folder)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--print-config", action="store_true", help="print every value and where it is from, and stop")
@@ -76,10 +78,10 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     if is_main():
         print(evaluator.table())
         if args.per_class:
-            for name, ap in evaluator.per_class().items():
-                print(f"  {name:<20} AP {ap:.3f}")
-        evaluator.write_results(out)
-        print(f"results are in {out}")
+            for name, value in evaluator.per_class().items():
+                print(f"  {name:<20} {getattr(evaluator, 'per_class_metric', 'AP')} {value:.3f}")
+        written = evaluator.write_results(out) or [out]
+        print(f"results are in {', '.join(map(str, written))}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from torch import nn
 from vitkit import build_dataset, build_model, load_config, load_weights
 from vitkit.config import Config, cfg_diff, format_config, save_config
 from vitkit.data.loader import DataSettings, check_same_classes
+from vitkit.data.mixing import TransformedLoader
 from vitkit.distributed import (
     broadcast_object,
     close_distributed,
@@ -38,12 +39,15 @@ from vitkit.errors import ConfigError, DataError, VitkitError, error_line
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import CRITERIA, EVALUATORS, OPTIMIZERS, SCHEDULES
-from vitkit.structures import Batch, Detections, DetectionTarget
+from vitkit.structures import Batch
 from vitkit.visualization.boxes import prediction_sheet
+from vitkit.visualization.classification import classification_sheet
 from vitkit.visualization.curves import plot_training
 
 CONFIG_NAME = "config.json"
 SHEET_IMAGES = 8
+SHEETS = {"boxes_xyxy": prediction_sheet, "class_scores": classification_sheet}
+"""A field of predictions -> what draws a sheet of them."""
 logger = logging.getLogger("vitkit")
 
 
@@ -104,6 +108,8 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     if getattr(train_set, "num_objects", None) == 0:
         raise DataError("data.train: none of its images has a usable object, so there is nothing to learn.")
     train_loader = data.train_loader(train_set, settings.seed)
+    if getattr(train_set, "batch_transforms", None):
+        train_loader = TransformedLoader(train_loader, train_set.batch_transforms, device)
     val_loader = data.val_loader(val_set)
 
     model = build_model(config["model"], classes=train_set.classes)
@@ -169,14 +175,17 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def draw_sheet(drawn: list[tuple[Detections, DetectionTarget]], dataset: Any, path: Path) -> None:
-    """The first images' predictions beside their ground truth."""
+def draw_sheet(drawn: list[tuple[dict, dict]], dataset: Any, path: Path) -> None:
+    """The first images' predictions beside their ground truth, where there is a sheet for such predictions."""
+    draw = next((sheet for field, sheet in SHEETS.items() if field in drawn[0][0]), None)
+    if draw is None:
+        return
     position = {image_id: index for index, image_id in enumerate(dataset.image_ids)}
     rows = []
     for prediction, target in drawn:
         image = dataset.load_image(position[target["image_id"]])
         rows.append((image, {name: value.cpu() for name, value in prediction.items()}, target))
-    prediction_sheet(rows, dataset.classes, path)
+    draw(rows, dataset.classes, path)
 
 
 def seed_everything(seed: int) -> None:

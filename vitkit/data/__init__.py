@@ -4,6 +4,15 @@ A dataset has `len()`, `dataset[index]` and `dataset[(index, seed)]` -> Sample, 
 `aspect_ratios()`, `load_image(index)` and `ground_truth()`; `CocoDetection` describes them.
 """
 
-from vitkit.data import coco, collate, loader, shapes, transforms
+from vitkit.data import classification_transforms, coco, collate, image_folder, loader, mixing, shapes, transforms
 
-__all__ = ["coco", "collate", "loader", "shapes", "transforms"]
+__all__ = [
+    "classification_transforms",
+    "coco",
+    "collate",
+    "image_folder",
+    "loader",
+    "mixing",
+    "shapes",
+    "transforms",
+]

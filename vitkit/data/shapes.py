@@ -1,4 +1,4 @@
-"""The synthetic world as a detection dataset, and its scenes as COCO records."""
+"""The synthetic world as datasets of detection and classification, and its scenes as COCO records."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from pycocotools import mask as coco_mask
 
+from vitkit.data.image_folder import ClassificationDataset
 from vitkit.data.images import to_tensor
 from vitkit.data.shapes_world import THINGS, Scene, World, thing_categories
 from vitkit.data.transforms import Transforms
@@ -109,6 +110,53 @@ class ShapesDetection:
         if not -len(self) <= index < len(self):
             raise IndexError(f"image {index} of {len(self)}")
         return self.world.scene(index % len(self))
+
+
+@DATASETS.register
+class ShapesClassification(ClassificationDataset):
+    """The synthetic world with one thing in each image, whose class is the image's.
+
+    Args:
+        num_images: how many.
+        image_size, max_image_size, min_size, max_size, seed, split: see `World`.
+        transforms: see `ClassificationDataset`.
+    Raises:
+        ConfigError: a number is out of range or the split is unknown.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        *,
+        image_size: int = 64,
+        max_image_size: int | None = None,
+        min_size: float = 0.3,
+        max_size: float = 0.8,
+        seed: int = 0,
+        split: str = "train",
+        transforms: Spec | Transforms | None = None,
+    ):
+        if num_images < 1:
+            raise ConfigError(f"num_images: got {num_images}, expected at least 1.")
+        super().__init__(THINGS, transforms)
+        self.world = World(
+            image_size=image_size,
+            max_image_size=max_image_size,
+            min_objects=1,
+            max_objects=1,
+            min_size=min_size,
+            max_size=max_size,
+            seed=seed,
+            split=split,
+        )
+        self.image_ids = range(1, num_images + 1)
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
+        scene = self.world.scene(range(len(self))[index])
+        return scene.image, int(scene.labels[0])
 
 
 def image_record(image_id: int, scene: Scene, suffix: str = ".png") -> dict[str, Any]:

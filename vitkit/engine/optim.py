@@ -1,12 +1,13 @@
 """Optimisers over named parameter groups, and learning-rate schedules with warm-up from torch's own."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
+    LambdaLR,
     LinearLR,
     LRScheduler,
     MultiStepLR,
@@ -25,7 +26,9 @@ def parameter_groups(
     weight_decay: float,
     backbone_lr: float | None = None,
     lr_multipliers: Mapping[str, float] | None = None,
+    layer_decay: float | None = None,
     decay_norms_and_biases: bool = True,
+    no_decay: Sequence[str] = (),
 ) -> list[dict]:
     """Sorts the trainable parameters into groups of one learning rate and weight decay.
 
@@ -33,9 +36,13 @@ def parameter_groups(
         lr: of every parameter that nothing else names.
         backbone_lr: of the parameters below `backbone`; 0 freezes it.
         lr_multipliers: part of a parameter's dotted name -> factor on `lr`; the first that fits counts.
+        layer_decay: the backbone's last block learns at this part of the rate above it, the one before at this part
+            of that, and so on down to the stem; see `layer_factors`. It multiplies the other factors.
         decay_norms_and_biases: False takes weight decay off vectors and scalars (norm scales, biases).
+        no_decay: parts of the names of other parameters that have none, such as tables of position.
     Raises:
-        ConfigError: `backbone_lr` beside an `lr` of 0, or a name in `lr_multipliers` fits no parameter.
+        ConfigError: `backbone_lr` beside an `lr` of 0, a name in `lr_multipliers` or `no_decay` fits no parameter, or
+            the backbone has no blocks to decay over.
     """
     multipliers = dict(lr_multipliers or {})
     if backbone_lr is not None:
@@ -45,19 +52,66 @@ def parameter_groups(
             )
         multipliers.setdefault("backbone.", backbone_lr / lr)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    for part in multipliers:
-        if part != "backbone." and not any(part in name for name, _ in named):
-            tops = {piece for name, _ in named for piece in name.split(".")[:-1] if not piece.isdigit()}
-            raise ConfigError(
-                f"optimizer.lr_multipliers: no trainable parameter's name contains {part!r}. {nearest(part, tops)}"
-            )
+    _check_parts("lr_multipliers", [part for part in multipliers if part != "backbone."], named)
+    _check_parts("no_decay", no_decay, named)
+    of_layer = {} if layer_decay is None else layer_factors(model, layer_decay)
     groups: dict[tuple[float, float], dict] = {}
     for name, parameter in named:
-        factor = next((f for part, f in multipliers.items() if part in name), 1.0)
-        decay = weight_decay if decay_norms_and_biases or parameter.ndim > 1 else 0.0
+        factor = next((f for part, f in multipliers.items() if part in name), 1.0) * of_layer.get(name, 1.0)
+        decays = decay_norms_and_biases or parameter.ndim > 1
+        decay = weight_decay if decays and not any(part in name for part in no_decay) else 0.0
         group = groups.setdefault((factor, decay), {"params": [], "lr": lr * factor, "weight_decay": decay})
         group["params"].append(parameter)
     return list(groups.values())
+
+
+def _check_parts(option: str, parts: Iterable[str], named: Sequence[tuple[str, nn.Parameter]]) -> None:
+    for part in parts:
+        if not any(part in name for name, _ in named):
+            pieces = {piece for name, _ in named for piece in name.split(".") if not piece.isdigit()}
+            raise ConfigError(
+                f"optimizer.{option}: no trainable parameter's name contains {part!r}. {nearest(part, pieces)}"
+            )
+
+
+def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
+    """Layer-wise learning rates, with which pretrained transformers are fine-tuned (https://arxiv.org/abs/2003.10555).
+
+    The layers are the blocks of `model.backbone` (without one, of the model): modules with an attribute `recompute`,
+    in the order in which they were made. What lies before the first block is a layer below it; what lies between two,
+    such as downsampling, goes with the lower; everything else is above the last block.
+
+    Args:
+        decay: factor from each layer to the one below; 1 for none.
+    Returns:
+        parameter name -> factor: 1 above the last of N blocks, decay ** (N + 1) before the first.
+    Raises:
+        ConfigError: decay is not in 0..1, or there are no blocks.
+    """
+    if not 0 < decay <= 1:
+        raise ConfigError(f"optimizer.layer_decay: got {decay}; expected above 0, at most 1.")
+    inside = "backbone." if hasattr(model, "backbone") else ""
+    blocks: list[str] = []
+    for name, module in model.named_modules():
+        if hasattr(module, "recompute") and name.startswith(inside) and not _below(name, blocks[-1:]):
+            blocks.append(name)
+    if not blocks:
+        raise ConfigError(f"optimizer.layer_decay: the backbone of {type(model).__name__} has no blocks to decay over.")
+    factors, layer = {}, 0
+    for name, _ in model.named_parameters():
+        if not name.startswith(inside):
+            factors[name] = 1.0
+            continue
+        block = next((i for i, block in enumerate(blocks) if _below(name, [block])), None)
+        if block is not None:
+            layer = block + 1
+        above = block is None and layer == len(blocks)
+        factors[name] = 1.0 if above else decay ** (len(blocks) + 1 - layer)
+    return factors
+
+
+def _below(name: str, modules: Sequence[str]) -> bool:
+    return any(name.startswith(f"{module}.") for module in modules)
 
 
 @OPTIMIZERS.register(name="AdamW")
@@ -68,13 +122,15 @@ def adamw(
     backbone_lr: float | None = None,
     weight_decay: float = 1e-4,
     lr_multipliers: dict[str, float] | None = None,
+    layer_decay: float | None = None,
     decay_norms_and_biases: bool = True,
+    no_decay: Sequence[str] = (),
     betas: tuple[float, float] = (0.9, 0.999),
 ) -> Optimizer:
     """AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101) over `parameter_groups`."""
     groups = parameter_groups(
         model, lr, weight_decay=weight_decay, backbone_lr=backbone_lr, lr_multipliers=lr_multipliers,
-        decay_norms_and_biases=decay_norms_and_biases,
+        layer_decay=layer_decay, decay_norms_and_biases=decay_norms_and_biases, no_decay=no_decay,
     )  # fmt: skip
     return torch.optim.AdamW(groups, lr=lr, betas=tuple(betas))
 
@@ -87,15 +143,23 @@ def sgd(
     backbone_lr: float | None = None,
     weight_decay: float = 1e-4,
     lr_multipliers: dict[str, float] | None = None,
+    layer_decay: float | None = None,
     decay_norms_and_biases: bool = True,
+    no_decay: Sequence[str] = (),
     momentum: float = 0.9,
 ) -> Optimizer:
     """Stochastic gradient descent with momentum over `parameter_groups`."""
     groups = parameter_groups(
         model, lr, weight_decay=weight_decay, backbone_lr=backbone_lr, lr_multipliers=lr_multipliers,
-        decay_norms_and_biases=decay_norms_and_biases,
+        layer_decay=layer_decay, decay_norms_and_biases=decay_norms_and_biases, no_decay=no_decay,
     )  # fmt: skip
     return torch.optim.SGD(groups, lr=lr, momentum=momentum)
+
+
+def _warmup_steps(steps: int, epochs: float, steps_per_epoch: int) -> int:
+    if steps and epochs:
+        raise ConfigError(f"schedule: got warmup_steps={steps} and warmup_epochs={epochs:g}; expected one of them.")
+    return steps or round(epochs * steps_per_epoch)
 
 
 def _with_warmup(optimizer: Optimizer, schedule: Callable[[], LRScheduler], warmup_steps: int) -> LRScheduler:
@@ -115,12 +179,14 @@ def step_lr(
     drop_at_epoch: int,
     gamma: float = 0.1,
     warmup_steps: int = 0,
+    warmup_epochs: float = 0.0,
 ) -> LRScheduler:
     """Multiplies the rate by `gamma` once, after `drop_at_epoch` epochs."""
     drops = [drop_at_epoch]
     return multi_step_lr(
-        optimizer, steps_per_epoch, epochs=epochs, drop_at_epochs=drops, gamma=gamma, warmup_steps=warmup_steps
-    )
+        optimizer, steps_per_epoch, epochs=epochs, drop_at_epochs=drops, gamma=gamma, warmup_steps=warmup_steps,
+        warmup_epochs=warmup_epochs,
+    )  # fmt: skip
 
 
 @SCHEDULES.register(name="MultiStepLR")
@@ -132,24 +198,52 @@ def multi_step_lr(
     drop_at_epochs: Sequence[int],
     gamma: float = 0.1,
     warmup_steps: int = 0,
+    warmup_epochs: float = 0.0,
 ) -> LRScheduler:
     """Multiplies the rate by `gamma` after each of `drop_at_epochs`."""
+    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     # torch counts a schedule's steps from the end of the warm-up.
     drops = [max(1, epoch * steps_per_epoch - warmup_steps) for epoch in drop_at_epochs]
     return _with_warmup(optimizer, lambda: MultiStepLR(optimizer, drops, gamma=gamma), warmup_steps)
 
 
+class _Cosine(LambdaLR):
+    """torch's CosineAnnealingLR ends every group at one rate, and groups have rates of their own."""
+
+    def __init__(self, optimizer: Optimizer, steps: int, end_factor: float):
+        self.T_max = steps  # as torch's is called; a resumed run is compared by it
+        super().__init__(
+            optimizer, lambda step: end_factor + (1 - end_factor) * (1 + math.cos(math.pi * min(step / steps, 1))) / 2
+        )
+
+
 @SCHEDULES.register(name="CosineLR")
-def cosine_lr(optimizer: Optimizer, steps_per_epoch: int, *, epochs: int, warmup_steps: int = 0) -> LRScheduler:
-    """Half a cosine from the full rate down to zero at the last step."""
+def cosine_lr(
+    optimizer: Optimizer,
+    steps_per_epoch: int,
+    *,
+    epochs: int,
+    end_factor: float = 0.0,
+    warmup_steps: int = 0,
+    warmup_epochs: float = 0.0,
+) -> LRScheduler:
+    """Half a cosine from the full rate down to `end_factor` of it at the last step."""
+    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     steps = max(1, epochs * steps_per_epoch - warmup_steps)
-    return _with_warmup(optimizer, lambda: CosineAnnealingLR(optimizer, steps), warmup_steps)
+    return _with_warmup(optimizer, lambda: _Cosine(optimizer, steps, end_factor), warmup_steps)
 
 
 @SCHEDULES.register(name="PolyLR")
 def poly_lr(
-    optimizer: Optimizer, steps_per_epoch: int, *, epochs: int, power: float = 0.9, warmup_steps: int = 0
+    optimizer: Optimizer,
+    steps_per_epoch: int,
+    *,
+    epochs: int,
+    power: float = 0.9,
+    warmup_steps: int = 0,
+    warmup_epochs: float = 0.0,
 ) -> LRScheduler:
     """(1 - progress) ** power, as semantic segmentation is trained with."""
+    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     steps = max(1, epochs * steps_per_epoch - warmup_steps)
     return _with_warmup(optimizer, lambda: PolynomialLR(optimizer, steps, power=power), warmup_steps)

@@ -1,5 +1,6 @@
 """From features to predictions."""
 
+from vitkit.heads.deformable_detr import DeformableDETRHead
 from vitkit.heads.detr import DETRHead
 
-__all__ = ["DETRHead"]
+__all__ = ["DETRHead", "DeformableDETRHead"]

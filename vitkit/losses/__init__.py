@@ -1,5 +1,6 @@
 """Loss functions and the criteria that combine them."""
 
+from vitkit.losses.classification import ClassificationLoss
 from vitkit.losses.set_criterion import SetCriterion
 
-__all__ = ["SetCriterion"]
+__all__ = ["ClassificationLoss", "SetCriterion"]

@@ -1,4 +1,4 @@
-"""DETR's set prediction loss (Carion et al. 2020, https://arxiv.org/abs/2005.12872)."""
+"""The set prediction loss of DETR (https://arxiv.org/abs/2005.12872) and its successors."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.ops import sigmoid_focal_loss
 
 from vitkit.distributed import all_reduce_mean, world_size
 from vitkit.errors import ConfigError
@@ -20,7 +21,7 @@ TERMS = ("labels", "l1", "giou")
 
 @CRITERIA.register
 class SetCriterion(nn.Module):
-    """Cross entropy of every query, L1 and GIoU losses of the matched ones, for every decoder layer.
+    """A class loss of every query, L1 and GIoU losses of the matched ones, for every decoder layer.
 
     Each layer is matched by itself and all layers weigh the same. `meters["matched_accuracy"]` counts how many of the
     last layer's matched queries name their target's class first.
@@ -28,16 +29,25 @@ class SetCriterion(nn.Module):
     Args:
         matcher: what builds the matcher (see `HungarianMatcher`), or the matcher.
         weights: the weight of each of the terms labels, l1, giou.
+        class_loss: "cross_entropy", whose last logit is "no object" (DETR); or "focal", the sigmoid focal loss of every
+            class (Lin et al. 2017, https://arxiv.org/abs/1708.02002) over the number of targets (Deformable DETR).
         no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
+        focal_alpha: the weight of a matched query's own class in the focal loss; all others have 1 - alpha.
+        focal_gamma: how much the focal loss passes over what is well classified.
     Raises:
-        ConfigError: a term is unknown or missing, or no_object_weight is not positive.
+        ConfigError: a term is unknown or missing, no_object_weight is not positive or is given to the focal loss, or
+            the matcher's costs are for other logits.
     """
 
     def __init__(
         self,
         matcher: Spec | nn.Module,
         weights: Mapping[Literal["labels", "l1", "giou"], float],
-        no_object_weight: float,
+        *,
+        class_loss: Literal["cross_entropy", "focal"] = "cross_entropy",
+        no_object_weight: float | None = None,
+        focal_alpha: float = 0.25,
+        focal_gamma: float = 2.0,
     ):
         super().__init__()
         for name in weights:
@@ -48,68 +58,113 @@ class SetCriterion(nn.Module):
             raise ConfigError(
                 f"criterion.weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss."
             )
-        if not no_object_weight > 0:
+        if class_loss == "cross_entropy" and not (no_object_weight or 0) > 0:
             raise ConfigError(f"criterion.no_object_weight: got {no_object_weight}; expected a positive number.")
+        if class_loss == "focal" and no_object_weight is not None:
+            raise ConfigError(
+                f"criterion.no_object_weight={no_object_weight}: the focal loss has no such class. Leave it out."
+            )
         self.matcher = MATCHERS.build(matcher)
+        expected = {"cross_entropy": "softmax", "focal": "focal"}[class_loss]
+        if getattr(self.matcher, "class_cost", expected) != expected:
+            raise ConfigError(
+                f"criterion.matcher.class_cost={self.matcher.class_cost!r} is for other logits than "
+                f"criterion.class_loss={class_loss!r}: expected {expected!r}."
+            )
         self.weights = dict(weights)
+        self.class_loss = class_loss
         self.no_object_weight = no_object_weight
+        self.focal_alpha = focal_alpha
+        self.focal_gamma = focal_gamma
         self.meters = {"matched_accuracy": RatioMeter()}
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """
         Args:
-            outputs: pred_logits (B, Q, C + 1), the last class being "no object"; pred_boxes (B, Q, 4) cxcywh in 0..1;
-                aux_outputs, a list of such dicts of the earlier layers, optional.
+            outputs: pred_logits (B, Q, C + 1), the last class being "no object", or (B, Q, C) for the focal loss;
+                pred_boxes (B, Q, 4) cxcywh in 0..1; aux_outputs, a list of such dicts of the earlier layers, optional;
+                enc_outputs, such a dict of the first of two stages, optional, whose first logit alone is trained, to
+                tell objects of any class.
             targets: B targets with labels in 0..C-1.
         Returns:
             Weighted scalars whose sum is the loss: `labels l1 giou` of the last layer, `aux0_labels aux0_l1 ...` of the
-            others. The keys are the same for any targets, and each term depends on the outputs even when it is zero.
+            others, `enc_labels ...` of the first stage. The keys are the same for any targets, and each term depends on
+            the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
             TrainingError: a matching cost is not finite.
         """
-        layers = [*outputs.get("aux_outputs", ()), outputs]
-        with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            logits = torch.stack([layer["pred_logits"] for layer in layers]).float()  # (L, B, Q, C + 1)
+        earlier = outputs.get("aux_outputs", ())
+        layers = [outputs, *earlier]
+        prefixes = ["", *(f"aux{i}_" for i in range(len(earlier)))]
+        losses = self._weighted_losses(prefixes, layers, targets)
+        if "enc_outputs" in outputs:
+            objects = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
+            losses |= self._weighted_losses(["enc_"], [outputs["enc_outputs"]], objects)
+        return losses
+
+    def _weighted_losses(
+        self, prefixes: Sequence[str], layers: Sequence[Mapping[str, Tensor]], targets: Sequence[DetectionTarget]
+    ) -> dict[str, Tensor]:
+        with torch.autocast(layers[0]["pred_logits"].device.type, enabled=False):
+            logits = torch.stack([layer["pred_logits"] for layer in layers]).float()  # (L, B, Q, C [+ 1])
             boxes = torch.stack([layer["pred_boxes"] for layer in layers]).float()  # (L, B, Q, 4)
-            terms = self._layer_losses(logits, boxes, targets)
-        prefixes = {"": -1, **{f"aux{i}_": i for i in range(len(layers) - 1)}}
+            terms = self._layer_losses(logits, boxes, targets, count_correct="" in prefixes)
         return {
             f"{prefix}{name}": self.weights[name] * terms[name][layer]
-            for prefix, layer in prefixes.items()
+            for layer, prefix in enumerate(prefixes)
             for name in TERMS
         }
 
-    def _layer_losses(self, logits: Tensor, boxes: Tensor, targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
+    def _layer_losses(
+        self, logits: Tensor, boxes: Tensor, targets: Sequence[DetectionTarget], *, count_correct: bool
+    ) -> dict[str, Tensor]:
         """The unweighted terms, each (L,)."""
         counts = [len(target["labels"]) for target in targets]
         layer, image, query, target = _matched(self.matcher(logits, boxes, targets), counts, logits.device)
         labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
         target_boxes = torch.cat([t["boxes_cxcywh"] for t in targets]).float()[target]  # (L, M, 4)
         matched_boxes = boxes[layer, image, query]
-        self._count_correct(logits[-1, image[-1], query[-1]], labels[-1])
+        if count_correct:
+            self._count_correct(logits[0, image[0], query[0]], labels[0])
 
-        num_layers, batch_size, num_queries, num_logits = logits.shape
-        num_matched = labels.shape[1]
+        num_queries, num_matched = logits[0, ..., 0].numel(), labels.shape[1]
         # The original averages the cross entropy per rank, and clamps the ranks' mean number of targets at 1. With the
         # sums of all ranks as normalisers, the gradients that DDP averages are those of one process on the joined
         # batch; on one rank both are the same.
-        class_weight_sum = num_matched + self.no_object_weight * (batch_size * num_queries - num_matched)
+        class_weight_sum = num_matched + (self.no_object_weight or 0) * (num_queries - num_matched)
         sums = torch.tensor([class_weight_sum, sum(counts)], dtype=torch.float32).to(logits.device, non_blocking=True)
         # In evaluation ranks may have different numbers of batches, so one cannot wait for the others.
         class_normalizer, box_normalizer = all_reduce_mean(sums) if self.training else sums
         box_normalizer = box_normalizer.clamp(min=1 / world_size() if self.training else 1)
 
-        classes = labels.new_full((num_layers, batch_size, num_queries), num_logits - 1)
-        classes[layer, image, query] = labels
-        class_weights = logits.new_ones(num_logits)
-        class_weights[-1] = self.no_object_weight
-        cross_entropy = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), class_weights, reduction="none")
+        where = (layer, image, query)
+        if self.class_loss == "cross_entropy":
+            class_losses = self._cross_entropy(logits, where, labels) / class_normalizer
+        else:
+            class_losses = self._focal_loss(logits, where, labels) / box_normalizer
         return {
-            "labels": cross_entropy.view(num_layers, -1).sum(1) / class_normalizer,
+            "labels": class_losses,
             "l1": box_l1_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
             "giou": box_giou_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
         }
+
+    def _cross_entropy(self, logits: Tensor, where: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+        """(L,) sums over all queries; `where` (layer, image, query) are the matched ones, each (L, M) as `labels`."""
+        no_object = logits.shape[-1] - 1
+        classes = labels.new_full(logits.shape[:-1], no_object)
+        classes[where] = labels
+        class_weights = logits.new_ones(no_object + 1)
+        class_weights[-1] = self.no_object_weight
+        losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), class_weights, reduction="none")
+        return losses.view(len(logits), -1).sum(1)
+
+    def _focal_loss(self, logits: Tensor, where: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+        """(L,) sums over all queries and classes; arguments as above."""
+        is_class = torch.zeros_like(logits)
+        is_class[(*where, labels)] = 1
+        losses = sigmoid_focal_loss(logits, is_class, alpha=self.focal_alpha, gamma=self.focal_gamma)
+        return losses.flatten(1).sum(1)
 
     def _count_correct(self, matched_logits: Tensor, labels: Tensor) -> None:
         correct = (matched_logits.detach().argmax(-1) == labels).sum()

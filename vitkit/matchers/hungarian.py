@@ -1,6 +1,7 @@
 """The optimal one-to-one assignment of queries to targets (Carion et al. 2020, https://arxiv.org/abs/2005.12872)."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,19 +21,32 @@ Matches = list[list[tuple[Tensor, Tensor]]]
 class HungarianMatcher(nn.Module):
     """Assigns each target the query that makes the total cost of its image least.
 
-    The cost of a pair is `-cost_class * p(label) + cost_l1 * |box - target|_1 - cost_giou * GIoU`, with the L1 distance
+    The cost of a pair is `cost_class * class + cost_l1 * |box - target|_1 - cost_giou * GIoU`, with the L1 distance
     taken between relative cxcywh boxes.
+
+    Args:
+        class_cost: what `class` is: "softmax", minus the label's probability, where the last logit is "no object"; or
+            "focal", what the focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002) with alpha 0.25 and gamma 2
+            would change by if the label were true, where each logit is a class.
     """
 
-    def __init__(self, cost_class: float, cost_l1: float, cost_giou: float):
+    def __init__(
+        self,
+        cost_class: float,
+        cost_l1: float,
+        cost_giou: float,
+        *,
+        class_cost: Literal["softmax", "focal"] = "softmax",
+    ):
         super().__init__()
-        self.weights = {"class": -cost_class, "l1": cost_l1, "giou": -cost_giou}
+        self.weights = {"class": cost_class, "l1": cost_l1, "giou": -cost_giou}
+        self.class_cost = class_cost
 
     @torch.no_grad()
     def forward(self, pred_logits: Tensor, pred_boxes: Tensor, targets: Sequence[DetectionTarget]) -> Matches:
         """
         Args:
-            pred_logits: (L, B, Q, C + 1) of L decoder layers; the last class is "no object".
+            pred_logits: of L decoder layers, (L, B, Q, C + 1) for "softmax", (L, B, Q, C) for "focal".
             pred_boxes: (L, B, Q, 4) cxcywh in 0..1.
             targets: B targets, of any number of objects (none, or more than queries).
         Raises:
@@ -40,7 +54,7 @@ class HungarianMatcher(nn.Module):
             DataError: a label is not in 0..C-1.
         """
         device = pred_logits.device
-        num_classes = pred_logits.shape[-1] - 1
+        num_classes = pred_logits.shape[-1] - (self.class_cost == "softmax")
         counts = [len(target["labels"]) for target in targets]
         owners = [i for i, count in enumerate(counts) for _ in range(count)]
         image = torch.tensor(owners, dtype=torch.int64).to(device, non_blocking=True)
@@ -51,7 +65,8 @@ class HungarianMatcher(nn.Module):
         labels, target_boxes = labels.where(known, 0), target_boxes.where(known[:, None], torch.nan)
 
         with torch.autocast(device.type, enabled=False):
-            terms = _terms(pred_logits.float(), pred_boxes.float(), image, labels, target_boxes.float())
+            class_costs = CLASS_COSTS[self.class_cost](pred_logits.float(), image, labels)
+            terms = {"class": class_costs, **_box_terms(pred_boxes.float(), image, target_boxes.float())}
             cost = torch.zeros_like(terms["class"])
             for name, weight in self.weights.items():
                 cost.add_(terms[name], alpha=weight)
@@ -64,16 +79,24 @@ class HungarianMatcher(nn.Module):
         return [[_assign(layer[end - count : end]) for count, end in zip(counts, ends)] for layer in cost]
 
 
-def _terms(
-    pred_logits: Tensor, pred_boxes: Tensor, image: Tensor, labels: Tensor, target_boxes: Tensor
-) -> dict[str, Tensor]:
-    """What the weights multiply, each (T, L, Q): the T targets of all images against the queries of their own image.
-
-    Args:
-        image: (T,) index in the batch of each target's image.
-    """
+def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
+    """(T, L, Q) of T targets; `image` (T,) is the index in the batch of each target's image."""
     # Layer by layer, so that the probabilities of all classes stay in the processor's cache.
-    probability = torch.stack([layer.softmax(-1)[image, :, labels] for layer in pred_logits], dim=1)
+    return torch.stack([layer.softmax(-1)[image, :, labels] for layer in pred_logits], dim=1).neg_()
+
+
+def focal_cost(pred_logits: Tensor, image: Tensor, labels: Tensor, *, alpha: float = 0.25, gamma: float = 2) -> Tensor:
+    """As `softmax_cost`."""
+    logits = pred_logits[:, image, :, labels]  # (T, L, Q): two lists of indices with a slice between them come first
+    p = logits.sigmoid()
+    return alpha * (1 - p) ** gamma * -(p + 1e-8).log() - (1 - alpha) * p**gamma * -(1 - p + 1e-8).log()
+
+
+CLASS_COSTS = {"softmax": softmax_cost, "focal": focal_cost}
+
+
+def _box_terms(pred_boxes: Tensor, image: Tensor, target_boxes: Tensor) -> dict[str, Tensor]:
+    """The L1 distance and the GIoU, each (T, L, Q): T targets of all images against the queries of their own image."""
     # With coordinates as whole planes, picking a target's image copies long rows and all else reads contiguous numbers.
     queries_cxcywh, queries_xyxy = (
         boxes.permute(1, 3, 0, 2).contiguous().index_select(0, image).movedim(1, -1)
@@ -81,7 +104,6 @@ def _terms(
     )  # (T, L, Q, 4)
     target_boxes = target_boxes[:, None, None]
     return {
-        "class": probability,
         "l1": (queries_cxcywh - target_boxes).abs_().sum(-1),
         "giou": generalized_box_iou(queries_xyxy, cxcywh_to_xyxy(target_boxes)),
     }

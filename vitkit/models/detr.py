@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, DataError
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import normalize_images, pad_to_multiple
 from vitkit.registry import BACKBONES, HEADS, MODELS, NECKS, Spec
@@ -68,19 +68,25 @@ class DETR(nn.Module):
             pred_logits: (B, Q, num_classes + 1), the last for no object.
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
             aux_outputs: the same two of each decoder layer but the last, first layer first.
+            The head may add to them; see there.
+        Raises:
+            DataError: the images are smaller than one place of the coarsest map.
         """
         images = normalize_images(images, padding_mask)
+        stride = max(info.stride for info in self.neck.feature_info.values())
+        if max(images.shape[-2:]) < stride:
+            raise DataError(
+                f"{type(self).__name__}: images of {images.shape[-2]}x{images.shape[-1]} pixels are smaller than one "
+                f"place of the coarsest map (stride {stride}). Resize them to more, or leave coarse maps out "
+                "(model.backbone.out_features, model.neck)."
+            )
         if self.isolate_padding and padding_mask is not None:
             # Where strides divide the size, an image's share of a map does not depend on the padding's size.
-            images, padding_mask = pad_to_multiple(images, padding_mask, self._coarsest_stride)
-            features = self.backbone(images, padding_mask)
+            images, padding_mask = pad_to_multiple(images, padding_mask, stride)
+            features = self.neck(self.backbone(images, padding_mask), padding_mask)
         else:
-            features = self.backbone(images)
-        return self.head(self.neck(features), padding_mask)
-
-    @property
-    def _coarsest_stride(self) -> int:
-        return max(info.stride for info in self.backbone.feature_info.values())
+            features = self.neck(self.backbone(images))
+        return self.head(features, padding_mask)
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
         """Every query's best class and box; nothing is thresholded or suppressed.

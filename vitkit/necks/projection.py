@@ -36,6 +36,6 @@ class ChannelProjection(nn.Module):
             {name: nn.Conv2d(feature_info[name].channels, out_channels, kernel_size=1) for name in names}
         )
 
-    def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """name -> (B, channels, H, W) to name -> (B, out_channels, H, W)."""
+    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """name -> (B, channels, H, W) to name -> (B, out_channels, H, W); no place depends on padded ones anyway."""
         return {name: project(features[name]) for name, project in self.projections.items()}

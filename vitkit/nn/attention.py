@@ -50,15 +50,18 @@ def attend_explicit(
     return F.dropout(weights, dropout_p).to(v.dtype) @ v, weights
 
 
-def attention_weights(scores: Tensor, bias: Tensor | None = None, *, dim: int = -1) -> Tensor:
-    """Softmax of scores and bias over the keys, in float32 whatever their type.
+def attention_weights(
+    scores: Tensor, bias: Tensor | None = None, *, dim: int = -1, out: Tensor | None = None
+) -> Tensor:
+    """Softmax of scores and bias over the keys, in float32 at least.
 
     Args:
         scores: any shape, the keys along `dim`.
         bias: broadcastable to `scores`.
+        out: where to write the weights, if no gradient is wanted.
     """
-    scores = scores.float()
-    return torch.softmax(scores if bias is None else scores + bias, dim=dim)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return torch.softmax(scores if bias is None else scores + bias, dim=dim, out=out)
 
 
 def padding_bias(padding_mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -206,3 +209,18 @@ class AttentionRecorder:
 
 
 _recorder: AttentionRecorder | None = None
+
+
+def recording() -> bool:
+    """Whether an `AttentionRecorder` is at work."""
+    return _recorder is not None
+
+
+def record_weights(weights: Tensor) -> None:
+    """Shows a running `AttentionRecorder` the weights of a mechanism that is none of `attend`'s.
+
+    Args:
+        weights: (B, heads, L, S).
+    """
+    if _recorder is not None:
+        _recorder.add(weights)

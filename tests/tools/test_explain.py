@@ -1,0 +1,266 @@
+"""tools/explain.py from its command line to its pictures."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from vitkit import AttentionRecorder, build_model, load_config
+from vitkit.checkpoint import save_checkpoint
+from vitkit.data.shapes_world import THINGS
+from vitkit.tools import explain
+
+DETR = """
+from vitkit.configs.quickstart.detr import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    cfg["model"]["neck"]["out_channels"] = 32
+    cfg["model"]["head"].update(d_model=32, num_heads=2, d_ffn=64, num_encoder_layers=2, num_decoder_layers=2)
+    cfg["data"]["val"].update(num_images=6)
+    cfg["data"].update(num_workers=0, val_images_per_gpu=4)
+    return cfg
+"""
+
+DEFORMABLE = """
+from vitkit.configs.quickstart.detr import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    cfg["model"]["type"] = "DeformableDETR"
+    cfg["model"]["backbone"]["out_features"] = ["res3", "res4"]
+    cfg["model"]["neck"] = dict(type="PyramidProjection", out_channels=32, num_levels=3)
+    cfg["model"]["head"] = dict(
+        type="DeformableDETRHead", d_model=32, num_heads=4, d_ffn=64, num_encoder_layers=1, num_decoder_layers=2,
+        refine_boxes=True,
+    )
+    cfg["data"]["val"].update(num_images=6)
+    cfg["data"].update(num_workers=0, val_images_per_gpu=4)
+    return cfg
+"""
+
+
+@pytest.fixture
+def detr(tmp_path, monkeypatch) -> list[str]:
+    """A config, its checkpoint and an image; the current folder is a fresh one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "detr.py").write_text(DETR)
+    save_untrained(tmp_path / "detr.py", tmp_path / "detr.pth")
+    pixels = np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save("noise.png")
+    return ["detr.py", "detr.pth", "--image", "noise.png"]
+
+
+@pytest.fixture
+def deformable(detr, tmp_path) -> list[str]:
+    """Likewise, beside it."""
+    (tmp_path / "deformable.py").write_text(DEFORMABLE)
+    save_untrained(tmp_path / "deformable.py", tmp_path / "deformable.pth")
+    return ["deformable.py", "deformable.pth", *detr[2:]]
+
+
+def save_untrained(config_path, checkpoint_path, classes=THINGS) -> nn.Module:
+    torch.manual_seed(0)
+    model = build_model(load_config(config_path)["model"], classes=classes)
+    save_checkpoint(checkpoint_path, {"model": model.state_dict(), "classes": list(classes)})
+    return model
+
+
+def run(*args):
+    explain.main([*map(str, args), "--device", "cpu"])
+
+
+def fails(*args) -> str:
+    """The one-line message of a run that ends with an error."""
+    with pytest.raises(SystemExit) as error:
+        run(*args)
+    message = str(error.value.code)
+    assert message.startswith("error: ")
+    return message
+
+
+def usage_error(capsys, *args) -> str:
+    with pytest.raises(SystemExit) as error:
+        run(*args)
+    assert error.value.code == 2
+    return capsys.readouterr().err
+
+
+def drawn(monkeypatch, name: str) -> list[dict]:
+    """What a drawing function is called with from now on, by parameter name."""
+    calls, draw = [], getattr(explain, name)
+
+    def keep(*args, **kwargs):
+        calls.append(inspect.signature(draw).bind(*args, **kwargs).arguments)
+        draw(*args, **kwargs)
+
+    monkeypatch.setattr(explain, name, keep)
+    return calls
+
+
+def test_detr_leaves_its_attention_over_the_image(detr, tmp_path, capsys):
+    run(*detr, "--out", "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["noise_decoder.png", "noise_encoder.png"]
+    for name in ("noise_decoder.png", "noise_encoder.png"):
+        assert np.asarray(Image.open(tmp_path / "out" / name).convert("RGB")).std() > 10
+    printed = capsys.readouterr().out
+    assert "no box scores 0.5 (see --threshold); drawing the best" in printed
+    assert "wrote out/noise_encoder.png" in printed
+
+
+def test_drawn_maps_are_those_of_the_chosen_layers_points_and_queries(detr, monkeypatch):
+    encoder, decoder = drawn(monkeypatch, "draw_encoder_attention"), drawn(monkeypatch, "draw_decoder_attention")
+    # 50x70 pixels at stride 8 are 7x9 places.
+    run(*detr, "--encoder-layer", 0, "--points", "0,0", "69,49", "--queries", 4, 2)
+    assert encoder[0]["weights"].shape == (2, 7, 9) and decoder[0]["weights"].shape == (2, 7, 9)
+    for call in (*encoder, *decoder):
+        assert call["weights"].sum(dim=(1, 2)) == pytest.approx(torch.ones(2))
+        assert call["covered"] == (1.0, 1.0)
+    assert encoder[0]["points"] == [(0.0, 0.0), (69.0, 49.0)] and decoder[0]["queries"] == [4, 2]
+    assert "layer 0" in encoder[0]["title"] and "layer 1" in decoder[0]["title"]
+    assert set(decoder[0]["names"]) <= set(THINGS)
+
+    model = save_untrained("detr.py", "again.pth").eval()
+    image = torch.from_numpy(np.array(Image.open("noise.png"))).permute(2, 0, 1)[None]
+    with torch.no_grad(), AttentionRecorder(model) as maps:
+        outputs = model(image, torch.zeros(1, 50, 70, dtype=torch.bool))
+    expected = maps["head.encoder.layers.0.self_attn"][0][0].mean(dim=0)
+    assert torch.allclose(encoder[0]["weights"][1].flatten(), expected[-1], atol=1e-6)
+    expected = maps["head.decoder.layers.1.cross_attn"][0][0].mean(dim=0)
+    assert torch.allclose(decoder[0]["weights"].flatten(1), expected[[4, 2]], atol=1e-6)
+    boxes_xyxy = model.postprocess(outputs, [(50, 70)])[0]["boxes_xyxy"]
+    assert torch.allclose(decoder[0]["boxes_xyxy"], boxes_xyxy[[4, 2]], atol=1e-4)
+    assert torch.allclose(decoder[0]["scores"], model.postprocess(outputs, [(50, 70)])[0]["scores"][[4, 2]])
+
+
+def test_maps_cover_the_padding_that_a_model_adds(detr, monkeypatch):
+    decoder = drawn(monkeypatch, "draw_decoder_attention")
+    run(*detr, "model.isolate_padding=True")
+    assert decoder[0]["covered"] == pytest.approx((56 / 50, 72 / 70))
+
+
+def test_a_point_lies_in_its_place_of_the_map():
+    assert explain.place_of((0, 0), (50, 70), (5, 7), (1.0, 1.0)) == 0
+    assert explain.place_of((25.5, 10), (50, 70), (5, 7), (1.0, 1.0)) == 7 + 2
+    assert explain.place_of((69.9, 49.9), (50, 70), (5, 7), (1.0, 1.0)) == 34
+    assert explain.place_of((69.9, 49.9), (50, 70), (5, 7), (2.0, 2.0)) == 2 * 7 + 3
+
+
+def test_dataset_draws_every_image_once(detr, monkeypatch, tmp_path, capsys):
+    slots = drawn(monkeypatch, "draw_query_slots")
+    run(*detr[:2], "--dataset", "--queries", 3)
+    assert slots[0]["boxes_cxcywh"].shape == (6, 10, 4) and slots[0]["queries"] == [3]
+    assert slots[0]["aspect_ratios"].tolist() == [1.0] * 6
+    assert "6 images" in slots[0]["title"] and "wrote runs/explain/query_slots.png" in capsys.readouterr().out
+
+
+def test_deformable_detr_leaves_a_picture_per_query(deformable, monkeypatch, tmp_path, capsys):
+    sampling = drawn(monkeypatch, "draw_sampling_points")
+    run(*deformable, "--queries", 4, 7)
+    names = sorted(path.name for path in (tmp_path / "runs" / "explain").iterdir())
+    assert names == ["noise_query4.png", "noise_query7.png"]
+    assert "wrote runs/explain/noise_query7.png" in capsys.readouterr().out
+    assert [call["strides"] for call in sampling] == [[8, 16, 32]] * 2
+
+    model = save_untrained("deformable.py", "again.pth").eval()
+    image = torch.from_numpy(np.array(Image.open("noise.png"))).permute(2, 0, 1)[None]
+    with torch.no_grad(), explain.SamplingRecorder(model) as samples:
+        outputs = model(image, torch.zeros(1, 50, 70, dtype=torch.bool))
+    first, last = sampling[1]["layers"]
+    for number, (layer, output) in enumerate([(first, outputs["aux_outputs"][0]), (last, outputs)]):
+        locations, weights = samples[f"head.decoder.layers.{number}.cross_attn"][0]
+        assert torch.allclose(layer.locations, locations[0, 7]) and torch.allclose(layer.weights, weights[0, 7])
+        assert torch.allclose(layer.box_cxcywh, output["pred_boxes"][0, 7])
+        scores = output["pred_logits"][0, 7].sigmoid()
+        assert layer.score == pytest.approx(scores.max().item()) and layer.name == THINGS[scores.argmax()]
+    # Refinement starts the second layer from the first one's box.
+    assert len(first.reference) == 2 and torch.allclose(last.reference, first.box_cxcywh)
+
+
+def test_sampling_points_surround_their_reference_under_padding(deformable, monkeypatch):
+    # The untrained offsets point in opposite directions, so their mean over the heads is the reference.
+    sampling = drawn(monkeypatch, "draw_sampling_points")
+    run(*deformable, "model.isolate_padding=True", "--queries", 1)
+    layer = sampling[0]["layers"][0]
+    assert torch.allclose(layer.locations.mean(dim=(0, 2)), layer.reference.expand(3, -1), atol=1e-5)
+
+
+def test_deformable_detr_has_no_attention_at_a_point(deformable):
+    assert "DeformableDETRHead attends to sampled points" in fails(*deformable, "--points", "1,2")
+
+
+def test_two_stage_queries_have_no_slots(deformable):
+    save = ["model.head.two_stage=True"]
+    model = build_model(load_config("deformable.py", save)["model"], classes=THINGS)
+    save_checkpoint("two_stage.pth", {"model": model.state_dict(), "classes": list(THINGS)})
+    assert "queries of a two-stage model" in fails("deformable.py", "two_stage.pth", *save, "--dataset")
+
+
+def test_class_scores_leave_out_no_object_where_there_is_such_a_column():
+    logits = torch.tensor([[[0.0, 1.0, 2.0]]])
+    softmax = explain.class_scores({"pred_logits": logits}, 2)
+    assert softmax == pytest.approx(logits[0].softmax(-1)[:, :2])
+    assert explain.class_scores({"pred_logits": logits}, 3) == pytest.approx(logits[0].sigmoid())
+
+
+def test_boxes_above_the_threshold_are_chosen_best_first(capsys):
+    args = explain.parse_args(["c.py", "w.pth", "--image", "a.png"])
+    scores = torch.tensor([0.6, 0.1, 0.9, 0.7])
+    assert explain.choose_queries(args, scores, 7) == [2, 3, 0]
+    assert explain.choose_queries(args, scores, 2) == [2, 3]
+    assert explain.choose_queries(args, scores / 10, 7) == [2]
+    assert "drawing the best, 0.09" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--image", "none.png"], "--image: no file 'none.png'"),
+        (["--image", "detr.py"], "not an image of a known format"),
+        (["--points", "70,20"], "--points: 70,20 is outside 'noise.png', which is 70x50 pixels (width x height)"),
+        (["--queries", "3", "10"], "--queries: got 10; the model's queries are 0 to 9"),
+        (["--encoder-layer", "2"], "--encoder-layer: got 2; the model's layers are 0 to 1"),
+        (["--decoder-layer", "-1"], "--decoder-layer: got -1; the model's layers are 0 to 1"),
+    ],
+)
+def test_bad_arguments_are_named(detr, change, message):
+    assert message in fails(*detr, *change)
+
+
+def test_a_wrong_checkpoint_is_named(detr):
+    assert "no checkpoint 'none.pth'" in fails(detr[0], "none.pth", *detr[2:])
+    assert "does not fit DETR" in fails(*detr, "model.head.d_ffn=32")
+    save_untrained("detr.py", "two.pth", classes=["cat", "dog"])
+    assert "class head is for other classes" in fails(detr[0], "two.pth", "--dataset")
+
+
+def test_an_image_with_padding_is_that_much_larger():
+    padding_mask = torch.ones(1, 8, 10, dtype=torch.bool)
+    padding_mask[:, :4, :8] = False
+    assert explain.covered_by(padding_mask) == (2.0, 1.25)
+
+
+def test_classes_are_the_checkpoints(detr, monkeypatch):
+    decoder = drawn(monkeypatch, "draw_decoder_attention")
+    save_untrained("detr.py", "two.pth", classes=["cat", "dog"])
+    run(detr[0], "two.pth", *detr[2:], "--queries", 0)
+    assert decoder[0]["names"][0] in ("cat", "dog")
+
+
+def test_usage_errors_say_what_is_missing(detr, capsys):
+    assert "give a picture by --image, or --dataset" in usage_error(capsys, *detr[:2])
+    assert "--points are places of a picture" in usage_error(capsys, *detr[:2], "--dataset", "--points", "1,2")
+    assert "'12' is no point x,y" in usage_error(capsys, *detr, "--points", "12")
+    assert "overrides go before --queries" in usage_error(capsys, *detr, "--queries", "1", "model.num_queries=10")
+
+
+def test_a_model_without_such_attention_is_named():
+    model = nn.Module()
+    model.head = nn.Linear(2, 2)
+    with pytest.raises(explain.ConfigError, match="Linear has no decoder whose queries attend to the image"):
+        explain.samples_points(model)

@@ -1,0 +1,68 @@
+"""The loss of image classification."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError, DataError
+from vitkit.logging import RatioMeter
+from vitkit.registry import CRITERIA
+
+
+@CRITERIA.register
+class ClassificationLoss(nn.Module):
+    """Cross entropy with labels, or with shares of classes where images are mixed.
+
+    `meters["accuracy"]` counts how many images' first class is right; of a mixed image, its greater part's.
+
+    Args:
+        label_smoothing: part of each target that is spread over all classes (https://arxiv.org/abs/1512.00567), in
+            training alone.
+    Raises:
+        ConfigError: it is not in 0..1.
+    """
+
+    def __init__(self, *, label_smoothing: float = 0.0):
+        super().__init__()
+        if not 0 <= label_smoothing < 1:
+            raise ConfigError(f"criterion.label_smoothing: got {label_smoothing}; expected 0 up to, not with, 1.")
+        self.label_smoothing = label_smoothing
+        self.meters = {"accuracy": RatioMeter()}
+
+    def forward(self, outputs: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """
+        Args:
+            outputs: logits (B, C).
+            targets: B targets with `label` in 0..C-1, or with `class_weights` (C,) that sum to 1.
+        Returns:
+            cross_entropy: the mean over the batch. All ranks train on batches of one size, so the mean of their
+            gradients is that of the joined batch.
+        Raises:
+            DataError: a label is out of range.
+        """
+        logits = outputs["logits"]
+        smoothing = self.label_smoothing if self.training else 0.0
+        with torch.autocast(logits.device.type, enabled=False):
+            logits = logits.float()
+            wanted, labels = self._wanted(targets, logits)
+            loss = F.cross_entropy(logits, wanted, label_smoothing=smoothing)
+        correct = (logits.detach().argmax(-1) == labels).sum()
+        self.meters["accuracy"].add(correct, torch.full_like(correct, len(targets)))
+        return {"cross_entropy": loss}
+
+    def _wanted(self, targets: Sequence[Mapping[str, Any]], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """What the cross entropy takes, and each image's first class, (B,) int64."""
+        if "class_weights" in targets[0]:
+            weights = torch.stack([target["class_weights"] for target in targets])
+            return weights, weights.argmax(-1)
+        labels, num_classes = [target["label"] for target in targets], logits.shape[-1]
+        if not 0 <= min(labels) <= max(labels) < num_classes:
+            raise DataError(
+                f"labels {min(labels)} to {max(labels)}, but the model has {num_classes} classes. Was it built for "
+                "another dataset?"
+            )
+        labels = torch.tensor(labels, device=logits.device)
+        return labels, labels

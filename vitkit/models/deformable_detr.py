@@ -1,0 +1,37 @@
+"""Deformable DETR: backbone, neck, head (Zhu et al. 2021, https://arxiv.org/abs/2010.04159)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vitkit.models.detr import DETR
+from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
+from vitkit.registry import MODELS
+from vitkit.structures import Detections
+
+NUM_DETECTIONS = 100
+"""Returned per image, as the original does."""
+
+
+@MODELS.register
+class DeformableDETR(DETR):
+    """A DETR whose classes have a sigmoid each; arguments as DETR's."""
+
+    class_head = ("head.class_embed.", "head.proposals.class_embed.")
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
+        """The best pairs of a query and a class, so that a query may answer for several classes.
+
+        Args:
+            outputs: of `forward`.
+            image_sizes: (height, width) of each original image, in pixels.
+        Returns:
+            one Detections per image, of 100 rows (of all pairs, if they are fewer), best first.
+        """
+        probabilities = outputs["pred_logits"].float().sigmoid()
+        num_classes = probabilities.shape[-1]
+        pairs = probabilities.flatten(1)
+        scores, best = pairs.topk(min(NUM_DETECTIONS, pairs.shape[1]), dim=1)
+        boxes_xyxy = scale_boxes(cxcywh_to_xyxy(outputs["pred_boxes"].float()), image_sizes)
+        boxes_xyxy = boxes_xyxy.gather(1, (best // num_classes)[..., None].expand(-1, -1, 4))
+        labels = best % num_classes
+        return [Detections(scores=s, labels=l, boxes_xyxy=b) for s, l, b in zip(scores, labels, boxes_xyxy)]

@@ -1,0 +1,113 @@
+"""Several feature maps at the width of a transformer, and coarser ones made from the last."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.ops.images import resize_mask
+from vitkit.registry import NECKS, nearest
+from vitkit.structures import FeatureInfo
+
+
+@NECKS.register
+class PyramidProjection(nn.Module):
+    """Deformable DETR's levels (Zhu et al. 2021, section 4.1, https://arxiv.org/abs/2010.04159).
+
+    A 1x1 convolution of each map; then, up to `num_levels`, 3x3 convolutions of stride 2, the first of them on the raw
+    coarsest map, each next one on the level before. Every level has a group norm.
+
+    Args:
+        feature_info: of the backbone's maps, fine to coarse.
+        out_channels: channels of each level.
+        in_features: names of maps, fine to coarse; all if None.
+        num_levels: at least as many as maps; as many if None.
+        num_groups: of the group norms.
+    Raises:
+        ConfigError: the backbone has no map of that name, there are more maps than levels, or the groups do not divide
+            the channels.
+    """
+
+    def __init__(
+        self,
+        feature_info: Mapping[str, FeatureInfo],
+        out_channels: int,
+        *,
+        in_features: list[str] | None = None,
+        num_levels: int | None = None,
+        num_groups: int = 32,
+    ):
+        super().__init__()
+        for name in in_features or ():
+            if name not in feature_info:
+                raise ConfigError(
+                    f"PyramidProjection: the backbone gives no feature {name!r}. {nearest(name, feature_info)}"
+                )
+        self.in_features = [name for name in feature_info if in_features is None or name in in_features]
+        num_levels = len(self.in_features) if num_levels is None else num_levels
+        if num_levels < len(self.in_features) or not self.in_features:
+            raise ConfigError(
+                f"PyramidProjection: num_levels={num_levels}, but there are {len(self.in_features)} maps "
+                f"({', '.join(self.in_features)}). Set model.neck.num_levels to {len(self.in_features) or 1} or more, "
+                "or name fewer maps in model.neck.in_features."
+            )
+        if out_channels % num_groups:
+            raise ConfigError(
+                f"PyramidProjection: num_groups={num_groups} must divide out_channels={out_channels}: "
+                "set model.neck.num_groups."
+            )
+        self.feature_info = {name: FeatureInfo(out_channels, feature_info[name].stride) for name in self.in_features}
+        channels = [feature_info[name].channels for name in self.in_features]
+        convolutions = [nn.Conv2d(c, out_channels, kernel_size=1) for c in channels]
+        stride = feature_info[self.in_features[-1]].stride
+        for i in range(num_levels - len(channels)):
+            stride *= 2
+            self.feature_info[f"res{stride.bit_length() - 1}"] = FeatureInfo(out_channels, stride)
+            in_channels = channels[-1] if i == 0 else out_channels
+            convolutions.append(nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=2, padding=1))
+        for convolution in convolutions:
+            nn.init.xavier_uniform_(convolution.weight)
+            nn.init.zeros_(convolution.bias)
+        self.levels = nn.ModuleList(nn.Sequential(c, nn.GroupNorm(num_groups, out_channels)) for c in convolutions)
+
+    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """
+        Args:
+            features: name -> (B, channels, H, W).
+            padding_mask: (B, H, W) bool of the images, True = padding, which is then kept out of convolutions and
+                norms; None: padding counts like any other place, as in the original.
+        Returns:
+            name -> (B, out_channels, H, W), fine to coarse.
+        """
+        maps = [features[name] for name in self.in_features]
+        coarsest = maps[-1]
+        outputs = [self._level(level, x, padding_mask) for level, x in zip(self.levels, maps)]
+        for i, level in enumerate(self.levels[len(maps) :]):
+            outputs.append(self._level(level, coarsest if i == 0 else outputs[-1], padding_mask))
+        return dict(zip(self.feature_info, outputs))
+
+    def _level(self, level: nn.Sequential, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        convolution, norm = level
+        if padding_mask is None:
+            return norm(convolution(x))
+        if convolution.stride != (1, 1):
+            x = x.masked_fill(resize_mask(padding_mask, x.shape[-2:])[:, None], 0)
+        x = convolution(x)
+        return masked_group_norm(x, resize_mask(padding_mask, x.shape[-2:]), norm)
+
+
+def masked_group_norm(x: Tensor, padding_mask: Tensor, norm: nn.GroupNorm) -> Tensor:
+    """`norm` with the statistics of the places that are no padding.
+
+    Args:
+        x: (B, C, H, W).
+        padding_mask: (B, H, W) bool, True = padding.
+    """
+    padding = padding_mask[:, None, None]  # (B, 1, 1, H, W)
+    groups = x.float().unflatten(1, (norm.num_groups, -1))
+    count = (~padding).sum((2, 3, 4), keepdim=True) * groups.shape[2]
+    mean = groups.masked_fill(padding, 0).sum((2, 3, 4), keepdim=True) / count
+    centred = (groups - mean).masked_fill(padding, 0)
+    variance = centred.square().sum((2, 3, 4), keepdim=True) / count
+    normalized = (centred * (variance + norm.eps).rsqrt()).flatten(1, 2)
+    return (normalized * norm.weight.view(-1, 1, 1) + norm.bias.view(-1, 1, 1)).to(x.dtype)
