@@ -138,3 +138,49 @@ def test_label_out_of_range_is_an_error():
     targets[0]["labels"][0] = 91
     with pytest.raises(DataError, match=r"label 91; expected 0\.\.4"):
         make_criterion()(outputs, targets)
+
+
+def focal_criterion(**changes):
+    matcher = dict(type="HungarianMatcher", class_cost="focal", cost_class=2.0, cost_l1=5.0, cost_giou=2.0)
+    settings = dict(type="SetCriterion", class_loss="focal", matcher=matcher, weights=WEIGHTS)
+    return CRITERIA.build({**settings, **changes})
+
+
+def focal_by_loop(criterion, layer: dict, targets: list[dict], *, alpha: float, gamma: float) -> torch.Tensor:
+    matches = criterion.matcher(layer["pred_logits"][None], layer["pred_boxes"][None], targets)[0]
+    total = torch.zeros(())
+    for i, (queries, indices) in enumerate(matches):
+        labels = dict(zip(queries.tolist(), targets[i]["labels"][indices].tolist()))
+        for query, logits in enumerate(layer["pred_logits"][i]):
+            for c, p in enumerate(logits.sigmoid()):
+                true = labels.get(query) == c
+                total = total - (alpha * (1 - p) ** gamma * p.log() if true else (1 - alpha) * p**gamma * (1 - p).log())
+    return total / max(sum(len(t["labels"]) for t in targets), 1)
+
+
+@pytest.mark.parametrize("counts", [[3, 2], [0, 4], [0, 0], [8, 1]])
+def test_focal_losses_of_layers_and_first_stage_equal_a_plain_loop(counts):
+    criterion = focal_criterion(focal_alpha=0.3, focal_gamma=1.5)
+    outputs, targets = make_case(counts)
+    outputs["enc_outputs"] = make_layer(len(counts))
+    for target in targets:
+        target["labels"] = target["labels"].clamp(min=1)  # none is the first class, as which the first stage sees all
+    losses = criterion(outputs, targets)
+    layers = {"": outputs, "aux1_": outputs["aux_outputs"][1]}
+    for prefix, layer in layers.items():
+        expected = focal_by_loop(criterion, layer, targets, alpha=0.3, gamma=1.5)
+        torch.testing.assert_close(losses[f"{prefix}labels"], expected)
+    objects = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
+    expected = focal_by_loop(criterion, outputs["enc_outputs"], objects, alpha=0.3, gamma=1.5)
+    torch.testing.assert_close(losses["enc_labels"], expected)
+    sum(losses.values()).backward()
+    assert outputs["enc_outputs"]["pred_boxes"].grad is not None
+
+
+def test_settings_for_other_logits_are_refused():
+    with pytest.raises(ConfigError, match=r"class_cost='softmax' is for other logits.*expected 'focal'"):
+        focal_criterion(matcher=MATCHER)
+    with pytest.raises(ConfigError, match=r"no_object_weight=0\.1: the focal loss has no such class"):
+        focal_criterion(no_object_weight=0.1)
+    with pytest.raises(ConfigError, match="no_object_weight: got None; expected a positive number"):
+        make_criterion(no_object_weight=None)

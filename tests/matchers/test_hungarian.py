@@ -104,3 +104,26 @@ def test_label_out_of_range_names_image_and_label():
     targets[1]["labels"][1] = NUM_CLASSES  # the no-object class is no label
     with pytest.raises(DataError, match=r"image_id 41\), target 1 has label 5; expected 0\.\.4"):
         make_matcher()(logits, boxes, targets)
+
+
+def test_the_focal_cost_is_what_a_true_label_would_save():
+    torch.manual_seed(0)
+    logits, boxes = torch.randn(1, 2, 4, NUM_CLASSES), torch.rand(1, 2, 4, 4)
+    targets = [{"labels": torch.tensor([1, 4]), "boxes_cxcywh": torch.rand(2, 4)} for _ in range(2)]
+    weights = dict(cost_class=2.0, cost_l1=0.0, cost_giou=0.0)
+    matcher = MATCHERS.build(dict(type="HungarianMatcher", class_cost="focal", **weights))
+    for image, (query, target) in enumerate(matcher(logits, boxes, targets)[0]):
+        p = logits[0, image].sigmoid()[:, targets[image]["labels"]]  # (Q, N)
+        cost = 0.25 * (1 - p) ** 2 * -p.log() - 0.75 * p**2 * -(1 - p).log()
+        best = min(
+            itertools.permutations(range(4), 2), key=lambda queries: sum(cost[q, t] for t, q in enumerate(queries))
+        )
+        assert sorted(zip(query.tolist(), target.tolist())) == sorted(zip(best, range(2)))
+
+
+def test_the_focal_cost_takes_the_last_class_for_a_class():
+    matcher = MATCHERS.build(dict(type="HungarianMatcher", class_cost="focal", cost_class=1, cost_l1=1, cost_giou=1))
+    logits, boxes = torch.zeros(1, 1, 3, 2), torch.rand(1, 1, 3, 4)
+    matcher(logits, boxes, [{"labels": torch.tensor([1]), "boxes_cxcywh": torch.rand(1, 4)}])
+    with pytest.raises(DataError, match=r"label 2; expected 0\.\.1"):
+        matcher(logits, boxes, [{"labels": torch.tensor([2]), "boxes_cxcywh": torch.rand(1, 4)}])

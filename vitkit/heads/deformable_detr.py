@@ -1,5 +1,6 @@
 """Deformable DETR's head: a transformer that attends to a few places of several maps."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -212,5 +213,5 @@ def place_boxes(levels: Levels) -> tuple[Tensor, Tensor]:
 
 def class_head(d_model: int, num_classes: int) -> nn.Linear:
     head = nn.Linear(d_model, num_classes)
-    nn.init.constant_(head.bias, torch.tensor(PRIOR_PROBABILITY).logit().item())
+    nn.init.constant_(head.bias, -math.log((1 - PRIOR_PROBABILITY) / PRIOR_PROBABILITY))
     return head

@@ -105,7 +105,7 @@ def masked_group_norm(x: Tensor, padding_mask: Tensor, norm: nn.GroupNorm) -> Te
     """
     padding = padding_mask[:, None, None]  # (B, 1, 1, H, W)
     groups = x.float().unflatten(1, (norm.num_groups, -1))
-    count = (~padding).sum((2, 3, 4), keepdim=True) * groups.shape[2]
+    count = (~padding).sum((2, 3, 4), keepdim=True).clamp(min=1) * groups.shape[2]
     mean = groups.masked_fill(padding, 0).sum((2, 3, 4), keepdim=True) / count
     centred = (groups - mean).masked_fill(padding, 0)
     variance = centred.square().sum((2, 3, 4), keepdim=True) / count

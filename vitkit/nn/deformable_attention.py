@@ -4,9 +4,13 @@ Shapes: B batch, L queries, S places of all levels together, d channels per head
 level's map, corner to corner; masks are bool with True = padding.
 """
 
+import importlib.util
+import itertools
 import math
+import os
 from collections.abc import Sequence
-from types import TracebackType
+from types import ModuleType, TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +18,17 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import attention_weights
 
+PATHS = ("reference", "torch", "triton")
+
 
 def deformable_attend(
     values: Tensor, shapes: Sequence[tuple[int, int]], sampling_locations: Tensor, weights: Tensor
 ) -> Tensor:
     """Weighted sum of values sampled at a few places of every level, bilinearly; places outside a map give 0.
+
+    How it is computed depends on the device: PyTorch's row operations on a CPU, a Triton kernel on a GPU, and gathered
+    rows elsewhere, in an export and where a deterministic gradient is asked for on a GPU. The environment variable
+    VITKIT_DEFORMABLE (reference, torch or triton) forces one; a compiled model keeps what it was compiled with.
 
     Args:
         values: (B, S, heads, d), the levels one after the other, each row by row.
@@ -29,49 +39,176 @@ def deformable_attend(
         (B, L, heads * d), of the values' type; sums are in float32 at least.
     Raises:
         ValueError: the shapes do not fit each other.
+        ConfigError: VITKIT_DEFORMABLE is not one of its values, or asks for what cannot run here.
     """
-    shapes = [(int(height), int(width)) for height, width in shapes]
     _check(values, shapes, sampling_locations, weights)
-    return _attend_by_gathering(values, shapes, sampling_locations, weights)
+    path = "gather" if _exporting() else _path(values.device.type, torch.is_grad_enabled())
+    if path == "gather":
+        return _attend_by_gathering(values, shapes, sampling_locations, weights)
+    if path == "reference":
+        return _attend_by_looping(values, shapes, sampling_locations, weights)
+    sizes = [size for shape in shapes for size in shape]
+    return _deformable_attend(values, sizes, sampling_locations, weights, path)
 
 
-def _check(values: Tensor, shapes: list[tuple[int, int]], sampling_locations: Tensor, weights: Tensor) -> None:
+def _check(values: Tensor, shapes: Sequence[tuple[int, int]], sampling_locations: Tensor, weights: Tensor) -> None:
     places = sum(height * width for height, width in shapes)
     if values.shape[1] != places:
         raise ValueError(
-            f"deformable_attend: values have {values.shape[1]} places, but the levels {shapes} have {places}."
+            f"deformable_attend: values have {values.shape[1]} places, but the levels {list(shapes)} have {places}."
         )
-    levels = sampling_locations.shape[3]
-    if levels != len(shapes):
-        raise ValueError(f"deformable_attend: sampling_locations are for {levels} levels, shapes for {len(shapes)}.")
-    if sampling_locations.shape != (*weights.shape, 2):
+    if weights.shape[3] != len(shapes):
+        raise ValueError(f"deformable_attend: weights are for {weights.shape[3]} levels, but shapes has {len(shapes)}.")
+    batch_size, _, heads, _ = values.shape
+    expected = (batch_size, weights.shape[1], heads, *weights.shape[3:])
+    if weights.shape != expected or sampling_locations.shape != (*expected, 2):
         raise ValueError(
-            f"deformable_attend: sampling_locations {tuple(sampling_locations.shape)} must be the weights' shape "
-            f"{tuple(weights.shape)} with 2 behind it."
+            f"deformable_attend: for values {tuple(values.shape)} expected weights (B, L, heads, levels, points) = "
+            f"{tuple(expected)} and sampling_locations of that shape and 2, got {tuple(weights.shape)} and "
+            f"{tuple(sampling_locations.shape)}."
         )
+
+
+def _exporting() -> bool:
+    """Whether a graph is recorded for another program, which knows PyTorch's operations only."""
+    if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
+        return True
+    if hasattr(torch.compiler, "is_exporting"):  # since PyTorch 2.7
+        return torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
+
+@torch.compiler.assume_constant_result
+def _path(device: str, needs_grad: bool) -> str:
+    path = os.environ.get("VITKIT_DEFORMABLE")
+    if path and path not in PATHS:
+        raise ConfigError(f"VITKIT_DEFORMABLE={path!r}: expected one of {', '.join(PATHS)}.")
+    if not path:
+        deterministic = needs_grad and torch.are_deterministic_algorithms_enabled()
+        path = "triton" if device == "cuda" and not deterministic and _has_triton() else "torch"
+    if path == "triton" and not _has_triton():
+        raise ConfigError("VITKIT_DEFORMABLE=triton: the package triton is not installed (pip install triton).")
+    if path == "torch":
+        return "bag" if device == "cpu" else "gather"
+    return path
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _backend(path: str) -> ModuleType:
+    # Imported when first used: Triton takes its time, and not every installation has it.
+    if path == "triton":
+        from vitkit.nn import deformable_triton
+
+        return deformable_triton
+    from vitkit.nn import deformable_bag
+
+    return deformable_bag
+
+
+def _pairs(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(sizes[::2], sizes[1::2]))
+
+
+# Operations of their own, because tracing compilers must not look inside: they would unroll the loops over chunks.
+@torch.library.custom_op(
+    "vitkit::deformable_attend",
+    mutates_args=(),
+    schema="(Tensor values, SymInt[] sizes, Tensor locations, Tensor weights, str path) -> Tensor",
+)
+def _deformable_attend(values: Tensor, sizes: Sequence[int], locations: Tensor, weights: Tensor, path: str) -> Tensor:
+    return _backend(path).attend(values, _pairs(sizes), locations, weights)
+
+
+@_deformable_attend.register_fake
+def _(values: Tensor, sizes: Sequence[int], locations: Tensor, weights: Tensor, path: str) -> Tensor:
+    return values.new_empty(*weights.shape[:2], values.shape[2] * values.shape[3])
+
+
+@torch.library.custom_op(
+    "vitkit::deformable_attend_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor values, SymInt[] sizes, Tensor locations, Tensor weights, str path) "
+    "-> (Tensor, Tensor, Tensor)",
+)
+def _deformable_attend_backward(
+    grad: Tensor, values: Tensor, sizes: Sequence[int], locations: Tensor, weights: Tensor, path: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _backend(path).attend_backward(grad, values, _pairs(sizes), locations, weights)
+
+
+@_deformable_attend_backward.register_fake
+def _(
+    grad: Tensor, values: Tensor, sizes: Sequence[int], locations: Tensor, weights: Tensor, path: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(x.new_empty(x.shape) for x in (values, locations, weights))
+
+
+def _save_inputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    values, ctx.sizes, locations, weights, ctx.path = inputs
+    ctx.save_for_backward(values, locations, weights)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    values, locations, weights = ctx.saved_tensors
+    grads = _deformable_attend_backward(grad, values, ctx.sizes, locations, weights, ctx.path)
+    return grads[0], None, grads[1], grads[2], None
+
+
+_deformable_attend.register_autograd(_backward, setup_context=_save_inputs)
 
 
 def _attend_by_gathering(
-    values: Tensor, shapes: list[tuple[int, int]], sampling_locations: Tensor, weights: Tensor
+    values: Tensor, shapes: Sequence[tuple[int, int]], sampling_locations: Tensor, weights: Tensor
 ) -> Tensor:
+    """By PyTorch's most ordinary operations, on any device and in any export; keeps all it reads for the gradient."""
+    batch_size, places, heads, channels = values.shape
     dtype = torch.promote_types(values.dtype, torch.float32)
-    table = values.to(dtype).transpose(1, 2)  # (B, heads, S, d)
-    output = 0
+    table = values.to(dtype).flatten(0, 2)
+    image = torch.arange(batch_size, device=values.device)[:, None] * places * heads
+    first = (image + torch.arange(heads, device=values.device))[:, None, :, None]
+    output = values.new_zeros(*weights.shape[:3], channels, dtype=dtype)
     start = 0
     for level, (height, width) in enumerate(shapes):
-        places = sampling_locations[:, :, :, level].to(dtype).transpose(1, 2)  # (B, heads, L, points, 2)
-        level_weights = weights[:, :, :, level].to(dtype).transpose(1, 2)
-        x, y = places[..., 0] * width - 0.5, places[..., 1] * height - 0.5
+        x, y = (sampling_locations[:, :, :, level].to(dtype) * table.new_tensor((width, height)) - 0.5).unbind(-1)
         left, top = x.floor(), y.floor()
         for column, row in ((left, top), (left + 1, top), (left, top + 1), (left + 1, top + 1)):
-            share = (1 - (x - column).abs()) * (1 - (y - row).abs()) * level_weights
-            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            index = start + row.clamp(0, height - 1).long() * width + column.clamp(0, width - 1).long()
-            share = torch.where(inside, share, 0)
-            rows = table.gather(2, index.flatten(2)[..., None].expand(-1, -1, -1, table.shape[-1]))
-            output = output + (rows.unflatten(2, index.shape[2:]) * share[..., None]).sum(3)
+            share = (1 - (x - column).abs()) * (1 - (y - row).abs()) * weights[:, :, :, level].to(dtype)
+            outside = (column < 0) | (column >= width) | (row < 0) | (row >= height)
+            # Limits come after the conversion: what is not a number turns into some integer.
+            place = row.long().clamp(0, height - 1) * width + column.long().clamp(0, width - 1)
+            index = first + (start + place) * heads
+            read = table.index_select(0, index.flatten()).view(*index.shape, channels)
+            output = output + (read * share.masked_fill(outside, 0)[..., None]).sum(-2)
         start += height * width
-    return output.transpose(1, 2).flatten(2).to(values.dtype)
+    return output.flatten(2).to(values.dtype)
+
+
+def _attend_by_looping(
+    values: Tensor, shapes: Sequence[tuple[int, int]], sampling_locations: Tensor, weights: Tensor
+) -> Tensor:
+    """The definition, a sample at a time: what the others are checked against."""
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    values_by_level = values.to(dtype).split([height * width for height, width in shapes], dim=1)
+    output = []
+    for image, query, head in itertools.product(*map(range, weights.shape[:3])):
+        total = values.new_zeros(values.shape[-1], dtype=dtype)
+        for level, point in itertools.product(*map(range, weights.shape[3:])):
+            height, width = shapes[level]
+            x, y = sampling_locations[image, query, head, level, point].to(dtype)
+            x, y = x * width - 0.5, y * height - 0.5
+            left, top = math.floor(x.item()), math.floor(y.item())
+            for row, column in itertools.product((top, top + 1), (left, left + 1)):
+                if 0 <= row < height and 0 <= column < width:
+                    below, beside = y - top, x - left
+                    share = (below if row > top else 1 - below) * (beside if column > left else 1 - beside)
+                    weight = weights[image, query, head, level, point].to(dtype)
+                    total = total + weight * share * values_by_level[level][image, row * width + column, head]
+        output.append(total)
+    shape = (*weights.shape[:2], values.shape[2] * values.shape[3])
+    return (torch.cat(output) if output else values.flatten()[:0]).view(shape).to(values.dtype)
 
 
 class MultiScaleDeformableAttention(nn.Module):
@@ -155,13 +292,14 @@ class MultiScaleDeformableAttention(nn.Module):
     def _sampling_locations(
         self, queries: Tensor, reference_points: Tensor, shapes: Sequence[tuple[int, int]]
     ) -> Tensor:
-        """(B, L, heads, levels, points, 2) float32."""
+        """(B, L, heads, levels, points, 2), at least in float32."""
         if len(shapes) != self.num_levels or reference_points.shape[2] != self.num_levels:
             raise ValueError(
                 f"MultiScaleDeformableAttention: num_levels={self.num_levels}, but got {len(shapes)} shapes and "
                 f"reference points for {reference_points.shape[2]} levels."
             )
-        offsets = self.sampling_offsets(queries).float()
+        offsets = self.sampling_offsets(queries)
+        offsets = offsets.to(torch.promote_types(offsets.dtype, torch.float32))
         offsets = offsets.unflatten(-1, (self.num_heads, self.num_levels, self.num_points, 2))
         centers = reference_points[:, :, None, :, None, :2]
         if reference_points.shape[-1] == 2:

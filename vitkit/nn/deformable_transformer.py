@@ -66,7 +66,9 @@ def flatten_levels(
 
 def _valid_ratio(mask: Tensor) -> Tensor:
     """(B, H, W) bool -> (B, 2): the share of the width and height that is free, on the first row and column."""
-    return torch.stack([(~mask[:, 0, :]).float().mean(1), (~mask[:, :, 0]).float().mean(1)], dim=-1)
+    # An image that is all padding counts as one place: no division by 0.
+    sides = (mask[:, 0, :], mask[:, :, 0])
+    return torch.stack([(~side).float().mean(1).clamp(min=1 / side.shape[1]) for side in sides], dim=-1)
 
 
 def level_places(shapes: Sequence[tuple[int, int]], valid_ratios: Tensor) -> Tensor:

@@ -90,8 +90,8 @@ def decomposed_positions(
     bias = None
     for axis, table in enumerate(tables):
         rows = relative_rows(table, q_size[axis], k_size[axis])
-        # The axis moves before the channels, so that each of its places meets its own rows.
-        part = (q.movedim(2 + axis, -2) @ rows.mT).movedim(-2, 2 + axis)
+        # The axis becomes the last of the batch, so that each of its places meets its own rows.
+        part = (q.movedim(2 + axis, -3) @ rows.mT).movedim(-3, 2 + axis)
         part = part.reshape(*part.shape[:-1], *(k_size[i] if i == axis else 1 for i in range(axes)))
         bias = part if bias is None else bias + part
     return bias.flatten(-axes).flatten(2, 1 + axes)

@@ -1,0 +1,56 @@
+"""A small two-stage Deformable DETR on blood cells (https://github.com/Shenggan/BCCD_Dataset), from random weights.
+
+205 training images, three kinds of cells.
+
+Run:  python tools/train.py configs/bccd/deformable_detr.py data.root=DIR    (DIR holds images/ and annotations/)
+"""
+
+
+def config():
+    split = dict(type="CocoDetection", images="{root}/images", bad_boxes="drop")
+    return dict(
+        model=dict(
+            type="DeformableDETR", num_queries=60,
+            backbone=dict(type="ResNet", depth=18, norm="bn", out_features=["res3", "res4"], pretrained=False),
+            neck=dict(type="PyramidProjection", out_channels=128, num_levels=3),
+            head=dict(
+                type="DeformableDETRHead", d_model=128, num_heads=8, d_ffn=512, dropout=0.0,
+                num_encoder_layers=2, num_decoder_layers=3, refine_boxes=True, two_stage=True,
+            ),
+        ),
+        criterion=dict(
+            type="SetCriterion", class_loss="focal",
+            weights=dict(labels=2.0, l1=5.0, giou=2.0),
+            matcher=dict(type="HungarianMatcher", class_cost="focal", cost_class=2.0, cost_l1=5.0, cost_giou=2.0),
+        ),
+        data=dict(
+            root="data/bccd",
+            train=dict(
+                **split, annotations="{root}/annotations/instances_train.json",
+                transforms=dict(
+                    type="ComposedTransforms",
+                    transforms=[
+                        dict(type="HorizontalFlip"),
+                        dict(type="VerticalFlip"),
+                        dict(
+                            type="MultiScaleCrop", scales=[160, 192, 224], max_size=320, crop_scales=[240, 288, 336],
+                            crop_range=[160, 224], crop_probability=0.5,
+                        ),
+                        dict(type="ColorJitter", brightness=0.2, contrast=0.2, saturation=0.2, hue=0.03, p=0.8),
+                    ],
+                ),
+            ),
+            val=dict(
+                **split, annotations="{root}/annotations/instances_val.json",
+                transforms=dict(type="EvalResize", short_side=192, max_size=320),
+            ),
+            images_per_gpu=8, num_workers=1,
+        ),
+        optimizer=dict(type="AdamW", lr=4e-4, weight_decay=1e-4, lr_multipliers={"sampling_offsets": 0.1}),
+        schedule=dict(type="CosineLR", warmup_steps=200),
+        evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
+        train=dict(
+            epochs=60, eval_every=5, clip_grad_norm=0.1, reference_batch_size=8, channels_last=True,
+            best_metric="bbox/AP50", log_every=25,
+        ),
+    )  # fmt: skip
