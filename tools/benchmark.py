@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         if "models" in parts:
             cases = [c._replace(device=args.device, precision=args.precision) for c in benchmark_models.CASES]
-            rows += benchmark_models.measure(cases, repeats=args.repeats, memory=not args.no_memory, clock=clock)
+            options = dict(repeats=args.repeats, memory=not args.no_memory, clock=clock)
+            for contestants in benchmark_models.FAMILIES:
+                rows += benchmark_models.measure(contestants, cases, **options)
         if "matching" in parts:
             rows += benchmark_matching.measure(repeats=args.repeats, device=args.device, clock=clock)
             rows += measure_share(args, clock)

@@ -1,7 +1,8 @@
-"""DETR-R50 beside transformers' and, as a known quantity, torchvision's Faster R-CNN; random weights and images."""
+"""Detectors beside transformers' and, as a known quantity, torchvision's Faster R-CNN; random weights and images."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torchvision.models.detection import fasterrcnn_resnet50_fpn
 from torchvision.ops import box_convert
 
 from vitkit import build_model
-from vitkit.configs import detr_r50
+from vitkit.configs import deformable_detr_r50, detr_r50
 from vitkit.engine.optim import parameter_groups
 from vitkit.errors import VitkitError
 from vitkit.registry import CRITERIA
@@ -40,6 +41,7 @@ CASES = (Case(480, 640), Case(800, 1066), Case(480, 640, batch_size=2, training=
 
 
 def measure(
+    contestants: Sequence[str],
     cases: Sequence[Case] = CASES,
     *,
     repeats: int = 7,
@@ -49,11 +51,14 @@ def measure(
     """Times all contestants in turn, in this process; peak memory in a new process each.
 
     A training step is forward, loss, backward, clipping and AdamW. All train the same layers (stem and first stage
-    are frozen), and both DETRs drop out in the same places and take the loss of all six decoder layers.
+    are frozen), and both forms of a model drop out in the same places and take the loss of all six decoder layers.
+
+    Args:
+        contestants: one of FAMILIES' values.
     """
     rows = []
     for case in cases:
-        calls = {name: step(name, case) for name in CONTESTANTS}
+        calls = {name: step(name, case) for name in contestants}
         timed = compare(str(case), calls, repeats=repeats, device=case.device, clock=clock)
         del calls  # their models
         peaks = [peak_memory(step, row.name, case, device=case.device) if memory else None for row in timed]
@@ -67,7 +72,7 @@ def step(name: str, case: Case) -> Callable[[], object]:
     images = torch.randn(case.batch_size, 3, case.height, case.width, device=case.device)
     boxes_cxcywh = torch.rand(case.batch_size, TARGETS_PER_IMAGE, 4, device=case.device) * 0.5 + 0.25
     labels = torch.randint(1, NUM_CLASSES, boxes_cxcywh.shape[:2], device=case.device)
-    model, loss, predict = CONTESTANTS[name](case, images, boxes_cxcywh, labels)
+    model, loss, predict = BUILDERS[name](case, images, boxes_cxcywh, labels)
     model.to(case.device).train(case.training)
     autocast = torch.autocast(torch.device(case.device).type, torch.bfloat16, enabled=case.precision == "bf16")
 
@@ -96,7 +101,14 @@ Contestant = tuple[nn.Module, Callable[[], Tensor], Callable[[], object]]
 
 
 def vitkit_detr(case: Case, images: Tensor, boxes_cxcywh: Tensor, labels: Tensor) -> Contestant:
-    config = detr_r50.config()
+    return vitkit_model(detr_r50.config(), images, boxes_cxcywh, labels)
+
+
+def vitkit_deformable_detr(case: Case, images: Tensor, boxes_cxcywh: Tensor, labels: Tensor) -> Contestant:
+    return vitkit_model(deformable_detr_r50.config(), images, boxes_cxcywh, labels)
+
+
+def vitkit_model(config: dict[str, Any], images: Tensor, boxes_cxcywh: Tensor, labels: Tensor) -> Contestant:
     model = build_model(config["model"])
     criterion = CRITERIA.build(config["criterion"])
     padding_mask = torch.zeros_like(images[:, 0], dtype=torch.bool)
@@ -109,22 +121,43 @@ def vitkit_detr(case: Case, images: Tensor, boxes_cxcywh: Tensor, labels: Tensor
 
 
 def transformers_detr(case: Case, images: Tensor, boxes_cxcywh: Tensor, labels: Tensor) -> Contestant:
-    try:
-        from transformers import DetrConfig, DetrForObjectDetection
-    except ImportError as error:
-        raise VitkitError(
-            f"the comparison with transformers needs the package ({error}): pip install -e '.[benchmark]'"
-        ) from None
+    transformers = import_transformers()
     # The original's dropout, which transformers leaves out of attention weights and feed-forward networks, and its
     # auxiliary losses.
-    config = DetrConfig(
+    config = transformers.DetrConfig(
         num_labels=NUM_CLASSES,
         attention_dropout=0.1,
         activation_dropout=0.1,
         auxiliary_loss=True,
         attn_implementation="sdpa",
     )
-    model = DetrForObjectDetection(config)
+    return transformers_model(transformers.DetrForObjectDetection(config), images, boxes_cxcywh, labels)
+
+
+def transformers_deformable_detr(case: Case, images: Tensor, boxes_cxcywh: Tensor, labels: Tensor) -> Contestant:
+    transformers = import_transformers()
+    config = transformers.DeformableDetrConfig(
+        num_labels=NUM_CLASSES,
+        attention_dropout=0.1,
+        activation_dropout=0.1,
+        auxiliary_loss=True,
+        class_cost=2,
+        attn_implementation="sdpa",
+    )
+    return transformers_model(transformers.DeformableDetrForObjectDetection(config), images, boxes_cxcywh, labels)
+
+
+def import_transformers() -> ModuleType:
+    try:
+        import transformers
+    except ImportError as error:
+        raise VitkitError(
+            f"the comparison with transformers needs the package ({error}): pip install -e '.[benchmark]'"
+        ) from None
+    return transformers
+
+
+def transformers_model(model: nn.Module, images: Tensor, boxes_cxcywh: Tensor, labels: Tensor) -> Contestant:
     backbone = model.model.backbone.model
     freeze(backbone.conv1, backbone.layer1)
     # timm sets each block's last scale to zero, so that its gradients would be, too.
@@ -164,8 +197,12 @@ def freeze(*modules: nn.Module) -> None:
         module.requires_grad_(False)
 
 
-CONTESTANTS: Mapping[str, Callable[..., Any]] = {
+BUILDERS: Mapping[str, Callable[..., Any]] = {
     "transformers DETR-R50 (SDPA)": transformers_detr,
     "vitkit DETR-R50": vitkit_detr,
     "torchvision Faster R-CNN R50-FPN": faster_rcnn,
+    "transformers Deformable DETR-R50": transformers_deformable_detr,
+    "vitkit Deformable DETR-R50": vitkit_deformable_detr,
 }
+FAMILIES = (tuple(BUILDERS)[:3], tuple(BUILDERS)[3:])
+"""What is compared with each other, the measure of the others first."""

@@ -34,21 +34,24 @@ def test_peak_memory_is_what_a_call_needs_at_most():
     assert 60 < peak < 90
 
 
+@pytest.mark.parametrize("contestants", benchmark_models.FAMILIES)
 @pytest.mark.parametrize("training", [False, True])
-def test_contestants_run(training, monkeypatch):
+def test_contestants_run(contestants, training):
     pytest.importorskip("transformers")
-    rows = benchmark_models.measure([Case(64, 96, batch_size=1, training=training)], repeats=1, memory=False)
-    assert [row.name for row in rows] == list(benchmark_models.CONTESTANTS)
+    case = Case(64, 96, batch_size=1, training=training)
+    rows = benchmark_models.measure(contestants, [case], repeats=1, memory=False)
+    assert tuple(row.name for row in rows) == contestants
     assert rows[0].ratio == 1
     assert all(row.seconds > 0 for row in rows)
 
 
-def test_both_detrs_train_the_same_number_of_parameters():
+@pytest.mark.parametrize("contestants", benchmark_models.FAMILIES)
+def test_both_forms_of_a_model_train_the_same_number_of_parameters(contestants):
     pytest.importorskip("transformers")
     images, boxes, labels = torch.zeros(1, 3, 32, 32), torch.zeros(1, 1, 4), torch.zeros(1, 1, dtype=torch.int64)
     trained = []
-    for build in (benchmark_models.vitkit_detr, benchmark_models.transformers_detr):
-        model, _, _ = build(Case(32, 32), images, boxes, labels)
+    for name in contestants[:2]:
+        model, _, _ = benchmark_models.BUILDERS[name](Case(32, 32), images, boxes, labels)
         trained.append(sum(p.numel() for p in model.parameters() if p.requires_grad))
     assert trained[0] == trained[1]
 
