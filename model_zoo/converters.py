@@ -5,6 +5,11 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from vitkit.model_zoo.convert_deformable_detr import converters as deformable_detr_converters
+from vitkit.model_zoo.convert_mask_classification import CONVERTERS as MASK_CLASSIFICATION_CONVERTERS
+from vitkit.model_zoo.convert_mvit import CONVERTERS as MVIT_CONVERTERS
+from vitkit.model_zoo.convert_nonlocal import CONVERTERS as NON_LOCAL_CONVERTERS
+from vitkit.model_zoo.convert_swin import CONVERTERS as SWIN_CONVERTERS
+from vitkit.model_zoo.convert_vit import CONVERTERS as VIT_CONVERTERS
 from vitkit.model_zoo.converter import Converter, State
 
 # fmt: off
@@ -30,6 +35,7 @@ COCO_CLASSES = (
 
 
 CONVERTERS = [
+    *MASK_CLASSIFICATION_CONVERTERS,
     *deformable_detr_converters(COCO_CLASSES),
     Converter(
         name="facebookresearch/detr",
@@ -44,6 +50,10 @@ CONVERTERS = [
         ),
         classes=COCO_CLASSES,
     ),
+    *VIT_CONVERTERS,
+    *NON_LOCAL_CONVERTERS,
+    *MVIT_CONVERTERS,
+    *SWIN_CONVERTERS,
 ]
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Reads a PyTorch file on the CPU, tensors and plain values only.
+    """Reads a PyTorch file, or arrays that numpy saved (.npz), on the CPU; tensors and plain values only.
 
     Raises:
         CheckpointError: the file is missing, damaged, or holds pickled code (which is not run).
@@ -45,6 +46,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. In {str(folder)!r}: "
             f"{nearest(path.name, near)}"
         )
+    if path.suffix == ".npz":
+        return _read_arrays(path)
     try:
         # Official training checkpoints hold their argparse settings, which are plain values.
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -66,6 +69,23 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{path}: holds a {type(state).__name__}, expected a dict of tensors.")
     return dict(state)
+
+
+def _read_arrays(path: Path) -> dict[str, Tensor]:
+    """The arrays of an .npz file by name, such as the original Vision Transformers are published in."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: _tensor(arrays[name]) for name in arrays.files}
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"{path}: damaged, or holds more than numbers ({str(error).splitlines()[0]}). Get the file again."
+        ) from error
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    if array.dtype == np.dtype("V2"):  # numpy does not know bfloat16, in which some arrays were saved
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _globals_named(message: str) -> str:
@@ -128,7 +148,7 @@ def load_weights(
     state = _state_dict(checkpoint, name)
     report = LoadReport(name)
     converter = None
-    if not _fits(model, state):
+    if not _fits(model, state) and not getattr(model, "renames_itself", False):
         state, converter = convert_official(state, model, classes)
     report.converter = converter and converter.name
     for prefix, module in model.named_modules():
@@ -140,7 +160,8 @@ def load_weights(
     trained_classes = checkpoint.get("classes") or (converter and converter.classes)
     other_classes = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
     head_keys = [key for key in state if key in expected and key.startswith(head)] if head else []
-    if other_classes or any(state[key].shape != expected[key].shape for key in head_keys):
+    # Other sizes than the first are the model's own: the report of misfits below names them.
+    if other_classes or any(state[key].shape[:1] != expected[key].shape[:1] for key in head_keys):
         if not new_class_head:
             got = _classes(trained_classes) if trained_classes else _shapes(state, head_keys)
             wanted = _classes(classes) if classes else _shapes(expected, head_keys)

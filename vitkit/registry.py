@@ -45,6 +45,7 @@ class Registry:
         self.kind = kind
         self._constructors: dict[str, Callable] = {}
         self._variants: dict[str, tuple[Callable, dict[str, Any]]] = {}
+        self._prefixes: dict[str, tuple[Callable, str]] = {}
 
     def register(self, target: Callable | None = None, *, name: str | None = None) -> Callable:
         """Decorator: `@BACKBONES.register` or `@BACKBONES.register(name="other_name")`.
@@ -64,6 +65,13 @@ class Registry:
             self._claim(name, constructor)
             self._variants[name] = (constructor, dict(arguments))
 
+    def register_prefix(self, prefix: str, constructor: Callable, *, argument: str) -> None:
+        """Lets every name that begins with `prefix` stand for `constructor`, with the rest of the name as `argument`.
+
+        A constructor that does not take any name says so in `check_arguments`, by which configs are checked.
+        """
+        self._prefixes[prefix] = (constructor, argument)
+
     def _claim(self, name: str, constructor: Callable) -> None:
         taken = self._constructors.get(name) or self._variants.get(name, (None,))[0]
         # A user's file that is imported twice registers the same class again; that is no clash.
@@ -75,11 +83,11 @@ class Registry:
             raise ConfigError(f"{self.kind} {name!r} is already registered by {taken.__module__}: choose another name.")
 
     def names(self) -> list[str]:
-        """All registered names, variants included, sorted."""
+        """All registered names, variants included, sorted; not those below a prefix."""
         return sorted({*self._constructors, *self._variants})
 
     def __contains__(self, name: str) -> bool:
-        return name in self._constructors or name in self._variants
+        return name in self._constructors or name in self._variants or name.startswith(tuple(self._prefixes))
 
     def resolve(self, spec: Spec, where: str | None = None) -> tuple[Callable, dict[str, Any]]:
         """The constructor that a spec names, and its arguments (a variant's own, overridden by the spec's).
@@ -102,6 +110,9 @@ class Registry:
             return constructor, {**preset, **arguments}
         if name in self._constructors:
             return self._constructors[name], arguments
+        for prefix, (constructor, argument) in self._prefixes.items():
+            if name.startswith(prefix):
+                return constructor, {argument: name.removeprefix(prefix), **arguments}
         raise ConfigError(f"{where}: unknown {self.kind} {name!r}. {nearest(name, self.names())}")
 
     def build(self, spec: Any, /, **arguments: Any) -> Any:

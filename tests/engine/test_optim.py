@@ -86,3 +86,73 @@ def test_cosine_schedule_is_half_way_down_in_the_middle_and_zero_at_the_end():
 def test_poly_schedule_follows_its_power():
     values = curve({"type": "PolyLR", "power": 0.9})
     assert values[20] == pytest.approx(0.5**0.9) and values[40] == pytest.approx(0.0, abs=1e-9)
+
+
+class Blocks(nn.Module):
+    """A stem, two blocks with a layer between, a norm after them, and a head beside the backbone."""
+
+    class Block(nn.Module):
+        recompute = False
+
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Module()
+        self.backbone.pos_embed = nn.Parameter(torch.zeros(1, 3, 2))
+        self.backbone.stem = nn.Linear(2, 2)
+        self.backbone.stage1 = nn.Sequential(self.Block(), nn.Linear(2, 2))
+        self.backbone.stage2 = nn.Sequential(self.Block())
+        self.backbone.norm = nn.LayerNorm(2)
+        self.head = self.Block()
+
+
+def test_layer_decay_lowers_the_rate_block_by_block():
+    model = Blocks()
+    got = rates(model, parameter_groups(model, 1.0, weight_decay=0.1, layer_decay=0.5))
+    expected = {
+        "backbone.pos_embed": 1 / 8, "backbone.stem.weight": 1 / 8,
+        "backbone.stage1.0.inner.weight": 1 / 4, "backbone.stage1.1.weight": 1 / 4,
+        "backbone.stage2.0.inner.bias": 1 / 2, "backbone.norm.weight": 1.0, "head.inner.weight": 1.0,
+    }  # fmt: skip
+    assert {name: got[name][0] for name in expected} == expected
+    groups = parameter_groups(model, 1.0, weight_decay=0.1, layer_decay=0.5, backbone_lr=0.1)
+    assert rates(model, groups)["backbone.stage2.0.inner.bias"][0] == pytest.approx(0.05)
+
+
+def test_layer_decay_needs_blocks_and_a_sensible_factor():
+    with pytest.raises(ConfigError, match="layer_decay: the backbone of Model has no blocks"):
+        parameter_groups(Model(), 1.0, weight_decay=0.1, layer_decay=0.5)
+    with pytest.raises(ConfigError, match="layer_decay: got 1.5"):
+        parameter_groups(Blocks(), 1.0, weight_decay=0.1, layer_decay=1.5)
+
+
+def test_named_parameters_have_no_weight_decay():
+    model = Blocks()
+    got = rates(model, parameter_groups(model, 1.0, weight_decay=0.1, no_decay=["pos_embed"]))
+    assert got["backbone.pos_embed"][1] == 0.0 and got["backbone.norm.weight"][1] == 0.1
+    with pytest.raises(ConfigError, match="optimizer.no_decay: .* contains 'posembed'.*'pos_embed'"):
+        parameter_groups(model, 1.0, weight_decay=0.1, no_decay=["posembed"])
+
+
+def test_the_cosine_ends_at_its_part_of_every_groups_rate():
+    optimizer = torch.optim.SGD([{"params": nn.Parameter(torch.zeros(1)), "lr": lr} for lr in (1.0, 0.1)], lr=1.0)
+    spec = {"type": "CosineLR", "end_factor": 0.2, "warmup_epochs": 0.5}
+    schedule = SCHEDULES.build(spec, optimizer=optimizer, steps_per_epoch=10, epochs=4)
+    values = []
+    for _ in range(40):
+        values.append(schedule.get_last_lr())
+        optimizer.step()
+        schedule.step()
+    assert values[0] == pytest.approx([1 / 6, 1 / 60]) and values[5] == pytest.approx([1.0, 0.1])
+    assert schedule.get_last_lr() == pytest.approx([0.2, 0.02])
+
+
+def test_the_warm_up_is_counted_one_way():
+    with pytest.raises(ConfigError, match="warmup_steps=5 and warmup_epochs=1; expected one of them"):
+        curve({"type": "CosineLR", "warmup_steps": 5, "warmup_epochs": 1})
+    assert curve({"type": "StepLR", "drop_at_epoch": 2, "warmup_epochs": 0.5})[:6] == pytest.approx(
+        curve({"type": "StepLR", "drop_at_epoch": 2, "warmup_steps": 5})[:6]
+    )

@@ -54,3 +54,151 @@ def scores(inputs, similarity, options):
         key, saliency = key[:, : query.shape[1]], saliency * channels
     rows = window_scores(query, key, prior, saliency, similarity=similarity, **options)
     return rows.unflatten(3, (query.shape[2], -1))[..., : query.shape[3]].flatten(3).flatten(0, 1)
+
+
+def tensors(*, channels=2, groups=3, size=(5, 6), kernel_size=3, stride=1, salient=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    out_size = [-(-length // stride) for length in size]
+    shapes = (
+        (2, groups * channels, *out_size),
+        (2, groups * channels + salient, *size),
+        (2, groups * 2, *size),
+        (groups, kernel_size, kernel_size),
+    )
+    return [torch.randn(shape, generator=generator, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("options", [dict(), dict(stride=2, dilation=2, scale=0.5)], ids=["plain", "strided"])
+def test_gradients_are_those_of_finite_differences(similarity, options):
+    inputs = tensors(salient=3, stride=options.get("stride", 1))
+    assert torch.autograd.gradcheck(
+        lambda *x: local_relation(*x, similarity=similarity, **options), inputs, fast_mode=True
+    )
+
+
+def by_unfolding(query, key, value, prior, *, stride=1):
+    """The formula with the windows laid out in memory; product similarity."""
+    groups, k, _ = prior.shape
+    batch, _, height, width = query.shape
+    options = dict(kernel_size=k, padding=k // 2, stride=stride)
+
+    def windows(x):
+        return F.unfold(x, **options).view(batch, groups, -1, k * k, height * width)
+
+    inside = F.unfold(torch.ones_like(key[:1, :1]), **options) > 0
+    scores = (query.view(batch, groups, -1, 1, height * width) * windows(key)).sum(2)
+    weights = (scores.where(inside, -100.0) + prior.view(groups, k * k, 1)).softmax(2)
+    output = (windows(value) * weights[:, :, None]).sum(3).view(batch, -1, height, width)
+    return output, weights
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("size", [(1, 1), (3, 11), (9, 4)], ids=str)
+def test_output_and_recorded_weights_equal_the_unfolded_formulation(size, stride):
+    inputs = tensors(size=size, kernel_size=5, stride=stride, dtype=torch.float32)
+    expected, weights = by_unfolding(*inputs, stride=stride)
+
+    class Layer(torch.nn.Module):
+        def forward(self, *inputs):
+            return local_relation(*inputs, stride=stride)
+
+    layer = Layer()
+    with AttentionRecorder(layer) as maps:
+        output = layer(*inputs)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(maps[""][0], weights.transpose(2, 3))
+    torch.testing.assert_close(maps[""][0].sum(-1), torch.ones_like(weights[:, :, 0]))
+
+
+def test_an_even_window_reaches_further_up_and_left():
+    query, key, value = (torch.zeros(1, 1, 4, 4) for _ in range(3))
+    value[0, 0, 1, 1] = 1
+    prior = torch.full((1, 4, 4), -50.0)
+    prior[0, 0, 3] = 50  # two rows up and one column right
+    output = local_relation(query, key, value, prior)
+    assert output[0, 0, 3, 0] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_layer_keeps_the_type_and_halves_any_size(dtype):
+    layer = LocalRelation(20, 5, channels_per_weight=8, stride=2).to(dtype)
+    output = layer(torch.randn(2, 20, 7, 10, dtype=dtype))
+    assert output.shape == (2, 20, 4, 5) and output.dtype == dtype
+
+
+def test_layer_under_autocast_is_near_full_precision():
+    layer = LocalRelation(16, 5)
+    x = torch.randn(1, 16, 8, 9)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = layer(x)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), layer(x), atol=0.03, rtol=0.05)
+
+
+def test_the_last_group_may_have_fewer_channels():
+    layer = LocalRelation(10, 3, channels_per_weight=4)
+    x = torch.randn(1, 10, 5, 5)
+    with AttentionRecorder(layer) as maps:
+        output = layer(x)
+    weights = maps[""][0]  # (1, 3, 25, 9)
+    windows = F.unfold(x, 3, padding=1).view(1, 10, 9, 25)
+    mixed = torch.stack([(windows[0, c] * weights[0, c // 4].T).sum(0).view(5, 5) for c in range(10)])
+    torch.testing.assert_close(output, layer.proj(mixed[None]))
+    output.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in layer.parameters())
+
+
+def test_prior_is_a_function_of_the_relative_position_alone():
+    small, large = GeometryPrior(4, 3), GeometryPrior(4, 7)
+    large.load_state_dict(small.state_dict())
+    torch.testing.assert_close(large()[:, 2:5, 2:5], small())
+    shift = torch.tensor([1.0, -1.0])  # one column right, one row up
+    torch.testing.assert_close(small()[:, 0, 2], small.mlp(shift))
+
+
+def test_layer_compiles_without_graph_breaks():
+    layer = LocalRelation(12, 5, channels_per_weight=4, stride=2)
+    x = torch.randn(1, 12, 7, 9, requires_grad=True)
+    expected = layer(x)
+    (grad,) = torch.autograd.grad(expected.square().sum(), x)
+    output = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(torch.autograd.grad(output.square().sum(), x)[0], grad)
+
+
+def test_multiplications_of_the_window_are_counted():
+    layer = LocalRelation(16, 5)
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.randn(1, 16, 6, 7))
+    geometry = 25 * (2 * 2 + 2 * 2)
+    assert counter.get_total_flops() == 2 * (16 * 42 * 25 + 16 * 42 * (2 + 2 + 16) + geometry)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(kernel_size=0), "kernel_size 0: expected an odd number"),
+        (dict(kernel_size=4), "kernel_size 4: expected an odd number"),
+        (dict(channels_per_weight=9), "channels_per_weight 9: expected 1 to the 8 channels"),
+        (dict(stride=0), "stride 0, dilation 1: expected at least 1"),
+        (dict(similarity="produkt"), "unknown similarity 'produkt'. Did you mean 'product'"),
+    ],
+)
+def test_wrong_layer_arguments_are_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        LocalRelation(8, **arguments)
+
+
+def test_shapes_that_do_not_fit_are_named():
+    query, key, value, prior = tensors()
+    for wrong, message in (
+        ((query[:, :5], key, value, prior), "3 groups must divide the 5 channels of query"),
+        ((query, key[:, :3], value, prior), "key has 3 channels: expected the query's 6"),
+        ((query[..., 1:], key, value, prior), r"query \(5, 5\), value \(5, 6\): expected \(5, 6\)"),
+        ((query, key, value, prior[:, 1:]), r"prior \(3, 2, 3\): expected \(groups, k, k\)"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            local_relation(*wrong)
+    with pytest.raises(ConfigError, match="unknown similarity 'cosine'"):
+        local_relation(query, key, value, prior, similarity="cosine")

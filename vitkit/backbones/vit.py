@@ -7,7 +7,6 @@ Shapes: B batch, h x w patches, L tokens (class, distillation and register token
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -67,9 +66,7 @@ def add(branch: Tensor, x: Tensor) -> Tensor:
     return branch.add_(x) if branch.dtype == x.dtype else branch + x
 
 
-def resample_positions(
-    table: Tensor, old: tuple[int, int], new: tuple[int, int], *, antialias: bool = True
-) -> Tensor:
+def resample_positions(table: Tensor, old: tuple[int, int], new: tuple[int, int], *, antialias: bool = True) -> Tensor:
     """Bicubic resampling of (1, h * w, C) position embeddings from one grid to another."""
     if old == new:
         return table
@@ -144,7 +141,7 @@ class Attention(nn.Module):
         return windows.join(x).flatten(1, 2)
 
     def _attend(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
         if self.rel_pos_h is None:
             x = attend(q, k, v)
         else:
@@ -267,7 +264,9 @@ class ViT(Backbone):
         class_token = window_size is None if class_token is None else class_token
         _check_tokens(class_token, distilled, num_registers, pooling if num_classes is not None else None)
         if (window_size is not None or relative_positions is not None) and (class_token or num_registers):
-            raise ConfigError("ViT: windows and relative positions are of patches: set class_token=False, num_registers=0.")
+            raise ConfigError(
+                "ViT: windows and relative positions are of patches: set class_token=False, num_registers=0."
+            )
         global_blocks = _choose_global_blocks(depth, window_size, global_blocks)
         available = {f"res{round(math.log2(patch_size))}": FeatureInfo(d_model, patch_size)}
         self.feature_info = choose_features("ViT", available, out_features, num_classes=num_classes)
@@ -294,8 +293,7 @@ class ViT(Backbone):
 
         rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]
         self.blocks = nn.ModuleList(
-            Block(d_model, attention(i), d_mlp=int(d_model * mlp_ratio), drop_path=rate)
-            for i, rate in enumerate(rates)
+            Block(d_model, attention(i), d_mlp=int(d_model * mlp_ratio), drop_path=rate) for i, rate in enumerate(rates)
         )
         if self.is_classifier:
             norm = "fc_norm" if pooling == "mean_norm" else "norm"

@@ -4,13 +4,13 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from timm.data.auto_augment import rand_augment_transform
-from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode
+from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_pil_interp
 from torchvision import transforms as tv
 
 from vitkit.data.mixing import BatchMixing
@@ -136,13 +136,22 @@ def _rand_augment(notation: str, size: int, interpolation: str) -> Callable[[Ima
     # timm passes over parts that it does not know.
     if not _RAND_AUGMENT.fullmatch(notation):
         raise ConfigError(
-            f"ClassificationTrainTransforms: rand_augment={notation!r}; expected 'rand' and any of -mMAGNITUDE -nOPERATIONS "
-            "-pPROBABILITY -mstdDEVIATION -mmaxMAGNITUDE -inc1, such as 'rand-m9-mstd0.5-inc1'."
+            f"ClassificationTrainTransforms: rand_augment={notation!r}; expected 'rand' and any of -mMAGNITUDE "
+            "-nOPERATIONS -pPROBABILITY -mstdDEVIATION -mmaxMAGNITUDE -inc1, such as 'rand-m9-mstd0.5-inc1'."
         )
     hparams = {"translate_const": int(size * 0.45), "img_mean": tuple(round(255 * mean) for mean in IMAGENET_MEAN)}
     if interpolation != "random":
-        hparams["interpolation"] = str_to_interp_mode(interpolation)
-    return rand_augment_transform(notation, hparams)
+        hparams["interpolation"] = str_to_pil_interp(interpolation)
+    augment = rand_augment_transform(notation, hparams)
+    for operation in augment.ops:
+        if operation.name.startswith("Posterize"):
+            operation.aug_fn = _posterize
+    return augment
+
+
+def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
+    """At the end of its range timm asks for 0 bits, which Pillow refuses."""
+    return ImageOps.posterize(image, min(max(bits, 1), 8))
 
 
 @TRANSFORMS.register

@@ -67,7 +67,7 @@ class ClassificationDataset:
         self._check_size(image.shape[:2], index)
         target = {
             "label": label,
-            "image_id": self.image_ids[index],
+            "image_id": self.image_id(index),
             "image_size": image.shape[:2],
             "original_size": original_size,
         }
@@ -78,11 +78,15 @@ class ClassificationDataset:
         if self._size not in (None, size):
             (height, width), (first_height, first_width) = size, self._size
             raise DataError(
-                f"image '{self.image_ids[index]}' is {width}x{height} pixels (width x height) after the transforms, "
+                f"image '{self.image_id(index)}' is {width}x{height} pixels (width x height) after the transforms, "
                 f"others are {first_width}x{first_height}. Images that are classified need one size: set `transforms` "
                 "to ClassificationTrainTransforms or ClassificationEvalTransforms."
             )
         self._size = size
+
+    def image_id(self, index: int) -> Any:
+        """Of one image, without listing all."""
+        return self.image_ids[index]
 
     def load_image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB, before any transform."""
@@ -126,11 +130,14 @@ class ImageFolder(ClassificationDataset):
     def image_ids(self) -> list[str]:
         return [path.decode() for path in self._paths.tolist()]
 
+    def image_id(self, index: int) -> str:
+        return self._paths[index].decode()
+
     def __len__(self) -> int:
         return len(self._paths)
 
     def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
-        return read_image(self.folder / self._paths[index].decode()), int(self._labels[index])
+        return read_image(self.folder / self.image_id(index)), int(self._labels[index])
 
 
 def _class_folders(folder: Path) -> list[str]:

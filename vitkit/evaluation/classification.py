@@ -123,7 +123,7 @@ class ClassificationEvaluator:
         return {name: float(r / n) if n else -1.0 for name, r, n in zip(self.dataset.classes, right, all_)}
 
     def write_results(self, path: str | Path) -> list[Path]:
-        """Writes metrics, confusion matrix and each image's best classes as JSON, and the matrix as a picture beside it.
+        """Writes metrics, confusion matrix and best classes of each image as JSON, and the matrix as a picture.
 
         Returns:
             the files: `path`, and NAME_confusion.png for NAME.json.
@@ -169,6 +169,6 @@ def draw_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str], path: 
         axes.set_yticks(range(num_classes), class_names)
     if num_classes <= _MOST_COUNTED:
         for row, column in np.argwhere(matrix):
-            color = "white" if parts[row, column] > 0.3 else "black"
+            color = "white" if shown.norm(parts[row, column]) > 0.6 else "black"
             axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=color)
     figure.savefig(path, dpi=120, format="png")

@@ -2,5 +2,7 @@
 
 from vitkit.heads.deformable_detr import DeformableDETRHead
 from vitkit.heads.detr import DETRHead
+from vitkit.heads.mask2former import Mask2FormerHead
+from vitkit.heads.maskformer import MaskFormerHead
 
-__all__ = ["DETRHead", "DeformableDETRHead"]
+__all__ = ["DETRHead", "DeformableDETRHead", "Mask2FormerHead", "MaskFormerHead"]

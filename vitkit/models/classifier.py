@@ -35,7 +35,7 @@ class Classifier(nn.Module):
         mean, std, usual_mean, usual_std = map(torch.tensor, (pixel_mean, pixel_std, IMAGENET_MEAN, IMAGENET_STD))
         self.register_buffer("pixel_scale", (usual_std / std).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_shift", ((usual_mean - mean) / std).view(3, 1, 1), persistent=False)
-        self.usual_pixels = torch.equal(mean, usual_mean) and torch.equal(std, usual_std)
+        self.usual_pixels = (*pixel_mean, *pixel_std) == (*IMAGENET_MEAN, *IMAGENET_STD)
 
     def load_pretrained(self) -> str | None:
         """Loads the backbone's pretrained weights, if it has any, as a new run does; see `Backbone.load_pretrained`."""

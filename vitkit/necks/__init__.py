@@ -1,6 +1,15 @@
 """Between backbone and head: projections, pyramids."""
 
+from vitkit.necks.pixel_decoders import DeformablePixelDecoder, FPNPixelDecoder, TransformerPixelDecoder
 from vitkit.necks.projection import ChannelProjection
 from vitkit.necks.pyramid_projection import PyramidProjection
+from vitkit.necks.simple_pyramid import SimpleFeaturePyramid
 
-__all__ = ["ChannelProjection", "PyramidProjection"]
+__all__ = [
+    "ChannelProjection",
+    "DeformablePixelDecoder",
+    "FPNPixelDecoder",
+    "PyramidProjection",
+    "SimpleFeaturePyramid",
+    "TransformerPixelDecoder",
+]

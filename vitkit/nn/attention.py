@@ -31,6 +31,9 @@ def attend(
         output, weights = attend_explicit(q, k, v, bias, dropout_p=dropout_p, scale=scale)
         _recorder.add(weights)
         return output
+    if bias is not None and bias.requires_grad and q.device.type == "cpu" and not torch.compiler.is_compiling():
+        # A CPU's fused kernel has no gradient for a bias; what it falls back to is slower than the plain products.
+        return attend_explicit(q, k, v, bias, dropout_p=dropout_p, scale=scale)[0]
     if bias is not None:
         bias = bias.to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout_p, scale=scale)
@@ -45,8 +48,13 @@ def attend_explicit(
         output: (B, heads, L, d_v).
         weights: (B, heads, L, S) float32, before dropout; each row sums to 1.
     """
-    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
-    weights = attention_weights(scores, bias)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if bias is not None and bias.shape == (*q.shape[:-1], k.shape[-2]):
+        # The product is added to the bias in one pass over memory.
+        q3, k3, bias3 = (x.flatten(0, 1) for x in (q, k, bias.to(q.dtype)))
+        weights = attention_weights(torch.baddbmm(bias3, q3, k3.mT, alpha=scale).unflatten(0, q.shape[:2]))
+    else:
+        weights = attention_weights((q * scale) @ k.mT, bias)
     return F.dropout(weights, dropout_p).to(v.dtype) @ v, weights
 
 

@@ -174,8 +174,10 @@ def _attend_by_gathering(
     for level, (height, width) in enumerate(shapes):
         x, y = (sampling_locations[:, :, :, level].to(dtype) * table.new_tensor((width, height)) - 0.5).unbind(-1)
         left, top = x.floor(), y.floor()
-        for column, row in ((left, top), (left + 1, top), (left, top + 1), (left + 1, top + 1)):
-            share = (1 - (x - column).abs()) * (1 - (y - row).abs()) * weights[:, :, :, level].to(dtype)
+        beside, below = x - left, y - top
+        columns, rows = ((left, 1 - beside), (left + 1, beside)), ((top, 1 - below), (top + 1, below))
+        for (column, share_x), (row, share_y) in itertools.product(columns, rows):
+            share = share_x * share_y * weights[:, :, :, level].to(dtype)
             outside = (column < 0) | (column >= width) | (row < 0) | (row >= height)
             # Limits come after the conversion: what is not a number turns into some integer.
             place = row.long().clamp(0, height - 1) * width + column.long().clamp(0, width - 1)

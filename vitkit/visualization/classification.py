@@ -31,7 +31,7 @@ def classification_sheet(
     across = min(images_per_line, len(rows))
     down = -(-len(rows) // across)
     figure = Figure(figsize=(2.8 * across, 3.2 * down), layout="constrained")
-    panels = figure.subplots(down, across, squeeze=False).flat
+    panels = figure.subplots(down, across, squeeze=False).ravel()
     for panel in panels:
         panel.set_axis_off()
     for panel, (image, prediction, target) in zip(panels, rows):

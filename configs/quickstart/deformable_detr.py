@@ -1,0 +1,29 @@
+"""A small Deformable DETR on the synthetic world: no download, minutes on a CPU.
+
+A ResNet-18 up to stride 16 from random weights, box refinement and two stages.
+
+Run:  python tools/train.py configs/quickstart/deformable_detr.py
+"""
+
+from vitkit.configs.quickstart.detr import config as detr
+
+
+def config():
+    cfg = detr()
+    cfg["model"] = dict(
+        type="DeformableDETR", num_queries=20,
+        backbone=dict(type="ResNet", depth=18, norm="bn", out_features=["res3", "res4"], pretrained=False),
+        neck=dict(type="PyramidProjection", out_channels=128),
+        head=dict(
+            type="DeformableDETRHead", d_model=128, num_heads=8, d_ffn=512, dropout=0.0,
+            num_encoder_layers=1, num_decoder_layers=2, refine_boxes=True, two_stage=True,
+        ),
+    )  # fmt: skip
+    weights = dict(cost_class=2.0, cost_l1=5.0, cost_giou=2.0)
+    cfg["criterion"] = dict(
+        type="SetCriterion", class_loss="focal",
+        weights=dict(labels=2.0, l1=5.0, giou=2.0),
+        matcher=dict(type="HungarianMatcher", class_cost="focal", **weights),
+    )  # fmt: skip
+    cfg["optimizer"]["lr_multipliers"] = {"sampling_offsets": 0.1}
+    return cfg

@@ -1,0 +1,78 @@
+"""facebookresearch/MaskFormer's and Mask2Former's checkpoints, with detectron2's ResNet or their own Swin."""
+
+import re
+
+from torch import nn
+
+from vitkit.model_zoo.converter import Converter, State
+
+RESNET = (
+    (r"^backbone\.stem\.conv1\.norm\.", "backbone.bn1."),
+    (r"^backbone\.stem\.conv1\.", "backbone.conv1."),
+    (r"^backbone\.res(\d)\.(\d+)\.shortcut\.norm\.", lambda m: f"backbone.layer{int(m[1]) - 1}.{m[2]}.downsample.1."),
+    (r"^backbone\.res(\d)\.(\d+)\.shortcut\.", lambda m: f"backbone.layer{int(m[1]) - 1}.{m[2]}.downsample.0."),
+    (r"^backbone\.res(\d)\.(\d+)\.conv(\d)\.norm\.", lambda m: f"backbone.layer{int(m[1]) - 1}.{m[2]}.bn{m[3]}."),
+    (r"^backbone\.res(\d)\.(\d+)\.", lambda m: f"backbone.layer{int(m[1]) - 1}.{m[2]}."),
+)
+"""detectron2's names of a ResNet to torchvision's."""
+
+PIXEL_DECODER = r"^sem_seg_head\.pixel_decoder\."
+PREDICTOR = r"^sem_seg_head\.predictor\."
+
+
+def fit_pixel_decoder(state: State, model: nn.Module) -> State:
+    """Names the pyramid's convolutions by their maps, and drops what the losses kept."""
+    own = model.state_dict()
+    names = [key.split(".")[3] for key in own if re.match(r"neck\.path\.lateral\.\w+\.0\.weight$", key)]
+    fitted = {}
+    for key, value in state.items():
+        if key.startswith("criterion."):
+            continue
+        match = re.match(r"neck\.(adapter|layer)_(\d+)\.(?:(norm)\.)?(weight|bias)$", key)
+        if match:
+            kind, index, norm, leaf = match.groups()
+            place = (
+                f"path.{'lateral' if kind == 'adapter' else 'output'}.{names[int(index) - 1]}"
+                if (int(index) <= len(names))
+                else "top"
+            )
+            key = f"neck.{place}.{1 if norm else 0}.{leaf}"
+        fitted[key] = value
+    return fitted
+
+
+CONVERTERS = [
+    Converter(
+        name="facebookresearch/Mask2Former",
+        marks=("sem_seg_head.pixel_decoder.transformer.level_embed", "sem_seg_head.predictor.query_feat.weight"),
+        renames=(
+            *RESNET,
+            (PIXEL_DECODER + r"transformer\.", "neck."),
+            (PIXEL_DECODER, "neck."),
+            (r"^(neck\.encoder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
+            (PREDICTOR + r"transformer_cross_attention_layers\.(\d+)\.multihead_attn\.", r"head.layers.\1.cross_attn."),
+            (PREDICTOR + r"transformer_cross_attention_layers\.(\d+)\.norm\.", r"head.layers.\1.norm1."),
+            (PREDICTOR + r"transformer_self_attention_layers\.(\d+)\.self_attn\.", r"head.layers.\1.self_attn."),
+            (PREDICTOR + r"transformer_self_attention_layers\.(\d+)\.norm\.", r"head.layers.\1.norm2."),
+            (PREDICTOR + r"transformer_ffn_layers\.(\d+)\.norm\.", r"head.layers.\1.norm3."),
+            (PREDICTOR + r"transformer_ffn_layers\.(\d+)\.", r"head.layers.\1.ffn."),
+            (PREDICTOR, "head."),
+        ),
+        transform=fit_pixel_decoder,
+    ),
+    Converter(
+        name="facebookresearch/MaskFormer",
+        marks=("sem_seg_head.pixel_decoder.mask_features.weight", "sem_seg_head.predictor.query_embed.weight"),
+        renames=(
+            *RESNET,
+            (PIXEL_DECODER + r"transformer\.encoder\.", "neck.encoder."),
+            (PIXEL_DECODER, "neck."),
+            (r"^(neck\.encoder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
+            (PREDICTOR + r"transformer\.", "head."),
+            (PREDICTOR, "head."),
+            (r"^(head\.(?:en|de)coder\.layers\.\d+)\.multihead_attn\.", r"\1.cross_attn."),
+            (r"^(head\.(?:en|de)coder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
+        ),
+        transform=fit_pixel_decoder,
+    ),
+]

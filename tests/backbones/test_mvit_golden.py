@@ -1,0 +1,71 @@
+"""MViTv2-T with the golden weights against what the official implementation computed; golden/README.md's tolerances."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from vitkit.checkpoint import load_weights
+from vitkit.registry import BACKBONES
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
+from weights import compare, grad_projection, load_case
+
+
+@pytest.fixture(scope="module")
+def case():
+    return load_case("mvitv2_tiny", check=True)
+
+
+@pytest.fixture(scope="module")
+def model(case):
+    model = BACKBONES.build("mvitv2_tiny", num_classes=1000).eval()
+    load_weights(model, case.torch_state_dict())
+    return model
+
+
+def test_inner_and_main_outputs_equal_the_originals(case, model):
+    found = {}
+    handles = [
+        model.patch_embed.register_forward_hook(lambda _, __, output: found.update(patch_embed=output[0])),
+        model.norm.register_forward_hook(lambda _, __, output: found.update(norm=output)),
+    ]
+    for i, block in enumerate(model.blocks):
+        handles.append(block.register_forward_hook(lambda _, __, output, i=i: found.update({f"block{i}": output[0]})))
+    with torch.no_grad():
+        found["logits"] = model(case.torch_inputs()["images"])
+    found["probabilities"] = found["logits"].softmax(-1)
+    for handle in handles:
+        handle.remove()
+    assert found.keys() == case.expected.keys()
+    report = compare(case, {name: value.numpy() for name, value in found.items()})
+    assert all(line["ok"] for line in report.values()), report
+
+
+def test_weights_load_below_a_prefix_and_with_kernels_of_one_frame(case, model):
+    state = {
+        # SlowFast's image checkpoints hold kernels of clips with one frame.
+        f"backbone.{key}": value[:, :, None] if value.ndim == 4 else value
+        for key, value in case.torch_state_dict().items()
+    }
+    holder = nn.Module()
+    holder.backbone = BACKBONES.build("mvitv2_tiny", num_classes=1000)
+    load_weights(holder, state)
+    loaded = holder.backbone.state_dict()
+    assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
+
+
+def test_loss_and_gradients_equal_the_originals(case, model):
+    labels = torch.cat([torch.from_numpy(target["labels"]).reshape(-1) for target in case.targets["labels"]])
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(case.torch_inputs()["images"]), labels)
+    assert loss.item() == pytest.approx(case.losses["labels"]["total"], rel=1e-5)
+    loss.backward()
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == case.grads["labels"].keys()
+    for name, (norm, dot) in case.grads["labels"].items():
+        found_norm, found_dot = grad_projection(name, parameters[name].grad.numpy())
+        assert found_norm == pytest.approx(norm, rel=1e-3, abs=1e-6), name
+        assert found_dot == pytest.approx(dot, rel=1e-3, abs=1e-3 * norm + 1e-6), name

@@ -1,0 +1,155 @@
+import pytest
+import torch
+import torchvision
+
+from vitkit.backbones.nonlocal_resnet import CLIP_RESNET_VARIANTS, NON_LOCAL_RESNET_VARIANTS, ClipResNet, NonLocalResNet
+from vitkit.backbones.resnet import ResNet
+from vitkit.checkpoint import load_weights
+from vitkit.errors import ConfigError, DataError
+from vitkit.nn.attention import AttentionRecorder
+from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.registry import BACKBONES
+
+# Of the official code, with 400 classes.
+OFFICIAL = {
+    "c2d_nln_r50": 31_686_096,
+    "i3d_r50": 28_043_472,
+    "i3d_nln_r50": 35_401_936,
+    "i3d_nln_r101": 59_112_656,
+    "slow_nln_r50": 39_812_560,
+}
+SHALLOW = dict(depth=18, positions={"res3": (0,), "res4": (1,)}, pretrained=False)
+
+
+@pytest.mark.parametrize("variant", OFFICIAL)
+def test_parameters_are_the_originals(variant):
+    with torch.device("meta"):
+        model = BACKBONES.build(variant, num_classes=400)
+    assert sum(p.numel() for p in model.parameters()) == OFFICIAL[variant]
+
+
+@pytest.mark.parametrize("variant", CLIP_RESNET_VARIANTS)
+def test_clip_features_have_the_promised_shapes(variant):
+    with torch.device("meta"):
+        model = BACKBONES.build(variant, out_features=["res2", "res5"]).eval()
+        features = model(torch.zeros(1, 3, 6, 65, 39))
+    frames = 6 if variant.startswith("slow") else 3
+    assert features["res2"].shape == (1, 256, 6, 17, 10)
+    assert features["res5"].shape == (1, 2048, frames, 3, 2)
+
+
+def official_names(state):
+    """SlowFast's, written out by hand for each kind of entry."""
+    renamed = {}
+    for key, value in state.items():
+        parts = key.split(".")
+        if parts[0] == "stem":
+            name = ["s1", "pathway0_stem", *parts[1:]]
+        elif parts[0] == "fc":
+            name = ["head", "projection", *parts[1:]]
+        else:
+            name = [f"s{parts[1][-1]}", f"pathway0_{parts[2]}", *parts[3:]]
+        renamed[".".join(name)] = value
+    return renamed
+
+
+def test_official_names_load():
+    torch.manual_seed(0)
+    source = ClipResNet(num_classes=5).eval()
+    official = official_names(source.state_dict())
+    for name in (
+        "s1.pathway0_stem.conv.weight", "s2.pathway0_res0.branch1_bn.running_var", "s3.pathway0_nonlocal1.conv_g.bias",
+        "s4.pathway0_nonlocal5.norm.weight", "s5.pathway0_res2.branch2.c_bn.weight", "head.projection.weight",
+    ):  # fmt: skip
+        assert name in official
+    model = ClipResNet(num_classes=5).eval()
+    report = load_weights(model, {"model_state": official, "epoch": 1}["model_state"])
+    assert report.converter == "facebookresearch/SlowFast ResNet" and not report.missing and not report.unexpected
+    clips = torch.randn(1, 3, 2, 33, 40)
+    torch.testing.assert_close(model(clips), source(clips))
+    below = torch.nn.ModuleDict({"backbone": ClipResNet(num_classes=5)})
+    load_weights(below, {f"backbone.{key}": value for key, value in official.items()})
+    torch.testing.assert_close(below["backbone"].fc.weight, source.fc.weight)
+
+
+def test_clip_gradients_are_finite_and_frozen_stages_have_none():
+    torch.manual_seed(0)
+    model = ClipResNet(inflation="slow", frozen_stages=1, out_features=["res3"], positions={"res3": (0,)})
+    model(torch.randn(2, 3, 1, 17, 22))["res3"].square().mean().backward()
+    for name, p in model.named_parameters():
+        assert (p.grad is None) == name.startswith(("stem.", "layers.res2.")), name
+        assert p.grad is None or torch.isfinite(p.grad).all()
+
+
+def test_clip_activations_can_be_recomputed():
+    torch.manual_seed(0)
+    model = ClipResNet(out_features=["res3"])
+    clips = torch.randn(2, 3, 2, 16, 16)
+    grads = []
+    for enabled in (False, True):
+        assert enable_activation_checkpointing(model, enabled) == 3 + 4 + 2
+        model.zero_grad()
+        model(clips)["res3"].square().mean().backward()
+        grads.append([p.grad for p in model.parameters()])
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("variant", NON_LOCAL_RESNET_VARIANTS)
+def test_a_new_network_equals_the_resnet_whose_weights_it_loads(variant, tmp_path):
+    theirs = getattr(torchvision.models, variant.removeprefix("nonlocal_"))()
+    torch.save(theirs.state_dict(), tmp_path / "w.pth")
+    model = BACKBONES.build(variant, pretrained=str(tmp_path / "w.pth"), out_features=["res4"]).eval()
+    model.load_pretrained()
+    plain = ResNet(model.depth, out_features=["res4"]).eval()
+    plain.load_state_dict(theirs.state_dict(), strict=False)
+    images = torch.randn(1, 3, 45, 37)
+    torch.testing.assert_close(model(images)["res4"], plain(images)["res4"])
+    with AttentionRecorder(model) as maps:
+        model(images)
+    assert [*maps] == [
+        *(f"layer2.non_local{i}" for i in (1, 3)), *(f"layer3.non_local{i}" for i in (1, 3, 5)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", ["bn", "frozen_bn"])
+def test_gradients_are_finite_and_padding_is_not_seen(norm):
+    torch.manual_seed(0)
+    model = NonLocalResNet(**SHALLOW, norm=norm).train()
+    model(torch.randn(2, 3, 65, 65))["res5"].square().mean().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+    torch.nn.init.ones_(model.layer2.non_local0.norm.weight)
+    model.eval()
+    image = torch.randn(1, 3, 64, 64)
+    padded, mask = torch.full((1, 3, 96, 128), 7.0), torch.ones(1, 96, 128, dtype=torch.bool)
+    padded[..., :64, :64], mask[:, :64, :64] = image, False
+    alone, within = model(image), model(padded, mask)
+    for name, x in alone.items():
+        height, width = x.shape[-2:]
+        torch.testing.assert_close(within[name][..., :height, :width], x, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: NonLocalResNet(positions={"res6": (0,)}), "unknown stage 'res6'"),
+        (lambda: NonLocalResNet(positions={"res4": (5, 6)}), r"res4 has blocks 0 to 5, got \[6\]"),
+        (lambda: NonLocalResNet(pairwise="cosine"), "unknown pairwise function 'cosine'"),
+        (lambda: ClipResNet(depth=18), "depth 18: expected one of 50, 101"),
+        (lambda: ClipResNet(inflation="i3"), "unknown inflation 'i3'. Did you mean 'i3d'"),
+        (lambda: ClipResNet(pool=(2, 2)), r"pool=\(2, 2\): expected 3 numbers"),
+        (lambda: ClipResNet(out_features=["res1"]), "unknown feature 'res1'"),
+    ],
+)
+def test_wrong_arguments_are_named(build, message):
+    with torch.device("meta"), pytest.raises(ConfigError, match=message):
+        build()
+
+
+def test_wrong_clips_are_named():
+    with torch.device("meta"):
+        model = ClipResNet(out_features=["res2"])
+        with pytest.raises(DataError, match=r"clips of shape \(1, 3, 8, 8\): expected \(B, 3, T, H, W\)"):
+            model(torch.zeros(1, 3, 8, 8))
+        with pytest.raises(DataError, match="clips of 1 x 8 x 8"):
+            model(torch.zeros(1, 3, 1, 8, 8))

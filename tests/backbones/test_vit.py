@@ -1,0 +1,495 @@
+import math
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from timm.layers import resample_abs_pos_embed
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from vitkit.backbones.vit import VIT_VARIANTS, Attention, ViT
+from vitkit.checkpoint import load_weights
+from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.nn.attention import AttentionRecorder
+from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.registry import BACKBONES
+
+SMALL = dict(patch_size=8, d_model=24, depth=3, num_heads=2, image_size=32)
+THEIRS = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)
+
+
+def randomize(model):
+    """Values that a forgotten entry would show in."""
+    torch.manual_seed(0)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.3 if p.ndim < 3 else 1.0)
+    return model.eval()
+
+
+def images(*size, batch=2):
+    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(1))
+
+
+def assert_same(ours, theirs, x, **tolerance):
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x), **{"atol": 1e-4, "rtol": 1e-4, **tolerance})
+
+
+COUNTS = {
+    "vit_tiny_patch16": 5_717_416,
+    "vit_small_patch32": 22_878_952,
+    "vit_small_patch16": 22_050_664,
+    "vit_base_patch32": 88_224_232,
+    "vit_base_patch16": 86_567_656,
+    "vit_large_patch32": 306_535_400,
+    "vit_large_patch16": 304_326_632,
+    "vit_large_patch14": 304_203_752,
+    "vit_huge_patch14": 632_045_800,
+    "deit_tiny_distilled_patch16": 5_910_800,
+    "deit_small_distilled_patch16": 22_436_432,
+    "deit_base_distilled_patch16": 87_338_192,
+}
+
+
+@pytest.mark.parametrize(("variant", "count"), COUNTS.items())
+def test_classifiers_have_the_published_parameters(variant, count):
+    with torch.device("meta"):
+        assert sum(p.numel() for p in BACKBONES.build(variant, num_classes=1000).parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("variant", "count"), {"vit_base_patch16": 86_859_496, "vit_large_patch32": 306_632_680}.items()
+)
+def test_classifiers_at_384_have_the_published_parameters(variant, count):
+    with torch.device("meta"):
+        model = BACKBONES.build(variant, num_classes=1000, image_size=384)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_vitdet_has_the_originals_parameters_but_the_class_tokens_position():
+    # 85,889,024 in detectron2, which keeps a position that nothing uses.
+    with torch.device("meta"):
+        model = BACKBONES.build("vitdet_base")
+    assert sum(p.numel() for p in model.parameters()) == 85_889_024 - 768
+    assert [b.attn.window_size for b in model.blocks] == [14, 14, None] * 4
+    assert model.blocks[2].attn.rel_pos_h.shape == (127, 64) and model.blocks[0].attn.rel_pos_h.shape == (27, 64)
+
+
+def test_every_size_and_patch_is_a_variant():
+    sizes = ("tiny", "small", "base", "large", "huge")
+    assert {f"vit_{size}_patch{patch}" for size in sizes for patch in (32, 16, 14)} <= VIT_VARIANTS.keys()
+    for variant in VIT_VARIANTS:
+        with torch.device("meta"):
+            model = BACKBONES.build(variant)
+        ((_, (channels, stride)),) = model.feature_info.items()
+        assert channels == VIT_VARIANTS[variant]["d_model"] and stride == VIT_VARIANTS[variant].get("patch_size", 16)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({}, {}),
+        (dict(pooling="mean_norm"), dict(global_pool="avg")),
+        (dict(pooling="mean", class_token=False), dict(global_pool="avg", class_token=False, fc_norm=False)),
+        (dict(num_registers=3), dict(reg_tokens=3)),
+        (dict(num_registers=3), dict(reg_tokens=3, no_embed_class=True)),
+        ({}, dict(no_embed_class=True)),
+        ({}, dict(init_values=0.1)),
+    ],
+)
+def test_timms_weights_give_timms_logits(ours, theirs):
+    theirs = randomize(VisionTransformer(**THEIRS, **theirs))
+    ours = ViT(**SMALL, num_classes=5, **ours).eval()
+    report = load_weights(ours, theirs.state_dict())
+    assert not report.missing and not report.unexpected
+    assert_same(ours, theirs, images(32, 32))
+
+
+def test_deits_distilled_weights_give_the_mean_of_both_heads():
+    theirs = randomize(timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=2, num_classes=5))
+    ours = ViT(d_model=192, depth=2, num_heads=3, image_size=32, distilled=True, num_classes=5).eval()
+    load_weights(ours, {"model": theirs.state_dict()})
+    assert_same(ours, theirs, images(32, 32), atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (45, 70), (8, 33)])
+def test_any_image_size_equals_timms_dynamic_size(size):
+    theirs = randomize(VisionTransformer(**THEIRS, dynamic_img_size=True, dynamic_img_pad=True))
+    classifier, dense = ViT(**SMALL, num_classes=5).eval(), ViT(**SMALL).eval()
+    load_weights(classifier, theirs.state_dict())
+    load_weights(dense, theirs.state_dict(), strict=False)
+    x = images(*size)
+    assert_same(classifier, theirs, x)
+    with torch.no_grad():
+        (theirs_map,) = theirs.forward_intermediates(x, indices=[2], norm=True, intermediates_only=True)
+        torch.testing.assert_close(dense(x)["res3"], theirs_map, atol=1e-4, rtol=1e-4)
+
+
+def torchvision_vit():
+    return randomize(
+        torchvision.models.VisionTransformer(
+            image_size=32, patch_size=8, num_layers=3, num_heads=2, hidden_dim=24, mlp_dim=96, num_classes=5
+        )
+    )
+
+
+@pytest.mark.parametrize("mlp_names", [("0", "3"), ("linear_1", "linear_2")])
+def test_torchvisions_weights_give_torchvisions_logits(mlp_names):
+    theirs = torchvision_vit()
+    state = {
+        key.replace(".mlp.0.", f".mlp.{mlp_names[0]}.").replace(".mlp.3.", f".mlp.{mlp_names[1]}."): value
+        for key, value in theirs.state_dict().items()
+    }
+    ours = ViT(**SMALL, num_classes=5).eval()
+    assert load_weights(ours, state).converter == "torchvision ViT"
+    assert_same(ours, theirs, images(32, 32))
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "model.backbone."])
+def test_torchvisions_names_load_below_any_prefix(prefix):
+    theirs = torchvision_vit()
+    ours = ViT(**SMALL, num_classes=5).eval()
+    owner = ours
+    for name in reversed(prefix.split(".")[:-1]):
+        owner = nn.ModuleDict({name: owner})
+    load_weights(owner, {prefix + key: value for key, value in theirs.state_dict().items()})
+    assert_same(ours, theirs, images(32, 32))
+
+
+def jax_arrays(*, width=24, heads=2, depth=3, tokens=17, new_names=False, stacked=False):
+    """Random arrays under the names and shapes of the original JAX code."""
+    generator = np.random.default_rng(0)
+
+    def new(*shape):
+        return generator.normal(size=shape, scale=0.3).astype(np.float32)
+
+    attention, mlp, norm2 = ("MultiHeadDotProductAttention_0", "MlpBlock_0", "LayerNorm_1")
+    if not new_names:
+        attention, mlp, norm2 = ("MultiHeadDotProductAttention_1", "MlpBlock_3", "LayerNorm_2")
+    arrays = {
+        "cls": new(1, 1, width),
+        "embedding/kernel": new(8, 8, 3, width),
+        "embedding/bias": new(width),
+        "pos_embedding" if new_names else "Transformer/posembed_input/pos_embedding": new(1, tokens, width),
+        "Transformer/encoder_norm/scale": new(width),
+        "Transformer/encoder_norm/bias": new(width),
+        "head/kernel": new(width, 5),
+        "head/bias": new(5),
+    }
+    for i in range(depth):
+        block = {}
+        for norm in ("LayerNorm_0", norm2):
+            block |= {f"{norm}/scale": new(width), f"{norm}/bias": new(width)}
+        for name in ("query", "key", "value"):
+            block |= {f"{attention}/{name}/kernel": new(width, heads, width // heads)}
+            block |= {f"{attention}/{name}/bias": new(heads, width // heads)}
+        block |= {f"{attention}/out/kernel": new(heads, width // heads, width), f"{attention}/out/bias": new(width)}
+        block |= {f"{mlp}/Dense_0/kernel": new(width, 4 * width), f"{mlp}/Dense_0/bias": new(4 * width)}
+        block |= {f"{mlp}/Dense_1/kernel": new(4 * width, width), f"{mlp}/Dense_1/bias": new(width)}
+        arrays |= {f"Transformer/encoderblock_{i}/{name}": value for name, value in block.items()}
+    if stacked:
+        names = [key.split("/", 2)[2] for key in arrays if key.startswith("Transformer/encoderblock_0/")]
+        for name in names:
+            parts = [arrays.pop(f"Transformer/encoderblock_{i}/{name}") for i in range(depth)]
+            arrays[f"Transformer/encoderblock/{name}"] = np.stack(parts)
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("prefix", "options"),
+    [("", {}), ("opt/target/", {}), ("params/", dict(new_names=True)), ("params/", dict(new_names=True, stacked=True))],
+)
+def test_the_original_files_give_what_timm_makes_of_them(tmp_path, prefix, options):
+    arrays = jax_arrays(**options)
+    # timm reads the files of one naming scheme without stacks, below the prefix.
+    readable = jax_arrays(new_names="new_names" in options)
+    path, readable_path = tmp_path / "theirs.npz", tmp_path / "readable.npz"
+    np.savez(path, **{prefix + key: value for key, value in arrays.items()})
+    timm_prefix = "params/" if "new_names" in options else prefix
+    np.savez(readable_path, **{timm_prefix + key: value for key, value in readable.items()})
+    theirs = VisionTransformer(**THEIRS).eval()
+    theirs.load_pretrained(str(readable_path))
+    ours = ViT(**SMALL, num_classes=5).eval()
+    report = load_weights(ours, path)
+    assert report.converter == "google-research/vision_transformer"
+    assert_same(ours, theirs, images(32, 32))
+
+
+def test_arrays_in_bfloat16_are_read(tmp_path):
+    arrays = jax_arrays()
+    arrays["cls"] = torch.ones(1, 1, 24, dtype=torch.bfloat16).view(torch.int16).numpy().view("V2")
+    np.savez(tmp_path / "w.npz", **arrays)
+    model = ViT(**SMALL, num_classes=5)
+    load_weights(model, tmp_path / "w.npz")
+    assert torch.equal(model.cls_token, torch.ones(1, 1, 24))
+
+
+def test_pickled_or_damaged_arrays_are_refused(tmp_path):
+    np.savez(tmp_path / "pickled.npz", a=np.array([{}], dtype=object))
+    (tmp_path / "damaged.npz").write_bytes(b"PK\x03\x04 and no more")
+    for name in ("pickled.npz", "damaged.npz"):
+        with pytest.raises(CheckpointError, match=rf"{name}: damaged, or holds more than numbers"):
+            load_weights(ViT(**SMALL), tmp_path / name)
+
+
+def test_weights_of_another_image_size_are_resampled_as_timm_does():
+    theirs = randomize(VisionTransformer(**THEIRS))
+    model = ViT(**{**SMALL, "image_size": (40, 56)}, num_classes=5)
+    load_weights(model, theirs.state_dict())
+    expected = resample_abs_pos_embed(theirs.pos_embed, (5, 7), num_prefix_tokens=1)
+    torch.testing.assert_close(model.pos_embed, expected)
+
+
+def test_weights_with_other_tokens_fit():
+    theirs = randomize(VisionTransformer(**THEIRS))
+    windowed = ViT(**SMALL, window_size=2)
+    report = load_weights(windowed, theirs.state_dict(), strict=False)
+    assert not report.missing and {"cls_token", "norm.weight"} <= set(report.unexpected)
+    torch.testing.assert_close(windowed.pos_embed, theirs.pos_embed[:, 1:])
+    distilled = ViT(**SMALL, distilled=True)
+    assert load_weights(distilled, theirs.state_dict(), strict=False).missing == ["dist_token"]
+    torch.testing.assert_close(distilled.pos_embed[:, 1], torch.zeros(1, 24))
+
+
+def test_positions_that_are_no_square_ask_for_the_image_size():
+    state = ViT(**{**SMALL, "image_size": (32, 64)}).state_dict()
+    with pytest.raises(CheckpointError, match=r"pos_embed: 33 positions .*grid is 4 x 4"):
+        load_weights(ViT(**SMALL), state)
+
+
+def test_dinov2s_names_and_layer_scale_load():
+    theirs = randomize(VisionTransformer(**THEIRS, init_values=0.1, reg_tokens=2, no_embed_class=True))
+    state = theirs.state_dict()
+    state["register_tokens"] = state.pop("reg_token")
+    state["mask_token"] = torch.zeros(1, 24)
+    ours = ViT(**SMALL, num_registers=2, num_classes=5).eval()
+    load_weights(ours, state)
+    assert_same(ours, theirs, images(32, 32))
+
+
+def test_a_checkpoint_of_another_variant_shows_both_shapes():
+    state = ViT(**{**SMALL, "d_model": 48}).state_dict()
+    with pytest.raises(CheckpointError, match=r"checkpoint \(1, 1, 48\), model \(1, 1, 24\)"):
+        load_weights(ViT(**SMALL), state)
+
+
+def explicit_attention(attention: Attention, x, size):
+    """Windows and decomposed relative positions by their definition, one window, query and key after the other."""
+    window = attention.window_size or max(size)
+    height, width = (-(-s // window) * window for s in size) if attention.window_size else size
+    padded = x.new_zeros(len(x), height, width, x.shape[-1])
+    padded[:, : size[0], : size[1]] = x.unflatten(1, size)
+    output = torch.zeros_like(padded)
+    for top in range(0, height, window):
+        for left in range(0, width, window):
+            part = padded[:, top : top + window, left : left + window]
+            rows, columns = part.shape[1:3]
+            q, k, v = attention.qkv(part.flatten(1, 2)).unflatten(-1, (3, attention.num_heads, -1)).unbind(2)
+            scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+            for i in range(rows * columns):
+                for j in range(rows * columns):
+                    dy, dx = i // columns - j // columns, i % columns - j % columns
+                    relative = attention.rel_pos_h[dy + rows - 1] + attention.rel_pos_w[dx + columns - 1]
+                    scores[:, :, i, j] += q[:, i] @ relative
+            y = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2)
+            output[:, top : top + window, left : left + window] = attention.proj(y).unflatten(1, (rows, columns))
+    return output[:, : size[0], : size[1]].flatten(1, 2)
+
+
+@pytest.mark.parametrize(("window", "size"), [(3, (5, 7)), (3, (6, 3)), (None, (4, 4))])
+def test_windows_and_relative_positions_equal_their_definition(window, size):
+    attention = randomize(Attention(12, 2, window_size=window, relative_positions=window or 4)).double()
+    x = torch.randn(2, math.prod(size), 12, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(attention(x, size), explicit_attention(attention, x, size))
+
+
+def test_relative_positions_take_maps_of_any_size_and_are_resampled_linearly():
+    attention = Attention(4, 1, relative_positions=3)
+    attention.rel_pos_h.data = torch.linspace(0, 4, 5)[:, None].repeat(1, 4)
+    assert attention(torch.randn(1, 2 * 6, 4), (2, 6)).shape == (1, 12, 4)
+    state = {"a.rel_pos_h": torch.arange(9.0)[:, None].repeat(1, 4)}
+    attention.adapt_state(state, "a.")
+    expected = torch.nn.functional.interpolate(torch.arange(9.0)[None, None], size=5, mode="linear")[0, 0]
+    torch.testing.assert_close(state["a.rel_pos_h"], expected[:, None].repeat(1, 4))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(num_registers=2, distilled=True),
+        dict(window_size=3, relative_positions=6, drop_path=0.1),
+        dict(window_size=2, global_blocks=[1]),
+    ],
+)
+@pytest.mark.parametrize("size", [(33, 71), (32, 32)])
+def test_dense_maps_have_the_promised_shape_and_finite_gradients(options, size):
+    model = ViT(**SMALL, **options).train()
+    features = model(images(*size))
+    (info,) = model.feature_info.values()
+    assert list(features) == list(model.feature_info) == ["res3"] and info == (24, 8)
+    assert features["res3"].shape == (2, 24, -(-size[0] // 8), -(-size[1] // 8))
+    features["res3"].square().mean().backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and torch.isfinite(p.grad).all(), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(distilled=True),
+        dict(pooling="mean", class_token=False),
+        dict(pooling="mean_norm", num_registers=1),
+        dict(pooling="mean", window_size=2),
+    ],
+)
+def test_classifiers_give_logits_and_gradients_to_every_parameter(options):
+    model = ViT(**SMALL, num_classes=7, **options).train()
+    logits = model(images(30, 41))
+    assert logits.shape == (2, 7)
+    logits.square().mean().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_patch_size_1_is_a_transformer_on_pixels():
+    model = ViT(1, d_model=8, depth=1, num_heads=1, image_size=4)
+    assert model(images(5, 7))["res0"].shape == (2, 8, 5, 7)
+    assert model.feature_info["res0"].stride == 1
+
+
+def test_patch_size_14_gives_the_nearest_name():
+    assert ViT(14, d_model=8, depth=1, num_heads=1, image_size=28).feature_info == {"res4": (8, 14)}
+
+
+def test_frozen_stages_are_the_embeddings_and_the_first_blocks():
+    model = ViT(**SMALL, frozen_stages=2, drop_path=0.5).train()
+    model(images(32, 32))["res3"].square().mean().backward()
+    frozen = {
+        name.split(".")[0] + name.split(".")[1] * name.startswith("blocks")
+        for name, p in model.named_parameters()
+        if p.grad is None
+    }
+    assert frozen == {"patch_embed", "pos_embed", "cls_token", "blocks0", "blocks1"}
+    assert not model.blocks[1].training and model.blocks[2].training
+
+
+def test_recomputing_activations_keeps_the_gradients():
+    model = ViT(**SMALL, window_size=3, relative_positions=4).train()
+    grads = []
+    for enabled in (False, True):
+        assert enable_activation_checkpointing(model, enabled) == 3
+        model.zero_grad()
+        model(images(33, 47))["res3"].square().mean().backward()
+        grads.append([p.grad for p in model.parameters()])
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("options", [{}, dict(window_size=2, relative_positions=4)])
+def test_the_recorder_sees_weights_that_sum_to_1_and_change_nothing(options):
+    model = randomize(ViT(**SMALL, **options))
+    x = images(33, 32)
+    with torch.no_grad():
+        plain = model(x)["res3"]
+        with AttentionRecorder(model) as maps:
+            recorded = model(x)["res3"]
+    assert list(maps) == [f"blocks.{i}.attn" for i in range(3)]
+    for (weights,) in maps.values():
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    torch.testing.assert_close(recorded, plain, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, dict(window_size=2, relative_positions=4)])
+def test_double_precision_and_bfloat16_agree_with_single(options):
+    model = ViT(**SMALL, **options).eval()
+    x = images(32, 40)
+    with torch.no_grad():
+        single = model(x)["res3"]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = model(x)["res3"]
+        double = model.double()(x.double())["res3"]
+    torch.testing.assert_close(double.float(), single, atol=1e-4, rtol=1e-4)
+    assert half.dtype == torch.float32  # the residual stream keeps its precision
+    torch.testing.assert_close(half, single, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("options", [dict(num_classes=3), dict(window_size=3, relative_positions=4)])
+def test_the_graph_has_no_breaks(options):
+    model = ViT(**SMALL, **options).eval()
+    x = images(33, 47)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="eager")(x)
+        plain = model(x)
+    torch.testing.assert_close(compiled, plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("variant", "address"),
+    [
+        ("vit_base_patch16", "deit_base_patch16_224-b5f2ef4d.pth#sha256=b5f2ef4d"),
+        ("deit_tiny_distilled_patch16", "deit_tiny_distilled_patch16_224-b40b3cf7.pth#sha256=b40b3cf7"),
+        ("vit_large_patch32", "vit_l_32-c7638314.pth#sha256=c7638314"),
+        ("vit_huge_patch14", ".pth#sha256=c1eb923e"),
+    ],
+)
+def test_pretrained_names_the_published_file(variant, address):
+    with torch.device("meta"):
+        assert BACKBONES.build(variant)._address().endswith(address)
+
+
+def test_sizes_without_published_weights_say_what_to_give():
+    with pytest.raises(ConfigError, match=r"pretrained=True: ViT has no weights of its own"):
+        ViT(**SMALL, pretrained=True).load_pretrained()
+
+
+def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
+    theirs = randomize(VisionTransformer(**THEIRS))
+    path = tmp_path / "vit.pth"
+    torch.save({"model": theirs.state_dict()}, path)
+    for options in (dict(), dict(num_classes=3), dict(window_size=2, relative_positions=4)):
+        model = ViT(**SMALL, **options, pretrained=str(path))
+        assert model.load_pretrained() == str(path)
+        torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, theirs.blocks[2].mlp.fc2.weight)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(num_heads=5), "num_heads=5 must divide d_model=24"),
+        (dict(patch_size=0), "patch_size=0: expected at least 1"),
+        (dict(window_size=0), "window_size=0: expected at least 1"),
+        (dict(window_size=2, class_token=True), "set class_token=False"),
+        (dict(relative_positions=4), "set class_token=False"),
+        (dict(global_blocks=[1]), "without window_size"),
+        (dict(window_size=2, global_blocks=[3]), r"global_blocks \[3\]: expected indices of blocks, 0 to 2"),
+        (dict(out_features=["res5"]), "unknown feature 'res5' in out_features. Known: res3"),
+        (dict(num_classes=2, out_features=["res3"]), "returns no features"),
+        (dict(num_classes=2, pooling="max"), "unknown pooling 'max'"),
+        (dict(num_classes=2, class_token=False), "needs the class token"),
+        (dict(num_classes=2, distilled=True, pooling="mean"), "reads its tokens"),
+        (dict(distilled=True, class_token=False), "beside a class token"),
+        (dict(num_registers=-1), "num_registers=-1"),
+        (dict(frozen_stages=4), "frozen_stages 4: expected 0 to 3"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        ViT(**{**SMALL, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [((1, 4, 32, 32), "4 channels, expected 3"), ((1, 3, 7, 32), "7 x 32 pixels, expected at least the patch size, 8")],
+)
+def test_wrong_images_are_named(shape, message):
+    with pytest.raises(DataError, match=message):
+        ViT(**SMALL)(torch.zeros(shape))
+
+
+def test_an_unknown_variant_names_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'vit_base_patch16'"):
+        BACKBONES.build("vit_base_patch61")

@@ -1,0 +1,164 @@
+"""Transforms of classified images: determinism, originals' sizes, and mixing of batches."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit.data.classification_transforms import ClassificationEvalTransforms, ClassificationTrainTransforms, seeded
+from vitkit.data.mixing import BatchMixing, TransformedLoader
+from vitkit.errors import ConfigError
+from vitkit.losses import ClassificationLoss
+from vitkit.ops.images import normalize_images
+from vitkit.registry import TRANSFORMS
+from vitkit.structures import Batch
+
+NO_BOXES, NO_LABELS = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
+
+
+def picture(height=50, width=70):
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def apply(transforms, image, seed=0):
+    return transforms(image, NO_BOXES, NO_LABELS, None, seed=seed).image
+
+
+def test_the_same_seed_gives_the_same_picture_and_leaves_the_generators_alone():
+    transforms = ClassificationTrainTransforms(
+        size=32, rand_augment="rand-m9-n3-mstd0.5-inc1", color_jitter=0.4, interpolation="random"
+    )
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(()).item()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    images = [apply(transforms, picture(), seed) for seed in (7, 7, 8, 2**64 - 1)]
+    assert np.array_equal(images[0], images[1]) and not np.array_equal(images[0], images[2])
+    assert images[0].shape == (32, 32, 3) and images[0].dtype == np.uint8
+    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
+
+
+@pytest.mark.parametrize("magnitude", [0, 10])
+@pytest.mark.parametrize("increasing", ["", "-inc1"])
+def test_augmentation_works_to_the_ends_of_its_range(magnitude, increasing):
+    transforms = ClassificationTrainTransforms(size=8, rand_augment=f"rand-m{magnitude}-n15-p1{increasing}")
+    for seed in range(40):
+        assert apply(transforms, picture(), seed).shape == (8, 8, 3)
+
+
+def test_without_a_seed_the_numbers_are_fresh():
+    with seeded(None):
+        first = torch.rand(3)
+    with seeded(None):
+        assert not torch.equal(first, torch.rand(3))
+
+
+@pytest.mark.parametrize(
+    ("size", "crop_pct", "short_side"), [(224, 0.875, 256), (256, 0.875, 292), (224, 0.9, 248), (32, 1.0, 32)]
+)
+def test_evaluation_resizes_and_crops_as_pillow_does(size, crop_pct, short_side):
+    image = picture(300, 450)
+    resized = Image.fromarray(image).resize((int(short_side * 1.5), short_side), Image.Resampling.BICUBIC)
+    left, top = round((resized.width - size) / 2), round((resized.height - size) / 2)
+    expected = np.asarray(resized.crop((left, top, left + size, top + size)))
+    assert np.array_equal(apply(ClassificationEvalTransforms(size=size, crop_pct=crop_pct), image), expected)
+
+
+def test_an_image_smaller_than_the_crop_is_enlarged():
+    assert apply(ClassificationEvalTransforms(size=64), picture(10, 12)).shape == (64, 64, 3)
+    assert apply(ClassificationTrainTransforms(size=64), picture(1, 1)).shape == (64, 64, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(rand_augment="rand-m9-x3"), r"rand_augment='rand-m9-x3'; expected 'rand'.*rand-m9-mstd0\.5-inc1"),
+        (dict(erasing=1.5), r"erasing=1\.5; expected 0 to 1"),
+        (dict(mixup=-1), r"mixup=-1; expected at least 0"),
+        (dict(mixups=0.8), r"unknown argument 'mixups'. Did you mean 'mixup'"),
+    ],
+)
+def test_a_wrong_setting_is_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        TRANSFORMS.build(dict(type="ClassificationTrainTransforms", **arguments))
+    with pytest.raises(ConfigError, match=r"crop_pct=1\.2"):
+        ClassificationEvalTransforms(crop_pct=1.2)
+
+
+def test_boxes_are_refused():
+    with pytest.raises(ConfigError, match="ClassificationEvalTransforms cannot move boxes.*EvalResize"):
+        ClassificationEvalTransforms()(picture(), np.ones((1, 4), np.float32), np.zeros(1, np.int64))
+
+
+def batch_of(num_images=6, size=32) -> Batch:
+    images = torch.randint(256, (num_images, 3, size, size), dtype=torch.uint8)
+    return Batch({"images": images}, [{"label": i % 6, "image_id": i} for i in range(num_images)])
+
+
+@pytest.mark.parametrize("method", ["mixup", "cutmix"])
+def test_mixed_images_are_the_shares_that_their_targets_say(method):
+    torch.manual_seed(0), np.random.seed(0)
+    batch = batch_of()
+    mixed = BatchMixing(6, **{method: 1.0})(batch)
+    before = normalize_images(batch.inputs["images"])
+    after = mixed.inputs["images"]
+    for i in range(6):
+        weights, partner = mixed.targets[i]["class_weights"], 5 - i
+        own, other = i, partner
+        assert weights.sum().item() == pytest.approx(1) and mixed.targets[i]["image_id"] == i
+        share = weights[own].item()
+        assert weights[other].item() == pytest.approx(1 - share)
+        if method == "mixup":
+            expected = share * before[i] + (1 - share) * before[partner]
+            torch.testing.assert_close(after[i], expected, rtol=0, atol=1e-5)
+        else:
+            from_partner = (after[i] == before[partner]).all(0) & (before[i] != before[partner]).any(0)
+            assert from_partner.float().mean().item() == pytest.approx(1 - share, abs=0.01)
+    assert batch.inputs["images"].dtype == torch.uint8 and "class_weights" not in batch.targets[0]
+
+
+def test_erasing_touches_its_part_of_the_images_and_no_label():
+    torch.manual_seed(0), random.seed(0)
+    batch = batch_of(200, 16)
+    erased = BatchMixing(6, erasing=0.25)(batch)
+    changed = (erased.inputs["images"] != normalize_images(batch.inputs["images"])).flatten(1).any(1)
+    assert 0.15 < changed.float().mean() < 0.35
+    assert erased.targets == batch.targets
+
+
+def test_an_odd_batch_cannot_be_mixed():
+    with pytest.raises(ConfigError, match=r"data\.images_per_gpu=3: mixup and cutmix .* even number"):
+        BatchMixing(6, mixup=0.8)(batch_of(3))
+
+
+def test_smoothing_after_mixing_is_mixing_of_smoothed_labels():
+    """The originals smooth the labels first."""
+    torch.manual_seed(0), np.random.seed(0)
+    mixed = BatchMixing(6, mixup=0.8, cutmix=1.0)(batch_of())
+    logits = torch.randn(6, 6)
+    loss = ClassificationLoss(label_smoothing=0.1)({"logits": logits}, mixed.targets)["cross_entropy"]
+    smooth = torch.full((6, 6), 0.1 / 6)
+    for i in range(6):
+        smooth[i, i] += 0.9
+    share = torch.stack([t["class_weights"][i] for i, t in enumerate(mixed.targets)])[:, None]
+    wanted = share * smooth + (1 - share) * smooth.flip(0)
+    assert loss.item() == pytest.approx(-(wanted * logits.log_softmax(1)).sum(1).mean().item(), rel=1e-6)
+
+
+def test_a_transformed_loader_keeps_length_and_position():
+    class Loader:
+        def __len__(self):
+            return 2
+
+        def __iter__(self):
+            yield from (batch_of(2), batch_of(2))
+
+        def set_position(self, epoch, batch=0):
+            self.position = epoch, batch
+
+    inner = Loader()
+    loader = TransformedLoader(inner, BatchMixing(6, mixup=0.8), torch.device("cpu"))
+    loader.set_position(3)
+    assert len(loader) == 2 and inner.position == (3, 0)
+    assert [batch.inputs["images"].dtype for batch in loader] == [torch.float32] * 2

@@ -1,0 +1,118 @@
+"""Folders named after classes, and the synthetic world with one thing in each image."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.data.image_folder import ImageFolder
+from vitkit.data.loader import build_dataset, build_loader, check_same_classes
+from vitkit.data.shapes import ShapesClassification
+from vitkit.data.shapes_world import THINGS
+from vitkit.errors import ConfigError, DataError
+
+
+def write_images(folder: Path, counts: dict[str, int], *, size=(40, 30)) -> str:
+    """Pictures of one colour, by class; `size` is (width, height)."""
+    for k, (name, count) in enumerate(counts.items()):
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", size, (10 * k, 20, i)).save(folder / name / f"{i}.png")
+    return str(folder)
+
+
+def test_classes_labels_and_ids_come_from_the_folders(tmp_path):
+    folder = write_images(tmp_path / "train", {"dog": 2, "cat": 1})
+    (tmp_path / "train" / "dog" / "deep").mkdir()
+    Image.new("RGB", (40, 30)).save(tmp_path / "train" / "dog" / "deep" / "x.JPG")
+    (tmp_path / "train" / "dog" / "notes.txt").write_text("no picture")
+    (tmp_path / "train" / ".cache").mkdir()
+    dataset = ImageFolder(folder)
+    assert dataset.classes == dataset.category_ids == ["cat", "dog"]
+    assert dataset.image_ids == ["cat/0.png", "dog/0.png", "dog/1.png", "dog/deep/x.JPG"]
+    assert [dataset[i]["target"]["label"] for i in range(4)] == [0, 1, 1, 1]
+    sample = dataset[2]
+    assert sample["target"] == {
+        "label": 1, "image_id": "dog/1.png", "image_size": (30, 40), "original_size": (30, 40),
+    }  # fmt: skip
+    assert sample["image"].shape == (3, 30, 40) and sample["image"][:, 0, 0].tolist() == [0, 20, 1]
+    assert np.array_equal(dataset.load_image(2)[0, 0], [0, 20, 1])
+    assert dataset.aspect_ratios().tolist() == [1.0] * 4
+
+
+def test_transforms_see_the_image_and_the_seed_alone(tmp_path):
+    folder = write_images(tmp_path, {"a": 2, "b": 2})
+    spec = dict(type="ClassificationTrainTransforms", size=16, rand_augment="rand-m9-mstd0.5-inc1", mixup=0.8)
+    dataset = build_dataset(dict(type="ImageFolder", folder="{root}", transforms=spec), folder)
+    first, again, other = (dataset[(0, seed)]["image"] for seed in (3, 3, 4))
+    assert first.shape == (3, 16, 16)
+    assert (first == again).all() and (first != other).any()
+    assert dataset[0]["target"]["original_size"] == (30, 40)
+    assert dataset.batch_transforms is not None
+    assert build_dataset(dict(type="ImageFolder", folder=folder)).batch_transforms is None
+
+
+def test_albumentations_may_augment_classified_images_too(tmp_path):
+    spec = dict(type="ComposedTransforms", transforms=[dict(type="HorizontalFlip", p=1.0)])
+    dataset = ShapesClassification(2, image_size=32, transforms=spec)
+    plain = ShapesClassification(2, image_size=32)
+    assert (dataset[0]["image"] == plain[0]["image"].flip(2)).all()
+
+
+def test_images_of_several_sizes_are_refused(tmp_path):
+    folder = write_images(tmp_path, {"a": 1})
+    write_images(tmp_path, {"b": 1}, size=(40, 31))
+    dataset = ImageFolder(folder)
+    dataset[0]
+    with pytest.raises(DataError, match=r"'b/0.png' is 40x31 .* others are 40x30.*ClassificationEvalTransforms"):
+        dataset[1]
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (None, r"no folder '.*data'.*data\.root"),
+        ({}, r"holds no folders.*CLASS/\*\.jpg"),
+        ({"cat": 1, "dog": 0}, r"class folder '.*dog' holds no picture \(\.jpg.*remove the folder"),
+        ({"cat": 0, "dog": 0}, r"class folder '.*cat' holds no picture .*nor do 1 others"),
+        ({"train": 0, "val": 0}, r"holds the splits train, val, not classes. Give '.*train'"),
+    ],
+)
+def test_a_wrong_folder_is_named(tmp_path, counts, message):
+    folder = tmp_path / "data"
+    if counts is not None:
+        folder.mkdir()
+        write_images(folder, counts)
+    with pytest.raises(DataError, match=message):
+        ImageFolder(str(folder))
+
+
+def test_an_unreadable_image_is_named_by_the_loader(tmp_path):
+    folder = write_images(tmp_path, {"a": 2})
+    (tmp_path / "a" / "1.png").write_bytes(b"no picture")
+    loader = build_loader(ImageFolder(folder), batch_size=2, training=False)
+    with pytest.raises(DataError, match=r"cannot decode '.*a/1\.png'"):
+        next(iter(loader))
+
+
+def test_a_class_that_one_split_lacks_is_named(tmp_path):
+    train = ImageFolder(write_images(tmp_path / "train", {"cat": 1, "cow": 1, "dog": 1}))
+    val = ImageFolder(write_images(tmp_path / "val", {"cat": 1, "dog": 1}))
+    with pytest.raises(
+        DataError, match=r"train has 3 classes and data.val has 2; they differ at id cow: 'cow' and None"
+    ):
+        check_same_classes(train, val)
+
+
+def test_the_shapes_world_has_one_thing_an_image_and_its_class():
+    dataset = ShapesClassification(60, image_size=32, split="val")
+    labels = [dataset[i]["target"]["label"] for i in range(60)]
+    assert dataset.classes == list(THINGS) and len(dataset) == 60
+    assert set(labels) == set(range(len(THINGS)))
+    scenes = [dataset.world.scene(i) for i in range(60)]
+    assert labels == [scene.shapes[0].label for scene in scenes] and {len(s.shapes) for s in scenes} == {1}
+    assert (dataset.load_image(5) == dataset[5]["image"].permute(1, 2, 0).numpy()).all()
+    assert [sample["target"]["image_id"] for sample in list(dataset)] == list(range(1, 61))
+    with pytest.raises(ConfigError, match="num_images: got 0"):
+        ShapesClassification(0)

@@ -1,0 +1,130 @@
+"""Accuracies by hand, each image counted once, and what is written."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from PIL import Image
+
+from vitkit.errors import DataError
+from vitkit.evaluation.classification import ClassificationEvaluator, draw_confusion_matrix
+from vitkit.registry import EVALUATORS
+
+CLASSES = ["a", "b", "c", "d", "e", "f", "g"]
+
+
+def dataset_of(num_images):
+    return SimpleNamespace(classes=CLASSES, image_ids=[f"{i}.png" for i in range(num_images)])
+
+
+def scores_of(*order):
+    """Scores that rank the classes named first to last, the others after them."""
+    scores = torch.zeros(len(CLASSES))
+    for rank, name in enumerate(order):
+        scores[CLASSES.index(name)] = 1.0 - 0.1 * rank
+    return {"class_scores": scores / scores.sum()}
+
+
+def target_of(image, name):
+    return {"image_id": f"{image}.png", "label": CLASSES.index(name)}
+
+
+IMAGES = [
+    (scores_of("a", "b", "c", "d", "e"), target_of(0, "a")),
+    (scores_of("b", "a", "c", "d", "e"), target_of(1, "a")),
+    (scores_of("b", "c", "d", "e", "f"), target_of(2, "a")),
+    (scores_of("g", "f", "e", "d", "c"), target_of(3, "c")),
+]
+"""Right; second; not among five; fifth."""
+
+
+def fed(images, num_images) -> ClassificationEvaluator:
+    evaluator = EVALUATORS.build("ClassificationEvaluator", dataset=dataset_of(num_images))
+    for start in range(0, len(images), 3):
+        evaluator.update(*zip(*images[start : start + 3]))
+    evaluator.gather()
+    return evaluator
+
+
+def test_top_1_and_top_5_by_hand():
+    evaluator = fed(IMAGES, 4)
+    assert evaluator.compute() == {"top1": 1 / 4, "top5": 3 / 4}
+    expected = np.zeros((7, 7), int)
+    expected[0, 0], expected[0, 1], expected[2, 6] = 1, 2, 1
+    assert np.array_equal(evaluator.confusion_matrix(), expected)
+    assert evaluator.per_class() == {"a": pytest.approx(1 / 3), "b": -1, "c": 0, "d": -1, "e": -1, "f": -1, "g": -1}
+    lines = evaluator.table().splitlines()
+    assert lines[0] == "top-1 accuracy 0.2500   top-5 accuracy 0.7500   4 images, 7 classes"
+    assert lines[1:] == ["  2 of 3 a taken for b", "  1 of 1 c taken for g"]
+
+
+def test_an_image_counts_once_and_a_missing_one_as_wrong():
+    evaluator = fed([*IMAGES, (scores_of("a"), target_of(1, "a"))], 5)
+    assert evaluator.compute() == {"top1": 1 / 5, "top5": 3 / 5}
+
+
+def test_accuracies_agree_with_a_plain_count_on_random_scores():
+    torch.manual_seed(0)
+    scores, labels = torch.rand(50, 7), torch.randint(7, (50,))
+    images = [
+        ({"class_scores": s}, {"image_id": f"{i}.png", "label": int(l)}) for i, (s, l) in enumerate(zip(scores, labels))
+    ]
+    rank = (scores > scores.gather(1, labels[:, None])).sum(1)
+    assert fed(images, 50).compute() == {"top1": (rank == 0).sum() / 50, "top5": pytest.approx((rank < 5).sum() / 50)}
+
+
+def test_fewer_than_five_classes():
+    evaluator = ClassificationEvaluator(SimpleNamespace(classes=["a", "b"], image_ids=[1]))
+    evaluator.update([{"class_scores": torch.tensor([0.4, 0.6])}], [{"image_id": 1, "label": 0}])
+    assert evaluator.compute() == {"top1": 0.0, "top5": 1.0}
+
+
+def test_another_number_of_classes_is_an_error():
+    with pytest.raises(DataError, match="scores of 3 classes, but the dataset has 7"):
+        fed([({"class_scores": torch.ones(3)}, target_of(0, "a"))], 1)
+
+
+def test_results_hold_the_matrix_and_every_image(tmp_path):
+    evaluator = fed(IMAGES, 4)
+    evaluator.compute()
+    assert evaluator.write_results(tmp_path / "r.json") == [tmp_path / "r.json", tmp_path / "r_confusion.png"]
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["top1"] == 0.25 and result["classes"] == CLASSES
+    assert result["confusion_matrix"] == evaluator.confusion_matrix().tolist()
+    assert result["images"][1]["image_id"] == "1.png" and result["images"][1]["class"] == "a"
+    assert result["images"][1]["predicted"] == ["b", "a", "c", "d", "e"]
+    assert np.asarray(Image.open(tmp_path / "r_confusion.png").convert("L")).std() > 10
+
+
+@pytest.mark.parametrize("num_classes", [1, 30, 200])
+def test_any_number_of_classes_can_be_drawn(tmp_path, num_classes):
+    matrix = np.random.default_rng(0).integers(0, 3, (num_classes, num_classes))
+    matrix[-1] = 0
+    draw_confusion_matrix(matrix, [f"class {i}" for i in range(num_classes)], tmp_path / "m.png")
+    assert min(Image.open(tmp_path / "m.png").size) > 300
+
+
+def run_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
+    evaluator = ClassificationEvaluator(dataset_of(4))
+    # Image 1 comes twice, as samplers repeat some to fill a batch.
+    images = IMAGES[:2] if rank == 0 else IMAGES[1:]
+    evaluator.update(*zip(*images))
+    evaluator.gather()
+    torch.save([evaluator.compute(), evaluator.table()], f"{folder}/rank{rank}.pth")
+    dist.destroy_process_group()
+
+
+def test_two_ranks_count_every_image_once(tmp_path):
+    context = torch.multiprocessing.spawn(run_rank, args=(str(tmp_path),), nprocs=2, join=False)
+    deadline = time.monotonic() + 120
+    while not context.join(timeout=1):
+        assert time.monotonic() < deadline, "the ranks wait for each other"
+    main, other = (torch.load(tmp_path / f"rank{rank}.pth") for rank in range(2))
+    assert main[0] == {"top1": 1 / 4, "top5": 3 / 4} and "4 images" in main[1]
+    assert other == [{}, ""]

@@ -1,0 +1,467 @@
+"""Multiscale Vision Transformers: MViT (Fan et al. 2021, https://arxiv.org/abs/2104.11227) and improved MViT
+(Li et al. 2022, https://arxiv.org/abs/2112.01526), of images and clips."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp
+from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
+
+from vitkit.backbones.base import Backbone, choose_features
+from vitkit.errors import ConfigError, DataError
+from vitkit.nn.layers import run_block
+from vitkit.nn.pooling_attention import PoolingAttention, make_pool, pool_places
+from vitkit.nn.position import resize_table
+from vitkit.registry import BACKBONES
+from vitkit.structures import FeatureInfo
+
+_V1 = dict(positions="absolute", residual_pooling=False, expand_in_attention=False, class_token=True)
+_CLIP = dict(kv_stride=8, class_token=True, dropout=0.5)
+_LARGE = dict(depths=(2, 6, 36, 4), embed_dim=144, num_heads=2)
+
+MVIT_VARIANTS = {
+    # Improved MViT on ImageNet-1k, table 1 of its paper.
+    "mvitv2_tiny": dict(depths=(1, 2, 5, 2), drop_path=0.1),
+    "mvitv2_small": dict(depths=(1, 2, 11, 2), drop_path=0.1),
+    "mvitv2_base": dict(depths=(2, 3, 16, 3), drop_path=0.3),
+    "mvitv2_large": dict(**_LARGE, expand_in_attention=False, drop_path=0.5),
+    # The same paper's networks for ImageNet-21k, which have a class token; the huge one has no other form.
+    "mvitv2_small_cls": dict(depths=(1, 2, 11, 2), class_token=True, drop_path=0.1),
+    "mvitv2_base_cls": dict(depths=(2, 3, 16, 3), class_token=True, drop_path=0.3),
+    "mvitv2_large_cls": dict(**_LARGE, class_token=True, drop_path=0.5),
+    "mvitv2_huge": dict(depths=(4, 8, 60, 8), embed_dim=192, num_heads=3, class_token=True, drop_path=0.6),
+    # Improved MViT on Kinetics, frames x sampling rate.
+    "mvitv2_s_16x4": dict(depths=(1, 2, 11, 2), num_frames=16, **_CLIP, drop_path=0.2),
+    "mvitv2_b_32x3": dict(depths=(2, 3, 16, 3), num_frames=32, **_CLIP, drop_path=0.3),
+    "mvitv2_l_40x3": dict(**_LARGE, num_frames=40, image_size=312, **_CLIP, drop_path=0.75),
+    # MViT: table 17 (ImageNet), then tables 4 and 5 (Kinetics) of its paper.
+    "mvitv1_base_16": dict(depths=(1, 2, 11, 2), **_V1, drop_path=0.1),
+    "mvitv1_b_16x4": dict(depths=(1, 2, 11, 2), num_frames=16, **(_V1 | _CLIP), drop_path=0.2),
+    "mvitv1_b_32x3": dict(depths=(1, 2, 11, 2), num_frames=32, **(_V1 | _CLIP), drop_path=0.3),
+    # Its published weights pool with kernels of stride + 1.
+    "mvitv1_b24_32x3": dict(depths=(2, 3, 16, 3), num_frames=32, pool_kernel=None, **(_V1 | _CLIP), drop_path=0.3),
+}
+
+FEATURES = ("res2", "res3", "res4", "res5")
+PATCH_STRIDE = 4
+FRAME_STRIDE = 2
+
+
+class BlockShape(NamedTuple):
+    """What differs from block to block."""
+
+    stage: int
+    in_channels: int
+    out_channels: int
+    num_heads: int
+    q_stride: tuple[int, ...]
+    kv_stride: tuple[int, ...]
+    size: tuple[int, ...]
+    """The input map's for images of the size that the network was made for."""
+    window: int | None
+
+
+class PatchEmbed(nn.Module):
+    """Overlapping patches of 7 x 7 pixels (and 3 frames) to tokens, at strides of 4 (and 2)."""
+
+    def __init__(self, channels: int, axes: int):
+        super().__init__()
+        self.proj = (
+            nn.Conv2d(3, channels, 7, PATCH_STRIDE, 3)
+            if axes == 2
+            else nn.Conv3d(3, channels, (3, 7, 7), (FRAME_STRIDE, PATCH_STRIDE, PATCH_STRIDE), (1, 3, 3))
+        )
+
+    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """(B, 3, H, W) or (B, 3, T, H, W) -> (B, places, channels), and the map's size."""
+        # Then the tokens lie one after another in memory already.
+        channels_last = torch.channels_last if images.ndim == 4 else torch.channels_last_3d
+        maps = self.proj(images.contiguous(memory_format=channels_last))
+        return maps.flatten(2).transpose(1, 2), tuple(maps.shape[2:])
+
+
+class MViTBlock(nn.Module):
+    """Pooling attention, then the two-layer network, each after its norm; the first of a stage pools the map.
+
+    Args:
+        shape: channels, heads, strides and window.
+        pool, pool_kernel, residual_pooling, expand_in_attention, relative, class_token: as `MViT` has them.
+        drop_path: the probability to be skipped in training.
+    """
+
+    recompute = False
+
+    def __init__(
+        self,
+        shape: BlockShape,
+        *,
+        pool: str,
+        pool_kernel: int | None,
+        residual_pooling: bool,
+        expand_in_attention: bool,
+        relative: bool,
+        class_token: bool,
+        drop_path: float,
+    ):
+        super().__init__()
+        channels = shape.out_channels if expand_in_attention else shape.in_channels
+        pooled = zip(shape.size, shape.q_stride, shape.kv_stride)
+        pools_queries = residual_pooling or max(shape.q_stride) > 1
+        self.norm1 = nn.LayerNorm(shape.in_channels, eps=1e-6)
+        self.attn = PoolingAttention(
+            shape.in_channels,
+            channels,
+            num_heads=shape.num_heads,
+            pool=pool,
+            q_kernel=kernels(pool_kernel, shape.q_stride) if pools_queries else (1,) * len(shape.size),
+            q_stride=shape.q_stride,
+            kv_kernel=kernels(pool_kernel, shape.kv_stride),
+            kv_stride=shape.kv_stride,
+            residual=residual_pooling,
+            positions=[max(size // q, size // kv) for size, q, kv in pooled] if relative else None,
+            class_token=class_token,
+            window=shape.window,
+        )
+        self.norm2 = nn.LayerNorm(channels, eps=1e-6)
+        self.mlp = Mlp(channels, 4 * channels, shape.out_channels)
+        grows = shape.in_channels != shape.out_channels
+        self.proj = nn.Linear(shape.in_channels, shape.out_channels) if grows else None
+        self.pool_skip = make_pool("max", channels, kernels(None, shape.q_stride), shape.q_stride)
+        self.drop_path = StochasticDepth(drop_path, "row")
+        self.expand_in_attention = expand_in_attention
+        self.class_token = class_token
+
+    def forward(self, x: Tensor, size: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+        """
+        Args:
+            x: (B, [1 +] places, in_channels).
+            size: of the map.
+        Returns:
+            (B, [1 +] pooled places, out_channels), and the pooled map's size.
+        """
+        normed = self.norm1(x)
+        attended, pooled_size = self.attn(normed, size)
+        if self.proj is not None and self.expand_in_attention:
+            x = self.proj(normed)
+        x, _ = pool_places(x, size, self.pool_skip, class_token=self.class_token)
+        x = x + self.drop_path(attended)
+        normed = self.norm2(x)
+        if self.proj is not None and not self.expand_in_attention:
+            x = self.proj(normed)
+        return x + self.drop_path(self.mlp(normed)), pooled_size
+
+
+def kernels(kernel: int | None, strides: Sequence[int]) -> tuple[int, ...]:
+    """A pooling kernel along each axis; None: stride + 1, and 1 where the stride is."""
+    return tuple(kernel or (s + 1 if s > 1 else 1) for s in strides)
+
+
+@BACKBONES.register
+class MViT(Backbone):
+    """Maps "res2" to "res5" at strides 4 to 32, or a classifier; official state dicts of both forms fit.
+
+    The classifier attends to the whole map, with pooled keys. The other form is the paper's for detection (section
+    4.3): the blocks attend within windows, except for the last ones of res3, res4 and res5, of which the first two
+    pool their keys twice as much; no class token; each map that is returned has a norm of its own. Of clips both
+    forms attend to the whole.
+
+    Args:
+        depths: blocks of each stage.
+        embed_dim: channels of res2; each stage doubles them.
+        num_heads: of res2; each stage doubles them.
+        image_size: side of the images in pixels that the tables of positions are made for. They are resized for others.
+        num_frames: the same of clips, which are then the input; None for images.
+        kv_stride: pooling stride of keys and values in res2; each stage halves it.
+        pool: "conv", "max" or "avg".
+        pool_kernel: side of the pooling kernels; None for stride + 1.
+        residual_pooling: pools the queries of every block and adds them to its output.
+        expand_in_attention: channels grow in a stage's first attention, not in the last network of the one before.
+        positions: "relative" (decomposed), or "absolute" (added to the patches; of clips space and time apart).
+        class_token: a classifier reads its answer from a token of its own, not from the mean of all places.
+        window_size: side of res2's windows in places; each stage halves it. None: the whole map.
+        dropout: share of a classifier's inputs dropped in training.
+        drop_path: the last block's probability to be skipped in training; it grows from 0 over the blocks.
+        out_features: the maps to return, and no deeper stage is made; all four if None.
+        num_classes: makes it a classifier.
+        frozen_stages: how many stages are not trained; 1 is the patches and res2. Norms of returned maps are.
+        pretrained: what `load_pretrained` loads: a path, an address or a name of timm's; False, nothing.
+    Raises:
+        ConfigError: an argument is impossible.
+    """
+
+    class_head = ("head.",)
+    optional_weights = tuple(f"scale{i}_norm.{kind}" for i in range(2, 6) for kind in ("weight", "bias"))
+
+    def __init__(
+        self,
+        depths: Sequence[int] = (1, 2, 5, 2),
+        *,
+        embed_dim: int = 96,
+        num_heads: int = 1,
+        image_size: int = 224,
+        num_frames: int | None = None,
+        kv_stride: int = 4,
+        pool: str = "conv",
+        pool_kernel: int | None = 3,
+        residual_pooling: bool = True,
+        expand_in_attention: bool = True,
+        positions: str = "relative",
+        class_token: bool = False,
+        window_size: int | None = 56,
+        dropout: float = 0.0,
+        drop_path: float = 0.1,
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        pretrained: bool | str = False,
+    ):
+        super().__init__()
+        if len(depths) != len(FEATURES) or min(depths) < 1:
+            raise ConfigError(f"MViT: depths={tuple(depths)}: expected at least one block in each of 4 stages.")
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ConfigError(f"MViT: num_heads={num_heads} must divide embed_dim={embed_dim}.")
+        if positions not in ("relative", "absolute"):
+            raise ConfigError(f"MViT: positions={positions!r}: expected 'relative' or 'absolute'.")
+        if window_size is not None and window_size < 1:
+            raise ConfigError(f"MViT: window_size={window_size}: expected at least 1, or None for the whole map.")
+        if image_size < 8 * PATCH_STRIDE or (num_frames is not None and num_frames < FRAME_STRIDE):
+            raise ConfigError(
+                f"MViT: image_size={image_size}, num_frames={num_frames}: expected at least {8 * PATCH_STRIDE} pixels, "
+                f"and {FRAME_STRIDE} frames of clips."
+            )
+        self.is_classifier = num_classes is not None
+        self.axes = 2 if num_frames is None else 3
+        self.class_token = class_token and self.is_classifier
+        self.pretrained = pretrained
+        side = image_size // PATCH_STRIDE
+        self.grid = (side, side) if num_frames is None else (num_frames // FRAME_STRIDE, side, side)
+
+        shapes = block_shapes(
+            depths,
+            embed_dim,
+            num_heads,
+            grid=self.grid,
+            kv_stride=kv_stride,
+            expand_in_attention=expand_in_attention,
+            window=None if self.is_classifier or num_frames is not None else window_size,
+        )
+        channels = {FEATURES[shape.stage]: shape.out_channels for shape in shapes}
+        available = {name: FeatureInfo(channels[name], PATCH_STRIDE * 2**i) for i, name in enumerate(FEATURES)}
+        self.feature_info = choose_features("MViT", available, out_features, num_classes=num_classes)
+        num_stages = FEATURES.index(list(self.feature_info)[-1]) + 1
+        self.stage_of_block = [shape.stage for shape in shapes if shape.stage < num_stages]
+
+        self.patch_embed = PatchEmbed(embed_dim, self.axes)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if self.class_token else None
+        if positions == "absolute":
+            self._make_positions(embed_dim)
+        self.blocks = nn.ModuleList(
+            MViTBlock(
+                shape,
+                pool=pool,
+                pool_kernel=pool_kernel,
+                residual_pooling=residual_pooling,
+                expand_in_attention=expand_in_attention,
+                relative=positions == "relative",
+                class_token=self.class_token,
+                drop_path=drop_path * i / max(len(shapes) - 1, 1),
+            )
+            for i, shape in enumerate(shapes)
+            if shape.stage < num_stages
+        )
+        if self.is_classifier:
+            self.norm = nn.LayerNorm(shapes[-1].out_channels, eps=1e-6)
+            self.head = nn.Sequential()
+            self.head.add_module("dropout", nn.Dropout(dropout))
+            self.head.add_module("projection", nn.Linear(shapes[-1].out_channels, num_classes))
+        else:
+            for name, info in self.feature_info.items():
+                self.add_module(norm_name(name), nn.LayerNorm(info.channels, eps=1e-6))
+        self._init_weights()
+        self.frozen_stages = frozen_stages
+        self.freeze()
+
+    def _make_positions(self, channels: int) -> None:
+        """Clips have tables of space, of time and of the class token; images one of all."""
+        places = math.prod(self.grid[-2:])
+        if self.axes == 2:
+            self.pos_embed = nn.Parameter(torch.zeros(1, places + self.class_token, channels))
+            return
+        self.pos_embed_spatial = nn.Parameter(torch.zeros(1, places, channels))
+        self.pos_embed_temporal = nn.Parameter(torch.zeros(1, self.grid[0], channels))
+        if self.class_token:
+            self.pos_embed_class = nn.Parameter(torch.zeros(1, 1, channels))
+
+    def _init_weights(self) -> None:
+        for parameter in self._stem_parameters():
+            nn.init.trunc_normal_(parameter, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def _stem_parameters(self) -> list[nn.Parameter]:
+        """The class token and absolute positions."""
+        return list(self.parameters(recurse=False))
+
+    def stages(self) -> list[list[nn.Module | nn.Parameter]]:
+        blocks = [[] for _ in range(self.stage_of_block[-1] + 1)]
+        for stage, block in zip(self.stage_of_block, self.blocks):
+            blocks[stage].append(block)
+        return [[self.patch_embed, *self._stem_parameters()], *blocks]
+
+    def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
+        """
+        Args:
+            images: (B, 3, H, W) float, normalised, any H and W from 4; of clips (B, 3, T, H, W), any T.
+        Returns:
+            the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), of clips
+            (B, channels, ceil(T / 2), ...), fine to coarse; a classifier returns (B, num_classes) logits.
+        Raises:
+            DataError: the images have not three channels, or are smaller than the patches' stride.
+        """
+        self._check(images)
+        x, size = self.patch_embed(images)
+        x = self._add_positions(x, size)
+        features = {}
+        for i, (stage, block) in enumerate(zip(self.stage_of_block, self.blocks)):
+            x, size = run_block(block, x, size)
+            name = FEATURES[stage]
+            if stage not in self.stage_of_block[i + 1 :] and name in self.feature_info and not self.is_classifier:
+                normed = self.get_submodule(norm_name(name))(x)
+                features[name] = normed.transpose(1, 2).unflatten(2, size).contiguous()
+        if not self.is_classifier:
+            return features
+        x = self.norm(x)
+        return self.head(x[:, 0] if self.class_token else x.mean(1))
+
+    def _check(self, images: Tensor) -> None:
+        if images.ndim != 2 + self.axes or images.shape[1] != 3:
+            wanted = "(B, 3, H, W)" if self.axes == 2 else "(B, 3, T, H, W)"
+            raise DataError(f"MViT: images of shape {tuple(images.shape)}: expected {wanted}.")
+        if min(images.shape[-2:]) < PATCH_STRIDE:
+            raise DataError(
+                f"MViT: images of {images.shape[-2]} x {images.shape[-1]} pixels are smaller than a patch, "
+                f"{PATCH_STRIDE} x {PATCH_STRIDE}: resize them."
+            )
+
+    def _add_positions(self, x: Tensor, size: tuple[int, ...]) -> Tensor:
+        """Puts the class token before the places, and adds absolute positions."""
+        if hasattr(self, "pos_embed"):
+            token, places = self.pos_embed.split([int(self.class_token), math.prod(self.grid)], dim=1)
+            x = x + resize_grid(places, self.grid, size)
+        elif hasattr(self, "pos_embed_spatial"):
+            space = resize_grid(self.pos_embed_spatial, self.grid[1:], size[1:])
+            time = resize_table(self.pos_embed_temporal[0], size[0])[None]
+            x = x + (time[:, :, None] + space[:, None]).flatten(1, 2)
+            token = getattr(self, "pos_embed_class", None)
+        else:
+            token = None
+        if not self.class_token:
+            return x
+        class_token = self.cls_token if token is None else self.cls_token + token
+        return torch.cat((class_token.expand(len(x), -1, -1), x), dim=1)
+
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Fits official weights of another image size, or of the other form, to this network."""
+        merge_projections(state, prefix)
+        if not self.class_token:
+            state.pop(f"{prefix}cls_token", None)
+            state.pop(f"{prefix}pos_embed_class", None)
+        own = self.state_dict()
+        for name, parameter in own.items():
+            key = prefix + name
+            if key not in state or state[key].shape == parameter.shape:
+                continue
+            value = state[key]
+            if value.ndim == parameter.ndim + 1 and value.ndim == 5 and value.shape[2] == 1:
+                state[key] = value.squeeze(2)  # kernels of one frame
+            elif "rel_pos_" in name and value.ndim == 2:
+                state[key] = resize_table(value, len(parameter))
+            elif name == "pos_embed_temporal":
+                state[key] = resize_table(value[0], parameter.shape[1])[None]
+            elif name in ("pos_embed", "pos_embed_spatial"):
+                state[key] = self._adapt_positions(value, has_token=name == "pos_embed" and self.class_token)
+
+    def _adapt_positions(self, value: Tensor, *, has_token: bool) -> Tensor:
+        """A table of other images, with or without a row of the class token before it, as this network's."""
+        side = math.isqrt(value.shape[1])
+        if value.shape[1] - side**2 not in (0, 1):
+            return value  # not of a square: `load_weights` reports the shapes
+        token, places = value[:, : value.shape[1] - side**2], value[:, value.shape[1] - side**2 :]
+        places = resize_grid(places, (side, side), self.grid[-2:])
+        return torch.cat((token, places), dim=1) if has_token else places
+
+
+def block_shapes(
+    depths: Sequence[int],
+    embed_dim: int,
+    num_heads: int,
+    *,
+    grid: tuple[int, ...],
+    kv_stride: int,
+    expand_in_attention: bool,
+    window: int | None,
+) -> list[BlockShape]:
+    """Channels, heads, strides and windows of all blocks, in order (tables 1 of both papers)."""
+
+    def along_axes(stride: int) -> tuple[int, ...]:
+        return (1,) * (len(grid) - 2) + (stride, stride)
+
+    shapes = []
+    channels, size = embed_dim, grid
+    for stage, depth in enumerate(depths):
+        for i in range(depth):
+            first, last = i == 0 and stage > 0, i == depth - 1
+            keys = max(kv_stride >> stage, 1)
+            hybrid = window is not None and last and stage > 0
+            if hybrid and stage < len(depths) - 1:
+                keys *= 2
+            grows_here = first if expand_in_attention else last and stage < len(depths) - 1
+            shapes.append(
+                BlockShape(
+                    stage,
+                    in_channels=channels,
+                    out_channels=2 * channels if grows_here else channels,
+                    num_heads=num_heads << stage,
+                    q_stride=along_axes(2 if first else 1),
+                    kv_stride=along_axes(keys),
+                    size=size,
+                    # A stage's first block still has the map, and so the windows, of the one before.
+                    window=None if window is None or hybrid else window >> (stage - first),
+                )
+            )
+            channels = shapes[-1].out_channels
+            if first:
+                size = (*size[:-2], size[-2] // 2, size[-1] // 2)
+    return shapes
+
+
+def norm_name(feature: str) -> str:
+    """As the official detectors call the norm of a returned map."""
+    return f"scale{feature.removeprefix('res')}_norm"
+
+
+def resize_grid(table: Tensor, grid: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+    """(1, h * w, C) of a grid h x w -> (1, H * W, C) of another, interpolated linearly."""
+    if grid == size:
+        return table
+    maps = table.mT.unflatten(2, grid)
+    return F.interpolate(maps, size=size, mode="bilinear").flatten(2).mT
+
+
+def merge_projections(state: dict[str, Tensor], prefix: str) -> None:
+    """Joins the three projections of queries, keys and values that older official weights hold apart."""
+    for key in list(state):
+        if not key.startswith(prefix) or ".attn.q." not in key:
+            continue
+        parts = [key.replace(".attn.q.", f".attn.{name}.") for name in "qkv"]
+        if all(part in state for part in parts):
+            state[key.replace(".attn.q.", ".attn.qkv.")] = torch.cat([state.pop(part) for part in parts])
+
+
+BACKBONES.register_variants(MViT, MVIT_VARIANTS)

@@ -1,0 +1,185 @@
+"""Swin Transformer V2 (Liu et al. 2021, https://arxiv.org/abs/2111.09883): cosine attention, a continuous position
+bias, and norms at the end of each branch."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.backbones.swin import FEATURES, Swin, SwinBlock, WindowAttention, add, neighbours
+from vitkit.errors import ConfigError
+from vitkit.nn.attention import attend
+from vitkit.nn.windows import WindowGrid, relative_places
+from vitkit.registry import BACKBONES
+
+_TINY = dict(embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), drop_path=0.2)
+_SMALL = dict(embed_dim=96, depths=(2, 2, 18, 2), num_heads=(3, 6, 12, 24), drop_path=0.3)
+_BASE = dict(embed_dim=128, depths=(2, 2, 18, 2), num_heads=(4, 8, 16, 32), drop_path=0.5)
+_LARGE = dict(embed_dim=192, depths=(2, 2, 18, 2), num_heads=(6, 12, 24, 48), drop_path=0.2)
+
+_WINDOW_8 = dict(window=8)
+_WINDOW_12 = dict(window=12, trained_windows=(12, 12, 12, 6))
+_WINDOW_16 = dict(window=16, trained_windows=(16, 16, 16, 8))
+_WINDOW_12_TO_16 = dict(window=16, trained_windows=(12, 12, 12, 6))
+_WINDOW_12_TO_24 = dict(window=24, trained_windows=(12, 12, 12, 6))
+
+SWINV2_VARIANTS = {
+    "swinv2_tiny": dict(**_TINY, **_WINDOW_8),
+    "swinv2_small": dict(**_SMALL, **_WINDOW_8),
+    "swinv2_base": dict(**_BASE, **_WINDOW_8),
+    "swinv2_tiny_window16": dict(**_TINY, **_WINDOW_16),
+    "swinv2_small_window16": dict(**_SMALL, **_WINDOW_16),
+    "swinv2_base_window16": dict(**_BASE, **_WINDOW_16),
+    "swinv2_base_window12": dict(**_BASE | dict(drop_path=0.2), **_WINDOW_12),
+    "swinv2_base_window12to16": dict(**_BASE | dict(drop_path=0.2), **_WINDOW_12_TO_16),
+    "swinv2_base_window12to24": dict(**_BASE | dict(drop_path=0.2), **_WINDOW_12_TO_24),
+    "swinv2_large_window12": dict(**_LARGE, **_WINDOW_12),
+    "swinv2_large_window12to16": dict(**_LARGE, **_WINDOW_12_TO_16),
+    "swinv2_large_window12to24": dict(**_LARGE, **_WINDOW_12_TO_24),
+}
+"""The paper's section 3.6 and table 2; windows of 8 and 16 are for images of 256 pixels, 12 of 192, 24 of 384."""
+
+_WEIGHTS = {
+    (96, 6, 8, 8): "v2.0.0/swinv2_tiny_patch4_window8_256",
+    (96, 18, 8, 8): "v2.0.0/swinv2_small_patch4_window8_256",
+    (128, 18, 8, 8): "v2.0.0/swinv2_base_patch4_window8_256",
+    (96, 6, 16, 16): "v2.0.0/swinv2_tiny_patch4_window16_256",
+    (96, 18, 16, 16): "v2.0.0/swinv2_small_patch4_window16_256",
+    (128, 18, 16, 16): "v2.0.0/swinv2_base_patch4_window16_256",
+    (128, 18, 12, 12): "v2.0.0/swinv2_base_patch4_window12_192_22k",
+    (128, 18, 16, 12): "v2.0.0/swinv2_base_patch4_window12to16_192to256_22kto1k_ft",
+    (128, 18, 24, 12): "v2.0.0/swinv2_base_patch4_window12to24_192to384_22kto1k_ft",
+    (192, 18, 12, 12): "v2.0.0/swinv2_large_patch4_window12_192_22k",
+    (192, 18, 16, 12): "v2.0.0/swinv2_large_patch4_window12to16_192to256_22kto1k_ft",
+    (192, 18, 24, 12): "v2.0.0/swinv2_large_patch4_window12to24_192to384_22kto1k_ft",
+}
+"""The official weights by width, blocks of the third stage, window, and window they were first trained with."""
+
+MAX_LOGIT_SCALE = math.log(100)
+MAX_BIAS = 16
+
+
+class CosineAttention(WindowAttention):
+    """Attention by the cosine of queries and keys, at a learned temperature, with a bias that a small network computes
+    from the logarithm of the offset (sections 3.3 and 3.4).
+
+    Attributes:
+        trained_window: the offsets are measured in units of its largest.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, *, window: int):
+        super().__init__(d_model, num_heads, qkv_bias=False)
+        self.trained_window = window
+        self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10)))
+        self.cpb_mlp = nn.Sequential(nn.Linear(2, 512), nn.ReLU(inplace=True), nn.Linear(512, num_heads, bias=False))
+        self.q_bias = nn.Parameter(torch.zeros(d_model))
+        self.v_bias = nn.Parameter(torch.zeros(d_model))
+
+    def position_bias(self, window: int) -> Tensor:
+        device = self.logit_scale.device
+        offsets = torch.arange(1 - window, window, device=device) * (8 / max(self.trained_window - 1, 1))
+        offsets = (offsets.sign() * torch.log2(offsets.abs() + 1) / 3).to(self.logit_scale.dtype)
+        pairs = torch.cartesian_prod(offsets, offsets)
+        table = MAX_BIAS * torch.sigmoid(self.cpb_mlp(pairs))
+        return table[relative_places(window, device)].permute(2, 0, 1)
+
+    def qkv_bias(self) -> Tensor:
+        # One for keys would add the same to all scores of a query.
+        return torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        scale = self.logit_scale.clamp(max=MAX_LOGIT_SCALE).exp()
+        return attend(
+            (F.normalize(q, dim=-1) * scale).to(v.dtype), F.normalize(k, dim=-1).to(v.dtype), v, bias, scale=1.0
+        )
+
+
+class SwinV2Block(SwinBlock):
+    """Attention in windows, then the two-layer network, each before its norm."""
+
+    attention = CosineAttention
+
+    def forward(self, x: Tensor, grid: WindowGrid, shift_bias: Tensor | None) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        x = add(self.drop_path(self.norm1(self.attn(x, grid, shift_bias))), x)
+        return add(self.drop_path(self.norm2(self.mlp(x))), x)
+
+
+class PatchMergingV2(nn.Module):
+    """Four neighbours to one place of twice the channels, and only then the norm."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.reduction = nn.Linear(4 * d_model, 2 * d_model, bias=False)
+        self.norm = nn.LayerNorm(2 * d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 2 * C)."""
+        return self.norm(self.reduction(neighbours(x)))
+
+
+@BACKBONES.register
+class SwinV2(Swin):
+    """Maps "res2" to "res5" at strides 4 to 32, or a classifier; official state dicts fit. See `Swin`.
+
+    Args:
+        embed_dim: channels of res2; each stage doubles them.
+        depths: blocks of each stage.
+        num_heads: of each stage.
+        window: places of a window's side.
+        trained_windows: of each stage, the window in whose units offsets are measured: the one that the weights were
+            first trained with, which is smaller than `window` where the map was; None for `window`.
+        out_features: the maps to return, and no deeper stage is made; all four if None.
+        num_classes: makes it a classifier.
+        frozen_stages: how many stages are not trained; 1 is the patches and res2.
+        drop_path: the last block's probability to be skipped in training; it grows from 0 over the blocks.
+        pretrained: what `load_pretrained` loads: True, the official weights; a path, an address or a name of timm's;
+            False, nothing.
+    Raises:
+        ConfigError: an argument is impossible.
+    """
+
+    weights = _WEIGHTS
+    block = SwinV2Block
+    merging = PatchMergingV2
+
+    def __init__(
+        self,
+        embed_dim: int = 96,
+        depths: Sequence[int] = (2, 2, 6, 2),
+        *,
+        num_heads: Sequence[int] = (3, 6, 12, 24),
+        window: int = 8,
+        trained_windows: Sequence[int] | None = None,
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        drop_path: float = 0.2,
+        pretrained: bool | str = False,
+    ):
+        super().__init__(
+            embed_dim,
+            depths,
+            num_heads=num_heads,
+            window=window,
+            out_features=out_features,
+            num_classes=num_classes,
+            frozen_stages=frozen_stages,
+            drop_path=drop_path,
+            pretrained=pretrained,
+        )
+        trained_windows = trained_windows or [window] * len(FEATURES)
+        if len(trained_windows) != len(FEATURES) or min(trained_windows) < 1:
+            raise ConfigError(f"SwinV2: trained_windows={list(trained_windows)}: expected one for each of 4 stages.")
+        self.published = (*self.published, trained_windows[0])
+        for layer, trained_window in zip(self.layers, trained_windows):
+            for block in layer.blocks:
+                block.attn.trained_window = trained_window
+                # Branches that start at zero make deep ones train stably.
+                nn.init.zeros_(block.norm1.weight)
+                nn.init.zeros_(block.norm2.weight)
+
+
+BACKBONES.register_variants(SwinV2, SWINV2_VARIANTS)

@@ -1,0 +1,144 @@
+"""Mask2Former's head: queries that attend only where their masks are."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.heads.mask_predictions import MaskPredictions, check_pixel_decoder, masks_of
+from vitkit.nn.attention import MultiHeadAttention, mask_bias
+from vitkit.nn.layers import MLP, FeedForward, run_block
+from vitkit.nn.position import sine_positions_2d
+from vitkit.registry import HEADS
+from vitkit.structures import FeatureInfo
+
+
+class MaskedDecoderLayer(nn.Module):
+    """Cross-attention before self-attention, post-norm (Cheng et al. 2022, section 3.2)."""
+
+    recompute = False
+
+    def __init__(self, d_model: int, num_heads: int, *, d_ffn: int, dropout: float = 0.0):
+        super().__init__()
+        self.cross_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
+        self.norm1 = nn.LayerNorm(d_model)
+        self.norm2 = nn.LayerNorm(d_model)
+        self.norm3 = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, *, memory_keys: Tensor, positions: Tensor, memory_bias: Tensor
+    ) -> Tensor:
+        """
+        Args:
+            x: (B, Q, d_model).
+            memory: (B, S, d_model), the values of the cross-attention.
+            memory_keys: (B, S, d_model), memory with its positions.
+            positions: (B or 1, Q, d_model) of `x`.
+            memory_bias: float, (B, 1, Q, S): where each query may look.
+        """
+        attended = self.cross_attn(x + positions, memory_keys, memory, bias=memory_bias)
+        x = self.norm1(x + self.dropout(attended))
+        qk = x + positions
+        x = self.norm2(x + self.dropout(self.self_attn(qk, qk, x)))
+        return self.norm3(x + self.dropout(self.ffn(x)))
+
+
+@HEADS.register
+class Mask2FormerHead(nn.Module):
+    """Cheng et al. 2022, https://arxiv.org/abs/2112.01527.
+
+    Args:
+        feature_info: of a pixel decoder's maps: "mask_features" first, then, fine to coarse, what queries attend to.
+        num_classes: without the no-object class.
+        num_queries: masks predicted per image.
+        num_decoder_layers: each attends to one level, coarse to fine, in turn.
+        num_levels: how many of the coarsest maps are attended to.
+    Raises:
+        ConfigError: there is no map for masks, too few others, or one with other than `d_model` channels.
+    """
+
+    def __init__(
+        self,
+        feature_info: Mapping[str, FeatureInfo],
+        num_classes: int,
+        *,
+        num_queries: int,
+        d_model: int = 256,
+        num_heads: int = 8,
+        d_ffn: int = 2048,
+        dropout: float = 0.0,
+        num_decoder_layers: int = 9,
+        num_levels: int = 3,
+    ):
+        super().__init__()
+        check_pixel_decoder("Mask2FormerHead", feature_info, num_levels=num_levels)
+        names = list(feature_info)
+        self.level_names = names[: -num_levels - 1 : -1]
+        self.num_heads = num_heads
+        self.input_proj = nn.ModuleList(
+            nn.Identity()
+            if feature_info[name].channels == d_model
+            else nn.Conv2d(feature_info[name].channels, d_model, 1)
+            for name in self.level_names
+        )
+        self.level_embed = nn.Embedding(num_levels, d_model)
+        self.query_feat = nn.Embedding(num_queries, d_model)
+        self.query_embed = nn.Embedding(num_queries, d_model)
+        self.layers = nn.ModuleList(
+            MaskedDecoderLayer(d_model, num_heads, d_ffn=d_ffn, dropout=dropout) for _ in range(num_decoder_layers)
+        )
+        for matrix in self.layers.parameters():
+            if matrix.dim() > 1:
+                nn.init.xavier_uniform_(matrix)
+        self.decoder_norm = nn.LayerNorm(d_model)
+        self.class_embed = nn.Linear(d_model, num_classes + 1)
+        self.mask_embed = MLP((d_model, d_model, d_model, feature_info["mask_features"].channels))
+
+    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
+        """
+        Args:
+            features: of a pixel decoder.
+            padding_mask: not used: as in the original, padding is attended to.
+        Returns:
+            pred_logits: (B, Q, num_classes + 1), the last for no object.
+            pred_masks: (B, Q, h, w) logits at the stride of the map for masks.
+            aux_outputs: the same two of the queries themselves and of each decoder layer but the last.
+        """
+        mask_features = features["mask_features"]
+        memories, keys, small_features = [], [], []
+        for name, project, code in zip(self.level_names, self.input_proj, self.level_embed.weight):
+            x = project(features[name])
+            size = x.shape[-2:]
+            memory = x.flatten(2).transpose(1, 2) + code
+            positions = sine_positions_2d(size, x.shape[1], device=x.device).flatten(1, 2).to(x.dtype)
+            memories.append(memory)
+            keys.append(memory + positions)
+            # Resizing and the product with the queries commute, so the features are resized, once, and not every mask.
+            small_features.append(
+                F.interpolate(mask_features, size=size, mode="bilinear", align_corners=False).detach()
+            )
+
+        positions = self.query_embed.weight.expand(len(mask_features), -1, -1)
+        x = self.query_feat.weight.expand(len(mask_features), -1, -1)
+        outputs = [self._predict(x, mask_features)]
+        for i, layer in enumerate(self.layers):
+            level = i % len(memories)
+            bias = self._outside_masks(outputs[-1]["mask_embed"], small_features[level], memories[level].dtype)
+            x = run_block(layer, x, memories[level], memory_keys=keys[level], positions=positions, memory_bias=bias)
+            outputs.append(self._predict(x, mask_features))
+        return dict(outputs[-1], pred_masks=outputs[-1]["pred_masks"], aux_outputs=outputs[:-1])
+
+    def _predict(self, x: Tensor, mask_features: Tensor) -> MaskPredictions:
+        x = self.decoder_norm(x)
+        return MaskPredictions(self.class_embed(x), self.mask_embed(x), mask_features)
+
+    @staticmethod
+    def _outside_masks(mask_embed: Tensor, small_features: Tensor, dtype: torch.dtype) -> Tensor:
+        """The bias that keeps a query inside its mask, (B, 1, Q, S); a query with an empty mask looks everywhere."""
+        logits = masks_of(mask_embed.detach(), small_features).flatten(2)
+        return mask_bias(logits < 0, dtype)[:, None]

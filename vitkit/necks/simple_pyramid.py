@@ -1,0 +1,120 @@
+"""ViTDet's pyramid from a single map."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.ops.images import resize_mask
+from vitkit.registry import NECKS, nearest
+from vitkit.structures import FeatureInfo
+
+
+class ConvNorm(nn.Conv2d):
+    """Convolution without bias, then a layer norm over the channels."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, kernel_size: int):
+        super().__init__(in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=False)
+        self.norm = LayerNorm2d(out_channels, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(super().forward(x))
+
+
+@NECKS.register
+class SimpleFeaturePyramid(nn.Module):
+    """Maps "res2" to "res5" (res{log2 stride}), each made from one map, so that a plain ViT serves heads that want
+    several levels (Li et al. 2022, section 3, https://arxiv.org/abs/2203.16527).
+
+    Finer maps come by transposed convolutions, coarser ones by max pooling; a 1x1 and a 3x3 convolution follow, each
+    with a layer norm.
+
+    Args:
+        feature_info: of the backbone's maps.
+        out_channels: channels of each map.
+        in_feature: name of the map to start from; the coarsest if None. Its stride is a power of 2.
+        strides: of the maps, powers of 2.
+    Raises:
+        ConfigError: the backbone has no map of that name, or a stride does not fit.
+    """
+
+    def __init__(
+        self,
+        feature_info: Mapping[str, FeatureInfo],
+        out_channels: int = 256,
+        *,
+        in_feature: str | None = None,
+        strides: Sequence[int] = (4, 8, 16, 32),
+    ):
+        super().__init__()
+        self.in_feature = list(feature_info)[-1] if in_feature is None else in_feature
+        if self.in_feature not in feature_info:
+            raise ConfigError(
+                f"SimpleFeaturePyramid: the backbone gives no feature {in_feature!r}. "
+                f"{nearest(self.in_feature, feature_info)}"
+            )
+        channels, stride = feature_info[self.in_feature]
+        strides = sorted(set(strides))
+        for value, whose in ((stride, f"the map {self.in_feature!r}"), *((s, "a level") for s in strides)):
+            if value < 1 or value & (value - 1):
+                raise ConfigError(f"SimpleFeaturePyramid: stride {value} of {whose}: expected a power of 2.")
+        if not strides:
+            raise ConfigError("SimpleFeaturePyramid: strides is empty; expected powers of 2, such as (4, 8, 16, 32).")
+        most = stride // strides[0]
+        if channels % max(most, 1):
+            raise ConfigError(
+                f"SimpleFeaturePyramid: the map's {channels} channels cannot be halved down to stride {strides[0]}: "
+                f"expected a multiple of {most}, or coarser strides."
+            )
+        self.feature_info = {f"res{int(math.log2(s))}": FeatureInfo(out_channels, s) for s in strides}
+        self.levels = nn.ModuleDict(
+            {
+                name: nn.Sequential(*_rescale(channels, stride, info.stride, out_channels))
+                for name, info in self.feature_info.items()
+            }
+        )
+
+    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """
+        Args:
+            features: name -> (B, channels, h, w).
+            padding_mask: (B, H, W) bool, True = padding, zeroed before kernels that reach over an image's border;
+                None: no padding, or padding like any other place.
+        Returns:
+            name -> (B, out_channels, ceil(h * s), ceil(w * s)) with s = stride of the map / stride of the level.
+        """
+        x = _zero(features[self.in_feature], padding_mask)
+        maps = {}
+        for name, level in self.levels.items():
+            *before, last = level
+            y = x
+            for layer in before:
+                y = layer(y)
+            maps[name] = last(_zero(y, padding_mask))
+        return maps
+
+
+def _zero(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    return x if padding_mask is None else x.masked_fill(resize_mask(padding_mask, x.shape[-2:])[:, None], 0.0)
+
+
+def _rescale(channels: int, stride: int, wanted: int, out_channels: int) -> list[nn.Module]:
+    """The layers from a map of `stride` to one of `wanted`; each doubling of the map halves its channels."""
+    layers: list[nn.Module] = []
+    while stride > wanted:
+        if layers:
+            layers += [LayerNorm2d(channels, eps=1e-6), nn.GELU()]
+        layers.append(nn.ConvTranspose2d(channels, channels // 2, kernel_size=2, stride=2))
+        channels, stride = channels // 2, stride // 2
+    if stride < wanted:
+        # A coarser map may have no place for an odd border; it then counts alone.
+        layers += [
+            nn.MaxPool2d(kernel_size=2, stride=2, ceil_mode=True) for _ in range(int(math.log2(wanted // stride)))
+        ]
+    return [
+        *layers,
+        ConvNorm(channels, out_channels, kernel_size=1),
+        ConvNorm(out_channels, out_channels, kernel_size=3),
+    ]

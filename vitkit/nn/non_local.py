@@ -1,0 +1,132 @@
+"""Non-local blocks (Wang et al. 2018, https://arxiv.org/abs/1711.07971): every place of a map or clip sees all."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.nn.attention import attend, mask_bias, record_weights
+from vitkit.registry import nearest
+
+PAIRWISE = ("gaussian", "embedded_gaussian", "dot_product", "concatenation")
+"""The paper's four functions of two places (its equations 2 to 5)."""
+
+_CONVS = {2: nn.Conv2d, 3: nn.Conv3d}
+_NORMS = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+_POOLS = {2: F.max_pool2d, 3: F.max_pool3d}
+
+
+class NonLocalBlock(nn.Module):
+    """x + norm(W y), where y of a place is the mean of g over all places, weighted by a function of both.
+
+    The norm's scale starts at zero, so that the block starts as the identity and may be put into a trained network.
+    State dicts of SlowFast's blocks fit, whose "softmax" is "embedded_gaussian".
+
+    Args:
+        channels: of input and output.
+        inner_channels: of queries, keys and values; half of `channels` if None.
+        pairwise: one of `PAIRWISE`. The Gaussian ones are softmaxes over the places; the others are divided by the
+            number of places. "gaussian" compares the inputs themselves.
+        scaled: divides the Gaussian ones' scores by the square root of the number of compared channels, as SlowFast
+            does; the paper does not.
+        pool: sizes of the max pooling of what keys and values are made from, one per axis; None for none.
+        axes: 2 for maps, 3 for clips.
+    Raises:
+        ConfigError: an argument is impossible.
+    """
+
+    recompute = False
+    stride = 1
+
+    def __init__(
+        self,
+        channels: int,
+        inner_channels: int | None = None,
+        *,
+        pairwise: str = "embedded_gaussian",
+        scaled: bool = True,
+        pool: Sequence[int] | None = None,
+        axes: int = 2,
+    ):
+        super().__init__()
+        if pairwise not in PAIRWISE:
+            raise ConfigError(f"NonLocalBlock: unknown pairwise function {pairwise!r}. {nearest(pairwise, PAIRWISE)}")
+        if axes not in _CONVS:
+            raise ConfigError(f"NonLocalBlock: axes={axes}: expected 2 (maps) or 3 (clips).")
+        if pool is not None and (len(pool) != axes or min(pool) < 1):
+            raise ConfigError(f"NonLocalBlock: pool={pool}: expected {axes} numbers, at least 1 each.")
+        if inner_channels is not None and inner_channels < 1:
+            raise ConfigError(f"NonLocalBlock: inner_channels={inner_channels}: expected at least 1.")
+        inner_channels = inner_channels or max(channels // 2, 1)
+        self.pairwise = pairwise
+        self.scaled = scaled
+        self.pool = tuple(pool) if pool and max(pool) > 1 else None
+        self.axes = axes
+        conv = _CONVS[axes]
+        if pairwise != "gaussian":
+            self.conv_theta = conv(channels, inner_channels, 1)
+            self.conv_phi = conv(channels, inner_channels, 1)
+        self.conv_g = conv(channels, inner_channels, 1)
+        self.conv_out = conv(inner_channels, channels, 1)
+        if pairwise == "concatenation":
+            self.pair = nn.Parameter(torch.empty(2, inner_channels))
+            nn.init.normal_(self.pair, std=inner_channels**-0.5)
+        self.norm = _NORMS[axes](channels)
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        """
+        Args:
+            x: (B, channels, [T,] H, W).
+            padding: (B, 1, [T,] H, W) bool, True = a place that none looks at; it comes out zero. None: no such place.
+        Returns:
+            as `x`.
+        """
+        pooled = self._pooled(x)
+        q = _places(x if self.pairwise == "gaussian" else self.conv_theta(x))
+        k = _places(pooled if self.pairwise == "gaussian" else self.conv_phi(pooled))
+        v = _places(self.conv_g(pooled))
+        blocked = None if padding is None else _places(self._pooled(padding.to(x.dtype), lowest=True)) > 0
+        y = self._attend(q, k, v, None if blocked is None else blocked[..., 0])
+        y = y[:, 0].transpose(1, 2).unflatten(2, x.shape[2:])
+        x = x + self.norm(self.conv_out(y))
+        return x if padding is None else x.masked_fill(padding, 0.0)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None) -> Tensor:
+        """(B, 1, places, inner_channels)."""
+        if "gaussian" in self.pairwise:
+            bias = None if blocked is None else mask_bias(blocked[:, :, None], q.dtype)
+            return attend(q, k, v, bias, scale=None if self.scaled else 1.0)
+        free = None if blocked is None else ~blocked[..., None]
+        count = k.shape[2] if free is None else free.sum(2, keepdim=True).clamp(min=1)
+        if self.pairwise == "concatenation":
+            by_query, by_key = q @ self.pair[0], k @ self.pair[1]
+            weights = F.relu(by_query[..., None] + by_key[..., None, :]) / count
+        else:
+            weights = q @ k.transpose(2, 3) / count
+        if free is not None:
+            weights = weights * free.transpose(2, 3)
+        record_weights(weights)
+        return weights.to(v.dtype) @ v
+
+    def _pooled(self, x: Tensor, *, lowest: bool = False) -> Tensor:
+        """`x` after max pooling, or min pooling; an axis that is shorter than its window becomes one place."""
+        if self.pool is None:
+            return x
+        size = [min(window, length) for window, length in zip(self.pool, x.shape[2:])]
+        pool = _POOLS[self.axes]
+        return -pool(-x, size) if lowest else pool(x, size)
+
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """A clip's 1x1x1 kernels fit a map's block, and the other way about."""
+        for name in ("conv_theta", "conv_phi", "conv_g", "conv_out"):
+            key = f"{prefix}{name}.weight"
+            if key in state and state[key].shape[2:].numel() == 1:
+                state[key] = state[key].reshape(*state[key].shape[:2], *(1,) * self.axes)
+
+
+def _places(x: Tensor) -> Tensor:
+    """(B, C, ...) to one head's (B, 1, places, C)."""
+    return x.flatten(2).transpose(1, 2)[:, None]
