@@ -1,18 +1,16 @@
 """The set prediction loss of DETR (https://arxiv.org/abs/2005.12872) and its successors."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import sigmoid_focal_loss
 
-from vitkit.distributed import all_reduce_mean, world_size
 from vitkit.errors import ConfigError
 from vitkit.logging import RatioMeter
 from vitkit.losses.boxes import box_giou_loss, box_l1_loss
+from vitkit.losses.set_terms import class_weight_sum, matched_indices, normalizers, set_cross_entropy
 from vitkit.registry import CRITERIA, MATCHERS, Spec, nearest
 from vitkit.structures import DetectionTarget
 
@@ -121,7 +119,7 @@ class SetCriterion(nn.Module):
     ) -> dict[str, Tensor]:
         """The unweighted terms, each (L,)."""
         counts = [len(target["labels"]) for target in targets]
-        layer, image, query, target = _matched(self.matcher(logits, boxes, targets), counts, logits.device)
+        layer, image, query, target = matched_indices(self.matcher(logits, boxes, targets), counts, logits.device)
         labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
         target_boxes = torch.cat([t["boxes_cxcywh"] for t in targets]).float()[target]  # (L, M, 4)
         matched_boxes = boxes[layer, image, query]
@@ -129,18 +127,14 @@ class SetCriterion(nn.Module):
             self._count_correct(logits[0, image[0], query[0]], labels[0])
 
         num_queries, num_matched = logits[0, ..., 0].numel(), labels.shape[1]
-        # The original averages the cross entropy per rank, and clamps the ranks' mean number of targets at 1. With the
-        # sums of all ranks as normalisers, the gradients that DDP averages are those of one process on the joined
-        # batch; on one rank both are the same.
-        class_weight_sum = num_matched + (self.no_object_weight or 0) * (num_queries - num_matched)
-        sums = torch.tensor([class_weight_sum, sum(counts)], dtype=torch.float32).to(logits.device, non_blocking=True)
-        # In evaluation ranks may have different numbers of batches, so one cannot wait for the others.
-        class_normalizer, box_normalizer = all_reduce_mean(sums) if self.training else sums
-        box_normalizer = box_normalizer.clamp(min=1 / world_size() if self.training else 1)
-
+        class_weights = class_weight_sum(num_queries, num_matched, self.no_object_weight or 0)
+        class_normalizer, box_normalizer = normalizers(
+            class_weights, sum(counts), logits.device, training=self.training
+        )
         where = (layer, image, query)
         if self.class_loss == "cross_entropy":
-            class_losses = self._cross_entropy(logits, where, labels) / class_normalizer
+            losses = set_cross_entropy(logits, where, labels, no_object_weight=self.no_object_weight)
+            class_losses = losses / class_normalizer
         else:
             class_losses = self._focal_loss(logits, where, labels) / box_normalizer
         return {
@@ -149,18 +143,8 @@ class SetCriterion(nn.Module):
             "giou": box_giou_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
         }
 
-    def _cross_entropy(self, logits: Tensor, where: tuple[Tensor, ...], labels: Tensor) -> Tensor:
-        """(L,) sums over all queries; `where` (layer, image, query) are the matched ones, each (L, M) as `labels`."""
-        no_object = logits.shape[-1] - 1
-        classes = labels.new_full(logits.shape[:-1], no_object)
-        classes[where] = labels
-        class_weights = logits.new_ones(no_object + 1)
-        class_weights[-1] = self.no_object_weight
-        losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), class_weights, reduction="none")
-        return losses.view(len(logits), -1).sum(1)
-
     def _focal_loss(self, logits: Tensor, where: tuple[Tensor, ...], labels: Tensor) -> Tensor:
-        """(L,) sums over all queries and classes; arguments as above."""
+        """(L,) sums over all queries and classes; arguments as of `set_cross_entropy`."""
         is_class = torch.zeros_like(logits)
         is_class[(*where, labels)] = 1
         losses = sigmoid_focal_loss(logits, is_class, alpha=self.focal_alpha, gamma=self.focal_gamma)
@@ -169,18 +153,3 @@ class SetCriterion(nn.Module):
     def _count_correct(self, matched_logits: Tensor, labels: Tensor) -> None:
         correct = (matched_logits.detach().argmax(-1) == labels).sum()
         self.meters["matched_accuracy"].add(correct, torch.full_like(correct, len(labels)))
-
-
-def _matched(matches: list[list[tuple[Tensor, Tensor]]], counts: Sequence[int], device: torch.device) -> Tensor:
-    """Where the M matched queries of each layer are, and their targets, in one transfer.
-
-    Returns:
-        (4, L, M) int64 on the device: layer, image, query, and target among those of the whole batch.
-    """
-    starts = list(itertools.accumulate(counts, initial=0))
-    layer = torch.arange(len(matches))[:, None]
-    # Every layer matches the same number of an image's queries: as many as it has targets, or all.
-    image = torch.cat([torch.full_like(query, i) for i, (query, _) in enumerate(matches[0])])
-    query = torch.stack([torch.cat([query for query, _ in images]) for images in matches])
-    target = torch.stack([torch.cat([t + start for (_, t), start in zip(images, starts)]) for images in matches])
-    return torch.stack(torch.broadcast_tensors(layer, image, query, target)).to(device, non_blocking=True)

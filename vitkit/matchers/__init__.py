@@ -1,5 +1,6 @@
 """Assignment of predictions to targets."""
 
 from vitkit.matchers.hungarian import HungarianMatcher
+from vitkit.matchers.hungarian_masks import HungarianMaskMatcher
 
-__all__ = ["HungarianMatcher"]
+__all__ = ["HungarianMaskMatcher", "HungarianMatcher"]

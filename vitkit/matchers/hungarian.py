@@ -76,7 +76,7 @@ class HungarianMatcher(nn.Module):
         if not np.isfinite(cost).all():
             _raise_non_finite(cost, terms, targets, num_classes=num_classes)
         ends = np.cumsum(counts)
-        return [[_assign(layer[end - count : end]) for count, end in zip(counts, ends)] for layer in cost]
+        return [[assign(layer[end - count : end]) for count, end in zip(counts, ends)] for layer in cost]
 
 
 def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def _raise_non_finite(
     )
 
 
-def _assign(cost: np.ndarray) -> tuple[Tensor, Tensor]:
+def assign(cost: np.ndarray) -> tuple[Tensor, Tensor]:
     """(N, Q) costs -> (query indices ascending, target indices)."""
     target, query = linear_sum_assignment(cost)
     order = query.argsort()

@@ -52,9 +52,11 @@ class MaskClassification(nn.Module):
                 attended to: it only makes padded pixels 0 after the normalisation.
         Returns:
             what the head returns; pred_masks (B, Q, h, w) cover the images padded to `size_divisibility`.
+            input_size: (height, width) after that.
         """
         images = normalize_images(images, padding_mask)
         if self.size_divisibility > 1:
             whole = images.new_zeros(len(images), *images.shape[-2:]).bool()
             images, _ = pad_to_multiple(images, whole, self.size_divisibility)
-        return self.head(self.neck(self.backbone(images)))
+        outputs = self.head(self.neck(self.backbone(images)))
+        return dict(outputs, input_size=tuple(images.shape[-2:]))

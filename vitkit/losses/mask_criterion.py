@@ -1,0 +1,193 @@
+"""The losses of MaskFormer (https://arxiv.org/abs/2107.06278) and Mask2Former (https://arxiv.org/abs/2112.01527)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import sigmoid_focal_loss
+
+from vitkit.errors import ConfigError
+from vitkit.logging import RatioMeter
+from vitkit.losses.set_terms import class_weight_sum, matched_indices, normalizers, set_cross_entropy
+from vitkit.ops.masks import most_uncertain, pad_masks, points_in_part, sample_points
+from vitkit.registry import CRITERIA, MATCHERS, Spec, nearest
+from vitkit.structures import DetectionTarget
+
+TERMS = ("labels", "mask", "dice")
+
+
+@CRITERIA.register
+class MaskCriterion(nn.Module):
+    """Cross entropy of every query, mask and dice losses of the matched ones, for every decoder layer.
+
+    `meters["matched_accuracy"]` counts how many of the last layer's matched queries name their target's class first.
+
+    Args:
+        matcher: what builds the matcher (see `HungarianMaskMatcher`), or the matcher.
+        weights: the weight of each of the terms labels, mask, dice.
+        no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
+        mask_loss: "points": binary cross entropy and dice at points, most of them where the prediction is uncertain
+            (Mask2Former); "focal": focal loss and dice over whole masks at the targets' size (MaskFormer).
+        num_points: of "points", per mask.
+        oversample: candidates drawn per point, from which the uncertain ones are chosen.
+        importance: the share of uncertain points; the others are uniform.
+    Raises:
+        ConfigError: a term is unknown or missing, or a number out of its range.
+    """
+
+    def __init__(
+        self,
+        matcher: Spec | nn.Module,
+        weights: Mapping[Literal["labels", "mask", "dice"], float],
+        *,
+        no_object_weight: float,
+        mask_loss: Literal["points", "focal"] = "points",
+        num_points: int = 12544,
+        oversample: float = 3.0,
+        importance: float = 0.75,
+    ):
+        super().__init__()
+        for name in weights:
+            if name not in TERMS:
+                raise ConfigError(f"criterion.weights: unknown term {name!r}. {nearest(name, TERMS)}")
+        missing = [name for name in TERMS if name not in weights]
+        if missing:
+            raise ConfigError(
+                f"criterion.weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss."
+            )
+        if not no_object_weight > 0:
+            raise ConfigError(f"criterion.no_object_weight: got {no_object_weight}; expected a positive number.")
+        if not (0 <= importance <= 1 and oversample >= 1 and num_points >= 1):
+            raise ConfigError(
+                f"criterion: num_points={num_points}, oversample={oversample}, importance={importance}: expected at "
+                "least 1, at least 1, and 0 to 1."
+            )
+        self.matcher = MATCHERS.build(matcher)
+        self.weights = dict(weights)
+        self.no_object_weight = no_object_weight
+        self.mask_loss = mask_loss
+        self.num_points = num_points
+        self.oversample = oversample
+        self.importance = importance
+        self.meters = {"matched_accuracy": RatioMeter()}
+
+    def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
+        """
+        Args:
+            outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks as `MaskPredictions` has them;
+                input_size (height, width) that the images were padded to, which the masks cover; aux_outputs, a list of
+                such dicts of the earlier layers, optional.
+            targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images.
+        Returns:
+            Weighted scalars whose sum is the loss: `labels mask dice` of the last layer, `aux0_labels ...` of the
+            others. The keys are the same for any targets, and each term depends on the outputs even when it is zero.
+        Raises:
+            DataError: a label is out of range.
+            TrainingError: a matching cost is not finite.
+        """
+        earlier = outputs.get("aux_outputs", ())
+        layers = [outputs, *earlier]
+        prefixes = ["", *(f"aux{i}_" for i in range(len(earlier)))]
+        input_size = outputs["input_size"]
+        counts = [len(target["labels"]) for target in targets]
+        device = outputs["pred_logits"].device
+        with torch.autocast(device.type, enabled=False):
+            logits = torch.stack([layer["pred_logits"] for layer in layers]).float()  # (L, B, Q, C + 1)
+            matches = self.matcher(layers, targets, input_size=input_size)
+            layer, image, query, target = matched_indices(matches, counts, device)
+            labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
+            self._count_correct(logits[0, image[0], query[0]], labels[0])
+
+            num_queries = logits[0, ..., 0].numel()
+            class_weights = class_weight_sum(num_queries, labels.shape[1], self.no_object_weight)
+            class_normalizer, mask_normalizer = normalizers(class_weights, sum(counts), device, training=self.training)
+            cross_entropy = set_cross_entropy(
+                logits, (layer, image, query), labels, no_object_weight=self.no_object_weight
+            )
+            losses = {}
+            for i, prefix in enumerate(prefixes):
+                mask, dice = self._mask_losses(i, layers[i], matches[i], targets, input_size)
+                terms = {
+                    "labels": cross_entropy[i] / class_normalizer,
+                    "mask": mask / mask_normalizer,
+                    "dice": dice / mask_normalizer,
+                }
+                losses |= {f"{prefix}{name}": self.weights[name] * terms[name] for name in TERMS}
+        return losses
+
+    def draw_points(self, purpose: Literal["over", "rand"], layer: int, num_masks: int, count: int, device) -> Tensor:
+        """(num_masks, count, 2) uniform in 0..1: candidates ("over") or the points that are not chosen ("rand")."""
+        return torch.rand(num_masks, count, 2, device=device)
+
+    def _mask_losses(
+        self,
+        index: int,
+        layer: Mapping[str, Any],
+        matches: Sequence[tuple[Tensor, Tensor]],
+        targets: Sequence[DetectionTarget],
+        input_size: tuple[int, int],
+    ) -> tuple[Tensor, Tensor]:
+        """Sums over the matched queries of one layer: the mask term and the dice term."""
+        logits = torch.cat([matched_masks(layer, i, query) for i, (query, _) in enumerate(matches)])  # (M, h, w)
+        if not len(logits):
+            nothing = 0.0 * sum(
+                layer[name].sum() for name in ("mask_embed", "mask_features", "pred_masks") if name in layer
+            )
+            return nothing, nothing
+        if self.mask_loss == "focal":
+            wanted = torch.cat([pad_masks(t["masks"][j], input_size) for t, (_, j) in zip(targets, matches)]).float()
+            logits = F.interpolate(logits[:, None], size=input_size, mode="bilinear", align_corners=False)[:, 0]
+            logits, wanted = logits.flatten(1), wanted.flatten(1)
+            losses = sigmoid_focal_loss(logits, wanted)
+        else:
+            points = self._choose_points(index, logits.detach())
+            starts = points.split([len(query) for query, _ in matches])
+            wanted = torch.cat(
+                [wanted_at(p, t["masks"][j], input_size) for p, t, (_, j) in zip(starts, targets, matches)]
+            )
+            logits = sample_points(logits[:, None], points)[:, 0]
+            losses = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+        return losses.mean(1).sum(), dice_loss(logits, wanted).sum()
+
+    def _choose_points(self, layer: int, logits: Tensor) -> Tensor:
+        """(M, num_points, 2) for masks (M, h, w)."""
+        num_uncertain = int(self.importance * self.num_points)
+        over = self.draw_points("over", layer, len(logits), int(self.oversample * self.num_points), logits.device)
+        uncertain = most_uncertain(over, sample_points(logits[:, None], over)[:, 0], num_uncertain)
+        rest = self.draw_points("rand", layer, len(logits), self.num_points - num_uncertain, logits.device)
+        return torch.cat([uncertain, rest], dim=1)
+
+    def _count_correct(self, matched_logits: Tensor, labels: Tensor) -> None:
+        correct = (matched_logits.detach().argmax(-1) == labels).sum()
+        self.meters["matched_accuracy"].add(correct, torch.full_like(correct, len(labels)))
+
+
+def matched_masks(layer: Mapping[str, Any], image: int, query: Tensor) -> Tensor:
+    """(M, h, w) float32 logits of some queries' masks; only these are computed."""
+    if "mask_embed" in layer:
+        features = layer["mask_features"][image].float()
+        masks = layer["mask_embed"][image][query.to(features.device)].float() @ features.flatten(1)
+        return masks.unflatten(1, features.shape[1:])
+    return layer["pred_masks"][image][query.to(layer["pred_masks"].device)].float()
+
+
+def wanted_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
+    """(M, P): masks (M, H, W) bool of an un-padded image, bilinearly, at points (M, P, 2) of the padded one."""
+    if not len(masks):
+        return points.new_zeros(0, points.shape[1])
+    return sample_points(masks[:, None].float(), points_in_part(points, input_size, masks.shape[-2:]))[:, 0]
+
+
+def dice_loss(logits: Tensor, wanted: Tensor) -> Tensor:
+    """1 - (2 |A B| + 1) / (|A| + |B| + 1) (Milletari et al. 2016, https://arxiv.org/abs/1606.04797).
+
+    Args:
+        logits: (M, P).
+        wanted: (M, P) in 0..1.
+    Returns:
+        (M,).
+    """
+    p = logits.sigmoid()
+    return 1 - (2 * (p * wanted).sum(1) + 1) / (p.sum(1) + wanted.sum(1) + 1)

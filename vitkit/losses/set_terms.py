@@ -1,0 +1,68 @@
+"""What the losses of every set prediction share: indices of the matched queries, the class term, normalisers."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.distributed import all_reduce_mean, world_size
+
+
+def matched_indices(matches: list[list[tuple[Tensor, Tensor]]], counts: Sequence[int], device: torch.device) -> Tensor:
+    """Where the M matched queries of each layer are, and their targets, in one transfer.
+
+    Args:
+        matches: of a matcher.
+        counts: targets of each image.
+    Returns:
+        (4, L, M) int64 on the device: layer, image, query, and target among those of the whole batch.
+    """
+    starts = list(itertools.accumulate(counts, initial=0))
+    layer = torch.arange(len(matches))[:, None]
+    # Every layer matches the same number of an image's queries: as many as it has targets, or all.
+    image = torch.cat([torch.full_like(query, i) for i, (query, _) in enumerate(matches[0])])
+    query = torch.stack([torch.cat([query for query, _ in images]) for images in matches])
+    target = torch.stack([torch.cat([t + start for (_, t), start in zip(images, starts)]) for images in matches])
+    return torch.stack(torch.broadcast_tensors(layer, image, query, target)).to(device, non_blocking=True)
+
+
+def normalizers(class_weight_sum: float, num_targets: int, device: torch.device, *, training: bool) -> list[Tensor]:
+    """The means over all ranks of the class losses' weights and of the targets, the latter at least one in all.
+
+    The original averages the cross entropy per rank, and clamps the mean number of targets at 1. With the sums of
+    all ranks as normalisers, the gradients that DDP averages are those of one process on the joined batch; on one rank
+    both are the same.
+    """
+    sums = torch.tensor([class_weight_sum, num_targets], dtype=torch.float32).to(device, non_blocking=True)
+    if not training:
+        # In evaluation ranks may have different numbers of batches, so one cannot wait for the others.
+        return [sums[0], sums[1].clamp(min=1)]
+    classes, targets = all_reduce_mean(sums)
+    return [classes, targets.clamp(min=1 / world_size())]
+
+
+def class_weight_sum(num_queries: int, num_matched: int, no_object_weight: float) -> float:
+    """The sum of the cross entropy's weights."""
+    return num_matched + no_object_weight * (num_queries - num_matched)
+
+
+def set_cross_entropy(logits: Tensor, where: Sequence[Tensor], labels: Tensor, *, no_object_weight: float) -> Tensor:
+    """Cross entropy of every query; whoever is not matched shall say "no object", the last class.
+
+    Args:
+        logits: (L, B, Q, C + 1).
+        where: layer, image and query of the matched ones, each (L, M).
+        labels: (L, M) int64.
+        no_object_weight: the weight of unmatched queries; matched ones have 1.
+    Returns:
+        (L,) sums.
+    """
+    no_object = logits.shape[-1] - 1
+    classes = labels.new_full(logits.shape[:-1], no_object)
+    classes[tuple(where)] = labels
+    class_weights = logits.new_ones(no_object + 1)
+    class_weights[-1] = no_object_weight
+    losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), class_weights, reduction="none")
+    return losses.view(len(logits), -1).sum(1)
