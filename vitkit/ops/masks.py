@@ -44,3 +44,20 @@ def points_in_part(points: Tensor, whole: tuple[int, int], part: tuple[int, int]
         whole, part: (height, width).
     """
     return points * torch.tensor([whole[1] / part[1], whole[0] / part[0]], dtype=points.dtype, device=points.device)
+
+
+def boxes_around_masks(masks: Tensor) -> Tensor:
+    """The smallest box around each mask's pixels; zeros where a mask is empty.
+
+    Args:
+        masks: (N, H, W) bool.
+    Returns:
+        (N, 4) float32 xyxy in pixels, the right and lower edges being those of the last pixels.
+    """
+    boxes = []
+    for covered, size in ((masks.any(1), masks.shape[2]), (masks.any(2), masks.shape[1])):
+        first = covered.int().argmax(1)
+        last = size - covered.flip(1).int().argmax(1)
+        boxes.append((first, last))
+    (x0, x1), (y0, y1) = boxes
+    return torch.stack((x0, y0, x1, y1), dim=1).float() * masks.flatten(1).any(1)[:, None]

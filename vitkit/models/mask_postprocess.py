@@ -1,0 +1,214 @@
+"""From queries' classes and masks to semantic maps, instances and panoptic maps, some rows or queries at a time.
+
+Predicted masks are enlarged to the padded input, cropped to the image in it, and resized to the original image, always
+bilinearly, as the originals do. At 2048x2048 all masks at once would take gigabytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK_VALUES = 1 << 25
+"""Values of the largest intermediate tensor, 128 MiB in float32."""
+
+
+class Geometry(NamedTuple):
+    """(height, width) of one image on its way back."""
+
+    padded: tuple[int, int]
+    """What the predicted masks cover."""
+    image: tuple[int, int]
+    """The part of it that is the image, at the top left."""
+    original: tuple[int, int]
+    """The image as stored."""
+
+
+def enlarge(masks: Tensor, geometry: Geometry) -> Tensor:
+    """(N, h, w) logits -> (N, H, W) of the original image."""
+    height, width = geometry.image
+    masks = resize(masks, geometry.padded)[:, :height, :width]
+    return resize(masks, geometry.original)
+
+
+def resize(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear, (N, h, w) -> (N, *size)."""
+    if maps.shape[-2:] == size or not len(maps):
+        return maps.new_zeros(0, *size) if not len(maps) else maps
+    return F.interpolate(maps[None], size=size, mode="bilinear", align_corners=False)[0]
+
+
+def resize_rows(
+    maps: Tensor, size: tuple[int, int], rows: range, *, first: int = 0, height: int | None = None
+) -> Tensor:
+    """Some rows of `resize(maps, size)`.
+
+    Args:
+        maps: (N, h, w), or some of its rows.
+        rows: those wanted.
+        first: which row of the whole the first of `maps` is.
+        height: of the whole; that of `maps` if None.
+    Returns:
+        (N, len(rows), W).
+    """
+    upper, lower, share = source_rows(rows, size[0], height or maps.shape[1], maps.device)
+    band = torch.lerp(maps[:, upper - first], maps[:, lower - first], share[:, None].to(maps.dtype))
+    return resize(band, (len(rows), size[1]))
+
+
+def source_rows(rows: range, new_height: int, height: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The two rows of a map of `height` that each of `rows` lies between, and the share of the lower one."""
+    y = (torch.arange(rows.start, rows.stop, dtype=torch.float32, device=device) + 0.5) * (height / new_height) - 0.5
+    y = y.clamp(0, height - 1)
+    upper = y.floor().long()
+    return upper, (upper + 1).clamp(max=height - 1), y - upper
+
+
+def semantic_scores(
+    probabilities: Tensor, masks: Tensor, geometry: Geometry, *, resize_masks: bool
+) -> Iterator[tuple[range, Tensor]]:
+    """Class scores of the original image's pixels, a band of rows at a time.
+
+    Args:
+        probabilities: (Q, C) of the classes, without "no object".
+        masks: (Q, h, w) logits.
+        resize_masks: masks are resized to the original image before the classes are summed (as in panoptic models), and
+            not the sums.
+    Yields:
+        the rows, and (C, rows, W) float32 scores.
+    """
+    (height, width), (new_height, new_width) = geometry.image, geometry.original
+    widest = max(geometry.padded[1], new_width) * max(probabilities.shape)
+    step = max(1, CHUNK_VALUES // widest)
+    for start in range(0, new_height, step):
+        rows = range(start, min(start + step, new_height))
+        upper, lower, _ = source_rows(rows, new_height, height, masks.device)
+        first = int(upper[0])
+        needed = range(first, int(lower[-1]) + 1)
+        band = resize_rows(masks, geometry.padded, needed)[:, :, :width]
+        options = dict(size=geometry.original, rows=rows, first=first, height=height)
+        if resize_masks:
+            yield rows, torch.einsum("qc,qhw->chw", probabilities, resize_rows(band, **options).sigmoid())
+        else:
+            yield rows, resize_rows(torch.einsum("qc,qhw->chw", probabilities, band.sigmoid()), **options)
+
+
+def semantic_map(probabilities: Tensor, masks: Tensor, geometry: Geometry, *, resize_masks: bool) -> Tensor:
+    """(H, W) int64, the class of every pixel of the original image; arguments as of `semantic_scores`."""
+    bands = semantic_scores(probabilities, masks, geometry, resize_masks=resize_masks)
+    return torch.cat([scores.argmax(0) for _, scores in bands])
+
+
+def query_chunks(masks: Tensor, geometry: Geometry) -> Iterator[tuple[slice, Tensor]]:
+    """Masks (N, h, w), some at a time, at the original size."""
+    pixels = max(size[0] * size[1] for size in geometry)
+    step = max(1, CHUNK_VALUES // pixels)
+    for start in range(0, len(masks), step):
+        chosen = slice(start, start + step)
+        yield chosen, enlarge(masks[chosen], geometry)
+
+
+class Instances(NamedTuple):
+    """The instances of one image."""
+
+    scores: Tensor
+    """(N,) float32."""
+    labels: Tensor
+    """(N,) int64."""
+    masks: Tensor
+    """(N, H, W) bool, of the original image."""
+
+
+def instances(
+    probabilities: Tensor, masks: Tensor, geometry: Geometry, *, things: Sequence[bool], num_instances: int
+) -> Instances:
+    """Mask2Former's: the best pairs of query and class, whose scores count how sure the masks are.
+
+    Args:
+        probabilities: (Q, C) of the classes, without "no object".
+        masks: (Q, h, w) logits.
+        things: of each class whether it has instances; pairs of other classes are left out after the choice.
+        num_instances: pairs to choose, in no order.
+    """
+    num_classes = probabilities.shape[1]
+    scores, best = probabilities.flatten().topk(min(num_instances, probabilities.numel()), sorted=False)
+    query, labels = best // num_classes, best % num_classes
+    wanted = torch.tensor(things, device=labels.device)[labels]
+    scores, query, labels = scores[wanted], query[wanted], labels[wanted]
+    # A query may be chosen for several classes, but has one mask.
+    queries, position = query.unique(return_inverse=True)
+    inside = torch.zeros(len(queries), *geometry.original, dtype=torch.bool, device=masks.device)
+    certainty = torch.zeros(len(queries), device=masks.device)
+    for chosen, logits in query_chunks(masks[queries], geometry):
+        inside[chosen] = logits > 0
+        sums = logits.sigmoid().mul_(inside[chosen]).flatten(1).sum(1)
+        certainty[chosen] = sums / (inside[chosen].flatten(1).sum(1) + 1e-6)
+    return Instances(scores * certainty[position], labels, inside[position])
+
+
+class Panoptic(NamedTuple):
+    """A map of one image's segments."""
+
+    segment_ids: Tensor
+    """(H, W) int32 of the original image; 0 is void."""
+    segments: list[dict]
+    """id, label, score and is_thing of each segment."""
+
+
+def panoptic(
+    probabilities: Tensor,
+    masks: Tensor,
+    geometry: Geometry,
+    *,
+    things: Sequence[bool],
+    object_threshold: float,
+    overlap_threshold: float,
+    cut_masks: bool,
+) -> Panoptic:
+    """Every pixel goes to the query whose class and mask are surest; segments that lose most of their mask are dropped.
+
+    Args:
+        probabilities: (Q, C + 1), the last for no object.
+        masks: (Q, h, w) logits.
+        things: of each class whether it has instances; segments of another class are one.
+        object_threshold: queries need a higher class probability.
+        overlap_threshold: a segment needs at least this share of its mask.
+        cut_masks: pixels outside a segment's own mask are void (Mask2Former), and not the segment's (MaskFormer).
+    """
+    scores, labels = probabilities.max(-1)
+    kept = (labels != len(things)) & (scores > object_threshold)
+    scores, labels, masks = scores[kept], labels[kept], masks[kept]
+    segment_ids = torch.zeros(geometry.original, dtype=torch.int32, device=masks.device)
+    if not len(masks):
+        return Panoptic(segment_ids, [])
+
+    best = masks.new_full(geometry.original, -1.0)  # of score times mask
+    owner = torch.zeros(geometry.original, dtype=torch.int64, device=masks.device)
+    inside = torch.zeros_like(owner, dtype=torch.bool)  # of the owner's own mask
+    areas = torch.zeros(len(masks), dtype=torch.int64, device=masks.device)
+    for chosen, logits in query_chunks(masks, geometry):
+        p = logits.sigmoid()
+        areas[chosen] = (p >= 0.5).flatten(1).sum(1)
+        value, index = (p * scores[chosen, None, None]).max(0)
+        better = value > best
+        best = torch.where(better, value, best)
+        owner = torch.where(better, index + chosen.start, owner)
+        inside = torch.where(better, p.gather(0, index[None])[0] >= 0.5, inside)
+    owned = owner.flatten().bincount(minlength=len(masks))
+    segments, stuff = [], {}
+    for i, (label, score) in enumerate(zip(labels.tolist(), scores.tolist())):
+        place = owner == i
+        if cut_masks:
+            place &= inside
+        if not (owned[i] and areas[i] and place.any()) or owned[i] / areas[i] < overlap_threshold:
+            continue
+        if not things[label] and label in stuff:
+            segment_ids[place] = stuff[label]
+            continue
+        segments.append(dict(id=len(segments) + 1, label=label, score=score, is_thing=bool(things[label])))
+        segment_ids[place] = len(segments)
+        if not things[label]:
+            stuff[label] = len(segments)
+    return Panoptic(segment_ids, segments)
