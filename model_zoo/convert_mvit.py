@@ -35,7 +35,7 @@ def add_batch_axis(state: State, model: nn.Module) -> State:
 CONVERTERS = [
     Converter(
         name="timm MViTv2",
-        marks=(".patch_embed.proj.weight", ".stages.0.blocks.0.attn.pool_k.weight"),
+        marks=(".stages.0.blocks.0.attn.qkv.weight", ".stages.0.blocks.0.attn.rel_pos_h"),
         renames=(
             (r"\.shortcut_proj_(attn|mlp)\.", ".proj."),
             (r"(^|\.)head\.fc\.", r"\1head.projection."),

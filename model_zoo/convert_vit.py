@@ -125,7 +125,7 @@ CONVERTERS = [
     ),
     Converter(
         name="facebookresearch/detectron2 ViTDet",
-        marks=(".net.blocks.0.attn.qkv.weight", ".simfp_4.0.weight"),
+        marks=(".net.blocks.0.attn.qkv.weight", ".net.patch_embed.proj.weight"),
         transform=_from_vitdet,
     ),
 ]

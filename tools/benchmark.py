@@ -25,10 +25,10 @@ import torch
 
 from vitkit.errors import VitkitError, error_line
 from vitkit.matchers import HungarianMatcher
-from vitkit.tools import benchmark_loader, benchmark_matching, benchmark_models
+from vitkit.tools import benchmark_deformable, benchmark_loader, benchmark_matching, benchmark_models
 from vitkit.tools.benchmark_timing import Row, compare
 
-PARTS = ("models", "matching", "loader")
+PARTS = ("models", "deformable", "matching", "loader")
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -37,8 +37,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table here")
     parser.add_argument("--repeats", type=int, default=9, help="rounds, of which medians are taken (default: 9)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="processor threads of PyTorch")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of models and matching")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the models")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of all but the loader")
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="of models and deformable attention"
+    )
     parser.add_argument("--no-memory", action="store_true", help="time only")
     parser.add_argument(
         "--processor-time", action="store_true", help="count computing, not waiting for other programs' computing"
@@ -58,13 +60,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     clock = time.process_time if args.processor_time else time.perf_counter
     parts = args.parts or PARTS
+    options = dict(repeats=args.repeats, memory=not args.no_memory, clock=clock)
     rows: list[Row] = []
     try:
         if "models" in parts:
             cases = [c._replace(device=args.device, precision=args.precision) for c in benchmark_models.CASES]
-            options = dict(repeats=args.repeats, memory=not args.no_memory, clock=clock)
             for contestants in benchmark_models.FAMILIES:
                 rows += benchmark_models.measure(contestants, cases, **options)
+        if "deformable" in parts:
+            rows += benchmark_deformable.measure(device=args.device, precision=args.precision, **options)
         if "matching" in parts:
             rows += benchmark_matching.measure(repeats=args.repeats, device=args.device, clock=clock)
             rows += measure_share(args, clock)

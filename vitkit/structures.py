@@ -6,8 +6,12 @@ Sizes are (height, width) in pixels. Padding masks are bool with True = padding.
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
+
+IGNORED = 255
+"""In label maps: a pixel of no class, which neither trains nor counts."""
 
 
 class FeatureInfo(NamedTuple):
@@ -27,7 +31,12 @@ class Sample(TypedDict, total=False):
 
 
 class DetectionTarget(TypedDict, total=False):
-    """What is known of one image. Tensors are on the batch's device once the batch has moved there."""
+    """What is known of one image. Tensors are on the batch's device once the batch has moved there.
+
+    Segmentation of every kind trains on the same fields: a mask and a class for each object (instance), for each class
+    that is seen (semantic), or for each segment (panoptic). Pixels that are ignored are in no mask, and no mask is
+    empty. What is evaluated against, in the image's original size, the evaluators ask the dataset for.
+    """
 
     labels: Tensor
     """(N,) int64, contiguous class index (the dataset maps it to and from raw category ids)."""
@@ -43,6 +52,27 @@ class DetectionTarget(TypedDict, total=False):
     """Size of the image as stored (after its EXIF rotation): predictions are scaled to it."""
 
 
+class SegmentInfo(TypedDict, total=False):
+    """One segment of a panoptic map. Predicted ones have a score, true ones say whether they are a crowd."""
+
+    id: int
+    """Its pixels' value in the map, above 0."""
+    label: int
+    """Contiguous class index."""
+    score: float
+    """0..1."""
+    iscrowd: bool
+    """It covers a group of objects, which are not counted."""
+
+
+class PanopticMap(NamedTuple):
+    """Every pixel of an image in one segment at most."""
+
+    panoptic: np.ndarray
+    """(H, W) int32 segment ids; 0 is void."""
+    segments_info: list[SegmentInfo]
+
+
 class Detections(TypedDict):
     """Predicted boxes of one image, best first not implied."""
 
@@ -52,6 +82,28 @@ class Detections(TypedDict):
     """(N,) int64, contiguous class index."""
     boxes_xyxy: Tensor
     """(N, 4) float32 in pixels of the original image."""
+
+
+class Instances(Detections):
+    """Detections with masks."""
+
+    masks: Tensor
+    """(N, H, W) bool of the original image."""
+
+
+class SemanticPrediction(TypedDict):
+    """The predicted class of every pixel of one image."""
+
+    semantic: Tensor
+    """(H, W) int64 contiguous class index, of the original image."""
+
+
+class PanopticPrediction(TypedDict):
+    """The predicted segments of one image."""
+
+    panoptic: Tensor
+    """(H, W) int32 segment ids of the original image; 0 is void."""
+    segments_info: list[SegmentInfo]
 
 
 @dataclass

@@ -15,7 +15,7 @@ def config():
             neck=dict(type="PyramidProjection", out_channels=128, num_levels=3),
             head=dict(
                 type="DeformableDETRHead", d_model=128, num_heads=8, d_ffn=512, dropout=0.0,
-                num_encoder_layers=2, num_decoder_layers=3, refine_boxes=True, two_stage=True,
+                num_encoder_layers=1, num_decoder_layers=3, refine_boxes=True, two_stage=True,
             ),
         ),
         criterion=dict(
@@ -33,8 +33,8 @@ def config():
                         dict(type="HorizontalFlip"),
                         dict(type="VerticalFlip"),
                         dict(
-                            type="MultiScaleCrop", scales=[160, 192, 224], max_size=320, crop_scales=[240, 288, 336],
-                            crop_range=[160, 224], crop_probability=0.5,
+                            type="MultiScaleCrop", scales=[224, 256, 288], max_size=400, crop_scales=[320, 384, 448],
+                            crop_range=[208, 288], crop_probability=0.5,
                         ),
                         dict(type="ColorJitter", brightness=0.2, contrast=0.2, saturation=0.2, hue=0.03, p=0.8),
                     ],
@@ -42,15 +42,15 @@ def config():
             ),
             val=dict(
                 **split, annotations="{root}/annotations/instances_val.json",
-                transforms=dict(type="EvalResize", short_side=192, max_size=320),
+                transforms=dict(type="EvalResize", short_side=256, max_size=400),
             ),
-            images_per_gpu=8, num_workers=1,
+            images_per_gpu=4, num_workers=1,
         ),
-        optimizer=dict(type="AdamW", lr=4e-4, weight_decay=1e-4, lr_multipliers={"sampling_offsets": 0.1}),
-        schedule=dict(type="CosineLR", warmup_steps=200),
+        optimizer=dict(type="AdamW", lr=3e-4, weight_decay=1e-4, lr_multipliers={"sampling_offsets": 0.1}),
+        schedule=dict(type="CosineLR", warmup_steps=300),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
         train=dict(
-            epochs=60, eval_every=5, clip_grad_norm=0.1, reference_batch_size=8, channels_last=True,
-            best_metric="bbox/AP50", log_every=25,
+            epochs=60, eval_every=10, clip_grad_norm=0.1, reference_batch_size=4, channels_last=True,
+            best_metric="bbox/AP50", log_every=50,
         ),
     )  # fmt: skip

@@ -150,7 +150,7 @@ def test_low_precision_inputs_sum_in_float32(path, dtype, monkeypatch):
 
 def test_a_location_that_is_not_a_number_gives_nan_where_it_is_used(monkeypatch):
     values, locations, weights = inputs(3)
-    locations.data[0, 1, 2, 0, 0, 0] = math.nan
+    locations.data[0, 1, 2, 0, 0] = torch.tensor([math.nan, 0.5])
     locations.data[0, 2] = 1e30
     for path in ("torch", "gather"):
         output, grad_values, *_ = run(path, values, locations, weights, monkeypatch)
@@ -235,7 +235,7 @@ def test_offsets_start_in_eight_directions():
     directions = [(1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1)]
     for step in range(3):
         expected = torch.tensor(directions) * (step + 1.0)
-        torch.testing.assert_close(offsets[:, 0, step], expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(offsets[:, 0, step], expected, atol=1e-5, rtol=0)
 
 
 def test_places_around_points_and_boxes():
@@ -317,11 +317,11 @@ def test_export_has_pytorch_operations_only(module, monkeypatch):
 
     expected = attention(**call)
     exported = torch.export.export(FixedShapes(), (), arguments, strict=False)
-    assert "vitkit" not in str(exported.graph)
+    assert "ops.vitkit" not in str(exported.graph)
     assert "grid_sampler" not in str(exported.graph)
     torch.testing.assert_close(exported.module()(**arguments), expected)
     traced = torch.jit.trace(FixedShapes(), example_kwarg_inputs=arguments)
-    assert "vitkit" not in str(traced.inlined_graph)
+    assert "vitkit::" not in str(traced.inlined_graph)
     torch.testing.assert_close(traced(**arguments), expected)
 
 

@@ -1,7 +1,7 @@
 """What all backbones share: the choice of features, frozen stages, pretrained weights."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,20 @@ class Backbone(nn.Module):
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """What may be frozen, first the stem, then each stage."""
         raise NotImplementedError
+
+    def norm_of(self, feature: str) -> str | None:
+        """The name of the norm that only this feature passes; None if there is none."""
+        return None
+
+    def keep_features(self, names: Iterable[str]) -> None:
+        """Returns no other features any more: a model says what its neck reads.
+
+        What only the others needed would never get a gradient, which DDP does not forgive, so it is removed.
+        """
+        for name in self.feature_info.keys() - set(names):
+            if self.norm_of(name):
+                delattr(self, self.norm_of(name))
+        self.feature_info = {name: info for name, info in self.feature_info.items() if name in names}
 
     def freeze(self) -> None:
         """Takes the first `frozen_stages` out of training.

@@ -308,6 +308,9 @@ class MViT(Backbone):
         """The class token and absolute positions."""
         return list(self.parameters(recurse=False))
 
+    def norm_of(self, feature: str) -> str:
+        return norm_name(feature)
+
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         blocks = [[] for _ in range(self.stage_of_block[-1] + 1)]
         for stage, block in zip(self.stage_of_block, self.blocks):

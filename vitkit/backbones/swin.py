@@ -211,9 +211,9 @@ class SwinStage(nn.Module):
         height, width = x.shape[1:3]
         whole = shrink and min(height, width) <= self.window
         size = min(height, width) if whole else self.window
-        plain = shifted = WindowGrid(height, width, size).numbered(x.device), None
+        plain = shifted = WindowGrid(height, width, size, device=x.device), None
         if not whole:
-            grid = WindowGrid(height, width, size, shift=size // 2).numbered(x.device)
+            grid = WindowGrid(height, width, size, shift=size // 2, device=x.device)
             shifted = grid, grid.shift_bias(x.device)
         for i, block in enumerate(self.blocks):
             x = run_block(block, x, *(shifted if i % 2 else plain))
@@ -294,6 +294,9 @@ class Swin(Backbone):
         self.apply(init_weights)
         self.frozen_stages = frozen_stages
         self.freeze()
+
+    def norm_of(self, feature: str) -> str:
+        return f"norm{FEATURES.index(feature)}"
 
     def stages(self) -> list[list[nn.Module]]:
         return [[self.patch_embed], *([layer] for layer in self.layers)]

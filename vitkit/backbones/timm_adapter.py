@@ -65,8 +65,9 @@ class TimmBackbone(Backbone):
             self.class_head = tuple(f"net.{head}." for head in ((heads,) if isinstance(heads, str) else heads))
         else:
             indices, available = _features(name)
-            names = out_features if out_features is not None else [n for n, i in available.items() if i.stride >= 4]
-            self.feature_info = choose_features(name, available, names or None, num_classes=None)
+            if out_features is None:
+                out_features = [feature for feature, info in available.items() if info.stride >= 4] or None
+            self.feature_info = choose_features(name, available, out_features, num_classes=None)
             chosen = tuple(indices[feature] for feature in self.feature_info)
             self.net = _create(name, features_only=True, out_indices=chosen, **options)
             self.channels_last = str(getattr(self.net, "output_fmt", "")).endswith("NHWC")

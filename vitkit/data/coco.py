@@ -10,6 +10,7 @@ import torch
 
 from vitkit.data.coco_file import box_fault, decode_segmentation, is_well_formed_box, read_coco_file, segmentation_fault
 from vitkit.data.images import read_image, to_tensor
+from vitkit.data.segments import drop_empty_masks
 from vitkit.data.transforms import Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.boxes import xyxy_to_cxcywh
@@ -36,7 +37,7 @@ class CocoDetection:
         images: folder with the pictures.
         annotations: the JSON file.
         transforms: spec of the transforms (see vitkit.data.transforms); None returns the images as they are.
-        masks: also return instance masks.
+        masks: also return instance masks; an object of which no pixel is left is left out then.
         bad_boxes: what to do with boxes of no width or height or outside their image: "error", or "drop" to leave them
             out and count them. Negative sizes and numbers that are not finite are always errors.
     Raises:
@@ -155,6 +156,7 @@ class CocoDetection:
         }
         if masks is not None:
             target["masks"] = torch.from_numpy(masks.astype(bool))
+            drop_empty_masks(target)
         return Sample(image=to_tensor(image), target=target)
 
     def load_image(self, index: int) -> np.ndarray:

@@ -27,7 +27,7 @@ def read_coco_file(path: str | Path) -> dict[str, Any]:
         DataError: no such file, not JSON, a missing part or key, an id twice or unknown, no image, no category.
     """
     path = Path(path)
-    content = _read_json(path)
+    content = read_json(path)
     missing = [part for part in _REQUIRED if not isinstance(content, dict) or not isinstance(content.get(part), list)]
     if missing:
         raise DataError(
@@ -44,8 +44,8 @@ def read_coco_file(path: str | Path) -> dict[str, Any]:
         raise DataError(f"{path.name}: the list 'images' in '{path}' is empty; expected at least one image.")
     if not content["categories"]:
         raise DataError(f"{path.name}: the list 'categories' in '{path}' is empty; expected at least one class.")
-    image_ids = _unique_ids(content["images"], "image", path.name)
-    category_ids = _unique_ids(content["categories"], "category", path.name)
+    image_ids = unique_ids(content["images"], "image", path.name)
+    category_ids = unique_ids(content["categories"], "category", path.name)
     for image in content["images"]:
         if not all(isinstance(image[side], int) and image[side] > 0 for side in ("width", "height")):
             raise DataError(
@@ -62,7 +62,11 @@ def read_coco_file(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """
+    Raises:
+        DataError: no such file, or not JSON.
+    """
     if not path.is_file():
         raise DataError(
             f"annotations: no file '{path}'. Download the dataset (see README, \"Data\"), "
@@ -79,7 +83,12 @@ def _read_json(path: Path) -> Any:
         raise DataError(f"{path.name}: '{path}' is not text ({error}). Expected a COCO file in JSON.") from error
 
 
-def _unique_ids(entries: list[dict], kind: str, file_name: str) -> set[int]:
+def unique_ids(entries: list[dict], kind: str, file_name: str) -> set[int]:
+    """The `id` of every entry.
+
+    Raises:
+        DataError: one is not a whole number, or there twice.
+    """
     seen: set[int] = set()
     for entry in entries:
         if not isinstance(entry["id"], int):

@@ -1,4 +1,4 @@
-"""The synthetic world as datasets of detection and classification, and its scenes as COCO records."""
+"""The synthetic world as datasets of detection, segmentation and classification, and its scenes as COCO records."""
 
 from typing import Any
 
@@ -8,12 +8,14 @@ from pycocotools import mask as coco_mask
 
 from vitkit.data.image_folder import ClassificationDataset
 from vitkit.data.images import to_tensor
-from vitkit.data.shapes_world import THINGS, Scene, World, thing_categories
+from vitkit.data.segments import SegmentationDataset, Task, drop_empty_masks
+from vitkit.data.shapes_world import THINGS, Scene, World, panoptic_categories, thing_categories
 from vitkit.data.transforms import Transforms
 from vitkit.errors import ConfigError
 from vitkit.ops.boxes import xyxy_to_cxcywh
+from vitkit.ops.label_maps import replace_values
 from vitkit.registry import DATASETS, TRANSFORMS, Spec
-from vitkit.structures import Sample
+from vitkit.structures import PanopticMap, Sample, SegmentInfo
 
 
 @DATASETS.register
@@ -85,6 +87,7 @@ class ShapesDetection:
         }
         if masks is not None:
             target["masks"] = torch.as_tensor(masks, dtype=torch.bool)
+            drop_empty_masks(target)
         return Sample(image=to_tensor(image), target=target)
 
     def load_image(self, index: int) -> np.ndarray:
@@ -110,6 +113,73 @@ class ShapesDetection:
         if not -len(self) <= index < len(self):
             raise IndexError(f"image {index} of {len(self)}")
         return self.world.scene(index % len(self))
+
+
+@DATASETS.register
+class ShapesSegmentation(SegmentationDataset):
+    """The synthetic world as a segmentation dataset: six kinds of things on four kinds of ground.
+
+    Args:
+        num_images: how many.
+        image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split: see `World`.
+        task, transforms: see `SegmentationDataset`.
+    Raises:
+        ConfigError: a number is out of range, or the split or the task is unknown.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        *,
+        task: Task = "panoptic",
+        image_size: int = 128,
+        max_image_size: int | None = None,
+        min_objects: int = 1,
+        max_objects: int = 4,
+        min_size: float = 0.15,
+        max_size: float = 0.45,
+        seed: int = 0,
+        split: str = "train",
+        transforms: Spec | Transforms | None = None,
+    ):
+        if num_images < 1:
+            raise ConfigError(f"num_images: got {num_images}, expected at least 1.")
+        super().__init__(panoptic_categories(), task=task, transforms=transforms)
+        self.world = World(
+            image_size=image_size,
+            max_image_size=max_image_size,
+            min_objects=min_objects,
+            max_objects=max_objects,
+            min_size=min_size,
+            max_size=max_size,
+            seed=seed,
+            split=split,
+        )
+        self.image_ids = range(1, num_images + 1)
+
+    def load_annotated(self, index: int) -> tuple[np.ndarray, PanopticMap]:
+        scene = self.world.scene(range(len(self))[index])
+        segments = [
+            SegmentInfo(id=segment["id"], label=self.label_of[segment["category_id"]], iscrowd=False)
+            for segment in scene.segments_info
+            if segment["category_id"] in self.label_of
+        ]
+        kept = {segment["id"]: segment["id"] for segment in segments}
+        return scene.image, PanopticMap(replace_values(scene.panoptic, kept, dtype=np.int32), segments)
+
+    def load_image(self, index: int) -> np.ndarray:
+        return self.load_annotated(index)[0]
+
+    def load_panoptic(self, index: int) -> PanopticMap:
+        return self.load_annotated(index)[1]
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        return self.world.size(index)
+
+    def aspect_ratios(self) -> np.ndarray:
+        """(len,) float64 width / height of each image."""
+        sizes = np.array([self.world.size(index) for index in range(len(self))], np.float64)
+        return sizes[:, 1] / sizes[:, 0]
 
 
 @DATASETS.register

@@ -181,7 +181,8 @@ class DeformablePixelDecoder(nn.Module):
             raise ConfigError(
                 f"DeformablePixelDecoder: num_levels={num_levels} needs that many coarse maps and a finer one, but the "
                 f"backbone gives {len(names)} ({', '.join(names)}). Set model.neck.num_levels or "
-                "model.backbone.out_features."
+                "model.backbone.out_features; of a backbone with one map make several: "
+                "model.neck=dict(type='SimpleFeaturePyramid', neck=dict(type='DeformablePixelDecoder', ...))."
             )
         # Coarse to fine, as the original numbers its levels.
         self.levels = names[: -num_levels - 1 : -1]

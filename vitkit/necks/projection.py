@@ -31,6 +31,7 @@ class ChannelProjection(nn.Module):
                 raise ConfigError(
                     f"ChannelProjection: the backbone gives no feature {name!r}. {nearest(name, feature_info)}"
                 )
+        self.in_features = list(names)
         self.feature_info = {name: FeatureInfo(out_channels, feature_info[name].stride) for name in names}
         self.projections = nn.ModuleDict(
             {name: nn.Conv2d(feature_info[name].channels, out_channels, kernel_size=1) for name in names}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.ops.images import resize_mask
-from vitkit.registry import NECKS, nearest
+from vitkit.registry import NECKS, Spec, nearest
 from vitkit.structures import FeatureInfo
 
 
@@ -36,6 +36,7 @@ class SimpleFeaturePyramid(nn.Module):
         out_channels: channels of each map.
         in_feature: name of the map to start from; the coarsest if None. Its stride is a power of 2.
         strides: of the maps, powers of 2.
+        neck: spec or module of a neck that reads these maps, such as a pixel decoder; None: they are the result.
     Raises:
         ConfigError: the backbone has no map of that name, or a stride does not fit.
     """
@@ -47,6 +48,7 @@ class SimpleFeaturePyramid(nn.Module):
         *,
         in_feature: str | None = None,
         strides: Sequence[int] = (4, 8, 16, 32),
+        neck: Spec | nn.Module | None = None,
     ):
         super().__init__()
         self.in_feature = list(feature_info)[-1] if in_feature is None else in_feature
@@ -55,6 +57,7 @@ class SimpleFeaturePyramid(nn.Module):
                 f"SimpleFeaturePyramid: the backbone gives no feature {in_feature!r}. "
                 f"{nearest(self.in_feature, feature_info)}"
             )
+        self.in_features = [self.in_feature]
         channels, stride = feature_info[self.in_feature]
         strides = sorted(set(strides))
         for value, whose in ((stride, f"the map {self.in_feature!r}"), *((s, "a level") for s in strides)):
@@ -68,13 +71,15 @@ class SimpleFeaturePyramid(nn.Module):
                 f"SimpleFeaturePyramid: the map's {channels} channels cannot be halved down to stride {strides[0]}: "
                 f"expected a multiple of {most}, or coarser strides."
             )
-        self.feature_info = {f"res{int(math.log2(s))}": FeatureInfo(out_channels, s) for s in strides}
+        levels = {f"res{int(math.log2(s))}": FeatureInfo(out_channels, s) for s in strides}
         self.levels = nn.ModuleDict(
             {
                 name: nn.Sequential(*_rescale(channels, stride, info.stride, out_channels))
-                for name, info in self.feature_info.items()
+                for name, info in levels.items()
             }
         )
+        self.neck = None if neck is None else NECKS.build(neck, feature_info=levels)
+        self.feature_info = levels if neck is None else self.neck.feature_info
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """
@@ -83,7 +88,8 @@ class SimpleFeaturePyramid(nn.Module):
             padding_mask: (B, H, W) bool, True = padding, zeroed before kernels that reach over an image's border;
                 None: no padding, or padding like any other place.
         Returns:
-            name -> (B, out_channels, ceil(h * s), ceil(w * s)) with s = stride of the map / stride of the level.
+            name -> (B, out_channels, ceil(h * s), ceil(w * s)) with s = stride of the map / stride of the level; or
+            what `neck` makes of these.
         """
         x = _zero(features[self.in_feature], padding_mask)
         maps = {}
@@ -93,7 +99,7 @@ class SimpleFeaturePyramid(nn.Module):
             for layer in before:
                 y = layer(y)
             maps[name] = last(_zero(y, padding_mask))
-        return maps
+        return maps if self.neck is None else self.neck(maps, padding_mask)
 
 
 def _zero(x: Tensor, padding_mask: Tensor | None) -> Tensor:

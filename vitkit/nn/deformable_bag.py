@@ -25,9 +25,8 @@ def attend(values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, wei
     for image, table in enumerate(tables):
         for part in _parts(weights):
             samples = _Samples.of(locations[image, part], weights[image, part], maps)
-            output[image, part] = _sum_bags(table, samples.corner_rows(), samples.corner_weights()).view(
-                -1, heads * channels
-            )
+            sums = _sum_bags(table, samples.corner_rows(), samples.corner_weights())
+            output[image, part] = sums.view(-1, heads * channels)
     return output
 
 
@@ -219,6 +218,8 @@ def _multiply_rows(queries: Tensor, table: Tensor, rows: Tensor) -> Tensor:
     Returns:
         like `rows`, in the table's type.
     """
+    if rows[0].numel() > len(table):  # no sparse matrix has more entries in a row than columns
+        return (queries[:, None] * table).sum(-1).gather(1, rows.flatten(1).long()).view(rows.shape)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")  # what is used of it is stable
         products = torch.sparse_csr_tensor(

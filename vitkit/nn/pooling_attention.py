@@ -110,8 +110,8 @@ class PoolingAttention(nn.Module):
             raise ConfigError(f"pooling attention: num_heads={num_heads} must divide its {out_channels} channels.")
         if window is not None and (window < 1 or any(window % s for s in (*q_stride, *kv_stride))):
             raise ConfigError(
-                f"pooling attention: window={window}: expected a multiple of the strides of queries, {tuple(q_stride)}, "
-                f"and keys, {tuple(kv_stride)}."
+                f"pooling attention: window={window}: expected a multiple of the strides, {tuple(q_stride)} of queries "
+                f"and {tuple(kv_stride)} of keys."
             )
         assert window is None or not class_token, "windows have no class token"
         self.num_heads = num_heads
@@ -173,7 +173,7 @@ class PoolingAttention(nn.Module):
         q_window, k_window = self.window // self.q_stride[0], self.window // self.kv_stride[0]
         q_grid, k_grid = WindowGrid(*q_size, q_window), WindowGrid(*k_size, k_window)
         q, k, v = (
-            grid.cut(x.unflatten(2, tuple(grid[:2])).permute(0, 2, 3, 1, 4).flatten(3))
+            grid.cut(x.unflatten(2, (grid.height, grid.width)).permute(0, 2, 3, 1, 4).flatten(3))
             .unflatten(-1, (self.num_heads, -1))
             .transpose(1, 2)
             for x, grid in ((q, q_grid), (k, k_grid), (v, k_grid))

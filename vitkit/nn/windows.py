@@ -24,33 +24,28 @@ class Places(NamedTuple):
     """int64: the places of the windows that lie outside the map."""
 
 
-class WindowGrid(NamedTuple):
-    """How maps of one size are cut into windows: padded at the bottom and right, then rolled up and left."""
+class WindowGrid:
+    """How maps of one size are cut into windows: padded at the bottom and right, then rolled up and left.
 
-    height: int
-    width: int
-    window: int
-    """w."""
-    shift: int = 0
-    """By how many places the map is rolled."""
-    places: Places | None = None
-    """Numbered once by `numbered`; else anew in each `cut` and `join`."""
+    Args:
+        height: of the map, in places.
+        width: of the map, in places.
+        window: w.
+        shift: by how many places the map is rolled.
+        device: numbers the places once, to cut many maps on this device; None: anew in each `cut` and `join`.
+    """
 
-    @property
-    def rows(self) -> int:
-        return -(-self.height // self.window)
-
-    @property
-    def columns(self) -> int:
-        return -(-self.width // self.window)
-
-    @property
-    def num_windows(self) -> int:
-        return self.rows * self.columns
-
-    def numbered(self, device: torch.device | None = None) -> "WindowGrid":
-        """The same grid, ready to cut many maps on one device."""
-        return self._replace(places=self._number_places(device))
+    def __init__(
+        self, height: int, width: int, window: int, shift: int = 0, *, device: torch.device | str | None = None
+    ):
+        self.height = height
+        self.width = width
+        self.window = window
+        self.shift = shift
+        self.rows = -(-height // window)
+        self.columns = -(-width // window)
+        self.num_windows = self.rows * self.columns
+        self._places = None if device is None else self._number_places(device)
 
     def cut(self, x: Tensor, fill: Tensor | None = None) -> Tensor:
         """
@@ -60,13 +55,13 @@ class WindowGrid(NamedTuple):
         Returns:
             (B * M, N, C).
         """
-        x = _Cut.apply(x.flatten(1, 2), fill, *(self.places or self._number_places(x.device)))
+        x = _Cut.apply(x.flatten(1, 2), fill, *(self._places or self._number_places(x.device)))
         return x.view(-1, self.window**2, x.shape[-1])
 
     def join(self, x: Tensor) -> Tensor:
         """(B * M, N, C) -> (B, H, W, C), without the padding: what undoes `cut`."""
         x = x.reshape(-1, self.num_windows * self.window**2, x.shape[-1])
-        x = _Join.apply(x, *(self.places or self._number_places(x.device)))
+        x = _Join.apply(x, *(self._places or self._number_places(x.device)))
         return x.unflatten(1, (self.height, self.width))
 
     def shift_bias(self, device: torch.device | None = None) -> Tensor:
@@ -81,7 +76,7 @@ class WindowGrid(NamedTuple):
         regions = regions.view(self.num_windows, 1, self.window**2)
         return mask_bias(regions[..., :, None] != regions[..., None, :])
 
-    def _number_places(self, device: torch.device | None) -> Places:
+    def _number_places(self, device: torch.device | str) -> Places:
         tall, wide, shift = self.rows * self.window, self.columns * self.window, self.shift
         places = torch.arange(self.height * self.width, device=device).view(self.height, self.width)
         places = F.pad(places, (0, wide - self.width, 0, tall - self.height)).roll((-shift, -shift), (0, 1))

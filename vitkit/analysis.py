@@ -1,0 +1,440 @@
+"""What a model costs, by part: parameters, multiply-adds, memory, time.
+
+A part is a module under its dotted name, with all that is below it; "" is the whole model.
+
+Counting of multiply-adds, as in the papers of vision models and by fvcore: one for a multiplication with its addition,
+in matrix products, convolutions, attention and sampling; norms by fvcore's estimate (2 to 5 per value). Element-wise
+work, activations, softmax and reductions are not counted. An operator of none of these kinds is reported, so that
+nothing is left out in silence.
+"""
+
+import math
+import statistics
+import time
+import warnings
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vitkit.nn import deformable_attention
+from vitkit.nn.attention import AttentionRecorder
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)  # fvcore uses torch.jit, which newer PyTorch calls deprecated
+    from fvcore.nn import FlopCountAnalysis
+    from fvcore.nn.jit_handles import get_shape
+
+_MOVES = (
+    "_shape_as_tensor _unique2 alias any all argmax argsort as_strided atleast_1d bitwise_and bitwise_not broadcast_tensors cartesian_prod clone "
+    "diff empty_like expand_as eye fill_ flip floor_ ge gt index_copy index_fill index_select isfinite isnan le lift_fresh "
+    "linspace logical_and logical_not logical_or lt mT masked_fill masked_fill_ meshgrid movedim ne new_ones new_tensor "
+    "numel numpy_T ones_like pad rand randn repeat repeat_interleave reshape_as resolve_conj roll scatter scatter_ "
+    "set_ sort sum_to_size swapaxes T take_along_dim tensor_split tile to topk triu unflatten view_as where zero_"
+)
+"""aten operators that fvcore does not know and that move, choose, compare or make values."""
+_ELEMENTWISE = (
+    "abs abs_ add add_ addcmul addcmul_ amax amin atan2 avg_pool1d bernoulli ceil clamp_max clamp_min cos cumsum div div_ "
+    "elu exp exp_ expm1 feature_dropout gelu hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_ leaky_relu log "
+    "log1p log2 log_softmax logical_xor logsumexp max_pool2d max_pool3d maximum mean minimum mish mul mul_ neg norm "
+    "linalg_vector_norm normal_ pow pow_ prod reciprocal rms_norm round rsqrt rsub sigmoid sigmoid_ sign silu silu_ sin softmax "
+    "softplus sqrt square std std_mean sub sub_ sum tan tanh true_divide uniform_ var var_mean"
+)
+"""aten operators that are not counted: element-wise work, activations, softmax, reductions."""
+
+
+def _attention_flops(inputs: list, outputs: list) -> int:
+    """Of scaled dot-product attention: scores and weighted sum."""
+    (*batch, queries, d), keys, values = get_shape(inputs[0]), get_shape(inputs[1]), get_shape(inputs[2])
+    return math.prod(batch) * queries * keys[-2] * (d + values[-1])
+
+
+def _sampling_flops(inputs: list, outputs: list) -> int:
+    """Of deformable attention: each sample is a weighted sum of four places."""
+    values, weights = get_shape(inputs[0]), get_shape(inputs[3])
+    return 4 * math.prod(weights) * values[-1]
+
+
+def _window_weights_flops(inputs: list, outputs: list) -> int:
+    """Of a local relation's similarities."""
+    batch_size, channels, height, width = get_shape(inputs[0])
+    return batch_size * channels * height * width * get_shape(inputs[2])[-1] ** 2
+
+
+def _window_sum_flops(inputs: list, outputs: list) -> int:
+    """Of a local relation's weighted sums."""
+    return math.prod(get_shape(outputs[0])) * get_shape(inputs[0])[2]
+
+
+def _added_product_flops(inputs: list, outputs: list) -> int:
+    """Of `baddbmm`."""
+    batch_size, rows, inner = get_shape(inputs[1])
+    return batch_size * rows * inner * get_shape(inputs[2])[-1]
+
+
+def _per_output(count: int) -> Callable:
+    return lambda inputs, outputs: count * math.prod(get_shape(outputs[0]))
+
+
+def _per_input(inputs: list, outputs: list) -> int:
+    return math.prod(get_shape(inputs[0]))
+
+
+def _nothing(inputs: list, outputs: list) -> Counter:
+    """Of an autograd function, for which fvcore takes no None."""
+    return Counter()
+
+
+HANDLERS: dict[str, Callable | None] = {
+    "aten::scaled_dot_product_attention": _attention_flops,
+    "aten::baddbmm": _added_product_flops,
+    "vitkit::deformable_attend": _sampling_flops,
+    "vitkit::window_weights": _window_weights_flops,
+    "vitkit::window_sum": _window_sum_flops,
+    "aten::avg_pool2d": _per_input,
+    "aten::avg_pool3d": _per_input,
+    "aten::adaptive_avg_pool3d": _per_input,
+    "aten::upsample_linear1d": _per_output(2),
+    "aten::upsample_bicubic2d": _per_output(16),
+    "aten::_upsample_bicubic2d_aa": _per_output(16),
+    "prim::PythonOp._Cut": _nothing,  # windows of a map: a selection, and back
+    "prim::PythonOp._Join": _nothing,
+    **{f"aten::{name}": None for name in _MOVES.split()},
+}
+"""fvcore's own handlers apart. None: the operator computes nothing."""
+
+
+@dataclass
+class Flops:
+    """Multiply-adds."""
+
+    by_module: Counter[str]
+    by_operator: Counter[str]
+    elementwise: Counter[str]
+    """How often operators were called that are not counted, as papers do not."""
+    unknown: Counter[str]
+    """How often operators were called that should perhaps be counted, and are not."""
+
+    @property
+    def total(self) -> int:
+        return self.by_module[""]
+
+
+def count_flops(model: nn.Module, *inputs: Tensor) -> Flops:
+    """Runs the model once, in evaluation mode, and counts. What no output depends on is not counted.
+
+    Args:
+        inputs: of `forward`, on the model's device.
+    """
+    was_training = model.training
+    model.eval()
+    tensors_only = model.register_forward_hook(
+        lambda module, args, outputs: [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
+    )
+    try:
+        with torch.no_grad(), warnings.catch_warnings(), _one_operator_each():
+            warnings.simplefilter("ignore")
+            analysis = FlopCountAnalysis(model, inputs).set_op_handle(**HANDLERS)
+            analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+            by_module = Counter({name: int(count) for name, count in analysis.by_module().items()})
+            by_operator = Counter({name: int(count) for name, count in analysis.by_operator().items()})
+            others = analysis.unsupported_ops()
+    finally:
+        tensors_only.remove()
+        model.train(was_training)
+    known = {f"aten::{name}" for name in _ELEMENTWISE.split()}
+    elementwise = Counter({name.removeprefix("aten::"): n for name, n in others.items() if name in known})
+    return Flops(by_module, by_operator, elementwise, Counter({k: n for k, n in others.items() if k not in known}))
+
+
+@contextmanager
+def _one_operator_each() -> Iterator[None]:
+    """Keeps deformable attention one operator in a trace, which is made here for counting and not for an export."""
+    exporting = deformable_attention._exporting
+    deformable_attention._exporting = lambda: False
+    try:
+        yield
+    finally:
+        deformable_attention._exporting = exporting
+
+
+@dataclass
+class Parameters:
+    total: int = 0
+    trainable: int = 0
+
+
+def count_parameters(model: nn.Module) -> dict[str, Parameters]:
+    """Of every module; a parameter that it holds under several names counts once."""
+    counts = {}
+    for name, module in model.named_modules():
+        own = list(module.parameters())
+        trainable = sum(p.numel() for p in own if p.requires_grad)
+        counts[name] = Parameters(sum(p.numel() for p in own), trainable)
+    return counts
+
+
+def parts(model: nn.Module, depth: int) -> list[str]:
+    """The dotted names of modules down to a depth, parents before children, "" first."""
+    return [name for name, _ in model.named_modules() if name.count(".") < depth or not name]
+
+
+@dataclass
+class Attention:
+    """The attention matrices of one module in one forward pass."""
+
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    """(B, heads, L, S) of each call."""
+    fused: bool = False
+    """By a kernel that never holds them whole: it keeps a number per row."""
+
+    def elements(self) -> int:
+        return sum(map(math.prod, self.shapes))
+
+    def rows(self) -> int:
+        return sum(math.prod(shape[:-1]) for shape in self.shapes)
+
+
+def attention_matrices(model: nn.Module, *inputs: Tensor) -> dict[str, Attention]:
+    """Module name -> its attention matrices. Costs neither memory nor time where model and inputs are on "meta"."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            with _FusedCalls(model) as fused:
+                model(*inputs)
+            with AttentionRecorder(model) as maps:
+                model(*inputs)
+                shapes = {name: [tuple(weights.shape) for weights in maps.pop(name)] for name in list(maps)}
+    finally:
+        model.train(was_training)
+    # Attention of other libraries is seen only where it calls the fused kernel.
+    found = {name: Attention(shapes.get(name, fused.get(name)), name in fused) for name in {**shapes, **fused}}
+    order = [name for name, _ in model.named_modules()]
+    return {name: found[name] for name in sorted(found, key=order.index)}
+
+
+class _FusedCalls(TorchFunctionMode):
+    """Notes the calls of the fused attention kernel: module name -> shapes of the matrices it does not hold."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        self.calls: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        self.running: list[str] = []
+
+    def __enter__(self) -> Mapping[str, list[tuple[int, ...]]]:
+        self.handles = []
+        for name, module in self.model.named_modules():
+            self.handles.append(module.register_forward_pre_hook(lambda *_, name=name: self.running.append(name)))
+            self.handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        super().__enter__()
+        return self.calls
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for handle in self.handles:
+            handle.remove()
+
+    def _leave(self) -> None:
+        self.running.pop()
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention and self.running:
+            query, key = args[:2]
+            self.calls[self.running[-1]].append((*query.shape[:-1], key.shape[-2]))
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class Cost:
+    """Of one part, in a forward pass."""
+
+    seconds: float = 0.0
+    """Median."""
+    peak_bytes: int = 0
+    """Most memory of tensors, above what there was at the part's start."""
+    kept_bytes: int = 0
+    """What a training step keeps of it for the backward pass."""
+
+
+def measure(model: nn.Module, *inputs: Tensor, names: list[str], repeats: int = 5) -> dict[str, Cost]:
+    """Time and memory of parts.
+
+    Memory on a CPU is that of tensors between operators; an operator's own workspace is not seen there.
+
+    Args:
+        names: the parts; those that are not called are left out.
+        repeats: of the timing.
+    """
+    device = inputs[0].device
+    was_training = model.training
+    try:
+        model.eval()
+        with torch.no_grad():
+            _measure_memory(model, inputs, names, device)  # a warm-up as well
+            peaks = _measure_memory(model, inputs, names, device)
+            times = _measure_time(model, inputs, names, device, repeats)
+        model.train(was_training)
+        kept = _measure_kept(model, inputs, names)
+    finally:
+        model.train(was_training)
+    return {
+        name: Cost(statistics.median(times[name]), peaks[name], kept.get(name, 0)) for name in names if name in times
+    }
+
+
+@contextmanager
+def _around(
+    model: nn.Module, names: list[str], enter: Callable[[], Any], leave: Callable[[str, Any], None]
+) -> Iterator[None]:
+    """Calls `enter()` before and `leave(name, what enter returned)` after each call of the modules."""
+    handles, states = [], []
+    for name in names:
+        module = model.get_submodule(name)
+        handles.append(module.register_forward_pre_hook(lambda *_: states.append(enter())))
+        handles.append(module.register_forward_hook(lambda *_, name=name: leave(name, states.pop())))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _measure_time(
+    model: nn.Module, inputs: tuple, names: list[str], device: torch.device, repeats: int
+) -> dict[str, list[float]]:
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    times: dict[str, list[float]] = defaultdict(list)
+    for _ in range(repeats):
+        spent: Counter[str] = Counter()
+
+        def leave(name: str, start: float, spent: Counter = spent) -> None:
+            spent[name] += now() - start
+
+        with _around(model, names, now, leave):
+            model(*inputs)
+        for name, seconds in spent.items():
+            times[name].append(seconds)
+    return times
+
+
+def _measure_memory(model: nn.Module, inputs: tuple, names: list[str], device: torch.device) -> Counter[str]:
+    peaks: Counter[str] = Counter()
+    tensors = _CudaMemory(device) if device.type == "cuda" else _LiveTensors()
+
+    def leave(name: str, before: tuple[int, int]) -> None:
+        start, outer_peak = before
+        peaks[name] = max(peaks[name], tensors.peak() - start)
+        tensors.raise_peak(outer_peak)
+
+    with tensors, _around(model, names, tensors.restart_peak, leave):
+        model(*inputs)
+    return peaks
+
+
+def _measure_kept(model: nn.Module, inputs: tuple, names: list[str]) -> Counter[str]:
+    """By what autograd saves: storages that are neither parameters, buffers nor inputs, each once."""
+    kept: Counter[str] = Counter()
+    own = [*model.parameters(), *model.buffers(), *inputs]
+    seen = {tensor.untyped_storage().data_ptr() for tensor in own}
+    alive = []  # so that no storage is freed and its address used again
+
+    def save(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            alive.append(tensor)
+            total[0] += storage.nbytes()
+        return tensor
+
+    total = [0]
+
+    def leave(name: str, start: int) -> None:
+        kept[name] += total[0] - start
+
+    with (
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
+        _around(model, names, lambda: total[0], leave),
+    ):
+        model(*inputs)
+    return kept
+
+
+class _LiveTensors(TorchDispatchMode):
+    """Bytes of the tensors that operators returned and that are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        inputs = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        outputs = func(*args, **(kwargs or {}))
+        for x in tree_leaves(outputs):
+            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in inputs:
+                self._watch(x.untyped_storage())
+        return outputs
+
+    def _watch(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self.sizes:
+            return
+        self.sizes[storage._cdata] = storage.nbytes()
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._forget, storage._cdata)
+
+    def _forget(self, key: int) -> None:
+        self.now -= self.sizes.pop(key)
+
+    def restart_peak(self) -> tuple[int, int]:
+        """Bytes now, and the peak so far."""
+        before = self.now, self.most
+        self.most = self.now
+        return before
+
+    def peak(self) -> int:
+        return self.most
+
+    def raise_peak(self, peak: int) -> None:
+        self.most = max(self.most, peak)
+
+
+class _CudaMemory:
+    """The same, as the CUDA allocator counts."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.most = 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def restart_peak(self) -> tuple[int, int]:
+        before = torch.cuda.memory_allocated(self.device), self.peak()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.most = 0
+        return before
+
+    def peak(self) -> int:
+        return max(self.most, torch.cuda.max_memory_allocated(self.device))
+
+    def raise_peak(self, peak: int) -> None:
+        self.most = max(self.most, peak)
