@@ -9,5 +9,5 @@ from vitkit.configs.detr_r50 import config as base
 
 def config():
     cfg = base()
-    cfg["model"]["backbone"] = dict(type="mvitv2_tiny", pretrained=True)
+    cfg["model"]["backbone"] = dict(type="mvitv2_tiny", pretrained=True, drop_path=0.2)
     return cfg

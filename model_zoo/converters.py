@@ -34,20 +34,27 @@ COCO_CLASSES = (
 # fmt: on
 
 
+DETR_RENAMES = (
+    (r"^backbone\.0\.body\.", "backbone."),
+    (r"^input_proj\.", "neck.projections.res5."),
+    (r"^transformer\.", "head."),
+    (r"\.multihead_attn\.", ".cross_attn."),
+    (r"\.(linear[12])\.", r".ffn.\1."),
+    (r"^(class_embed|bbox_embed|query_embed)\.", r"head.\1."),
+)
+
 CONVERTERS = [
     *MASK_CLASSIFICATION_CONVERTERS,
     *deformable_detr_converters(COCO_CLASSES),
     Converter(
+        name="facebookresearch/detr, with masks",
+        marks=("detr.transformer.decoder.norm.weight", "mask_head.lay1.weight"),
+        renames=((r"^detr\.", ""), *DETR_RENAMES),
+    ),
+    Converter(
         name="facebookresearch/detr",
         marks=("backbone.0.body.conv1.weight", "transformer.decoder.norm.weight", "input_proj.weight"),
-        renames=(
-            (r"^backbone\.0\.body\.", "backbone."),
-            (r"^input_proj\.", "neck.projections.res5."),
-            (r"^transformer\.", "head."),
-            (r"\.multihead_attn\.", ".cross_attn."),
-            (r"\.(linear[12])\.", r".ffn.\1."),
-            (r"^(class_embed|bbox_embed|query_embed)\.", r"head.\1."),
-        ),
+        renames=DETR_RENAMES,
         classes=COCO_CLASSES,
     ),
     *VIT_CONVERTERS,

@@ -37,6 +37,7 @@ BESIDE = {  # what stands beside that line, and the parts that each may import
     # Engine receives built objects: it knows no concrete model, dataset or evaluator.
     "engine": {*BOTTOM, "ops", "nn"},
     "visualization": {*BOTTOM, "ops", "nn"},
+    "analysis": {*BOTTOM, "nn"},
 }
 
 

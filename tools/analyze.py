@@ -1,8 +1,8 @@
 """What a model costs, by part: parameters, multiply-adds, attention matrices, time and memory.
 
-MODEL is a config file or a backbone's name; backbones are classifiers of 1000 classes unless num_classes says otherwise.
-Multiply-adds are counted once each, as the papers do: products, convolutions, attention and sampling, with norms as
-fvcore estimates them; element-wise work, activations and softmax are not counted, operators that are unknown are listed.
+MODEL is a config file or a backbone's name; a backbone is a classifier unless num_classes=none.
+Multiply-adds count once each, as in the papers: products, convolutions, attention and sampling, with norms as fvcore
+estimates them; element-wise work, activations and softmax are not counted. Operators that are unknown are listed.
 
 Examples:
     python tools/analyze.py swin_tiny
@@ -44,8 +44,13 @@ DETECTION_SIZE = (800, 1066)
 """Short side 800 of COCO's most frequent aspect ratio."""
 TOLERANCE = 0.02
 """Of multiply-adds, against published ones."""
-ROUNDING = 0.01
-"""Of parameters in millions."""
+TITLES = ["variant", "input", "parameters", "original", "published M", "", "G mult-adds", "original", "published G", ""]
+WIDTHS = [10, 11, 11, 11, 8, 11, 8, 11, 8]
+"""Of all columns but the first."""
+TABLE_LEGEND = """
+original: counted of the original network, or of an independent one (model_zoo/backbones.json says which), multiply-adds
+by fvcore as here. published: as printed. exact: equal to the original. ok: as published but for rounding, multiply-adds
+within 2 %. original: multiply-adds are not within 2 % of the published figure, but of the original's."""
 FLOAT32 = 4
 MIB = 2**20
 
@@ -249,7 +254,10 @@ def size_text(size: int) -> str:
 
 @dataclass
 class TableRow:
-    """A backbone's counts beside the published ones. Verdicts: "exact", "ok", "DEVIATES", or "" without a figure."""
+    """What is counted of a variant.
+
+    Verdicts on parameters and multiply-adds are explained in `TABLE_LEGEND`; "" where there is no figure.
+    """
 
     name: str
     input: list[int]
@@ -258,8 +266,6 @@ class TableRow:
     unknown: dict[str, int]
 
     def verdicts(self) -> tuple[str, str]:
-        """Of the parameters: equal to a count of the original, or to the published figure but for rounding. Of the
-        multiply-adds: within 2 % of the published, or, where those differ from it, of a count of the original."""
         known = published().get(self.name, {})
         return judge_parameters(self.parameters, known), judge_flops(self.multiply_adds, known)
 
@@ -268,15 +274,17 @@ def judge_parameters(count: int, known: dict[str, Any]) -> str:
     if "parameters" in known:
         return "exact" if count == known["parameters"] else "DEVIATES"
     if "published_m" in known:
-        return "ok" if abs(count / 1e6 / known["published_m"] - 1) <= ROUNDING else "DEVIATES"
+        last_digit = 10.0 ** -len(str(known["published_m"]).partition(".")[2])
+        return "ok" if abs(count / 1e6 - known["published_m"]) <= last_digit else "DEVIATES"
     return ""
 
 
 def judge_flops(count: int | None, known: dict[str, Any]) -> str:
-    figures = [known[key] for key in ("published_g", "counted_g") if key in known]
+    figures = {"ok": "published_g", "original": "counted_g"}
+    figures = {verdict: known[key] for verdict, key in figures.items() if key in known}
     if count is None or not figures:
         return ""
-    return "ok" if any(abs(count / 1e9 / figure - 1) <= TOLERANCE for figure in figures) else "DEVIATES"
+    return next((v for v, figure in figures.items() if abs(count / 1e9 / figure - 1) <= TOLERANCE), "DEVIATES")
 
 
 def table(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -310,13 +318,12 @@ def table(args: argparse.Namespace) -> list[dict[str, Any]]:
         report.append(asdict(row) | {"published": known, "verdicts": row.verdicts()})
         if not args.json:
             print_line(table_cells(row, known), widths)
+            if "note" in known:
+                print(f"    {known['note']}")
             if row.unknown:
                 print(f"    UNKNOWN, not counted: {join_counts(row.unknown)}")
     if not args.json:
-        print(
-            "\nMultiply-adds count once. original: counted of the original network or an independent one "
-            "(backbones.json says which),\nby fvcore, as here; published: as printed in papers."
-        )
+        print(TABLE_LEGEND)
     return report
 
 

@@ -43,11 +43,18 @@ from vitkit.structures import Batch
 from vitkit.visualization.boxes import prediction_sheet
 from vitkit.visualization.classification import classification_sheet
 from vitkit.visualization.curves import plot_training
+from vitkit.visualization.masks import instance_sheet, panoptic_sheet, semantic_sheet
 
 CONFIG_NAME = "config.json"
 SHEET_IMAGES = 8
-SHEETS = {"boxes_xyxy": prediction_sheet, "class_scores": classification_sheet}
-"""A field of predictions -> what draws a sheet of them."""
+SHEETS = {
+    "panoptic": panoptic_sheet,
+    "semantic": semantic_sheet,
+    "masks": instance_sheet,
+    "boxes_xyxy": prediction_sheet,
+    "class_scores": classification_sheet,
+}
+"""A field of predictions -> what draws a sheet of them; the first field that is there decides."""
 logger = logging.getLogger("vitkit")
 
 
@@ -184,7 +191,8 @@ def draw_sheet(drawn: list[tuple[dict, dict]], dataset: Any, path: Path) -> None
     rows = []
     for prediction, target in drawn:
         image = dataset.load_image(position[target["image_id"]])
-        rows.append((image, {name: value.cpu() for name, value in prediction.items()}, target))
+        on_cpu = {k: value.cpu() if isinstance(value, torch.Tensor) else value for k, value in prediction.items()}
+        rows.append((image, on_cpu, target))
     draw(rows, dataset.classes, path)
 
 

@@ -14,7 +14,7 @@ import time
 import warnings
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vitkit.nn import deformable_attention
+from vitkit.nn import deformable_attention, deformable_bag
 from vitkit.nn.attention import AttentionRecorder
 
 with warnings.catch_warnings():
@@ -34,19 +34,21 @@ with warnings.catch_warnings():
     from fvcore.nn.jit_handles import get_shape
 
 _MOVES = (
-    "_shape_as_tensor _unique2 alias any all argmax argsort as_strided atleast_1d bitwise_and bitwise_not broadcast_tensors cartesian_prod clone "
-    "diff empty_like expand_as eye fill_ flip floor_ ge gt index_copy index_fill index_select isfinite isnan le lift_fresh "
-    "linspace logical_and logical_not logical_or lt mT masked_fill masked_fill_ meshgrid movedim ne new_ones new_tensor "
-    "numel numpy_T ones_like pad rand randn repeat repeat_interleave reshape_as resolve_conj roll scatter scatter_ "
-    "set_ sort sum_to_size swapaxes T take_along_dim tensor_split tile to topk triu unflatten view_as where zero_"
+    "T _shape_as_tensor _unique2 alias all any argmax argsort as_strided atleast_1d bitwise_and bitwise_not "
+    "broadcast_tensors cartesian_prod clone diff empty_like expand_as eye fill_ flip floor_ ge gt index_copy "
+    "index_fill index_select isfinite isnan le lift_fresh linspace logical_and logical_not logical_or lt mT "
+    "masked_fill masked_fill_ meshgrid movedim ne new_ones new_tensor numel numpy_T ones_like pad rand randn "
+    "repeat repeat_interleave reshape_as resolve_conj roll scatter scatter_ set_ sort sum_to_size swapaxes "
+    "take_along_dim tensor_split tile to topk triu unflatten view_as where zero_"
 )
 """aten operators that fvcore does not know and that move, choose, compare or make values."""
 _ELEMENTWISE = (
-    "abs abs_ add add_ addcmul addcmul_ amax amin atan2 avg_pool1d bernoulli ceil clamp_max clamp_min cos cumsum div div_ "
-    "elu exp exp_ expm1 feature_dropout gelu hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_ leaky_relu log "
-    "log1p log2 log_softmax logical_xor logsumexp max_pool2d max_pool3d maximum mean minimum mish mul mul_ neg norm "
-    "linalg_vector_norm normal_ pow pow_ prod reciprocal rms_norm round rsqrt rsub sigmoid sigmoid_ sign silu silu_ sin softmax "
-    "softplus sqrt square std std_mean sub sub_ sum tan tanh true_divide uniform_ var var_mean"
+    "abs abs_ add add_ addcmul addcmul_ amax amin atan2 avg_pool1d bernoulli ceil clamp_max clamp_min cos cumsum "
+    "div div_ elu exp exp_ expm1 feature_dropout gelu hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh "
+    "hardtanh_ leaky_relu linalg_vector_norm log log1p log2 log_softmax logit logical_xor logsumexp max_pool2d "
+    "max_pool3d maximum mean minimum mish mul mul_ neg norm normal_ pow pow_ prod reciprocal rms_norm round rsqrt "
+    "rsub sigmoid sigmoid_ sign silu silu_ sin softmax softplus sqrt square std std_mean sub sub_ sum tan tanh "
+    "true_divide uniform_ var var_mean"
 )
 """aten operators that are not counted: element-wise work, activations, softmax, reductions."""
 
@@ -57,10 +59,10 @@ def _attention_flops(inputs: list, outputs: list) -> int:
     return math.prod(batch) * queries * keys[-2] * (d + values[-1])
 
 
-def _sampling_flops(inputs: list, outputs: list) -> int:
+def _sampling_flops(inputs: list, outputs: list) -> Counter[str]:
     """Of deformable attention: each sample is a weighted sum of four places."""
-    values, weights = get_shape(inputs[0]), get_shape(inputs[3])
-    return 4 * math.prod(weights) * values[-1]
+    values, weights = get_shape(inputs[0]), get_shape(inputs[2])
+    return Counter(deformable_attend=4 * math.prod(weights) * values[-1])
 
 
 def _window_weights_flops(inputs: list, outputs: list) -> int:
@@ -96,7 +98,7 @@ def _nothing(inputs: list, outputs: list) -> Counter:
 HANDLERS: dict[str, Callable | None] = {
     "aten::scaled_dot_product_attention": _attention_flops,
     "aten::baddbmm": _added_product_flops,
-    "vitkit::deformable_attend": _sampling_flops,
+    "prim::PythonOp._Sampling": _sampling_flops,
     "vitkit::window_weights": _window_weights_flops,
     "vitkit::window_sum": _window_sum_flops,
     "aten::avg_pool2d": _per_input,
@@ -155,15 +157,27 @@ def count_flops(model: nn.Module, *inputs: Tensor) -> Flops:
     return Flops(by_module, by_operator, elementwise, Counter({k: n for k, n in others.items() if k not in known}))
 
 
+class _Sampling(torch.autograd.Function):
+    """Deformable attention as one operator of a trace; the one that it is in a run takes no traced sizes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, locations: Tensor, weights: Tensor, shapes: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        return deformable_bag.attend(values, [(int(h), int(w)) for h, w in shapes], locations, weights)
+
+
 @contextmanager
 def _one_operator_each() -> Iterator[None]:
     """Keeps deformable attention one operator in a trace, which is made here for counting and not for an export."""
-    exporting = deformable_attention._exporting
-    deformable_attention._exporting = lambda: False
+    original = deformable_attention._attend_by_gathering
+    deformable_attention._attend_by_gathering = lambda values, shapes, locations, weights: _Sampling.apply(
+        values, locations, weights, shapes
+    )
     try:
         yield
     finally:
-        deformable_attention._exporting = exporting
+        deformable_attention._attend_by_gathering = original
 
 
 @dataclass

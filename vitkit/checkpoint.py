@@ -235,7 +235,7 @@ def load_weights(
 def _state_dict(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
     """The tensors of a checkpoint, without the wrappings that are around them."""
     state = checkpoint
-    for key in ("ema", "model", "state_dict"):
+    for key in ("ema", "model", "model_state", "state_dict"):
         if isinstance(state.get(key), Mapping):
             state = state[key]
             break

@@ -1,6 +1,7 @@
 """A small classifier on the synthetic world: which of six shapes is in the image. No download, minutes on a CPU.
 
 Run:  python tools/train.py configs/quickstart/classifier.py
+Here: top-1 0.999 of 1000 images for seed 42; 5.5 minutes of one core of an AMD EPYC.
 """
 
 

@@ -26,4 +26,5 @@ def config():
         matcher=dict(type="HungarianMatcher", class_cost="focal", **weights),
     )  # fmt: skip
     cfg["optimizer"]["lr_multipliers"] = {"sampling_offsets": 0.1}
+    cfg["train"]["epochs"] = 8
     return cfg

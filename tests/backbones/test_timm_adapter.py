@@ -59,6 +59,20 @@ def test_what_is_deeper_than_the_features_is_not_kept():
     assert sum(p.numel() for p in model.parameters()) < 200_000
 
 
+@pytest.mark.parametrize("name", [CONV, SWIN, "mvitv2_tiny"])
+def test_a_model_may_keep_fewer_features(name):
+    model = BACKBONES.build(f"timm/{name}", frozen_stages=1).eval()
+    x = images(64, 64)
+    before = model(x)["res3"]
+    model.keep_features(["res3"])
+    assert list(model.feature_info) == ["res3"]
+    torch.testing.assert_close(model(x)["res3"], before)
+    model.train()(x)["res3"].square().mean().backward()
+    trained = {key for key, p in model.named_parameters() if p.grad is not None}
+    assert trained == {key for key, p in model.named_parameters() if p.requires_grad}
+    assert 0 < len(trained) < len(list(model.parameters()))
+
+
 def test_stride_2_is_given_when_asked_for():
     model = BACKBONES.build("timm/resnet18", out_features=["res1", "res2"]).eval()
     assert [x.shape[-2:] for x in model(images(33, 40)).values()] == [(17, 20), (9, 10)]

@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.backbones.swin import FEATURES, Swin, SwinBlock, WindowAttention, add, neighbours
@@ -59,6 +58,7 @@ _WEIGHTS = {
 
 MAX_LOGIT_SCALE = math.log(100)
 MAX_BIAS = 16
+EPSILON = 1e-12
 
 
 class CosineAttention(WindowAttention):
@@ -91,9 +91,10 @@ class CosineAttention(WindowAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         scale = self.logit_scale.clamp(max=MAX_LOGIT_SCALE).exp()
-        return attend(
-            (F.normalize(q, dim=-1) * scale).to(v.dtype), F.normalize(k, dim=-1).to(v.dtype), v, bias, scale=1.0
-        )
+        q = q * (scale / q.norm(dim=-1, keepdim=True).clamp(min=EPSILON))
+        k = k * k.norm(dim=-1, keepdim=True).clamp(min=EPSILON).reciprocal()
+        # Under autocast norms are float32.
+        return attend(q.to(v.dtype), k.to(v.dtype), v, bias, scale=1.0)
 
 
 class SwinV2Block(SwinBlock):

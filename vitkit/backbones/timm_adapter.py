@@ -31,7 +31,7 @@ class TimmBackbone(Backbone):
             None. Of several maps with one stride the deepest is meant.
         num_classes: makes it a classifier.
         frozen_stages: how many of timm's parameter groups are not trained, beside the stem.
-        drop_path: timm's `drop_path_rate`.
+        drop_path: timm's `drop_path_rate`; None: the model's default.
         pretrained: as `Backbone` says; True: timm's weights of that name.
     Raises:
         ConfigError: timm has no model of that name, or it gives no such maps.
@@ -48,7 +48,7 @@ class TimmBackbone(Backbone):
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
         frozen_stages: int = 0,
-        drop_path: float = 0.0,
+        drop_path: float | None = None,
         pretrained: bool | str = False,
     ):
         self.check_arguments(name)
@@ -57,22 +57,37 @@ class TimmBackbone(Backbone):
         self.pretrained = pretrained
         self.frozen_stages = frozen_stages
         self.is_classifier = num_classes is not None
-        options = {"drop_path_rate": drop_path} if drop_path else {}
+        options = {} if drop_path is None else {"drop_path_rate": drop_path}
         if self.is_classifier:
             self.feature_info = choose_features(name, {}, out_features, num_classes=num_classes)
             self.net = _create(name, num_classes=num_classes, **options)
             heads = self.net.pretrained_cfg.get("classifier") or ()
             self.class_head = tuple(f"net.{head}." for head in ((heads,) if isinstance(heads, str) else heads))
         else:
-            indices, available = _features(name)
+            self.indices, available = _features(name)
             if out_features is None:
                 out_features = [feature for feature, info in available.items() if info.stride >= 4] or None
             self.feature_info = choose_features(name, available, out_features, num_classes=None)
-            chosen = tuple(indices[feature] for feature in self.feature_info)
-            self.net = _create(name, features_only=True, out_indices=chosen, **options)
+            self.options = options
+            self.net = self._feature_net()
             self.channels_last = str(getattr(self.net, "output_fmt", "")).endswith("NHWC")
             self.total_stride = max(info.stride for info in available.values())
         if frozen_stages:
+            self.freeze()
+
+    def _feature_net(self) -> nn.Module:
+        chosen = tuple(self.indices[feature] for feature in self.feature_info)
+        return _create(self.name, features_only=True, out_indices=chosen, **self.options)
+
+    def keep_features(self, names: Iterable[str]) -> None:
+        names = set(names)
+        if names >= self.feature_info.keys():
+            return
+        super().keep_features(names)
+        state = self.net.state_dict()
+        self.net = self._feature_net().train(self.training)
+        self.net.load_state_dict({key: state[key] for key in self.net.state_dict()})
+        if self.frozen_stages:
             self.freeze()
 
     @staticmethod

@@ -1,6 +1,11 @@
-"""Metrics: `update(predictions, targets)` per batch, `gather()` over ranks, `compute() -> dict[str, float]`."""
+"""Metrics: `update(predictions, targets)` per batch, `gather()` over ranks, `compute() -> dict[str, float]`.
+
+Of datasets they also write predictions, `write_results(path)`, and score those, `load_results(path)`.
+"""
 
 from vitkit.evaluation.classification import ClassificationEvaluator
 from vitkit.evaluation.coco import CocoEvaluator
+from vitkit.evaluation.panoptic import PanopticEvaluator
+from vitkit.evaluation.semantic import SemanticEvaluator
 
-__all__ = ["ClassificationEvaluator", "CocoEvaluator"]
+__all__ = ["ClassificationEvaluator", "CocoEvaluator", "PanopticEvaluator", "SemanticEvaluator"]

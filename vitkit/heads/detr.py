@@ -1,7 +1,7 @@
 """DETR's head: a transformer over the image's places, and a set of queries that become boxes."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,7 @@ class DETRHead(nn.Module):
         if num_queries < 1:
             raise ConfigError(f"DETRHead: num_queries={num_queries}, expected at least 1.")
         self.d_model = d_model
+        self.num_heads = num_heads
         sizes = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first)
         self.encoder = TransformerEncoder(num_encoder_layers, d_model, **sizes)
         self.decoder = TransformerDecoder(num_decoder_layers, d_model, **sizes)
@@ -73,6 +74,10 @@ class DETRHead(nn.Module):
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
             aux_outputs: the same two of each decoder layer but the last, first layer first.
         """
+        return self.predict(self.decode(features, padding_mask).states)
+
+    def decode(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> "Decoded":
+        """What the queries have become, before classes and boxes are read off; arguments as of `forward`."""
         image = features[self.feature_name]
         size = image.shape[-2:]
         bias = None
@@ -87,6 +92,21 @@ class DETRHead(nn.Module):
         states = self.decoder(
             torch.zeros_like(queries), memory, positions=queries, memory_positions=positions, memory_bias=bias
         )
+        return Decoded(states, memory.transpose(1, 2).unflatten(2, size), padding_mask)
+
+    def predict(self, states: Tensor) -> dict[str, Any]:
+        """Classes and boxes of all layers, as `forward` returns them, from (layers, B, Q, d_model)."""
         logits, boxes = self.class_embed(states), self.bbox_embed(states).sigmoid()
         outputs = [dict(pred_logits=l, pred_boxes=b) for l, b in zip(logits.unbind(), boxes.unbind())]
         return dict(**outputs[-1], aux_outputs=outputs[:-1])
+
+
+class Decoded(NamedTuple):
+    """What the transformer gives."""
+
+    states: Tensor
+    """(layers, B, Q, d_model)."""
+    memory: Tensor
+    """(B, d_model, h, w), the encoded map."""
+    padding_mask: Tensor | None
+    """(B, h, w) bool, True = padding."""

@@ -10,8 +10,9 @@ from torchvision.ops import sigmoid_focal_loss
 
 from vitkit.errors import ConfigError
 from vitkit.logging import RatioMeter
+from vitkit.losses.masks import dice_loss, whole_masks
 from vitkit.losses.set_terms import class_weight_sum, matched_indices, normalizers, set_cross_entropy
-from vitkit.ops.masks import most_uncertain, pad_masks, points_in_part, sample_points
+from vitkit.ops.masks import most_uncertain, points_in_part, sample_points
 from vitkit.registry import CRITERIA, MATCHERS, Spec, nearest
 from vitkit.structures import DetectionTarget
 
@@ -137,9 +138,8 @@ class MaskCriterion(nn.Module):
             )
             return nothing, nothing
         if self.mask_loss == "focal":
-            wanted = torch.cat([pad_masks(t["masks"][j], input_size) for t, (_, j) in zip(targets, matches)]).float()
-            logits = F.interpolate(logits[:, None], size=input_size, mode="bilinear", align_corners=False)[:, 0]
-            logits, wanted = logits.flatten(1), wanted.flatten(1)
+            masks = [t["masks"][j] for t, (_, j) in zip(targets, matches)]
+            logits, wanted = whole_masks(logits, masks, input_size)
             losses = sigmoid_focal_loss(logits, wanted)
         else:
             points = self._choose_points(index, logits.detach())
@@ -178,16 +178,3 @@ def wanted_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Ten
     if not len(masks):
         return points.new_zeros(0, points.shape[1])
     return sample_points(masks[:, None].float(), points_in_part(points, input_size, masks.shape[-2:]))[:, 0]
-
-
-def dice_loss(logits: Tensor, wanted: Tensor) -> Tensor:
-    """1 - (2 |A B| + 1) / (|A| + |B| + 1) (Milletari et al. 2016, https://arxiv.org/abs/1606.04797).
-
-    Args:
-        logits: (M, P).
-        wanted: (M, P) in 0..1.
-    Returns:
-        (M,).
-    """
-    p = logits.sigmoid()
-    return 1 - (2 * (p * wanted).sum(1) + 1) / (p.sum(1) + wanted.sum(1) + 1)

@@ -10,11 +10,16 @@ from torchvision.ops import sigmoid_focal_loss
 from vitkit.errors import ConfigError
 from vitkit.logging import RatioMeter
 from vitkit.losses.boxes import box_giou_loss, box_l1_loss
+from vitkit.losses.masks import dice_loss, whole_masks
 from vitkit.losses.set_terms import class_weight_sum, matched_indices, normalizers, set_cross_entropy
 from vitkit.registry import CRITERIA, MATCHERS, Spec, nearest
 from vitkit.structures import DetectionTarget
 
+Matches = list[list[tuple[Tensor, Tensor]]]
+"""Of a matcher: per layer and image the indices of queries and of their targets."""
+
 TERMS = ("labels", "l1", "giou")
+MASK_TERMS = ("mask", "dice")
 
 
 @CRITERIA.register
@@ -26,7 +31,8 @@ class SetCriterion(nn.Module):
 
     Args:
         matcher: what builds the matcher (see `HungarianMatcher`), or the matcher.
-        weights: the weight of each of the terms labels, l1, giou.
+        weights: the weight of each of the terms labels, l1, giou; and of mask (focal) and dice for a model that
+            predicts masks, in its last layer.
         class_loss: "cross_entropy", whose last logit is "no object" (DETR); or "focal", the sigmoid focal loss of every
             class (Lin et al. 2017, https://arxiv.org/abs/1708.02002) over the number of targets (Deformable DETR).
         no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
@@ -40,7 +46,7 @@ class SetCriterion(nn.Module):
     def __init__(
         self,
         matcher: Spec | nn.Module,
-        weights: Mapping[Literal["labels", "l1", "giou"], float],
+        weights: Mapping[Literal["labels", "l1", "giou", "mask", "dice"], float],
         *,
         class_loss: Literal["cross_entropy", "focal"] = "cross_entropy",
         no_object_weight: float | None = None,
@@ -49,9 +55,10 @@ class SetCriterion(nn.Module):
     ):
         super().__init__()
         for name in weights:
-            if name not in TERMS:
-                raise ConfigError(f"criterion.weights: unknown term {name!r}. {nearest(name, TERMS)}")
-        missing = [name for name in TERMS if name not in weights]
+            if name not in TERMS + MASK_TERMS:
+                raise ConfigError(f"criterion.weights: unknown term {name!r}. {nearest(name, TERMS + MASK_TERMS)}")
+        wanted = TERMS + MASK_TERMS if set(MASK_TERMS) & set(weights) else TERMS
+        missing = [name for name in wanted if name not in weights]
         if missing:
             raise ConfigError(
                 f"criterion.weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss."
@@ -82,15 +89,17 @@ class SetCriterion(nn.Module):
             outputs: pred_logits (B, Q, C + 1), the last class being "no object", or (B, Q, C) for the focal loss;
                 pred_boxes (B, Q, 4) cxcywh in 0..1; aux_outputs, a list of such dicts of the earlier layers, optional;
                 enc_outputs, such a dict of the first of two stages, optional, whose first logit alone is trained, to
-                tell objects of any class.
-            targets: B targets with labels in 0..C-1.
+                tell objects of any class; with mask terms also pred_masks (B, Q, h, w) logits and input_size (height,
+                width) that they cover.
+            targets: B targets with labels in 0..C-1, with mask terms also masks (N, H, W) bool.
         Returns:
-            Weighted scalars whose sum is the loss: `labels l1 giou` of the last layer, `aux0_labels aux0_l1 ...` of the
-            others, `enc_labels ...` of the first stage. The keys are the same for any targets, and each term depends on
-            the outputs even when it is zero.
+            Weighted scalars whose sum is the loss: `labels l1 giou` (`mask dice`) of the last layer, `aux0_labels ...`
+            of the others, `enc_labels ...` of the first stage. The keys are the same for any targets, and each term
+            depends on the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
             TrainingError: a matching cost is not finite.
+            ConfigError: there are weights of mask terms, but the model predicts no masks.
         """
         earlier = outputs.get("aux_outputs", ())
         layers = [outputs, *earlier]
@@ -107,19 +116,30 @@ class SetCriterion(nn.Module):
         with torch.autocast(layers[0]["pred_logits"].device.type, enabled=False):
             logits = torch.stack([layer["pred_logits"] for layer in layers]).float()  # (L, B, Q, C [+ 1])
             boxes = torch.stack([layer["pred_boxes"] for layer in layers]).float()  # (L, B, Q, 4)
-            terms = self._layer_losses(logits, boxes, targets, count_correct="" in prefixes)
-        return {
-            f"{prefix}{name}": self.weights[name] * terms[name][layer]
-            for layer, prefix in enumerate(prefixes)
-            for name in TERMS
-        }
+            matches = self.matcher(logits, boxes, targets)
+            terms, normalizer = self._layer_losses(logits, boxes, targets, matches, count_correct="" in prefixes)
+            losses = {
+                f"{prefix}{name}": self.weights[name] * terms[name][layer]
+                for layer, prefix in enumerate(prefixes)
+                for name in TERMS
+            }
+            if "" in prefixes and "mask" in self.weights:
+                for name, value in self._mask_losses(layers[0], matches[0], targets).items():
+                    losses[name] = self.weights[name] * value / normalizer
+        return losses
 
     def _layer_losses(
-        self, logits: Tensor, boxes: Tensor, targets: Sequence[DetectionTarget], *, count_correct: bool
-    ) -> dict[str, Tensor]:
-        """The unweighted terms, each (L,)."""
+        self,
+        logits: Tensor,
+        boxes: Tensor,
+        targets: Sequence[DetectionTarget],
+        matches: Matches,
+        *,
+        count_correct: bool,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The unweighted terms, each (L,), and what sums over the matched queries are divided by."""
         counts = [len(target["labels"]) for target in targets]
-        layer, image, query, target = matched_indices(self.matcher(logits, boxes, targets), counts, logits.device)
+        layer, image, query, target = matched_indices(matches, counts, logits.device)
         labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
         target_boxes = torch.cat([t["boxes_cxcywh"] for t in targets]).float()[target]  # (L, M, 4)
         matched_boxes = boxes[layer, image, query]
@@ -137,11 +157,32 @@ class SetCriterion(nn.Module):
             class_losses = losses / class_normalizer
         else:
             class_losses = self._focal_loss(logits, where, labels) / box_normalizer
-        return {
+        terms = {
             "labels": class_losses,
             "l1": box_l1_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
             "giou": box_giou_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
         }
+        return terms, box_normalizer
+
+    def _mask_losses(
+        self,
+        layer: Mapping[str, Any],
+        matches: Sequence[tuple[Tensor, Tensor]],
+        targets: Sequence[DetectionTarget],
+    ) -> dict[str, Tensor]:
+        """Sums over the matched queries of one layer, whole masks at the input's size."""
+        if "pred_masks" not in layer:
+            raise ConfigError(
+                "criterion.weights: mask and dice are of a model that predicts masks (model.type=DETRSegmentation); "
+                "this one does not. Leave them out."
+            )
+        masks = layer["pred_masks"].float()
+        matched = torch.cat([masks[i, query.to(masks.device)] for i, (query, _) in enumerate(matches)])
+        if not len(matched):
+            return dict.fromkeys(MASK_TERMS, 0.0 * masks.sum())
+        targets_of_matched = [t["masks"][j.to(masks.device)] for t, (_, j) in zip(targets, matches)]
+        logits, wanted = whole_masks(matched, targets_of_matched, layer["input_size"])
+        return {"mask": sigmoid_focal_loss(logits, wanted).mean(1).sum(), "dice": dice_loss(logits, wanted).sum()}
 
     def _focal_loss(self, logits: Tensor, where: tuple[Tensor, ...], labels: Tensor) -> Tensor:
         """(L,) sums over all queries and classes; arguments as of `set_cross_entropy`."""

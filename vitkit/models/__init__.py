@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from vitkit.errors import ConfigError
-from vitkit.models import classifier, deformable_detr, detr, mask_classification  # noqa: F401
+from vitkit.models import classifier, deformable_detr, detr, detr_segmentation, mask_classification  # noqa: F401
 from vitkit.registry import MODELS, Spec
 
 

@@ -30,6 +30,8 @@ class DETR(nn.Module):
 
     class_head = ("head.class_embed.",)
     """Prefixes of the parameters whose size follows `num_classes`."""
+    drops_features = True
+    """The backbone returns only what the neck reads."""
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class DETR(nn.Module):
         super().__init__()
         self.backbone = BACKBONES.build(backbone)
         self.neck = NECKS.build(neck, feature_info=self.backbone.feature_info)
-        if hasattr(self.backbone, "keep_features") and hasattr(self.neck, "in_features"):
+        if self.drops_features and hasattr(self.backbone, "keep_features") and hasattr(self.neck, "in_features"):
             self.backbone.keep_features(self.neck.in_features)
         self.head = HEADS.build(
             head, feature_info=self.neck.feature_info, num_classes=num_classes, num_queries=num_queries

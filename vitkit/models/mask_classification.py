@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.models.mask_postprocess import Geometry, instances, panoptic, semantic_map
-from vitkit.ops.images import normalize_images, pad_to_multiple
+from vitkit.ops.images import normalize_images, pad_to_multiple, unpadded_sizes
 from vitkit.ops.masks import boxes_around_masks
 from vitkit.registry import BACKBONES, HEADS, MODELS, NECKS, Spec, nearest
 
@@ -91,10 +90,7 @@ class MaskClassification(nn.Module):
             input_size: (height, width) after that.
             image_sizes: (B, 2) int64, height and width of each image without padding.
         """
-        if padding_mask is None:
-            image_sizes = torch.tensor([images.shape[-2:]] * len(images))
-        else:
-            image_sizes = torch.stack([(~padding_mask[:, :, 0]).sum(1), (~padding_mask[:, 0, :]).sum(1)], dim=1)
+        image_sizes = unpadded_sizes(images, padding_mask)
         images = normalize_images(images, padding_mask)
         if self.size_divisibility > 1:
             whole = images.new_zeros(len(images), *images.shape[-2:]).bool()

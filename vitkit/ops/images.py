@@ -40,3 +40,10 @@ def pad_to_multiple(images: Tensor, padding_mask: Tensor, multiple: int) -> tupl
     height, width = images.shape[-2:]
     margins = (0, -width % multiple, 0, -height % multiple)
     return F.pad(images, margins), F.pad(padding_mask, margins, value=True)
+
+
+def unpadded_sizes(images: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """(B, 2) int64: height and width of each image without padding."""
+    if padding_mask is None:
+        return torch.tensor([images.shape[-2:]] * len(images))
+    return torch.stack([(~padding_mask[:, :, 0]).sum(1), (~padding_mask[:, 0, :]).sum(1)], dim=1)

@@ -1,4 +1,4 @@
-"""Pictures: boxes, curves, attention."""
+"""Pictures: boxes, masks, curves, attention."""
 
 from vitkit.visualization.attention import (
     QueryLayer,
@@ -8,8 +8,17 @@ from vitkit.visualization.attention import (
     draw_sampling_points,
     overlay_attention,
 )
-from vitkit.visualization.boxes import class_color, draw_detections, prediction_sheet
+from vitkit.visualization.boxes import draw_detections, prediction_sheet
+from vitkit.visualization.canvas import class_color
 from vitkit.visualization.curves import plot_training, read_log
+from vitkit.visualization.masks import (
+    draw_masks,
+    draw_panoptic,
+    draw_semantic,
+    instance_sheet,
+    panoptic_sheet,
+    semantic_sheet,
+)
 
 __all__ = [
     "QueryLayer",
@@ -17,10 +26,16 @@ __all__ = [
     "draw_decoder_attention",
     "draw_detections",
     "draw_encoder_attention",
+    "draw_masks",
+    "draw_panoptic",
     "draw_query_slots",
     "draw_sampling_points",
+    "draw_semantic",
+    "instance_sheet",
     "overlay_attention",
+    "panoptic_sheet",
     "plot_training",
     "prediction_sheet",
     "read_log",
+    "semantic_sheet",
 ]

@@ -1,0 +1,33 @@
+"""Cityscapes semantic segmentation (Cordts et al. 2016, https://arxiv.org/abs/1604.01685), official folder layout.
+
+The published label pictures hold 34 ids, of which 19 are classes; no conversion to "train ids" is needed.
+"""
+
+CLASS_OF_ID = {
+    7: "road", 8: "sidewalk", 11: "building", 12: "wall", 13: "fence", 17: "pole", 19: "traffic light",
+    20: "traffic sign", 21: "vegetation", 22: "terrain", 23: "sky", 24: "person", 25: "rider", 26: "car", 27: "truck",
+    28: "bus", 31: "train", 32: "motorcycle", 33: "bicycle",
+}  # fmt: skip
+IGNORED = [value for value in range(34) if value not in CLASS_OF_ID] + [255]
+
+
+def cityscapes_semantic(images_per_gpu=2, crop_size=(512, 1024), root="data/cityscapes"):
+    def split(name):
+        return dict(
+            type="SemanticFolder",
+            images=f"{{root}}/leftImg8bit/{name}",
+            labels=f"{{root}}/gtFine/{name}",
+            image_suffix="_leftImg8bit.png",
+            label_suffix="_gtFine_labelIds.png",
+            classes=list(CLASS_OF_ID.values()),
+            values=list(CLASS_OF_ID),
+            ignore=IGNORED,
+        )
+
+    return dict(
+        root=root,
+        images_per_gpu=images_per_gpu,
+        aspect_ratio_grouping=False,
+        train=dict(**split("train"), transforms=dict(type="SemanticTrainTransforms", crop_size=list(crop_size))),
+        val=dict(**split("val"), transforms=dict(type="EvalResize", short_side=1024, max_size=2048)),
+    )

@@ -1,0 +1,132 @@
+"""Large-scale jitter, crops of semantic maps and colours: sizes, padding, and masks that follow the image."""
+
+import cv2
+import numpy as np
+import pytest
+
+from vitkit.data.transforms import ColorDistortion, LargeScaleJitter, SemanticTrainTransforms
+from vitkit.errors import ConfigError
+
+NONE = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
+
+
+def regions(height=120, width=160):
+    """An image whose red tells the region of a pixel (1 to 4, in four vertical bands), its map, and the map's box."""
+    numbers = np.repeat(np.arange(1, 5, dtype=np.uint8), width // 4)[None].repeat(height, axis=0)
+    image = np.stack([numbers * 50, numbers * 0 + 90, numbers * 0 + 30], axis=2).astype(np.uint8)
+    return image, np.array([[0, 0, width, height]], np.float32), np.zeros(1, np.int64), numbers[None]
+
+
+def assert_map_follows(image, numbers):
+    """Away from edges the map and the red of the image say the same; padding is grey, and in no region."""
+    padding = (image == 128).all(axis=2)
+    assert not numbers[padding].any()
+    inner = cv2.erode(numbers, np.ones((5, 5))) == cv2.dilate(numbers, np.ones((5, 5)))
+    seen = inner & (numbers > 0)
+    assert np.array_equal(image[seen][:, 0], numbers[seen] * 50)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_jitter_gives_one_size_and_moves_maps_with_the_image(seed):
+    image, _, _, maps = LargeScaleJitter(size=128)(*regions(), seed=seed)
+    assert image.shape == (128, 128, 3) and maps.shape == (1, 128, 128) and maps.dtype == np.uint8
+    assert_map_follows(image, maps[0])
+
+
+def test_jitter_scales_what_fits_by_the_range():
+    image, boxes, labels, maps = regions(100, 200)
+    small = LargeScaleJitter(size=128, scale_range=(0.5, 0.5), flip_probability=0)(image, boxes, labels, maps, seed=0)
+    # 200 wide becomes 128 by a fit, and 64 by the factor; the rest is grey.
+    assert (small.masks[0] > 0).sum() == 64 * 32 and (small.masks[0][:32, :64] > 0).all()
+    assert (small.image[32:] == 128).all() and (small.image[:, 64:] == 128).all()
+    assert small.boxes_xyxy.tolist() == [[0, 0, 64, 32]]
+    large = LargeScaleJitter(size=128, scale_range=(4.0, 4.0))(image, boxes, labels, maps, seed=0)
+    assert (large.masks[0] > 0).all()
+
+
+def test_jittered_boxes_follow_their_masks():
+    image = np.zeros((90, 120, 3), np.uint8)
+    boxes = np.array([[10, 20, 50, 70], [60, 5, 118, 40]], np.float32)
+    masks = np.zeros((2, 90, 120), np.uint8)
+    for mask, (x0, y0, x1, y1) in zip(masks, boxes.astype(int)):
+        mask[y0:y1, x0:x1] = 1
+    for seed in range(12):
+        result = LargeScaleJitter(size=96, scale_range=(0.6, 2.0))(image, boxes, np.arange(2), masks, seed=seed)
+        for box, mask in zip(result.boxes_xyxy, result.masks):
+            ys, xs = np.nonzero(mask)
+            if len(xs):
+                np.testing.assert_allclose(box, [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1], atol=1.6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_semantic_crops_have_one_size_and_follow_the_image(seed):
+    transforms = SemanticTrainTransforms(crop_size=(64, 96), short_sides=[40, 80, 160], color_probability=0)
+    image, _, _, maps = transforms(*regions(), seed=seed)
+    assert image.shape == (64, 96, 3)
+    assert_map_follows(image, maps[0])
+
+
+def test_default_scales_are_the_originals():
+    crop = SemanticTrainTransforms(crop_size=(512, 1024))._compose.transforms[0]
+    assert crop.short_sides[0] == 512 and crop.short_sides[-1] == 2048 and len(crop.short_sides) == 16
+    assert crop.max_size == 4096
+
+
+def test_crops_with_too_much_of_one_class_are_drawn_again():
+    image, boxes, labels, maps = regions(64, 256)
+    maps = np.where(maps == 1, 1, 2).astype(np.uint8)  # a quarter of class 1 at the left
+    maps[:, :8] = 0  # ignored pixels do not count
+
+    def greatest_parts(max_class_area):
+        transforms = SemanticTrainTransforms(
+            crop_size=(64, 64), short_sides=[64], max_class_area=max_class_area, color_probability=0
+        )
+        parts = []
+        for seed in range(60):
+            counts = np.bincount(transforms(image, boxes, labels, maps, seed=seed).masks.ravel(), minlength=3)[1:]
+            parts.append(counts.max() / counts.sum())
+        return np.array(parts)
+
+    free, bounded = greatest_parts(1.0), greatest_parts(0.75)
+    assert (free >= 0.75).mean() > 0.7
+    assert (bounded >= 0.75).mean() < 0.3  # ten tries do not always find one
+
+
+def test_images_without_objects_are_cropped_too():
+    image = np.zeros((50, 60, 3), np.uint8)
+    for transforms in (LargeScaleJitter(size=32), SemanticTrainTransforms(crop_size=(32, 32))):
+        result = transforms(image, *NONE, np.zeros((0, 50, 60), np.uint8), seed=0)
+        assert result.image.shape == (32, 32, 3) and result.masks.shape == (0, 32, 32)
+
+
+def distort(image, **drawn):
+    neutral = dict(shift=0, contrast=1, contrast_first=True, saturation=1, turn=0)
+    return ColorDistortion().apply(image, **{**neutral, **drawn})
+
+
+def test_colours_change_as_named():
+    image = np.array([[[200, 100, 50], [10, 20, 250]]], np.uint8)
+    assert np.array_equal(distort(image), image)
+    assert distort(image, shift=20).tolist() == [[[220, 120, 70], [30, 40, 255]]]
+    assert distort(image, contrast=0.5).tolist() == [[[100, 50, 25], [5, 10, 125]]]
+    assert distort(image, contrast=0.5, contrast_first=False).tolist() == [[[100, 50, 25], [5, 10, 125]]]
+    grey = distort(image, saturation=0)
+    assert np.array_equal(grey, image.max(axis=2, keepdims=True).repeat(3, axis=2))  # V of HSV is the largest colour
+    turned = distort(np.array([[[240, 0, 0]]], np.uint8), turn=120)
+    assert turned.tolist() == [[[0, 240, 0]]]
+
+
+def test_colours_change_in_about_half_of_the_images_each():
+    distortion = ColorDistortion()
+    distortion.set_random_seed(0)
+    drawn = [distortion.get_params() for _ in range(400)]
+    for name, neutral in (("shift", 0), ("contrast", 1), ("saturation", 1), ("turn", 0)):
+        assert 0.4 < np.mean([d[name] != neutral for d in drawn]) < 0.6
+    assert max(abs(d["shift"]) for d in drawn) <= 32 and 0.5 <= min(d["contrast"] for d in drawn)
+
+
+def test_bad_ranges_are_errors():
+    with pytest.raises(ConfigError, match=r"scale_range is \(0, 2.0\); expected \(least, greatest\) above 0"):
+        LargeScaleJitter(scale_range=(0, 2.0))
+    with pytest.raises(ConfigError, match="max_class_area is 1.5; expected above 0 and at most 1"):
+        SemanticTrainTransforms(max_class_area=1.5)

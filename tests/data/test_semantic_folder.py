@@ -1,0 +1,165 @@
+"""Folders of label pictures: which value is which class, and what is said about wrong ones."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit.data.semantic import SemanticFolder, read_label_picture
+from vitkit.errors import ConfigError, DataError
+
+CLASSES = ["sky", "road", "car"]
+
+
+def write(folder, labels, name="a", size=None, suffixes=(".jpg", ".png")):
+    """A picture and its label picture from an array of values."""
+    labels = np.asarray(labels)
+    for kind in ("images", "labels"):
+        (folder / kind / name).parent.mkdir(parents=True, exist_ok=True)
+    height, width = size or labels.shape
+    Image.new("RGB", (width, height), (10, 20, 30)).save(folder / "images" / f"{name}{suffixes[0]}")
+    Image.fromarray(labels.astype(labels.dtype)).save(folder / "labels" / f"{name}{suffixes[1]}")
+
+
+def load(folder, **arguments):
+    return SemanticFolder(
+        **{"images": str(folder / "images"), "labels": str(folder / "labels"), "classes": CLASSES, **arguments}
+    )
+
+
+def test_a_mask_for_each_class_that_is_seen(tmp_path):
+    write(tmp_path, np.array([[2, 2, 255], [0, 0, 0]], np.uint8))
+    dataset = load(tmp_path)
+    target = dataset[0]["target"]
+    assert target["labels"].tolist() == [0, 2] and target["labels"].dtype == torch.int64
+    assert target["masks"].tolist() == [[[0, 0, 0], [1, 1, 1]], [[1, 1, 0], [0, 0, 0]]]
+    assert target["masks"].dtype == torch.bool
+    expected = torch.tensor([[0.5, 0.75, 1.0, 0.5], [1 / 3, 0.25, 2 / 3, 0.5]])
+    torch.testing.assert_close(target["boxes_cxcywh"], expected)
+    assert (target["image_id"], target["image_size"], target["original_size"]) == ("a", (2, 3), (2, 3))
+    assert dataset.load_semantic(0).tolist() == [[2, 2, 255], [0, 0, 0]]
+    assert dataset.category_ids == [0, 1, 2]
+
+
+def test_zero_is_ignored_and_classes_begin_at_one(tmp_path):
+    write(tmp_path, np.array([[0, 1], [3, 255]], np.uint8))
+    dataset = load(tmp_path, zero_is_ignored=True)
+    assert dataset.category_ids == [1, 2, 3]
+    assert dataset.load_semantic(0).tolist() == [[255, 0], [2, 255]]
+
+
+def test_any_values_and_ignored_values(tmp_path):
+    write(tmp_path, np.array([[7, 26], [11, 4]], np.uint8))
+    dataset = load(tmp_path, values=[11, 7, 26], ignore=[4, 5])
+    assert dataset.load_semantic(0).tolist() == [[1, 2], [0, 255]]
+
+
+def test_an_image_with_nothing_but_ignored_pixels_has_no_masks(tmp_path):
+    write(tmp_path, np.full((4, 6), 255, np.uint8))
+    target = load(tmp_path, transforms=dict(type="SemanticTrainTransforms", crop_size=[8, 8]))[0]["target"]
+    assert target["masks"].shape == (0, 8, 8) and target["boxes_cxcywh"].shape == (0, 4)
+    assert target["labels"].shape == (0,)
+
+
+def test_names_are_joined_over_folders_and_endings(tmp_path):
+    for name in ("ulm/u_1", "bonn/b_2"):
+        write(tmp_path, np.zeros((2, 2), np.uint8), name, suffixes=("_leftImg8bit.png", "_gtFine_labelIds.png"))
+    write(tmp_path, np.zeros((2, 2), np.uint8), "bonn/other")
+    dataset = load(tmp_path, image_suffix="_leftImg8bit.png", label_suffix="_gtFine_labelIds.png")
+    assert dataset.image_ids == ["bonn/b_2", "ulm/u_1"]
+    assert dataset[1]["target"]["image_id"] == "ulm/u_1"
+
+
+def test_a_seed_decides_the_sample(tmp_path):
+    rng = np.random.default_rng(0)
+    write(tmp_path, rng.integers(0, 3, (40, 50)).astype(np.uint8))
+    dataset = load(tmp_path, transforms=dict(type="SemanticTrainTransforms", crop_size=[16, 16]))
+    first, again, other = dataset[(0, 3)], dataset[(0, 3)], dataset[(0, 4)]
+    assert torch.equal(first["image"], again["image"]) and torch.equal(
+        first["target"]["masks"], again["target"]["masks"]
+    )
+    assert not torch.equal(first["image"], other["image"])
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "1", "I;16"])
+def test_grey_palette_and_deep_pictures_hold_values(tmp_path, mode):
+    values = np.array([[0, 1], [1, 0]], np.uint16 if mode == "I;16" else np.uint8)
+    picture = Image.fromarray(values if mode != "1" else values.astype(bool))
+    if mode == "P":
+        picture.putpalette([255, 0, 0, 0, 255, 0])
+    picture.save(tmp_path / "labels.png")
+    assert Image.open(tmp_path / "labels.png").mode == mode
+    assert read_label_picture(tmp_path / "labels.png").tolist() == values.tolist()
+
+
+def test_a_value_outside_the_classes_names_file_value_and_count(tmp_path):
+    write(tmp_path, np.array([[0, 9, 9], [9, 7, 255]], np.uint8))
+    dataset = load(tmp_path)
+    with pytest.raises(
+        DataError,
+        match=r"a.png': value 7 at 1 pixels is none of the 3 classes \(0 to 2\) and not ignored \(255\), "
+        r"nor are 1 more values",
+    ):
+        dataset[0]
+
+
+def test_a_label_picture_of_another_size_is_an_error(tmp_path):
+    write(tmp_path, np.zeros((4, 6), np.uint8), size=(4, 5))
+    with pytest.raises(DataError, match=r"a.png' has 6x4 pixels \(width x height\) and image '.*a.jpg' 5x4"):
+        load(tmp_path)[0]
+
+
+def test_a_coloured_label_picture_is_an_error(tmp_path):
+    write(tmp_path, np.zeros((4, 6, 3), np.uint8), size=(4, 6))
+    with pytest.raises(DataError, match="mode RGB .* expected one channel"):
+        load(tmp_path)[0]
+
+
+def test_a_damaged_label_picture_is_an_error(tmp_path):
+    write(tmp_path, np.zeros((4, 6), np.uint8))
+    (tmp_path / "labels" / "a.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"cannot read '.*a.png' \(not a picture of a known format\)"):
+        load(tmp_path)[0]
+
+
+def test_missing_files_are_errors_and_spare_ones_are_counted(tmp_path, caplog):
+    write(tmp_path, np.zeros((4, 6), np.uint8))
+    write(tmp_path, np.zeros((4, 6), np.uint8), "b")
+    (tmp_path / "images" / "b.jpg").unlink()
+    assert len(load(tmp_path)) == 1
+    assert "1 label pictures have no image" in caplog.text
+    (tmp_path / "labels" / "a.png").unlink()
+    with pytest.raises(DataError, match=r"1 of 1 images have no label picture, such as .*a.jpg', which needs .*a.png"):
+        load(tmp_path)
+    with pytest.raises(DataError, match=r"holds no file that ends in '.tif'. Set image_suffix"):
+        load(tmp_path, image_suffix=".tif")
+    with pytest.raises(DataError, match="labels: no folder"):
+        load(tmp_path, labels=str(tmp_path / "nowhere"))
+
+
+def test_values_that_do_not_fit_are_errors(tmp_path):
+    write(tmp_path, np.zeros((4, 6), np.uint8))
+    with pytest.raises(ConfigError, match=r"values \[1, 1, 2\] do not fit 3 classes"):
+        load(tmp_path, values=[1, 1, 2])
+    with pytest.raises(ConfigError, match=r"value 0 is class 'sky' and in ignore=\[0\]"):
+        load(tmp_path, ignore=[0])
+    with pytest.raises(ConfigError, match="classes: got 256; expected 1 to 255"):
+        load(tmp_path, classes=[str(i) for i in range(256)])
+
+
+def test_camvid_and_ade20k(shared_data):
+    from vitkit.configs.parts.ade20k import CLASSES as ADE20K
+    from vitkit.configs.parts.camvid import camvid
+    from vitkit.data.loader import build_dataset
+
+    data = camvid(root=str(shared_data / "camvid"))
+    train = build_dataset(data["train"], data["root"])
+    assert len(train) == 367 and len(build_dataset(data["val"], data["root"])) == 101
+    assert train[(0, 0)]["target"]["masks"].shape[1:] == (352, 352)
+    assert np.allclose(train.aspect_ratios(), 480 / 360)
+    folder = shared_data / "ade20k_sample"
+    ade20k = load(folder, labels=str(folder / "annotations"), classes=ADE20K, zero_is_ignored=True)
+    assert [ade20k[i]["target"]["original_size"] for i in range(3)] == [(512, 683), (364, 500), (300, 400)]
+    assert {ADE20K[label] for label in ade20k[0]["target"]["labels"]} == {
+        "wall", "building", "sky", "tree", "road", "grass", "plant",
+    }  # fmt: skip
