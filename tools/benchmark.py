@@ -25,10 +25,17 @@ import torch
 
 from vitkit.errors import VitkitError, error_line
 from vitkit.matchers import HungarianMatcher
-from vitkit.tools import benchmark_deformable, benchmark_loader, benchmark_matching, benchmark_models
+from vitkit.tools import (
+    benchmark_backbones,
+    benchmark_deformable,
+    benchmark_loader,
+    benchmark_local_relation,
+    benchmark_matching,
+    benchmark_models,
+)
 from vitkit.tools.benchmark_timing import Row, compare
 
-PARTS = ("models", "deformable", "matching", "loader")
+PARTS = ("models", "deformable", "backbones", "local_relation", "matching", "loader")
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -69,6 +76,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 rows += benchmark_models.measure(contestants, cases, **options)
         if "deformable" in parts:
             rows += benchmark_deformable.measure(device=args.device, precision=args.precision, **options)
+        if "backbones" in parts:
+            rows += benchmark_backbones.measure(device=args.device, precision=args.precision, **options)
+        if "local_relation" in parts:
+            rows += benchmark_local_relation.measure(device=args.device, **options)
         if "matching" in parts:
             rows += benchmark_matching.measure(repeats=args.repeats, device=args.device, clock=clock)
             rows += measure_share(args, clock)

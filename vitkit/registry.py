@@ -127,7 +127,9 @@ class Registry:
         if not isinstance(spec, str | Mapping):
             return spec
         constructor, given = self.resolve(spec)
-        twice = given.keys() & arguments.keys()
+        # What a variant presets may be given otherwise; what a config says belongs to the config.
+        stated = spec.keys() if isinstance(spec, Mapping) else {"type"}
+        twice = stated & arguments.keys()
         if twice:
             raise ConfigError(
                 f"{self.kind} {constructor.__name__}: {sorted(twice)} is set by its owner and cannot be given here."

@@ -120,8 +120,11 @@ class WindowAttention(nn.Module):
             (B, H, W, C).
         """
         qkv_bias = self.qkv_bias()
-        # Padding is zero, so its projection is the bias.
-        qkv = grid.cut(F.linear(x, self.qkv.weight, qkv_bias), qkv_bias)
+        if grid.is_padded:
+            # Padding is zero, so its projection is the bias, which need not be computed.
+            qkv = grid.cut(F.linear(x, self.qkv.weight, qkv_bias), qkv_bias)
+        else:
+            qkv = F.linear(grid.cut(x), self.qkv.weight, qkv_bias)
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         bias = self.position_bias(grid.window)[None]
         if shift_bias is not None:
@@ -236,7 +239,8 @@ class Swin(Backbone):
         num_classes: makes it a classifier.
         frozen_stages: how many stages are not trained; 1 is the patches and res2.
         drop_path: the last block's probability to be skipped in training; it grows from 0 over the blocks.
-        pretrained: what `load_pretrained` loads: a path, an address or a name of timm's; False, nothing.
+        pretrained: what `load_pretrained` loads: True, the official weights; a path, an address or a name of timm's;
+            False, nothing.
     Raises:
         ConfigError: an argument is impossible.
     """

@@ -28,6 +28,8 @@ from vitkit.structures import IGNORED, SemanticPrediction
 
 logger = logging.getLogger("vitkit")
 
+_MOST_NAMED = 40  # more classes are not in the table
+
 BOUNDARY_WIDTH = 0.02
 """Width of a boundary as a part of the image's diagonal."""
 
@@ -180,13 +182,14 @@ class SemanticEvaluator:
         return [position for image_id, position in self._position_of.items() if image_id not in self._answers]
 
     def table(self) -> str:
-        """A line for each class and one of the means, in percent, of the last `compute()`; empty elsewhere."""
+        """The means in percent of the last `compute()`, and a line for each class if there are few; empty elsewhere."""
         if not self._metrics:
             return ""
         columns = list(self._per_class)
         width = max(len("all classes"), *map(len, self.dataset.classes))
         lines = [f"{'class':<{width}} " + " ".join(f"{column:>12}" for column in columns)]
-        for label, name in enumerate(self.dataset.classes):
+        named = self.dataset.classes if len(self.dataset.classes) <= _MOST_NAMED else ()
+        for label, name in enumerate(named):
             values = (self._per_class[column][label] for column in columns)
             lines.append(f"{name:<{width}} " + " ".join(f"{_percent(value):>12}" for value in values))
         means = (_mean(values) for values in self._per_class.values())

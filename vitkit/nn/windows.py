@@ -45,6 +45,7 @@ class WindowGrid:
         self.rows = -(-height // window)
         self.columns = -(-width // window)
         self.num_windows = self.rows * self.columns
+        self.is_padded = (self.rows * window, self.columns * window) != (height, width)
         self._places = None if device is None else self._number_places(device)
 
     def cut(self, x: Tensor, fill: Tensor | None = None) -> Tensor:

@@ -90,7 +90,7 @@ def save_pairs(
     heading = round(panel / 12)
     lines = [pairs[i : i + across] for i in range(0, len(pairs), across)]
     # Panels are as wide as `panel` at most and keep their image's shape, so a line is as high as its highest.
-    pictures = [[[_fit(side, panel) for side in pair] for pair in line] for line in lines]
+    pictures = [[_fit(pair, panel) for pair in line] for line in lines]
     heights = [max(side.height for pair in line for side in pair) for line in pictures]
     width = across * (2 * panel + _GAP) + (across - 1) * 3 * _GAP + 2 * _GAP
     sheet = Image.new("RGB", (width, heading + sum(heights) + len(lines) * 2 * _GAP), "white")
@@ -111,7 +111,8 @@ def save_pairs(
     sheet.save(path, format="PNG")
 
 
-def _fit(image: np.ndarray, panel: int) -> Image.Image:
-    picture = Image.fromarray(image)
-    picture.thumbnail((panel, panel), Image.Resampling.LANCZOS)
-    return picture
+def _fit(pair: tuple[np.ndarray, np.ndarray], panel: int) -> list[Image.Image]:
+    """Both pictures, made smaller by one factor so that neither is larger than `panel` pixels."""
+    factor = min(1.0, panel / max(max(side.shape[:2]) for side in pair))
+    sizes = [(round(side.shape[1] * factor), round(side.shape[0] * factor)) for side in pair]
+    return [Image.fromarray(side).resize(size, Image.Resampling.LANCZOS) for side, size in zip(pair, sizes)]

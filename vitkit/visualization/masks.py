@@ -52,7 +52,7 @@ def draw_masks(
     texts = [class_names[label] for label in labels]
     if scores is not None:
         texts = [f"{text} {score:.2f}" for text, score in zip(texts, torch.as_tensor(scores).tolist())]
-    areas = masks.reshape(len(masks), -1).sum(axis=1)
+    areas = masks.sum(axis=(1, 2))
     order = np.argsort(-areas, kind="stable").tolist()
     scale = enlargement(canvas.size, min_side)
     size = canvas.width * scale, canvas.height * scale

@@ -1,0 +1,69 @@
+"""tools/test.py --eval-only: predictions that were written before are scored without a model."""
+
+import numpy as np
+import pytest
+import torch
+
+from vitkit import EVALUATORS, build_dataset
+from vitkit.tools import test as test_tool
+
+CONFIG = """
+def config():
+    val = dict(type="ShapesSegmentation", task={task!r}, num_images=3, image_size=48, split="val")
+    return dict(
+        model=dict(type="DETR"), data=dict(val=val), evaluator={evaluator!r}, train=dict(epochs=1),
+    )
+"""
+EVALUATOR = {
+    "instance": dict(type="CocoEvaluator", iou_types=["segm"]),
+    "panoptic": dict(type="PanopticEvaluator"),
+    "semantic": dict(type="SemanticEvaluator"),
+}
+
+
+def predict(dataset, index, task):
+    """The truth of an image as a prediction, but for a quarter of its rows."""
+    target = dataset[index]["target"]
+    if task == "instance":
+        masks = target["masks"].clone()
+        masks[:, :12] = False
+        boxes = torch.tensor([[0.0, 0, 48, 48]]).expand(len(masks), 4)
+        return dict(masks=masks, labels=target["labels"], scores=torch.ones(len(masks)), boxes_xyxy=boxes)
+    if task == "semantic":
+        labels = dataset.load_semantic(index).astype(np.int64)
+        labels[:12] = 0
+        return dict(semantic=torch.from_numpy(labels))
+    ids, segments = dataset.load_panoptic(index)
+    ids = ids.copy()
+    ids[:12] = 0
+    return dict(panoptic=torch.from_numpy(ids), segments_info=[s for s in segments if (ids == s["id"]).any()])
+
+
+@pytest.mark.parametrize("task", EVALUATOR)
+def test_results_are_scored_as_they_were(task, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.py").write_text(CONFIG.format(task=task, evaluator=EVALUATOR[task]))
+    val = dict(type="ShapesSegmentation", task=task, num_images=3, image_size=48, split="val")
+    dataset = build_dataset(val)
+    evaluator = EVALUATORS.build(EVALUATOR[task], dataset=dataset)
+    for index in range(3):
+        evaluator.update([predict(dataset, index, task)], [dataset[index]["target"]])
+    metrics = evaluator.compute()
+    assert any(0 < value < 1 for value in metrics.values())
+    evaluator.write_results(tmp_path / "results.json")
+    test_tool.main(["config.py", "--eval-only", "results.json", "--per-class", "data.val_images_per_gpu=2"])
+    printed = capsys.readouterr().out
+    assert evaluator.table() in printed and "star" in printed
+
+
+def test_wrong_command_lines_and_evaluators_are_errors(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.py").write_text(CONFIG.format(task="panoptic", evaluator=EVALUATOR["panoptic"]))
+    for argv in (["config.py"], ["config.py", "weights.pth", "--eval-only", "results.json"]):
+        with pytest.raises(SystemExit):
+            test_tool.main(argv)
+        assert "give either a checkpoint or --eval-only RESULTS" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="error: results: cannot read 'results.json'"):
+        test_tool.main(["config.py", "--eval-only", "results.json"])
+    with pytest.raises(SystemExit, match="--eval-only: ClassificationEvaluator reads no results"):
+        test_tool.main(["config.py", "--eval-only", "results.json", "evaluator=ClassificationEvaluator"])

@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit.data.shapes import ShapesSegmentation
+from vitkit.visualization import (
+    class_color,
+    draw_masks,
+    draw_panoptic,
+    draw_semantic,
+    instance_sheet,
+    panoptic_sheet,
+    semantic_sheet,
+)
+
+NAMES = ["cat", "dog", "sky"]
+BLACK = np.zeros((400, 500, 3), np.uint8)
+
+
+def half(label):
+    """The colour of a class on black."""
+    return tuple(int(0.5 * channel) for channel in class_color(label))
+
+
+def has_color(image, color):
+    return bool((image == color).all(axis=-1).any())
+
+
+def test_masks_are_coloured_at_their_place_with_a_legend_below():
+    masks = np.zeros((1, 400, 500), bool)
+    masks[0, 100:300, 50:250] = True
+    drawn = draw_masks(BLACK, masks, [1], NAMES, scores=[0.9])
+    assert tuple(drawn[120, 60]) == half(1)
+    assert not drawn[:90, :].any() and not drawn[310:400].any() and not drawn[:400, 260:].any()
+    assert (
+        drawn.shape[0] > 400 and has_color(drawn[400:], class_color(1)) and not has_color(drawn[400:], class_color(0))
+    )
+    assert not BLACK.any()
+
+
+def test_of_masks_over_each_other_the_smallest_is_on_top():
+    masks = torch.zeros(2, 400, 500, dtype=torch.bool)
+    masks[0, 150:200, 150:450] = True
+    masks[1] = True
+    drawn = draw_masks(BLACK, masks, torch.tensor([0, 2]), NAMES)
+    assert tuple(drawn[160, 440]) == half(0) and tuple(drawn[50, 50]) == half(2)
+
+
+def test_a_small_image_is_enlarged_with_its_masks():
+    masks = np.zeros((1, 40, 50), bool)
+    masks[0, 20:35, 10:30] = True
+    drawn = draw_masks(np.zeros((40, 50, 3), np.uint8), masks, [0], NAMES, min_side=320)
+    assert drawn.shape[1] == 400
+    assert tuple(drawn[8 * 34, 8 * 28]) == half(0)
+
+
+def test_an_image_without_masks_stays_as_it_is():
+    image = np.full((400, 400, 3), 7, np.uint8)
+    assert np.array_equal(draw_masks(image, np.zeros((0, 400, 400), bool), [], NAMES), image)
+
+
+def test_ignored_and_void_pixels_stay_uncoloured():
+    labels = np.full((400, 500), 255, np.uint8)
+    labels[:, :250] = 1
+    drawn = draw_semantic(BLACK, labels, NAMES)
+    assert tuple(drawn[50, 50]) == half(1) and not drawn[:400, 260:].any()
+    ids = torch.zeros(400, 500, dtype=torch.int32)
+    ids[:, :250] = 70000
+    drawn = draw_panoptic(BLACK, ids, [dict(id=70000, label=2)], NAMES)
+    assert tuple(drawn[50, 50]) == half(2) and not drawn[:400, 260:].any()
+
+
+def test_sheets_show_predictions_beside_the_truth(tmp_path):
+    panoptic = ShapesSegmentation(3, image_size=64, min_objects=0, max_objects=0)
+    target, image = panoptic[0]["target"], panoptic.load_image(0)
+    square = torch.zeros(2, 64, 64, dtype=torch.bool)
+    square[0, 20:60, 10:40] = True
+    square[1, 2:18, 2:60] = True
+    predictions = {
+        "instance": dict(masks=square, labels=torch.tensor([0, 1]), scores=torch.tensor([0.9, 0.2])),
+        "semantic": dict(semantic=torch.where(square[0], 0, 9)),
+        "panoptic": dict(panoptic=square[0].int() * 4, segments_info=[dict(id=4, label=0, score=0.9)]),
+    }
+    sheets = {"instance": instance_sheet, "semantic": semantic_sheet, "panoptic": panoptic_sheet}
+    for task, sheet in sheets.items():
+        path = tmp_path / "new" / f"{task}.png"
+        sheet([(image, predictions[task], target)] * 3, panoptic.classes, path)
+        picture = np.asarray(Image.open(path))
+        left, right = np.array_split(picture[:, : picture.shape[1] // 2], 2, axis=1)
+        assert has_color(left, class_color(0)) and not has_color(left, class_color(1))
+        assert not has_color(right, class_color(0)) and has_color(right, class_color(int(target["labels"][0])))
+        with pytest.raises(ValueError, match="at least one"):
+            sheet([], panoptic.classes, path)
+
+
+def test_the_truth_may_have_another_size_than_the_image(tmp_path):
+    dataset = ShapesSegmentation(1, image_size=64, transforms=dict(type="EvalResize", short_side=96, max_size=96))
+    prediction = dict(semantic=torch.zeros(64, 64, dtype=torch.int64))
+    semantic_sheet([(dataset.load_image(0), prediction, dataset[0]["target"])], dataset.classes, tmp_path / "a.png")
+    assert (tmp_path / "a.png").is_file()
