@@ -12,10 +12,10 @@ def config():
     return dict(
         model=dict(
             type="DeformableDETR", num_queries=300,
-            backbone=dict(
-                type="ResNet", depth=50, norm="frozen_bn", frozen_stages=1, out_features=["res3", "res4", "res5"]
+            backbone=dict(type="ResNet", depth=50, norm="frozen_bn", frozen_stages=1),
+            neck=dict(
+                type="PyramidProjection", in_features=["res3", "res4", "res5"], out_channels=256, num_levels=4
             ),
-            neck=dict(type="PyramidProjection", out_channels=256, num_levels=4),
             head=dict(
                 type="DeformableDETRHead", d_model=256, num_heads=8, num_points=4, d_ffn=1024, dropout=0.1,
                 num_encoder_layers=6, num_decoder_layers=6,

@@ -9,6 +9,5 @@ from vitkit.configs.deformable_detr_r50 import config as base
 
 def config():
     cfg = base()
-    cfg["model"]["backbone"]["out_features"] = ["res5"]
-    cfg["model"]["neck"]["num_levels"] = 1
+    cfg["model"]["neck"].update(in_features=["res5"], num_levels=1)
     return cfg

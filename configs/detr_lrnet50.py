@@ -1,4 +1,4 @@
-"""DETR (Carion et al. 2020, https://arxiv.org/abs/2005.12872) on LR-Net-50 (https://arxiv.org/abs/1904.11491), COCO 2017.
+"""DETR (https://arxiv.org/abs/2005.12872) on LR-Net-50 (https://arxiv.org/abs/1904.11491), COCO 2017.
 
 There are no published weights of LR-Net: train them first (configs/lrnet50_in1k.py) and set model.backbone.pretrained.
 

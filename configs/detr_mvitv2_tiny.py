@@ -1,4 +1,4 @@
-"""DETR (Carion et al. 2020, https://arxiv.org/abs/2005.12872) on MViTv2-T (https://arxiv.org/abs/2112.01526), COCO 2017.
+"""DETR (https://arxiv.org/abs/2005.12872) on MViTv2-T (https://arxiv.org/abs/2112.01526), COCO 2017.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/detr_mvitv2_tiny.py
 Reference: none published with this recipe, which is DETR-R50's. Here: not yet run.

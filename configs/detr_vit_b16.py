@@ -1,4 +1,4 @@
-"""DETR (Carion et al. 2020, https://arxiv.org/abs/2005.12872) on ViT-B/16 (https://arxiv.org/abs/2010.11929), COCO 2017.
+"""DETR (https://arxiv.org/abs/2005.12872) on ViT-B/16 (https://arxiv.org/abs/2010.11929), COCO 2017.
 
 One map of stride 16; the blocks attend globally.
 

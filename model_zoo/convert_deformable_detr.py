@@ -2,32 +2,14 @@
 
 from torch import nn
 
-from vitkit.errors import CheckpointError
 from vitkit.model_zoo.converter import Converter, State
 
 
 def fit_variant(state: State, model: nn.Module) -> State:
-    """Puts the box heads where vitkit has them, without the second names of shared tensors.
-
-    Raises:
-        CheckpointError: the checkpoint is of another variant than the model.
-    """
+    """Puts the box heads where vitkit has them, without the second names of shared tensors."""
     # Only a decoder that refines, or has a first stage before it, holds heads itself, as second names of them.
     refines = any(key.startswith("head.decoder.bbox_embed.") for key in state)
     two_stage = "head.proposals.enc_output.weight" in state
-    own = model.state_dict()
-    if "head.level_embed" in own:
-        theirs = describe(num_levels(state), refines=refines, two_stage=two_stage)
-        ours = describe(
-            num_levels(own),
-            refines="head.decoder.bbox_embed.1.layers.0.weight" in own,
-            two_stage="head.proposals.enc_output.weight" in own,
-        )
-        if theirs != ours:
-            raise CheckpointError(
-                f"a checkpoint of Deformable DETR {theirs} does not fit a model {ours}. Use the config of its variant "
-                "(configs/deformable_detr_r50*.py)."
-            )
     state = {key: value for key, value in state.items() if not key.startswith("head.decoder.class_embed.")}
     state = {key: value for key, value in state.items() if not key.startswith("head.decoder.bbox_embed.")}
     num_heads = sum(key.startswith("head.class_embed.") and key.endswith(".bias") for key in state)
@@ -50,16 +32,6 @@ def fit_variant(state: State, model: nn.Module) -> State:
     return moved
 
 
-def num_levels(state: State) -> int:
-    return sum(key.startswith("neck.levels.") and key.endswith(".0.weight") for key in state)
-
-
-def describe(levels: int, *, refines: bool, two_stage: bool) -> str:
-    """In words, such as "of 4 levels with box refinement"."""
-    stages = "in two stages" if two_stage else f"with{'' if refines else 'out'} box refinement"
-    return f"of {levels} level{'s' if levels > 1 else ''} {stages}"
-
-
 def converters(classes: tuple[str, ...]) -> list[Converter]:
     """
     Args:
@@ -70,7 +42,7 @@ def converters(classes: tuple[str, ...]) -> list[Converter]:
             name="fundamentalvision/Deformable-DETR",
             marks=("transformer.level_embed", "input_proj.0.0.weight", "bbox_embed.0.layers.0.weight"),
             renames=(
-                (r"^backbone\.0\.body\.", "backbone."),
+                (r"^backbone\.0\.(?:body\.)?", "backbone."),
                 (r"^input_proj\.", "neck.levels."),
                 (r"^transformer\.(enc_output|enc_output_norm|pos_trans|pos_trans_norm)\.", r"head.proposals.\1."),
                 (r"^transformer\.", "head."),

@@ -35,7 +35,7 @@ COCO_CLASSES = (
 
 
 DETR_RENAMES = (
-    (r"^backbone\.0\.body\.", "backbone."),
+    (r"^backbone\.0\.(?:body\.)?", "backbone."),
     (r"^input_proj\.", "neck.projections.res5."),
     (r"^transformer\.", "head."),
     (r"\.multihead_attn\.", ".cross_attn."),
@@ -83,17 +83,31 @@ def convert_official(
     for converter in CONVERTERS:
         if converter.matches(state):
             state = converter.convert(state, model)
-            if converter.classes == COCO_CLASSES and (classes is None or tuple(classes) == COCO_CLASSES):
+            if not has_coco_head(state):
+                # Someone's own classes, trained by the original code.
+                converter = converter._replace(classes=None)
+            elif classes is None or tuple(classes) == COCO_CLASSES:
                 state = select_coco_classes(state, model)
             return state, converter
     return dict(state), None
 
 
 def select_coco_classes(state: State, model: nn.Module) -> State:
-    """Takes the rows of COCO's 80 classes and the last, no object, where the model wants those of 91 + 1."""
-    rows = [*COCO_CATEGORY_IDS, 91]
+    """Takes the rows of COCO's 80 classes, and the last, no object, where a head has one for each of the 91 raw ids."""
     own = model.state_dict()
     for key, value in state.items():
-        if "class_embed" in key and key in own and len(value) == 92 and len(own[key]) == len(rows):
-            state[key] = value[rows]
+        if "class_embed" not in key or key not in own:
+            continue
+        if len(value) == 92 and len(own[key]) == 81:
+            state[key] = value[[*COCO_CATEGORY_IDS, 91]]
+        elif len(value) == 91 and len(own[key]) == 80:
+            # A first stage ranks places by the first row, whatever class that is; it must stay the first.
+            first = 0 if "proposals" in key else COCO_CATEGORY_IDS[0]
+            state[key] = value[[first, *COCO_CATEGORY_IDS[1:]]]
     return state
+
+
+def has_coco_head(state: State) -> bool:
+    """Whether a detector's classes are COCO's raw ids, as those of all official ones are."""
+    heads = [value for key, value in state.items() if "class_embed" in key and key.endswith("weight")]
+    return bool(heads) and all(len(value) in (91, 92) for value in heads)

@@ -201,6 +201,13 @@ def load_weights(
             module.adapt_state(state, f"{prefix}." if prefix else "")
 
     expected = model.state_dict()
+    if hasattr(model, "variant_of"):
+        theirs, ours = model.variant_of(state), model.variant_of(expected)
+        if theirs != ours:
+            raise CheckpointError(
+                f"{name}: a checkpoint of a {type(model).__name__} {theirs} does not fit a model {ours}. Use the "
+                "config of its variant."
+            )
     head = tuple(getattr(model, "class_head", ()))
     trained_classes = checkpoint.get("classes") or (converter and converter.classes)
     other_classes = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)

@@ -1,6 +1,8 @@
 """A small DETR on blood cells, from random weights: the measure for deformable_detr.py beside it.
 
 Run:  python tools/train.py configs/bccd/detr.py data.root=DIR    (DIR holds images/ and annotations/)
+Here: AP 0.188, AP50 0.337 (seed 42) in 17 min of one core's processor time, in which deformable_detr.py beside it comes
+      to AP50 0.66. At that one's image size DETR had AP50 0.05 after as long.
 """
 
 from vitkit.configs.bccd.deformable_detr import config as deformable_detr

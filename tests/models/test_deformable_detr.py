@@ -4,6 +4,7 @@ import torch
 from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.model_zoo.converters import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.models import build_model
 from vitkit.nn.deformable_transformer import boxes_around, flatten_levels, in_padded_maps, level_places
 from vitkit.nn.layers import enable_activation_checkpointing
@@ -169,16 +170,28 @@ def test_mixed_precision_stays_close_and_boxes_are_float32():
     torch.testing.assert_close(outputs["pred_boxes"], expected["pred_boxes"], atol=0.02, rtol=0.05)
 
 
-@pytest.mark.parametrize("name", ["", "_refine", "_two_stage", "_single_scale", "_single_scale_dc5"])
+@pytest.mark.parametrize(
+    "name", ["r50", "r50_refine", "r50_two_stage", "r50_single_scale", "r50_single_scale_dc5", "swin_tiny"]
+)
 def test_each_config_builds_and_names_its_parameter_groups(name):
     from vitkit.registry import OPTIMIZERS
 
-    cfg = load_config(f"configs/deformable_detr_r50{name}.py")
+    cfg = load_config(f"configs/deformable_detr_{name}.py")
     with torch.device("meta"):
         model = build_model(cfg["model"], classes=[f"class {i}" for i in range(80)])
     optimizer = OPTIMIZERS.build(cfg["optimizer"], model=model)
     assert sorted({round(group["lr"], 8) for group in optimizer.param_groups}) == [2e-5, 2e-4]
     CRITERIA.build(cfg["criterion"])
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("r50_single_scale", 34_066_593), ("r50", 40_069_665), ("r50_refine", 40_849_660), ("r50_two_stage", 41_181_529)],
+)
+def test_parameter_counts_are_the_originals(name, parameters):
+    with torch.device("meta"):
+        model = build_model({**load_config(f"configs/deformable_detr_{name}.py")["model"], "num_classes": 91})
+    assert sum(p.numel() for p in model.parameters()) == parameters
 
 
 def official(model):
@@ -228,6 +241,36 @@ def test_weights_of_another_variant_say_which():
     for theirs, ours, levels, message in cases:
         with pytest.raises(CheckpointError, match=message):
             load_weights(model(**ours), official(model(levels, **theirs)))
+
+
+def test_own_weights_of_another_variant_say_which():
+    plain, refine = (build_model(small_spec(head=VARIANTS[name])) for name in ("plain", "refine"))
+    with pytest.raises(CheckpointError, match="with box refinement does not fit a model of 3 levels without box ref"):
+        load_weights(plain, refine.state_dict())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_heads_of_91_raw_ids_serve_the_80_classes(variant):
+    torch.manual_seed(0)
+    spec = small_spec(num_queries=12, head=VARIANTS[variant])
+    theirs, ours = (build_model({**spec, "num_classes": n}).eval() for n in (91, 80))
+    for head in theirs.modules():
+        if isinstance(head, torch.nn.Linear) and head.out_features == 91:
+            torch.nn.init.normal_(head.weight)
+    report = load_weights(ours, official(theirs), classes=COCO_CLASSES)
+    assert not report.reinitialized
+    images, mask = small_batch()
+    with torch.no_grad():
+        expected, outputs = theirs(images, mask), ours(images, mask)
+    # The same places are proposed, so that queries agree one by one.
+    torch.testing.assert_close(outputs["pred_boxes"], expected["pred_boxes"])
+    torch.testing.assert_close(outputs["pred_logits"], expected["pred_logits"][..., list(COCO_CATEGORY_IDS)])
+
+
+def test_official_names_with_other_classes_are_not_taken_for_coco():
+    theirs = build_model(small_spec())
+    report = load_weights(build_model(small_spec()), official(theirs), classes=["a", "b", "c"])
+    assert report.converter and not report.reinitialized
 
 
 def test_other_classes_start_only_the_class_heads_anew():

@@ -27,6 +27,15 @@ def test_levels_beyond_the_backbones_halve_the_raw_coarsest_map():
     torch.testing.assert_close(levels["res7"], neck.levels[4](levels["res6"]))
 
 
+def test_levels_never_take_the_name_of_a_map():
+    dilated = {"res4": FeatureInfo(8, 16), "res5": FeatureInfo(12, 16)}
+    neck = PyramidProjection(dilated, 32, num_levels=4)
+    assert list(neck.feature_info) == ["res4", "res5", "res6", "res7"]
+    assert [info.stride for info in neck.feature_info.values()] == [16, 16, 32, 64]
+    patches_of_14 = PyramidProjection({"res4": FeatureInfo(8, 14)}, 32, num_levels=3)
+    assert list(patches_of_14.feature_info) == ["res4", "res5", "res6"]
+
+
 def test_chosen_maps_alone_are_projected():
     neck = PyramidProjection(INFO, 32, in_features=["res4"])
     assert neck.feature_info == {"res4": FeatureInfo(32, 16)} and len(neck.levels) == 1

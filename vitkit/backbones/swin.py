@@ -147,7 +147,7 @@ class TableAttention(WindowAttention):
         if window < self.window:
             inner = slice(self.window - window, self.window + window - 1)
             table = table.unflatten(0, (2 * self.window - 1, -1))[inner, inner].flatten(0, 1)
-        return table[relative_places(window, table.device)].permute(2, 0, 1)
+        return table[relative_places(window, table.device)].permute(2, 0, 1).contiguous()
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Resamples a table that was learned for windows of another size."""

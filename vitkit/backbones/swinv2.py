@@ -83,7 +83,7 @@ class CosineAttention(WindowAttention):
         offsets = (offsets.sign() * torch.log2(offsets.abs() + 1) / 3).to(self.logit_scale.dtype)
         pairs = torch.cartesian_prod(offsets, offsets)
         table = MAX_BIAS * torch.sigmoid(self.cpb_mlp(pairs))
-        return table[relative_places(window, device)].permute(2, 0, 1)
+        return table[relative_places(window, device)].permute(2, 0, 1).contiguous()
 
     def qkv_bias(self) -> Tensor:
         # One for keys would add the same to all scores of a query.

@@ -149,7 +149,7 @@ class Proposals(NamedTuple):
     boxes_cxcywh: Tensor
     """(B, Q, 4) in 0..1, without gradient."""
     all_logits: Tensor
-    """(B, S, num_classes), of which the first is trained as objectness."""
+    """(B, S, num_classes), of which the first tells objects of any class."""
     all_boxes_cxcywh: Tensor
     """(B, S, 4) in 0..1."""
 

@@ -88,9 +88,9 @@ class SetCriterion(nn.Module):
         Args:
             outputs: pred_logits (B, Q, C + 1), the last class being "no object", or (B, Q, C) for the focal loss;
                 pred_boxes (B, Q, 4) cxcywh in 0..1; aux_outputs, a list of such dicts of the earlier layers, optional;
-                enc_outputs, such a dict of the first of two stages, optional, whose first logit alone is trained, to
-                tell objects of any class; with mask terms also pred_masks (B, Q, h, w) logits and input_size (height,
-                width) that they cover.
+                enc_outputs, such a dict of the first of two stages, optional, whose first logit is trained to tell
+                objects of any class, and the others to be low; with mask terms also pred_masks (B, Q, h, w) logits and
+                input_size (height, width) that they cover.
             targets: B targets with labels in 0..C-1, with mask terms also masks (N, H, W) bool.
         Returns:
             Weighted scalars whose sum is the loss: `labels l1 giou` (`mask dice`) of the last layer, `aux0_labels ...`

@@ -1,6 +1,6 @@
 """Deformable DETR: backbone, neck, head (Zhu et al. 2021, https://arxiv.org/abs/2010.04159)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vitkit.models.detr import DETR
@@ -17,6 +17,18 @@ class DeformableDETR(DETR):
     """A DETR whose classes have a sigmoid each; arguments as DETR's."""
 
     class_head = ("head.class_embed.", "head.proposals.class_embed.")
+
+    @staticmethod
+    def variant_of(names: Iterable[str]) -> str:
+        """Which variant a state dict's names are of, in words, such as "of 4 levels with box refinement"."""
+        names = set(names)
+        levels = sum(name.startswith("neck.levels.") and name.endswith(".0.weight") for name in names)
+        if "head.proposals.enc_output.weight" in names:
+            stages = "in two stages"
+        else:
+            refines = "head.decoder.bbox_embed.1.layers.0.weight" in names
+            stages = f"with{'' if refines else 'out'} box refinement"
+        return f"of {levels} level{'s' if levels > 1 else ''} {stages}"
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
         """The best pairs of a query and a class, so that a query may answer for several classes.

@@ -78,6 +78,7 @@ class DETR(nn.Module):
         """
         images = normalize_images(images, padding_mask)
         stride = max(info.stride for info in self.neck.feature_info.values())
+        # What fills a place in one direction at least is odd, but can be seen.
         if max(images.shape[-2:]) < stride:
             raise DataError(
                 f"{type(self).__name__}: images of {images.shape[-2]}x{images.shape[-1]} pixels are smaller than one "

@@ -1,6 +1,6 @@
 """Several feature maps at the width of a transformer, and coarser ones made from the last."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
@@ -41,7 +41,9 @@ class PyramidProjection(nn.Module):
         for name in in_features or ():
             if name not in feature_info:
                 raise ConfigError(
-                    f"PyramidProjection: the backbone gives no feature {name!r}. {nearest(name, feature_info)}"
+                    f"PyramidProjection: the backbone gives no feature {name!r}. {nearest(name, feature_info)} "
+                    "Name other maps in model.neck.in_features; of a backbone with one map make several: "
+                    "model.neck=dict(type='SimpleFeaturePyramid', neck=dict(type='PyramidProjection', ...))."
                 )
         self.in_features = [name for name in feature_info if in_features is None or name in in_features]
         num_levels = len(self.in_features) if num_levels is None else num_levels
@@ -62,7 +64,7 @@ class PyramidProjection(nn.Module):
         stride = feature_info[self.in_features[-1]].stride
         for i in range(num_levels - len(channels)):
             stride *= 2
-            self.feature_info[f"res{stride.bit_length() - 1}"] = FeatureInfo(out_channels, stride)
+            self.feature_info[free_name(stride, self.feature_info)] = FeatureInfo(out_channels, stride)
             in_channels = channels[-1] if i == 0 else out_channels
             convolutions.append(nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=2, padding=1))
         for convolution in convolutions:
@@ -94,6 +96,14 @@ class PyramidProjection(nn.Module):
             x = x.masked_fill(resize_mask(padding_mask, x.shape[-2:])[:, None], 0)
         x = convolution(x)
         return masked_group_norm(x, resize_mask(padding_mask, x.shape[-2:]), norm)
+
+
+def free_name(stride: int, taken: Iterable[str]) -> str:
+    """res{log2 stride}, or the next number that is free: a dilated res5 has the stride of res4."""
+    number = stride.bit_length() - 1
+    while f"res{number}" in taken:
+        number += 1
+    return f"res{number}"
 
 
 def masked_group_norm(x: Tensor, padding_mask: Tensor, norm: nn.GroupNorm) -> Tensor:

@@ -54,7 +54,11 @@ def attend_explicit(
         q3, k3, bias3 = (x.flatten(0, 1) for x in (q, k, bias.to(q.dtype)))
         weights = attention_weights(torch.baddbmm(bias3, q3, k3.mT, alpha=scale).unflatten(0, q.shape[:2]))
     else:
-        weights = attention_weights((q * scale) @ k.mT, bias)
+        scores = (q * scale) @ k.mT
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if bias is not None:
+            scores += bias  # in place: the scores of small windows are the largest tensors of a step
+        weights = attention_weights(scores)
     return F.dropout(weights, dropout_p).to(v.dtype) @ v, weights
 
 

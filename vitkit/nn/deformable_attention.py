@@ -42,7 +42,7 @@ def deformable_attend(
         ConfigError: VITKIT_DEFORMABLE is not one of its values, or asks for what cannot run here.
     """
     _check(values, shapes, sampling_locations, weights)
-    path = "gather" if _exporting() else _path(values.device.type, torch.is_grad_enabled())
+    path = _path(values.device.type, torch.is_grad_enabled())
     if path == "gather":
         return _attend_by_gathering(values, shapes, sampling_locations, weights)
     if path == "reference":
@@ -75,11 +75,14 @@ def _exporting() -> bool:
         return True
     if hasattr(torch.compiler, "is_exporting"):  # since PyTorch 2.7
         return torch.compiler.is_exporting()
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    return torch.compiler.is_compiling()
 
 
 @torch.compiler.assume_constant_result
 def _path(device: str, needs_grad: bool) -> str:
+    # In here, since some versions' compilers take `is_exporting` for true wherever they trace it themselves.
+    if _exporting():
+        return "gather"
     path = os.environ.get("VITKIT_DEFORMABLE")
     if path and path not in PATHS:
         raise ConfigError(f"VITKIT_DEFORMABLE={path!r}: expected one of {', '.join(PATHS)}.")
@@ -229,6 +232,10 @@ class MultiScaleDeformableAttention(nn.Module):
         super().__init__()
         if d_model % num_heads:
             raise ConfigError(f"MultiScaleDeformableAttention: num_heads={num_heads} must divide d_model={d_model}.")
+        if num_levels < 1 or num_points < 1:
+            raise ConfigError(
+                f"MultiScaleDeformableAttention: num_levels={num_levels}, num_points={num_points}: expected at least 1."
+            )
         self.num_heads = num_heads
         self.num_levels = num_levels
         self.num_points = num_points

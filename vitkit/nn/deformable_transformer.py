@@ -92,6 +92,8 @@ def in_padded_maps(references: Tensor, valid_ratios: Tensor) -> Tensor:
 
 
 class DeformableEncoderLayer(nn.Module):
+    """Deformable self-attention and a feed-forward network, post-norm."""
+
     recompute = False
 
     def __init__(
@@ -168,6 +170,8 @@ class DeformableEncoder(nn.Module):
 
 
 class DeformableDecoderLayer(nn.Module):
+    """Self-attention, deformable cross-attention and a feed-forward network, post-norm."""
+
     recompute = False
 
     def __init__(
