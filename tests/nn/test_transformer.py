@@ -2,12 +2,11 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
-from vitkit.nn.layers import FeedForward, enable_activation_checkpointing
+from vitkit.nn.layers import FeedForward, _dropout_, enable_activation_checkpointing
 from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
 
 D, HEADS, FFN = 16, 4, 32
@@ -95,7 +94,9 @@ def test_dropout_after_relu_is_that_of_separate_layers():
     x = torch.randn(4, 8, requires_grad=True)
 
     torch.manual_seed(0)
-    separate = ffn.linear2(F.dropout(ffn.linear1(x).relu(), 0.3))
+    kept = _dropout_(torch.ones(4, 32), 0.3)
+    assert len(kept.unique()) == 2 and kept.max() == pytest.approx(1 / 0.7)
+    separate = ffn.linear2(ffn.linear1(x).relu() * kept)
     expected = torch.autograd.grad(separate.square().sum(), [x, *ffn.parameters()])
     torch.manual_seed(0)
     output = ffn(x)
@@ -104,3 +105,12 @@ def test_dropout_after_relu_is_that_of_separate_layers():
     torch.testing.assert_close(output, separate)
     for got, wanted in zip(gradients, expected):
         torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.99])
+def test_dropout_drops_its_share_and_keeps_the_mean(p):
+    torch.manual_seed(0)
+    dropped = _dropout_(torch.ones(1000, 1001), p)
+    assert (dropped == 0).float().mean().item() == pytest.approx(p, abs=2e-3)
+    assert dropped.mean().item() == pytest.approx(1, abs=2e-2)
+    assert not _dropout_(torch.ones(3, 3), 1.0).any()

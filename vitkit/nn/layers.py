@@ -50,7 +50,7 @@ class _ReluDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        output = F.dropout(x.relu(), p)
+        output = _dropout_(x.relu(), p)
         ctx.save_for_backward(output)
         ctx.scale = 1 / (1 - p) if p < 1 else 0.0
         return output
@@ -60,6 +60,16 @@ class _ReluDropout(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (output,) = ctx.saved_tensors
         return (grad * ctx.scale).masked_fill_(output == 0, 0), None
+
+
+def _dropout_(x: Tensor, p: float) -> Tensor:
+    """Dropout, in place on a CPU, where drawing a float per element takes an eighth of a whole training step."""
+    if x.device.type != "cpu":
+        return F.dropout(x, p)
+    # Four elements share one draw of 64 bits; p is kept to 1 in 65536.
+    draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    dropped = draws[: x.numel()].view(x.shape) < round(p * 2**16) - 2**15
+    return x.masked_fill_(dropped, 0).mul_(1 / (1 - p) if p < 1 else 0.0)
 
 
 def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> int:
