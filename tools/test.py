@@ -77,7 +77,7 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     data = DataSettings(**config["data"])
     dataset = build_dataset(data.val, data.root, where="data.val")
     loader = data.val_loader(dataset)
-    model = build_model(config["model"], classes=dataset.classes)
+    model = build_model(config["model"], classes=dataset.classes, things=getattr(dataset, "things", None))
     with first_rank_first():
         report = load_weights(model, args.checkpoint, classes=dataset.classes)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)

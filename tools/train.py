@@ -119,7 +119,7 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
         train_loader = TransformedLoader(train_loader, train_set.batch_transforms, device)
     val_loader = data.val_loader(val_set)
 
-    model = build_model(config["model"], classes=train_set.classes)
+    model = build_model(config["model"], classes=train_set.classes, things=getattr(train_set, "things", None))
     with first_rank_first():
         if args.init:
             logger.info(load_weights(model, args.init, classes=train_set.classes, new_class_head=True))

@@ -163,3 +163,14 @@ def test_instance_inference_equals_the_original():
         labels = result["labels"][order]
         wanted = torch.from_numpy(np.asarray(case.expected[f"instances_{i}_classes"].values))
         assert (labels == wanted).float().mean() > 0.95 and labels.sort().values.tolist() == sorted(wanted.tolist())
+
+
+def test_a_datasets_things_reach_the_model_that_asks():
+    options = dict(neck=dict(type="FPNPixelDecoder", out_channels=32), head=dict(type="MaskFormerHead", d_ffn=32))
+    with torch.device("meta"):
+        model = build_model(spec(["panoptic"], **options), classes=["cat", "sky"], things=[True, False])
+        assert model.things == [True, False]
+        own = build_model(
+            {**spec(["panoptic"], **options), "things": [False, True]}, classes=["a", "b"], things=[True] * 2
+        )
+    assert own.things == [False, True]

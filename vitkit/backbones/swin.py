@@ -156,11 +156,6 @@ class TableAttention(WindowAttention):
             state[key] = resample_bias_table(state[key], len(self.relative_position_bias_table))
 
 
-def add(branch: Tensor, x: Tensor) -> Tensor:
-    """`x + branch`, in the branch's memory; under autocast in a new one, so that the sum keeps full precision."""
-    return branch.add_(x) if branch.dtype == x.dtype else branch + x
-
-
 class MLP(Mlp):
     """The block's two-layer network."""
 
@@ -186,12 +181,20 @@ class SwinBlock(nn.Module):
         self.attn = self.attention(d_model, num_heads, window=window)
         self.norm2 = nn.LayerNorm(d_model)
         self.mlp = MLP(d_model, 4 * d_model)
-        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.drop_path = DropPath(drop_path) if drop_path else None
 
     def forward(self, x: Tensor, grid: WindowGrid, shift_bias: Tensor | None) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
-        x = add(self.drop_path(self.attn(self.norm1(x), grid, shift_bias)), x)
-        return add(self.drop_path(self.mlp(self.norm2(x))), x)
+        x = self.add(x, self.attn(self.norm1(x), grid, shift_bias))
+        return self.add(x, self.mlp(self.norm2(x)))
+
+    def add(self, x: Tensor, branch: Tensor) -> Tensor:
+        """`x + branch`, in the branch's memory where it can; training drops the branch of some images."""
+        if self.training and self.drop_path is not None:
+            # What it makes of ones is the factor of each image: one pass over memory in place of two.
+            return torch.addcmul(x, branch, self.drop_path(x.new_ones(len(x), 1, 1, 1)))
+        # Under autocast the sum keeps the precision of `x`.
+        return branch.add_(x) if branch.dtype == x.dtype else branch + x
 
 
 class SwinStage(nn.Module):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vitkit.backbones.swin import FEATURES, Swin, SwinBlock, WindowAttention, add, neighbours
+from vitkit.backbones.swin import FEATURES, Swin, SwinBlock, WindowAttention, neighbours
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import attend
 from vitkit.nn.windows import WindowGrid, relative_places
@@ -104,8 +104,8 @@ class SwinV2Block(SwinBlock):
 
     def forward(self, x: Tensor, grid: WindowGrid, shift_bias: Tensor | None) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
-        x = add(self.drop_path(self.norm1(self.attn(x, grid, shift_bias))), x)
-        return add(self.drop_path(self.norm2(self.mlp(x))), x)
+        x = self.add(x, self.norm1(self.attn(x, grid, shift_bias)))
+        return self.add(x, self.norm2(self.mlp(x)))
 
 
 class PatchMergingV2(nn.Module):

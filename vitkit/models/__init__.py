@@ -6,14 +6,15 @@ from torch import nn
 
 from vitkit.errors import ConfigError
 from vitkit.models import classifier, deformable_detr, detr, detr_segmentation, mask_classification  # noqa: F401
-from vitkit.registry import MODELS, Spec
+from vitkit.registry import MODELS, Spec, parameters_of
 
 
-def build_model(spec: Spec, *, classes: Sequence[str] | None = None) -> nn.Module:
+def build_model(spec: Spec, *, classes: Sequence[str] | None = None, things: Sequence[bool] | None = None) -> nn.Module:
     """Builds a config's `model` section.
 
     Args:
         classes: the dataset's class names, which size the model's head; None leaves the model's own default.
+        things: of each class whether it has instances, for models that ask; None: as the model's default.
     Raises:
         ConfigError: the section is wrong, or states another number of classes than the dataset has.
     """
@@ -27,4 +28,6 @@ def build_model(spec: Spec, *, classes: Sequence[str] | None = None) -> nn.Modul
             "the dataset's classes size the model."
         )
     arguments = {} if stated is not None else {"num_classes": len(classes)}
+    if things is not None and "things" in parameters_of(MODELS.resolve(spec)[0]) and "things" not in spec:
+        arguments["things"] = list(things)
     return MODELS.build(spec, **arguments)
