@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class Backbone(nn.Module):
     class_head: tuple[str, ...] = ()
     """Prefixes of a classifier's parameters whose size follows `num_classes`."""
     optional_weights: tuple[str, ...] = ()
-    """Ends of the names of entries that pretrained weights may lack."""
+    """Patterns ("*.rel_pos_h") of the entries that pretrained weights may lack."""
 
     feature_info: dict[str, FeatureInfo]
     pretrained: bool | str = False
@@ -122,7 +123,7 @@ class Backbone(nn.Module):
         source = self._address() if self.pretrained is True else self.pretrained
         # A backbone has no use for the classifier, nor a classifier for one of other classes.
         report = load_weights(self, _find(source), new_class_head=True, strict=False)
-        missing = [name for name in report.missing if not name.endswith(self.optional_weights or ("\0",))]
+        missing = [name for name in report.missing if not any(fnmatch(name, p) for p in self.optional_weights)]
         missing = [name for name in missing if not name.startswith(self.class_head or ("\0",))]
         if missing:
             raise CheckpointError(

@@ -63,8 +63,8 @@ class NonLocalResNet(ResNet):
     """
 
     optional_weights = (
-        "num_batches_tracked", ".pair", *(f".norm.{x}" for x in ("weight", "bias", "running_mean", "running_var")),
-        *(f".conv_{name}.{x}" for name in ("theta", "phi", "g", "out") for x in ("weight", "bias")),
+        "*num_batches_tracked", "*.pair", *(f"*.norm.{x}" for x in ("weight", "bias", "running_mean", "running_var")),
+        *(f"*.conv_{name}.{x}" for name in ("theta", "phi", "g", "out") for x in ("weight", "bias")),
     )  # fmt: skip
 
     def __init__(
@@ -188,7 +188,7 @@ class ClipResNet(Backbone):
     """
 
     class_head = ("fc.",)
-    optional_weights = ("num_batches_tracked",)
+    optional_weights = ("*num_batches_tracked",)
 
     def __init__(
         self,

@@ -103,7 +103,7 @@ class ResNet(Backbone, tv.ResNet):
     """
 
     class_head = ("fc.",)
-    optional_weights = ("num_batches_tracked",)
+    optional_weights = ("*num_batches_tracked",)
 
     def __init__(
         self,

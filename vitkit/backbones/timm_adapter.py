@@ -37,7 +37,7 @@ class TimmBackbone(Backbone):
         ConfigError: timm has no model of that name, or it gives no such maps.
     """
 
-    optional_weights = ("num_batches_tracked",)
+    optional_weights = ("*num_batches_tracked",)
     renames_itself = True
     """timm's key names are meant for this class, also where they look like an official format's."""
 

@@ -235,7 +235,7 @@ class ViT(Backbone):
     """
 
     class_head = ("head.", "head_dist.")
-    optional_weights = ("rel_pos_h", "rel_pos_w")
+    optional_weights = ("*.rel_pos_h", "*.rel_pos_w")
 
     def __init__(
         self,
