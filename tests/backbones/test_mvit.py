@@ -405,6 +405,8 @@ def test_the_backbone_of_detectron2s_detectors_is_taken():
     [
         (dict(num_heads=3), "num_heads=3 must divide embed_dim=16"),
         (dict(num_heads=0), "num_heads=0 must divide"),
+        (dict(embed_dim=0), "embed_dim=0: expected at least 1"),
+        (dict(kv_stride=0), "kv_stride=0: expected at least 1"),
         (dict(depths=(1, 1, 1)), "expected at least one block in each of 4 stages"),
         (dict(window_size=0), "window_size=0: expected at least 1"),
         (dict(window_size=6), "expected a multiple of the strides, "),
@@ -429,7 +431,7 @@ def test_impossible_settings_are_named(options, message):
         ((1, 1, 64, 64), {}, r"\(1, 1, 64, 64\): expected \(B, 3, H, W\)"),
         ((1, 3, 4, 64, 64), {}, r"expected \(B, 3, H, W\)"),
         ((1, 3, 64, 64), dict(num_frames=4), r"expected \(B, 3, T, H, W\)"),
-        ((1, 3, 3, 64), {}, "3 x 64 pixels are smaller than a patch, 4 x 4"),
+        ((1, 3, 3, 64), {}, "3 x 64 pixels: expected at least 4 x 4"),
     ],
     ids=str,
 )

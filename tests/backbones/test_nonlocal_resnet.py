@@ -149,7 +149,7 @@ def test_wrong_arguments_are_named(build, message):
 def test_wrong_clips_are_named():
     with torch.device("meta"):
         model = ClipResNet(out_features=["res2"])
-        with pytest.raises(DataError, match=r"clips of shape \(1, 3, 8, 8\): expected \(B, 3, T, H, W\)"):
+        with pytest.raises(DataError, match=r"images of shape \(1, 3, 8, 8\): expected \(B, 3, T, H, W\)"):
             model(torch.zeros(1, 3, 8, 8))
-        with pytest.raises(DataError, match="clips of 1 x 8 x 8"):
+        with pytest.raises(DataError, match="clips of 1 frames"):
             model(torch.zeros(1, 3, 1, 8, 8))

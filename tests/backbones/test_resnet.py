@@ -5,7 +5,7 @@ from torchvision.models import resnet50
 from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit.backbones.resnet import RESNET_VARIANTS, ResNet
-from vitkit.errors import CheckpointError, ConfigError
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
 
@@ -180,3 +180,9 @@ def test_random_stages_that_are_frozen_are_warned_of(caplog):
 def test_random_stages_that_train_are_not_warned_of(caplog):
     ResNet(18, pretrained=False).load_pretrained()
     assert not caplog.records
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 32, 32), (3, 32, 32)], ids=str)
+def test_impossible_images_are_named(shape):
+    with pytest.raises(DataError, match=r"ResNet: images of shape \(.*\): expected \(B, 3, H, W\)"):
+        ResNet(18)(torch.zeros(shape))

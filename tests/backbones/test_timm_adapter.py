@@ -205,8 +205,8 @@ def test_wrong_arguments_are_named(arguments, message):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((1, 1, 64, 64), "1 channels, expected 3"),
-        ((1, 3, 31, 64), "31 x 64 pixels, expected at least the total stride"),
+        ((1, 1, 64, 64), r"\(1, 1, 64, 64\): expected \(B, 3, H, W\)"),
+        ((1, 3, 31, 64), "31 x 64 pixels: expected at least 32 x 32"),
     ],
 )
 def test_wrong_images_are_named(shape, message):

@@ -452,9 +452,18 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
         torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, theirs.blocks[2].mlp.fc2.weight)
 
 
+def test_a_mae_starts_a_classifier_that_has_another_norm(tmp_path):
+    state = {k: v for k, v in ViT(**SMALL, num_classes=3).state_dict().items() if not k.startswith("head.")}
+    torch.save({"model": {**state, "mask_token": torch.zeros(1, 1, 8)}}, tmp_path / "mae.pth")
+    model = ViT(**SMALL, num_classes=3, pooling="mean_norm", pretrained=str(tmp_path / "mae.pth"))
+    assert model.load_pretrained() == str(tmp_path / "mae.pth")
+    torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, state["blocks.2.mlp.fc2.weight"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (dict(image_size=(32, 0)), r"image_size=\(32, 0\): expected at least 1 pixel"),
         (dict(num_heads=5), "num_heads=5 must divide d_model=24"),
         (dict(patch_size=0), "patch_size=0: expected at least 1"),
         (dict(window_size=0), "window_size=0: expected at least 1"),
@@ -479,7 +488,10 @@ def test_wrong_arguments_are_named(arguments, message):
 
 @pytest.mark.parametrize(
     ("shape", "message"),
-    [((1, 4, 32, 32), "4 channels, expected 3"), ((1, 3, 7, 32), "7 x 32 pixels, expected at least the patch size, 8")],
+    [
+        ((1, 4, 32, 32), r"\(1, 4, 32, 32\): expected \(B, 3, H, W\)"),
+        ((1, 3, 7, 32), "7 x 32 pixels: expected at least 8 x 8"),
+    ],
 )
 def test_wrong_images_are_named(shape, message):
     with pytest.raises(DataError, match=message):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitkit.checkpoint import load_weights
 from vitkit.download import cached_file
-from vitkit.errors import CheckpointError, ConfigError
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 
@@ -28,8 +28,10 @@ def choose_features(
         out_features: the names wanted; None for all.
         num_classes: of a classifier, which returns logits and no features.
     Raises:
-        ConfigError: a name is unknown, none is wanted, or a classifier's features are.
+        ConfigError: a name is unknown, none is wanted, or a classifier's features are; or it has no classes.
     """
+    if num_classes is not None and num_classes < 1:
+        raise ConfigError(f"{owner}: num_classes={num_classes}: expected at least 1, or None for features.")
     if out_features is None:
         return dict(available)
     if num_classes is not None:
@@ -40,6 +42,36 @@ def choose_features(
         if name not in available:
             raise ConfigError(f"{owner}: unknown feature {name!r} in out_features. {nearest(name, available)}")
     return {name: info for name, info in available.items() if name in out_features}
+
+
+def drop_path_rates(owner: str, drop_path: float, num_blocks: int) -> list[float]:
+    """Each block's probability to be skipped in training (https://arxiv.org/abs/1603.09382): from 0 to `drop_path`.
+
+    Raises:
+        ConfigError: it is not in 0..1.
+    """
+    if not 0 <= drop_path < 1:
+        raise ConfigError(f"{owner}: drop_path={drop_path}: expected 0 up to, not with, 1.")
+    return [drop_path * i / max(num_blocks - 1, 1) for i in range(num_blocks)]
+
+
+def check_images(owner: str, images: Tensor, *, least: int = 1, clips: bool = False) -> None:
+    """
+    Args:
+        owner: the backbone's name in messages.
+        least: the smallest height and width it takes, in pixels.
+        clips: it takes (B, 3, T, H, W) rather than (B, 3, H, W).
+    Raises:
+        DataError: the images have another shape, or are smaller.
+    """
+    wanted = "(B, 3, T, H, W)" if clips else "(B, 3, H, W)"
+    if images.ndim != 4 + clips or images.shape[1] != 3:
+        raise DataError(f"{owner}: images of shape {tuple(images.shape)}: expected {wanted}.")
+    height, width = images.shape[-2:]
+    if min(height, width) < least:
+        raise DataError(
+            f"{owner}: images of {height} x {width} pixels: expected at least {least} x {least}. Resize them."
+        )
 
 
 class Backbone(nn.Module):
@@ -75,10 +107,15 @@ class Backbone(nn.Module):
 
         What only the others needed would never get a gradient, which DDP does not forgive, so it is removed.
         """
-        for name in self.feature_info.keys() - set(names):
+        names = set(names)
+        for name in self.feature_info.keys() - names:
             if self.norm_of(name):
                 delattr(self, self.norm_of(name))
         self.feature_info = {name: info for name, info in self.feature_info.items() if name in names}
+        self.drop_stages_after(list(self.feature_info)[-1])
+
+    def drop_stages_after(self, feature: str) -> None:
+        """Removes what is deeper than this feature, if anything is."""
 
     def freeze(self) -> None:
         """Takes the first `frozen_stages` out of training.

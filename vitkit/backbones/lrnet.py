@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import Backbone, choose_features
-from vitkit.errors import ConfigError, DataError
+from vitkit.backbones.base import Backbone, check_images, choose_features, drop_path_rates
+from vitkit.errors import ConfigError
 from vitkit.nn.layers import run_block
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.registry import BACKBONES
@@ -133,7 +132,7 @@ class LRNet(Backbone):
             nn.ReLU(inplace=True),
             nn.MaxPool2d(3, stride=2, padding=1),
         )
-        rates = iter(torch.linspace(0, drop_path, sum(_DEPTHS[depth]), device="cpu").tolist())
+        rates = iter(drop_path_rates("LRNet", drop_path, sum(_DEPTHS[depth])))
         names = list(_STAGES)
         self.layers = nn.ModuleDict()
         in_channels = _STEM_CHANNELS
@@ -163,6 +162,11 @@ class LRNet(Backbone):
     def stages(self) -> list[list[nn.Module]]:
         return [[self.stem], *([layer] for layer in self.layers.values())]
 
+    def drop_stages_after(self, feature: str) -> None:
+        names = list(self.layers)
+        for name in names[names.index(feature) + 1 :]:
+            del self.layers[name]
+
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
         """
         Args:
@@ -173,13 +177,7 @@ class LRNet(Backbone):
         Raises:
             DataError: the images have not three channels, or are smaller than one place of res2.
         """
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise DataError(f"LRNet: images of shape {tuple(images.shape)}: expected (B, 3, H, W).")
-        if min(images.shape[-2:]) < _STEM_STRIDE:
-            raise DataError(
-                f"LRNet: images of {images.shape[-2]} x {images.shape[-1]} pixels: expected at least "
-                f"{_STEM_STRIDE} x {_STEM_STRIDE}: resize them."
-            )
+        check_images("LRNet", images, least=_STEM_STRIDE)
         x = self.stem(images)
         features = {}
         for name, layer in self.layers.items():

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import Backbone, choose_features
-from vitkit.errors import ConfigError, DataError
-from vitkit.nn.layers import run_block
+from vitkit.backbones.base import Backbone, check_images, choose_features, drop_path_rates
+from vitkit.errors import ConfigError
+from vitkit.nn.layers import TokenMLP, run_block
+from vitkit.nn.linear import Linear
 from vitkit.nn.pooling_attention import PoolingAttention, make_pool, pool_places
 from vitkit.nn.position import resize_table
 from vitkit.registry import BACKBONES
@@ -127,9 +127,9 @@ class MViTBlock(nn.Module):
             window=shape.window,
         )
         self.norm2 = nn.LayerNorm(channels, eps=1e-6)
-        self.mlp = Mlp(channels, 4 * channels, shape.out_channels)
+        self.mlp = TokenMLP(channels, 4 * channels, shape.out_channels)
         grows = shape.in_channels != shape.out_channels
-        self.proj = nn.Linear(shape.in_channels, shape.out_channels) if grows else None
+        self.proj = Linear(shape.in_channels, shape.out_channels) if grows else None
         self.pool_skip = make_pool("max", channels, kernels(None, shape.q_stride), shape.q_stride)
         self.drop_path = StochasticDepth(drop_path, "row")
         self.expand_in_attention = expand_in_attention
@@ -222,6 +222,9 @@ class MViT(Backbone):
         super().__init__()
         if len(depths) != len(FEATURES) or min(depths) < 1:
             raise ConfigError(f"MViT: depths={tuple(depths)}: expected at least one block in each of 4 stages.")
+        for what, value in dict(embed_dim=embed_dim, kv_stride=kv_stride).items():
+            if value < 1:
+                raise ConfigError(f"MViT: {what}={value}: expected at least 1.")
         if num_heads < 1 or embed_dim % num_heads:
             raise ConfigError(f"MViT: num_heads={num_heads} must divide embed_dim={embed_dim}.")
         if positions not in ("relative", "absolute"):
@@ -259,6 +262,7 @@ class MViT(Backbone):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if self.class_token else None
         if positions == "absolute":
             self._make_positions(embed_dim)
+        rates = drop_path_rates("MViT", drop_path, len(shapes))
         self.blocks = nn.ModuleList(
             MViTBlock(
                 shape,
@@ -268,9 +272,9 @@ class MViT(Backbone):
                 expand_in_attention=expand_in_attention,
                 relative=positions == "relative",
                 class_token=self.class_token,
-                drop_path=drop_path * i / max(len(shapes) - 1, 1),
+                drop_path=rate,
             )
-            for i, shape in enumerate(shapes)
+            for shape, rate in zip(shapes, rates)
             if shape.stage < num_stages
         )
         if self.is_classifier:
@@ -311,6 +315,11 @@ class MViT(Backbone):
     def norm_of(self, feature: str) -> str:
         return norm_name(feature)
 
+    def drop_stages_after(self, feature: str) -> None:
+        deepest = FEATURES.index(feature)
+        self.stage_of_block = [stage for stage in self.stage_of_block if stage <= deepest]
+        self.blocks = self.blocks[: len(self.stage_of_block)]
+
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         blocks = [[] for _ in range(self.stage_of_block[-1] + 1)]
         for stage, block in zip(self.stage_of_block, self.blocks):
@@ -327,7 +336,7 @@ class MViT(Backbone):
         Raises:
             DataError: the images have not three channels, or are smaller than the patches' stride.
         """
-        self._check(images)
+        check_images("MViT", images, least=PATCH_STRIDE, clips=self.axes == 3)
         x, size = self.patch_embed(images)
         x = self._add_positions(x, size)
         features = {}
@@ -341,16 +350,6 @@ class MViT(Backbone):
             return features
         x = self.norm(x)
         return self.head(x[:, 0] if self.class_token else x.mean(1))
-
-    def _check(self, images: Tensor) -> None:
-        if images.ndim != 2 + self.axes or images.shape[1] != 3:
-            wanted = "(B, 3, H, W)" if self.axes == 2 else "(B, 3, T, H, W)"
-            raise DataError(f"MViT: images of shape {tuple(images.shape)}: expected {wanted}.")
-        if min(images.shape[-2:]) < PATCH_STRIDE:
-            raise DataError(
-                f"MViT: images of {images.shape[-2]} x {images.shape[-1]} pixels are smaller than a patch, "
-                f"{PATCH_STRIDE} x {PATCH_STRIDE}: resize them."
-            )
 
     def _add_positions(self, x: Tensor, size: tuple[int, ...]) -> Tensor:
         """Puts the class token before the places, and adds absolute positions."""

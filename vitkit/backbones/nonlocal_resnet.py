@@ -4,12 +4,11 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import Backbone, choose_features
+from vitkit.backbones.base import Backbone, check_images, choose_features, drop_path_rates
 from vitkit.backbones.resnet import ResNet
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.layers import run_block
@@ -54,7 +53,7 @@ class NonLocalResNet(ResNet):
     """`ResNet` with non-local blocks between its blocks; torchvision's weights fit, without those of the new blocks.
 
     Args:
-        depth, norm, frozen_stages, dilation, out_features, num_classes, pretrained: see `ResNet`.
+        depth, norm, frozen_stages, dilation, out_features, num_classes, drop_path, pretrained: see `ResNet`.
         positions: stage -> the blocks, counted from 0, that a non-local block follows.
         pairwise, scaled: see `NonLocalBlock`.
         pool: side of the max pooling of keys and values; 1 for none.
@@ -80,6 +79,7 @@ class NonLocalResNet(ResNet):
         dilation: bool = False,
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
+        drop_path: float = 0.0,
         pretrained: bool | str = True,
     ):
         super().__init__(
@@ -88,6 +88,7 @@ class NonLocalResNet(ResNet):
             dilation=dilation,
             out_features=out_features,
             num_classes=num_classes,
+            drop_path=drop_path,
             pretrained=pretrained,
         )
         counts = {name: len(self._blocks(name)) for name in self.stage_names}
@@ -224,7 +225,7 @@ class ClipResNet(Backbone):
         size, margin = (stem_frames, 7, 7), (stem_frames // 2, 3, 3)
         self.stem.conv = nn.Conv3d(3, 64, size, stride=(1, 2, 2), padding=margin, bias=False)
         self.stem.bn = nn.BatchNorm3d(64)
-        rates = iter(torch.linspace(0, drop_path, sum(_DEPTHS[depth]), device="cpu").tolist())
+        rates = iter(drop_path_rates("ClipResNet", drop_path, sum(_DEPTHS[depth])))
         non_local: dict[str, Any] = dict(pairwise=pairwise, scaled=scaled, pool=pool, axes=3)
         in_channels = 64
         self.layers = nn.ModuleDict()
@@ -251,6 +252,11 @@ class ClipResNet(Backbone):
     def stages(self) -> list[list[nn.Module]]:
         return [[self.stem], *([layer] for layer in self.layers.values())]
 
+    def drop_stages_after(self, feature: str) -> None:
+        names = list(self.layers)
+        for name in names[names.index(feature) + 1 :]:
+            del self.layers[name]
+
     def forward(self, clips: Tensor) -> dict[str, Tensor] | Tensor:
         """
         Args:
@@ -262,13 +268,9 @@ class ClipResNet(Backbone):
             DataError: the clips have not three channels, or are too small.
         """
         least = 2 if self.halves_frames else 1
-        if clips.ndim != 5 or clips.shape[1] != 3:
-            raise DataError(f"ClipResNet: clips of shape {tuple(clips.shape)}: expected (B, 3, T, H, W).")
-        if clips.shape[2] < least or min(clips.shape[3:]) < 4:
-            raise DataError(
-                f"ClipResNet: clips of {clips.shape[2]} x {clips.shape[3]} x {clips.shape[4]} (frames, rows, columns): "
-                f"expected at least {least} x 4 x 4."
-            )
+        check_images("ClipResNet", clips, least=4, clips=True)
+        if clips.shape[2] < least:
+            raise DataError(f"ClipResNet: clips of {clips.shape[2]} frames: expected at least {least}.")
         x = F.relu_(self.stem.bn(self.stem.conv(clips)))
         x = F.max_pool3d(x, (1, 3, 3), stride=(1, 2, 2), padding=(0, 1, 1))
         features = {}

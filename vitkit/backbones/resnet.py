@@ -8,9 +8,9 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 from torchvision.models import resnet as tv
-from torchvision.ops import FrozenBatchNorm2d
+from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
-from vitkit.backbones.base import Backbone, choose_features
+from vitkit.backbones.base import Backbone, check_images, choose_features, drop_path_rates
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import run_block
 from vitkit.registry import BACKBONES, nearest
@@ -49,20 +49,20 @@ def every(padding: Tensor | None, stride: int) -> Tensor | None:
 
 
 class BasicBlock(tv.BasicBlock):
-    """torchvision's, with `conv_norm` and padding."""
+    """torchvision's, with `conv_norm`, padding and, set by the network, `drop_path`."""
 
     recompute = False
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         padding = every(padding, self.stride)
         out = relu(conv_norm(x, self.conv1, self.bn1), padding)
-        out = conv_norm(out, self.conv2, self.bn2)
+        out = self.drop_path(conv_norm(out, self.conv2, self.bn2))
         out += x if self.downsample is None else conv_norm(x, *self.downsample)
         return relu(out, padding)
 
 
 class Bottleneck(tv.Bottleneck):
-    """torchvision's, with `conv_norm` and padding."""
+    """torchvision's, with `conv_norm`, padding and, set by the network, `drop_path`."""
 
     recompute = False
 
@@ -70,7 +70,7 @@ class Bottleneck(tv.Bottleneck):
         out = relu(conv_norm(x, self.conv1, self.bn1), padding)
         padding = every(padding, self.stride)
         out = relu(conv_norm(out, self.conv2, self.bn2), padding)
-        out = conv_norm(out, self.conv3, self.bn3)
+        out = self.drop_path(conv_norm(out, self.conv3, self.bn3))
         out += x if self.downsample is None else conv_norm(x, *self.downsample)
         return relu(out, padding)
 
@@ -96,6 +96,7 @@ class ResNet(Backbone, tv.ResNet):
         dilation: the last stage keeps res4's stride of 16 and dilates its kernels (DC5).
         out_features: the maps to return, and no deeper stage is made; all four if None.
         num_classes: makes it a classifier.
+        drop_path: the last block's probability to be skipped in training; it grows from 0 over the blocks.
         pretrained: what `load_pretrained` loads: True, torchvision's ImageNet weights (IMAGENET1K_V1); a path;
             or False, nothing.
     Raises:
@@ -114,6 +115,7 @@ class ResNet(Backbone, tv.ResNet):
         dilation: bool = False,
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
+        drop_path: float = 0.0,
         pretrained: bool | str = True,
     ):
         if depth not in _BLOCKS:
@@ -133,6 +135,9 @@ class ResNet(Backbone, tv.ResNet):
             norm_layer=_NORMS[norm],
             replace_stride_with_dilation=[False, False, dilation],
         )
+        blocks = [module for module in self.modules() if isinstance(module, block)]
+        for module, rate in zip(blocks, drop_path_rates("ResNet", drop_path, len(blocks))):
+            module.drop_path = StochasticDepth(rate, "row")
         self.depth = depth
         self.pretrained = pretrained
         self.is_classifier = num_classes is not None
@@ -150,6 +155,12 @@ class ResNet(Backbone, tv.ResNet):
     def stages(self) -> list[list[nn.Module]]:
         return [[self.conv1, self.bn1], *([getattr(self, _STAGES[name])] for name in self.stage_names)]
 
+    def drop_stages_after(self, feature: str) -> None:
+        deepest = self.stage_names.index(feature) + 1
+        for name in self.stage_names[deepest:]:
+            delattr(self, _STAGES[name])
+        self.stage_names = self.stage_names[:deepest]
+
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor] | Tensor:
         """
         Args:
@@ -159,7 +170,10 @@ class ResNet(Backbone, tv.ResNet):
         Returns:
             the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to
             coarse; a classifier returns (B, num_classes) logits.
+        Raises:
+            DataError: the images have not three channels.
         """
+        check_images(type(self).__name__, images)
         padding = None if padding_mask is None else padding_mask[:, None]
         # DETR is 5 to 10 % faster with it on a CPU, and tensor cores want it.
         x = images.contiguous(memory_format=torch.channels_last)

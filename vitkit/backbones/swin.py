@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath
 from torch import Tensor, nn
 
-from vitkit.backbones.base import Backbone, choose_features
-from vitkit.errors import ConfigError, DataError
+from vitkit.backbones.base import Backbone, check_images, choose_features, drop_path_rates
+from vitkit.errors import ConfigError
 from vitkit.nn.attention import attend
-from vitkit.nn.layers import run_block
+from vitkit.nn.layers import TokenMLP, run_block
+from vitkit.nn.linear import Linear, linear
 from vitkit.nn.windows import WindowGrid, relative_places
 from vitkit.registry import BACKBONES
 from vitkit.structures import FeatureInfo
@@ -71,7 +72,7 @@ class PatchMerging(nn.Module):
     def __init__(self, d_model: int):
         super().__init__()
         self.norm = nn.LayerNorm(4 * d_model)
-        self.reduction = nn.Linear(4 * d_model, 2 * d_model, bias=False)
+        self.reduction = Linear(4 * d_model, 2 * d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 2 * C)."""
@@ -96,7 +97,7 @@ class WindowAttention(nn.Module):
             raise ConfigError(f"Swin: num_heads={num_heads} must divide the stage's {d_model} channels.")
         self.num_heads = num_heads
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias)
-        self.proj = nn.Linear(d_model, d_model)
+        self.proj = Linear(d_model, d_model)
 
     def position_bias(self, window: int) -> Tensor:
         """(heads, N, N)."""
@@ -122,9 +123,9 @@ class WindowAttention(nn.Module):
         qkv_bias = self.qkv_bias()
         if grid.is_padded:
             # Padding is zero, so its projection is the bias, which need not be computed.
-            qkv = grid.cut(F.linear(x, self.qkv.weight, qkv_bias), qkv_bias)
+            qkv = grid.cut(linear(x, self.qkv.weight, qkv_bias), qkv_bias)
         else:
-            qkv = F.linear(grid.cut(x), self.qkv.weight, qkv_bias)
+            qkv = linear(grid.cut(x), self.qkv.weight, qkv_bias)
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         bias = self.position_bias(grid.window)[None]
         if shift_bias is not None:
@@ -156,19 +157,6 @@ class TableAttention(WindowAttention):
             state[key] = resample_bias_table(state[key], len(self.relative_position_bias_table))
 
 
-class MLP(Mlp):
-    """The block's two-layer network."""
-
-    part = 512
-    """Tokens at a time on a CPU when no gradient is wanted: their hidden channels stay in the cache."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return super().forward(x)
-        parts = x.flatten(0, -2).split(self.part)
-        return torch.cat([super(MLP, self).forward(part) for part in parts]).view(x.shape)
-
-
 class SwinBlock(nn.Module):
     """Attention in windows, then the two-layer network, each after its norm."""
 
@@ -180,7 +168,7 @@ class SwinBlock(nn.Module):
         self.norm1 = nn.LayerNorm(d_model)
         self.attn = self.attention(d_model, num_heads, window=window)
         self.norm2 = nn.LayerNorm(d_model)
-        self.mlp = MLP(d_model, 4 * d_model)
+        self.mlp = TokenMLP(d_model, 4 * d_model)
         self.drop_path = DropPath(drop_path) if drop_path else None
 
     def forward(self, x: Tensor, grid: WindowGrid, shift_bias: Tensor | None) -> Tensor:
@@ -269,8 +257,9 @@ class Swin(Backbone):
     ):
         super().__init__()
         name = type(self).__name__
-        if window < 1:
-            raise ConfigError(f"{name}: window={window}: expected at least 1.")
+        for what, value in dict(embed_dim=embed_dim, window=window).items():
+            if value < 1:
+                raise ConfigError(f"{name}: {what}={value}: expected at least 1.")
         if not len(depths) == len(num_heads) == len(FEATURES):
             raise ConfigError(
                 f"{name}: depths={depths}, num_heads={num_heads}: expected one number for each of 4 stages."
@@ -283,7 +272,7 @@ class Swin(Backbone):
         self.published = (embed_dim, depths[2], window)
 
         num_stages = FEATURES.index(list(self.feature_info)[-1]) + 1
-        rates = iter(torch.linspace(0, drop_path, sum(depths), device="cpu").tolist())
+        rates = iter(drop_path_rates(name, drop_path, sum(depths)))
         self.patch_embed = PatchEmbed(embed_dim)
         self.layers = nn.ModuleList()
         for i in range(num_stages):
@@ -305,6 +294,10 @@ class Swin(Backbone):
     def norm_of(self, feature: str) -> str:
         return f"norm{FEATURES.index(feature)}"
 
+    def drop_stages_after(self, feature: str) -> None:
+        self.layers = self.layers[: FEATURES.index(feature) + 1]
+        self.layers[-1].downsample = None
+
     def stages(self) -> list[list[nn.Module]]:
         return [[self.patch_embed], *([layer] for layer in self.layers)]
 
@@ -318,7 +311,7 @@ class Swin(Backbone):
         Raises:
             DataError: the images have not three channels, or are smaller than a patch.
         """
-        check_images(type(self).__name__, images)
+        check_images(type(self).__name__, images, least=PATCH)
         x = self.patch_embed(images)
         features = {}
         for i, (name, layer) in enumerate(zip(FEATURES, self.layers)):
@@ -342,6 +335,8 @@ class Swin(Backbone):
         for kind in ("weight", "bias"):
             if f"{prefix}head.fc.{kind}" in state:
                 state[f"{prefix}head.{kind}"] = state.pop(f"{prefix}head.fc.{kind}")
+        if self.is_classifier:
+            _widen_tables(state, prefix)
 
     def _address(self) -> str:
         if self.published not in self.weights:
@@ -358,18 +353,16 @@ def resample_bias_table(table: Tensor, length: int) -> Tensor:
     return F.interpolate(grid, size=(new, new), mode="bicubic")[0].flatten(1).T.to(table.dtype)
 
 
-def check_images(name: str, images: Tensor) -> None:
-    """
-    Raises:
-        DataError: the images have not three channels, or are smaller than a patch.
-    """
-    if images.ndim != 4 or images.shape[1] != 3:
-        raise DataError(f"{name}: images of shape {tuple(images.shape)}: expected (B, 3, H, W).")
-    if min(images.shape[-2:]) < PATCH:
-        raise DataError(
-            f"{name}: images of {images.shape[-2]} x {images.shape[-1]} pixels are smaller than a patch, "
-            f"{PATCH} x {PATCH}: resize them."
-        )
+def _widen_tables(state: dict[str, Tensor], prefix: str) -> None:
+    """An official classifier's tables are smaller in stages whose maps, at its own image size, are smaller than a
+    window: they become the middle of a whole one, which is what such maps take of it."""
+    keys = [key for key in state if key.startswith(prefix) and key.endswith("relative_position_bias_table")]
+    side = math.isqrt(max((len(state[key]) for key in keys), default=0))
+    for key in keys:
+        old = math.isqrt(len(state[key]))
+        grid = state[key].T.unflatten(1, (old, old))[None]
+        margin = (side - old) // 2
+        state[key] = F.pad(grid, (margin,) * 4, mode="replicate")[0].flatten(1).T if margin else state[key]
 
 
 def init_weights(module: nn.Module) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vitkit.backbones.swin import FEATURES, Swin, SwinBlock, WindowAttention, neighbours
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import attend
+from vitkit.nn.linear import Linear
 from vitkit.nn.windows import WindowGrid, relative_places
 from vitkit.registry import BACKBONES
 
@@ -113,7 +114,7 @@ class PatchMergingV2(nn.Module):
 
     def __init__(self, d_model: int):
         super().__init__()
-        self.reduction = nn.Linear(4 * d_model, 2 * d_model, bias=False)
+        self.reduction = Linear(4 * d_model, 2 * d_model, bias=False)
         self.norm = nn.LayerNorm(2 * d_model)
 
     def forward(self, x: Tensor) -> Tensor:

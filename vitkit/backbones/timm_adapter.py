@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from timm.models import group_parameters
 from torch import Tensor, nn
 
-from vitkit.backbones.base import Backbone, choose_features
-from vitkit.errors import ConfigError, DataError
+from vitkit.backbones.base import Backbone, check_images, choose_features
+from vitkit.errors import ConfigError
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 
@@ -115,16 +115,10 @@ class TimmBackbone(Backbone):
         Raises:
             DataError: the images are not RGB, or smaller than the total stride.
         """
-        channels, height, width = images.shape[1:]
-        if channels != 3:
-            raise DataError(f"{self.name}: got images with {channels} channels, expected 3 (RGB).")
+        check_images(self.name, images, least=1 if self.is_classifier else self.total_stride)
         if self.is_classifier:
             return self.net(images)
-        if min(height, width) < self.total_stride:
-            raise DataError(
-                f"{self.name}: got images of {height} x {width} pixels, expected at least the total stride, "
-                f"{self.total_stride}. Resize them."
-            )
+        height, width = images.shape[-2:]
         images = F.pad(images, (0, -width % self.total_stride, 0, -height % self.total_stride))
         maps = self.net(images)
         if self.channels_last:

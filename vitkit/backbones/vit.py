@@ -12,14 +12,15 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
-from vitkit.backbones.base import Backbone, choose_features
-from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.backbones.base import Backbone, check_images, choose_features, drop_path_rates
+from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.attention import attend
-from vitkit.nn.layers import run_block
+from vitkit.nn.layers import TokenMLP, run_block
+from vitkit.nn.linear import Linear
 from vitkit.nn.windows import WindowGrid
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -92,14 +93,7 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W), zero-padded at the right and bottom to whole patches, to (B, d_model, h, w)."""
-        channels, height, width = images.shape[1:]
-        if channels != 3:
-            raise DataError(f"ViT: got images with {channels} channels, expected 3 (RGB).")
-        if min(height, width) < self.patch_size:
-            raise DataError(
-                f"ViT: got images of {height} x {width} pixels, expected at least the patch size, {self.patch_size}. "
-                "Resize them, or choose smaller patches."
-            )
+        height, width = images.shape[-2:]
         margins = (0, -width % self.patch_size, 0, -height % self.patch_size)
         return self.proj(F.pad(images, margins) if any(margins) else images)
 
@@ -119,8 +113,8 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.window_size = window_size
-        self.qkv = nn.Linear(d_model, 3 * d_model)
-        self.proj = nn.Linear(d_model, d_model)
+        self.qkv = Linear(d_model, 3 * d_model)
+        self.proj = Linear(d_model, d_model)
         self.rel_pos_h = self.rel_pos_w = None
         if relative_positions is not None:
             shape = (2 * relative_positions - 1, d_model // num_heads)
@@ -191,7 +185,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(d_model, eps=1e-6)
         self.attn = attention
         self.norm2 = nn.LayerNorm(d_model, eps=1e-6)
-        self.mlp = Mlp(d_model, d_mlp)
+        self.mlp = TokenMLP(d_model, d_mlp)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -235,7 +229,7 @@ class ViT(Backbone):
     """
 
     class_head = ("head.", "head_dist.")
-    optional_weights = ("*.rel_pos_h", "*.rel_pos_w")
+    optional_weights = ("*.rel_pos_h", "*.rel_pos_w", "fc_norm.*")
 
     def __init__(
         self,
@@ -278,6 +272,8 @@ class ViT(Backbone):
 
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         self.grid = (math.ceil(height / patch_size), math.ceil(width / patch_size))
+        if min(self.grid) < 1:
+            raise ConfigError(f"ViT: image_size={image_size}: expected at least 1 pixel.")
         self.num_registers = num_registers
         self.num_placed = int(class_token) + int(distilled)
         self.patch_embed = PatchEmbedding(patch_size, d_model)
@@ -291,9 +287,9 @@ class ViT(Backbone):
             relative = None if relative_positions is None else window or relative_positions
             return Attention(d_model, num_heads, window_size=window, relative_positions=relative)
 
-        rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]
         self.blocks = nn.ModuleList(
-            Block(d_model, attention(i), d_mlp=int(d_model * mlp_ratio), drop_path=rate) for i, rate in enumerate(rates)
+            Block(d_model, attention(i), d_mlp=int(d_model * mlp_ratio), drop_path=rate)
+            for i, rate in enumerate(drop_path_rates("ViT", drop_path, depth))
         )
         if self.is_classifier:
             norm = "fc_norm" if pooling == "mean_norm" else "norm"
@@ -329,6 +325,7 @@ class ViT(Backbone):
         Raises:
             DataError: the images are smaller than a patch, or not RGB.
         """
+        check_images("ViT", images, least=self.patch_embed.patch_size)
         x = self.patch_embed(images)
         size = (x.shape[-2], x.shape[-1])
         x = self.embed(x.flatten(2).transpose(1, 2), size)

@@ -4,12 +4,17 @@ Shapes: B batch, L queries, S keys, d channels per head. Masks are bool with Tru
 """
 
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from vitkit.errors import ConfigError
+from vitkit.nn.kv_cache import KeyValueCache
+from vitkit.nn.layers import draw_dropped
+from vitkit.nn.linear import Linear, linear
 
 
 def attend(
@@ -36,7 +41,41 @@ def attend(
         return attend_explicit(q, k, v, bias, dropout_p=dropout_p, scale=scale)[0]
     if bias is not None:
         bias = bias.to(q.dtype)
+    if dropout_p and _drops_on_cpu(q, k, v):
+        return _AttendWithDropout.apply(q, k, v, bias, dropout_p, q.shape[-1] ** -0.5 if scale is None else scale)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout_p, scale=scale)
+
+
+def _drops_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    plain = q.device.type == "cpu" and q.dtype == k.dtype == v.dtype in (torch.float32, torch.float64)
+    return plain and torch.is_grad_enabled() and not _traced() and not torch.is_autocast_enabled("cpu")
+
+
+class _AttendWithDropout(torch.autograd.Function):
+    """Attention with dropout keeps one tensor of the weights' size, whose signs tell what was dropped. A CPU's fused
+    kernel has no dropout; what PyTorch falls back to keeps three."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, p: float, scale: float) -> Tensor:
+        scores = (q * scale) @ k.mT
+        if bias is not None:
+            scores += bias
+        weights = attention_weights(scores)
+        weights = torch.where(draw_dropped(weights.shape, p), -weights, weights)
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.scale, ctx.raised = scale, 1 / (1 - p) if p < 1 else 0.0
+        return weights.clamp(min=0).mul_(ctx.raised) @ v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights = ctx.saved_tensors
+        kept = weights.clamp(min=0).mul_(ctx.raised)
+        grad_v = kept.mT @ grad
+        # Of the scores: each row's mean is taken off by all weights, those that were dropped, too.
+        grad_scores = (grad @ v.mT).mul_(kept)
+        grad_scores.addcmul_(weights.abs(), grad_scores.sum(-1, keepdim=True), value=-1).mul_(ctx.scale)
+        return grad_scores @ k, grad_scores.mT @ q, grad_v, None, None, None
 
 
 def attend_explicit(
@@ -73,7 +112,34 @@ def attention_weights(
         out: where to write the weights, if no gradient is wanted.
     """
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    return torch.softmax(scores if bias is None else scores + bias, dim=dim, out=out)
+    scores = scores if bias is None else scores + bias
+    if out is None and dim == -1 and 0 < scores.shape[-1] < FEW_KEYS and scores.device.type == "cpu" and not _traced():
+        return _SoftmaxOfFew.apply(scores)
+    return torch.softmax(scores, dim=dim, out=out)
+
+
+FEW_KEYS = 16
+"""A processor's widest vector: for shorter rows PyTorch's softmax takes five times as long as its separate steps."""
+
+
+class _SoftmaxOfFew(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        weights = (scores - scores.amax(-1, keepdim=True)).exp_()
+        weights.div_(weights.sum(-1, keepdim=True))
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        grad = grad * weights
+        return grad.addcmul_(weights, grad.sum(-1, keepdim=True), value=-1)
+
+
+def _traced() -> bool:
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def padding_bias(padding_mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -119,7 +185,7 @@ class MultiHeadAttention(nn.Module):
         self.dropout = dropout
         self.in_proj_weight = nn.Parameter(torch.empty(3 * d_model, d_model))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * d_model))
-        self.out_proj = nn.Linear(d_model, d_model)
+        self.out_proj = Linear(d_model, d_model)
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
 
@@ -158,6 +224,55 @@ class MultiHeadAttention(nn.Module):
         output = attend(q, k, v, bias, dropout_p=self.dropout if self.training else 0.0)
         return self.out_proj(output.transpose(1, 2).flatten(2))
 
+    def attend_on(self, x: Tensor, cache: KeyValueCache, *, bias: Tensor | None = None) -> Tensor:
+        """Self-attention of the next places of a sequence, which see those in the cache and are added to it.
+
+        Args:
+            x: (B, L, d_model), the places that follow on the cached ones.
+            bias: float, broadcastable to (B, heads, L, cached + L).
+        Returns:
+            (B, L, d_model).
+        """
+        projected = linear(x, self.in_proj_weight, self.in_proj_bias)
+        q, keys_values = projected.split([x.shape[-1], 2 * x.shape[-1]], dim=-1)
+        k, v = self._heads(cache.append(keys_values))
+        return self._attend(q, k, v, bias)[0]
+
+    def project_memory(self, memory: Tensor) -> Tensor:
+        """(B, S, d_model) -> (2, B, heads, S, d), the keys and values of `attend_to`."""
+        d_model = memory.shape[-1]
+        keys_values = linear(memory, self.in_proj_weight[d_model:], self.in_proj_bias[d_model:])
+        return self._heads(keys_values).contiguous()
+
+    def attend_to(
+        self, queries: Tensor, memory: Tensor, *, bias: Tensor | None = None, with_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention to keys and values that are projected already.
+
+        Args:
+            queries: (B, L, d_model).
+            memory: of `project_memory`.
+            bias: float, broadcastable to (B, heads, L, S).
+            with_weights: whether the second result is wanted.
+        Returns:
+            (B, L, d_model), and the weights (B, heads, L, S).
+        """
+        d_model = queries.shape[-1]
+        q = linear(queries, self.in_proj_weight[:d_model], self.in_proj_bias[:d_model])
+        return self._attend(q, *memory, bias, with_weights=with_weights)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, with_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of projected queries (B, L, d_model), and keys and values (B, heads, S, d), as in evaluation."""
+        q = q.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        output, weights = attend_explicit(q, k, v, bias) if with_weights else (attend(q, k, v, bias), None)
+        return self.out_proj(output.transpose(1, 2).flatten(2)), weights
+
+    def _heads(self, keys_values: Tensor) -> Tensor:
+        """(B, S, 2 * d_model) -> (2, B, heads, S, d)."""
+        return keys_values.unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+
     def _project(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
         """q, k, v: (B, length, d_model); inputs that are the same tensor share one matrix product."""
         inputs = [queries, keys, values]
@@ -170,7 +285,7 @@ class MultiHeadAttention(nn.Module):
         rows = [len(group) * self.out_proj.in_features for group in groups]
         projected = zip(groups, self.in_proj_weight.split(rows), self.in_proj_bias.split(rows))
         return tuple(
-            part for group, weight, bias in projected for part in F.linear(group[0], weight, bias).chunk(len(group), -1)
+            part for group, weight, bias in projected for part in linear(group[0], weight, bias).chunk(len(group), -1)
         )
 
 

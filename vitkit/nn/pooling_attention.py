@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import attend
+from vitkit.nn.linear import Linear
 from vitkit.nn.position import decomposed_positions
 from vitkit.nn.windows import WindowGrid
 
@@ -120,8 +121,8 @@ class PoolingAttention(nn.Module):
         self.window = window
         self.q_stride, self.kv_stride = tuple(q_stride), tuple(kv_stride)
         channels = out_channels // num_heads
-        self.qkv = nn.Linear(in_channels, 3 * out_channels)
-        self.proj = nn.Linear(out_channels, out_channels)
+        self.qkv = Linear(in_channels, 3 * out_channels)
+        self.proj = Linear(out_channels, out_channels)
         for name, kernel, stride in (
             ("q", q_kernel, q_stride),
             ("k", kv_kernel, kv_stride),

@@ -7,10 +7,13 @@ Dropout follows each attention and feed-forward network. Post-norm normalises af
 (`norm_first`) normalises the input of each branch, and the stack's output once at its end.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from vitkit.nn.attention import MultiHeadAttention
+from vitkit.nn.kv_cache import KeyValueCache
 from vitkit.nn.layers import FeedForward, run_block
 
 
@@ -37,15 +40,24 @@ class TransformerEncoderLayer(nn.Module):
             positions: (B or 1, S, d_model).
             bias: float, broadcastable to (B, heads, S, S).
         """
-        if self.norm_first:
-            x = x + self.dropout(self._self_attention(self.norm1(x), positions, bias))
-            return x + self.dropout(self.ffn(self.norm2(x)))
-        x = self.norm1(x + self.dropout(self._self_attention(x, positions, bias)))
-        return self.norm2(x + self.dropout(self.ffn(x)))
 
-    def _self_attention(self, x: Tensor, positions: Tensor | None, bias: Tensor | None) -> Tensor:
-        qk = with_positions(x, positions)
-        return self.self_attn(qk, qk, x, bias=bias)
+        def self_attention(x: Tensor) -> Tensor:
+            qk = with_positions(x, positions)
+            return self.self_attn(qk, qk, x, bias=bias)
+
+        return self._with_residuals(x, self_attention)
+
+    def step(self, x: Tensor, cache: KeyValueCache, *, bias: Tensor | None = None) -> Tensor:
+        """`forward` of the places (B, L, d_model) that follow on those in the cache, which they are added to; see
+        `MultiHeadAttention.attend_on`."""
+        return self._with_residuals(x, lambda x: self.self_attn.attend_on(x, cache, bias=bias))
+
+    def _with_residuals(self, x: Tensor, self_attention: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.norm_first:
+            x = x + self.dropout(self_attention(self.norm1(x)))
+            return x + self.dropout(self.ffn(self.norm2(x)))
+        x = self.norm1(x + self.dropout(self_attention(x)))
+        return self.norm2(x + self.dropout(self.ffn(x)))
 
 
 class TransformerDecoderLayer(nn.Module):
@@ -89,6 +101,42 @@ class TransformerDecoderLayer(nn.Module):
         def cross_attention(x: Tensor) -> Tensor:
             return self.cross_attn(with_positions(x, positions), memory_keys, memory, bias=memory_bias)
 
+        return self._with_residuals(x, self_attention, cross_attention)
+
+    def step(
+        self,
+        x: Tensor,
+        cache: KeyValueCache,
+        *,
+        memory: Tensor,
+        memory_bias: Tensor | None = None,
+        with_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward` of the one place that follows on those in the cache, which it is added to.
+
+        Args:
+            x: (N, 1, d_model); N is a multiple of B, and the rows that share a memory stand together.
+            memory: (2, B, heads, S, d), of `MultiHeadAttention.project_memory`.
+            memory_bias: float, broadcastable to (B, heads, 1, S).
+            with_weights: whether the second result is wanted.
+        Returns:
+            (N, 1, d_model), and the weights of the cross-attention (N, heads, S).
+        """
+        weights = None
+
+        def cross_attention(x: Tensor) -> Tensor:
+            nonlocal weights
+            # As queries of one sequence, the rows that share a memory read it together.
+            grouped = x.view(memory.shape[1], -1, x.shape[-1])
+            output, weights = self.cross_attn.attend_to(grouped, memory, bias=memory_bias, with_weights=with_weights)
+            return output.view_as(x)
+
+        x = self._with_residuals(x, lambda x: self.self_attn.attend_on(x, cache), cross_attention)
+        return x, None if weights is None else weights.transpose(1, 2).flatten(0, 1)
+
+    def _with_residuals(
+        self, x: Tensor, self_attention: Callable[[Tensor], Tensor], cross_attention: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         if self.norm_first:
             x = x + self.dropout(self_attention(self.norm1(x)))
             x = x + self.dropout(cross_attention(self.norm2(x)))
@@ -99,7 +147,12 @@ class TransformerDecoderLayer(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-    """A stack of encoder layers; with `norm_first` a final norm."""
+    """A stack of encoder layers.
+
+    Args:
+        final_norm: whether the output is normalised; None: with `norm_first` alone, as published. PyTorch's own
+            `nn.Transformer` always does.
+    """
 
     def __init__(
         self,
@@ -110,13 +163,14 @@ class TransformerEncoder(nn.Module):
         d_ffn: int,
         dropout: float = 0.1,
         norm_first: bool = False,
+        final_norm: bool | None = None,
     ):
         super().__init__()
         self.layers = nn.ModuleList(
             TransformerEncoderLayer(d_model, num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first)
             for _ in range(num_layers)
         )
-        self.norm = nn.LayerNorm(d_model) if norm_first else nn.Identity()
+        self.norm = nn.LayerNorm(d_model) if (norm_first if final_norm is None else final_norm) else nn.Identity()
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, bias: Tensor | None = None) -> Tensor:
         """(B, S, d_model) -> (B, S, d_model); arguments as a layer's."""
@@ -126,7 +180,12 @@ class TransformerEncoder(nn.Module):
 
 
 class TransformerDecoder(nn.Module):
-    """A stack of decoder layers; one final norm, shared by the outputs of all layers."""
+    """A stack of decoder layers.
+
+    Args:
+        final_norm: whether the output is normalised, by one norm that the outputs of all layers share.
+        all_layers: whether the outputs of all layers are returned, as losses after each of them need.
+    """
 
     def __init__(
         self,
@@ -137,13 +196,16 @@ class TransformerDecoder(nn.Module):
         d_ffn: int,
         dropout: float = 0.1,
         norm_first: bool = False,
+        final_norm: bool = True,
+        all_layers: bool = True,
     ):
         super().__init__()
+        self.all_layers = all_layers
         self.layers = nn.ModuleList(
             TransformerDecoderLayer(d_model, num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first)
             for _ in range(num_layers)
         )
-        self.norm = nn.LayerNorm(d_model)
+        self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
 
     def forward(
         self,
@@ -159,7 +221,8 @@ class TransformerDecoder(nn.Module):
         Args:
             memory_positions: (B or 1, S, d_model). The others as a layer's.
         Returns:
-            (layers, B, L, d_model), every layer's output, normalised.
+            (layers, B, L, d_model), every layer's output, normalised; (B, L, d_model), the last one's, without
+            `all_layers`.
         """
         memory_keys = with_positions(memory, memory_positions)
         outputs = []
@@ -168,4 +231,4 @@ class TransformerDecoder(nn.Module):
                 layer, x, memory, memory_keys=memory_keys, positions=positions, bias=bias, memory_bias=memory_bias
             )
             outputs.append(x)
-        return self.norm(torch.stack(outputs))
+        return self.norm(torch.stack(outputs) if self.all_layers else x)

@@ -1,20 +1,22 @@
 """Box formats, scaling, IoU and GIoU.
 
-xyxy is (left, top, right, bottom); cxcywh is (centre x, centre y, width, height). torchvision converts the formats; its
-pairwise IoUs take no batch dimensions, and its element-wise ones add an epsilon that shows on small boxes, so both are
-here once, by broadcasting.
+xyxy is (left, top, right, bottom); cxcywh is (centre x, centre y, width, height). torchvision's conversion takes whole
+planes of numbers apart and together again, its pairwise IoUs take no batch dimensions, and its element-wise ones add an
+epsilon that shows on small boxes, so these are here once, by broadcasting.
 """
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import box_convert
 
 
-def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
-    """(..., 4) boxes in any one length unit."""
-    return box_convert(boxes_cxcywh, "cxcywh", "xyxy")
+def cxcywh_to_xyxy(boxes_cxcywh: Tensor, *, dim: int = -1) -> Tensor:
+    """Boxes in any one length unit, their 4 numbers along `dim`."""
+    centre, size = boxes_cxcywh.chunk(2, dim)
+    return torch.cat((centre - size / 2, centre + size / 2), dim)
 
 
 def xyxy_to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
@@ -46,7 +48,8 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         (...) float in 0..1; 0 for two boxes without area.
     """
-    return _divide_(*_intersection_and_union(a, b))
+    intersection, union, _ = _areas(a, b)
+    return _divide_(intersection, union)
 
 
 def generalized_box_iou(a: Tensor, b: Tensor) -> Tensor:
@@ -61,26 +64,25 @@ def generalized_box_iou(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         (...) float in -1..1; 0 for two boxes whose common hull has no area.
     """
-    intersection, union = _intersection_and_union(a, b)
-    ax0, ay0, ax1, ay1 = a.unbind(-1)
-    bx0, by0, bx1, by1 = b.unbind(-1)
-    width = torch.maximum(ax1, bx1).sub_(torch.minimum(ax0, bx0))
-    height = torch.maximum(ay1, by1).sub_(torch.minimum(ay0, by0))
-    hull = width.mul_(height)
+    intersection, union, hull = _areas(a, b)
     outside = _divide_(hull - union, hull)
     return _divide_(intersection, union).sub_(outside)
 
 
-def _intersection_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    # torchvision.ops.box_area takes batch dimensions only in newer releases, so areas are written out.
+def _areas(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the intersection, the union and the common hull."""
+    # torchvision.ops.box_area takes batch dimensions only in newer releases, so areas are written out. In place where
+    # it can be: the matcher's time is that of writing new memory.
     ax0, ay0, ax1, ay1 = a.unbind(-1)
     bx0, by0, bx1, by1 = b.unbind(-1)
-    # In place where it can be: the matcher's time is that of writing new memory.
-    width = torch.minimum(ax1, bx1).sub_(torch.maximum(ax0, bx0)).clamp_(min=0)
-    height = torch.minimum(ay1, by1).sub_(torch.maximum(ay0, by0)).clamp_(min=0)
-    intersection = width.mul_(height)
-    areas = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0)
-    return intersection, areas.sub_(intersection)
+    a_width, a_height, b_width, b_height = ax1 - ax0, ay1 - ay0, bx1 - bx0, by1 - by0
+    areas = a_width * a_height + b_width * b_height
+    # Less than nothing is the gap between boxes that are apart; what is not shared of both sides spans the hull.
+    width = torch.minimum(ax1, bx1).sub_(torch.maximum(ax0, bx0))
+    height = torch.minimum(ay1, by1).sub_(torch.maximum(ay0, by0))
+    hull = (a_width + b_width).sub_(width).mul_((a_height + b_height).sub_(height))
+    intersection = width.clamp_(min=0).mul_(height.clamp_(min=0))
+    return intersection, areas.sub_(intersection), hull
 
 
 def _divide_(area: Tensor, whole: Tensor) -> Tensor:
@@ -88,4 +90,5 @@ def _divide_(area: Tensor, whole: Tensor) -> Tensor:
 
     `whole` is overwritten.
     """
-    return area / whole.masked_fill_(whole == 0, 1)
+    # One pass, where comparing and filling are two of ten times its time on a CPU.
+    return area / F.threshold_(whole, 0, 1)

@@ -1,0 +1,97 @@
+"""What every family of backbones does alike."""
+
+import pytest
+import torch
+
+from vitkit.errors import ConfigError
+from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.registry import BACKBONES
+
+SWIN = dict(embed_dim=16, depths=[1, 2, 1, 1], num_heads=[1, 2, 2, 4], window=3)
+SPECS = {
+    "resnet_basic": dict(type="ResNet", depth=18, pretrained=False),
+    "resnet": dict(type="ResNet", depth=50, pretrained=False),
+    "nonlocal": dict(type="NonLocalResNet", depth=50, pretrained=False, positions={"res4": [1]}),
+    "vit": dict(type="ViT", d_model=32, depth=3, num_heads=2, image_size=64),
+    "swin": dict(type="Swin", **SWIN),
+    "swinv2": dict(type="SwinV2", **SWIN),
+    "mvit": dict(type="MViT", embed_dim=16, depths=[1, 1, 2, 1], num_heads=1, image_size=64),
+    "mvitv1": dict(
+        type="MViT", embed_dim=16, depths=[1, 1, 2, 1], num_heads=1, image_size=64, positions="absolute",
+        residual_pooling=False, expand_in_attention=False,
+    ),
+    "lrnet": dict(type="LRNet", depth=26, kernel_size=3),
+    "clips": dict(type="ClipResNet", depth=50, positions={"res3": [1]}),
+}  # fmt: skip
+PYRAMIDS = [name for name in SPECS if name != "vit"]
+
+
+def images(name, batch=2):
+    return torch.randn(batch, 3, 2, 36, 45) if name == "clips" else torch.randn(batch, 3, 36, 45)
+
+
+@pytest.mark.parametrize("name", PYRAMIDS)
+def test_a_model_that_reads_fewer_maps_keeps_no_parameter_without_a_gradient(name):
+    torch.manual_seed(0)
+    model, x = BACKBONES.build(SPECS[name]).eval(), images(name)
+    before = model(x)
+    model.keep_features(["res2", "res3"])
+    assert list(model.feature_info) == ["res2", "res3"]
+    after = model(x)
+    assert list(after) == ["res2", "res3"]
+    for feature, value in after.items():
+        torch.testing.assert_close(value, before[feature])
+    sum(value.square().mean() for value in after.values()).backward()
+    assert [key for key, p in model.named_parameters() if p.grad is None] == []
+    made_so = BACKBONES.build(dict(SPECS[name], out_features=["res2", "res3"]))
+    assert model.state_dict().keys() == made_so.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["resnet_basic", "nonlocal", "lrnet", "clips"])
+def test_batch_norms_count_a_recomputed_batch_once(name):
+    torch.manual_seed(0)
+    model, x = BACKBONES.build(dict(SPECS[name], out_features=["res2", "res3"])).train(), images(name)
+    initial = {key: value.clone() for key, value in model.state_dict().items()}
+    states = []
+    for enabled in (False, True):
+        model.load_state_dict(initial)
+        enable_activation_checkpointing(model, enabled)
+        sum(value.square().mean() for value in model(x).values()).backward()
+        states.append({key: value.clone() for key, value in model.state_dict().items()})
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, msg=key)
+    assert any(key.endswith("running_mean") and not torch.equal(v, initial[key]) for key, v in states[0].items())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_drop_path_acts_in_training_alone(name):
+    torch.manual_seed(0)
+    model, x = BACKBONES.build(dict(SPECS[name], drop_path=0.9)), images(name)
+    deepest = list(model.feature_info)[-1]
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.momentum = 0.0  # so that training leaves nothing behind
+            torch.nn.init.ones_(module.weight)
+        elif isinstance(module, torch.nn.LayerNorm):
+            torch.nn.init.ones_(module.weight)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x)[deepest], model(x)[deepest], rtol=0, atol=0)
+        model.train()
+        assert not torch.equal(model(x)[deepest], model(x)[deepest])
+        assert model(x)[deepest].isfinite().all()
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(num_classes=0), "num_classes=0: expected at least 1, or None for features"),
+        (dict(drop_path=1.0), "drop_path=1.0: expected 0 up to, not with, 1"),
+        (dict(drop_path=-0.1), "drop_path=-0.1: expected 0"),
+        (dict(frozen_stages=-1), "frozen_stages -1: expected 0 to"),
+        (dict(out_features=[]), "out_features is empty"),
+    ],
+)
+def test_impossible_numbers_are_named(name, arguments, message):
+    with torch.device("meta"), pytest.raises(ConfigError, match=message):
+        BACKBONES.build({**SPECS[name], **arguments})

@@ -1,0 +1,79 @@
+import pytest
+import torch
+from torch import nn
+
+from vitkit.errors import ConfigError
+from vitkit.nn.additive_attention import SCORES, AlignmentAttention
+
+
+def by_hand(attention, query, key):
+    """The score of one query and one key (before `keys`), channel by channel."""
+    score, name = attention.score, {kind: name for name, kind in SCORES.items()}[type(attention.score)]
+    dot = sum(q * k for q, k in zip(query, key)) if len(query) == len(key) else None
+    if name == "dot":
+        return dot
+    if name == "scaled_dot":
+        return dot / len(query) ** 0.5
+    if name == "cosine":
+        return score.strength * dot / (query.norm() * key.norm())
+    if name == "general":
+        return query @ score.of_keys.weight @ key
+    hidden = torch.tanh(score.of_queries.weight @ query + score.of_keys.weight @ key + score.of_keys.bias)
+    return score.of_sums.weight[0] @ hidden
+
+
+@pytest.mark.parametrize(("name", "d_key"), [(name, 6) for name in SCORES] + [("additive", 4), ("general", 4)])
+def test_scores_are_their_formulas(name, d_key):
+    torch.manual_seed(0)
+    attention = AlignmentAttention(name, 6, d_key=d_key)
+    queries, keys = torch.randn(2, 3, 6), torch.randn(2, 5, d_key)
+    scores = attention.score(queries, attention.score.keys(keys))
+    assert scores.shape == (2, 3, 5)
+    for b, i, j in ((0, 0, 0), (1, 2, 4), (0, 1, 3)):
+        torch.testing.assert_close(scores[b, i, j], by_hand(attention, queries[b, i], keys[b, j]))
+    torch.testing.assert_close(attention.score(queries[:, 1], attention.score.keys(keys)), scores[:, 1])
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_never_receives_weight(name, size, dtype):
+    torch.manual_seed(0)
+    attention = AlignmentAttention(name, 8, d_key=8).to(dtype)
+    queries, values = torch.randn(20, 4, 8, dtype=dtype) * size, torch.randn(20, 7, 8, dtype=dtype) * size
+    padding = torch.rand(20, 7) < 0.6
+    padding[:, 3] = False
+    padding[0], padding[1] = False, torch.arange(7) != 3
+    context, weights = attention(queries, attention.score.keys(values), values, padding_mask=padding)
+    assert not weights.masked_select(padding[:, None].expand_as(weights)).any()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(20, 4))
+    torch.testing.assert_close(context[1], values[1, 3].expand(4, 8))
+
+    changed = torch.where(padding[..., None], -values.flip(0) * 100, values)
+    again = attention(queries, attention.score.keys(changed), changed, padding_mask=padding)
+    torch.testing.assert_close(again, (context, weights), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_gradients_reach_queries_keys_and_weights(name):
+    attention = AlignmentAttention(name, 4, d_key=4).double()
+    queries, keys = (torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    padding = torch.tensor([[False, False, True], [False, False, False]])
+
+    def run(queries, keys):
+        return attention(queries, attention.score.keys(keys), keys, padding_mask=padding)[0]
+
+    assert torch.autograd.gradcheck(run, (queries, keys), atol=1e-4, rtol=1e-3)
+    run(queries, keys).sum().backward()
+    assert all(isinstance(p, nn.Parameter) and p.grad is not None for p in attention.parameters())
+
+
+@pytest.mark.parametrize("name", ["dot", "scaled_dot", "cosine"])
+def test_sizes_that_cannot_be_compared_are_an_error(name):
+    with pytest.raises(ConfigError, match="queries have 6 channels and keys 4; .* 'additive' or 'general'"):
+        AlignmentAttention(name, 6, d_key=4)
+
+
+def test_an_unknown_score_names_the_nearest():
+    with pytest.raises(ConfigError, match="unknown score 'cosin'. Did you mean 'cosine'"):
+        AlignmentAttention("cosin", 6, d_key=6)

@@ -1,0 +1,155 @@
+"""Alignment scores: how well a query fits each key, in the forms that the literature has compared.
+
+A score is a module of two steps: `score.keys(x)` prepares the keys, once per sentence or picture, and
+`score(queries, keys)` compares queries with them, at every step of a decoder. Their softmax is
+`attention.attention_weights`; `AlignmentAttention` puts both together.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.nn.attention import attention_weights, mask_bias, record_weights
+from vitkit.registry import nearest
+
+
+class AlignmentScore(nn.Module):
+    """The base of all scores: a dot product of queries and prepared keys."""
+
+    def keys(self, keys: Tensor) -> Tensor:
+        """(B, S, d_key) -> (B, S, ...), as `forward` takes them."""
+        return keys
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """
+        Args:
+            queries: (B, L, d_query), or (B, d_query) for one query each.
+            keys: of `self.keys`.
+        Returns:
+            (B, L, S), or (B, S).
+        """
+        if queries.ndim == 2:
+            return self.compare(queries[:, None], keys)[:, 0]
+        return self.compare(queries, keys)
+
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """`forward` of (B, L, d_query)."""
+        return queries @ keys.mT
+
+
+class DotScore(AlignmentScore):
+    """q . k (Luong et al. 2015, https://arxiv.org/abs/1508.04025).
+
+    Raises:
+        ConfigError: queries and keys have different sizes.
+    """
+
+    def __init__(self, d_query: int, d_key: int):
+        super().__init__()
+        if d_query != d_key:
+            raise ConfigError(
+                f"{type(self).__name__}: queries have {d_query} channels and keys {d_key}; expected the same number. "
+                "Change a size, or use the score 'additive' or 'general'."
+            )
+
+
+class ScaledDotScore(DotScore):
+    """q . k / sqrt(d) (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
+
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return (queries * queries.shape[-1] ** -0.5) @ keys.mT
+
+
+class CosineScore(DotScore):
+    """strength * cos(q, k) (Graves et al. 2014, section 3.3.1, https://arxiv.org/abs/1410.5401).
+
+    The strength is learned, and starts at 10: the softmax of mere cosines could never choose one key among many.
+    """
+
+    def __init__(self, d_query: int, d_key: int):
+        super().__init__(d_query, d_key)
+        self.strength = nn.Parameter(torch.tensor(10.0))
+
+    def keys(self, keys: Tensor) -> Tensor:
+        return F.normalize(keys, dim=-1)
+
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.strength * (F.normalize(queries, dim=-1) @ keys.mT)
+
+
+class GeneralScore(AlignmentScore):
+    """q W k, bilinear (Luong et al. 2015, https://arxiv.org/abs/1508.04025)."""
+
+    def __init__(self, d_query: int, d_key: int):
+        super().__init__()
+        self.of_keys = nn.Linear(d_key, d_query, bias=False)
+
+    def keys(self, keys: Tensor) -> Tensor:
+        return self.of_keys(keys)
+
+
+class AdditiveScore(AlignmentScore):
+    """v . tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473).
+
+    Args:
+        d_attention: channels of the sum; those of the queries if None.
+    """
+
+    def __init__(self, d_query: int, d_key: int, d_attention: int | None = None):
+        super().__init__()
+        d_attention = d_attention or d_query
+        self.of_queries = nn.Linear(d_query, d_attention, bias=False)
+        self.of_keys = nn.Linear(d_key, d_attention)
+        self.of_sums = nn.Linear(d_attention, 1, bias=False)
+
+    def keys(self, keys: Tensor) -> Tensor:
+        return self.of_keys(keys)
+
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        sums = self.of_queries(queries)[:, :, None] + keys[:, None]
+        return self.of_sums(sums.tanh())[..., 0]
+
+
+SCORES = {
+    "additive": AdditiveScore,
+    "dot": DotScore,
+    "scaled_dot": ScaledDotScore,
+    "general": GeneralScore,
+    "cosine": CosineScore,
+}
+
+
+class AlignmentAttention(nn.Module):
+    """Attention of one head by any alignment score.
+
+    Args:
+        score: one of `SCORES`.
+        d_query: channels of the queries.
+        d_key: channels of the keys.
+    Raises:
+        ConfigError: the score is unknown, or cannot compare these sizes.
+    """
+
+    def __init__(self, score: str, d_query: int, *, d_key: int):
+        super().__init__()
+        if score not in SCORES:
+            raise ConfigError(f"attention: unknown score {score!r}. {nearest(score, SCORES)}")
+        self.score = SCORES[score](d_query, d_key)
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, *, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """
+        Args:
+            queries: (B, L, d_query).
+            keys: of `self.score.keys`.
+            values: (B, S, d_value).
+            padding_mask: (B, S) bool, True = padding, which gets no weight.
+        Returns:
+            what is attended to (B, L, d_value), and the weights (B, L, S) float32.
+        """
+        bias = None if padding_mask is None else mask_bias(padding_mask[:, None])
+        weights = attention_weights(self.score(queries, keys), bias)
+        record_weights(weights[:, None])
+        return weights.to(values.dtype) @ values, weights

@@ -1,0 +1,55 @@
+"""Keys and values of the places that a decoder has written already, so that each step computes its own alone."""
+
+import torch
+from torch import Tensor
+
+
+class KeyValueCache:
+    """The keys and values of one layer for N rows, in a buffer that is written in place and doubled when it is full.
+
+    Args:
+        capacity: places that there is room for at first.
+    """
+
+    def __init__(self, *, capacity: int = 32):
+        self.length = 0
+        self._capacity = capacity
+        self._buffer: Tensor | None = None  # (N, capacity, C)
+        self._spare: Tensor | None = None  # where `select` writes to, with at least N rows
+
+    def append(self, keys_values: Tensor) -> Tensor:
+        """Adds L places.
+
+        Args:
+            keys_values: (N, L, C).
+        Returns:
+            (N, length, C), those of all places; a view that is valid until the next call.
+        """
+        end = self.length + keys_values.shape[1]
+        if self._buffer is None or end > self._buffer.shape[1]:
+            self._grow(keys_values, end)
+        self._buffer[:, self.length : end] = keys_values
+        self.length = end
+        return self._buffer[:, :end]
+
+    def select(self, rows: Tensor) -> None:
+        """Takes other rows: repeated, in another order, or fewer.
+
+        Args:
+            rows: (M,) int64, of 0..N-1.
+        """
+        if self._buffer is None:
+            return
+        if self._spare is None or len(self._spare) < len(rows):
+            self._spare = self._buffer.new_empty(len(rows), *self._buffer.shape[1:])
+        selected = self._spare[: len(rows)]
+        torch.index_select(self._buffer[:, : self.length], 0, rows, out=selected[:, : self.length])
+        self._buffer, self._spare = selected, self._buffer
+
+    def _grow(self, like: Tensor, length: int) -> None:
+        while self._capacity < length:
+            self._capacity *= 2
+        grown = like.new_empty(len(like), self._capacity, like.shape[-1])
+        if self._buffer is not None:
+            grown[:, : self.length] = self._buffer[:, : self.length]
+        self._buffer, self._spare = grown, None
