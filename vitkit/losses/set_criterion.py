@@ -10,8 +10,8 @@ from torchvision.ops import sigmoid_focal_loss
 from vitkit.errors import ConfigError
 from vitkit.logging import RatioMeter
 from vitkit.losses.boxes import box_giou_loss, box_l1_loss
-from vitkit.losses.masks import dice_loss, whole_masks
-from vitkit.losses.set_terms import class_weight_sum, matched_indices, normalizers, set_cross_entropy
+from vitkit.losses.masks import whole_mask_losses
+from vitkit.losses.set_terms import SurplusWarning, class_weight_sum, matched_indices, normalizers, set_cross_entropy
 from vitkit.registry import CRITERIA, MATCHERS, Spec, nearest
 from vitkit.structures import DetectionTarget
 
@@ -82,6 +82,7 @@ class SetCriterion(nn.Module):
         self.focal_alpha = focal_alpha
         self.focal_gamma = focal_gamma
         self.meters = {"matched_accuracy": RatioMeter()}
+        self._warn_of_surplus = SurplusWarning()
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """
@@ -104,6 +105,7 @@ class SetCriterion(nn.Module):
         earlier = outputs.get("aux_outputs", ())
         layers = [outputs, *earlier]
         prefixes = ["", *(f"aux{i}_" for i in range(len(earlier)))]
+        self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         losses = self._weighted_losses(prefixes, layers, targets)
         if "enc_outputs" in outputs:
             objects = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
@@ -181,8 +183,8 @@ class SetCriterion(nn.Module):
         if not len(matched):
             return dict.fromkeys(MASK_TERMS, 0.0 * masks.sum())
         targets_of_matched = [t["masks"][j.to(masks.device)] for t, (_, j) in zip(targets, matches)]
-        logits, wanted = whole_masks(matched, targets_of_matched, layer["input_size"])
-        return {"mask": sigmoid_focal_loss(logits, wanted).mean(1).sum(), "dice": dice_loss(logits, wanted).sum()}
+        focal, dice = whole_mask_losses(matched, targets_of_matched, layer["input_size"])
+        return {"mask": focal.sum(), "dice": dice.sum()}
 
     def _focal_loss(self, logits: Tensor, where: tuple[Tensor, ...], labels: Tensor) -> Tensor:
         """(L,) sums over all queries and classes; arguments as of `set_cross_entropy`."""

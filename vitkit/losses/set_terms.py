@@ -1,13 +1,36 @@
 """What the losses of every set prediction share: indices of the matched queries, the class term, normalisers."""
 
 import itertools
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.distributed import all_reduce_mean, world_size
+
+logger = logging.getLogger("vitkit")
+
+
+class SurplusWarning:
+    """Says, once, that an image has more targets than the model has queries; what is not matched does not train."""
+
+    def __init__(self):
+        self.given = False
+
+    def __call__(self, targets: Sequence[Mapping[str, Any]], num_queries: int) -> None:
+        image, most = max(enumerate(len(target["labels"]) for target in targets), key=lambda pair: pair[1])
+        if most <= num_queries or self.given:
+            return
+        self.given = True
+        image_id = f" {targets[image]['image_id']}" if "image_id" in targets[image] else ""
+        logger.warning(
+            "image%s has %d targets, but the model has %d queries: %d of the targets are matched with none and train "
+            "nothing. Set model.num_queries to at least the most objects of an image. This is said once.",
+            image_id, most, num_queries, most - num_queries,
+        )  # fmt: skip
 
 
 def matched_indices(matches: list[list[tuple[Tensor, Tensor]]], counts: Sequence[int], device: torch.device) -> Tensor:

@@ -1,5 +1,6 @@
 """The optimal one-to-one assignment of queries to targets (Carion et al. 2020, https://arxiv.org/abs/2005.12872)."""
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -56,8 +57,7 @@ class HungarianMatcher(nn.Module):
         device = pred_logits.device
         num_classes = pred_logits.shape[-1] - (self.class_cost == "softmax")
         counts = [len(target["labels"]) for target in targets]
-        owners = [i for i, count in enumerate(counts) for _ in range(count)]
-        image = torch.tensor(owners, dtype=torch.int64).to(device, non_blocking=True)
+        image = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(device, non_blocking=True)
         labels = torch.cat([target["labels"] for target in targets])
         target_boxes = torch.cat([target["boxes_cxcywh"] for target in targets])
         # A label out of range has no cost. NaN lets the check below find it, without a transfer of its own.
@@ -67,13 +67,13 @@ class HungarianMatcher(nn.Module):
         with torch.autocast(device.type, enabled=False):
             class_costs = CLASS_COSTS[self.class_cost](pred_logits.float(), image, labels)
             terms = {"class": class_costs, **_box_terms(pred_boxes.float(), image, target_boxes.float())}
-            cost = torch.zeros_like(terms["class"])
-            for name, weight in self.weights.items():
-                cost.add_(terms[name], alpha=weight)
+            cost = terms["class"] * self.weights["class"]
+            for name in ("l1", "giou"):
+                cost.add_(terms[name], alpha=self.weights[name])
 
         # The step's only transfer from the device. scipy computes in float64, so all costs are converted at once.
-        cost = cost.cpu().transpose(0, 1).double().contiguous().numpy()  # (L, T, Q)
-        if not np.isfinite(cost).all():
+        cost = cost.cpu().transpose(0, 1).to(torch.float64, memory_format=torch.contiguous_format).numpy()  # (L, T, Q)
+        if not np.isfinite(cost.sum()):  # float64, which a sum of float32 cannot leave
             _raise_non_finite(cost, terms, targets, num_classes=num_classes)
         ends = np.cumsum(counts)
         return [[assign(layer[end - count : end]) for count, end in zip(counts, ends)] for layer in cost]
@@ -81,8 +81,10 @@ class HungarianMatcher(nn.Module):
 
 def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
     """(T, L, Q) of T targets; `image` (T,) is the index in the batch of each target's image."""
-    # Layer by layer, so that the probabilities of all classes stay in the processor's cache.
-    return torch.stack([layer.softmax(-1)[image, :, labels] for layer in pred_logits], dim=1).neg_()
+    # Layer by layer into the same memory, so that the probabilities of all classes stay in the processor's cache.
+    probabilities = torch.empty_like(pred_logits[0])
+    picked = [torch.softmax(layer, -1, out=probabilities)[image, :, labels] for layer in pred_logits]
+    return torch.stack(picked, dim=1).neg_()
 
 
 def focal_cost(pred_logits: Tensor, image: Tensor, labels: Tensor, *, alpha: float = 0.25, gamma: float = 2) -> Tensor:
@@ -98,14 +100,16 @@ CLASS_COSTS = {"softmax": softmax_cost, "focal": focal_cost}
 def _box_terms(pred_boxes: Tensor, image: Tensor, target_boxes: Tensor) -> dict[str, Tensor]:
     """The L1 distance and the GIoU, each (T, L, Q): T targets of all images against the queries of their own image."""
     # With coordinates as whole planes, picking a target's image copies long rows and all else reads contiguous numbers.
-    queries_cxcywh, queries_xyxy = (
-        boxes.permute(1, 3, 0, 2).contiguous().index_select(0, image).movedim(1, -1)
-        for boxes in (pred_boxes, cxcywh_to_xyxy(pred_boxes))
-    )  # (T, L, Q, 4)
-    target_boxes = target_boxes[:, None, None]
+    cxcywh = pred_boxes.permute(3, 1, 0, 2).contiguous()
+    xyxy = cxcywh_to_xyxy(cxcywh, dim=0)
+    distances = (
+        queries.index_select(0, image).sub_(targets[:, None, None]).abs_()
+        for queries, targets in zip(cxcywh, target_boxes.T)
+    )
+    queries_xyxy = xyxy.index_select(1, image).movedim(0, -1)  # (T, L, Q, 4)
     return {
-        "l1": (queries_cxcywh - target_boxes).abs_().sum(-1),
-        "giou": generalized_box_iou(queries_xyxy, cxcywh_to_xyxy(target_boxes)),
+        "l1": functools.reduce(Tensor.add_, distances),
+        "giou": generalized_box_iou(queries_xyxy, cxcywh_to_xyxy(target_boxes)[:, None, None]),
     }
 
 

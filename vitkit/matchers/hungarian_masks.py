@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.errors import DataError, TrainingError
+from vitkit.errors import ConfigError, DataError, TrainingError
 from vitkit.matchers.hungarian import Matches, assign
 from vitkit.ops.masks import pad_masks, points_in_part, sample_points
 from vitkit.registry import MATCHERS
@@ -25,6 +26,8 @@ class HungarianMaskMatcher(nn.Module):
             (Mask2Former); or "focal", the mean focal loss over whole masks at the predictions' size (MaskFormer).
             The dice term is taken at the same places.
         num_points: of "points".
+    Raises:
+        ConfigError: `mask_cost` is another, or there are no points.
     """
 
     def __init__(
@@ -37,9 +40,11 @@ class HungarianMaskMatcher(nn.Module):
         num_points: int = 12544,
     ):
         super().__init__()
-        self.cost_class = cost_class
-        self.cost_mask = cost_mask
-        self.cost_dice = cost_dice
+        if mask_cost not in ("points", "focal"):
+            raise ConfigError(f"criterion.matcher.mask_cost: got {mask_cost!r}; expected 'points' or 'focal'.")
+        if num_points < 1:
+            raise ConfigError(f"criterion.matcher.num_points: got {num_points}; expected at least 1.")
+        self.weights = {"class": cost_class, "mask": cost_mask, "dice": cost_dice}
         self.mask_cost = mask_cost
         self.num_points = num_points
 
@@ -54,16 +59,17 @@ class HungarianMaskMatcher(nn.Module):
             targets: B targets with labels in 0..C-1 and masks (N, H, W) bool; none, or more than queries, will do.
             input_size: (height, width) that the images were padded to, which the predicted masks cover.
         Raises:
-            TrainingError: a cost is not finite.
+            TrainingError: a cost is not finite; layer, image and term are named.
             DataError: a label is not in 0..C-1.
         """
         device = layers[0]["pred_logits"].device
-        costs = []
+        terms = []
         with torch.autocast(device.type, enabled=False):
             for image, target in enumerate(targets):
                 self._check_labels(layers[0], image, target)
                 if len(target["labels"]):
-                    costs += [self._cost(i, layer, image, target, input_size) for i, layer in enumerate(layers)]
+                    terms += [self._terms(i, layer, image, target, input_size) for i, layer in enumerate(layers)]
+            costs = [sum(self.weights[name] * term for name, term in own.items()) for own in terms]
         # The only transfers from the device, when all costs are under way.
         costs = [cost.cpu().double().numpy() for cost in costs]
         matches: Matches = [[] for _ in layers]
@@ -72,12 +78,13 @@ class HungarianMaskMatcher(nn.Module):
                 if not len(target["labels"]):
                     matches[i].append((torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)))
                     continue
-                cost = costs.pop(0)
-                if not (abs(cost) < float("inf")).all():
+                cost, own = costs.pop(0), terms.pop(0)
+                if not np.isfinite(cost).all():
+                    bad = ", ".join(name for name, term in own.items() if not term.isfinite().all())
                     raise TrainingError(
-                        f"matching: non-finite cost in layer {i}, image {image} of the batch"
-                        f"{_image_id(target)}. Expected finite costs: lower the learning rate, clip gradients, or "
-                        "leave fp16 if the predictions diverged."
+                        f"matching: non-finite cost in layer {i}, image {image} of the batch{_image_id(target)}: "
+                        f"{bad or 'only the weighted sum'}. Expected finite costs: lower the learning rate, clip "
+                        "gradients, or leave fp16 if the predictions diverged."
                     )
                 matches[i].append(assign(cost))
         return matches
@@ -95,10 +102,10 @@ class HungarianMaskMatcher(nn.Module):
                 f"expected 0..{num_classes - 1}. Is the model's num_classes that of the dataset?"
             )
 
-    def _cost(
+    def _terms(
         self, index: int, layer: Mapping[str, Any], image: int, target: DetectionTarget, input_size: tuple[int, int]
-    ) -> Tensor:
-        """(N, Q)."""
+    ) -> dict[str, Tensor]:
+        """class, mask and dice, each (N, Q), unweighted."""
         probabilities = layer["pred_logits"][image].float().softmax(-1)
         masks = target["masks"].float()
         if self.mask_cost == "points":
@@ -112,8 +119,7 @@ class HungarianMaskMatcher(nn.Module):
             logits, wanted = logits.flatten(1), wanted.flatten(1)
             cost_mask = focal_of_pairs(logits, wanted)
         cost_class = -probabilities[:, target["labels"]].T
-        cost_dice = dice_of_pairs(logits, wanted)
-        return self.cost_class * cost_class + self.cost_mask * cost_mask + self.cost_dice * cost_dice
+        return {"class": cost_class, "mask": cost_mask, "dice": dice_of_pairs(logits, wanted)}
 
 
 def sample_predicted(layer: Mapping[str, Any], image: int, points: Tensor) -> Tensor:
