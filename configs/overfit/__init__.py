@@ -1,0 +1,1 @@
+"""Runs that learn a handful of images by heart: the least that data, model, losses and evaluation must do together."""

@@ -1,0 +1,177 @@
+import json
+import logging
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from vitkit.data.captions import CocoCaptions, ShapesCaptions, caption_words, write_features
+from vitkit.data.loader import build_loader
+from vitkit.errors import ConfigError, DataError
+from vitkit.structures import BOS, EOS, PAD, UNK
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three images of 40x30 pixels, two captions each."""
+    (tmp_path / "images").mkdir()
+    for number in (1, 2, 3):
+        cv2.imwrite(str(tmp_path / f"images/{number}.png"), np.full((30, 40, 3), 40 * number, np.uint8))
+    texts = {1: ["A dog runs .", "The dog's running!"], 2: ["a cat sits", "A cat."], 3: ["a dog sits", "dog"]}
+    content = {
+        "images": [{"id": 10 * n, "file_name": f"{n}.png", "height": 30, "width": 40} for n in texts],
+        "annotations": [
+            {"id": 2 * n + k, "image_id": 10 * n, "caption": text} for n in texts for k, text in enumerate(texts[n])
+        ],
+    }
+    (tmp_path / "captions.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def change(folder, edit):
+    content = json.loads((folder / "captions.json").read_text())
+    edit(content)
+    (folder / "captions.json").write_text(json.dumps(content))
+
+
+def dataset(folder, min_count=1, **arguments):
+    return CocoCaptions(str(folder / "images"), str(folder / "captions.json"), min_count=min_count, **arguments)
+
+
+def test_words_of_a_caption():
+    assert caption_words(' "A black-and-white dog\'s - toy" , isn’t it_?\n') == "a black-and-white dog's toy isn't it"
+
+
+def test_sample_has_tokens_and_all_references(folder):
+    data = dataset(folder)
+    sample = data[0]
+    assert data.target_vocabulary.decode(sample["target"]["tokens"].tolist()) == "a dog runs"
+    assert sample["target"]["tokens"][-1] == EOS
+    assert sample["target"]["references"] == ["A dog runs .", "The dog's running!"]
+    assert sample["target"]["image_id"] == 10
+    assert sample["image"].shape == (3, 30, 40)
+    assert data.aspect_ratios().tolist() == pytest.approx([4 / 3] * 3)
+
+
+def test_the_seed_draws_the_caption(folder):
+    data = dataset(folder)
+    drawn = [tuple(data[(0, seed)]["target"]["tokens"].tolist()) for seed in range(20)]
+    assert len(set(drawn)) == 2
+    assert drawn == [tuple(data[(0, seed)]["target"]["tokens"].tolist()) for seed in range(20)]
+
+
+def test_rare_words_are_unknown_and_validation_takes_the_trained_words(folder):
+    train, val = dataset(folder, min_count=2), dataset(folder, min_count=None)
+    with pytest.raises(DataError, match=r"has no vocabulary.*use_vocabularies_of"):
+        val[0]
+    val.use_vocabularies_of(train)
+    assert val.target_vocabulary is train.target_vocabulary
+    assert val[0]["target"]["tokens"].tolist()[2] == UNK  # "runs"
+    assert val.target_vocabulary.unknown["runs"] == 1
+
+
+def test_batches_hold_padded_captions(folder):
+    loader = build_loader(dataset(folder), batch_size=3, training=False)
+    (batch,) = loader
+    captions = [target["tokens"].tolist() for target in batch.targets]
+    longest = max(map(len, captions))
+    expected = [[BOS, *tokens[:-1], *[PAD] * (longest - len(tokens))] for tokens in captions]
+    assert batch.inputs["target_in"].tolist() == expected
+    assert batch.inputs["images"].shape == (3, 3, 30, 40)
+
+
+def test_captions_without_a_word_and_images_without_captions_are_counted(folder, caplog):
+    def edit(content):
+        content["annotations"][0]["caption"] = " ."
+        content["annotations"][2]["caption"] = content["annotations"][3]["caption"] = ""
+
+    change(folder, edit)
+    with caplog.at_level(logging.INFO, "vitkit"):
+        data = dataset(folder)
+    assert [data.references(i) for i in range(len(data))] == [["The dog's running!"], ["a dog sits", "dog"]]
+    assert "3 of 6 captions are left out: they have no word" in caplog.text
+    assert "1 of 3 images are left out: without a caption" in caplog.text
+
+
+def test_missing_images_are_an_error_or_counted(folder, caplog):
+    (folder / "images/2.png").unlink()
+    with pytest.raises(DataError, match=r"lists '2.png', which is not in .*\(1 of 3 images are missing\).*='drop'"):
+        dataset(folder)
+    with caplog.at_level(logging.INFO, "vitkit"):
+        assert list(dataset(folder, missing_images="drop").image_ids) == [10, 30]
+    assert "1 of 3 images are left out: without a picture" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda c: c["annotations"][1].update(image_id=99), r"annotation 3 has image_id 99, which is not among the 3"),
+        (lambda c: c["annotations"][1].update(caption=None), r"annotation 3 has caption None; expected text"),
+        (lambda c: c["annotations"][1].pop("caption"), r"entry 1 of 'annotations' has no 'caption'"),
+        (lambda c: c["images"][1].update(id=10), r"image id 10 is there twice"),
+        (lambda c: c.pop("annotations"), r"no list 'annotations', or an empty one"),
+        (lambda c: c.update(annotations=[{"image_id": 10, "caption": "!"}]), r"no caption in .* has a word"),
+    ],
+)
+def test_wrong_files_are_named_errors(folder, edit, message):
+    change(folder, edit)
+    with pytest.raises(DataError, match=message):
+        dataset(folder)
+
+
+def test_only_the_first_images(folder):
+    (folder / "images/3.png").unlink()
+    data = dataset(folder, first=2)
+    assert list(data.image_ids) == [10, 20] and data.references(1) == ["a cat sits", "A cat."]
+    with pytest.raises(ConfigError, match=r"first: got 0; expected at least 1, or none for all images"):
+        dataset(folder, first=0)
+    change(folder, lambda c: [a.update(caption="!") for a in c["annotations"][:2]])
+    with pytest.raises(DataError, match=r"none of the first 1 images in .* has a caption"):
+        dataset(folder, first=1)
+
+
+def test_missing_files_are_named_errors(folder):
+    with pytest.raises(DataError, match="images: no folder"):
+        CocoCaptions(str(folder / "none"), str(folder / "captions.json"))
+    with pytest.raises(DataError, match="annotations: no file"):
+        CocoCaptions(str(folder / "images"), str(folder / "none.json"))
+
+
+def test_synthetic_captions_are_of_known_words():
+    data = ShapesCaptions(20, max_objects=4)
+    for index in range(len(data)):
+        tokens = data[index]["target"]["tokens"].tolist()
+        assert data.target_vocabulary.decode(tokens) == data.references(index)[0]
+    assert data.target_vocabulary.unknown_count == 0
+
+
+def test_features_take_the_place_of_images(folder):
+    images = dataset(folder)
+    maps = torch.arange(3 * 2 * 2 * 2, dtype=torch.float32).view(3, 2, 2, 2)
+    write_features(folder / "maps.npy", maps.split(2), images, weights_key=17)
+    data = dataset(folder, features=str(folder / "maps.npy"))
+    (batch,) = build_loader(data, batch_size=3, training=False)
+    assert torch.equal(batch.inputs["features"], maps)
+    assert batch.inputs["features_key"] == 17
+    assert "images" not in batch.inputs
+
+
+def test_features_of_other_images_or_transforms_are_refused(folder):
+    resized = dict(type="ClassificationEvalTransforms", size=16)
+    path = folder / "maps.npy"
+    with pytest.raises(DataError, match=r"no file .*maps.npy.*tools/cache_features.py"):
+        dataset(folder, features=str(path))
+    write_features(path, [torch.zeros(3, 2, 2, 2)], dataset(folder), weights_key=17)
+    with pytest.raises(DataError, match=r"computed with the transforms null; this dataset has .*size"):
+        dataset(folder, transforms=resized, features=str(path))
+    change(folder, lambda c: c["images"].reverse())
+    with pytest.raises(DataError, match=r"is of 3 images \w+; this dataset has 3 images \w+\. Is it another dataset's"):
+        dataset(folder, features=str(path))
+    change(folder, lambda c: c["images"].reverse())
+    with pytest.raises(DataError, match=r"is of 3 images \w+; this dataset has 2 images of World\(.*split='val'"):
+        ShapesCaptions(2, split="val", features=str(path))
+    with pytest.raises(DataError, match=r"image 30 has a map of \(2, 2, 3\)"):
+        write_features(path, [torch.zeros(2, 2, 2, 2), torch.zeros(1, 2, 2, 3)], dataset(folder), weights_key=1)
+    with pytest.raises(DataError, match="no file"):
+        dataset(folder, features=str(path))

@@ -1,0 +1,74 @@
+import pytest
+
+from vitkit.data.number_words import NumberWords, english_number, german_number, is_training_number
+from vitkit.errors import ConfigError
+
+NUMBERS = {
+    0: ("zero", "null"),
+    1: ("one", "eins"),
+    12: ("twelve", "zwölf"),
+    16: ("sixteen", "sechzehn"),
+    17: ("seventeen", "siebzehn"),
+    21: ("twenty-one", "einundzwanzig"),
+    30: ("thirty", "dreißig"),
+    66: ("sixty-six", "sechsundsechzig"),
+    77: ("seventy-seven", "siebenundsiebzig"),
+    100: ("one hundred", "einhundert"),
+    101: ("one hundred one", "einhunderteins"),
+    345: ("three hundred forty-five", "dreihundertfünfundvierzig"),
+    1000: ("one thousand", "eintausend"),
+    1001: ("one thousand one", "eintausendeins"),
+    21_000: ("twenty-one thousand", "einundzwanzigtausend"),
+    101_101: ("one hundred one thousand one hundred one", "einhunderteintausendeinhunderteins"),
+    999_999: (
+        "nine hundred ninety-nine thousand nine hundred ninety-nine",
+        "neunhundertneunundneunzigtausendneunhundertneunundneunzig",
+    ),
+}
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_numbers_in_words(number):
+    assert (english_number(number), german_number(number)) == NUMBERS[number]
+
+
+def test_no_two_numbers_have_the_same_words():
+    numbers = [*range(2000), *range(99_000, 102_000)]
+    for write in (english_number, german_number):
+        assert len({write(number) for number in numbers}) == len(numbers)
+
+
+@pytest.mark.parametrize("number", [-1, 10**6])
+def test_other_numbers_are_refused(number):
+    with pytest.raises(ValueError, match=rf"number: got {number}; expected 0 to 999999"):
+        english_number(number)
+
+
+def test_validation_numbers_are_unseen():
+    train, val = NumberWords(5000), NumberWords(1000, split="val")
+    assert not set(train.numbers.tolist()) & set(val.numbers.tolist())
+    assert len(set(val.numbers.tolist())) == 1000
+    assert all(is_training_number(n) for n in train.numbers.tolist())
+    assert all(is_training_number(n) for n in range(100))
+    # As many of one digit as of six.
+    assert 0.12 < (train.numbers < 10).mean() < 0.25 and 0.1 < (train.numbers > 99_999).mean() < 0.25
+
+
+def test_numbers_follow_from_their_index():
+    assert NumberWords(50).numbers.tolist() == NumberWords(5000).numbers[:50].tolist()
+
+
+def test_a_sample_and_how_people_are_told_of_it():
+    dataset = NumberWords(20, vocabulary=dict(kind="char"))
+    target = dataset[0]["target"]
+    number = int(dataset.numbers[0])
+    assert target["source_text"] == english_number(number) and target["references"] == [german_number(number)]
+    assert dataset.noun == "numbers"
+    assert dataset.target_vocabulary.decode(target["tokens"].tolist()) == german_number(number)
+
+
+def test_too_many_numbers_are_refused():
+    with pytest.raises(ConfigError, match=r"num_pairs: got 60000; expected 1 to 50000"):
+        NumberWords(60000)
+    with pytest.raises(ConfigError, match=r"split: got 'test'; expected 'train' or 'val'"):
+        NumberWords(5, split="test")

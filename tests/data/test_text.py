@@ -1,0 +1,273 @@
+import gzip
+
+import pytest
+import torch
+
+from vitkit.data.loader import DataSettings, TokenBatches, build_dataset
+from vitkit.data.monolingual import MonolingualText
+from vitkit.data.text import TextLines, VocabularySettings
+from vitkit.data.text_pairs import ParallelText
+from vitkit.errors import ConfigError, DataError
+from vitkit.structures import BOS, EOS, PAD
+from vitkit.vocabulary import Vocabulary
+
+WORDS = dict(kind="word", shared=False)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Writes two files, and builds the dataset of them."""
+
+    def make(sources, targets, **arguments):
+        for name, lines in (("a.en", sources), ("a.de", targets)):
+            (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return ParallelText(str(tmp_path / "a.en"), str(tmp_path / "a.de"), **arguments)
+
+    return make
+
+
+def test_lines_of_plain_and_gzip_files(tmp_path):
+    content = "eins\r\nzwei\u2028drei\n\nvier".encode()
+    (tmp_path / "a").write_bytes(content)
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + content + b"\n"))
+    for name in ("a", "b.gz"):
+        assert list(TextLines(tmp_path / name)) == ["eins", "zwei\u2028drei", "", "vier"]
+    assert TextLines(tmp_path / "a")[-1] == "vier"
+    with pytest.raises(IndexError):
+        TextLines(tmp_path / "a")[4]
+
+
+def test_bad_files_are_named(tmp_path):
+    (tmp_path / "latin").write_bytes("eins\nzwei\nfünf\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin, line 3: byte 0xfc is no UTF-8"):
+        TextLines(tmp_path / "latin")
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(DataError, match=r"empty: the file is empty; expected a sentence in each line"):
+        TextLines(tmp_path / "empty")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"eins\n" * 1000)[:-20])
+    with pytest.raises(DataError, match=r"cut\.gz: a damaged gzip file"):
+        TextLines(tmp_path / "cut.gz")
+    with pytest.raises(DataError, match=r"no file '.*none'\. Set data\.root"):
+        TextLines(tmp_path / "none")
+
+
+def test_different_numbers_of_lines_are_an_error(pair):
+    with pytest.raises(DataError, match=r"a\.en has 2 lines and .*a\.de has 3: expected as many"):
+        pair(["a", "b"], ["x", "y", "z"])
+
+
+def test_a_sample_and_a_batch(pair):
+    dataset = pair(["a b", "b"], ["x", "y x z"], vocabulary=WORDS)
+    assert dataset.source_vocabulary.tokens[4:] == ["▁b", "▁a"]
+    assert dataset.target_vocabulary.tokens[4:] == ["▁x", "▁y", "▁z"]
+    sample = dataset[(0, 17)]
+    assert sample["source"].tolist() == [5, 4, EOS]
+    target = sample["target"]
+    assert target["tokens"].tolist() == [4, EOS]
+    assert (target["source_text"], target["references"], target["index"]) == ("a b", ["x"], 0)
+
+    batch = dataset.collate([dataset[0], dataset[1]])
+    assert batch.inputs["source"].tolist() == [[5, 4, EOS], [4, EOS, PAD]]
+    assert batch.inputs["source_padding"].tolist() == [[False] * 3, [False, False, True]]
+    assert batch.inputs["target_in"].tolist() == [[BOS, 4, PAD, PAD], [BOS, 5, 4, 6]]
+    assert [target["tokens"].tolist() for target in batch.targets] == [[4, EOS], [5, 4, 6, EOS]]
+
+
+def test_a_shared_vocabulary_is_one_object(pair):
+    dataset = pair(["a b"], ["b c"], vocabulary=dict(kind="word"))
+    assert dataset.source_vocabulary is dataset.target_vocabulary
+    assert dataset.source_vocabulary.tokens[4:] == ["▁b", "▁a", "▁c"]
+
+
+def test_training_drops_empty_and_long_lines_and_counts_them(pair, caplog):
+    dataset = pair(["a", "", "a b", "a b c d"], ["x", "y", " ", "x y"], vocabulary=WORDS, max_length=4)
+    assert len(dataset) == 1 and dataset[0]["target"]["index"] == 0
+    assert "3 of 4 sentences left out: 2 with an empty side, 1 of over 4 tokens" in caplog.text
+
+
+def test_evaluation_keeps_every_line(pair, caplog):
+    dataset = pair(["a", "", "a b a b"], ["x", "y", "x y"], max_length=4)
+    assert len(dataset) == 3
+    dataset.use_vocabularies_of(pair(["a b", "a"], ["x", "y"], vocabulary=WORDS))
+    assert [dataset[i]["source"].tolist() for i in range(3)] == [[4, EOS], [EOS], [4, 5, 4, EOS]]
+    assert dataset[2]["target"]["source_text"] == "a b a b"
+    assert dataset.lengths().tolist() == [[2, 2], [1, 2], [4, 3]]
+    assert "1 with an empty side, 1 of over 4 tokens" in caplog.text
+
+
+def test_unfit_lines_can_be_errors(pair):
+    dataset = pair(["a", "a"], ["x", ""], vocabulary=WORDS, unfit_lines="error")
+    with pytest.raises(DataError, match=r"a\.de, line 2: the line is empty; expected a sentence"):
+        dataset.lengths()
+    dataset = pair(["a", "a b c d"], ["x", "x"], vocabulary=WORDS, unfit_lines="error", max_length=3)
+    with pytest.raises(DataError, match=r"a\.en, line 2: 5 tokens, the end counted; expected at most max_length=3"):
+        dataset.lengths()
+
+
+def test_nothing_left_is_an_error(pair):
+    with pytest.raises(DataError, match=r"none of the 1 sentences is left: 1 with an empty side"):
+        len(pair([""], ["x"], vocabulary=dict(kind="word")))
+
+
+def test_unknown_characters_are_reported(pair, caplog):
+    train = pair(["aab", "b"], ["x", "y"], vocabulary=dict(kind="char"))
+    val = pair(["abqq", "r"], ["x", "y"])
+    val.use_vocabularies_of(train)
+    val.lengths()
+    assert "3 characters are not in the vocabulary: 'q' 2x, 'r' 1x" in caplog.text
+    assert val.source_vocabulary.unknown_count == 3
+
+
+def test_a_dataset_without_vocabulary_says_so(pair):
+    dataset = pair(["a"], ["x"])
+    with pytest.raises(DataError, match=r"it takes its training dataset's or a checkpoint's"):
+        dataset[0]
+
+
+def test_vocabularies_can_be_set_one_by_one(pair):
+    dataset, train = pair(["a"], ["x"]), pair(["b"], ["y"], vocabulary=WORDS)
+    dataset.source_vocabulary, dataset.target_vocabulary = train.source_vocabulary, train.target_vocabulary
+    assert dataset.source_vocabulary == train.source_vocabulary
+    assert dataset.target_vocabulary == train.target_vocabulary
+
+
+def test_vocabulary_settings_may_be_built_already(pair):
+    dataset = pair(["a b", "b"], ["x", "x"], vocabulary=VocabularySettings(kind="word", size=5))
+    assert dataset.source_vocabulary.tokens[4:] == ["▁b"]
+
+
+def test_unknown_vocabulary_settings_are_refused(pair):
+    with pytest.raises(ConfigError, match=r"vocabulary: unknown argument 'sise'\. Did you mean 'size'"):
+        pair(["a"], ["x"], vocabulary=dict(kind="bpe", sise=3))
+    with pytest.raises(ConfigError, match=r"vocabulary: got 'bpe'; expected a dict, such as dict\(kind='bpe'"):
+        pair(["a"], ["x"], vocabulary="bpe")
+    with pytest.raises(ConfigError, match=r"max_length: got 1; expected at least 2"):
+        pair(["a"], ["x"], max_length=1)
+    with pytest.raises(ConfigError, match=r"unfit_lines: got 'cut'; expected one of drop, keep, error"):
+        pair(["a"], ["x"], unfit_lines="cut")
+
+
+def test_monolingual_text_for_both_objectives(tmp_path):
+    (tmp_path / "a").write_text("b a\nb\n")
+    causal = MonolingualText(str(tmp_path / "a"), vocabulary=dict(kind="word"))
+    assert causal[0]["tokens"].tolist() == [BOS, 4, 5]
+    assert causal[0]["target"]["tokens"].tolist() == [4, 5, EOS]
+    batch = causal.collate([causal[0], causal[1]])
+    assert batch.inputs["tokens"].tolist() == [[BOS, 4, 5], [BOS, 4, PAD]]
+    assert batch.inputs["padding_mask"].tolist() == [[False] * 3, [False, False, True]]
+
+    masked = MonolingualText(str(tmp_path / "a"), objective="masked", vocabulary=dict(kind="word"))
+    assert masked.target_vocabulary.mask_id == 4
+    assert masked[0]["tokens"].tolist() == masked[0]["target"]["tokens"].tolist() == [5, 6, EOS]
+    with pytest.raises(ConfigError, match=r"objective: got 'mlm'; expected 'causal' or 'masked'"):
+        MonolingualText(str(tmp_path / "a"), objective="mlm")
+    with pytest.raises(ConfigError, match=r"the vocabulary has no <mask>"):
+        masked.target_vocabulary = causal.target_vocabulary
+
+
+# Batches by tokens.
+
+
+def lengths(count=500, sides=2):
+    return torch.randint(2, 40, (count, sides), generator=torch.Generator().manual_seed(0)).numpy()
+
+
+def test_token_batches_hold_every_sentence_and_no_more_tokens_than_asked_for():
+    sizes = lengths()
+    batches = list(TokenBatches(sizes, batch_tokens=200, training=True, seed=1))
+    assert sorted(index for batch in batches for index, _ in batch) == list(range(500))
+    for batch in batches:
+        members = sizes[[index for index, _ in batch]]
+        assert members.max() * len(batch) <= 200
+
+
+def test_token_batches_follow_from_seed_and_epoch():
+    batches = TokenBatches(lengths(), batch_tokens=200, training=True, seed=1)
+    first = list(batches)
+    assert list(batches) == first
+    batches.set_position(1)
+    second = list(batches)
+    assert len(second) == len(first) == len(batches) and second != first
+    # Sentences of one length meet others, and every sentence has another seed.
+    as_sets = [{frozenset(index for index, _ in batch) for batch in epoch} for epoch in (first, second)]
+    assert as_sets[0] != as_sets[1]
+    seeds = [{index: seed for batch in epoch for index, seed in batch} for epoch in (first, second)]
+    assert seeds[0][3] != seeds[1][3]
+    other = TokenBatches(lengths(), batch_tokens=200, training=True, seed=2)
+    assert list(other) != first and len(other) == len(first)
+
+
+def test_token_batches_go_on_in_the_middle_of_an_epoch():
+    batches = TokenBatches(lengths(), batch_tokens=200, training=True, seed=1)
+    batches.set_position(4)
+    whole = list(batches)
+    batches.set_position(4, 7)
+    assert list(batches) == whole[7:]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_have_as_many_batches_and_together_all_sentences(world_size):
+    options = dict(batch_tokens=200, training=True, seed=1, world_size=world_size)
+    of_ranks = [list(TokenBatches(lengths(), rank=rank, **options)) for rank in range(world_size)]
+    assert len({len(batches) for batches in of_ranks}) == 1
+    assert {index for batches in of_ranks for batch in batches for index, _ in batch} == set(range(500))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_in_evaluation_every_sentence_comes_once_over_all_ranks(world_size):
+    options = dict(batch_tokens=200, training=False, world_size=world_size)
+    of_ranks = [TokenBatches(lengths(), rank=rank, **options) for rank in range(world_size)]
+    assert all(len(list(batches)) == len(batches) for batches in of_ranks)
+    assert sorted(index for batches in of_ranks for batch in batches for index, _ in batch) == list(range(500))
+
+
+def test_a_sentence_that_fits_no_batch_is_an_error():
+    with pytest.raises(DataError, match=r"data\.tokens_per_gpu=30: a sentence has 39 tokens, which fit no batch"):
+        TokenBatches(lengths(), batch_tokens=30, training=True)
+
+
+def test_little_of_a_batch_is_padding():
+    # Lengths as sentences have them: most near the middle, both sides alike.
+    random = torch.Generator().manual_seed(0)
+    source = (torch.randn(20000, generator=random) * 5 + 15).clamp(4, 50).round()
+    sizes = (
+        torch.stack([source, (source + torch.randn(20000, generator=random)).clamp(3, 50).round()], 1).long().numpy()
+    )
+    padded = real = 0
+    for batch in TokenBatches(sizes, batch_tokens=4096, training=True, seed=0):
+        members = sizes[[index for index, _ in batch]]
+        padded += members.max(axis=0).sum() * len(members)
+        real += members.sum()
+    assert 1 - real / padded < 0.10
+
+
+def test_loaders_of_a_config(pair, tmp_path):
+    dataset = pair([f"a {'b ' * (i % 5)}" for i in range(40)], ["x"] * 40, vocabulary=WORDS)
+    settings = DataSettings(tokens_per_gpu=30, num_workers=0)
+    loader = settings.train_loader(dataset, seed=3)
+    seen = [target["index"] for batch in loader for target in batch.targets]
+    assert sorted(seen) == list(range(40)) and settings.batch_size_per_gpu == 30
+    assert all(batch.inputs["source"].numel() <= 30 for batch in settings.val_loader(dataset))
+    by_count = DataSettings(images_per_gpu=8, num_workers=0).train_loader(dataset, seed=3)
+    assert [len(batch) for batch in by_count] == [8] * 5
+
+
+def test_workers_give_the_same_batches(pair):
+    dataset = pair([f"a {'b ' * (i % 5)}" for i in range(40)], ["x"] * 40, vocabulary=dict(kind="bpe", size=8))
+    alone, workers = (
+        DataSettings(tokens_per_gpu=30, num_workers=count).train_loader(dataset, seed=3) for count in (0, 2)
+    )
+    for a, b in zip(alone, workers, strict=True):
+        assert a.inputs["source"].equal(b.inputs["source"])
+
+
+def test_tokens_per_gpu_needs_text():
+    shapes = build_dataset(dict(type="ShapesClassification", num_images=4, image_size=32))
+    with pytest.raises(ConfigError, match=r"data\.tokens_per_gpu: ShapesClassification has no text"):
+        DataSettings(tokens_per_gpu=100).train_loader(shapes, seed=0)
+    with pytest.raises(ConfigError, match=r"data\.tokens_per_gpu: got 0; expected at least 1"):
+        DataSettings(tokens_per_gpu=0)
+
+
+def test_padding_token_is_what_padding_is_made_of():
+    assert Vocabulary.train("word", ["a"]).tokens[PAD] == "<pad>"

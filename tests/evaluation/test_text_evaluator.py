@@ -1,0 +1,144 @@
+import json
+import math
+
+import pytest
+import torch
+
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator, draw_bleu_by_length
+from vitkit.structures import EOS, PAD
+
+
+def evaluated(texts, references, sources=None, **options):
+    evaluator = TextEvaluator(range(len(texts)), **options)
+    sources = sources or ["a b c"] * len(texts)
+    targets = [
+        {"index": i, "source_text": source, "references": [r] if isinstance(r, str) else r}
+        for i, (source, r) in enumerate(zip(sources, references))
+    ]
+    evaluator.update([{"text": text} for text in texts], targets)
+    evaluator.gather()
+    return evaluator
+
+
+def test_bleu_of_a_case_worked_by_hand():
+    # 1- to 4-grams: 5 of 6, 3 of 5, 2 of 4, 1 of 3; as long as the reference, so nothing for brevity.
+    evaluator = evaluated(["the cat sat on a mat"], ["the cat sat on the mat"])
+    expected = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
+    assert evaluator.compute()["bleu"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_too_short_text_is_penalised():
+    # All n-grams are right; 5 words for 6.
+    evaluator = evaluated(["the cat sat on the"], ["the cat sat on the mat"])
+    assert evaluator.compute()["bleu"] == pytest.approx(100 * math.exp(1 - 6 / 5), abs=1e-9)
+
+
+def test_right_answers():
+    evaluator = evaluated(["drei", "Vier", "fünf"], ["drei", "vier", "fünf"])
+    metrics = evaluator.compute()
+    assert metrics["exact_match"] == pytest.approx(2 / 3)
+    assert 0 < metrics["chrf"] < 100
+    assert evaluated(["a b c d e"], ["a b c d e"]).compute() == pytest.approx(
+        {"bleu": 100.0, "chrf": 100.0, "exact_match": 1.0}
+    )
+
+
+def test_case_and_tokenizer_are_options():
+    assert evaluated(["A B C D"], ["a b c d"]).compute()["bleu"] < 1
+    assert evaluated(["A B C D"], ["a b c d"], lowercase=True).compute()["bleu"] == pytest.approx(100)
+    assert evaluated(["abcde"], ["abcde"], tokenize="char").compute()["bleu"] == pytest.approx(100)
+    with pytest.raises(ConfigError, match=r"evaluator\.tokenize='13b': sacrebleu refuses it"):
+        TextEvaluator([], tokenize="13b")
+
+
+def test_every_reference_counts_where_there_are_several():
+    evaluator = evaluated(["a b c d", "e f g h"], [["x", "a b c d"], ["e f g h"]])
+    assert evaluator.compute() == pytest.approx({"bleu": 100.0, "chrf": 100.0, "exact_match": 1.0})
+
+
+def test_other_models_and_datasets_are_refused():
+    for prediction, target in (({"tokens": []}, {"references": ["a"]}), ({"text": "a"}, {"tokens": []})):
+        with pytest.raises(ConfigError, match=r"Set evaluator=LanguageModelEvaluator for language models"):
+            TextEvaluator(range(1)).update([prediction], [target])
+
+
+def test_a_sentence_counts_once_and_all_are_expected():
+    evaluator = evaluated(["a"], ["a"])
+    evaluator.update([{"text": "b"}], [{"index": 0, "source_text": "", "references": ["b"]}])
+    assert evaluator.compute()["exact_match"] == 1
+    evaluator.dataset = range(2)
+    with pytest.raises(DataError, match=r"1 of the dataset's 2 sentences were predicted; expected all"):
+        evaluator.compute()
+
+
+def test_bleu_by_length_groups_sentences_by_words_of_the_source():
+    sources = ["a", "a b c d e", "a b c d e f", "a " * 11, ""]
+    texts = ["w x y z", "w x y z", "w x y q", "w x y z", "w x y z"]
+    groups = evaluated(texts, ["w x y z"] * 5, sources, smallest_group=1).by_length()
+    assert [(g.first, g.last, g.count) for g in groups] == [(1, 5, 3), (6, 10, 1), (11, 15, 1)]
+    assert groups[0].bleu == pytest.approx(100) and groups[1].bleu < 80
+
+
+def test_small_groups_are_joined():
+    sources = ["a"] * 3 + ["a " * 7] + ["a " * 12] * 3 + ["a " * 30]
+    groups = evaluated(["w x y z"] * 8, ["w x y z"] * 8, sources, smallest_group=3).by_length()
+    assert [(g.first, g.last, g.count) for g in groups] == [(1, 10, 4), (11, 30, 4)]
+
+
+def test_the_table_ends_with_the_signatures():
+    evaluator = evaluated(["a b"], ["a b"])
+    assert evaluator.table() == ""
+    evaluator.compute()
+    table = evaluator.table()
+    assert "exact match 1.0000   1 sentences" in table and "    reference a b" in table
+    assert "BLEU nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in table.splitlines()[-2]
+    assert "chrF nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no" in table.splitlines()[-1]
+
+
+def test_results_can_be_read_back(tmp_path):
+    evaluator = evaluated(["a b c d", "ö"], ["a b c d", "ä"])
+    metrics = evaluator.compute()
+    files = evaluator.write_results(tmp_path / "r.json")
+    assert [file.name for file in files] == ["r.json", "r.txt", "r_by_length.png"]
+    assert (tmp_path / "r.txt").read_text(encoding="utf-8") == "a b c d\nö\n"
+    saved = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert saved["bleu"] == metrics["bleu"] and saved["by_length"][0]["count"] == 2
+    again = TextEvaluator(range(2))
+    again.load_results(tmp_path / "r.json")
+    assert again.compute() == metrics
+    with pytest.raises(DataError, match=r"r\.txt: no texts that tools/test\.py wrote"):
+        again.load_results(tmp_path / "r.txt")
+
+
+def test_curves_of_several_models_are_drawn_together(tmp_path):
+    groups = evaluated(["a b c d"] * 2, ["a b c d"] * 2, ["a", "a " * 8], smallest_group=1).by_length()
+    draw_bleu_by_length({"one": groups, "two": groups[:1]}, tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 5000
+
+
+def test_perplexity_by_hand():
+    # The right tokens have probability 1/2 and 1/4; then padding of the batch.
+    logits = torch.full((3, 6), -1e4)
+    logits[0, [4, 5]] = 0.0
+    logits[1, 2:6] = 0.0
+    evaluator = LanguageModelEvaluator(range(1))
+    with pytest.raises(DataError, match=r"0 of the dataset's 1 sentences were predicted; expected all"):
+        evaluator.compute()
+    target = {"index": 0, "tokens": torch.tensor([4, EOS])}
+    evaluator.update([{"logits": logits}], [target])
+    evaluator.gather()
+    metrics = evaluator.compute()
+    assert metrics["log_likelihood"] == pytest.approx(math.log(1 / 2 * 1 / 4) / 2)
+    assert metrics["perplexity"] == pytest.approx(math.sqrt(8), rel=1e-6)
+    assert "2 tokens of 1 sentences" in evaluator.table()
+
+
+def test_only_masked_places_count():
+    logits = torch.zeros(3, 4)
+    logits[1, 3] = 100.0
+    evaluator = LanguageModelEvaluator(range(1))
+    target = {"index": 0, "tokens": torch.tensor([1, 3, PAD])}
+    evaluator.update([{"logits": logits, "masked": torch.tensor([False, True, True])}], [target])
+    evaluator.gather()
+    assert evaluator.compute() == pytest.approx({"perplexity": 1.0, "log_likelihood": 0.0, "token_accuracy": 1.0})

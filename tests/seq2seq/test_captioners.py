@@ -1,0 +1,282 @@
+import copy
+import logging
+
+import pytest
+import torch
+
+from vitkit.data.captions import ShapesCaptions, write_features
+from vitkit.data.loader import build_loader
+from vitkit.errors import ConfigError, DataError
+from vitkit.losses import CaptionLoss, SequenceLoss
+from vitkit.nn.attention import AttentionRecorder
+from vitkit.registry import MODELS
+from vitkit.seq2seq import DecodingSettings, decode
+from vitkit.seq2seq.captioner import FeatureMap
+from vitkit.structures import BOS, UNK
+
+BACKBONE = dict(type="resnet18", pretrained=False, out_features=["res3"])
+SIZE = 30
+SAT = dict(type="ShowAttendTell", d_embedding=8, d_model=12, d_attention=10, dropout=0.0)
+TRANSFORMER = dict(
+    type="TransformerCaptioner", d_model=16, num_heads=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=2,
+    dropout=0.0,
+)  # fmt: skip
+MODELS_OF_KIND = {
+    "soft": SAT,
+    "hard": SAT | dict(attention="hard"),
+    "hard_expected": SAT | dict(attention="hard", hard_inference="expected"),
+    "transformer": TRANSFORMER,
+}
+
+
+@pytest.fixture(params=MODELS_OF_KIND)
+def model(request):
+    return build(request.param)
+
+
+def build(kind, **arguments):
+    torch.manual_seed(0)
+    return MODELS.build(MODELS_OF_KIND[kind] | dict(backbone=BACKBONE, target_size=SIZE) | arguments).eval()
+
+
+def images(batch=2, height=32, width=40):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8, generator=generator)
+
+
+def targets_in(batch=2, length=5):
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(4, SIZE, (batch, length), generator=generator)
+    tokens[:, 0] = BOS
+    return tokens
+
+
+def model_map(features):
+    """As of a backbone, without padding."""
+    return FeatureMap(features, None)
+
+
+def criterion_of(kind):
+    return SequenceLoss(label_smoothing=0.1) if kind == "transformer" else CaptionLoss()
+
+
+def test_shapes_and_attention(model):
+    outputs = model(targets_in(), images())
+    assert outputs["logits"].shape == (2, 5, SIZE)
+    if "attention" in outputs:
+        assert outputs["attention"].shape == (2, 5, 4 * 5)
+        assert torch.allclose(outputs["attention"].sum(-1), torch.ones(2, 5))
+
+
+def test_steps_give_what_the_whole_caption_gives(model):
+    pictures, target_in = images(), targets_in()
+    whole, state = model(target_in, pictures), model.start(images=pictures, padding_mask=None)
+    for place in range(target_in.shape[1]):
+        logits, state, attention = model.step(target_in[:, place], state, with_attention=True)
+        known = [token for token in range(SIZE) if token != UNK]
+        assert torch.allclose(logits[:, known], whole["logits"][:, place, known], atol=1e-5)
+        assert logits[:, UNK].eq(float("-inf")).all()
+        assert torch.allclose(attention.sum(-1), torch.ones(2), atol=1e-5)
+
+
+@torch.no_grad()
+def test_selected_rows_go_on_as_they_would(model):
+    pictures, target_in = images(3), targets_in(3)
+    state = model.start(images=pictures)
+    _, state, _ = model.step(target_in[:, 0], state)
+    rows = torch.tensor([2, 0])
+    chosen = model.start(images=pictures[rows])
+    _, chosen, _ = model.step(target_in[rows, 0], chosen)
+    expected, _, _ = model.step(target_in[rows, 1], chosen)
+    found, _, _ = model.step(target_in[rows, 1], state.select(rows))
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_padding_changes_nothing_but_the_border(model):
+    """Convolutions see padding near the border, so the map is given; what is attended to must not be padding."""
+    torch.manual_seed(3)
+    features = torch.randn(1, model.feature_channels, 4, 6)
+    mask = torch.zeros(1, 4, 6, dtype=torch.bool)
+    mask[:, :, 4:] = True
+    grown, alone = with_map(model, features, mask), with_map(model, features[..., :4], mask[..., :4])
+    assert torch.allclose(grown["logits"], alone["logits"], atol=1e-5)
+    if "attention" in grown:
+        assert (grown["attention"].unflatten(-1, (4, 6))[..., 4:] == 0).all()
+
+
+def with_map(model, features, mask):
+    """The model's outputs as if its backbone gave this map."""
+    model = copy.deepcopy(model)
+    model.backbone = torch.nn.Identity()
+    model.backbone.forward = lambda images: {model.feature: features}
+    return model(targets_in(1), torch.zeros(1, 3, *mask.shape[1:]), mask)
+
+
+@pytest.mark.parametrize("kind", MODELS_OF_KIND)
+def test_every_parameter_learns_and_a_frozen_backbone_does_not(kind):
+    targets = [{"tokens": torch.tensor([5, 6, 7, 8, 3])}, {"tokens": torch.tensor([5, 3])}]
+    for freeze in (True, False):
+        model = build(kind, freeze_backbone=freeze).train()
+        before = copy.deepcopy(model.backbone.state_dict())
+        losses = criterion_of(kind)(model(targets_in(), images()), targets)
+        sum(losses.values()).backward()
+        without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+        assert without == ({n for n, _ in model.named_parameters() if n.startswith("backbone.")} if freeze else set())
+        moved = any(not torch.equal(before[name], value) for name, value in model.backbone.state_dict().items())
+        assert moved is not freeze
+
+
+def test_hard_attention_draws_places_for_some_images_in_training():
+    model = build("hard", expected_probability=0.5).train()
+    torch.manual_seed(0)
+    outputs = model(targets_in(64), images(64))
+    drawn = outputs["sampled_log_weights"]
+    rows = (drawn != 0).any(dim=1)
+    assert 20 < rows.sum() < 44
+    # Each drawn weight is one of the step's weights.
+    nearest = (outputs["attention"].log() - drawn[..., None]).abs().amin(-1)
+    assert nearest[rows].max() < 1e-5
+    model.eval()
+    assert (model(targets_in(), images())["sampled_log_weights"] == 0).all()
+
+
+def test_hard_attention_looks_at_one_place_in_evaluation():
+    model = build("hard", gated=False)
+    annotations = torch.randn(2, model.feature_channels, 2, 3)
+    state = model._start(model_map(annotations))
+    _, context, weights, _ = model._advance(model.embedding(torch.tensor([BOS, BOS])), state)
+    places = annotations.flatten(2)
+    for row in range(2):
+        assert torch.equal(context[row], places[row, :, weights[row].argmax()])
+
+
+def test_gradient_of_the_reward_raises_what_was_drawn():
+    """A caption that is more probable than usual makes the drawn places more probable."""
+    model = build("hard", expected_probability=0.0).train()
+    targets = [{"tokens": torch.tensor([5, 6, 7, 8, 3])}]
+    torch.manual_seed(4)
+    outputs = model(targets_in(1), images(1))
+    outputs["reward_baseline"] = torch.tensor([-1000.0, 10.0])
+    losses = CaptionLoss(reinforce=1.0, entropy=0.0)(outputs, targets)
+    (gradient,) = torch.autograd.grad(losses["reinforce"], outputs["sampled_log_weights"])
+    assert (gradient < 0).all()
+
+
+def test_reward_gradient_is_on_average_that_of_the_expected_log_probability():
+    """Against the expectation over all places, which can be summed here: a caption of one word, three places."""
+    model = build("hard", expected_probability=0.0).train()
+    annotations = 2 * torch.randn(1, model.feature_channels, 1, 3)
+    begin, word, copies = torch.tensor([BOS]), 5, 20000
+
+    state = model._start(model_map(annotations))
+    log_probs = []
+    for place in range(3):
+        looked_at = torch.eye(3)[place][None]
+        model._locations = lambda weights, state, looked_at=looked_at: (looked_at, weights.new_zeros(1))
+        hidden, context, weights, _ = model._advance(model.embedding(begin), copy.copy(state))
+        logits = model._predict(model.embedding(begin), hidden, context)
+        log_probs.append(logits.log_softmax(-1)[0, word].detach())
+    del model._locations
+    expectation = (weights[0] * torch.stack(log_probs)).sum()
+    exact = torch.autograd.grad(-expectation, list(model.score.parameters()))
+
+    torch.manual_seed(5)
+    model.look = lambda *args, **kwargs: model_map(annotations.expand(copies, -1, -1, -1))
+    outputs = model(begin.expand(copies, 1))
+    outputs["reward_baseline"] = torch.tensor([expectation.item(), 10.0])
+    criterion = CaptionLoss(doubly_stochastic=0.0, reinforce=1.0, entropy=0.0)
+    losses = criterion(outputs, [{"tokens": torch.tensor([word])}] * copies)
+    sampled = torch.autograd.grad(sum(losses.values()), list(model.score.parameters()))
+    exact, sampled = (torch.cat([part.flatten() for part in parts]) for parts in (exact, sampled))
+    assert (sampled - exact).norm() < 0.1 * exact.norm()
+
+
+def test_recorder_sees_the_attention():
+    model = build("soft")
+    with AttentionRecorder(model) as maps:
+        outputs = model(targets_in(), images())
+    assert torch.equal(torch.cat(maps[""], dim=2)[:, 0], outputs["attention"])
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+def test_captions_do_not_depend_on_the_batch(model, method):
+    pictures = images(4)
+    settings = DecodingSettings(method=method, beams=3, max_length=8)
+    together = decode(model, {"images": pictures}, settings, return_attention=True)
+    for picture, (hypothesis,) in zip(pictures, together):
+        ((alone,),) = decode(model, {"images": picture[None]}, settings, return_attention=True)
+        assert alone.tokens == hypothesis.tokens
+        assert alone.score == pytest.approx(hypothesis.score, abs=1e-4)
+        assert hypothesis.attention.shape == (len(hypothesis.tokens), 20)
+        assert UNK not in hypothesis.tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_weights_of_other_precision(model, dtype):
+    model.to(dtype)
+    for method in ("greedy", "beam"):
+        decoded = decode(model, {"images": torch.rand(2, 3, 32, 40, dtype=dtype)}, DecodingSettings(method=method))
+        assert all(torch.tensor(hypotheses[0].score).isfinite() for hypotheses in decoded)
+
+
+def test_generate_writes_text():
+    data = ShapesCaptions(3)
+    model = build("transformer", target_size=None, target_vocabulary=data.target_vocabulary)
+    (batch,) = build_loader(data, batch_size=3, training=False)
+    for written in model.generate(batch.inputs):
+        assert written["text"] == data.target_vocabulary.decode(written["tokens"])
+
+
+@pytest.mark.parametrize("kind", ["soft", "transformer"])
+def test_cached_features_give_the_very_numbers_of_the_images(kind, tmp_path):
+    world, path = dict(num_images=4, image_size=64), tmp_path / "maps.npy"
+    data = ShapesCaptions(**world)
+    model = build(kind, freeze_backbone=True, target_size=len(data.target_vocabulary))
+    loader = build_loader(data, batch_size=4, training=False)
+    write_features(path, model.feature_maps(loader, "cpu"), data, weights_key=model.weights_key())
+    (on_the_fly,) = loader
+    (cached,) = build_loader(ShapesCaptions(**world, features=str(path)), batch_size=4, training=False)
+    assert torch.equal(model(**on_the_fly.inputs)["logits"], model(**cached.inputs)["logits"])
+    assert model.generate(on_the_fly.inputs) == model.generate(cached.inputs)
+
+
+def test_features_of_other_weights_or_for_a_trained_backbone_are_refused():
+    features = torch.zeros(2, 128, 4, 4)
+    model = build("soft", freeze_backbone=True)
+    key = torch.tensor(model.weights_key())
+    model(targets_in(), features=features, features_key=key)
+    other = copy.deepcopy(model.state_dict())
+    other["backbone.conv1.weight"] += 1
+    model.load_state_dict(other)
+    with pytest.raises(DataError, match=r"computed by a backbone of other weights.*tools/cache_features.py"):
+        model(targets_in(), features=features, features_key=key)
+    trained = build("soft", freeze_backbone=False)
+    with pytest.raises(DataError, match=r"the backbone is trained. Set model.freeze_backbone=True"):
+        trained(targets_in(), features=features, features_key=key)
+
+
+def test_a_frozen_backbone_without_weights_is_warned_of(caplog):
+    with caplog.at_level(logging.WARNING, "vitkit"):
+        build("soft", freeze_backbone=False).load_pretrained()
+        assert not caplog.text
+        build("soft", freeze_backbone=True).load_pretrained()
+    assert "random and frozen" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(attention="firm"), r"model.attention: got 'firm'; expected 'soft' or 'hard'"),
+        (dict(hard_inference="drawn"), r"model.hard_inference: got 'drawn'"),
+        (dict(expected_probability=1.5), r"model.expected_probability: got 1.5; expected 0 to 1"),
+        (dict(target_size=None), r"model.target_size: not set"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        build("soft", **arguments)
+
+
+def test_the_code_of_row_and_column_needs_a_multiple_of_four():
+    with pytest.raises(ConfigError, match=r"model.d_model: got 10; expected a multiple of 4"):
+        build("transformer", d_model=10)

@@ -1,0 +1,197 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.structures import BOS, EOS, PAD, UNK
+from vitkit.vocabulary import (
+    SPECIAL_TOKENS,
+    Vocabulary,
+    normalize_text,
+    set_vocabularies,
+    vocabularies_from_json,
+    vocabularies_of,
+)
+
+TEXTS = [
+    "A dog runs.",
+    "A brown dog, quite old, runs over the grass.",
+    'She says: "Two dogs run (fast)!"',
+    "Ein Hund läuft über die Straße.",
+    "T-Shirts aren't cheap; 3 cost 25 €.",
+] * 5
+KINDS = {"word": None, "char": None, "bpe": 120, "unigram": 90}
+
+
+@pytest.fixture(params=KINDS)
+def vocabulary(request):
+    return Vocabulary.train(request.param, TEXTS, size=KINDS[request.param])
+
+
+def test_special_tokens_come_first(vocabulary):
+    assert tuple(vocabulary.tokens[:4]) == SPECIAL_TOKENS
+    assert [vocabulary.tokens[i] for i in (PAD, UNK, BOS, EOS)] == ["<pad>", "<unk>", "<s>", "</s>"]
+    assert len(vocabulary) == len(set(vocabulary.tokens))
+
+
+def test_decoding_gives_back_the_text(vocabulary):
+    for text in TEXTS:
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+    assert vocabulary.unknown_count == 0
+
+
+def test_encoding_many_texts_equals_one_by_one(vocabulary):
+    assert vocabulary.encode_all(TEXTS) == [vocabulary.encode(text) for text in TEXTS]
+
+
+def test_empty_text_has_no_tokens(vocabulary):
+    assert vocabulary.encode("") == vocabulary.encode("  \t ") == []
+    assert vocabulary.decode([]) == ""
+
+
+def test_special_tokens_are_left_out_of_text(vocabulary):
+    ids = vocabulary.encode("A dog runs.")
+    assert vocabulary.decode([BOS, *ids, EOS, PAD, PAD]) == "A dog runs."
+
+
+def test_names_of_special_tokens_in_a_text_are_ordinary_text(vocabulary):
+    assert not {BOS, EOS, PAD} & set(vocabulary.encode("A dog <s> runs </s> <pad>."))
+
+
+def test_json_gives_back_the_vocabulary(vocabulary):
+    again = Vocabulary.from_json(vocabulary.to_json())
+    assert again == vocabulary
+    assert again.tokens == vocabulary.tokens
+    assert again.encode_all(TEXTS) == vocabulary.encode_all(TEXTS)
+
+
+def test_training_twice_gives_the_same(vocabulary):
+    again = Vocabulary.train(vocabulary.kind, TEXTS, size=KINDS[vocabulary.kind])
+    assert again.to_json() == vocabulary.to_json()
+
+
+def test_subwords_are_the_same_in_another_process():
+    code = (
+        "import json, sys; from vitkit.vocabulary import Vocabulary; texts = json.loads(sys.argv[1]);"
+        "print([Vocabulary.train(kind, texts, size=90).tokens for kind in ('bpe', 'unigram')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code, json.dumps(TEXTS)], capture_output=True, text=True, check=True)
+    here = [Vocabulary.train(kind, TEXTS, size=90).tokens for kind in ("bpe", "unigram")]
+    assert found.stdout.strip() == str(here)
+
+
+def test_unknown_characters_are_counted():
+    vocabulary = Vocabulary.train("bpe", TEXTS, size=90)
+    ids = vocabulary.encode("A żółw runs, żó!")
+    assert UNK in ids
+    assert vocabulary.unknown == {"ż": 2, "ó": 2, "ł": 1}
+    assert vocabulary.unknown_count == 5
+
+
+def test_unknown_words_are_counted():
+    vocabulary = Vocabulary.train("word", ["a b", "a"])
+    assert vocabulary.encode("a zebra b zebra") == [4, UNK, 5, UNK]
+    assert vocabulary.unknown == {"zebra": 2}
+    assert vocabulary.decode([4, UNK]) == "a<unk>"
+
+
+def test_words_are_sorted_by_count_then_name():
+    vocabulary = Vocabulary.train("word", ["b a, c", "c a"])
+    assert vocabulary.tokens[4:] == ["▁a", "▁c", ",", "▁b"]
+    assert Vocabulary.train("word", ["b a, c", "c a"], size=6).tokens[4:] == ["▁a", "▁c"]
+    assert Vocabulary.train("word", ["b a, c", "c a"], min_count=2).tokens[4:] == ["▁a", "▁c"]
+
+
+def test_rare_characters_are_left_out_of_subwords():
+    texts = ["abc abd abe"] * 30 + ["abx"]
+    assert "x" in Vocabulary.train("bpe", texts, size=20).tokens
+    assert "x" not in Vocabulary.train("bpe", texts, size=20, min_count=2).tokens
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_many_characters_may_be_rare(kind):
+    texts = ["abc abd"] * 30 + [f"a{chr(0x4E00 + i)}b" for i in range(60)]
+    vocabulary = Vocabulary.train(kind, texts, size=20, min_count=2)
+    assert vocabulary.decode(vocabulary.encode("abd \u4e00 abc")) == "abd <unk> abc"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_often_enough_is_an_error(kind):
+    with pytest.raises(ConfigError, match=r"vocabulary\.min_count=9: nothing in the text occurs as often"):
+        Vocabulary.train(kind, ["a b"], size=20, min_count=9)
+
+
+@pytest.mark.parametrize("odd", ["\0", "\u2585"])
+def test_lines_with_odd_characters_count_too(odd):
+    vocabulary = Vocabulary.train("bpe", [f"{odd} c", "a b"], size=20)
+    assert UNK not in vocabulary.encode("a b c")
+    assert UNK in vocabulary.encode(odd) and vocabulary.unknown[odd] == 1
+
+
+def test_long_lines_count_too():
+    vocabulary = Vocabulary.train("bpe", ["ab " * 3000 + "c", "a b"], size=20)
+    assert UNK not in vocabulary.encode("c")
+
+
+def test_lower_case_is_kept_with_the_vocabulary():
+    vocabulary = Vocabulary.from_json(Vocabulary.train("char", ["ab"], lowercase=True).to_json())
+    assert vocabulary.decode(vocabulary.encode("AB")) == "ab"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mask_token_follows_the_special_ones(kind):
+    assert Vocabulary.train(kind, TEXTS, size=KINDS[kind]).mask_id is None
+    vocabulary = Vocabulary.train(kind, TEXTS, size=KINDS[kind], mask=True)
+    assert vocabulary.mask_id == 4 and vocabulary.tokens[4] == "<mask>"
+    assert 4 not in vocabulary.encode("a <mask> dog")
+    assert vocabulary.decode([4, *vocabulary.encode("A dog")]) == "A dog"
+
+
+def test_normalized_text_has_single_blanks_and_composed_characters():
+    assert normalize_text("  a\u00a0b \t c\n") == "a b c"
+    assert normalize_text("a\u0308") == "ä"
+    assert normalize_text("a\u2581b") == "a_b"
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ConfigError, match=r"vocabulary: got 'wordpiece'; expected one of word, char, bpe, unigram"):
+        Vocabulary.train("wordpiece", TEXTS)
+    with pytest.raises(ConfigError, match=r"vocabulary\.size: not set; a 'bpe' vocabulary needs a number of tokens"):
+        Vocabulary.train("bpe", TEXTS)
+    with pytest.raises(
+        ConfigError, match=r"vocabulary\.size=20: the text has 4\d different characters .* at least 4\d"
+    ):
+        Vocabulary.train("bpe", TEXTS, size=20)
+    with pytest.raises(ConfigError, match=r"vocabulary\.size=3: expected more than the 4 special tokens"):
+        Vocabulary.train("word", TEXTS, size=3)
+    for kind in KINDS:
+        with pytest.raises(DataError, match="the training text is empty"):
+            Vocabulary.train(kind, ["", " "], size=50)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"kind": "word"}', '{"format": "vitkit vocabulary 1", "kind": "bpe"}'])
+def test_what_is_no_saved_vocabulary_is_refused(text):
+    with pytest.raises(CheckpointError, match=r"vocabulary: not one that vitkit saved"):
+        Vocabulary.from_json(text)
+
+
+def test_equal_saved_vocabularies_become_one_object():
+    texts = [Vocabulary.train("word", [text]).to_json() for text in ("a b", "c d")]
+    shared = vocabularies_from_json({"source": texts[0], "target": texts[0]})
+    assert shared["source"] is shared["target"]
+    apart = vocabularies_from_json({"source": texts[0], "target": texts[1]})
+    assert apart["source"] != apart["target"]
+
+
+def test_vocabularies_of_a_dataset():
+    class Captions:
+        source_vocabulary = None
+        target_vocabulary = "words"
+
+    dataset = Captions()
+    assert vocabularies_of(dataset) == {"target": "words"}
+    assert vocabularies_of(object()) == {}
+    set_vocabularies(dataset, {"target": "others"})
+    assert vocabularies_of(dataset) == {"target": "others"}

@@ -1,0 +1,144 @@
+"""Captioning from the command line: train, test, cache features, describe pictures."""
+
+import json
+import re
+import shutil
+
+import cv2
+import pytest
+import torch
+
+from vitkit.checkpoint import read_checkpoint
+from vitkit.data.shapes_world import World
+from vitkit.errors import ConfigError
+from vitkit.tools import cache_features, caption
+from vitkit.tools import test as test_tool
+from vitkit.tools import train as train_tool
+
+TINY = """
+def config():
+    world = dict(type="ShapesCaptions", image_size=64)
+    return dict(
+        model=dict(
+            type="ShowAttendTell", d_embedding=16, d_model=16, d_attention=16, decoding=dict(max_length=6),
+            backbone=dict(type="resnet18", pretrained=False, out_features=["res3"]),
+        ),
+        criterion=dict(type="CaptionLoss"),
+        data=dict(
+            train=dict(**world, num_images=8), val=dict(**world, num_images=5, split="val"),
+            images_per_gpu=4, val_images_per_gpu=2, num_workers=0,
+        ),
+        optimizer=dict(type="AdamW", lr=1e-3),
+        schedule=dict(type="CosineLR"),
+        evaluator=dict(type="CaptionEvaluator"),
+        train=dict(epochs=1, log_every=1, best_metric="CIDEr-D"),
+    )
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A config file that trains in seconds; the current folder is a fresh one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text(TINY)
+    return "tiny.py"
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    for index in range(3):
+        scene = World(image_size=64 + 8 * index).scene(index)
+        cv2.imwrite(str(tmp_path / f"pictures/{index}.png"), scene.image[..., ::-1])
+    return "pictures"
+
+
+def train(*args):
+    train_tool.main([*map(str, args), "--device", "cpu"])
+
+
+def fails(main, *args) -> str:
+    with pytest.raises(SystemExit) as error:
+        main([*map(str, args), "--device", "cpu"])
+    return str(error.value.code)
+
+
+def test_train_test_and_score_again(tiny, tmp_path, capsys):
+    train(tiny)
+    run = tmp_path / "runs/tiny"
+    assert (run / "predictions.png").is_file()
+    assert read_checkpoint(run / "best.pth")["vocabularies"].keys() == {"target"}
+    capsys.readouterr()
+    test_tool.main([tiny, str(run / "best.pth"), "--device", "cpu"])
+    printed = capsys.readouterr().out
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [entry["image_id"] for entry in results] == [1, 2, 3, 4, 5]
+    test_tool.main([tiny, "--eval-only", "results.json", "--device", "cpu"])
+    (score,) = re.findall(r"CIDEr-D +([\d.]+)", capsys.readouterr().out)
+    assert re.findall(r"CIDEr-D +([\d.]+)", printed) == [score]
+
+
+def test_pictures_in_captions_and_attention_out(tiny, pictures, tmp_path, capsys):
+    train(tiny, "model.attention=hard")
+    capsys.readouterr()
+    arguments = [tiny, "runs/tiny/last.pth", pictures, "pictures/0.png", "model.attention=hard", "--device", "cpu"]
+    caption.main([*arguments, "--attention", "drawn"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == [f"pictures/{i}.png" for i in (0, 1, 2, 0)]
+    assert lines[0] == lines[3]
+    assert {path.name for path in (tmp_path / "drawn").iterdir()} <= {"0.png", "1.png", "2.png"}
+    caption.main([tiny, "runs/tiny/last.pth", "pictures/1.png", "model.attention=hard", "--device", "cpu"])
+    assert capsys.readouterr().out.splitlines() == [lines[1]]  # it is alone what it is beside others
+    caption.main([*arguments, "--n-best", "2"])
+    assert len(capsys.readouterr().out.splitlines()) == 8
+    caption.main([*arguments[:2], *arguments[3:], "--beams", "1"])
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_pictures_of_one_name_have_a_drawing_each(tiny, pictures, tmp_path, capsys, monkeypatch):
+    train(tiny)
+    (tmp_path / "others").mkdir()
+    shutil.copy(tmp_path / "pictures/0.png", tmp_path / "others/0.png")
+    drawn = []
+    monkeypatch.setattr(caption, "draw_attention", lambda *arguments: drawn.extend(arguments[-1]))
+    arguments = ["pictures/0.png", "others", "pictures/0.png", "--attention", "drawn", "--device", "cpu"]
+    caption.main([tiny, "runs/tiny/last.pth", *arguments])
+    assert [path.name for path in drawn] == ["0.png", "0_2.png", "0.png"]
+
+
+def test_training_on_cached_features_is_training_on_images(tiny, tmp_path, capsys):
+    train(tiny, "--run-dir", "images")
+    cache_features.main([tiny, "--checkpoint", "images/best.pth", "--out", "maps", "--device", "cpu"])
+    assert "maps/train.npy: 8 x 128 x 8 x 8" in capsys.readouterr().out
+    cache_features.main([tiny, "train.seed=3", "--out", "others", "--device", "cpu"])
+    printed = capsys.readouterr().out
+    assert "train.seed=3 data.train.features=others/train.npy data.val.features=others/val.npy" in printed
+    cached = ["data.train.features=maps/train.npy", "data.val.features=maps/val.npy"]
+    train(tiny, "--init", "images/best.pth", "--run-dir", "b", *cached)
+    train(tiny, "--init", "images/best.pth", "--run-dir", "a")
+    ours, theirs = (read_checkpoint(f"{name}/last.pth")["model"] for name in "ab")
+    for name, value in ours.items():
+        assert value.equal(theirs[name]), name
+    assert "computed by a backbone of other weights" in fails(train_tool.main, tiny, "train.seed=1", *cached)
+
+
+def test_errors_name_what_is_wrong(tiny, pictures, tmp_path):
+    train(tiny)
+    best = "runs/tiny/best.pth"
+    assert "no file or folder 'none.png'" in fails(caption.main, tiny, best, "none.png")
+    (tmp_path / "empty").mkdir()
+    assert "folder 'empty' holds no picture" in fails(caption.main, tiny, best, "empty")
+    random = "data.train.transforms=ClassificationTrainTransforms"
+    assert "data.train.transforms: they draw random numbers" in fails(cache_features.main, tiny, random)
+    assert "Set model.freeze_backbone=True" in fails(cache_features.main, tiny, "model.freeze_backbone=False")
+
+
+def test_rarely_mirrored_images_are_found_to_be_random():
+    class Mirrored:
+        features = None
+
+        def __getitem__(self, index):
+            return {"image": torch.arange(3.0).flip(0) if index[1] == 5 else torch.arange(3.0)}
+
+    with pytest.raises(ConfigError, match=r"data\.val\.transforms: they draw random numbers"):
+        cache_features.check_not_random(Mirrored(), "data.val")

@@ -1,0 +1,114 @@
+"""Compute a frozen backbone's features of all images once, so that a captioner trains without the backbone.
+
+Training and validation then read the very numbers that the backbone gives for the images. No transform may be random:
+where a config augments its images, override it as in the examples.
+
+Examples:
+    python tools/cache_features.py configs/caption_sat_soft_flickr8k.py \\
+        data.train.transforms=ClassificationEvalTransforms --out data/flickr8k/features
+    python tools/cache_features.py configs/caption_sat_soft_flickr8k.py \\
+        data.train.transforms=ClassificationEvalTransforms --checkpoint runs/caption_sat_soft_flickr8k/best.pth
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitkit import build_dataset, build_model, load_config, load_weights
+from vitkit.config import Config
+from vitkit.data.captions import CaptionDataset, write_features
+from vitkit.data.loader import DataSettings, build_loader
+from vitkit.engine.settings import require
+from vitkit.errors import ConfigError, VitkitError, error_line
+from vitkit.logging import setup_logging
+from vitkit.seq2seq import Captioner
+from vitkit.vocabulary import vocabularies_of
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", help="a config file of a captioner with freeze_backbone")
+    parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/flickr8k")
+    parser.add_argument("--checkpoint", help="a run's checkpoint, in place of the backbone's pretrained weights")
+    parser.add_argument("--out", type=Path, default=Path("features"), help="folder of the files (default: features)")
+    parser.add_argument("--batch-size", type=int, default=32, help="images at once (default: 32)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_intermixed_args(argv)
+    if args.batch_size < 1:
+        parser.error(f"--batch-size {args.batch_size}: expected at least 1")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch finds no GPU here")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    try:
+        setup_logging()
+        run(load_config(args.config, args.overrides), args)
+    except VitkitError as error:
+        sys.exit(error_line(error))
+
+
+def run(config: Config, args: argparse.Namespace) -> None:
+    """Writes the features of both datasets, and prints the overrides by which a run takes them."""
+    require(config, "model", "data.train", "data.val")
+    data = DataSettings(**config["data"])
+    datasets = {name: build_dataset(getattr(data, name), data.root, where=f"data.{name}") for name in ("train", "val")}
+    model = build_captioner(config, datasets["train"])
+    if args.checkpoint:
+        print(load_weights(model, args.checkpoint))
+    else:
+        model.load_pretrained()
+    model.to(args.device)
+    overrides = list(args.overrides)
+    for name, dataset in datasets.items():
+        dataset.use_vocabularies_of(datasets["train"])
+        check_not_random(dataset, f"data.{name}")
+        path = args.out / f"{name}.npy"
+        loader = build_loader(dataset, batch_size=args.batch_size, training=False, num_workers=data.num_workers)
+        written = write_features(
+            path, model.feature_maps(loader, args.device), dataset, weights_key=model.weights_key()
+        )
+        print(f"{path}: {' x '.join(map(str, written['shape']))}, {path.stat().st_size / 2**20:.1f} MiB")
+        overrides.append(f"data.{name}.features={path}")
+    print(f"To train on them give tools/train.py the overrides\n    {' '.join(overrides)}")
+
+
+def build_captioner(config: Config, dataset: Any) -> Captioner:
+    """
+    Raises:
+        ConfigError: the config is not of a captioner whose backbone is frozen.
+    """
+    if not isinstance(dataset, CaptionDataset):
+        raise ConfigError(f"data.train: {type(dataset).__name__} has no captions; features are cached for captioners.")
+    model = build_model(config["model"], vocabularies=vocabularies_of(dataset))
+    if not isinstance(model, Captioner) or not model.freeze_backbone:
+        raise ConfigError(
+            f"model: {type(model).__name__} is no captioner with a frozen backbone, so that its features change while "
+            "it trains. Set model.freeze_backbone=True."
+        )
+    return model
+
+
+def check_not_random(dataset: CaptionDataset, where: str) -> None:
+    """
+    Raises:
+        ConfigError: the transforms give other images at other times, or features are set already.
+    """
+    if dataset.features is not None:
+        raise ConfigError(f"{where}.features={dataset.features.path}: leave it out here, the images are needed.")
+    # Several, as images that are mirrored or not are often the same twice.
+    images = [dataset[(0, seed)]["image"] for seed in range(12)]
+    if not all(torch.equal(image, images[0]) for image in images):
+        raise ConfigError(
+            f"{where}.transforms: they draw random numbers, so an image has no fixed features. Set {where}.transforms "
+            "to ClassificationEvalTransforms."
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Draw BLEU by length of the source of several models: what a context of fixed length loses (Bahdanau et al. 2015).
+
+Each RESULTS is the JSON that tools/test.py wrote of a translation model; its name is the curve's, or NAME=RESULTS.
+
+Example:
+    python tools/compare_lengths.py rnn=rnn.json rnnsearch=rnnsearch.json transformer=transformer.json --out lengths.png
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitkit.errors import DataError, VitkitError, error_line
+from vitkit.evaluation.text import LengthGroup, draw_bleu_by_length
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", metavar="[NAME=]RESULTS", help="what tools/test.py wrote")
+    parser.add_argument("--out", type=Path, default=Path("bleu_by_length.png"), metavar="PNG")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
+    try:
+        curves = read_curves(args.results)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        draw_bleu_by_length(curves, args.out)
+    except VitkitError as error:
+        sys.exit(error_line(error))
+    for name, groups in curves.items():
+        print(f"{name:<20} " + "   ".join(f"{g.first}-{g.last}: {g.bleu:.1f} ({g.count})" for g in groups))
+    print(f"drew {args.out}")
+
+
+def read_curves(texts: Sequence[str]) -> dict[str, list[LengthGroup]]:
+    """
+    Raises:
+        DataError: a file is no result of a translation model, or two curves have one name.
+    """
+    curves: dict[str, list[LengthGroup]] = {}
+    for text in texts:
+        name, groups = read_curve(text)
+        if name in curves:
+            raise DataError(f"{text}: another curve is named {name!r} already. Name them: NAME=RESULTS.")
+        curves[name] = groups
+    return curves
+
+
+def read_curve(text: str) -> tuple[str, list[LengthGroup]]:
+    """
+    Raises:
+        DataError: the file is no result of a translation model.
+    """
+    name, _, path = text.rpartition("=")
+    try:
+        groups = [LengthGroup(**group) for group in json.loads(Path(path).read_text(encoding="utf-8"))["by_length"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: no results that tools/test.py wrote of a translation model ({error!r}).") from error
+    return name or Path(path).stem, groups
+
+
+if __name__ == "__main__":
+    main()

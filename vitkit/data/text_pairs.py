@@ -1,0 +1,108 @@
+"""Sentences and their translations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from vitkit.data.text import TextDataset, TextLines, UnfitLines, VocabularySettings, pad_tokens
+from vitkit.errors import DataError
+from vitkit.registry import DATASETS
+from vitkit.structures import BOS, PAD, Batch
+from vitkit.vocabulary import Vocabulary
+
+
+class SentencePairs(TextDataset):
+    """Sentences with a translation each. A sample has
+
+        source: (S,) int64, the sentence's tokens and EOS,
+        target: a dict of
+            tokens: (T,) int64, the translation's tokens and EOS,
+            source_text, references: the sentence, and a list of its translation, as they stand in the data,
+            index: the line, from 0.
+
+    Args:
+        sources, targets: as many of both.
+        vocabulary, max_length, unfit_lines: see TextDataset.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
+        *,
+        max_length: int = 256,
+        unfit_lines: UnfitLines | None = None,
+    ):
+        super().__init__([sources, targets], vocabulary, max_length=max_length, unfit_lines=unfit_lines)
+
+    @property
+    def source_vocabulary(self) -> Vocabulary:
+        return self.vocabularies[0]
+
+    @source_vocabulary.setter
+    def source_vocabulary(self, vocabulary: Vocabulary) -> None:
+        self.vocabularies = [vocabulary, self._vocabularies[1] if self._vocabularies else vocabulary]
+
+    @property
+    def target_vocabulary(self) -> Vocabulary:
+        return self.vocabularies[1]
+
+    @target_vocabulary.setter
+    def target_vocabulary(self, vocabulary: Vocabulary) -> None:
+        self.vocabularies = [self._vocabularies[0] if self._vocabularies else vocabulary, vocabulary]
+
+    def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
+        """
+        Args:
+            index: position in the dataset; or (position, seed), of which the seed changes nothing here.
+        """
+        index = index[0] if isinstance(index, tuple) else index
+        line = self.line(index)
+        target = {
+            "tokens": self.tokens(1, index),
+            "source_text": self.sides[0][line],
+            "references": [self.sides[1][line]],
+            "index": line,
+        }
+        return {"source": self.tokens(0, index), "target": target}
+
+    @staticmethod
+    def collate(samples: Sequence[dict[str, Any]], *, size_divisor: int = 1) -> Batch:
+        """Pads source (B, S) and target_in (B, T), which is BOS and all tokens but the last."""
+        source = pad_tokens([sample["source"] for sample in samples])
+        targets = [sample["target"] for sample in samples]
+        begin = torch.tensor([BOS])
+        target_in = pad_tokens([torch.cat([begin, target["tokens"][:-1]]) for target in targets])
+        inputs = {"source": source, "source_padding": source == PAD, "target_in": target_in}
+        return Batch(inputs=inputs, targets=targets)
+
+
+@DATASETS.register
+class ParallelText(SentencePairs):
+    """Two text files, plain or gzip: line i of one is the translation of line i of the other.
+
+    Args:
+        source, target: the files.
+        vocabulary, max_length, unfit_lines: see TextDataset.
+    Raises:
+        DataError: a file is missing, empty, damaged or no UTF-8, or they have different numbers of lines.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        *,
+        vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
+        max_length: int = 256,
+        unfit_lines: UnfitLines | None = None,
+    ):
+        self.files = [TextLines(source), TextLines(target)]
+        if len(self.files[0]) != len(self.files[1]):
+            raise DataError(
+                f"{source} has {len(self.files[0])} lines and {target} has {len(self.files[1])}: expected as many, "
+                "line i of one the translation of line i of the other. Were lines added, lost, or split elsewhere?"
+            )
+        super().__init__(*self.files, vocabulary, max_length=max_length, unfit_lines=unfit_lines)

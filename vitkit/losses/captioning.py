@@ -1,0 +1,114 @@
+"""What attention over an image adds to the loss of its caption (Xu et al. 2015, https://arxiv.org/abs/1502.03044)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from vitkit.distributed import all_reduce_mean
+from vitkit.errors import ConfigError
+from vitkit.losses.sequence import SequenceLoss
+from vitkit.registry import CRITERIA
+from vitkit.structures import PAD
+
+_BASELINE_MOMENTUM = 0.9
+
+
+@CRITERIA.register
+class CaptionLoss(nn.Module):
+    """The cross entropy of the words, and terms that shape the attention.
+
+    doubly_stochastic (equation 14): over a caption every place of the image should be looked at once; the squared
+    difference, summed over the places.
+
+    reinforce and entropy (section 4.1) train hard attention: the gradient of the log weights of the drawn places, times
+    by how much the caption's log probability exceeded its moving average; and of the weights' entropy, which is to be
+    large.
+
+    As in the paper each term belongs to a caption, beside the log probability of all its words; all are divided by the
+    number of words, as is the cross entropy.
+
+    Args:
+        label_smoothing: see `SequenceLoss`.
+        doubly_stochastic: lambda, the weight of that term.
+        reinforce: lambda_r; for models with hard attention alone, as is `entropy`.
+        entropy: lambda_e.
+    Raises:
+        ConfigError: a weight is negative; or, when it is called, the model shows no attention.
+    """
+
+    def __init__(
+        self,
+        *,
+        label_smoothing: float = 0.0,
+        doubly_stochastic: float = 1.0,
+        reinforce: float = 1.0,
+        entropy: float = 0.002,
+    ):
+        super().__init__()
+        for name, value in (("doubly_stochastic", doubly_stochastic), ("reinforce", reinforce), ("entropy", entropy)):
+            if value < 0:
+                raise ConfigError(f"criterion.{name}: got {value}; expected at least 0.")
+        self.sequence = SequenceLoss(label_smoothing=label_smoothing)
+        self.meters = self.sequence.meters
+        self.doubly_stochastic = doubly_stochastic
+        self.reinforce = reinforce
+        self.entropy = entropy
+
+    def forward(self, outputs: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """
+        Args:
+            outputs: of `ShowAttendTell`.
+            targets: B targets with `tokens` (T_i,).
+        Returns:
+            the terms of `SequenceLoss`, `doubly_stochastic`, and of hard attention `reinforce` and `entropy`.
+        """
+        if "attention" not in outputs:
+            raise ConfigError(
+                "criterion CaptionLoss: the model's outputs have no 'attention', which it shapes. It is for "
+                "ShowAttendTell; set criterion=SequenceLoss for other captioners."
+            )
+        losses = self.sequence(outputs, targets)
+        with torch.autocast(outputs["logits"].device.type, enabled=False):
+            tokens = pad_sequence([target["tokens"] for target in targets], batch_first=True, padding_value=PAD)
+            tokens = tokens.to(outputs["logits"].device)
+            real = tokens != PAD
+            attention = outputs["attention"].float() * real[..., None]
+            looked = (1 - attention.sum(1)).square().masked_fill(outputs["annotation_padding"], 0.0)
+            num_words = self._normalizer(real)
+            losses["doubly_stochastic"] = self.doubly_stochastic * looked.sum() / num_words
+            if "reward_baseline" in outputs:
+                losses |= self._hard_losses(outputs, attention, tokens, num_words)
+        return losses
+
+    def _normalizer(self, real: Tensor) -> Tensor:
+        """The words of a rank on average."""
+        num_words = real.sum().float()
+        # In evaluation ranks do not wait for each other, as in SequenceLoss.
+        return (all_reduce_mean(num_words) if self.training else num_words).clamp(min=1)
+
+    def _hard_losses(
+        self, outputs: Mapping[str, Tensor], attention: Tensor, tokens: Tensor, num_words: Tensor
+    ) -> dict[str, Tensor]:
+        real = tokens != PAD
+        log_probs = outputs["logits"].detach().float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+        rewards = (log_probs * real).sum(1)
+        drawn = (outputs["sampled_log_weights"].float() * real).sum(1)
+        advantages = rewards - self._moved(outputs["reward_baseline"], rewards.mean())
+        # Clamped: places without weight, such as padding, would have infinite gradients.
+        entropy = -(attention * attention.clamp(min=1e-12).log()).sum()
+        return {
+            "reinforce": -self.reinforce * (advantages * drawn).sum() / num_words,
+            "entropy": -self.entropy * entropy / num_words,
+        }
+
+    def _moved(self, baseline: Tensor, reward: Tensor) -> Tensor:
+        """The moving average of the rewards, this batch's included, which starts at the first; moved in training."""
+        value, count = baseline.clone().unbind()
+        if self.training:
+            reward = all_reduce_mean(reward)
+            value = torch.where(count > 0, _BASELINE_MOMENTUM * value + (1 - _BASELINE_MOMENTUM) * reward, reward)
+            baseline.copy_(torch.stack([value, count + 1]))
+        return value

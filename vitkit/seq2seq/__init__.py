@@ -1,0 +1,33 @@
+"""Sequence to sequence: models that write text, and the decoding that they share."""
+
+from vitkit.seq2seq.captioner import Captioner
+from vitkit.seq2seq.decoding import (
+    Decodable,
+    DecodingSettings,
+    GenerativeModel,
+    Hypothesis,
+    State,
+    decode,
+)
+from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
+from vitkit.seq2seq.rnn import RNNTranslator
+from vitkit.seq2seq.show_attend_tell import ShowAttendTell
+from vitkit.seq2seq.transformer import TextDecoder, Transformer
+from vitkit.seq2seq.transformer_captioner import TransformerCaptioner
+
+__all__ = [
+    "Captioner",
+    "CausalLanguageModel",
+    "Decodable",
+    "DecodingSettings",
+    "GenerativeModel",
+    "Hypothesis",
+    "MaskedLanguageModel",
+    "RNNTranslator",
+    "ShowAttendTell",
+    "State",
+    "TextDecoder",
+    "Transformer",
+    "TransformerCaptioner",
+    "decode",
+]

@@ -1,0 +1,152 @@
+"""What captioners share: an image's feature map from any backbone, or from a file of features."""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import DataError
+from vitkit.ops.images import normalize_images, resize_mask
+from vitkit.registry import BACKBONES, Spec
+from vitkit.seq2seq.decoding import DecodingSettings, GenerativeModel
+from vitkit.structures import UNK
+from vitkit.vocabulary import Vocabulary
+
+logger = logging.getLogger("vitkit")
+
+
+class FeatureMap(NamedTuple):
+    """What a backbone makes of images."""
+
+    features: Tensor
+    """(B, C, h, w)."""
+    padding_mask: Tensor | None
+    """(B, h, w) bool, True = padding; None: no place is padded."""
+
+    def annotations(self) -> Tensor:
+        """(B, S, C), the places in a row."""
+        # One order in memory, whatever the backbone's is: sums are then rounded the same for features from a file.
+        return self.features.flatten(2).transpose(1, 2).contiguous()
+
+    def padding(self) -> Tensor:
+        """(B, S) bool, True = padding."""
+        if self.padding_mask is None:
+            return torch.zeros_like(self.features[:, 0], dtype=torch.bool).flatten(1)
+        return self.padding_mask.flatten(1)
+
+
+class Captioner(GenerativeModel):
+    """Base of models that describe an image.
+
+    Args:
+        backbone: spec or module. Its coarsest map is looked at (`out_features=["res4"]` gives a finer one).
+        freeze_backbone: it is not trained, its running statistics included. Only then may inputs be features of
+            `tools/cache_features.py` in place of images.
+        target_vocabulary: of the captions; a run sets its dataset's.
+        decoding: see `GenerativeModel`.
+    """
+
+    def __init__(
+        self,
+        backbone: Spec | nn.Module,
+        *,
+        freeze_backbone: bool,
+        target_vocabulary: Vocabulary | None,
+        decoding: Mapping[str, Any] | DecodingSettings | None,
+    ):
+        super().__init__(target_vocabulary, decoding)
+        self.backbone = BACKBONES.build(backbone)
+        self.feature, info = list(self.backbone.feature_info.items())[-1]
+        self.feature_channels = info.channels
+        if hasattr(self.backbone, "keep_features"):
+            self.backbone.keep_features([self.feature])
+        self.freeze_backbone = freeze_backbone
+        if freeze_backbone:
+            self.backbone.requires_grad_(False)
+        self._weights_key: int | None = None
+        self.register_load_state_dict_post_hook(_forget_weights_key)
+
+    def train(self, mode: bool = True) -> "Captioner":
+        super().train(mode)
+        if self.freeze_backbone:
+            self.backbone.eval()
+        return self
+
+    def load_pretrained(self) -> str | None:
+        """Loads the backbone's pretrained weights, if it has any, as a new run does; see `Backbone.load_pretrained`."""
+        self._weights_key = None
+        load = getattr(self.backbone, "load_pretrained", None)
+        source = load() if load else None
+        if source is None and self.freeze_backbone:
+            logger.warning(
+                "backbone: random and frozen, so it never learns to see. Set model.backbone.pretrained, or train it: "
+                "model.freeze_backbone=False."
+            )
+        return source
+
+    def look(
+        self,
+        images: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        *,
+        features: Tensor | None = None,
+        features_key: Tensor | None = None,
+    ) -> FeatureMap:
+        """
+        Args:
+            images: (B, 3, H, W) uint8 RGB, zero-padded at the right and bottom; or float, already normalised.
+            padding_mask: (B, H, W) bool, True = padding; None if no image is padded.
+            features: (B, C, h, w), what this method returned for the images before.
+            features_key: int64, the `weights_key()` of the model that computed them.
+        Raises:
+            DataError: the features are of another network, or of one that is trained.
+        """
+        if features is not None:
+            self._check_features(features, features_key)
+            return FeatureMap(features, None)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_backbone):
+            map_ = self.backbone(normalize_images(images, padding_mask))[self.feature]
+        return FeatureMap(map_, None if padding_mask is None else resize_mask(padding_mask, map_.shape[-2:]))
+
+    @staticmethod
+    def only_known(logits: Tensor) -> Tensor:
+        """(N, V) logits of which the unknown word is none: it trains, but nobody wants to read it."""
+        return logits.index_fill(-1, torch.tensor(UNK, device=logits.device), float("-inf"))
+
+    def _check_features(self, features: Tensor, features_key: Tensor | None) -> None:
+        if not self.freeze_backbone:
+            raise DataError(
+                "features: computed before, but the backbone is trained. Set model.freeze_backbone=True, or leave "
+                "`features` out of the datasets."
+            )
+        if features_key is None or int(features_key) != self.weights_key():
+            raise DataError(
+                f"features: of shape {tuple(features.shape)}, computed by a backbone of other weights than the model's "
+                f"(feature {self.feature!r}). Write them anew by tools/cache_features.py with this config and its "
+                "checkpoint."
+            )
+
+    def weights_key(self) -> int:
+        """A number that names the backbone's weights and the map that is taken from it: 63 bits of their SHA-256."""
+        if self._weights_key is None:
+            digest = hashlib.sha256(f"{type(self.backbone).__name__} {self.feature}".encode())
+            for name, value in sorted(self.backbone.state_dict().items()):
+                digest.update(name.encode())
+                digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            self._weights_key = int.from_bytes(digest.digest()[:8], "big") >> 1
+        return self._weights_key
+
+    @torch.no_grad()
+    def feature_maps(self, batches: Iterator[Any], device: torch.device | str) -> Iterator[Tensor]:
+        """(B, C, h, w) float32 of each batch of images, to be stored."""
+        self.eval()
+        for batch in batches:
+            batch = batch.to(device)
+            yield self.look(batch.inputs["images"], batch.inputs["padding_mask"]).features.float()
+
+
+def _forget_weights_key(model: Captioner, _: Any) -> None:
+    model._weights_key = None

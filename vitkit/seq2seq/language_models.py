@@ -1,0 +1,229 @@
+"""Language models of one text, made of the Transformer's own layers: encoder-only and decoder-only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.nn.attention import mask_bias, padding_bias
+from vitkit.nn.kv_cache import KeyValueCache
+from vitkit.nn.linear import Linear, linear
+from vitkit.nn.transformer import TransformerEncoder
+from vitkit.registry import MODELS
+from vitkit.seq2seq.decoding import DecodingSettings, GenerativeModel, State, vocabulary_size
+from vitkit.seq2seq.transformer import ScaledEmbedding, TextPositions, causal_bias, init_matrices
+from vitkit.structures import EOS, PAD
+from vitkit.vocabulary import Vocabulary
+
+
+@dataclass
+class PromptState(State):
+    """What a causal language model knows of N rows, whose prompts may differ in length."""
+
+    caches: list[KeyValueCache]
+    """Of each layer: the prompts without their last token, then what has been written."""
+    prompt_lengths: Tensor
+    """(N,) int64, without the last token."""
+    prompt_padding: Tensor
+    """(N, P) bool, True = the cache's place is behind the prompt's end."""
+    tokens: Tensor | None = None
+    """(N,) int64, the last token of each prompt."""
+
+    @property
+    def num_written(self) -> int:
+        return self.caches[0].length - self.prompt_padding.shape[1]
+
+    def select(self, rows: Tensor) -> "PromptState":
+        for cache in self.caches:
+            cache.select(rows)
+        return PromptState(self.caches, self.prompt_lengths[rows], self.prompt_padding[rows], self.tokens[rows])
+
+
+@MODELS.register
+class CausalLanguageModel(GenerativeModel):
+    """Decoder-only: predicts each token from those before it (Radford et al. 2019, "Language Models are Unsupervised
+    Multitask Learners", whose sizes and norms the config gives).
+
+    Args:
+        target_vocabulary: a run sets its dataset's.
+        target_size: of a vocabulary that is not given.
+        num_layers, d_model, num_heads, d_ffn, dropout, norm_first, final_norm: see `TransformerEncoder`.
+        positions, max_length: see `TextPositions`.
+        tied_output: the output projection is the embedding table.
+        decoding: see `DecodingSettings`.
+    """
+
+    def __init__(
+        self,
+        *,
+        target_vocabulary: Vocabulary | None = None,
+        target_size: int | None = None,
+        num_layers: int = 12,
+        d_model: int = 768,
+        num_heads: int = 12,
+        d_ffn: int = 3072,
+        dropout: float = 0.1,
+        norm_first: bool = True,
+        final_norm: bool | None = None,
+        positions: Literal["sine", "learned"] = "learned",
+        max_length: int = 1024,
+        tied_output: bool = True,
+        decoding: Mapping[str, Any] | DecodingSettings | None = None,
+    ):
+        super().__init__(target_vocabulary, decoding)
+        size = vocabulary_size("target", target_vocabulary, target_size)
+        self.embedding = ScaledEmbedding(size, d_model)
+        self.positions = TextPositions(positions, max_length, d_model=d_model, dropout=dropout)
+        self.stack = TransformerEncoder(
+            num_layers, d_model, num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first,
+            final_norm=final_norm,
+        )  # fmt: skip
+        self.output = None if tied_output else Linear(d_model, size, bias=False)
+        init_matrices(self)
+
+    def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """
+        Args:
+            tokens: (B, T) int64, BOS and the text, then PAD.
+            padding_mask: comes with every batch of texts. No token sees what follows it, padding included.
+        Returns:
+            logits: (B, T, V) of the tokens that follow.
+        """
+        x = self.positions(self.embedding(tokens))
+        return {"logits": self.logits(self.stack(x, bias=causal_bias(x.shape[1], x.device)))}
+
+    def start(self, tokens: Tensor, padding_mask: Tensor | None = None) -> PromptState:
+        """
+        Args:
+            tokens: (B, P) int64, BOS and the beginning of each text, then PAD.
+            padding_mask: (B, P) bool, True = padding.
+        """
+        if padding_mask is None:
+            padding_mask = tokens == PAD
+        last = (~padding_mask).sum(dim=1) - 1
+        state = PromptState(
+            caches=[KeyValueCache() for _ in self.stack.layers],
+            prompt_lengths=last,
+            prompt_padding=torch.arange(tokens.shape[1] - 1, device=tokens.device) >= last[:, None],
+            tokens=tokens.gather(1, last[:, None])[:, 0],
+        )
+        if tokens.shape[1] > 1:
+            x = self.positions(self.embedding(tokens[:, :-1]))
+            bias = causal_bias(x.shape[1], x.device)
+            for layer, cache in zip(self.stack.layers, state.caches):
+                x = layer.step(x, cache, bias=bias)
+        return state
+
+    def step(
+        self, tokens: Tensor, state: PromptState, *, with_attention: bool = False
+    ) -> tuple[Tensor, PromptState, Tensor | None]:
+        """See `Decodable.step`; there is no source to attend to.
+
+        Raises:
+            ConfigError: attention is asked for.
+        """
+        if with_attention:
+            raise ConfigError(f"{type(self).__name__} has no source, and so no attention to it.")
+        written = state.num_written
+        places = (state.prompt_lengths + written)[:, None]
+        x = self.positions(self.embedding(tokens[:, None]), first=state.caches[0].length, places=places)
+        # The places between a prompt's end and the longest prompt's hold nothing of that row.
+        bias = mask_bias(F.pad(state.prompt_padding, (0, written + 1)))[:, None, None]
+        for layer, cache in zip(self.stack.layers, state.caches):
+            x = layer.step(x, cache, bias=bias)
+        return self.logits(self.stack.norm(x))[:, 0], state, None
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(..., d_model) -> (..., V)."""
+        return linear(x, self.embedding.weight if self.output is None else self.output.weight)
+
+
+@MODELS.register
+class MaskedLanguageModel(nn.Module):
+    """Encoder-only: predicts tokens that are hidden, from both sides (Devlin et al. 2019, section 3.1,
+    https://arxiv.org/abs/1810.04805).
+
+    Of the text's tokens `mask_share` are chosen; 80 % of these become the mask token, 10 % a random one, 10 % stay. In
+    evaluation the choice is the same every time.
+
+    Args:
+        target_vocabulary: a run sets its dataset's; it has a mask token (`vocabulary.mask_id`).
+        target_size, mask_id: of a vocabulary that is not given.
+        mask_share: 0.15 in the paper.
+        num_layers, d_model, num_heads, d_ffn, dropout, norm_first, final_norm: see `TransformerEncoder`.
+        positions, max_length: see `TextPositions`.
+    Raises:
+        ConfigError: a size is missing, there is no mask token, or mask_share is not in 0..1.
+    """
+
+    def __init__(
+        self,
+        *,
+        target_vocabulary: Vocabulary | None = None,
+        target_size: int | None = None,
+        mask_id: int | None = None,
+        mask_share: float = 0.15,
+        num_layers: int = 12,
+        d_model: int = 768,
+        num_heads: int = 12,
+        d_ffn: int = 3072,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        final_norm: bool | None = None,
+        positions: Literal["sine", "learned"] = "learned",
+        max_length: int = 512,
+    ):
+        super().__init__()
+        size = vocabulary_size("target", target_vocabulary, target_size)
+        if target_vocabulary is not None and mask_id is None:
+            mask_id = target_vocabulary.mask_id
+        if mask_id is None:
+            raise ConfigError("model.mask_id: the vocabulary has no mask token. Train it with mask=True.")
+        if not 0 < mask_share < 1:
+            raise ConfigError(f"model.mask_share: got {mask_share}; expected above 0 and below 1.")
+        self.vocabulary = target_vocabulary
+        self.mask_id = mask_id
+        self.mask_share = mask_share
+        self.embedding = ScaledEmbedding(size, d_model)
+        self.positions = TextPositions(positions, max_length, d_model=d_model, dropout=dropout)
+        self.encoder = TransformerEncoder(
+            num_layers, d_model, num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first,
+            final_norm=final_norm,
+        )  # fmt: skip
+        self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.LayerNorm(d_model))
+        self.output_bias = nn.Parameter(torch.zeros(size))
+        init_matrices(self)
+
+    def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """
+        Args:
+            tokens: (B, S) int64, the text, then PAD.
+            padding_mask: (B, S) bool, True = padding.
+        Returns:
+            logits: (B, S, V) of the token at each place.
+            masked: (B, S) bool, the places that were chosen; the loss counts these alone.
+        """
+        if padding_mask is None:
+            padding_mask = tokens == PAD
+        hidden, masked = self.mask(tokens)
+        return {"logits": self.predict(hidden, padding_mask), "masked": masked}
+
+    def predict(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Logits (B, S, V) of the token at each place, of texts that are masked already or not at all."""
+        bias = None if padding_mask is None else padding_bias(padding_mask)
+        x = self.encoder(self.positions(self.embedding(tokens)), bias=bias)
+        return linear(self.head(x), self.embedding.weight, self.output_bias)
+
+    def mask(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S) int64 -> the tokens with some hidden, and which were chosen, (B, S) bool."""
+        # Drawn on the CPU, so that they are the same on every device.
+        generator = None if self.training else torch.Generator().manual_seed(0)
+        chance, fate = torch.rand(2, *tokens.shape, generator=generator).to(tokens.device)
+        others = torch.randint(EOS + 1, len(self.output_bias), tokens.shape, generator=generator).to(tokens.device)
+        masked = (tokens > EOS) & (chance < self.mask_share)
+        hidden = tokens.masked_fill(masked & (fate < 0.8), self.mask_id)
+        return torch.where(masked & (fate >= 0.9), others, hidden), masked

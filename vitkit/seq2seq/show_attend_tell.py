@@ -1,0 +1,218 @@
+"""Show, Attend and Tell: an LSTM that looks at a place of the image for each word
+(Xu et al. 2015, https://arxiv.org/abs/1502.03044)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.nn.additive_attention import AdditiveScore
+from vitkit.nn.attention import attention_weights, mask_bias, record_weights
+from vitkit.registry import MODELS, Spec
+from vitkit.seq2seq.captioner import Captioner, FeatureMap
+from vitkit.seq2seq.decoding import DecodingSettings, State, vocabulary_size
+from vitkit.structures import PAD
+from vitkit.vocabulary import Vocabulary
+
+
+@dataclass
+class CaptionState(State):
+    """What the decoder knows of N rows, and once for all rows of an image what it looks at."""
+
+    annotations: Tensor
+    """(B, S, C) the images' places."""
+    keys: Tensor
+    """(B, S, d_attention) what the alignment score sees of them."""
+    bias: Tensor
+    """(B, 1, S) that hides padded places."""
+    hidden: Tensor
+    """(N, d_model), as is the cell; rows of one image stand together."""
+    cell: Tensor
+    sampled: Tensor | None = None
+    """(N,) bool: rows whose locations are drawn; None in evaluation."""
+
+    def select(self, rows: Tensor) -> "CaptionState":
+        rows_per_image = len(self.hidden) // len(self.annotations)
+        return self.select_beams(rows, beams=1, sources=rows // rows_per_image)
+
+    def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "CaptionState":
+        seen = (self.annotations, self.keys, self.bias)
+        if sources is not None:
+            seen = (part[sources] for part in seen)
+        return CaptionState(*seen, hidden=self.hidden[rows], cell=self.cell[rows])
+
+
+@MODELS.register
+class ShowAttendTell(Captioner):
+    """
+    Soft attention gives the decoder the expected annotation; it is trained by backpropagation, with the penalty of
+    `CaptionLoss` that makes it look everywhere once (doubly stochastic attention, section 4.2.1). Hard attention gives
+    it the annotation of one place, drawn by the weights; `CaptionLoss` trains the weights by the reward of what was
+    drawn (section 4.1). For half of the images in training, drawn anew each time, it too gives the expectation.
+
+    Details are those of the paper where it has them. The initial state's networks and the output layer have one tanh
+    each. Dropout is before the LSTM and the last layer.
+
+    Args:
+        backbone, freeze_backbone, target_vocabulary, decoding: see `Captioner`.
+        target_size: tokens of the vocabulary, for use without one.
+        attention: "soft" or "hard".
+        gated: beta, a factor of the context in 0..1 that depends on the state.
+        expected_probability: of hard attention, the part of the images that get the expectation in training.
+        hard_inference: what hard attention does in evaluation: "argmax" takes the place of most weight, "expected" the
+            expectation.
+        d_embedding, d_model, d_attention: channels of words, of the LSTM, and of the alignment score.
+    Raises:
+        ConfigError: a value is out of range, or there is no vocabulary and no size.
+    """
+
+    def __init__(
+        self,
+        backbone: Spec | nn.Module,
+        *,
+        target_vocabulary: Vocabulary | None = None,
+        target_size: int | None = None,
+        freeze_backbone: bool = True,
+        attention: Literal["soft", "hard"] = "soft",
+        gated: bool = True,
+        expected_probability: float = 0.5,
+        hard_inference: Literal["argmax", "expected"] = "argmax",
+        d_embedding: int = 512,
+        d_model: int = 1024,
+        d_attention: int = 512,
+        dropout: float = 0.5,
+        decoding: Mapping[str, Any] | DecodingSettings | None = None,
+    ):
+        super().__init__(
+            backbone,
+            freeze_backbone=freeze_backbone,
+            target_vocabulary=target_vocabulary,
+            decoding=decoding,
+        )
+        if attention not in ("soft", "hard"):
+            raise ConfigError(f"model.attention: got {attention!r}; expected 'soft' or 'hard'.")
+        if hard_inference not in ("argmax", "expected"):
+            raise ConfigError(f"model.hard_inference: got {hard_inference!r}; expected 'argmax' or 'expected'.")
+        if not 0 <= expected_probability <= 1:
+            raise ConfigError(f"model.expected_probability: got {expected_probability}; expected 0 to 1.")
+        size, channels = vocabulary_size("target", target_vocabulary, target_size), self.feature_channels
+        self.hard = attention == "hard"
+        self.expected_probability = expected_probability
+        self.hard_inference = hard_inference
+        self.embedding = nn.Embedding(size, d_embedding, padding_idx=PAD)
+        self.initial_hidden = nn.Linear(channels, d_model)
+        self.initial_cell = nn.Linear(channels, d_model)
+        self.score = AdditiveScore(d_model, channels, d_attention)
+        self.gate = nn.Linear(d_model, 1) if gated else None
+        self.cell = nn.LSTMCell(d_embedding + channels, d_model)
+        self.hidden_to_output = nn.Linear(d_model, d_embedding)
+        self.context_to_output = nn.Linear(channels, d_embedding, bias=False)
+        self.classifier = nn.Linear(d_embedding, size)
+        self.dropout = nn.Dropout(dropout)
+        if self.hard:
+            # In the model, so that checkpoints keep it: its value, and how often it moved; see CaptionLoss.
+            self.register_buffer("reward_baseline", torch.zeros(2))
+
+    def forward(
+        self,
+        target_in: Tensor,
+        images: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        *,
+        features: Tensor | None = None,
+        features_key: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """
+        Args:
+            target_in: (B, T) int64, BOS and the caption's words.
+            The others: see `Captioner.look`.
+        Returns:
+            logits: (B, T, V).
+            attention: (B, T, S) the weights of the map's places, each row sums to 1.
+            annotation_padding: (B, S) bool, True = padding.
+            Of hard attention also sampled_log_weights, (B, T): the log of the weights of the places that were drawn, 0
+            where none was; and reward_baseline, the buffer, which `CaptionLoss` moves.
+        """
+        map_ = self.look(images, padding_mask, features=features, features_key=features_key)
+        state = self._start(map_)
+        if self.hard and self.training:
+            state.sampled = torch.rand(len(target_in), device=target_in.device) >= self.expected_probability
+        embedded = self.dropout(self.embedding(target_in))
+        steps = [self._advance(word, state) for word in embedded.unbind(1)]
+        hidden, contexts, weights, sampled_log_weights = (torch.stack(parts, 1) for parts in zip(*steps))
+        outputs = {
+            "logits": self._predict(embedded, hidden, contexts),
+            "attention": weights,
+            "annotation_padding": map_.padding(),
+        }
+        if self.hard:
+            outputs |= {"sampled_log_weights": sampled_log_weights, "reward_baseline": self.reward_baseline}
+        return outputs
+
+    def start(self, **inputs: Tensor) -> CaptionState:
+        return self._start(self.look(**inputs))
+
+    def step(
+        self, tokens: Tensor, state: CaptionState, *, with_attention: bool = False
+    ) -> tuple[Tensor, CaptionState, Tensor | None]:
+        embedded = self.embedding(tokens)
+        hidden, context, weights, _ = self._advance(embedded, state)
+        logits = self.only_known(self._predict(embedded, hidden, context))
+        return logits, state, weights if with_attention else None
+
+    def _start(self, map_: FeatureMap) -> CaptionState:
+        annotations, padding_mask = map_.annotations(), map_.padding()
+        real = ~padding_mask[..., None]
+        mean = (annotations * real).sum(1) / real.sum(1).clamp(min=1)
+        return CaptionState(
+            annotations=annotations,
+            keys=self.score.keys(annotations),
+            bias=mask_bias(padding_mask)[:, None],
+            hidden=self.initial_hidden(mean).tanh(),
+            cell=self.initial_cell(mean).tanh(),
+        )
+
+    def _advance(self, embedded: Tensor, state: CaptionState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One word further; `state` moves.
+
+        Args:
+            embedded: (N, d_embedding).
+        Returns:
+            hidden (N, d_model), context (N, C), weights (N, S), log weights of drawn places (N,).
+        """
+        # Rows of one image are queries of one sequence.
+        queries = state.hidden.unflatten(0, (len(state.annotations), -1))
+        weights = attention_weights(self.score(queries, state.keys), state.bias)  # (B, N / B, S)
+        record_weights(weights[:, None])
+        weights = weights.flatten(0, 1)
+        looked_at, sampled_log_weights = self._locations(weights, state)
+        looked_at = looked_at.to(state.annotations.dtype).unflatten(0, (len(state.annotations), -1))
+        context = (looked_at @ state.annotations).flatten(0, 1)
+        if self.gate is not None:
+            context = self.gate(state.hidden).sigmoid() * context
+        state.hidden, state.cell = self.cell(torch.cat([embedded, context], dim=-1), (state.hidden, state.cell))
+        return state.hidden, context, weights, sampled_log_weights
+
+    def _locations(self, weights: Tensor, state: CaptionState) -> tuple[Tensor, Tensor]:
+        """How much of each place the decoder gets, (N, S), and the log weights of drawn places, (N,)."""
+        none_drawn = weights.new_zeros(len(weights))
+        if not self.hard or (state.sampled is None and self.hard_inference == "expected"):
+            return weights, none_drawn
+        if state.sampled is None:
+            return _one_place(weights, weights.argmax(-1)), none_drawn
+        drawn = torch.multinomial(weights.detach(), 1)[:, 0]
+        log_weights = weights.gather(1, drawn[:, None])[:, 0].clamp(min=1e-12).log()
+        looked_at = torch.where(state.sampled[:, None], _one_place(weights, drawn), weights)
+        return looked_at, log_weights * state.sampled
+
+    def _predict(self, embedded: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
+        """The deep output layer (equation 7): word, state and context give the next word's logits."""
+        mixed = embedded + self.hidden_to_output(self.dropout(hidden)) + self.context_to_output(context)
+        return self.classifier(self.dropout(mixed.tanh()))
+
+
+def _one_place(weights: Tensor, places: Tensor) -> Tensor:
+    return torch.zeros_like(weights).scatter_(1, places[:, None], 1.0)

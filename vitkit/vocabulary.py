@@ -1,0 +1,273 @@
+"""Text to token ids and back: words, characters, or subwords that are learned from the text.
+
+Subwords are trained and applied by the `sentencepiece` library rather than `tokenizers`: both its kinds come out the
+same in every process (the unigram pieces of `tokenizers` 0.23 do not), it needs no other package, and of Multi30k it
+trains and applies them in less time.
+"""
+
+import base64
+import io
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import sentencepiece
+
+from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.structures import BOS, EOS, PAD, UNK
+
+VocabularyKind = Literal["word", "char", "bpe", "unigram"]
+SIDES = ("source", "target")
+SUBWORDS = ("bpe", "unigram")
+SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
+"""By id: PAD, UNK, BOS, EOS."""
+MASK_TOKEN = "<mask>"
+SPACE = "\u2581"
+"""Stands for the blank in front of a word, so that the tokens alone say how they are joined."""
+_RESERVED = "\0\u2585"
+"""Lines that hold these are left out by sentencepiece, when it trains."""
+_WORDS = rf"{SPACE}?\w+|{SPACE}?[^\w{SPACE}]|{SPACE}"
+_FORMAT = "vitkit vocabulary 1"
+
+
+def normalize_text(text: str) -> str:
+    """What every vocabulary does to text first: composed characters (NFC), any white space one blank, none at the ends.
+
+    The character that vocabularies use for a blank becomes an underscore.
+    """
+    return " ".join(unicodedata.normalize("NFC", text).replace(SPACE, "_").split())
+
+
+class Vocabulary:
+    """Tokens by id. `decode(encode(text))` is `normalize_text(text)` wherever every token is known.
+
+    Args:
+        kind: "word" splits at blanks and punctuation, "char" is every character, "bpe" are pieces by byte pair encoding
+            (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909), "unigram" by a unigram language model (Kudo 2018,
+            https://arxiv.org/abs/1804.10959). Pieces reach over no blank, and hold letters or punctuation.
+        tokens: by id, of "word" and "char"; SPECIAL_TOKENS first, and MASK_TOKEN after them if the vocabulary has one.
+        model: of "bpe" and "unigram", which hold their tokens: sentencepiece's serialised model.
+        lowercase: text is lower-cased first.
+
+    Attributes:
+        tokens: by id.
+        unknown: what `encode` met and does not know, counted: words of "word", characters of the other kinds.
+    """
+
+    def __init__(
+        self,
+        kind: VocabularyKind,
+        tokens: Sequence[str] = (),
+        *,
+        model: bytes | None = None,
+        lowercase: bool = False,
+    ):
+        _check_kind(kind)
+        self.kind = kind
+        self.lowercase = lowercase
+        self.unknown: Counter[str] = Counter()
+        self._pieces = None
+        self.tokens = list(tokens)
+        if kind in SUBWORDS:
+            if not model:
+                raise ValueError(f"model: none given; a {kind!r} vocabulary is sentencepiece's serialised model.")
+            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self.tokens = [self._pieces.id_to_piece(index) for index in range(len(self._pieces))]
+        self._ids = {token: index for index, token in enumerate(self.tokens)}
+
+    @classmethod
+    def train(
+        cls,
+        kind: VocabularyKind,
+        texts: Iterable[str],
+        *,
+        size: int | None = None,
+        min_count: int = 1,
+        lowercase: bool = False,
+        mask: bool = False,
+    ) -> "Vocabulary":
+        """Learns the tokens of `texts`; the same texts give the same vocabulary.
+
+        Args:
+            size: the most tokens, special ones included (of subwords there are fewer only where the text has no more).
+                None: all words or characters; subwords need a number.
+            min_count: rarer words or characters are unknown.
+            lowercase: see the class.
+            mask: with MASK_TOKEN, for masked language models.
+        Raises:
+            ConfigError: `size` is missing, or too small for the characters of the text.
+            DataError: there is no text.
+        """
+        _check_kind(kind)
+        special = [*SPECIAL_TOKENS, MASK_TOKEN][: 4 + mask]
+        if kind in SUBWORDS and size is None:
+            raise ConfigError(
+                f"vocabulary.size: not set; a {kind!r} vocabulary needs a number of tokens, such as 8000."
+            )
+        if size is not None and size <= len(special):
+            raise ConfigError(f"vocabulary.size={size}: expected more than the {len(special)} special tokens.")
+        prepared = (_prepared(text, lowercase) for text in texts)
+        if kind in SUBWORDS:
+            return cls(kind, model=_train_subwords(kind, prepared, special, size, min_count), lowercase=lowercase)
+        split = _words if kind == "word" else _characters
+        counts = Counter(token for text in prepared for token in split(text))
+        _check_not_empty(counts)
+        # Equally frequent ones by their name, so that the order of the texts does not matter.
+        ranked = sorted((-count, token) for token, count in counts.items() if count >= min_count)
+        if not ranked:
+            raise ConfigError(f"vocabulary.min_count={min_count}: nothing in the text occurs as often.")
+        room = None if size is None else size - len(special)
+        return cls(kind, [*special, *(token for _, token in ranked[:room])], lowercase=lowercase)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.to_json() == other.to_json()
+
+    __hash__ = None
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id of MASK_TOKEN; None in a vocabulary without one."""
+        place = len(SPECIAL_TOKENS)
+        return place if self.tokens[place : place + 1] == [MASK_TOKEN] else None
+
+    @property
+    def unknown_count(self) -> int:
+        """How many words or characters `encode` did not know so far."""
+        return self.unknown.total()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text's tokens, without BOS and EOS; what is not known is UNK, and counted in `unknown`."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Iterable[str]) -> list[list[int]]:
+        """`encode` of many texts, of subwords several times faster than one by one."""
+        texts = [_prepared(text, self.lowercase) for text in texts]
+        split = _words if self.kind == "word" else _characters
+        if self._pieces is not None:
+            encoded = self._pieces.encode(texts)
+        else:
+            encoded = [[self._ids.get(token, UNK) for token in split(text)] for text in texts]
+        for text, ids in zip(texts, encoded):
+            if UNK in ids:
+                self.unknown.update(token.replace(SPACE, "") for token in split(text) if token not in self._ids)
+        return encoded
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids; special tokens other than UNK are left out."""
+        left_out = {PAD, BOS, EOS, self.mask_id}
+        text = "".join(self.tokens[index] for index in ids if index not in left_out)
+        return text.replace(SPACE, " ").strip()
+
+    def token_texts(self, ids: Iterable[int]) -> list[str]:
+        """Each token as it is shown to people: with SPACE where a word begins, special ones by their names."""
+        return [self.tokens[index] for index in ids]
+
+    def to_json(self) -> str:
+        """All that `from_json` needs; what was counted as unknown is not in it."""
+        content = {"format": _FORMAT, "kind": self.kind, "lowercase": self.lowercase}
+        if self._pieces is None:
+            content["tokens"] = self.tokens
+        else:
+            content["model"] = base64.b64encode(self._pieces.serialized_model_proto()).decode("ascii")
+        return json.dumps(content, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Vocabulary":
+        """
+        Raises:
+            CheckpointError: it is not what `to_json` returns.
+        """
+        try:
+            content = json.loads(text)
+            if content.pop("format") != _FORMAT:
+                raise ValueError("another format")
+            if "model" in content:
+                content["model"] = base64.b64decode(content["model"], validate=True)
+            return cls(content.pop("kind"), **content)
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"vocabulary: not one that vitkit saved ({error!r}). Take the JSON of Vocabulary.to_json()."
+            ) from error
+
+
+def vocabularies_of(dataset: Any) -> dict[str, Vocabulary]:
+    """What a dataset of text reads ("source") and writes ("target"); empty for other datasets."""
+    found = {side: getattr(dataset, f"{side}_vocabulary", None) for side in SIDES}
+    return {side: vocabulary for side, vocabulary in found.items() if vocabulary is not None}
+
+
+def set_vocabularies(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> None:
+    """Lets a dataset of text use these, such as a checkpoint's."""
+    for side, vocabulary in vocabularies.items():
+        setattr(dataset, f"{side}_vocabulary", vocabulary)
+
+
+def vocabularies_from_json(saved: Mapping[str, str]) -> dict[str, Vocabulary]:
+    """Those that a checkpoint holds under "vocabularies"; equal ones become one object."""
+    made = {text: Vocabulary.from_json(text) for text in set(saved.values())}
+    return {side: made[text] for side, text in saved.items()}
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in get_args(VocabularyKind):
+        raise ConfigError(f"vocabulary: got {kind!r}; expected one of {', '.join(get_args(VocabularyKind))}.")
+
+
+def _check_not_empty(found: Sequence | Counter) -> None:
+    if not found:
+        raise DataError("vocabulary: the training text is empty, so there are no tokens to learn.")
+
+
+def _prepared(text: str, lowercase: bool) -> str:
+    text = normalize_text(text)
+    return text.lower() if lowercase else text
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(_WORDS, SPACE + text.replace(" ", SPACE)) if text else []
+
+
+def _characters(text: str) -> list[str]:
+    return list(text.replace(" ", SPACE))
+
+
+def _train_subwords(kind: str, texts: Iterable[str], special: list[str], size: int, min_count: int) -> bytes:
+    """sentencepiece's serialised model."""
+    lines = list(texts)
+    counts = Counter(character for text in lines for character in _characters(text))
+    _check_not_empty(counts)
+    kept = {character for character, count in counts.items() if count >= min_count and character not in _RESERVED}
+    if not kept:
+        raise ConfigError(f"vocabulary.min_count={min_count}: nothing in the text occurs as often.")
+    least = len(kept) + len(special) + (SPACE not in kept)
+    if size < least:
+        raise ConfigError(
+            f"vocabulary.size={size}: the text has {len(kept)} different characters that occur {min_count} times or "
+            f"more, and there are {len(special)} special tokens; expected at least {least}."
+        )
+    blanks = {ord(character): " " for character in counts.keys() - kept}
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        # Blanks where rare characters stand: what sentencepiece leaves out by itself is at most 2 % of a text.
+        sentence_iterator=(line.translate(blanks) for line in lines),
+        model_writer=model,
+        model_type=kind,
+        vocab_size=size,
+        character_coverage=1.0,
+        hard_vocab_limit=False,
+        # Longer lines than this, in bytes, are left out; 4192 is sentencepiece's own.
+        max_sentence_length=max(4192, max(len(line.encode()) for line in lines)),
+        normalization_rule_name="identity",
+        pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS,
+        pad_piece=special[PAD], unk_piece=special[UNK], bos_piece=special[BOS], eos_piece=special[EOS],
+        control_symbols=special[4:],
+        num_threads=1,
+        minloglevel=2,
+    )  # fmt: skip
+    return model.getvalue()
