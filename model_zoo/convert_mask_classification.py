@@ -1,4 +1,5 @@
-"""facebookresearch/MaskFormer's and Mask2Former's checkpoints, with detectron2's ResNet or their own Swin."""
+"""facebookresearch/MaskFormer's and Mask2Former's checkpoints, with detectron2's ResNet or their own Swin; their
+per-pixel baselines too."""
 
 import re
 
@@ -15,6 +16,12 @@ RESNET = (
     (r"^backbone\.res(\d)\.(\d+)\.", lambda m: f"backbone.layer{int(m[1]) - 1}.{m[2]}."),
 )
 """detectron2's names of a ResNet to torchvision's."""
+
+FIRST_NAMES = (
+    (r"^sem_seg_head\.(?!pixel_decoder\.|predictor\.)", "sem_seg_head.pixel_decoder."),
+    (r"^sem_seg_head\.predictor\.static_query\.", "sem_seg_head.predictor.query_feat."),
+)
+"""The names that the originals used at first, to their later ones; they say nothing of names that are new already."""
 
 PIXEL_DECODER = r"^sem_seg_head\.pixel_decoder\."
 PREDICTOR = r"^sem_seg_head\.predictor\."
@@ -41,38 +48,53 @@ def fit_pixel_decoder(state: State, model: nn.Module) -> State:
     return fitted
 
 
-CONVERTERS = [
-    Converter(
-        name="facebookresearch/Mask2Former",
-        marks=("sem_seg_head.pixel_decoder.transformer.level_embed", "sem_seg_head.predictor.query_feat.weight"),
-        renames=(
-            *RESNET,
-            (PIXEL_DECODER + r"transformer\.", "neck."),
-            (PIXEL_DECODER, "neck."),
-            (r"^(neck\.encoder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
-            (PREDICTOR + r"transformer_cross_attention_layers\.(\d+)\.multihead_attn\.", r"head.layers.\1.cross_attn."),
-            (PREDICTOR + r"transformer_cross_attention_layers\.(\d+)\.norm\.", r"head.layers.\1.norm1."),
-            (PREDICTOR + r"transformer_self_attention_layers\.(\d+)\.self_attn\.", r"head.layers.\1.self_attn."),
-            (PREDICTOR + r"transformer_self_attention_layers\.(\d+)\.norm\.", r"head.layers.\1.norm2."),
-            (PREDICTOR + r"transformer_ffn_layers\.(\d+)\.norm\.", r"head.layers.\1.norm3."),
-            (PREDICTOR + r"transformer_ffn_layers\.(\d+)\.", r"head.layers.\1.ffn."),
-            (PREDICTOR, "head."),
-        ),
-        transform=fit_pixel_decoder,
+_MASK2FORMER = Converter(
+    name="facebookresearch/Mask2Former",
+    marks=("sem_seg_head.pixel_decoder.transformer.level_embed", "sem_seg_head.predictor.query_embed.weight"),
+    renames=(
+        *RESNET,
+        *FIRST_NAMES,
+        (PIXEL_DECODER + r"transformer\.", "neck."),
+        (PIXEL_DECODER, "neck."),
+        (r"^(neck\.encoder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
+        (PREDICTOR + r"transformer_cross_attention_layers\.(\d+)\.multihead_attn\.", r"head.layers.\1.cross_attn."),
+        (PREDICTOR + r"transformer_cross_attention_layers\.(\d+)\.norm\.", r"head.layers.\1.norm1."),
+        (PREDICTOR + r"transformer_self_attention_layers\.(\d+)\.self_attn\.", r"head.layers.\1.self_attn."),
+        (PREDICTOR + r"transformer_self_attention_layers\.(\d+)\.norm\.", r"head.layers.\1.norm2."),
+        (PREDICTOR + r"transformer_ffn_layers\.(\d+)\.norm\.", r"head.layers.\1.norm3."),
+        (PREDICTOR + r"transformer_ffn_layers\.(\d+)\.", r"head.layers.\1.ffn."),
+        (PREDICTOR, "head."),
     ),
-    Converter(
-        name="facebookresearch/MaskFormer",
-        marks=("sem_seg_head.pixel_decoder.mask_features.weight", "sem_seg_head.predictor.query_embed.weight"),
-        renames=(
-            *RESNET,
-            (PIXEL_DECODER + r"transformer\.encoder\.", "neck.encoder."),
-            (PIXEL_DECODER, "neck."),
-            (r"^(neck\.encoder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
-            (PREDICTOR + r"transformer\.", "head."),
-            (PREDICTOR, "head."),
-            (r"^(head\.(?:en|de)coder\.layers\.\d+)\.multihead_attn\.", r"\1.cross_attn."),
-            (r"^(head\.(?:en|de)coder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
-        ),
-        transform=fit_pixel_decoder,
+    transform=fit_pixel_decoder,
+)
+_MASKFORMER = Converter(
+    name="facebookresearch/MaskFormer",
+    marks=("sem_seg_head.pixel_decoder.mask_features.weight", "sem_seg_head.predictor.query_embed.weight"),
+    renames=(
+        *RESNET,
+        *FIRST_NAMES,
+        (PIXEL_DECODER + r"transformer\.encoder\.", "neck.encoder."),
+        (PIXEL_DECODER, "neck."),
+        (r"^(neck\.encoder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
+        (PREDICTOR + r"transformer\.", "head."),
+        (PREDICTOR, "head."),
+        (r"^(head\.(?:en|de)coder\.layers\.\d+)\.multihead_attn\.", r"\1.cross_attn."),
+        (r"^(head\.(?:en|de)coder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
     ),
-]
+    transform=fit_pixel_decoder,
+)
+_PER_PIXEL = _MASKFORMER._replace(
+    name="facebookresearch/MaskFormer, per-pixel baseline",
+    marks=("sem_seg_head.pixel_decoder.mask_features.weight", "sem_seg_head.predictor.weight"),
+    renames=((PREDICTOR + r"(weight|bias)$", r"head.predictor.\1"), *_MASKFORMER.renames),
+)
+
+
+def _named_at_first(converter: Converter) -> Converter:
+    """The same, for files that were written before the pixel decoder had a name of its own."""
+    marks = tuple(mark.replace("sem_seg_head.pixel_decoder.", "sem_seg_head.") for mark in converter.marks)
+    return converter._replace(marks=marks)
+
+
+_CONVERTERS = (_MASK2FORMER, _MASKFORMER, _PER_PIXEL)
+CONVERTERS = [*_CONVERTERS, *map(_named_at_first, _CONVERTERS)]

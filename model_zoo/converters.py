@@ -1,6 +1,9 @@
 """Official checkpoints' key names to vitkit's."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -9,6 +12,7 @@ from vitkit.model_zoo.convert_mask_classification import CONVERTERS as MASK_CLAS
 from vitkit.model_zoo.convert_mvit import CONVERTERS as MVIT_CONVERTERS
 from vitkit.model_zoo.convert_nonlocal import CONVERTERS as NON_LOCAL_CONVERTERS
 from vitkit.model_zoo.convert_swin import CONVERTERS as SWIN_CONVERTERS
+from vitkit.model_zoo.convert_transformer import CONVERTERS as TRANSFORMER_CONVERTERS
 from vitkit.model_zoo.convert_vit import CONVERTERS as VIT_CONVERTERS
 from vitkit.model_zoo.converter import Converter, State
 
@@ -31,7 +35,37 @@ COCO_CLASSES = (
     "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
 )
 """Their names."""
+
+COCO_PANOPTIC_CATEGORY_IDS = (
+    *COCO_CATEGORY_IDS,
+    92, 93, 95, 100, 107, 109, 112, 118, 119, 122, 125, 128, 130, 133, 138, 141, 144, 145, 147, 148, 149, 151, 154,
+    155, 156, 159, 161, 166, 168, 171, 175, 176, 177, 178, 180, 181, 184, 185, 186, 187, 188, 189, 190, 191, 192, 193,
+    194, 195, 196, 197, 198, 199, 200,
+)
+"""Likewise of the 133 classes of its panoptic segmentation."""
+
+COCO_PANOPTIC_CLASSES = (
+    *COCO_CLASSES,
+    "banner", "blanket", "bridge", "cardboard", "counter", "curtain", "door-stuff", "floor-wood", "flower", "fruit",
+    "gravel", "house", "light", "mirror-stuff", "net", "pillow", "platform", "playingfield", "railroad", "river",
+    "road", "roof", "sand", "sea", "shelf", "snow", "stairs", "tent", "towel", "wall-brick", "wall-stone", "wall-tile",
+    "wall-wood", "water-other", "window-blind", "window-other", "tree-merged", "fence-merged", "ceiling-merged",
+    "sky-other-merged", "cabinet-merged", "table-merged", "floor-other-merged", "pavement-merged", "mountain-merged",
+    "grass-merged", "dirt-merged", "paper-merged", "food-other-merged", "building-other-merged", "rock-merged",
+    "wall-other-merged", "rug-merged",
+)
+"""Their names."""
 # fmt: on
+
+_PANOPTIC_ROWS = 251
+"""Of the class head of DETR with masks: a row for each raw id, most of them without a class, and the last for no
+object."""
+
+_DATASETS_BY_CLASSES = {
+    8: "Cityscapes' things", 19: "Cityscapes", 80: "COCO's things", 91: "COCO's raw ids", 100: "ADE20K's things",
+    133: "COCO panoptic", 150: "ADE20K", 250: "COCO panoptic's raw ids", 847: "ADE20K full",
+}  # fmt: skip
+"""What official models of so many classes were trained on."""
 
 
 DETR_RENAMES = (
@@ -50,6 +84,7 @@ CONVERTERS = [
         name="facebookresearch/detr, with masks",
         marks=("detr.transformer.decoder.norm.weight", "mask_head.lay1.weight"),
         renames=((r"^detr\.", ""), *DETR_RENAMES),
+        classes=COCO_PANOPTIC_CLASSES,
     ),
     Converter(
         name="facebookresearch/detr",
@@ -61,6 +96,7 @@ CONVERTERS = [
     *NON_LOCAL_CONVERTERS,
     *MVIT_CONVERTERS,
     *SWIN_CONVERTERS,
+    *TRANSFORMER_CONVERTERS,
 ]
 
 
@@ -69,12 +105,13 @@ def convert_official(
 ) -> tuple[State, Converter | None]:
     """Renames an official state dict for `model`; one that no converter knows is returned as it is.
 
-    Where an official head has a row for each raw COCO id and the model has COCO's 80 classes, their rows are taken.
+    Where an official head has a row for each raw COCO id and the model has COCO's 80 classes, or the 133 of its
+    panoptic segmentation, their rows are taken.
 
     Args:
         state: as stored; also wrapped as {"model": state}.
         model: what it will be loaded into.
-        classes: the model's class names; None: 80 classes are taken for COCO's.
+        classes: the model's class names; None: 80 and 133 classes are taken for COCO's.
     Returns:
         the state dict, and its format (None: not official).
     """
@@ -86,19 +123,21 @@ def convert_official(
             if not has_coco_head(state):
                 # Someone's own classes, trained by the original code.
                 converter = converter._replace(classes=None)
-            elif classes is None or tuple(classes) == COCO_CLASSES:
+            elif classes is None or tuple(classes) == converter.classes:
                 state = select_coco_classes(state, model)
             return state, converter
     return dict(state), None
 
 
 def select_coco_classes(state: State, model: nn.Module) -> State:
-    """Takes the rows of COCO's 80 classes, and the last, no object, where a head has one for each of the 91 raw ids."""
+    """Takes the rows of COCO's classes, and the last, no object, where a head has one for each of the raw ids."""
     own = model.state_dict()
     for key, value in state.items():
         if "class_embed" not in key or key not in own:
             continue
-        if len(value) == 92 and len(own[key]) == 81:
+        if len(value) == _PANOPTIC_ROWS and len(own[key]) == len(COCO_PANOPTIC_CLASSES) + 1:
+            state[key] = value[[*COCO_PANOPTIC_CATEGORY_IDS, _PANOPTIC_ROWS - 1]]
+        elif len(value) == 92 and len(own[key]) == 81:
             state[key] = value[[*COCO_CATEGORY_IDS, 91]]
         elif len(value) == 91 and len(own[key]) == 80:
             # A first stage ranks places by the first row, whatever class that is; it must stay the first.
@@ -110,4 +149,33 @@ def select_coco_classes(state: State, model: nn.Module) -> State:
 def has_coco_head(state: State) -> bool:
     """Whether a detector's classes are COCO's raw ids, as those of all official ones are."""
     heads = [value for key, value in state.items() if "class_embed" in key and key.endswith("weight")]
-    return bool(heads) and all(len(value) in (91, 92) for value in heads)
+    return bool(heads) and all(len(value) in (91, 92, _PANOPTIC_ROWS) for value in heads)
+
+
+def describe(checkpoint: Mapping[str, Any], state: State, converter: Converter | None) -> str | None:
+    """What a checkpoint is of, as error messages say it; None if nothing tells.
+
+    Args:
+        checkpoint: as stored.
+        state: its tensors, under the names they are stored by.
+        converter: of its official format, if it is of one.
+    """
+    run = _describe_run(checkpoint)
+    if run or converter is None:
+        return run
+    head = next((value for key, value in state.items() if re.search(r"class_embed\.(?:\d+\.)?weight$", key)), None)
+    if head is None:
+        return converter.name
+    num_classes = len(head) - ("Deformable" not in converter.name)  # which has no row for "no object"
+    dataset = _DATASETS_BY_CLASSES.get(num_classes)
+    return f"{converter.name} with {num_classes} classes{f' ({dataset})' if dataset else ''}"
+
+
+def _describe_run(checkpoint: Mapping[str, Any]) -> str | None:
+    try:
+        model = json.loads(checkpoint["config"])["model"]
+        kind, tasks = model["type"], model.get("tasks")
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None  # a state dict, or a file of another project
+    task = f" for {' and '.join(tasks)} segmentation" if tasks else ""
+    return f"a run of {kind}{task} on {len(checkpoint.get('classes') or ())} classes"

@@ -2,10 +2,12 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from vitkit.checkpoint import load_weights
 from vitkit.errors import ConfigError
-from vitkit.models import build_model
+from vitkit.models import build_model, mask_postprocess
+from vitkit.models.detr_segmentation import instance_masks, surest
 from vitkit.registry import CRITERIA
 
 NAMES = (
@@ -135,6 +137,35 @@ def test_panoptic_maps_drop_small_segments_and_share_their_pixels():
     assert (found.segment_ids[:, :4] == 1).all() and (found.segment_ids[:, 4:] == 2).all()
     nothing = model._panoptic(torch.full((6, 6), 1 / 6), masks, (8, 8), (4, 4))
     assert nothing.segments == [] and not nothing.segment_ids.any()
+
+
+@pytest.mark.parametrize("chunk", [mask_postprocess.CHUNK_VALUES, 5000, 1])
+def test_masks_some_at_a_time_are_those_of_all_at_once(chunk, monkeypatch):
+    monkeypatch.setattr(mask_postprocess, "CHUNK_VALUES", chunk)
+    torch.manual_seed(0)
+    masks, padded, image, original = torch.randn(7, 8, 12), (32, 48), (29, 40), (51, 77)
+    masks[5] = masks[2]  # of equal masks the first owns a pixel
+    whole = F.interpolate(masks[None], padded, mode="bilinear", align_corners=False)[0]
+    assert torch.equal(surest(masks, padded), whole.argmax(0))
+    cut = (whole[:, : image[0], : image[1]].sigmoid() > 0.5).float()
+    expected = F.interpolate(cut[None], original, mode="nearest")[0].bool()
+    assert torch.equal(instance_masks(masks, padded, image, original), expected)
+
+
+def test_post_processing_of_a_large_image_never_holds_all_masks_at_once(monkeypatch):
+    monkeypatch.setattr(mask_postprocess, "CHUNK_VALUES", 2 * 64 * 96)
+    sizes, interpolate = [], F.interpolate
+    monkeypatch.setattr(
+        F, "interpolate", lambda *args, **kwargs: sizes.append(interpolate(*args, **kwargs)) or sizes[-1]
+    )
+    model = build_model(small_spec(tasks=["instance", "panoptic"], object_threshold=0.1))
+    outputs = dict(
+        pred_logits=9 * torch.eye(6)[None], pred_boxes=torch.rand(1, 6, 4), pred_masks=torch.randn(1, 6, 16, 24),
+        input_size=(64, 96), image_sizes=torch.tensor([[64, 96]]),
+    )  # fmt: skip
+    (result,) = model.postprocess(outputs, [(64, 96)])
+    assert len(result["segments_info"]) > 2 and result["masks"].any(0).any()
+    assert max(x.numel() for x in sizes) == 2 * 64 * 96
 
 
 def test_instance_masks_are_cut_and_resized():

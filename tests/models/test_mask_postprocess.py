@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from golden.weights import compare, load_case
 
+from vitkit.errors import ConfigError
 from vitkit.model_zoo.converters import convert_official
 from vitkit.models import build_model, mask_postprocess
 from vitkit.models.mask_postprocess import Geometry, instances, panoptic, resize_rows, semantic_map, semantic_scores
@@ -55,6 +56,17 @@ def test_semantic_scores_are_those_of_all_rows_at_once(chunk, resize_masks, monk
     torch.testing.assert_close(torch.cat([scores for _, scores in bands], dim=1), expected)
     got = semantic_map(probabilities[:, :-1], masks, GEOMETRY, resize_masks=resize_masks)
     assert (got == expected.argmax(0)).float().mean() > 0.999
+
+
+@pytest.mark.parametrize("resize_masks", [False, True])
+def test_semantic_scores_are_precise_under_autocast(resize_masks):
+    probabilities, masks = predictions()
+    options = dict(resize_masks=resize_masks)
+    expected = torch.cat([x for _, x in semantic_scores(probabilities[:, :-1], masks, GEOMETRY, **options)], dim=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.cat([x for _, x in semantic_scores(probabilities[:, :-1], masks, GEOMETRY, **options)], dim=1)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
@@ -174,3 +186,19 @@ def test_a_datasets_things_reach_the_model_that_asks():
             {**spec(["panoptic"], **options), "things": [False, True]}, classes=["a", "b"], things=[True] * 2
         )
     assert own.things == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(tasks=[]), "model.tasks is empty; expected any of semantic, instance, panoptic"),
+        (dict(tasks=["panoptics"]), "unknown task 'panoptics'. Did you mean 'panoptic'"),
+        (dict(things=[True, False]), "model.things has 2 entries, but there are 80 classes"),
+        (dict(head=dict(type="Mask2FormerHead", num_levels=0)), "model.head.num_levels: got 0; expected at least 1"),
+        (dict(head=dict(type="Mask2FormerHead")), "needs 'mask_features' and 3 other map.* gives mask_features, res5"),
+    ],
+)
+def test_wrong_settings_are_named(changes, message):
+    options = dict(neck=dict(type="FPNPixelDecoder", out_channels=32), head=dict(type="MaskFormerHead"))
+    with pytest.raises(ConfigError, match=message):
+        build_model(spec(["semantic"]) | options | changes)

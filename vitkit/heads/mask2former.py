@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.errors import ConfigError
 from vitkit.heads.mask_predictions import MaskPredictions, check_pixel_decoder, masks_of
 from vitkit.nn.attention import MultiHeadAttention, mask_bias
 from vitkit.nn.layers import MLP, FeedForward, run_block
@@ -59,7 +60,7 @@ class Mask2FormerHead(nn.Module):
         num_decoder_layers: each attends to one level, coarse to fine, in turn.
         num_levels: how many of the coarsest maps are attended to.
     Raises:
-        ConfigError: there is no map for masks, too few others, or one with other than `d_model` channels.
+        ConfigError: there is no map for masks, too few others, or none to attend to.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class Mask2FormerHead(nn.Module):
         num_levels: int = 3,
     ):
         super().__init__()
+        if num_levels < 1:
+            raise ConfigError(f"model.head.num_levels: got {num_levels}; expected at least 1.")
         check_pixel_decoder("Mask2FormerHead", feature_info, num_levels=num_levels)
         names = list(feature_info)
         self.level_names = names[: -num_levels - 1 : -1]

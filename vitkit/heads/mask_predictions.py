@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError
@@ -27,7 +28,9 @@ class MaskPredictions(dict):
     def __missing__(self, key: str) -> Tensor:
         if key != "pred_masks":
             raise KeyError(key)
-        self[key] = masks_of(self["mask_embed"], self["mask_features"])
+        # What asks first may be a matcher, which needs no gradients; what asks next gets the same tensor.
+        with torch.enable_grad():
+            self[key] = masks_of(self["mask_embed"], self["mask_features"])
         return self[key]
 
 

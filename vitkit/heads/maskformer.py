@@ -70,6 +70,15 @@ class MaskFormerHead(nn.Module):
             pred_masks: (B, Q, h, w) logits at the stride of the map for masks.
             aux_outputs: the same two of each decoder layer but the last, first layer first.
         """
+        states = self.decode(features, padding_mask)
+        outputs = [
+            MaskPredictions(logits, embed, features["mask_features"])
+            for logits, embed in zip(self.class_embed(states), self.mask_embed(states))
+        ]
+        return dict(outputs[-1], pred_masks=outputs[-1]["pred_masks"], aux_outputs=outputs[:-1])
+
+    def decode(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Tensor:
+        """(L, B, Q, d_model): the queries after each decoder layer; arguments as of `forward`."""
         image = self.input_proj(features[self.feature_name])
         size = image.shape[-2:]
         mask = None if padding_mask is None else resize_mask(padding_mask, size)
@@ -79,11 +88,6 @@ class MaskFormerHead(nn.Module):
 
         memory = self.encoder(image.flatten(2).transpose(1, 2), positions, bias=bias)
         queries = self.query_embed.weight.expand(len(image), -1, -1)
-        states = self.decoder(
+        return self.decoder(
             torch.zeros_like(queries), memory, positions=queries, memory_positions=positions, memory_bias=bias
         )
-        outputs = [
-            MaskPredictions(logits, embed, features["mask_features"])
-            for logits, embed in zip(self.class_embed(states), self.mask_embed(states))
-        ]
-        return dict(outputs[-1], pred_masks=outputs[-1]["pred_masks"], aux_outputs=outputs[:-1])

@@ -1,7 +1,10 @@
 """Loss functions and the criteria that combine them."""
 
+from vitkit.losses.captioning import CaptionLoss
 from vitkit.losses.classification import ClassificationLoss
 from vitkit.losses.mask_criterion import MaskCriterion
+from vitkit.losses.per_pixel import PerPixelCriterion
+from vitkit.losses.sequence import SequenceLoss
 from vitkit.losses.set_criterion import SetCriterion
 
-__all__ = ["ClassificationLoss", "MaskCriterion", "SetCriterion"]
+__all__ = ["CaptionLoss", "ClassificationLoss", "MaskCriterion", "PerPixelCriterion", "SequenceLoss", "SetCriterion"]

@@ -6,15 +6,16 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import sigmoid_focal_loss
 
 from vitkit.errors import ConfigError
 from vitkit.logging import RatioMeter
-from vitkit.losses.masks import dice_loss, whole_masks
-from vitkit.losses.set_terms import class_weight_sum, matched_indices, normalizers, set_cross_entropy
+from vitkit.losses.masks import dice_loss, whole_mask_losses
+from vitkit.losses.set_terms import SurplusWarning, class_weight_sum, matched_indices, normalizers, set_cross_entropy
 from vitkit.ops.masks import most_uncertain, points_in_part, sample_points
 from vitkit.registry import CRITERIA, MATCHERS, Spec, nearest
 from vitkit.structures import DetectionTarget
+
+Matches = Sequence[Sequence[tuple[Tensor, Tensor]]]
 
 TERMS = ("labels", "mask", "dice")
 
@@ -35,7 +36,7 @@ class MaskCriterion(nn.Module):
         oversample: candidates drawn per point, from which the uncertain ones are chosen.
         importance: the share of uncertain points; the others are uniform.
     Raises:
-        ConfigError: a term is unknown or missing, or a number out of its range.
+        ConfigError: a term or `mask_loss` is unknown, a term is missing, or a number is out of its range.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class MaskCriterion(nn.Module):
                 f"criterion: num_points={num_points}, oversample={oversample}, importance={importance}: expected at "
                 "least 1, at least 1, and 0 to 1."
             )
+        if mask_loss not in ("points", "focal"):
+            raise ConfigError(f"criterion.mask_loss: got {mask_loss!r}; expected 'points' or 'focal'.")
         self.matcher = MATCHERS.build(matcher)
         self.weights = dict(weights)
         self.no_object_weight = no_object_weight
@@ -73,6 +76,7 @@ class MaskCriterion(nn.Module):
         self.oversample = oversample
         self.importance = importance
         self.meters = {"matched_accuracy": RatioMeter()}
+        self._warn_of_surplus = SurplusWarning()
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """
@@ -94,6 +98,7 @@ class MaskCriterion(nn.Module):
         input_size = outputs["input_size"]
         counts = [len(target["labels"]) for target in targets]
         device = outputs["pred_logits"].device
+        self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         with torch.autocast(device.type, enabled=False):
             logits = torch.stack([layer["pred_logits"] for layer in layers]).float()  # (L, B, Q, C + 1)
             matches = self.matcher(layers, targets, input_size=input_size)
@@ -107,9 +112,10 @@ class MaskCriterion(nn.Module):
             cross_entropy = set_cross_entropy(
                 logits, (layer, image, query), labels, no_object_weight=self.no_object_weight
             )
+            masks = matched_masks(layers, matches)
             losses = {}
             for i, prefix in enumerate(prefixes):
-                mask, dice = self._mask_losses(i, layers[i], matches[i], targets, input_size)
+                mask, dice = self._mask_losses(i, masks[i], matches[i], targets, input_size)
                 terms = {
                     "labels": cross_entropy[i] / class_normalizer,
                     "mask": mask / mask_normalizer,
@@ -125,30 +131,23 @@ class MaskCriterion(nn.Module):
     def _mask_losses(
         self,
         index: int,
-        layer: Mapping[str, Any],
+        logits: Tensor,
         matches: Sequence[tuple[Tensor, Tensor]],
         targets: Sequence[DetectionTarget],
         input_size: tuple[int, int],
     ) -> tuple[Tensor, Tensor]:
-        """Sums over the matched queries of one layer: the mask term and the dice term."""
-        logits = torch.cat([matched_masks(layer, i, query) for i, (query, _) in enumerate(matches)])  # (M, h, w)
+        """Sums over the matched queries of one layer, whose masks are `logits` (M, h, w): the mask and dice terms."""
         if not len(logits):
-            nothing = 0.0 * sum(
-                layer[name].sum() for name in ("mask_embed", "mask_features", "pred_masks") if name in layer
-            )
-            return nothing, nothing
+            return logits.sum(), logits.sum()
         if self.mask_loss == "focal":
             masks = [t["masks"][j] for t, (_, j) in zip(targets, matches)]
-            logits, wanted = whole_masks(logits, masks, input_size)
-            losses = sigmoid_focal_loss(logits, wanted)
-        else:
-            points = self._choose_points(index, logits.detach())
-            starts = points.split([len(query) for query, _ in matches])
-            wanted = torch.cat(
-                [wanted_at(p, t["masks"][j], input_size) for p, t, (_, j) in zip(starts, targets, matches)]
-            )
-            logits = sample_points(logits[:, None], points)[:, 0]
-            losses = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+            focal, dice = whole_mask_losses(logits, masks, input_size)
+            return focal.sum(), dice.sum()
+        points = self._choose_points(index, logits.detach())
+        starts = points.split([len(query) for query, _ in matches])
+        wanted = torch.cat([wanted_at(p, t["masks"][j], input_size) for p, t, (_, j) in zip(starts, targets, matches)])
+        logits = sample_points(logits[:, None], points)[:, 0]
+        losses = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
         return losses.mean(1).sum(), dice_loss(logits, wanted).sum()
 
     def _choose_points(self, layer: int, logits: Tensor) -> Tensor:
@@ -164,13 +163,28 @@ class MaskCriterion(nn.Module):
         self.meters["matched_accuracy"].add(correct, torch.full_like(correct, len(labels)))
 
 
-def matched_masks(layer: Mapping[str, Any], image: int, query: Tensor) -> Tensor:
-    """(M, h, w) float32 logits of some queries' masks; only these are computed."""
-    if "mask_embed" in layer:
-        features = layer["mask_features"][image].float()
-        masks = layer["mask_embed"][image][query.to(features.device)].float() @ features.flatten(1)
-        return masks.unflatten(1, features.shape[1:])
-    return layer["pred_masks"][image][query.to(layer["pred_masks"].device)].float()
+def matched_masks(layers: Sequence[Mapping[str, Any]], matches: Matches) -> Sequence[Tensor]:
+    """Of each layer (M, h, w) float32 logits of the matched queries' masks; only these are computed.
+
+    Args:
+        layers: with pred_masks (B, Q, h, w), or mask_embed (B, Q, C) and all the same mask_features (B, C, h, w).
+    """
+    if "mask_embed" not in layers[0]:
+        return [picked(layer["pred_masks"], pairs) for layer, pairs in zip(layers, matches)]
+    features = layers[0]["mask_features"].float()
+    embeds = torch.stack([picked(layer["mask_embed"], pairs) for layer, pairs in zip(layers, matches)])  # (L, M, C)
+    # One product per image for all layers: each would have a gradient as large as the features.
+    counts = [len(query) for query, _ in matches[0]]
+    masks = [
+        (own.flatten(0, 1) @ maps.flatten(1)).view(len(layers), count, *maps.shape[1:])
+        for own, maps, count in zip(embeds.split(counts, dim=1), features.unbind(), counts)
+    ]
+    return torch.cat(masks, dim=1).unbind()
+
+
+def picked(x: Tensor, matches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """(B, Q, ...) -> (M, ...) float32 of the matched queries, image by image."""
+    return torch.cat([own[query.to(x.device)] for own, (query, _) in zip(x.unbind(), matches)]).float()
 
 
 def wanted_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.heads.detr_masks import BoxAttention, MaskConvHead
 from vitkit.models.detr import DETR
-from vitkit.models.mask_postprocess import Panoptic
+from vitkit.models.mask_postprocess import Panoptic, chunks, resize
 from vitkit.ops.images import normalize_images, unpadded_sizes
 from vitkit.registry import MODELS, Spec, nearest
 
@@ -35,6 +35,8 @@ class DETRSegmentation(DETR):
     """
 
     drops_features = False
+    new_parts = ("bbox_attention.", "mask_head.")
+    """Prefixes of what a checkpoint to start training from may lack: that of a DETR without masks does."""
 
     def __init__(
         self,
@@ -129,15 +131,14 @@ class DETRSegmentation(DETR):
         """Every pixel goes to the query whose mask is surest; small segments are dropped, pixels shared anew."""
         scores, labels = probabilities.max(-1)
         kept = (labels != probabilities.shape[-1] - 1) & (scores > self.object_threshold)
-        scores, labels = scores[kept], labels[kept].tolist()
-        # As the original, which does not crop the padding first.
-        masks = F.interpolate(masks[kept][:, None], size=processed, mode="bilinear", align_corners=False)[:, 0]
+        scores, labels, masks = scores[kept], labels[kept].tolist(), masks[kept]
         # Stuff is merged in the first round alone.
         first_of = [labels.index(label) if not self.things[label] else i for i, label in enumerate(labels)]
         chosen, owner = list(range(len(labels))), torch.zeros(processed, dtype=torch.int64)
         first_round = True
         while chosen:
-            owner = masks[chosen].argmax(0).cpu()
+            # As the original, which does not crop the padding first.
+            owner = surest(masks[chosen], processed).cpu()
             if first_round:
                 owner = torch.tensor(first_of)[owner]
                 first_round = False
@@ -158,9 +159,23 @@ class DETRSegmentation(DETR):
 
 def instance_masks(masks: Tensor, padded: tuple[int, int], image: tuple[int, int], original: tuple[int, int]) -> Tensor:
     """(Q, h, w) logits -> (Q, H, W) bool of the original image, thresholded before the last, nearest, resizing."""
-    masks = F.interpolate(masks[:, None], size=padded, mode="bilinear", align_corners=False).sigmoid() > 0.5
-    masks = masks[:, :, : image[0], : image[1]].float()
-    return F.interpolate(masks, size=tuple(original), mode="nearest")[:, 0].bool()
+    original = tuple(original)
+    inside = torch.zeros(len(masks), *original, dtype=torch.bool, device=masks.device)
+    for chosen in chunks(len(masks), (padded, original)):
+        some = resize(masks[chosen], padded)[:, : image[0], : image[1]].sigmoid() > 0.5
+        inside[chosen] = F.interpolate(some[:, None].float(), size=original, mode="nearest")[:, 0].bool()
+    return inside
+
+
+def surest(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """(*size) int64: which of N > 0 masks, logits (N, h, w), is highest at each pixel; the first of equal ones."""
+    best = masks.new_full(size, -torch.inf)
+    owner = torch.zeros(size, dtype=torch.int64, device=masks.device)
+    for chosen in chunks(len(masks), (size,)):
+        value, index = resize(masks[chosen], size).max(0)
+        owner = torch.where(value > best, index + chosen.start, owner)
+        best = torch.maximum(best, value)
+    return owner
 
 
 def resize_nearest(labels: Tensor, size: tuple[int, int]) -> Tensor:

@@ -1,12 +1,12 @@
 """MaskFormer and Mask2Former: backbone, pixel decoder, head; one model for semantic, instance and panoptic masks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.models.mask_postprocess import Geometry, instances, panoptic, semantic_map
+from vitkit.models.mask_postprocess import Geometry, instances, panoptic, semantic_map, semantic_scores
 from vitkit.ops.images import normalize_images, pad_to_multiple, unpadded_sizes
 from vitkit.ops.masks import boxes_around_masks
 from vitkit.registry import BACKBONES, HEADS, MODELS, NECKS, Spec, nearest
@@ -30,7 +30,7 @@ class MaskClassification(nn.Module):
         object_threshold, overlap_threshold, cut_masks: see `panoptic`; MaskFormer does not cut masks, Mask2Former does.
         resize_masks: of semantic maps, see `semantic_scores`; None: as the originals, if there is another task.
     Raises:
-        ConfigError: a task is unknown, or `things` has another length than there are classes.
+        ConfigError: there is no task or an unknown one, or `things` has another length than there are classes.
     """
 
     class_head = ("head.class_embed.",)
@@ -61,6 +61,8 @@ class MaskClassification(nn.Module):
             head, feature_info=self.neck.feature_info, num_classes=num_classes, num_queries=num_queries
         )
         self.size_divisibility = size_divisibility
+        if not tasks:
+            raise ConfigError(f"model.tasks is empty; expected any of {', '.join(TASKS)}.")
         for task in tasks:
             if task not in TASKS:
                 raise ConfigError(f"model.tasks: unknown task {task!r}. {nearest(task, TASKS)}")
@@ -112,7 +114,7 @@ class MaskClassification(nn.Module):
         """
         results = []
         for i, original in enumerate(image_sizes):
-            geometry = Geometry(outputs["input_size"], tuple(outputs["image_sizes"][i].tolist()), tuple(original))
+            geometry = geometry_of(outputs, i, original)
             probabilities = outputs["pred_logits"][i].float().softmax(-1)
             masks = outputs["pred_masks"][i].float()
             result: dict[str, Any] = {}
@@ -130,3 +132,34 @@ class MaskClassification(nn.Module):
                 result |= dict(panoptic=found.segment_ids, segments_info=found.segments)
             results.append(result)
         return results
+
+    def semantic_scores(
+        self,
+        outputs: Mapping[str, Any],
+        index: int,
+        original: tuple[int, int],
+        *,
+        within: range | None = None,
+    ) -> Iterator[tuple[range, Tensor]]:
+        """Class scores of an image's pixels, some rows at a time.
+
+        Args:
+            outputs: of `forward`.
+            index: of the image in the batch.
+            original: (height, width) of the original image.
+            within: the rows of it that are wanted; None: all.
+        Yields:
+            the rows, and (C, rows, W) float32 scores.
+        """
+        return semantic_scores(
+            outputs["pred_logits"][index].float().softmax(-1)[:, :-1],
+            outputs["pred_masks"][index].float(),
+            geometry_of(outputs, index, original),
+            resize_masks=self.resize_masks,
+            within=within,
+        )
+
+
+def geometry_of(outputs: Mapping[str, Any], index: int, original: Sequence[int]) -> Geometry:
+    """Of one image of a batch."""
+    return Geometry(outputs["input_size"], tuple(outputs["image_sizes"][index].tolist()), tuple(original))

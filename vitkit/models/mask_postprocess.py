@@ -4,8 +4,8 @@ Predicted masks are enlarged to the padded input, cropped to the image in it, an
 bilinearly, as the originals do. At 2048x2048 all masks at once would take gigabytes.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +67,7 @@ def source_rows(rows: range, new_height: int, height: int, device: torch.device)
 
 
 def semantic_scores(
-    probabilities: Tensor, masks: Tensor, geometry: Geometry, *, resize_masks: bool
+    probabilities: Tensor, masks: Tensor, geometry: Geometry, *, resize_masks: bool, within: range | None = None
 ) -> Iterator[tuple[range, Tensor]]:
     """Class scores of the original image's pixels, a band of rows at a time.
 
@@ -76,23 +76,52 @@ def semantic_scores(
         masks: (Q, h, w) logits.
         resize_masks: masks are resized to the original image before the classes are summed (as in panoptic models), and
             not the sums.
+        within: the rows of the original image that are wanted; None: all.
     Yields:
         the rows, and (C, rows, W) float32 scores.
     """
+    for rows, band, options in _bands(masks, geometry, max(probabilities.shape), within):
+        if resize_masks:
+            yield rows, _sum_over_queries(probabilities, resize_rows(band, **options))
+        else:
+            yield rows, resize_rows(_sum_over_queries(probabilities, band), **options)
+
+
+def _sum_over_queries(probabilities: Tensor, masks: Tensor) -> Tensor:
+    """(Q, C) and logits (Q, h, w) -> (C, h, w)."""
+    # Models are evaluated under autocast, and half precision's steps would decide between classes of near scores.
+    with torch.autocast(masks.device.type, enabled=False):
+        return torch.einsum("qc,qhw->chw", probabilities, masks.sigmoid())
+
+
+def resized_bands(maps: Tensor, geometry: Geometry, *, within: range | None = None) -> Iterator[tuple[range, Tensor]]:
+    """`enlarge(maps, geometry)`, a band of rows at a time.
+
+    Args:
+        maps: (N, h, w).
+        within: the rows of the original image that are wanted; None: all.
+    Yields:
+        the rows, and (N, rows, W).
+    """
+    for rows, band, options in _bands(maps, geometry, len(maps), within):
+        yield rows, resize_rows(band, **options)
+
+
+def _bands(
+    maps: Tensor, geometry: Geometry, depth: int, within: range | None
+) -> Iterator[tuple[range, Tensor, dict[str, Any]]]:
+    """Rows of the original image, those of the image before its last resizing that they are made of, and what
+    `resize_rows` needs to know to make them; `depth` maps of a band are in memory at once."""
     (height, width), (new_height, new_width) = geometry.image, geometry.original
-    widest = max(geometry.padded[1], new_width) * max(probabilities.shape)
-    step = max(1, CHUNK_VALUES // widest)
-    for start in range(0, new_height, step):
-        rows = range(start, min(start + step, new_height))
-        upper, lower, _ = source_rows(rows, new_height, height, masks.device)
+    step = max(1, CHUNK_VALUES // (max(geometry.padded[1], new_width) * depth))
+    within = within if within is not None else range(new_height)
+    for start in range(within.start, within.stop, step):
+        rows = range(start, min(start + step, within.stop))
+        upper, lower, _ = source_rows(rows, new_height, height, maps.device)
         first = int(upper[0])
         needed = range(first, int(lower[-1]) + 1)
-        band = resize_rows(masks, geometry.padded, needed)[:, :, :width]
-        options = dict(size=geometry.original, rows=rows, first=first, height=height)
-        if resize_masks:
-            yield rows, torch.einsum("qc,qhw->chw", probabilities, resize_rows(band, **options).sigmoid())
-        else:
-            yield rows, resize_rows(torch.einsum("qc,qhw->chw", probabilities, band.sigmoid()), **options)
+        band = resize_rows(maps, geometry.padded, needed)[:, :, :width]
+        yield rows, band, dict(size=geometry.original, rows=rows, first=first, height=height)
 
 
 def semantic_map(probabilities: Tensor, masks: Tensor, geometry: Geometry, *, resize_masks: bool) -> Tensor:
@@ -103,11 +132,15 @@ def semantic_map(probabilities: Tensor, masks: Tensor, geometry: Geometry, *, re
 
 def query_chunks(masks: Tensor, geometry: Geometry) -> Iterator[tuple[slice, Tensor]]:
     """Masks (N, h, w), some at a time, at the original size."""
-    pixels = max(size[0] * size[1] for size in geometry)
-    step = max(1, CHUNK_VALUES // pixels)
-    for start in range(0, len(masks), step):
-        chosen = slice(start, start + step)
+    for chosen in chunks(len(masks), geometry):
         yield chosen, enlarge(masks[chosen], geometry)
+
+
+def chunks(count: int, sizes: Iterable[tuple[int, int]]) -> Iterator[slice]:
+    """Some of `count` masks at a time, as many as may be in memory in the largest of `sizes` (height, width)."""
+    step = max(1, CHUNK_VALUES // max(height * width for height, width in sizes))
+    for start in range(0, count, step):
+        yield slice(start, start + step)
 
 
 class Instances(NamedTuple):

@@ -53,11 +53,15 @@ class TopDownPath(nn.Module):
 
     def forward(self, features: Mapping[str, Tensor], coarse: Tensor) -> Tensor:
         """`coarse` (B, channels, h, w) carried down to the finest of the features."""
+        options = {} if self.mode == "nearest" else dict(align_corners=False)
         for name in reversed(list(self.lateral)):
-            lateral = self.lateral[name](features[name])
-            options = {} if self.mode == "nearest" else dict(align_corners=False)
-            coarse = F.interpolate(coarse, size=lateral.shape[-2:], mode=self.mode, **options)
-            coarse = self.output[name](lateral + coarse)
+            # At the finest stride these are the largest tensors of all: summed in place, and none kept for the layers
+            # after the one that reads it.
+            x = self.lateral[name](features[name])
+            x += F.interpolate(coarse, size=x.shape[-2:], mode=self.mode, **options)
+            for layer in self.output[name]:
+                x = layer(x)
+            coarse = x
         return coarse
 
 
@@ -151,6 +155,8 @@ class TransformerPixelDecoder(nn.Module):
 class DeformablePixelDecoder(nn.Module):
     """Mask2Former's (Cheng et al. 2022, https://arxiv.org/abs/2112.01527): deformable attention over the coarse maps,
     one pyramid step to the finest.
+
+    Under autocast it computes in the lower precision, where the original keeps to float32; sampling places stay so.
 
     Args:
         feature_info: of the backbone's maps, fine to coarse; the last `num_levels` are attended to.

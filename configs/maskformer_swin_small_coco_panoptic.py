@@ -1,0 +1,16 @@
+"""MaskFormer-Swin-S on COCO 2017 panoptic segmentation (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
+
+Run:       torchrun --nproc-per-node 8 tools/train.py configs/maskformer_swin_small_coco_panoptic.py
+Reference: 49.7 PQ (original model zoo). 63.1 M parameters, 259 G multiply-adds (paper). Here: not yet run.
+Weights:   maskformer_panoptic_swin_small_bs64_554k/model_final_5bf6b1.pkl
+"""
+
+from vitkit.configs.maskformer_r50_coco_panoptic import config as base
+from vitkit.configs.parts.swin import maskformer_with_swin
+
+
+def config():
+    cfg = maskformer_with_swin(base(), "swin_small")
+    # The paper has no encoder in the pixel decoder where the backbone is a transformer.
+    cfg["model"]["neck"] = dict(type="FPNPixelDecoder", out_channels=256)
+    return cfg

@@ -1,0 +1,19 @@
+"""A small Mask2Former on the synthetic world, a mask for every thing and for the ground: no download, minutes on a CPU.
+
+The model of mask2former_instance.py, which it repeats for panoptic maps.
+
+Run:  python tools/train.py configs/quickstart/mask2former_panoptic.py
+Here: PQ 0.895 (things 0.830, stuff 0.993) for seed 42; 11.5 min of one core's processor time.
+"""
+
+from vitkit.configs.quickstart.mask2former_instance import config as mask2former_instance
+
+
+def config():
+    cfg = mask2former_instance()
+    cfg["model"]["tasks"] = ["panoptic"]
+    for split in ("train", "val"):
+        cfg["data"][split]["task"] = "panoptic"
+    cfg["evaluator"] = dict(type="PanopticEvaluator")
+    cfg["train"]["best_metric"] = "PQ"
+    return cfg

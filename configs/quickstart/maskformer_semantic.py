@@ -1,0 +1,32 @@
+"""A small MaskFormer on the synthetic world, the class of every pixel: no download, minutes on a CPU.
+
+A ResNet-18 up to stride 8 from random weights, two encoder layers and three decoder layers on its last map.
+
+Run:  python tools/train.py configs/quickstart/maskformer_semantic.py
+Here: mIoU 0.918 and pixel accuracy 0.987 for seed 42 (0.922 with --tta --tta-scales 1), in 4800 steps of 0.14 s of one
+      core's processor time; with loading and six evaluations 13 min of it.
+"""
+
+from vitkit.configs.quickstart.mask2former_instance import config as mask2former_instance
+
+
+def config():
+    cfg = mask2former_instance()
+    cfg["model"] = dict(
+        type="MaskClassification", tasks=["semantic"], num_queries=12, size_divisibility=8,
+        backbone=dict(type="ResNet", depth=18, norm="bn", out_features=["res2", "res3"], pretrained=False),
+        neck=dict(
+            type="TransformerPixelDecoder", out_channels=96, mask_channels=96, d_ffn=384, dropout=0.0, num_layers=2
+        ),
+        head=dict(type="MaskFormerHead", d_model=96, num_heads=8, d_ffn=384, dropout=0.0, num_decoder_layers=3),
+    )  # fmt: skip
+    cfg["criterion"] = dict(
+        type="MaskCriterion", no_object_weight=0.1, mask_loss="focal",
+        weights=dict(labels=1.0, mask=20.0, dice=1.0),
+        matcher=dict(type="HungarianMaskMatcher", mask_cost="focal", cost_class=1.0, cost_mask=20.0, cost_dice=1.0),
+    )  # fmt: skip
+    for split in ("train", "val"):
+        cfg["data"][split]["task"] = "semantic"
+    cfg["evaluator"] = dict(type="SemanticEvaluator")
+    cfg["train"]["best_metric"] = "mIoU"
+    return cfg

@@ -1,0 +1,102 @@
+"""Test-time augmentation of semantic segmentation."""
+
+import pytest
+import torch
+from torch import nn
+
+from vitkit.errors import ConfigError
+from vitkit.models import build_model
+from vitkit.models.mask_postprocess import resize
+from vitkit.models.tta import MultiScaleFlip
+
+SMALL = dict(
+    type="MaskClassification", num_classes=4, num_queries=6, tasks=["semantic"],
+    backbone=dict(type="ResNet", depth=18, out_features=["res2", "res3"], pretrained=False),
+    neck=dict(type="FPNPixelDecoder", out_channels=32, mask_channels=32),
+    head=dict(type="MaskFormerHead", d_model=32, num_heads=4, d_ffn=32, num_decoder_layers=1),
+)  # fmt: skip
+
+
+class Reds(nn.Module):
+    """Two classes, whose scores are a pixel's red and what is missing to it, times the width of the input."""
+
+    def forward(self, images):
+        return dict(scores=images[:, :1].float() * images.shape[-1])
+
+    def semantic_scores(self, outputs, index, original, *, within):
+        red = resize(outputs["scores"][index], original)[:, within.start : within.stop]
+        for row in range(red.shape[1]):
+            yield range(within.start + row, within.start + row + 1), torch.cat([red, 1000 - red])[:, row : row + 1]
+
+
+def image(height=24, width=40):
+    torch.manual_seed(0)
+    return torch.randint(0, 256, (1, 3, height, width), dtype=torch.uint8)
+
+
+PER_PIXEL = dict(
+    type="PerPixelClassification", num_classes=4, backbone=SMALL["backbone"], neck=SMALL["neck"],
+    head="PerPixelBaselineHead",
+)  # fmt: skip
+
+
+def small_model(spec=SMALL):
+    torch.manual_seed(0)
+    return build_model(spec).eval()
+
+
+def test_scores_are_summed_over_sizes_and_mirror_images():
+    images = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
+    images[..., 2:] = 100
+    model = MultiScaleFlip(Reds(), scales=(1.0, 2.0))
+    (view, larger) = model(images)["views"][0]
+    assert view["scores"].shape == (2, 1, 4, 4) and larger["scores"].shape == (2, 1, 8, 8)
+    # Red is 0 and 100 far from the edge; at 4 pixels it counts 4 times, at 8 pixels 8 times, each twice.
+    scores = sum(model._scores(v, (4, 4), range(4)) for v in (view, larger))
+    assert scores[0, :, 0].tolist() == [0.0] * 4
+    assert scores[0, :, 3].tolist() == [2 * (4 + 8) * 100.0] * 4
+    assert model.postprocess(dict(views=[[view, larger]]), [(4, 4)])[0]["semantic"][0].tolist() == [1, 1, 0, 0]
+
+
+def test_the_mirrored_image_gives_the_mirrored_scores():
+    model = MultiScaleFlip(small_model(), scales=(0.5, 1.0, 1.5))
+    with torch.no_grad():
+        outputs = [model(x)["views"][0] for x in (image(), image().flip(-1))]
+        a, b = (sum(model._scores(view, (50, 70), range(9, 30)) for view in views) for views in outputs)
+    assert a.shape == (4, 21, 70) and (a - a.flip(-1)).abs().max() > 1e-3
+    torch.testing.assert_close(a, b.flip(-1))
+
+
+@pytest.mark.parametrize("spec", [SMALL, PER_PIXEL])
+def test_one_size_without_mirror_is_the_model_itself(spec):
+    model = small_model(spec)
+    with torch.no_grad():
+        expected = model.postprocess(model(image()), [(100, 70)])[0]["semantic"]
+        augmented = MultiScaleFlip(model, scales=(1.0,), flip=False)
+        got = augmented.postprocess(augmented(image()), [(100, 70)])[0]
+    assert list(got) == ["semantic"]
+    assert (got["semantic"] == expected).float().mean() > 0.999
+
+
+def test_images_of_a_batch_count_alone():
+    model = MultiScaleFlip(small_model(), scales=(0.5, 1.0))
+    small, large = image(16, 24), image(24, 40)
+    images = torch.zeros(2, 3, 24, 40, dtype=torch.uint8)
+    images[0, :, :16, :24], images[1] = small[0], large[0]
+    padding = torch.ones(2, 24, 40, dtype=torch.bool)
+    padding[0, :16, :24], padding[1] = False, False
+    sizes = [(16, 24), (24, 40)]
+    with torch.no_grad():
+        together = model.postprocess(model(images, padding), sizes)
+        alone = [model.postprocess(model(x), [size])[0] for x, size in zip((small, large), sizes)]
+    for a, b in zip(together, alone):
+        torch.testing.assert_close(a["semantic"], b["semantic"])
+
+
+def test_what_it_is_not_defined_for_is_an_error():
+    with pytest.raises(ConfigError, match=r"not defined for MaskClassification of task instance.*tasks=\['semantic'\]"):
+        MultiScaleFlip(build_model(dict(SMALL, tasks=["instance"])))
+    with pytest.raises(ConfigError, match="not defined for Identity: it averages the class scores of pixels"):
+        MultiScaleFlip(nn.Identity())
+    with pytest.raises(ConfigError, match=r"got scales \[0, 1\]; expected numbers above 0"):
+        MultiScaleFlip(Reds(), scales=(0, 1))

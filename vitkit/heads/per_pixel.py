@@ -1,0 +1,85 @@
+"""Heads that classify each pixel by itself, which mask classification is compared with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitkit.heads.mask_predictions import check_pixel_decoder, masks_of
+from vitkit.heads.maskformer import MaskFormerHead
+from vitkit.registry import HEADS
+from vitkit.structures import FeatureInfo
+
+
+@HEADS.register
+class PerPixelBaselineHead(nn.Module):
+    """A 1x1 convolution from the map for masks to classes (Cheng et al. 2021, section 4.2,
+    https://arxiv.org/abs/2107.06278).
+
+    Args:
+        feature_info: of a pixel decoder's maps.
+        num_classes: of the pixels.
+    Raises:
+        ConfigError: there is no map for masks.
+    """
+
+    def __init__(self, feature_info: Mapping[str, FeatureInfo], num_classes: int):
+        super().__init__()
+        check_pixel_decoder("PerPixelBaselineHead", feature_info, num_levels=0)
+        self.predictor = nn.Conv2d(feature_info["mask_features"].channels, num_classes, kernel_size=1)
+        nn.init.kaiming_normal_(self.predictor.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.predictor.bias)
+
+    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
+        """
+        Args:
+            features: of a pixel decoder.
+            padding_mask: not used: padding counts like any other place.
+        Returns:
+            pred_semantic: (B, num_classes, h, w) logits.
+        """
+        return dict(pred_semantic=self.predictor(features["mask_features"]))
+
+
+@HEADS.register
+class PerPixelBaselinePlusHead(MaskFormerHead):
+    """MaskFormer's decoder with a query for each class, whose mask holds the logits of that class (Cheng et al. 2021,
+    section 4.2, https://arxiv.org/abs/2107.06278).
+
+    Args:
+        feature_info: of a pixel decoder's maps: "mask_features" first, then what the queries attend to.
+        num_classes: of the pixels.
+        d_model, num_heads, d_ffn, dropout, num_encoder_layers, num_decoder_layers: see `MaskFormerHead`.
+    Raises:
+        ConfigError: there is no map for masks, or no other.
+    """
+
+    def __init__(
+        self,
+        feature_info: Mapping[str, FeatureInfo],
+        num_classes: int,
+        *,
+        d_model: int = 256,
+        num_heads: int = 8,
+        d_ffn: int = 2048,
+        dropout: float = 0.1,
+        num_encoder_layers: int = 0,
+        num_decoder_layers: int = 6,
+    ):
+        super().__init__(
+            feature_info, num_classes, num_queries=num_classes, d_model=d_model, num_heads=num_heads, d_ffn=d_ffn,
+            dropout=dropout, num_encoder_layers=num_encoder_layers, num_decoder_layers=num_decoder_layers,
+        )  # fmt: skip
+        del self.class_embed
+
+    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
+        """
+        Args:
+            features, padding_mask: see `MaskFormerHead`.
+        Returns:
+            pred_semantic: (B, num_classes, h, w) logits.
+            aux_outputs: the same of each decoder layer but the last, first layer first.
+        """
+        embeddings = self.mask_embed(self.decode(features, padding_mask))  # (L, B, num_classes, channels)
+        *earlier, last = (dict(pred_semantic=masks_of(x, features["mask_features"])) for x in embeddings)
+        return dict(last, aux_outputs=earlier)

@@ -1,0 +1,81 @@
+"""The loss of models that classify each pixel by itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.errors import DataError
+from vitkit.logging import RatioMeter
+from vitkit.losses.set_terms import normalizers
+from vitkit.registry import CRITERIA
+from vitkit.structures import DetectionTarget
+
+_NO_CLASS = -1
+
+
+@CRITERIA.register
+class PerPixelCriterion(nn.Module):
+    """The mean cross entropy of the labelled pixels of all ranks, for every decoder layer.
+
+    `meters["pixel_accuracy"]` counts the pixels whose own class has the highest logit in the last layer.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.meters = {"pixel_accuracy": RatioMeter()}
+
+    def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
+        """
+        Args:
+            outputs: pred_semantic (B, C, h, w) logits; input_size (height, width) that they cover; aux_outputs, a list
+                of such dicts of the earlier layers, optional.
+            targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images; a pixel that
+                is in no mask counts for nothing, of a pixel in several the first counts.
+        Returns:
+            `semantic` of the last layer, `aux0_semantic` ... of the others, scalars. The keys are the same for any
+            targets, and each term depends on the outputs even when it is zero.
+        Raises:
+            DataError: a label is out of range.
+        """
+        earlier = outputs.get("aux_outputs", ())
+        layers = {"": outputs} | {f"aux{i}_": layer for i, layer in enumerate(earlier)}
+        size, device = outputs["input_size"], outputs["pred_semantic"].device
+        labels = torch.stack([label_map(target, size) for target in targets])  # (B, H, W)
+        _check_labels(labels, targets, num_classes=outputs["pred_semantic"].shape[1])
+        num_labelled = int((labels != _NO_CLASS).sum())
+        _, normalizer = normalizers(0, num_labelled, device, training=self.training)
+        losses = {}
+        with torch.autocast(device.type, enabled=False):
+            for prefix, layer in layers.items():
+                logits = F.interpolate(layer["pred_semantic"].float(), size=size, mode="bilinear", align_corners=False)
+                total = F.cross_entropy(logits, labels, ignore_index=_NO_CLASS, reduction="sum")
+                losses[f"{prefix}semantic"] = total / normalizer
+                if not prefix:
+                    right = (logits.detach().argmax(1) == labels).sum()
+                    self.meters["pixel_accuracy"].add(right, torch.full_like(right, num_labelled))
+        return losses
+
+
+def label_map(target: DetectionTarget, size: tuple[int, int]) -> Tensor:
+    """(*size) int64: the class of every pixel, -1 for none; masks are padded at the right and bottom."""
+    masks = target["masks"]
+    if not len(masks):
+        return target["labels"].new_full(size, _NO_CLASS)
+    height, width = masks.shape[-2:]
+    labels = target["labels"][masks.byte().argmax(0)].masked_fill(~masks.any(0), _NO_CLASS)
+    return F.pad(labels, (0, size[1] - width, 0, size[0] - height), value=_NO_CLASS)
+
+
+def _check_labels(labels: Tensor, targets: Sequence[DetectionTarget], *, num_classes: int) -> None:
+    wrong = (labels < _NO_CLASS) | (labels >= num_classes)
+    if wrong.any():
+        image = int(wrong.flatten(1).any(1).nonzero()[0])
+        target = targets[image]
+        image_id = f" (image_id {target['image_id']})" if "image_id" in target else ""
+        raise DataError(
+            f"cross entropy: image {image} of the batch{image_id} has labels {target['labels'].unique().tolist()}; "
+            f"expected 0..{num_classes - 1}. Is the model's num_classes that of the dataset?"
+        )
