@@ -13,6 +13,9 @@ from torch import Tensor
 IGNORED = 255
 """In label maps: a pixel of no class, which neither trains nor counts."""
 
+PAD, UNK, BOS, EOS = range(4)
+"""Token ids that every vocabulary has: padding, an unknown token, the begin and the end of a sentence."""
+
 
 class FeatureInfo(NamedTuple):
     """One output of a backbone or neck."""

@@ -337,3 +337,13 @@ def test_bccd_loads_with_its_one_pixel_boxes_and_without_segmentations(shared_da
     assert smallest == pytest.approx(1 / 640)
     with pytest.raises(DataError, match="masks=True needs one"):
         CocoDetection(**arguments, masks=True)
+
+
+def test_the_first_images_alone(tmp_path):
+    dataset = load(tmp_path, first=1)
+    assert dataset.image_ids.tolist() == [7] and dataset.num_objects == 1 and dataset.classes == ["cat", "dog"]
+    truth = dataset.ground_truth()
+    assert [image["id"] for image in truth["images"]] == [7] and len(truth["annotations"]) == 2
+    assert len(load(tmp_path, first=5)) == 2
+    with pytest.raises(ConfigError, match="first: got 0; expected at least 1"):
+        load(tmp_path, first=0)

@@ -237,3 +237,9 @@ def test_masks_that_a_resize_empties_are_left_out():
         assert all(target["masks"].flatten(1).any(1).all() for target in targets)
         assert all(len(t["labels"]) == len(t["masks"]) == len(t["boxes_cxcywh"]) for t in targets)
     assert sum(len(target["labels"]) for target in targets) < 8 * 3
+
+
+def test_the_first_images_alone(tmp_path):
+    dataset = load(tmp_path, first=1)
+    assert dataset.image_ids.tolist() == [9] and dataset.num_objects == 2
+    assert dataset[0]["target"]["image_id"] == 9 and [i["id"] for i in dataset.ground_truth()["images"]] == [9]

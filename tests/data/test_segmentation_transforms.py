@@ -128,5 +128,7 @@ def test_colours_change_in_about_half_of_the_images_each():
 def test_bad_ranges_are_errors():
     with pytest.raises(ConfigError, match=r"scale_range is \(0, 2.0\); expected \(least, greatest\) above 0"):
         LargeScaleJitter(scale_range=(0, 2.0))
+    with pytest.raises(ConfigError, match="size is 0; expected at least 1 pixel"):
+        LargeScaleJitter(size=0)
     with pytest.raises(ConfigError, match="max_class_area is 1.5; expected above 0 and at most 1"):
         SemanticTrainTransforms(max_class_area=1.5)

@@ -3,32 +3,47 @@
 A dataset has `len()`, `dataset[index]` and `dataset[(index, seed)]` -> Sample, `classes`, `category_ids`, `image_ids`,
 `aspect_ratios()`, `load_image(index)` and what its evaluator asks for: `ground_truth()` (see `CocoDetection`),
 `load_semantic(index)` (`SemanticFolder`), `load_panoptic(index)` and `things` (`SegmentationDataset`).
+
+One of text has `target_vocabulary`, `source_vocabulary` where it is translated from, `use_vocabularies_of(dataset)` and
+`lengths()` (`TextDataset`) in place of classes and images. A dataset's own `collate` makes its batches.
 """
 
 from vitkit.data import (
+    captions,
+    cityscapes,
     classification_transforms,
     coco,
     collate,
     image_folder,
     loader,
     mixing,
+    monolingual,
+    number_words,
     panoptic,
     segments,
     semantic,
     shapes,
+    text,
+    text_pairs,
     transforms,
 )
 
 __all__ = [
+    "captions",
+    "cityscapes",
     "classification_transforms",
     "coco",
     "collate",
     "image_folder",
     "loader",
     "mixing",
+    "monolingual",
+    "number_words",
     "panoptic",
     "segments",
     "semantic",
     "shapes",
+    "text",
+    "text_pairs",
     "transforms",
 ]

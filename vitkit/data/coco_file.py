@@ -1,5 +1,6 @@
 """COCO annotation files: reading them, and finding what is wrong with them before training does."""
 
+import gc
 import json
 import math
 from collections.abc import Mapping
@@ -9,13 +10,15 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from vitkit.errors import DataError
+from vitkit.errors import ConfigError, DataError
 
 _REQUIRED = {
     "images": ("id", "file_name", "width", "height"),
     "annotations": ("id", "image_id", "category_id", "bbox"),
     "categories": ("id", "name"),
 }
+_FARTHEST = 10
+"""How far a polygon may reach, in sizes of its image."""
 
 
 def read_coco_file(path: str | Path) -> dict[str, Any]:
@@ -46,12 +49,7 @@ def read_coco_file(path: str | Path) -> dict[str, Any]:
         raise DataError(f"{path.name}: the list 'categories' in '{path}' is empty; expected at least one class.")
     image_ids = unique_ids(content["images"], "image", path.name)
     category_ids = unique_ids(content["categories"], "category", path.name)
-    for image in content["images"]:
-        if not all(isinstance(image[side], int) and image[side] > 0 for side in ("width", "height")):
-            raise DataError(
-                f"{path.name}: image {image['id']} ('{image['file_name']}') has width {image['width']!r} and height "
-                f"{image['height']!r}; expected whole numbers above 0."
-            )
+    check_image_entries(content["images"], path.name)
     for annotation in content["annotations"]:
         for key, known, part in (("image_id", image_ids, "images"), ("category_id", category_ids, "categories")):
             if not isinstance(annotation[key], int) or annotation[key] not in known:
@@ -60,6 +58,45 @@ def read_coco_file(path: str | Path) -> dict[str, Any]:
                     f"the {len(known)} ids in '{part}'. Remove the annotation or add the entry."
                 )
     return content
+
+
+def check_image_entries(images: list[dict], file_name: str) -> None:
+    """
+    Raises:
+        DataError: a picture's name is no text, or its size no size.
+    """
+    for image in images:
+        check_file_name(image, f"{file_name}: image {image['id']}")
+        if not all(isinstance(image[side], int) and 0 < image[side] < 2**31 for side in ("width", "height")):
+            raise DataError(
+                f"{file_name}: image {image['id']} ('{image['file_name']}') has width {image['width']!r} and height "
+                f"{image['height']!r}; expected whole numbers above 0."
+            )
+
+
+def check_file_name(entry: Mapping[str, Any], where: str) -> None:
+    """
+    Raises:
+        DataError: the `file_name` of an entry is no text.
+    """
+    if not isinstance(entry["file_name"], str) or not entry["file_name"]:
+        raise DataError(f"{where} has file_name {entry['file_name']!r}; expected the name of a file.")
+
+
+def first_images(content: dict[str, Any], count: int | None) -> dict[str, Any]:
+    """The content of an annotation file without all but the first `count` images and what belongs to them.
+
+    Raises:
+        ConfigError: count is below 1.
+    """
+    if count is None:
+        return content
+    if count < 1:
+        raise ConfigError(f"first: got {count}; expected at least 1, or none for all images.")
+    images = content["images"][:count]
+    kept = {image["id"] for image in images}
+    annotations = [annotation for annotation in content["annotations"] if annotation["image_id"] in kept]
+    return {**content, "images": images, "annotations": annotations}
 
 
 def read_json(path: Path) -> Any:
@@ -72,6 +109,9 @@ def read_json(path: Path) -> Any:
             f"annotations: no file '{path}'. Download the dataset (see README, \"Data\"), "
             "or correct data.root or the `annotations` of this dataset."
         )
+    collects = gc.isenabled()
+    # Else the garbage collector looks through the millions of new objects again and again, for most of the time.
+    gc.disable()
     try:
         return json.loads(path.read_bytes())
     except json.JSONDecodeError as error:
@@ -81,6 +121,9 @@ def read_json(path: Path) -> Any:
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path.name}: '{path}' is not text ({error}). Expected a COCO file in JSON.") from error
+    finally:
+        if collects:
+            gc.enable()
 
 
 def unique_ids(entries: list[dict], kind: str, file_name: str) -> set[int]:
@@ -91,8 +134,8 @@ def unique_ids(entries: list[dict], kind: str, file_name: str) -> set[int]:
     """
     seen: set[int] = set()
     for entry in entries:
-        if not isinstance(entry["id"], int):
-            raise DataError(f"{file_name}: {kind} id {entry['id']!r} is not a whole number.")
+        if not isinstance(entry["id"], int) or not -(2**63) <= entry["id"] < 2**63:
+            raise DataError(f"{file_name}: {kind} id {entry['id']!r} is not a whole number (of at most 64 bits).")
         if entry["id"] in seen:
             raise DataError(f"{file_name}: {kind} id {entry['id']} is there twice; ids must be unique.")
         seen.add(entry["id"])
@@ -126,11 +169,13 @@ def segmentation_fault(segmentation: Any, image: Mapping[str, Any]) -> str | Non
     if segmentation is None:
         return "there is none, and masks=True needs one"
     if isinstance(segmentation, list):
-        return (
-            None
-            if segmentation and all(map(_is_polygon, segmentation))
-            else ("expected a list of polygons, each a flat list [x, y, x, y, ...] of at least three finite points")
-        )
+        if not segmentation or not all(map(_is_polygon, segmentation)):
+            return "expected a list of polygons, each a flat list [x, y, x, y, ...] of at least three finite points"
+        # pycocotools takes memory for every pixel that an outline passes, and crashes on very large numbers.
+        farthest = max(abs(value) for part in segmentation for value in part)
+        if farthest > _FARTHEST * max(image["height"], image["width"]):
+            return f"a polygon reaches to {farthest:g}, far outside the image of {image['width']}x{image['height']}"
+        return None
     if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
         return "expected a list of polygons or run lengths {'size': [height, width], 'counts': ...}"
     size, counts = segmentation["size"], segmentation["counts"]
@@ -149,7 +194,7 @@ def segmentation_fault(segmentation: Any, image: Mapping[str, Any]) -> str | Non
 def _is_polygon(part: Any) -> bool:
     try:
         return len(part) >= 6 and len(part) % 2 == 0 and all(map(math.isfinite, part))
-    except TypeError:
+    except (TypeError, OverflowError):
         return False
 
 

@@ -136,6 +136,10 @@ class ImageFolder(ClassificationDataset):
     def __len__(self) -> int:
         return len(self._paths)
 
+    def image_classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """For a class-aware order: (len(self),) int64 indices of the images and their labels."""
+        return np.arange(len(self)), self._labels
+
     def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
         return read_image(self.folder / self.image_id(index)), int(self._labels[index])
 

@@ -24,10 +24,11 @@ def read_image(path: str | Path) -> np.ndarray:
     """
     try:
         data = Path(path).read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name with a zero or half a character is a ValueError
+        why = getattr(error, "strerror", error)
         raise DataError(
-            f"images: cannot read '{path}' ({error.strerror}). The annotation file lists it: check that the "
-            "images folder is the one that belongs to the annotations, and complete."
+            f"images: cannot read '{path}' ({why}). The annotation file lists it: check that the images folder is the "
+            "one that belongs to the annotations, and complete."
         ) from error
     # Older OpenCV fills the missing part of a truncated JPEG with grey and says nothing; Pillow refuses it.
     suspect = data.startswith(_JPEG_START) and not data.rstrip(b"\0").endswith(_JPEG_END)

@@ -69,6 +69,11 @@ class TransformedLoader:
         for batch in self.loader:
             yield self.transform(batch.to(self.device))
 
+    @property
+    def num_skipped(self) -> int:
+        """See `Loader`."""
+        return self.loader.num_skipped
+
     def set_position(self, epoch: int, batch: int = 0) -> None:
         """See `Loader`."""
         self.loader.set_position(epoch, batch)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.coco_file import read_json, unique_ids
+from vitkit.data.coco_file import check_file_name, check_image_entries, first_images, read_json, unique_ids
 from vitkit.data.images import read_image
 from vitkit.data.segments import SegmentationDataset, Task
 from vitkit.data.transforms import Transforms
@@ -38,6 +38,7 @@ class CocoPanoptic(SegmentationDataset):
         maps: folder with the maps, PNG whose colours are segment ids (R + 256 G + 65536 B), 0 being void.
         annotations: the JSON file.
         task, transforms: see `SegmentationDataset`.
+        first: only as many of the file's images, in its order, such as to see that a model can learn them by heart.
     Raises:
         DataError: a folder or file is missing, or the annotations are wrong.
     """
@@ -50,6 +51,7 @@ class CocoPanoptic(SegmentationDataset):
         *,
         task: Task = "panoptic",
         transforms: Spec | Transforms | None = None,
+        first: int | None = None,
     ):
         self.folder, self.map_folder, self.annotation_file = Path(images), Path(maps), Path(annotations)
         for name, folder in (("images", self.folder), ("maps", self.map_folder)):
@@ -58,7 +60,7 @@ class CocoPanoptic(SegmentationDataset):
                     f"{name}: no folder '{folder}'. Download the dataset (see README, \"Data\"), "
                     f"or correct data.root or the `{name}` of this dataset."
                 )
-        content = read_panoptic_file(self.annotation_file)
+        content = first_images(read_panoptic_file(self.annotation_file), first)
         categories = sorted(content["categories"], key=lambda category: category["id"])
         super().__init__(categories, task=task, transforms=transforms)
         entry_of = {entry["image_id"]: entry for entry in content["annotations"]}
@@ -159,11 +161,14 @@ def read_panoptic_file(path: str | Path) -> dict[str, Any]:
             raise DataError(f"{path.name}: the list '{part}' in '{path}' is empty; expected at least one entry.")
     image_ids = unique_ids(content["images"], "image", path.name)
     category_ids = unique_ids(content["categories"], "category", path.name)
+    check_image_entries(content["images"], path.name)
     annotated = set()
     for annotation in content["annotations"]:
         image_id = annotation["image_id"]
-        if image_id not in image_ids or image_id in annotated:
-            why = "is there twice" if image_id in annotated else "is not among the ids in 'images'"
+        check_file_name(annotation, f"{path.name}: annotation of image {image_id!r}")
+        if not isinstance(image_id, int) or image_id not in image_ids or image_id in annotated:
+            twice = isinstance(image_id, int) and image_id in annotated
+            why = "is there twice" if twice else "is not among the ids in 'images'"
             raise DataError(f"{path.name}: image_id {image_id!r} of an annotation {why}. Remove that annotation.")
         annotated.add(image_id)
         _check_segments(annotation, category_ids, path.name)
@@ -178,6 +183,8 @@ def read_panoptic_file(path: str | Path) -> dict[str, Any]:
 
 def _check_segments(annotation: Mapping[str, Any], category_ids: set[int], file_name: str) -> None:
     where = f"{file_name}: image {annotation['image_id']}"
+    if not isinstance(annotation["segments_info"], list):
+        raise DataError(f"{where} has segments_info {annotation['segments_info']!r:.120}; expected a list.")
     seen = set()
     for segment in annotation["segments_info"]:
         if not isinstance(segment, dict) or not {"id", "category_id"} <= segment.keys():
@@ -186,7 +193,7 @@ def _check_segments(annotation: Mapping[str, Any], category_ids: set[int], file_
             raise DataError(f"{where} has a segment of id {segment['id']!r}; expected 1 to {_MOST_IDS - 1}.")
         if segment["id"] in seen:
             raise DataError(f"{where} has two segments of id {segment['id']}; ids must be unique in an image.")
-        if segment["category_id"] not in category_ids:
+        if not isinstance(segment["category_id"], int) or segment["category_id"] not in category_ids:
             raise DataError(
                 f"{where}: segment {segment['id']} has category_id {segment['category_id']!r}, which is not among the "
                 f"{len(category_ids)} ids in 'categories'."

@@ -66,7 +66,7 @@ class SemanticFolder:
         self._ignored = sorted({*ignore, 0} if zero_is_ignored else set(ignore))
         self._table = self._make_table()
         self.transforms = None if transforms is None else TRANSFORMS.build(transforms)
-        self.image_ids = self._find_images()
+        self.image_ids = paired_names(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
         logger.info(f"'{images}': {len(self)} images with label pictures of {len(self.classes)} classes")
 
     def _make_table(self) -> np.ndarray:
@@ -88,32 +88,6 @@ class SemanticFolder:
         table[ignored] = IGNORED
         table[values] = np.arange(len(values))
         return table
-
-    def _find_images(self) -> list[str]:
-        for name, folder in (("images", self.folder), ("labels", self.label_folder)):
-            if not folder.is_dir():
-                raise DataError(
-                    f"{name}: no folder '{folder}'. Download the dataset (see README, \"Data\"), "
-                    f"or correct data.root or the `{name}` of this dataset."
-                )
-        names, label_names = (
-            {path.relative_to(folder).as_posix().removesuffix(suffix) for path in folder.rglob(f"*{suffix}")}
-            for folder, suffix in ((self.folder, self.image_suffix), (self.label_folder, self.label_suffix))
-        )
-        if not names:
-            raise DataError(
-                f"images: '{self.folder}' holds no file that ends in '{self.image_suffix}'. Set image_suffix."
-            )
-        without = sorted(names - label_names)
-        if without:
-            raise DataError(
-                f"labels: {len(without)} of {len(names)} images have no label picture, such as "
-                f"'{self.folder / without[0]}{self.image_suffix}', which needs "
-                f"'{self.label_folder / without[0]}{self.label_suffix}'. Add the files, or set label_suffix."
-            )
-        if label_names - names:
-            logger.warning(f"'{self.label_folder}': {len(label_names - names)} label pictures have no image; left out")
-        return sorted(names)
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -185,6 +159,37 @@ class SemanticFolder:
         return np.array(ratios)
 
 
+def paired_names(images: str | Path, labels: str | Path, *, image_suffix: str, label_suffix: str) -> list[str]:
+    """The paths below `images`, without the ending, of the files that end in `image_suffix`, sorted.
+
+    Raises:
+        DataError: a folder is missing, there is no image, or one has no label picture of that path below `labels`.
+    """
+    images, labels = Path(images), Path(labels)
+    for name, folder in (("images", images), ("labels", labels)):
+        if not folder.is_dir():
+            raise DataError(
+                f"{name}: no folder '{folder}'. Download the dataset (see README, \"Data\"), "
+                f"or correct data.root or the `{name}` of this dataset."
+            )
+    names, label_names = (
+        {path.relative_to(folder).as_posix().removesuffix(suffix) for path in folder.rglob(f"*{suffix}")}
+        for folder, suffix in ((images, image_suffix), (labels, label_suffix))
+    )
+    if not names:
+        raise DataError(f"images: '{images}' holds no file that ends in '{image_suffix}'. Set image_suffix.")
+    without = sorted(names - label_names)
+    if without:
+        raise DataError(
+            f"labels: {len(without)} of {len(names)} images have no label picture, such as "
+            f"'{images / without[0]}{image_suffix}', which needs '{labels / without[0]}{label_suffix}'. Add the files, "
+            "or set label_suffix."
+        )
+    if label_names - names:
+        logger.warning(f"'{labels}': {len(label_names - names)} label pictures have no image; left out")
+    return sorted(names)
+
+
 def read_label_picture(path: str | Path) -> np.ndarray:
     """The values of a picture of one channel: grey of 1, 8 or 16 bits, or the indices of a palette.
 
@@ -196,7 +201,7 @@ def read_label_picture(path: str | Path) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(Path(path).read_bytes())) as picture:
             mode, values = picture.mode, np.asarray(picture)
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "not a picture of a known format"
         raise DataError(f"labels: cannot read '{path}' ({why}). Download or export the file again.") from error
     if values.ndim != 2 or mode not in ("1", "L", "P", "I", "I;16", "I;16B"):

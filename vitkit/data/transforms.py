@@ -448,6 +448,8 @@ class LargeScaleJitter(_Pipeline):
     ):
         if not 0 < scale_range[0] <= scale_range[1]:
             raise ConfigError(f"LargeScaleJitter: scale_range is {scale_range}; expected (least, greatest) above 0.")
+        if size < 1:
+            raise ConfigError(f"LargeScaleJitter: size is {size}; expected at least 1 pixel.")
         crop = _JitteredCrop(scale_range=tuple(scale_range), crop_size=(size, size), pad_value=pad_value)
         super().__init__([A.HorizontalFlip(p=flip_probability), crop], check_each_transform=False)
 
@@ -564,6 +566,8 @@ def _build_albumentation(spec: Any, where: str) -> A.BasicTransform | A.BaseComp
     constructor = known[spec["type"]]
     check_names(constructor, arguments, f"{where} {spec['type']}")
     if issubclass(constructor, A.BaseCompose) and "transforms" in arguments:
+        if not isinstance(arguments["transforms"], list | tuple):
+            raise ConfigError(f"{where} {spec['type']}: transforms is {arguments['transforms']!r}; expected a list.")
         inner = enumerate(arguments["transforms"])
         arguments["transforms"] = [_build_albumentation(part, f"{where}.transforms[{i}]") for i, part in inner]
     try:

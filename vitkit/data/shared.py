@@ -1,0 +1,63 @@
+"""Arrays that worker processes share with their trainer, however they are started."""
+
+import mmap
+import os
+import tempfile
+import weakref
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import numpy as np
+
+
+class SharedArray(np.ndarray):
+    """An array in memory that belongs to no single process; what is taken out of it is an ordinary array.
+
+    Forked processes have it anyway. One that is started otherwise is sent the memory in place of a copy. Pickled for
+    any other purpose it is an ordinary array. Who writes to it changes its own copy of that page.
+    """
+
+    def __array_finalize__(self, source: Any) -> None:
+        self._file: int | None = None  # of what is computed from a shared array
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.view(np.ndarray)[index]
+
+    def __reduce__(self) -> tuple:
+        if self._file is None or get_spawning_popen() is None:
+            return np.array(self, subok=False).__reduce__()
+        return _received, (reduction.DupFd(self._file), self.dtype, self.shape)
+
+
+def share(array: np.ndarray) -> np.ndarray:
+    """Moves an array to memory that processes share; as it is where the system has none, or there is nothing to share.
+
+    The memory has no name: it is freed with the last process that uses it, even if that is killed.
+    """
+    if os.name != "posix" or not array.nbytes:
+        return array
+    array = np.ascontiguousarray(array)
+    # Not in /dev/shm, of which containers have little. Other systems than Linux get a file that is deleted already.
+    file = os.memfd_create("vitkit") if hasattr(os, "memfd_create") else _deleted_file()
+    os.ftruncate(file, array.nbytes)
+    with mmap.mmap(file, array.nbytes) as memory:
+        np.frombuffer(memory, np.uint8)[:] = array.reshape(-1).view(np.uint8)
+    return _mapped(file, array.dtype, array.shape)
+
+
+def _deleted_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _received(sent: Any, dtype: np.dtype, shape: tuple[int, ...]) -> SharedArray:
+    return _mapped(sent.detach(), dtype, shape)
+
+
+def _mapped(file: int, dtype: np.dtype, shape: tuple[int, ...]) -> SharedArray:
+    memory = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+    array = np.frombuffer(memory, dtype).reshape(shape).view(SharedArray)
+    array._file = file
+    weakref.finalize(array, os.close, file)
+    return array
