@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -51,7 +53,7 @@ class Size(nn.Module):
 class RankBatches:
     """Three batches, others on each rank."""
 
-    def set_position(self, epoch):
+    def set_position(self, epoch, batch=0):
         pass
 
     def __len__(self):
@@ -118,7 +120,7 @@ def run_rank(number: int, folder: str) -> None:
 def two_ranks(tmp_path_factory) -> tuple[Path, list[dict]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
     context = torch.multiprocessing.spawn(run_rank, args=(str(folder),), nprocs=2, join=False)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not context.join(timeout=1):  # True once both have ended
         if time.monotonic() > deadline:
             for process in context.processes:
@@ -167,3 +169,27 @@ def test_every_rank_evaluates_the_running_statistics_that_are_saved(two_ranks, n
     assert main["runs"][name].equal(other["runs"][name])
     saved = read_checkpoint(folder / name / "last.pth")["ema" if name == "ema" else "model"]
     assert saved["norm.running_mean"].equal(main["runs"][name]) and not main["runs"][name].equal(torch.zeros(4))
+
+
+JOIN = """
+import os, time, torch
+from vitkit.distributed import all_reduce_sum, close_distributed, init_distributed
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and os.environ["RANK"] == "1":
+    time.sleep(2)  # long enough for the other rank to read what the ended attempt had left
+init_distributed("cpu")
+assert float(all_reduce_sum(torch.ones(()))) == 2
+close_distributed()
+"""
+
+
+def test_restarted_ranks_do_not_meet_the_ended_ones():
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun's, which outlives ranks
+    places = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": agent.port}
+    for attempt in range(2):
+        names = {**places, "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": attempt}
+        processes = []
+        for number in range(2):
+            own = {name: str(value) for name, value in {**names, "RANK": number, "LOCAL_RANK": number}.items()}
+            processes.append(subprocess.Popen([sys.executable, "-c", JOIN], env={**os.environ, **own}))
+        assert [process.wait(timeout=60) for process in processes] == [0, 0]

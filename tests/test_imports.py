@@ -20,7 +20,10 @@ BOTTOM = (
     "distributed",
     "logging",
     "download",
+    "shards",
+    "shard_files",
     "checkpoint",
+    "vocabulary",
 )
 LAYERS = (
     BOTTOM,
@@ -28,7 +31,6 @@ LAYERS = (
     ("nn",),
     ("backbones", "necks", "heads", "matchers", "losses"),
     ("models", "seq2seq"),
-    ("inference",),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 BESIDE = {  # what stands beside that line, and the parts that each may import
@@ -38,6 +40,9 @@ BESIDE = {  # what stands beside that line, and the parts that each may import
     "engine": {*BOTTOM, "ops", "nn"},
     "visualization": {*BOTTOM, "ops", "nn"},
     "analysis": {*BOTTOM, "nn"},
+    # At the top: each uses whatever it needs.
+    "inference": {*LEVEL, "data", "engine", "evaluation", "visualization", "model_zoo"},
+    "doctor": {*LEVEL, "data", "engine", "analysis"},
 }
 
 

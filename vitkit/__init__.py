@@ -1,7 +1,7 @@
 """vitkit: dense prediction with transformers in plain PyTorch."""
 
 # Importing a package registers what it holds.
-from vitkit import backbones, data, engine, evaluation, heads, losses, matchers, models, necks  # noqa: F401
+from vitkit import backbones, data, engine, evaluation, heads, losses, matchers, models, necks, seq2seq  # noqa: F401
 from vitkit.checkpoint import LoadReport, load_weights
 from vitkit.config import Config, load_config
 from vitkit.data.loader import build_dataset

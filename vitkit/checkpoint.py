@@ -5,8 +5,11 @@ import json
 import os
 import pickle
 import random
+import shutil
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,23 +20,75 @@ from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
+from vitkit.shards import check_shards, join, sync_folder
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Of files that are being written; one that is left over belongs to a run that was killed."""
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Writes `state` to a temporary name and renames it, so that `path` is always a whole checkpoint."""
+    """Writes `state` to a temporary name and renames it, so that `path` is always a whole checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be written, such as on a full disk. What was at `path` before is still there.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        torch.save(dict(state), file)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        _rename(temporary, path)
+    except (OSError, RuntimeError) as error:
+        raise _not_saved(path, temporary, error) from error
+
+
+def link_checkpoint(source: str | Path, target: str | Path) -> None:
+    """Gives a checkpoint a second name, or copies it where the file system knows no links; `target` is always whole.
+
+    Raises:
+        CheckpointError: see `save_checkpoint`.
+    """
+    target = Path(target)
+    temporary = target.with_name(target.name + TEMPORARY_SUFFIX)
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+        _rename(temporary, target)
+    except OSError as error:
+        raise _not_saved(target, temporary, error) from error
+
+
+def _rename(temporary: Path, path: Path) -> None:
     os.replace(temporary, path)
+    temporary.unlink(missing_ok=True)  # it stays if both are names of one file
+    sync_folder(path.parent)  # the new name is on the disk once its folder is
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def _not_saved(path: Path, temporary: Path, error: BaseException) -> CheckpointError:
+    with suppress(OSError):
+        temporary.unlink(missing_ok=True)
+    cause: BaseException | None = error  # torch reports a write that failed as an error of its own, during the write's
+    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
+        cause = cause.__context__
+    reason = cause.strerror if isinstance(cause, OSError) else str(error).splitlines()[0]
+    kept = " The checkpoint that was there before is intact." if path.exists() else ""
+    return CheckpointError(f"{path}: not saved ({reason}).{kept} Make room, or check the disk.")
+
+
+def read_checkpoint(path: str | Path, *, whole: bool = True) -> dict[str, Any]:
     """Reads a PyTorch file, or arrays that numpy saved (.npz), on the CPU; tensors and plain values only.
 
+    Args:
+        whole: of a checkpoint in shards, put its divided tensors together, too; else they are left out, and "shards"
+            says where they are.
     Raises:
         CheckpointError: the file is missing, damaged, or holds pickled code (which is not run).
     """
@@ -50,6 +105,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         return _read_arrays(path)
     if path.suffix == ".pkl":
         return _read_pickled_arrays(path)
+    _check_checksums(path)
     try:
         # Official training checkpoints hold their argparse settings, which are plain values.
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -70,14 +126,54 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         ) from error
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{path}: holds a {type(state).__name__}, expected a dict of tensors.")
-    return dict(state)
+    return _with_shards(path, state, whole=whole) if isinstance(state.get("shards"), Mapping) else dict(state)
+
+
+def _with_shards(path: Path, state: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
+    check_shards(path, state["shards"], checksums=whole)
+    if not whole:
+        return dict(state)
+    # Few read such files, and their reader takes a while to import.
+    from vitkit.shard_files import read_whole
+
+    tensors = read_whole(path, state["shards"])
+    parts = {name: state.get(name, {}) for name in {key.partition("/")[0] for key in tensors}}
+    return {key: value for key, value in state.items() if key != "shards"} | join(parts, tensors)
+
+
+def shards_of(path: Path) -> str | None:
+    """The name of the folder that holds the divided tensors of a checkpoint; None if it has none.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        # Mapped, so that a whole checkpoint is not read for it.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({str(error).splitlines()[0]}).") from error
+    shards = state.get("shards") if isinstance(state, Mapping) else None
+    return shards.get("folder") if isinstance(shards, Mapping) else None
+
+
+def _check_checksums(path: Path) -> None:
+    """`torch.load` compares not all of them, so that damage could change weights unnoticed."""
+    if not zipfile.is_zipfile(path):
+        return  # of an older format, or truncated, which loading it tells
+    try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()
+    except (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
+    if damaged:
+        raise CheckpointError(f"{path}: damaged: the checksum of {damaged} is wrong. Get the file again.")
 
 
 def _read_arrays(path: Path) -> dict[str, Tensor]:
     """The arrays of an .npz file by name, such as the original Vision Transformers are published in."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: _tensor(arrays[name]) for name in arrays.files}
+            return {name: _tensor(_array(arrays, name)) for name in arrays.files}
     except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"{path}: damaged, or holds more than numbers ({str(error).splitlines()[0]}). Get the file again."
@@ -127,6 +223,12 @@ def _read_pickled_arrays(path: Path) -> dict[str, Any]:
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
 
+def _array(arrays: Mapping[str, Any], name: str) -> np.ndarray:
+    if not isinstance(arrays[name], np.ndarray):
+        raise ValueError(f"{name} is no array")
+    return arrays[name]
+
+
 def _tensor(array: np.ndarray) -> Tensor:
     if array.dtype == np.dtype("V2"):  # numpy does not know bfloat16, in which some arrays were saved
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -149,6 +251,8 @@ class LoadReport:
     unexpected: list[str] = field(default_factory=list)
     reinitialized: list[str] = field(default_factory=list)
     """Class-head entries that were left as the model had them, because the classes differ."""
+    new_parts: list[str] = field(default_factory=list)
+    """Prefixes of parts that were left as the model had them, because the checkpoint has nothing of them."""
 
     def __str__(self) -> str:
         parts = [f"loaded {self.source}"]
@@ -156,6 +260,8 @@ class LoadReport:
             parts.append(f"recognised as {self.converter}")
         if self.reinitialized:
             parts.append(f"classes differ, so these start anew: {', '.join(self.reinitialized)}")
+        if self.new_parts:
+            parts.append(f"not in it, so these start anew: {', '.join(part.rstrip('.') for part in self.new_parts)}")
         for what, keys in (("missing", self.missing), ("unexpected", self.unexpected)):
             if keys:
                 parts.append(f"{len(keys)} {what}: {_some(keys)}")
@@ -177,20 +283,21 @@ def load_weights(
             wrapped as {"model": ...}). Of vitkit's own checkpoints the moving average is taken when there is one.
         classes: the model's class names. A vitkit checkpoint that was trained on others does not fit then, even if
             it has as many.
-        new_class_head: with other classes, keep the model's fresh class head instead of raising.
+        new_class_head: the weights are a start to train from: with other classes, keep the model's fresh class head
+            instead of raising; likewise its `new_parts`, if the checkpoint has nothing of them.
         strict: raise on missing or unexpected keys instead of only reporting them.
     Raises:
         CheckpointError: the file cannot be read, or does not fit the model.
     """
     # The only import upwards: addresses and key names of official checkpoints lie beside the published figures.
     from vitkit import model_zoo
-    from vitkit.model_zoo.converters import convert_official
+    from vitkit.model_zoo.converters import convert_official, describe
 
     if isinstance(source, str) and not Path(source).exists() and source in model_zoo.index():
         source = model_zoo.published_weights(source)
     name = "the given state dict" if isinstance(source, Mapping) else str(source)
     checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
-    state = _state_dict(checkpoint, name)
+    state = stored = state_dict_of(checkpoint, name)
     report = LoadReport(name)
     converter = None
     if not _fits(model, state) and not getattr(model, "renames_itself", False):
@@ -208,38 +315,69 @@ def load_weights(
                 f"{name}: a checkpoint of a {type(model).__name__} {theirs} does not fit a model {ours}. Use the "
                 "config of its variant."
             )
-    head = tuple(getattr(model, "class_head", ()))
-    trained_classes = checkpoint.get("classes") or (converter and converter.classes)
-    other_classes = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
-    head_keys = [key for key in state if key in expected and key.startswith(head)] if head else []
-    # Other sizes than the first are the model's own: the report of misfits below names them.
-    if other_classes or any(state[key].shape[:1] != expected[key].shape[:1] for key in head_keys):
-        if not new_class_head:
-            got = _classes(trained_classes) if trained_classes else _shapes(state, head_keys)
-            wanted = _classes(classes) if classes else _shapes(expected, head_keys)
-            raise CheckpointError(
-                f"{name}: its class head is for other classes (checkpoint: {got}; model: {wanted}). "
-                "To fine-tune, load it with new_class_head=True (tools/train.py --init does), which starts only "
-                "the class head anew."
-            )
+    what = describe(checkpoint, stored, converter)
+    if strict and _is_of_another_model(state, expected):
+        _note_differences(report, state, expected)
+        raise CheckpointError(_misfit(name, model, state, expected, report, [], what))
+    trained_classes = classes_of(checkpoint, name) or (converter and converter.classes)
+    head_keys = _head_of_other_classes(model, state, expected, trained_classes, classes)
+    if head_keys and not new_class_head:
+        got = _classes(trained_classes) if trained_classes else _shapes(state, head_keys)
+        wanted = _classes(classes) if classes else _shapes(expected, head_keys)
+        raise CheckpointError(
+            f"{name}: its class head is for other classes (checkpoint: {got}; model: {wanted})."
+            f"{f' It seems to be {what}.' if what else ''} Use the config of its classes and task; or, to fine-tune "
+            "it, load it with new_class_head=True (tools/train.py --init does), which starts only the class head anew."
+        )
+    if head_keys:
+        _check_trainable(name, model, head_keys)
         report.reinitialized = head_keys
         state = {key: value for key, value in state.items() if key not in head_keys}
+    new_parts = tuple(getattr(model, "new_parts", ()))
+    if new_class_head and new_parts and not any(key.startswith(new_parts) for key in state):
+        report.new_parts = list(new_parts)
 
-    # Batch counters of batch norms mean nothing for frozen ones, and little for others.
-    report.missing = [
-        k
-        for k in expected
-        if k not in state and k not in report.reinitialized and not k.endswith("num_batches_tracked")
-    ]
-    report.unexpected = [k for k in state if k not in expected and not k.endswith("num_batches_tracked")]
+    _note_differences(report, state, expected)
     wrong = [k for k in state if k in expected and state[k].shape != expected[k].shape]
     if wrong or (strict and (report.missing or report.unexpected)):
-        raise CheckpointError(_misfit(name, model, state, expected, report, wrong))
+        raise CheckpointError(_misfit(name, model, state, expected, report, wrong, what))
+    _check_kinds(name, state, expected)
     model.load_state_dict({k: v for k, v in state.items() if k in expected}, strict=False)
     return report
 
 
-def _state_dict(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:
+    """The classes that a checkpoint was trained on; None if it does not say.
+
+    Args:
+        name: of the checkpoint, for errors.
+    Raises:
+        CheckpointError: what it says are no names.
+    """
+    classes = checkpoint.get("classes")
+    if classes is None:
+        return None
+    if not isinstance(classes, list | tuple) or not all(isinstance(known, str) for known in classes):
+        raise CheckpointError(f"{name}: its classes are {str(classes)[:100]}; expected a list of names.")
+    return list(classes)
+
+
+def _check_kinds(name: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Copying would turn whole or complex numbers into others without a word."""
+    for key, value in state.items():
+        if key not in expected:
+            continue
+        ours = expected[key]
+        if value.layout != ours.layout or (value.is_floating_point(), value.is_complex()) != (
+            ours.is_floating_point(), ours.is_complex(),
+        ):  # fmt: skip
+            raise CheckpointError(
+                f"{name}: {key} holds {value.dtype} ({value.layout}), the model's {ours.dtype} ({ours.layout}). Get "
+                "the file again, or convert it."
+            )
+
+
+def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
     """The tensors of a checkpoint, without the wrappings that are around them."""
     state = checkpoint
     for key in ("ema", "model", "model_state", "state_dict"):
@@ -261,6 +399,47 @@ def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
     return all(key in state for key in needed)
 
 
+def _head_of_other_classes(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    trained_classes: Sequence[str] | None,
+    classes: Sequence[str] | None,
+) -> list[str]:
+    """The keys of the checkpoint's class head, if it is for other classes than the model's."""
+    head = tuple(getattr(model, "class_head", ()))
+    keys = [key for key in state if key in expected and key.startswith(head)] if head else []
+    differ = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
+    # Other sizes than the first are the model's own: the report of misfits names them.
+    return keys if differ or any(state[key].shape[:1] != expected[key].shape[:1] for key in keys) else []
+
+
+def _note_differences(report: LoadReport, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    # Batch counters of batch norms mean nothing for frozen ones, and little for others.
+    def counts(key: str) -> bool:
+        return not key.endswith("num_batches_tracked")
+
+    anew = (*report.reinitialized, *report.new_parts)
+    report.missing = [k for k in expected if k not in state and not k.startswith(anew) and counts(k)]
+    report.unexpected = [k for k in state if k not in expected and counts(k)]
+
+
+def _is_of_another_model(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    """Whether most of what the model has besides its backbone is missing."""
+    own = [key for key in expected if not key.startswith("backbone.")]
+    return sum(key in state for key in own) < 0.5 * len(own)
+
+
+def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
+    trained = {key: parameter.requires_grad for key, parameter in model.named_parameters()}
+    frozen = [key for key in keys if not trained.get(key, True)]
+    if frozen:
+        raise CheckpointError(
+            f"{name}: its classes differ from the model's, so that {_some(frozen)} would start anew, but are not "
+            "trained. Start from a checkpoint of the model's classes, or train everything (model.freeze_detr=false)."
+        )
+
+
 def _misfit(
     name: str,
     model: nn.Module,
@@ -268,11 +447,17 @@ def _misfit(
     expected: Mapping[str, Tensor],
     report: LoadReport,
     wrong: list[str],
+    what: str | None,
 ) -> str:
     common = len(state.keys() & expected.keys())
     lines = [f"{name} does not fit {type(model).__name__}: {common} of the model's {len(expected)} entries are in it."]
-    if common < 0.5 * len(expected):
-        lines.append("It looks like another model's checkpoint; check that config and checkpoint belong together.")
+    if what:
+        lines.append(f"It seems to be {what}.")
+    if common < 0.5 * len(expected) or _is_of_another_model(state, expected):
+        lines.append(
+            "That is another model's checkpoint: use the config that it belongs to (model_zoo/README.md names those of "
+            "official ones), or a checkpoint of this one."
+        )
     lines += [f"{key}: checkpoint {tuple(state[key].shape)}, model {tuple(expected[key].shape)}" for key in wrong[:5]]
     if report.missing:
         lines.append(f"missing ({len(report.missing)}): {_some(report.missing)}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitkit.errors import ConfigError
 from vitkit.overrides import apply_override, split_override
-from vitkit.registry import nearest
+from vitkit.registry import nearest, parameters_of
 from vitkit.schema import MISSING, TOP_LEVEL, Place, join_key, places_in, plain_copy, resolve
 
 COMMAND_LINE = "command line"
@@ -210,13 +210,22 @@ def _problems_at(key: str, value: Any, place: Place, origins: Mapping[str, str])
         unknown = [name for name in unknown if name not in stale]
     for name in unknown:
         yield f"{join_key(key, name)}: {constructor.__name__} has no argument {name!r}. {nearest(name, known)}"
-    for name, item in given.items():
-        if name in known:
-            yield from _problems_at(join_key(key, name), item, known[name], origins)
+    inside = [
+        problem
+        for name, item in given.items()
+        if name in known
+        for problem in _problems_at(join_key(key, name), item, known[name], origins)
+    ]
+    yield from inside
     # What a signature does not say, a class may check itself, without building anything large.
-    if hasattr(constructor, "check_arguments") and not unknown:
+    check = getattr(constructor, "check_arguments", None)
+    if check is not None and not unknown and not inside:
+        missing = [p.name for p in parameters_of(check).values() if p.default is p.empty and p.name not in given]
+        if missing:
+            yield f"{key}: {constructor.__name__} needs {', '.join(missing)}."
+            return
         try:
-            constructor.check_arguments(**given)
+            check(**given)
         except ConfigError as error:
             yield f"{key}: {error}"
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 
 def init_distributed(device_type: str) -> torch.device:
@@ -23,8 +24,26 @@ def init_distributed(device_type: str) -> torch.device:
     if "RANK" in os.environ and not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         # One rank may evaluate or write for long while the others wait for it.
-        dist.init_process_group(backend, timeout=datetime.timedelta(minutes=60))
+        timeout = datetime.timedelta(minutes=60)
+        store, rank_, size = next(dist.rendezvous("env://", timeout=timeout))
+        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+            # torchrun keeps its store when it restarts the ranks, and without a name of its own the new attempt could
+            # read there where the ended ranks listened. Between machines the counts of restarts may differ.
+            store = dist.PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        dist.init_process_group(backend, store=store, rank=rank_, world_size=size, timeout=timeout)
     return device
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether a collective operation failed because another rank has ended."""
+    signs = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Broken pipe")
+    return world_size() > 1 and isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def report_failure(error: BaseException) -> None:
+    """Lets torchrun show this error when it says why it ended; others follow from the first one."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        get_error_handler().record_exception(error)
 
 
 def close_distributed() -> None:

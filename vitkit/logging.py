@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,8 +39,9 @@ class RatioMeter:
         self._sums: Tensor | None = None
 
     def add(self, numerator: Tensor, denominator: Tensor) -> None:
-        """Adds two scalars to the sums."""
+        """Adds two scalars to the sums; those of a batch whose loss is not finite count nothing."""
         pair = torch.stack([numerator.detach().double(), denominator.detach().double().to(numerator.device)])
+        pair = pair.where(pair.isfinite().all(), 0)
         self._sums = pair if self._sums is None else self._sums + pair
 
     def compute(self, device: torch.device | str = "cpu") -> tuple[float, int]:
@@ -83,11 +85,21 @@ class RunLog:
     """Writes one run's records to the console, to `log.jsonl` and, when it is installed, to TensorBoard.
 
     Only the main process writes. A resumed run appends.
+
+    Args:
+        position: steps and whole epochs that are done; records from beyond, which a killed run wrote after its last
+            checkpoint, are taken out, as the run writes them again. None leaves all.
     """
 
-    def __init__(self, run_dir: Path):
-        self._file = (run_dir / LOG_NAME).open("a", encoding="utf-8") if is_main() else None
-        self._tensorboard = _tensorboard_writer(run_dir) if is_main() else None
+    def __init__(self, run_dir: Path, *, position: tuple[int, int] | None = None):
+        self._file = self._tensorboard = None
+        self._whole = True
+        if is_main():
+            path = run_dir / LOG_NAME
+            if position is not None and path.exists():
+                cut_log(path, *position)
+            self._file = path.open("ab", buffering=0)
+            self._tensorboard = _tensorboard_writer(run_dir, None if position is None else position[0] + 1)
 
     def __enter__(self) -> "RunLog":
         return self
@@ -95,10 +107,12 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file:
-            self._file.close()
-        if self._tensorboard:
-            self._tensorboard.close()
+        # What a full disk could not take fails again on closing.
+        with suppress(OSError):
+            if self._file:
+                self._file.close()
+            if self._tensorboard:
+                self._tensorboard.close()
 
     def train(self, record: dict, *, epoch_label: str, eta_seconds: float) -> None:
         """One stretch of training steps.
@@ -135,11 +149,33 @@ class RunLog:
     def _write(self, record: dict) -> None:
         if not self._file:
             return
-        self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
-        self._file.flush()
-        if self._tensorboard:
-            for name, value in _scalars(record):
-                self._tensorboard.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+        line = (json.dumps(_finite(record), allow_nan=False) + "\n").encode()
+        try:
+            # After a line that a full disk cut off, the next one must not be its continuation.
+            line = line if self._whole else b"\n" + line
+            self._whole = self._file.write(line) == len(line)
+            if self._tensorboard:
+                for name, value in _scalars(record):
+                    self._tensorboard.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+        except OSError as error:
+            self._whole = False
+            self._say(f"{self._file.name}: not written ({error.strerror}); training goes on")
+
+
+def cut_log(path: Path, step: int, epoch: int) -> None:
+    """Ends a log before its first record from beyond `step` steps or `epoch` whole epochs, or half a line."""
+    kept = 0
+    with path.open("r+b") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+                beyond = record["step"] > step or (record["kind"] == "val" and record["epoch"] > epoch)
+            except (ValueError, KeyError, TypeError):
+                beyond = False
+            if beyond or not line.endswith(b"\n"):
+                break
+            kept += len(line)
+        file.truncate(kept)
 
 
 def _finite(value: Any) -> Any:
@@ -159,9 +195,9 @@ def _scalars(record: Mapping) -> list[tuple[str, float]]:
     return pairs
 
 
-def _tensorboard_writer(run_dir: Path):
+def _tensorboard_writer(run_dir: Path, purge_step: int | None):
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(run_dir / "tensorboard"))
+    return SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge_step)

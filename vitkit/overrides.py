@@ -6,7 +6,17 @@ from typing import Any
 
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
-from vitkit.schema import MISSING, TOP_LEVEL, Place, element_type, fits, join_key, places_in, plain_copy
+from vitkit.schema import (
+    MISSING,
+    TOP_LEVEL,
+    Place,
+    element_type,
+    fits,
+    join_key,
+    places_in,
+    plain_copy,
+    settings_places,
+)
 
 
 def split_override(text: str) -> tuple[str, str]:
@@ -46,6 +56,8 @@ def apply_override(cfg: dict[str, Any], key: str, raw: str) -> None:
 def _place_in(place: Place | None, node: Any, part: str, where: str) -> Place:
     """The place of key `part` below `place` (None: the config's top), which holds `node`."""
     known = TOP_LEVEL if place is None else places_in(place, node, where)
+    if place is not None and place.registry is None and isinstance(node, Mapping):
+        known = known | settings_places(place.annotation)
     if part in known:
         return known[part]
     if node == {} and place is not None and place.registry is None:

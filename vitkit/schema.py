@@ -85,6 +85,16 @@ def resolve(place: Place, value: Any, where: str) -> tuple[Callable, dict[str, A
     return place.registry.resolve({"type": place.section, **value} if place.section else value, where)
 
 
+def settings_places(annotation: Any) -> dict[str, Place]:
+    """The keys of an argument that is annotated as a dict or a dataclass of settings, `Mapping[...] | Settings`."""
+    members = typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
+    settings = next((member for member in members if dataclasses.is_dataclass(member)), None)
+    if settings is None:
+        return {}
+    hints = typing.get_type_hints(settings)
+    return {field.name: Place(hints[field.name], field.default) for field in dataclasses.fields(settings) if field.init}
+
+
 def _argument_places(registry: Registry, constructor: Callable, given: Mapping[str, Any]) -> dict[str, Place]:
     function = constructor.__init__ if isinstance(constructor, type) else constructor
     try:

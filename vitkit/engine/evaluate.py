@@ -46,13 +46,17 @@ def evaluate(
     on_batch: Callable[[list, Batch], None] | None = None,
     progress: Callable[[str], None] | None = None,
     progress_seconds: float = 20.0,
+    seconds: list[float] | None = None,
 ) -> dict[str, float]:
     """Predicts every batch and returns the evaluator's metrics (on the main process).
 
     Args:
+        model: has `postprocess(outputs, original_sizes)`; or, where one output leads to the next as in text,
+            `generate(inputs)`; or neither, for an evaluator with `takes_outputs`, which gets each sample's outputs.
         criterion: adds the mean loss per image as "loss", and its meters by name.
         on_batch: called with the predictions and the batch, such as to draw them.
         progress: takes a line every `progress_seconds`, to print.
+        seconds: takes how long the predictions of each batch took, without loading and scoring, per image.
     """
     was_training = model.training
     model.eval()
@@ -65,14 +69,24 @@ def evaluate(
     loss_sum = torch.zeros(2, dtype=torch.float64, device=device)
     start = last_line = time.monotonic()
     num_batches = len(loader)
+    takes_outputs = getattr(evaluator, "takes_outputs", False)
+    generates = hasattr(model, "generate") and not takes_outputs
     for index, batch in enumerate(loader, start=1):
         batch = batch.to(device)
+        started = _now(device) if seconds is not None else 0.0
         with autocast(device, precision):
-            outputs = model(**batch.inputs)
+            outputs = None if generates and criterion is None else model(**batch.inputs)
             if criterion is not None:
                 loss = sum(criterion(outputs, batch.targets).values())
                 loss_sum += torch.stack([loss.double() * len(batch), loss.new_tensor(len(batch)).double()])
-        predictions = model.postprocess(outputs, [target["original_size"] for target in batch.targets])
+            if takes_outputs:
+                predictions = [{name: value[i] for name, value in outputs.items()} for i in range(len(batch))]
+            elif generates:
+                predictions = model.generate(batch.inputs)
+            else:
+                predictions = model.postprocess(outputs, [target["original_size"] for target in batch.targets])
+        if seconds is not None:
+            seconds.append((_now(device) - started) / len(batch))
         evaluator.update(predictions, batch.targets)
         if on_batch is not None:
             on_batch(predictions, batch)
@@ -94,3 +108,10 @@ def evaluate(
         criterion.train()
     model.train(was_training)
     return metrics
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -18,6 +18,8 @@ from torch.optim.lr_scheduler import (
 from vitkit.errors import ConfigError
 from vitkit.registry import OPTIMIZERS, SCHEDULES, nearest
 
+_NORMS_AND_EMBEDDINGS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding)
+
 
 def parameter_groups(
     model: nn.Module,
@@ -28,6 +30,7 @@ def parameter_groups(
     lr_multipliers: Mapping[str, float] | None = None,
     layer_decay: float | None = None,
     decay_norms_and_biases: bool = True,
+    decay_norms_and_embeddings: bool = True,
     no_decay: Sequence[str] = (),
 ) -> list[dict]:
     """Sorts the trainable parameters into groups of one learning rate and weight decay.
@@ -39,6 +42,8 @@ def parameter_groups(
         layer_decay: the backbone's last block learns at this part of the rate above it, the one before at this part
             of that, and so on down to the stem; see `layer_factors`. It multiplies the other factors.
         decay_norms_and_biases: False takes weight decay off vectors and scalars (norm scales, biases).
+        decay_norms_and_embeddings: False takes it off everything in normalisation layers and embeddings (of queries and
+            levels), as detectron2's models are trained; biases of other layers keep it.
         no_decay: parts of the names of other parameters that have none, such as tables of position.
     Raises:
         ConfigError: `backbone_lr` beside an `lr` of 0, a name in `lr_multipliers` or `no_decay` fits no parameter, or
@@ -55,14 +60,21 @@ def parameter_groups(
     _check_parts("lr_multipliers", [part for part in multipliers if part != "backbone."], named)
     _check_parts("no_decay", no_decay, named)
     of_layer = {} if layer_decay is None else layer_factors(model, layer_decay)
+    kept = set() if decay_norms_and_embeddings else {id(p) for p in norm_and_embedding_parameters(model)}
     groups: dict[tuple[float, float], dict] = {}
     for name, parameter in named:
         factor = next((f for part, f in multipliers.items() if part in name), 1.0) * of_layer.get(name, 1.0)
-        decays = decay_norms_and_biases or parameter.ndim > 1
+        decays = (decay_norms_and_biases or parameter.ndim > 1) and id(parameter) not in kept
         decay = weight_decay if decays and not any(part in name for part in no_decay) else 0.0
         group = groups.setdefault((factor, decay), {"params": [], "lr": lr * factor, "weight_decay": decay})
         group["params"].append(parameter)
     return list(groups.values())
+
+
+def norm_and_embedding_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of normalisation layers, of whatever kind, and of embeddings."""
+    layers = [module for module in model.modules() if isinstance(module, _NORMS_AND_EMBEDDINGS)]
+    return [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
 
 
 def _check_parts(option: str, parts: Iterable[str], named: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -124,15 +136,21 @@ def adamw(
     lr_multipliers: dict[str, float] | None = None,
     layer_decay: float | None = None,
     decay_norms_and_biases: bool = True,
+    decay_norms_and_embeddings: bool = True,
     no_decay: Sequence[str] = (),
     betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
 ) -> Optimizer:
-    """AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101) over `parameter_groups`."""
+    """AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101) over `parameter_groups`.
+
+    With a weight decay of 0 it is Adam; the Transformer's has betas (0.9, 0.98) and eps 1e-9.
+    """
     groups = parameter_groups(
         model, lr, weight_decay=weight_decay, backbone_lr=backbone_lr, lr_multipliers=lr_multipliers,
-        layer_decay=layer_decay, decay_norms_and_biases=decay_norms_and_biases, no_decay=no_decay,
+        layer_decay=layer_decay, decay_norms_and_biases=decay_norms_and_biases,
+        decay_norms_and_embeddings=decay_norms_and_embeddings, no_decay=no_decay,
     )  # fmt: skip
-    return torch.optim.AdamW(groups, lr=lr, betas=tuple(betas))
+    return torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), eps=eps)
 
 
 @OPTIMIZERS.register(name="SGD")
@@ -145,13 +163,15 @@ def sgd(
     lr_multipliers: dict[str, float] | None = None,
     layer_decay: float | None = None,
     decay_norms_and_biases: bool = True,
+    decay_norms_and_embeddings: bool = True,
     no_decay: Sequence[str] = (),
     momentum: float = 0.9,
 ) -> Optimizer:
     """Stochastic gradient descent with momentum over `parameter_groups`."""
     groups = parameter_groups(
         model, lr, weight_decay=weight_decay, backbone_lr=backbone_lr, lr_multipliers=lr_multipliers,
-        layer_decay=layer_decay, decay_norms_and_biases=decay_norms_and_biases, no_decay=no_decay,
+        layer_decay=layer_decay, decay_norms_and_biases=decay_norms_and_biases,
+        decay_norms_and_embeddings=decay_norms_and_embeddings, no_decay=no_decay,
     )  # fmt: skip
     return torch.optim.SGD(groups, lr=lr, momentum=momentum)
 
@@ -195,15 +215,15 @@ def multi_step_lr(
     steps_per_epoch: int,
     *,
     epochs: int,
-    drop_at_epochs: Sequence[int],
+    drop_at_epochs: Sequence[float],
     gamma: float = 0.1,
     warmup_steps: int = 0,
     warmup_epochs: float = 0.0,
 ) -> LRScheduler:
-    """Multiplies the rate by `gamma` after each of `drop_at_epochs`."""
+    """Multiplies the rate by `gamma` after each of `drop_at_epochs`; a part of an epoch is rounded to whole steps."""
     warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     # torch counts a schedule's steps from the end of the warm-up.
-    drops = [max(1, epoch * steps_per_epoch - warmup_steps) for epoch in drop_at_epochs]
+    drops = [max(1, round(epoch * steps_per_epoch) - warmup_steps) for epoch in drop_at_epochs]
     return _with_warmup(optimizer, lambda: MultiStepLR(optimizer, drops, gamma=gamma), warmup_steps)
 
 
@@ -247,3 +267,32 @@ def poly_lr(
     warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     steps = max(1, epochs * steps_per_epoch - warmup_steps)
     return _with_warmup(optimizer, lambda: PolynomialLR(optimizer, steps, power=power), warmup_steps)
+
+
+class _InverseSqrt(LambdaLR):
+    def __init__(self, optimizer: Optimizer, warmup_steps: int):
+        self.warmup_steps = warmup_steps  # kept, so that a resumed run is compared by it
+        super().__init__(optimizer, lambda step: min((step + 1) / warmup_steps, (warmup_steps / (step + 1)) ** 0.5))
+
+
+@SCHEDULES.register(name="InverseSqrtLR")
+def inverse_sqrt_lr(
+    optimizer: Optimizer,
+    steps_per_epoch: int,
+    *,
+    epochs: int,
+    warmup_steps: int = 0,
+    warmup_epochs: float = 0.0,
+) -> LRScheduler:
+    """Rises linearly to the optimiser's rate, then falls as 1 / sqrt(step) (Vaswani et al. 2017, section 5.3,
+    https://arxiv.org/abs/1706.03762).
+
+    The paper's rate is (d_model * warmup_steps) ** -0.5 at the peak: 7e-4 for the base model's 512 and 4000 steps.
+
+    Raises:
+        ConfigError: there is no warm-up, from which the fall is counted.
+    """
+    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
+    if warmup_steps < 1:
+        raise ConfigError("schedule.warmup_steps: got 0; expected at least 1, such as the paper's 4000.")
+    return _InverseSqrt(optimizer, warmup_steps)

@@ -40,6 +40,18 @@ class TrainSettings:
     """The evaluator's number by which the best checkpoint is chosen (higher is better)."""
     patience: int | None = None
     """Stop after this many evaluations in a row without a better `best_metric`."""
+    save_every_minutes: float | None = 15.0
+    """Save within epochs, too, when this much time has passed; None: after epochs only."""
+    save_every_steps: int | None = None
+    """Save within epochs after each so many steps."""
+    keep_checkpoints: int = 0
+    """Besides the last and the best, keep so many of the newest checkpoints under names of their own."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """"ddp": every GPU holds the whole model; "fsdp": weights, gradients and the optimiser's state are divided among
+    the GPUs, for models that one cannot hold."""
+    sharded_checkpoints: bool = False
+    """Of "fsdp": each GPU writes its own parts, into a folder that the checkpoint names, so that no process holds the
+    whole model; any number of GPUs goes on from it, and all tools read it."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "accumulate", "log_every", "eval_every"):
@@ -47,6 +59,18 @@ class TrainSettings:
                 raise ConfigError(f"train.{name}: got {getattr(self, name)}; expected at least 1.")
         if self.clip_grad_norm is not None and self.clip_grad_norm <= 0:
             raise ConfigError(f"train.clip_grad_norm: got {self.clip_grad_norm}; expected above 0, or none.")
+        for name, least in (("save_every_minutes", 0), ("save_every_steps", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"train.{name}: got {value}; expected at least {least}, or none.")
+        if self.keep_checkpoints < 0:
+            raise ConfigError(f"train.keep_checkpoints: got {self.keep_checkpoints}; expected at least 0.")
+        if self.strategy == "fsdp" and self.ema_decay is not None:
+            raise ConfigError("train.ema_decay: there is no average of weights that train.strategy=fsdp divides.")
+        if self.strategy == "fsdp" and self.precision == "fp16":
+            raise ConfigError("train.precision=fp16: loss scaling is for whole weights; use bf16 with fsdp.")
+        if self.sharded_checkpoints and self.strategy != "fsdp":
+            raise ConfigError("train.sharded_checkpoints: only train.strategy=fsdp has weights in parts to write.")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"train.seed: got {self.seed}; expected 0 to 2^32 - 1.")
         if self.ema_decay is not None and not 0 <= self.ema_decay <= 1:

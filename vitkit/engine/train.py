@@ -5,45 +5,31 @@ It receives built objects and knows no concrete model, dataset or metric.
 
 import logging
 import math
+import signal
 import time
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from vitkit.checkpoint import read_checkpoint, rng_state, save_checkpoint, set_rng_state
-from vitkit.distributed import all_reduce_mean, broadcast, broadcast_object, gather_objects, is_main, rank, world_size
+from vitkit.distributed import all_reduce_mean, all_reduce_sum, broadcast, broadcast_object
+from vitkit.engine.checkpoints import BEST_NAME, LAST_NAME, Progress, RunCheckpoints
 from vitkit.engine.evaluate import autocast
+from vitkit.engine.faults import StepGuard, memory_explained
+from vitkit.engine.parallel import clip_gradients, gradient_norm, is_sharded, unsynchronised, whole_weights, wrap
 from vitkit.engine.settings import TrainSettings
-from vitkit.errors import CheckpointError, TrainingError
+from vitkit.engine.stopping import Stopped, StopSignals
 from vitkit.logging import RatioMeter, RunLog, peak_memory_mb
 from vitkit.registry import nearest
 
+__all__ = ["BEST_NAME", "LAST_NAME", "Progress", "Stopped", "train"]
 logger = logging.getLogger("vitkit")
-LAST_NAME, BEST_NAME = "last.pth", "best.pth"
-
-
-@dataclass
-class Progress:
-    """How far a run is: what a checkpoint counts."""
-
-    epoch: int = 0
-    """Epochs that are complete."""
-    step: int = 0
-    """Optimiser steps that are done."""
-    best: float = -math.inf
-    """The best metric so far."""
-    worse_in_a_row: int = 0
-    """Evaluations since then."""
 
 
 def train(
@@ -63,82 +49,128 @@ def train(
 ) -> Progress:
     """Trains until `settings.epochs`, evaluating and saving on the way.
 
+    A run that is stopped or killed at any moment and resumed ends in the same weights as one that never was: what is
+    saved is the state between two optimiser steps, with the position in the epoch.
+
     Args:
         model: on `device` already; wrapped for DDP here when there are several ranks.
-        loader: yields batches; `loader.set_position(epoch)` chooses their order.
+        loader: yields batches; `loader.set_position(epoch, batch)` chooses their order and how many are skipped.
         evaluate: takes the model to evaluate, returns metrics (an empty dict on ranks other than the main one).
         resume: a checkpoint of this run to go on from.
         saved_with: plain values that every checkpoint shall hold (config, classes).
         on_start: called once the checkpoint to resume from has proved to fit.
     Raises:
-        TrainingError: a loss is not finite.
-        CheckpointError: `resume` does not fit this run.
+        TrainingError: several steps in a row had a loss or a gradient that is not finite, or there is no memory left.
+        CheckpointError: `resume` does not fit this run, or the last state cannot be written.
+        Stopped: a signal asked for it, and the state is saved.
     """
-    num_steps = math.ceil(len(loader) / settings.accumulate)
     ema = _moving_average(model, settings)
     scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
     meters: dict[str, RatioMeter] = getattr(criterion, "meters", {})
     parts = {"model": model, "ema": ema, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
-    progress = _resume(resume, parts) if resume else Progress()
+    checkpoints = RunCheckpoints(
+        run_dir, parts, meters=meters, saved_with=saved_with or {}, keep=settings.keep_checkpoints, device=device,
+        sharded=settings.sharded_checkpoints,
+    )  # fmt: skip
+    progress = checkpoints.resume(resume) if resume else Progress()
+    _check_position(progress, loader, settings)
     if on_start:
         on_start()
-    trained = _wrap(model, settings, device)
+    if not resume:
+        # Then a run can be resumed from its first moment on; and a disk that is full is known before hours are spent.
+        checkpoints.save(progress, must=True)
+    trained = wrap(model, settings, device)
+    # Once: looking for them in every module takes as long as many a step's norm of gradients.
+    parameters = list(model.parameters())
+    guard = StepGuard(model, device)
     window = _Window(device)
+    saving = _SaveTimes(settings)
 
-    with RunLog(run_dir) as log:
+    with RunLog(run_dir, position=(progress.step, progress.epoch)) as log, StopSignals() as signals:
         for epoch in range(progress.epoch, settings.epochs):
-            loader.set_position(epoch)
+            loader.set_position(epoch, progress.batch)
+            progress.num_batches = num_batches = len(loader)
+            if progress.batch == 0:
+                for meter in meters.values():
+                    meter.reset()
             model.train()
             criterion.train()
-            for meter in meters.values():
-                meter.reset()
             window.restart()
-            for index, batch in enumerate(loader, start=1):
+            for index, batch in enumerate(loader, start=progress.batch + 1):
                 window.batch_arrived()
                 batch = batch.to(device)
-                steps_now = index % settings.accumulate == 0 or index == len(loader)
-                waits = isinstance(trained, DistributedDataParallel) and not steps_now
-                with trained.no_sync() if waits else nullcontext():
+                group_size = _group_size(index, num_batches, settings.accumulate)
+                steps_now = index % settings.accumulate == 0 or index == num_batches
+                with memory_explained(batch, settings), nullcontext() if steps_now else unsynchronised(trained):
                     with autocast(device, settings.precision):
                         outputs = trained(**batch.inputs)
-                        losses = criterion(outputs, batch.targets)
+                        losses = guard.compute(criterion, outputs, batch.targets)
                         loss = sum(losses.values())
-                    scaler.scale(loss / _group_size(index, len(loader), settings.accumulate)).backward()
-                window.add(losses)
+                    scaler.scale(loss / group_size).backward()
+                guard.add(losses, batch.targets)
                 if steps_now:
+                    progress.batch = index
+                    with memory_explained(batch, settings):
+                        norm = _unscaled_norm(parameters, optimizer, scaler)
+                    agreed = guard.agree(
+                        norm, progress, loss_scale=scaler.get_scale() if scaler.is_enabled() else 1.0,
+                        stop=signals.received is not None, save=saving.is_time(),
+                    )  # fmt: skip
                     lr = max(schedule.get_last_lr())
-                    if _step(model, optimizer, schedule, scaler, settings.clip_grad_norm):
+                    with memory_explained(batch, settings):  # a first step makes the optimiser's state
+                        _step(parameters, optimizer, schedule, scaler, norm, settings.clip_grad_norm, take=agreed.take)
+                    if agreed.take:
                         progress.step += 1
+                        window.add(guard.losses)
                         if ema is not None:
                             ema.update_parameters(model)
-                    if progress.step % settings.log_every == 0 or index == len(loader):
-                        steps_left = (settings.epochs - epoch) * num_steps - math.ceil(index / settings.accumulate)
-                        epochs_done = epoch + index / len(loader)
-                        _log_steps(log, window, progress, settings, lr=lr, epoch=epochs_done, steps_left=steps_left)
+                    guard.clear()
+                    if window.has_losses and (progress.step % settings.log_every == 0 or index == num_batches):
+                        _log_steps(log, window, progress, settings, lr=lr)
+                    if agreed.save or agreed.stop or (agreed.take and saving.is_turn(progress.step)):
+                        checkpoints.save(progress, must=agreed.stop)
+                        saving.saved()
+                    if agreed.stop:
+                        raise Stopped(signals.received or signal.SIGTERM)  # it may be another rank that was told
                 window.batch_done()
-            progress.epoch = epoch + 1
 
             metrics = {name: meter.compute(device) for name, meter in meters.items()}
             summary = "  ".join(f"{name} {ratio:.3f} of {count}" for name, (ratio, count) in metrics.items())
-            log.say(f"epoch {progress.epoch}/{settings.epochs} done  {summary}")
+            skipped = int(all_reduce_sum(torch.tensor(float(getattr(loader, "num_skipped", 0)), device=device)))
+            skips = f"  {skipped} samples replaced so far, of files that cannot be used" if skipped else ""
+            log.say(f"epoch {epoch + 1}/{settings.epochs} done  {summary}{skips}")
             is_best = False
-            if evaluate and (progress.epoch % settings.eval_every == 0 or progress.epoch == settings.epochs):
+            if evaluate and ((epoch + 1) % settings.eval_every == 0 or epoch + 1 == settings.epochs):
                 evaluated = ema.module if ema is not None else model
                 # Running statistics differ between ranks; what is saved shall be what is evaluated.
                 for buffer in evaluated.buffers():
                     broadcast(buffer)
-                result = broadcast_object(evaluate(evaluated))
+                before = checkpoints.of_ranks()
+                alone_saves = not is_sharded(model)
+                if not alone_saves:
+                    checkpoints.save(progress, of_ranks=before)
+                try:
+                    # Evaluation changes no weight, so it need not end before the run can be saved.
+                    with whole_weights(model), signals.interrupting(enabled=alone_saves):
+                        result = evaluate(evaluated)
+                except BaseException as error:  # a fault of the evaluation shall not cost the epoch
+                    if alone_saves:
+                        checkpoints.save(progress, must=isinstance(error, Stopped), of_ranks=before)
+                    raise
+                result = broadcast_object(result)
                 result |= {f"train_{name}": ratio for name, (ratio, _) in metrics.items()}
                 log.validation(
-                    {"step": progress.step, "epoch": progress.epoch, "metrics": result},
-                    epoch_label=f"epoch {progress.epoch}/{settings.epochs}",
+                    {"step": progress.step, "epoch": epoch + 1, "metrics": result},
+                    epoch_label=f"epoch {epoch + 1}/{settings.epochs}",
                 )
                 if settings.best_metric in result:
                     is_best = _note_metric(progress, result[settings.best_metric])
                 else:
                     known = nearest(settings.best_metric, result)
                     log.say(f"train.best_metric={settings.best_metric}: not measured, so no best is kept. {known}")
-            _save(run_dir, parts, progress, saved_with or {}, is_best=is_best)
+            progress.epoch, progress.batch = epoch + 1, 0
+            checkpoints.save(progress, is_best=is_best, must=progress.epoch == settings.epochs)
+            saving.saved()
             if settings.patience is not None and progress.worse_in_a_row >= settings.patience:
                 log.say(f"stopping early: {settings.patience} evaluations without a better {settings.best_metric}")
                 break
@@ -151,37 +183,45 @@ def _moving_average(model: nn.Module, settings: TrainSettings) -> AveragedModel 
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema_decay), use_buffers=True)
 
 
-def _wrap(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.Module:
-    """The model as the loop calls it; parameters are shared with `model`."""
-    if settings.compile:
-        model = torch.compile(model)
-    if world_size() > 1:
-        ids = [device.index] if device.type == "cuda" else None
-        # Gradients of 1x1 kernels come in channels-last strides, which for them are the same order of numbers.
-        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-        model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
-    return model
+def _check_position(progress: Progress, loader: Any, settings: TrainSettings) -> None:
+    """Where the epoch that is under way has another number of batches now, goes on at the same part of it."""
+    if progress.batch == 0:
+        return
+    loader.set_position(progress.epoch, 0)
+    now, before = len(loader), progress.num_batches
+    if now != before:
+        batch = progress.batch * now // before
+        progress.batch = now if progress.batch == before else batch - batch % settings.accumulate
+        logger.warning(
+            "the epoch had %d batches and has %d now: it goes on at batch %d, and not as the same run would have.",
+            before, now, progress.batch,
+        )  # fmt: skip
+
+
+def _unscaled_norm(parameters: Sequence[nn.Parameter], optimizer: Optimizer, scaler: torch.amp.GradScaler) -> Tensor:
+    """The norm of all gradients together, which are without the loss scale afterwards."""
+    scaler.unscale_(optimizer)
+    return gradient_norm(parameters)
 
 
 def _step(
-    model: nn.Module,
+    parameters: Sequence[nn.Parameter],
     optimizer: Optimizer,
     schedule: LRScheduler,
     scaler: torch.amp.GradScaler,
+    norm: Tensor,
     clip_grad_norm: float | None,
-) -> bool:
-    """One optimiser step; False if the scaler skipped it, because a scaled gradient overflowed."""
-    if clip_grad_norm is not None:
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), clip_grad_norm)
-    scale = scaler.get_scale()
-    scaler.step(optimizer)
+    *,
+    take: bool,
+) -> None:
+    """One optimiser step from unscaled gradients of the given norm; without `take` they are only dropped."""
+    if take:
+        if clip_grad_norm is not None:
+            clip_gradients(parameters, norm, clip_grad_norm)
+        scaler.step(optimizer)
+        schedule.step()
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    taken = scaler.get_scale() >= scale
-    if taken:
-        schedule.step()
-    return taken
 
 
 def _group_size(index: int, num_batches: int, accumulate: int) -> int:
@@ -207,11 +247,17 @@ class _Window:
         """Counts the time since the last batch was done with as waiting for data."""
         self._waited += time.monotonic() - self._mark
 
-    def add(self, losses: Mapping[str, Tensor]) -> None:
-        for name, value in losses.items():
-            value = value.detach().float()
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._batches += 1
+    def add(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        """Takes the detached losses of a step's batches."""
+        for losses in batches:
+            for name, value in losses.items():
+                self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._batches += 1
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether a step was taken since the last progress line."""
+        return self._batches > 0
 
     def batch_done(self) -> None:
         self._mark = time.monotonic()
@@ -226,25 +272,30 @@ class _Window:
         return result
 
 
-def _log_steps(
-    log: RunLog,
-    window: _Window,
-    progress: Progress,
-    settings: TrainSettings,
-    *,
-    lr: float,
-    epoch: float,
-    steps_left: int,
-) -> None:
+class _SaveTimes:
+    """When to save within an epoch."""
+
+    def __init__(self, settings: TrainSettings):
+        self.every_steps = settings.save_every_steps
+        self.every_seconds = math.inf if settings.save_every_minutes is None else 60 * settings.save_every_minutes
+        self.saved()
+
+    def saved(self) -> None:
+        self._since = time.monotonic()
+
+    def is_time(self) -> bool:
+        """By this rank's clock, which may differ from another's."""
+        return time.monotonic() - self._since >= self.every_seconds
+
+    def is_turn(self, step: int) -> bool:
+        return self.every_steps is not None and step % self.every_steps == 0
+
+
+def _log_steps(log: RunLog, window: _Window, progress: Progress, settings: TrainSettings, *, lr: float) -> None:
     losses, seconds_per_batch, data_share = window.take()
-    bad = [name for name, value in losses.items() if not math.isfinite(value)]
-    if bad:
-        raise TrainingError(
-            f"step {progress.step}: loss {', '.join(bad)} is {', '.join(str(losses[name]) for name in bad)}. "
-            "Lower optimizer.lr, set train.clip_grad_norm, or use train.precision=bf16 in place of fp16. "
-            "The last checkpoint is from before."
-        )
     seconds_per_step = seconds_per_batch * settings.accumulate
+    epoch = progress.epoch + progress.batch / progress.num_batches
+    steps_per_epoch = math.ceil(progress.num_batches / settings.accumulate)
     record = {
         "step": progress.step,
         "epoch": round(epoch, 4),
@@ -256,7 +307,7 @@ def _log_steps(
         "memory_mb": peak_memory_mb(window.device),
     }
     label = f"epoch {epoch:.2f}/{settings.epochs}  step {progress.step}"
-    log.train(record, epoch_label=label, eta_seconds=steps_left * seconds_per_step)
+    log.train(record, epoch_label=label, eta_seconds=(settings.epochs - epoch) * steps_per_epoch * seconds_per_step)
 
 
 def _note_metric(progress: Progress, value: float) -> bool:
@@ -265,63 +316,3 @@ def _note_metric(progress: Progress, value: float) -> bool:
     progress.best = max(progress.best, value)
     progress.worse_in_a_row = 0 if is_best else progress.worse_in_a_row + 1
     return is_best
-
-
-def _save(
-    run_dir: Path, parts: Mapping[str, Any], progress: Progress, saved_with: Mapping[str, Any], *, is_best: bool
-) -> None:
-    rngs = gather_objects(rng_state())
-    if not is_main():
-        return
-    state = {name: _weights(part) for name, part in parts.items() if part is not None}
-    state |= {"progress": asdict(progress), "rng": rngs, **saved_with}
-    save_checkpoint(run_dir / LAST_NAME, state)
-    if is_best:
-        save_checkpoint(run_dir / BEST_NAME, state)
-
-
-def _weights(part: Any) -> Mapping[str, Any]:
-    return part.module.state_dict() if isinstance(part, AveragedModel) else part.state_dict()
-
-
-def _resume(path: Path, parts: Mapping[str, Any]) -> Progress:
-    state = read_checkpoint(path)
-    lacking = [name for name, part in parts.items() if part is not None and name not in state]
-    if lacking:
-        raise CheckpointError(
-            f"{path}: cannot be resumed, it lacks {', '.join(lacking)}. Resume from a run's {LAST_NAME}, made with the "
-            "same train.ema_decay; to start a new run from its weights use --init."
-        )
-    if _lengths(state["schedule"]) != _lengths(parts["schedule"].state_dict()):
-        raise CheckpointError(
-            f"{path}: its learning rates were planned over another number of steps. Resume with the run's own "
-            "train.epochs, batch size and number of images; to train longer start a new run from its weights by --init."
-        )
-    for name, part in parts.items():
-        if part is None:
-            continue
-        try:
-            (part.module if isinstance(part, AveragedModel) else part).load_state_dict(state[name])
-        except (RuntimeError, ValueError, KeyError) as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(
-                f"{path}: its {name} does not fit this config's ({reason}). Resume with the run's own config; to "
-                "start a new run from its weights use --init."
-            ) from error
-    progress = Progress(**state["progress"])
-    if parts["ema"] is not None:
-        parts["ema"].n_averaged.fill_(progress.step)
-    if len(state["rng"]) == world_size():
-        set_rng_state(state["rng"][rank()])
-    else:
-        logger.warning(
-            "%s was saved by %d ranks, this run has %d: it goes on, but not as the same run would have.",
-            path, len(state["rng"]), world_size(),
-        )  # fmt: skip
-    return progress
-
-
-def _lengths(schedule_state: Mapping[str, Any]) -> list:
-    """The numbers of steps that a schedule of torch, or a sequence of them, was built with."""
-    own = [schedule_state[name] for name in ("T_max", "total_iters", "milestones") if name in schedule_state]
-    return own + [_lengths(inner) for inner in schedule_state.get("_schedulers", [])]

@@ -1,0 +1,193 @@
+"""A model whose weights are divided among two gloo ranks trains as one that is whole on both."""
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from vitkit.checkpoint import read_checkpoint
+from vitkit.distributed import close_distributed, is_main, rank
+from vitkit.engine.parallel import is_sharded, shard
+from vitkit.engine.settings import TrainSettings
+from vitkit.engine.train import LAST_NAME, train
+from vitkit.errors import ConfigError
+from vitkit.nn.layers import run_block
+from vitkit.registry import SCHEDULES
+from vitkit.structures import Batch
+
+CPU = torch.device("cpu")
+needs_newer_torch = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="this torch divides no model among CPU processes"
+)
+
+
+class Block(nn.Sequential):
+    recompute = False
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6)) for _ in range(3))
+        self.norm = nn.BatchNorm1d(6)
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, images):
+        for block in self.blocks:
+            images = images + run_block(block, images)
+        return {"value": self.last(self.norm(images))[:, 0]}
+
+
+class Error(nn.Module):
+    def forward(self, outputs, targets):
+        return {"squared": (outputs["value"] - torch.stack([t["value"] for t in targets])).square().mean()}
+
+
+class RankBatches:
+    """Four batches, others on each rank; `poisoned` of rank 1 holds nan."""
+
+    def __init__(self, poisoned=None):
+        self.poisoned = poisoned
+
+    def set_position(self, epoch, batch=0):
+        self.epoch, self.batch = epoch, batch
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        for number in range(self.batch, 4):
+            generator = torch.Generator().manual_seed(100 * self.epoch + 10 * number + rank())
+            images = torch.randn(5, 6, generator=generator)
+            targets = [{"value": image.sum(), "image_id": 10 * number} for image in images]
+            if number == self.poisoned and rank() == 1:
+                images = images * torch.nan
+            yield Batch({"images": images}, targets)
+
+
+def run(folder: Path, strategy: str, *, poisoned: int | None = None, **settings):
+    """Trains, and returns the losses of the evaluations, in which rank 0 takes a batch more."""
+    torch.manual_seed(0)
+    model = Blocks()
+    if strategy == "fsdp":
+        model = shard(model, CPU)
+        assert is_sharded(model) and is_sharded(model.blocks[0])
+    optimizer = torch.optim.AdamW(
+        [{"params": list(model.blocks.parameters())}, {"params": [*model.norm.parameters(), *model.last.parameters()]}],
+        lr=0.01,
+    )
+    schedule = SCHEDULES.build(
+        {"type": "CosineLR", "warmup_steps": 1}, optimizer=optimizer, steps_per_epoch=2, epochs=3
+    )
+    losses = []
+
+    def evaluate(model):
+        model.eval()
+        with torch.no_grad():
+            for seed in range(2 - rank()):
+                images = torch.randn(5, 6, generator=torch.Generator().manual_seed(seed))
+                losses.append(model(images=images)["value"].sum().item())
+        model.train()
+        return {"bbox/AP": 0.5}
+
+    if is_main():
+        folder.mkdir(exist_ok=True)
+    dist.barrier()
+    resume = folder / LAST_NAME if (folder / LAST_NAME).exists() else None
+    dist.barrier()
+    options = {"epochs": 3, "accumulate": 2, "clip_grad_norm": 0.5, **settings}
+    train(
+        model, Error(), RankBatches(poisoned), optimizer=optimizer, schedule=schedule, device=CPU, run_dir=folder,
+        settings=TrainSettings(strategy=strategy, **options), evaluate=evaluate, resume=resume,
+    )  # fmt: skip
+    return losses
+
+
+class Warnings(logging.Handler):
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+def run_rank(number: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=number, world_size=2)
+    folder = Path(folder)
+    results = {strategy: run(folder / strategy, strategy) for strategy in ("ddp", "fsdp")}
+    faults = Warnings()
+    logging.getLogger("vitkit").addHandler(faults)
+    for strategy in ("ddp", "fsdp"):
+        results[f"poisoned {strategy}"] = run(folder / f"poisoned_{strategy}", strategy, poisoned=2, epochs=1)
+    results["faults"] = faults.messages
+    results["parts"] = run(folder / "parts", "fsdp", epochs=1) + run(folder / "parts", "fsdp")
+    torch.save(results, folder / f"rank{number}.pth")
+    close_distributed()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory) -> tuple[Path, list[dict]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    context = torch.multiprocessing.spawn(run_rank, args=(str(folder),), nprocs=2, join=False)
+    deadline = time.monotonic() + 600
+    while not context.join(timeout=1):
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            pytest.fail("the ranks wait for each other")
+    return folder, [torch.load(folder / f"rank{number}.pth") for number in (0, 1)]
+
+
+@needs_newer_torch
+def test_divided_weights_have_the_losses_of_whole_ones(two_ranks):
+    for results in two_ranks[1]:
+        assert len(results["ddp"]) in (3, 6) and results["ddp"][0] != results["ddp"][-1]
+        assert results["fsdp"] == pytest.approx(results["ddp"], rel=1e-4)
+
+
+@needs_newer_torch
+def test_their_checkpoint_is_whole_and_equals_that_of_whole_weights(two_ranks):
+    ddp, fsdp = (read_checkpoint(two_ranks[0] / name / LAST_NAME) for name in ("ddp", "fsdp"))
+    assert fsdp["model"].keys() == ddp["model"].keys() and fsdp["progress"] == ddp["progress"]
+    for name, value in ddp["model"].items():
+        torch.testing.assert_close(fsdp["model"][name], value, rtol=1e-4, atol=1e-5)
+    Blocks().load_state_dict(fsdp["model"])
+
+
+@needs_newer_torch
+def test_a_resumed_divided_run_equals_one_never_stopped(two_ranks):
+    whole, parts = (read_checkpoint(two_ranks[0] / name / LAST_NAME) for name in ("fsdp", "parts"))
+    assert whole["progress"] == parts["progress"]
+    assert all(value.equal(parts["model"][name]) for name, value in whole["model"].items())
+    for results in two_ranks[1]:
+        assert results["parts"] == results["fsdp"]
+
+
+@needs_newer_torch
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_bad_batch_of_one_rank_is_skipped_by_both(two_ranks, strategy):
+    folder, (main, _) = two_ranks
+    saved = read_checkpoint(folder / f"poisoned_{strategy}" / LAST_NAME)
+    assert saved["progress"]["step"] == 1 and saved["progress"]["epoch"] == 1
+    assert all(value.isfinite().all() for value in saved["model"].values())
+    assert len(main["faults"]) == 2  # a run each
+    assert "rank 1: loss squared is nan; image 20, 20, 20, 20, 20. After 5" in main["faults"][0]
+    assert "rank 0" not in main["faults"][0]
+
+
+def test_one_process_has_nothing_to_divide_a_model_among():
+    with pytest.raises(ConfigError, match="train.strategy=fsdp: there is one process"):
+        shard(Blocks(), CPU)
+
+
+def test_settings_that_do_not_go_with_divided_weights_are_told():
+    with pytest.raises(ConfigError, match=r"train\.ema_decay: there is no average"):
+        TrainSettings(epochs=1, strategy="fsdp", ema_decay=0.9)
+    with pytest.raises(ConfigError, match=r"train\.precision=fp16"):
+        TrainSettings(epochs=1, strategy="fsdp", precision="fp16")
