@@ -236,6 +236,10 @@ def write_wrong(folder, change):
         (lambda a: a["segments_info"].append({"id": 9, "category_id": 17}), r"\[9\] are in segments_info and not in"),
         (lambda a: a.update(file_name="x.png"), "cannot read .*x.png"),
         (lambda a: a.pop("file_name"), "lacks one of file_name, image_id, segments_info"),
+        (lambda a: a.update(image_id=[2]), r"image_id \[2\]; expected a number or a name"),
+        (lambda a: a.update(image_id=8), "image 8 is there twice"),
+        (lambda a: a.update(segments_info=[7]), r"image 2 has segments_info \[7\]; expected segments, a list"),
+        (lambda a: a["segments_info"][0].pop("id"), "numbers 'id' and 'category_id' of each"),
     ],
 )
 def test_wrong_results_are_errors(tmp_path, change, message):

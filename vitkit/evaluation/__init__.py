@@ -3,9 +3,21 @@
 Of datasets they also write predictions, `write_results(path)`, and score those, `load_results(path)`.
 """
 
+from vitkit.evaluation.captions import CaptionEvaluator
 from vitkit.evaluation.classification import ClassificationEvaluator
 from vitkit.evaluation.coco import CocoEvaluator
+from vitkit.evaluation.combined import CombinedEvaluator
 from vitkit.evaluation.panoptic import PanopticEvaluator
 from vitkit.evaluation.semantic import SemanticEvaluator
+from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
 
-__all__ = ["ClassificationEvaluator", "CocoEvaluator", "PanopticEvaluator", "SemanticEvaluator"]
+__all__ = [
+    "CaptionEvaluator",
+    "ClassificationEvaluator",
+    "CocoEvaluator",
+    "CombinedEvaluator",
+    "LanguageModelEvaluator",
+    "PanopticEvaluator",
+    "SemanticEvaluator",
+    "TextEvaluator",
+]

@@ -146,13 +146,16 @@ class ClassificationEvaluator:
         return [path, picture]
 
 
-def draw_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str], path: str | Path) -> None:
+def draw_confusion_matrix(
+    matrix: np.ndarray, class_names: Sequence[str], path: str | Path, *, what: str = "images"
+) -> None:
     """Saves a PNG: a row for each class, its images' parts by predicted class, from white to dark.
 
     Args:
         matrix: (C, C) counts, rows true, columns predicted.
         class_names: C names, written where there are few.
         path: of the PNG.
+        what: is counted.
     """
     num_classes = len(class_names)
     parts = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -162,8 +165,8 @@ def draw_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str], path: 
     # Confusions are rare, and a linear scale would show the diagonal alone.
     least = 10 ** np.floor(np.log10(1 / max(matrix.sum(axis=1).max(), 10)))
     shown = axes.imshow(np.where(parts > 0, parts, np.nan), cmap="Blues", norm=LogNorm(least, 1.0))
-    figure.colorbar(shown, ax=axes, label="part of the class's images", shrink=0.8)
-    axes.set(xlabel="predicted", ylabel="true", title=f"{int(matrix.trace())} of {int(matrix.sum())} images right")
+    figure.colorbar(shown, ax=axes, label=f"part of the class's {what}", shrink=0.8)
+    axes.set(xlabel="predicted", ylabel="true", title=f"{int(matrix.trace())} of {int(matrix.sum())} {what} right")
     if num_classes <= _MOST_NAMED:
         axes.set_xticks(range(num_classes), class_names, rotation=90)
         axes.set_yticks(range(num_classes), class_names)

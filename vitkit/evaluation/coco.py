@@ -175,6 +175,40 @@ class CocoEvaluator:
         by_id = dict(zip(evaluation.params.catIds, precision.mean(axis=(0, 1)).tolist(), strict=True))
         return {name: by_id[category_id] for name, category_id in zip(self.dataset.classes, self._category_ids)}
 
+    def details(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+        """Of the last `compute()`, of masks if they were evaluated: AP, AP50, AP75 and AR by class and by size.
+
+        Returns:
+            class name -> numbers, also APs, APm and APl; "small", "medium", "large" -> numbers; each with `objects`,
+            their number. -1 where there is no object; empty on other processes.
+        """
+        if not self._evaluations:
+            return {}, {}
+        iou_type = "segm" if "segm" in self._evaluations else "bbox"
+        evaluation = self._evaluations[iou_type]
+        precision, recall = evaluation.eval["precision"], evaluation.eval["recall"]  # (IoU, recall, class, size, 3)
+        by_class = {}
+        for name, category_id in zip(self.dataset.classes, self._category_ids.tolist()):
+            k = evaluation.params.catIds.index(category_id)
+            by_class[name] = _numbers(precision[:, :, k, 0, -1], recall[:, k, 0, -1])
+            for size, title in enumerate(("APs", "APm", "APl"), start=1):
+                by_class[name][title] = _mean_of_known(precision[:, :, k, size, -1])
+            by_class[name]["objects"] = self._count_objects(evaluation, 0, category_id)
+        by_size = {}
+        for size, title in enumerate(("small", "medium", "large"), start=1):
+            by_size[title] = _numbers(precision[:, :, :, size, -1], recall[:, :, size, -1])
+            by_size[title]["objects"] = self._count_objects(evaluation, size)
+        return by_class, by_size
+
+    @staticmethod
+    def _count_objects(evaluation: COCOeval, size: int, category_id: int | None = None) -> int:
+        least, most = evaluation.params.areaRng[size]
+        return sum(
+            not annotation["iscrowd"] and least <= annotation["area"] <= most
+            for annotation in evaluation.cocoGt.dataset["annotations"]
+            if category_id is None or annotation["category_id"] == category_id
+        )
+
     def results(self) -> list[dict[str, Any]]:
         """All predictions in COCO's result format (raw ids, boxes xywh in pixels, masks as run lengths), sorted by
         image."""
@@ -221,6 +255,24 @@ class CocoEvaluator:
                 np.array([result["score"] for result in found], np.float64),
                 masks,
             )
+
+
+def _numbers(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
+    """
+    Args:
+        precision: (IoU, ...), recall: (IoU, ...); -1 where there is nothing.
+    """
+    return {
+        "AP": _mean_of_known(precision),
+        "AP50": _mean_of_known(precision[0]),
+        "AP75": _mean_of_known(precision[5]),
+        "AR": _mean_of_known(recall),
+    }
+
+
+def _mean_of_known(values: np.ndarray) -> float:
+    known = values[values > -1]
+    return float(known.mean()) if known.size else -1.0
 
 
 _TITLES = {"bbox": "boxes", "segm": "masks"}

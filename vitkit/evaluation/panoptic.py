@@ -226,6 +226,21 @@ def _read_annotations(path: Path) -> list[dict[str, Any]]:
     keys = {"image_id", "file_name", "segments_info"}
     if not all(isinstance(annotation, dict) and keys <= annotation.keys() for annotation in annotations):
         raise DataError(f"results '{path}': an entry of 'annotations' lacks one of {', '.join(sorted(keys))}.")
+    seen = set()
+    for annotation in annotations:
+        image_id, segments = annotation["image_id"], annotation["segments_info"]
+        if not isinstance(image_id, int | str):
+            raise DataError(f"results '{path}': image_id {image_id!r:.120}; expected a number or a name.")
+        if image_id in seen:
+            raise DataError(f"results '{path}': image {image_id!r} is there twice. Leave one of them out.")
+        seen.add(image_id)
+        if not isinstance(segments, list) or not all(
+            isinstance(s, dict) and all(isinstance(s.get(key), int) for key in ("id", "category_id")) for s in segments
+        ):
+            raise DataError(
+                f"results '{path}': image {image_id!r} has segments_info {segments!r:.120}; expected segments, "
+                "a list with the numbers 'id' and 'category_id' of each."
+            )
     return annotations
 
 
