@@ -9,6 +9,7 @@ Examples:
     python tools/analyze.py configs/detr_r50.py --size 800 1199 --depth 3
     python tools/analyze.py configs/deformable_detr_r50.py model.num_queries=100 --time --device cuda
     python tools/analyze.py --table "swin*"
+    python tools/analyze.py configs/mask2former_swin_large_coco_instance.py --training 8 --size 1024 1024
 
 How much memory the attention matrices take: a transformer of 48 layers of 16 heads on the pixels of an image, then on
 14 x 14 patches of one (768 GiB and 112 MiB):
@@ -33,7 +34,16 @@ import torch
 from torch import nn
 
 from vitkit import BACKBONES, build_model, load_config, model_zoo
-from vitkit.analysis import attention_matrices, count_flops, count_parameters, measure, parts
+from vitkit.analysis import (
+    OPTIMIZER_STATES,
+    attention_matrices,
+    count_flops,
+    count_parameters,
+    kept_bytes,
+    measure,
+    parts,
+    training_memory,
+)
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, VitkitError, error_line
 from vitkit.models.classifier import Classifier
@@ -67,14 +77,19 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--time", action="store_true", help="run it: time and memory by part")
     parser.add_argument("--repeats", type=int, default=5, help="of --time (5)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of --time (cpu)")
+    parser.add_argument(
+        "--training", type=int, metavar="GPUS",
+        help="only the memory of a training step on so many GPUs: whole on each (DDP), and divided among them (FSDP)",
+    )  # fmt: skip
     parser.add_argument("--table", action="store_true", help="all backbones beside their published figures")
     parser.add_argument("--no-flops", action="store_true", help="parameters only; counting runs the model once")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_intermixed_args(argv)
     if args.model is None and not args.table:
         parser.error("a model is needed: a config file or a backbone's name (or --table)")
-    if min(args.batch, args.depth + 1, args.repeats, args.frames or 1, *(args.size or (1,))) < 1:
-        parser.error("--size, --frames, --batch and --repeats are at least 1, --depth at least 0")
+    counts = (args.batch, args.repeats, 1 if args.training is None else args.training, args.frames or 1)
+    if min(*counts, args.depth + 1, *(args.size or (1,))) < 1:
+        parser.error("--size, --frames, --batch, --training and --repeats are at least 1, --depth at least 0")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no GPU here")
     return args
@@ -83,7 +98,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     try:
-        report = table(args) if args.table else attention(args) if args.attention else costs(args)
+        choices = ((args.table, table), (args.attention, attention), (args.training, training), (True, costs))
+        report = next(of_model for chosen, of_model in choices if chosen)(args)
     except VitkitError as error:
         sys.exit(error_line(error))
     if args.json:
@@ -246,6 +262,44 @@ def print_attention(report: dict[str, Any]) -> None:
     print(f"stored, the largest layer's, as inference needs them: {size_text(report['largest_layer_bytes'])}")
     print(f"fused, a number per row and what no kernel fuses: {size_text(report['fused_bytes'])}")
     print("Each matrix counts once; explicit softmax and dropout keep it up to three times.")
+
+
+def training(args: argparse.Namespace) -> dict[str, Any]:
+    """The memory of a training step on each of several GPUs, in float32."""
+    model = build(args.model, args.overrides, device="cpu")
+    shape = input_shape(args, model)
+    spec = load_config(args.model, args.overrides).get("optimizer", "AdamW") if is_config(args.model) else "AdamW"
+    optimizer = spec if isinstance(spec, str) else spec.get("type", "AdamW")
+    states = OPTIMIZER_STATES.get(optimizer, 2)
+    model.train()
+    kept = 0 if args.no_flops else kept_bytes(lambda: model(torch.zeros(shape)), [model])
+    report = {"model": args.model, "input": shape, "gpus": args.training, "optimizer": optimizer, "kept_bytes": kept}
+    for strategy in ("ddp", "fsdp"):
+        memory = training_memory(model, states=states, gpus=args.training, divided=strategy == "fsdp")
+        report[strategy] = asdict(memory) | {"total": memory.total + kept}
+    if not args.json:
+        print_training(report)
+    return report
+
+
+def print_training(report: dict[str, Any]) -> None:
+    print(
+        f"{report['model']}, input {'x'.join(map(str, report['input']))}: a training step on each of {report['gpus']}\n"
+    )
+    titles = {
+        "weights": "weights",
+        "gradients": "gradients",
+        "optimizer": f"states of {report['optimizer']}",
+        "gathered": "blocks that are whole while they compute",
+    }
+    lines = [["", "DDP", "FSDP"]]
+    lines += [[title, *(size_text(report[s][key]) for s in ("ddp", "fsdp"))] for key, title in titles.items()]
+    lines.append(["kept for the backward pass, without losses", *[size_text(report["kept_bytes"])] * 2])
+    lines.append(["in all", *(size_text(report[strategy]["total"]) for strategy in ("ddp", "fsdp"))])
+    print_table(lines, left=1)
+    print(
+        "\nWorkspaces of kernels and the allocator's gaps come on top. FSDP cuts each weight along its first dimension."
+    )
 
 
 def size_text(size: int) -> str:

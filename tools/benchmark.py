@@ -2,7 +2,8 @@
 
 Random weights and images, nothing is downloaded. What is compared runs in turn in one process; ratios are to the first
 row of each group, and are what counts: they hold from run to run, milliseconds do not. Peak memory is measured in a new
-process each. The models part takes some minutes and needs transformers (pip install -e '.[benchmark]').
+process each. The parts models, maskformer and mask2former take some minutes each and need transformers
+(pip install -e '.[benchmark]').
 
 Examples:
     python tools/benchmark.py --out benchmark.md
@@ -27,15 +28,34 @@ from vitkit.errors import VitkitError, error_line
 from vitkit.matchers import HungarianMatcher
 from vitkit.tools import (
     benchmark_backbones,
+    benchmark_decoding,
     benchmark_deformable,
     benchmark_loader,
+    benchmark_loader_memory,
     benchmark_local_relation,
+    benchmark_logging,
+    benchmark_masks,
     benchmark_matching,
     benchmark_models,
+    benchmark_postprocess,
 )
 from vitkit.tools.benchmark_timing import Row, compare
 
-PARTS = ("models", "deformable", "backbones", "local_relation", "matching", "loader")
+PARTS = (
+    "models",
+    "maskformer",
+    "mask2former",
+    "postprocess",
+    "deformable",
+    "backbones",
+    "local_relation",
+    "matching",
+    "decoding",
+    "translation_training",
+    "loader",
+    "loader_memory",
+    "logging",
+)
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -46,7 +66,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="processor threads of PyTorch")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of all but the loader")
     parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="of models and deformable attention"
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="of models, deformable attention and text"
     )
     parser.add_argument("--no-memory", action="store_true", help="time only")
     parser.add_argument(
@@ -71,9 +91,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[Row] = []
     try:
         if "models" in parts:
-            cases = [c._replace(device=args.device, precision=args.precision) for c in benchmark_models.CASES]
             for contestants in benchmark_models.FAMILIES:
-                rows += benchmark_models.measure(contestants, cases, **options)
+                rows += benchmark_models.measure(contestants, cases(args), **options)
+        for part, contestants in benchmark_masks.FAMILIES.items():
+            if part in parts:
+                chosen = benchmark_masks.cases(args.device, args.precision)
+                rows += benchmark_models.measure(contestants, chosen, build=benchmark_masks.step, **options)
+        if "postprocess" in parts:
+            rows += benchmark_postprocess.measure(device=args.device, **options)
         if "deformable" in parts:
             rows += benchmark_deformable.measure(device=args.device, precision=args.precision, **options)
         if "backbones" in parts:
@@ -83,8 +108,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "matching" in parts:
             rows += benchmark_matching.measure(repeats=args.repeats, device=args.device, clock=clock)
             rows += measure_share(args, clock)
+        texts = benchmark_decoding.Case(device=args.device, precision=args.precision)
+        if "decoding" in parts:
+            rows += benchmark_decoding.measure_decoding(texts, repeats=args.repeats, clock=clock)
+        if "translation_training" in parts:
+            rows += benchmark_decoding.measure_training(texts, repeats=args.repeats, clock=clock)
         if "loader" in parts:
             rows += benchmark_loader.measure(args.images)
+        if "loader_memory" in parts:
+            rows += benchmark_loader_memory.measure()
+        if "logging" in parts:
+            rows += benchmark_logging.measure(clock=clock)
     except VitkitError as error:
         sys.exit(error_line(error))
     text = f"{describe_machine(args)}\n\n{markdown_table(rows)}\n"
@@ -93,9 +127,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.out.write_text(text, encoding="utf-8")
 
 
+def cases(args: argparse.Namespace) -> list[benchmark_models.Case]:
+    return [case._replace(device=args.device, precision=args.precision) for case in benchmark_models.CASES]
+
+
 def measure_share(args: argparse.Namespace, clock: Callable[[], float]) -> list[Row]:
     """The matching of one training step beside that step."""
-    case = benchmark_models.CASES[-1]._replace(device=args.device, precision=args.precision)
+    case = next(case for case in cases(args) if case.training)
     matcher = HungarianMatcher(1.0, 5.0, 2.0)
     calls = {
         str(case): benchmark_models.step("vitkit DETR-R50", case),

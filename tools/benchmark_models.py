@@ -37,42 +37,36 @@ class Case(NamedTuple):
         return f"{what}, {self.height}x{self.width}, batch {self.batch_size}"
 
 
-CASES = (Case(480, 640), Case(800, 1066), Case(480, 640, batch_size=2, training=True))
-
-
-def measure(
-    contestants: Sequence[str],
-    cases: Sequence[Case] = CASES,
-    *,
-    repeats: int = 7,
-    memory: bool = True,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[Row]:
-    """Times all contestants in turn, in this process; peak memory in a new process each.
-
-    A training step is forward, loss, backward, clipping and AdamW. All train the same layers (stem and first stage
-    are frozen), and both forms of a model drop out in the same places and take the loss of all six decoder layers.
-
-    Args:
-        contestants: one of FAMILIES' values.
-    """
-    rows = []
-    for case in cases:
-        calls = {name: step(name, case) for name in contestants}
-        timed = compare(str(case), calls, repeats=repeats, device=case.device, clock=clock)
-        del calls  # their models
-        peaks = [peak_memory(step, row.name, case, device=case.device) if memory else None for row in timed]
-        rows += [row._replace(peak_mib=peak, peak_ratio=peak and peak / peaks[0]) for row, peak in zip(timed, peaks)]
-    return rows
+CASES = (
+    Case(480, 640),
+    Case(800, 1066),
+    Case(480, 640, batch_size=2, training=True),
+    Case(800, 1066, training=True),
+)
 
 
 def step(name: str, case: Case) -> Callable[[], object]:
-    """What one call of the contestant runs, on its own model and the same data for all."""
+    """What one call of the contestant runs, on its own model and the same data for all.
+
+    All train the same layers (stem and first stage are frozen), and both forms of a model drop out in the same places
+    and take the loss of all six decoder layers.
+    """
     torch.manual_seed(0)
     images = torch.randn(case.batch_size, 3, case.height, case.width, device=case.device)
     boxes_cxcywh = torch.rand(case.batch_size, TARGETS_PER_IMAGE, 4, device=case.device) * 0.5 + 0.25
     labels = torch.randint(1, NUM_CLASSES, boxes_cxcywh.shape[:2], device=case.device)
-    model, loss, predict = BUILDERS[name](case, images, boxes_cxcywh, labels)
+    return make_call(case, *BUILDERS[name](case, images, boxes_cxcywh, labels), clip_grad_norm=0.1)
+
+
+def make_call(
+    case: Case,
+    model: nn.Module,
+    loss: Callable[[], Tensor],
+    predict: Callable[[], object],
+    *,
+    clip_grad_norm: float,
+) -> Callable[[], object]:
+    """Inference or a training step with what a builder gives."""
     model.to(case.device).train(case.training)
     autocast = torch.autocast(torch.device(case.device).type, torch.bfloat16, enabled=case.precision == "bf16")
 
@@ -89,11 +83,38 @@ def step(name: str, case: Case) -> Callable[[], object]:
         with autocast:
             total = loss()
         total.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        nn.utils.clip_grad_norm_(model.parameters(), clip_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     return train
+
+
+def measure(
+    contestants: Sequence[str],
+    cases: Sequence[Case] = CASES,
+    *,
+    build: Callable[[str, Case], Callable[[], object]] = step,
+    repeats: int = 7,
+    memory: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Row]:
+    """Times all contestants in turn, in this process; peak memory in a new process each.
+
+    A training step is forward, loss, backward, clipping and AdamW.
+
+    Args:
+        contestants: one of FAMILIES' values.
+        build: gives a contestant's call.
+    """
+    rows = []
+    for case in cases:
+        calls = {name: build(name, case) for name in contestants}
+        timed = compare(str(case), calls, repeats=repeats, device=case.device, clock=clock)
+        del calls  # their models
+        peaks = [peak_memory(build, row.name, case, device=case.device) if memory else None for row in timed]
+        rows += [row._replace(peak_mib=peak, peak_ratio=peak and peak / peaks[0]) for row, peak in zip(timed, peaks)]
+    return rows
 
 
 Contestant = tuple[nn.Module, Callable[[], Tensor], Callable[[], object]]
@@ -160,10 +181,7 @@ def import_transformers() -> ModuleType:
 def transformers_model(model: nn.Module, images: Tensor, boxes_cxcywh: Tensor, labels: Tensor) -> Contestant:
     backbone = model.model.backbone.model
     freeze(backbone.conv1, backbone.layer1)
-    # timm sets each block's last scale to zero, so that its gradients would be, too.
-    for module in backbone.modules():
-        if "BatchNorm" in type(module).__name__:
-            nn.init.ones_(module.weight)
+    unfreeze_residuals(backbone)
     pixel_mask = torch.ones_like(images[:, 0], dtype=torch.int64)
     targets = [dict(class_labels=l, boxes=b) for l, b in zip(labels, boxes_cxcywh)]
 
@@ -190,6 +208,13 @@ def faster_rcnn(case: Case, images: Tensor, boxes_cxcywh: Tensor, labels: Tensor
         return sum(model(list(images), targets).values())
 
     return model, loss, lambda: model(list(images))
+
+
+def unfreeze_residuals(backbone: nn.Module) -> None:
+    """timm sets each block's last scale to zero, so that its gradients would be, too."""
+    for module in backbone.modules():
+        if "BatchNorm" in type(module).__name__:
+            nn.init.ones_(module.weight)
 
 
 def freeze(*modules: nn.Module) -> None:

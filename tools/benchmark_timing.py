@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import torch
 
+_MMAP_THRESHOLD = -3
+"""M_MMAP_THRESHOLD of the C library's malloc.h."""
+
 
 class Row(NamedTuple):
     """One way of doing what is measured. The first row of the same `what` is what the others are compared with."""
@@ -80,11 +83,16 @@ def peak_memory(build: Callable[..., Callable[[], object]], *args: object, devic
 
 def _peak_memory(build: Callable, args: tuple, device: str, threads: int) -> float | None:
     torch.set_num_threads(threads)
+    measurable = Path("/proc/self/clear_refs").exists()
+    if measurable:
+        # Large blocks go back to the system as soon as they are freed. The peak would else count the holes between
+        # them, which change it from run to run, by up to half.
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**20)
     call = build(*args)
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-    elif Path("/proc/self/clear_refs").exists():
+    elif measurable:
         # What building the model has freed would otherwise serve the call, and not count.
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here

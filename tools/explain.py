@@ -14,7 +14,7 @@ Examples:
 import argparse
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,22 +24,19 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import nms
 
-from vitkit import AttentionRecorder, build_dataset, build_model, load_config, load_weights, model_zoo
-from vitkit.checkpoint import read_checkpoint
+from vitkit import AttentionRecorder, build_dataset, load_config
 from vitkit.config import Config
-from vitkit.data.collate import collate
-from vitkit.data.images import read_image, to_tensor
+from vitkit.data.images import read_image
 from vitkit.data.loader import DataSettings, Loader
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError, VitkitError, error_line
+from vitkit.inference import Predictor, load
 from vitkit.logging import setup_logging
-from vitkit.model_zoo.converters import COCO_CLASSES
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import resize_mask
-from vitkit.registry import TRANSFORMS, Spec
 from vitkit.visualization.attention import (
     QueryLayer,
     draw_decoder_attention,
@@ -117,24 +114,21 @@ def run(config: Config, args: argparse.Namespace) -> None:
     data = DataSettings(**config["data"])
     image = None if args.image is None else read_picture(args.image, args.points)
     dataset = build_dataset(data.val, data.root, where="data.val") if args.dataset else None
-    classes = list(trained_classes(args.checkpoint) if dataset is None else dataset.classes)
-    model = build_model(config["model"], classes=classes)
-    deformable = samples_points(model)
+    predictor = load(config, args.checkpoint, classes=None if dataset is None else dataset.classes, device=args.device)
+    deformable = samples_points(predictor.model)
     if deformable and (args.points or args.encoder_layer is not None or args.decoder_layer is not None):
         raise ConfigError(
-            f"--points, --encoder-layer, --decoder-layer: {type(model.head).__name__} attends to sampled points, and "
-            "all its decoder layers are drawn. Leave them out; --queries chooses what to draw."
+            f"--points, --encoder-layer, --decoder-layer: {type(predictor.model.head).__name__} attends to sampled "
+            "points, and all its decoder layers are drawn. Leave them out; --queries chooses what to draw."
         )
-    print(load_weights(model, args.checkpoint, classes=classes))
-    model.eval().to(args.device)
+    print(predictor.report)
     args.out.mkdir(parents=True, exist_ok=True)
 
     if image is not None:
-        transforms = data.val.get("transforms") if isinstance(data.val, Mapping) else None
         explain = explain_sampling if deformable else explain_attention
-        explain(model, image, transforms, classes, args)
+        explain(predictor, image, args)
     if dataset is not None:
-        explain_slots(model, data.val_loader(dataset), args)
+        explain_slots(predictor.model, data.val_loader(dataset), args)
 
 
 def read_picture(path: Path, points: Sequence[tuple[float, float]] | None) -> np.ndarray:
@@ -153,13 +147,6 @@ def read_picture(path: Path, points: Sequence[tuple[float, float]] | None) -> np
                 f"--points: {x:g},{y:g} is outside '{path}', which is {width}x{height} pixels (width x height)."
             )
     return image
-
-
-def trained_classes(checkpoint: str) -> Sequence[str]:
-    """The classes a checkpoint was trained on; official ones do not say so, but were trained on COCO."""
-    if not Path(checkpoint).exists() and checkpoint in model_zoo.index():
-        return COCO_CLASSES
-    return read_checkpoint(checkpoint).get("classes") or COCO_CLASSES
 
 
 def samples_points(model: nn.Module) -> bool:
@@ -192,20 +179,13 @@ class View:
 
 
 @torch.no_grad()
-def look(
-    model: nn.Module,
-    image: np.ndarray,
-    transforms: Spec | None,
-    recorder: AttentionRecorder | SamplingRecorder,
-) -> View:
+def look(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder | SamplingRecorder) -> View:
     """Runs the model on an image, prepared as the validation data is, under a recorder."""
-    if transforms is not None:
-        nothing = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
-        image = TRANSFORMS.build(transforms)(image, *nothing, None, seed=0).image
-    batch = collate([{"image": to_tensor(image), "target": {}}]).to(next(model.parameters()).device)
+    batch = predictor.prepare([image]).to(predictor.device)
     head_inputs = []
-    with recorder as records, model.head.register_forward_pre_hook(lambda _, inputs: head_inputs.extend(inputs)):
-        outputs = model(**batch.inputs)
+    hook = predictor.model.head.register_forward_pre_hook(lambda _, inputs: head_inputs.extend(inputs))
+    with recorder as records, hook:
+        outputs = predictor.model(**batch.inputs)
     features, padding_mask = head_inputs
     sizes = {name: tuple(feature.shape[-2:]) for name, feature in features.items()}
     return View(outputs, records, sizes, padding_mask.cpu())
@@ -250,10 +230,9 @@ def check_queries(queries: Sequence[int], num_queries: int) -> list[int]:
     return list(queries)
 
 
-def explain_attention(
-    model: nn.Module, image: np.ndarray, transforms: Spec | None, classes: Sequence[str], args: argparse.Namespace
-) -> None:
+def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
     """DETR: two pictures."""
+    model, classes = predictor.model, predictor.classes
     encoder_layer = layer_number(model.head.encoder, args.encoder_layer, "--encoder-layer")
     decoder_layer = layer_number(model.head.decoder, args.decoder_layer, "--decoder-layer")
     # Only these two: the maps of all layers would take gigabytes for a large image.
@@ -263,7 +242,7 @@ def explain_attention(
             decoder=model.head.decoder.layers[decoder_layer].cross_attn,
         )
     )
-    view = look(model, image, transforms, AttentionRecorder(watched))
+    view = look(predictor, image, AttentionRecorder(watched))
     height, width = view.feature_sizes[model.head.feature_name]
     covered = covered_by(view.padding_mask)
     encoder_maps, decoder_maps = (
@@ -323,11 +302,10 @@ def place_of(
     return row * map_size[1] + column
 
 
-def explain_sampling(
-    model: nn.Module, image: np.ndarray, transforms: Spec | None, classes: Sequence[str], args: argparse.Namespace
-) -> None:
+def explain_sampling(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
     """Deformable DETR: a picture per query."""
-    view = look(model, image, transforms, SamplingRecorder(model.head.decoder))
+    model, classes = predictor.model, predictor.classes
+    view = look(predictor, image, SamplingRecorder(model.head.decoder))
     outputs = [*view.outputs["aux_outputs"], view.outputs]
     scores = [class_scores(output, len(classes)).max(dim=-1) for output in outputs]
     strides = [info.stride for info in model.neck.feature_info.values()]

@@ -360,32 +360,97 @@ def _measure_memory(model: nn.Module, inputs: tuple, names: list[str], device: t
 
 
 def _measure_kept(model: nn.Module, inputs: tuple, names: list[str]) -> Counter[str]:
-    """By what autograd saves: storages that are neither parameters, buffers nor inputs, each once."""
+    """What each part's forward pass saves for the backward pass."""
     kept: Counter[str] = Counter()
-    own = [*model.parameters(), *model.buffers(), *inputs]
-    seen = {tensor.untyped_storage().data_ptr() for tensor in own}
-    alive = []  # so that no storage is freed and its address used again
-
-    def save(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            alive.append(tensor)
-            total[0] += storage.nbytes()
-        return tensor
-
-    total = [0]
+    saved = _Saved([*model.parameters(), *model.buffers(), *inputs])
 
     def leave(name: str, start: int) -> None:
-        kept[name] += total[0] - start
+        kept[name] += saved.bytes - start
 
-    with (
-        torch.enable_grad(),
-        torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
-        _around(model, names, lambda: total[0], leave),
-    ):
+    with torch.enable_grad(), saved.watch(), _around(model, names, lambda: saved.bytes, leave):
         model(*inputs)
     return kept
+
+
+def kept_bytes(step: Callable[[], Any], modules: Sequence[nn.Module]) -> int:
+    """What a training step keeps for its backward pass.
+
+    Args:
+        step: computes the loss.
+        modules: whose parameters and buffers do not count.
+    """
+    saved = _Saved([tensor for module in modules for tensor in (*module.parameters(), *module.buffers())])
+    with torch.enable_grad(), saved.watch():
+        step()
+    return saved.bytes
+
+
+OPTIMIZER_STATES = {"AdamW": 2, "Adam": 2, "SGD": 1}
+"""Numbers that an optimiser keeps for each weight."""
+
+
+@dataclass
+class TrainingMemory:
+    """Bytes that each process of a run holds, besides what autograd keeps."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int = 0
+    """Weights and gradients of blocks that are whole while they compute."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.gathered
+
+
+def training_memory(model: nn.Module, *, states: int, gpus: int = 1, divided: bool = False) -> TrainingMemory:
+    """What weights, gradients and optimiser take; by calculation, so that the model may be on "meta".
+
+    Args:
+        states: of the optimiser, see OPTIMIZER_STATES.
+        gpus: processes.
+        divided: among them, block by block (FSDP2); else each has all of it (DDP). Blocks are modules with an attribute
+            `recompute`.
+    """
+    sizes = {parameter: parameter.numel() * parameter.element_size() for parameter in model.parameters()}
+    if not divided:
+        trained = sum(size for parameter, size in sizes.items() if parameter.requires_grad)
+        return TrainingMemory(sum(sizes.values()), trained, states * trained)
+    # Each weight is cut along its first dimension, and the first process has the largest part.
+    own = {p: size * -(-len(p) // gpus) // len(p) if p.ndim and len(p) else size for p, size in sizes.items()}
+    trained = sum(size for parameter, size in own.items() if parameter.requires_grad)
+    blocks = [list(module.parameters()) for module in model.modules() if hasattr(module, "recompute")]
+    inside = {parameter for block in blocks for parameter in block}
+    rest = sum(size for parameter, size in sizes.items() if parameter not in inside)
+    largest = max((sum(sizes[parameter] for parameter in block) for block in blocks), default=0)
+    # What is in no block stays whole from the forward to the end of the backward pass, with its gradients; of blocks
+    # the one that computes, with its gradients, and the next one, whose weights arrive meanwhile.
+    return TrainingMemory(sum(own.values()), trained, states * trained, 2 * rest + 3 * largest)
+
+
+class _Saved:
+    """Counts the storages that autograd saves, each once."""
+
+    def __init__(self, own: Sequence[Tensor]):
+        """
+        Args:
+            own: tensors that do not count: parameters, buffers, inputs.
+        """
+        self.bytes = 0
+        self._seen = {tensor.untyped_storage().data_ptr() for tensor in own}
+        self._alive: list[Tensor] = []  # so that no storage is freed and its address used again
+
+    def watch(self) -> torch.autograd.graph.saved_tensors_hooks:
+        return torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._seen:
+            self._seen.add(storage.data_ptr())
+            self._alive.append(tensor)
+            self.bytes += storage.nbytes()
+        return tensor
 
 
 class _LiveTensors(TorchDispatchMode):

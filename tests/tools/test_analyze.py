@@ -91,6 +91,37 @@ def test_memory_of_parts_by_hand():
     assert all(cost.seconds > 0 for cost in costs.values())
 
 
+def test_memory_of_a_training_step_by_hand():
+    class Block(nn.Linear):
+        recompute = False
+
+    model = nn.Sequential(Block(3, 8, bias=False), Block(8, 5, bias=False), nn.Linear(5, 1), nn.BatchNorm1d(1))
+    model[1].requires_grad_(False)
+    weights, trained = 4 * (24 + 40 + 6 + 2), 4 * (24 + 6 + 2)
+    whole = analysis.training_memory(model, states=2, gpus=4)
+    assert (whole.weights, whole.gradients, whole.optimizer) == (weights, trained, 2 * trained)
+    assert whole.gathered == 0 and whole.total == weights + 3 * trained
+    # Rows by rank: 2 of 8, 2 of 5, and all of the single ones.
+    divided = analysis.training_memory(model, states=1, gpus=4, divided=True)
+    assert (divided.weights, divided.gradients) == (4 * (6 + 16 + 6 + 2), 4 * (6 + 6 + 2))
+    assert divided.gathered == 2 * 4 * (6 + 2) + 3 * 4 * 40
+
+
+def test_memory_of_training_is_told_for_both_strategies(capsys):
+    arguments = ["swin_tiny", "--training", "8", "--size", "64", "64"]
+    analyze.main([*arguments, "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["ddp"]["weights"] == 4 * 28_288_354 > 7 * report["fsdp"]["weights"]
+    assert report["kept_bytes"] > 0
+    assert (
+        report["ddp"]["total"]
+        == sum(report["ddp"][k] for k in ("weights", "gradients", "optimizer")) + report["kept_bytes"]
+    )
+    analyze.main([*arguments, "--no-flops"])
+    printed = capsys.readouterr().out
+    assert "a training step on each of 8" in printed and "states of AdamW" in printed
+
+
 def test_attention_matrices_of_the_core_and_of_others():
     class Both(nn.Module):
         def __init__(self):
@@ -187,7 +218,8 @@ def check_multiply_adds(name):
     _, verdict = row.verdicts()
     assert not row.unknown
     assert verdict == ("ok" if "published_g" in known or "counted_g" in known else "") or (
-        verdict == "original" and "note" in known
+        # The original's own count stands where none is published, or where a note says how the published one was had.
+        verdict == "original" and ("note" in known or "published_g" not in known)
     )
     if known.get("counted_in", "").startswith(("timm", "torchvision", "facebook")) and "counted_g" in known:
         assert row.multiply_adds / 1e9 == pytest.approx(known["counted_g"], rel=2e-3)
@@ -195,19 +227,18 @@ def check_multiply_adds(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "counted", "tolerance"),
+    ("config", "counted"),
     [
-        ("detr_r50", 91.165, 0.002),
-        ("detr_r50_dc5", 198.556, 0.002),
-        ("deformable_detr_r50_single_scale", 85.313, 0.01),
-        ("deformable_detr_r50", 185.63, 0.01),
+        ("detr_r50", 91.165),
+        ("detr_r50_dc5", 198.556),
+        ("deformable_detr_r50_single_scale", 85.313),
+        ("deformable_detr_r50", 185.63),
     ],
 )
-def test_multiply_adds_of_detectors_equal_the_originals(config, counted, tolerance, capsys):
+def test_multiply_adds_of_detectors_equal_the_originals(config, counted, capsys):
     analyze.main([f"configs/{config}.py", "--size", "800", "1199", "--json"])
     report = json.loads(capsys.readouterr().out)
-    total = report["parts"][""]["multiply_adds"] - report["by_operator"].get("deformable_attend", 0)  # left out there
-    assert total / 1e9 == pytest.approx(counted, rel=tolerance)
+    assert report["parts"][""]["multiply_adds"] / 1e9 == pytest.approx(counted, rel=2e-3)
 
 
 def test_table_prints_published_figures_beside_its_own(capsys):
@@ -249,7 +280,7 @@ def test_verdicts_on_multiply_adds():
         (["swin_tiny", "window"], "override 'window' does not parse; expected KEY=VALUE"),
         (
             ["vit_tiny_patch16", "--size", "8", "224"],
-            "got images of 8 x 224 pixels, expected at least the patch size, 16",
+            "images of 8 x 224 pixels: expected at least 16 x 16",
         ),
         (["--table", "swim*"], "no backbone is like 'swim*'"),
     ],

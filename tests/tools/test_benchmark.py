@@ -4,7 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install -e .)")
-from vitkit.tools import benchmark, benchmark_models
+from vitkit.tools import benchmark, benchmark_logging, benchmark_models
 from vitkit.tools.benchmark_models import Case
 from vitkit.tools.benchmark_timing import Row, compare, peak_memory
 
@@ -66,6 +66,11 @@ def test_unknown_part_is_refused(capsys):
     with pytest.raises(SystemExit):
         benchmark.main(["modles"])
     assert "modles" in capsys.readouterr().err
+
+
+def test_logging_takes_less_than_a_hundredth_of_training():
+    whole, logging, checks = benchmark_logging.measure(steps=50, clock=time.process_time)
+    assert whole.ratio == 1 and 0 < logging.ratio < 0.01 and 0 < checks.ratio < 0.1
 
 
 def test_table_names_each_group_once():

@@ -56,4 +56,4 @@ def test_dashes_may_stand_for_underscores(monkeypatch):
 
 def test_unknown_tool_names_the_nearest(capsys):
     assert cli.main(["trian"]) == 2
-    assert "no tool 'trian'. Did you mean 'train'?" in capsys.readouterr().err
+    assert "no tool 'trian'. Did you mean 'train'" in capsys.readouterr().err

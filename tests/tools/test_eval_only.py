@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit import EVALUATORS, build_dataset
+from vitkit import EVALUATORS, build_dataset, build_model, load_config
 from vitkit.tools import test as test_tool
 
 CONFIG = """
@@ -67,3 +67,34 @@ def test_wrong_command_lines_and_evaluators_are_errors(tmp_path, capsys, monkeyp
         test_tool.main(["config.py", "--eval-only", "results.json"])
     with pytest.raises(SystemExit, match="--eval-only: ClassificationEvaluator reads no results"):
         test_tool.main(["config.py", "--eval-only", "results.json", "evaluator=ClassificationEvaluator"])
+
+
+SEMANTIC = """
+def config():
+    val = dict(type="ShapesSegmentation", task="semantic", num_images=2, image_size=48, split="val")
+    model = dict(
+        type="MaskClassification", num_queries=5, tasks=["semantic"],
+        backbone=dict(type="ResNet", depth=18, out_features=["res2", "res3"], pretrained=False),
+        neck=dict(type="FPNPixelDecoder", out_channels=32, mask_channels=32),
+        head=dict(type="MaskFormerHead", d_model=32, num_heads=4, d_ffn=32, num_decoder_layers=1),
+    )
+    return dict(
+        model=model, data=dict(val=val, num_workers=0), evaluator=dict(type="SemanticEvaluator"), train=dict(epochs=1),
+    )
+"""
+
+
+def test_augmented_predictions_are_evaluated_and_scored_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.py").write_text(SEMANTIC)
+    model = build_model(load_config("config.py")["model"], classes=["class"] * 10)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    test_tool.main(["config.py", "weights.pth", "--tta", "--tta-scales", "0.5,1", "--out", "first.json"])
+    table = capsys.readouterr().out.split("results are in")[0].strip().splitlines()[-12:]
+    test_tool.main(["config.py", "--eval-only", "first.json"])
+    assert capsys.readouterr().out.strip().splitlines()[-12:] == table
+    with pytest.raises(SystemExit):
+        test_tool.main(["config.py", "--eval-only", "first.json", "--tta"])
+    assert "--eval-only has no model" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="not defined for MaskClassification of task instance"):
+        test_tool.main(["config.py", "weights.pth", "--tta", "model.tasks=['instance']"])

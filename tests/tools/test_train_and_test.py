@@ -341,3 +341,36 @@ def test_print_config_names_each_values_origin_and_builds_nothing(capsys):
     assert re.search(r"num_queries\s*[=:]\s*300\s+# command line", printed)
     assert re.search(r"depth\s*[=:]\s*50\s+# .*configs/detr_r50\.py", printed)
     assert re.search(r"norm_first\s*[=:]\s*False\s+# default", printed)
+
+
+def test_a_detector_is_reported_by_class_size_threshold_and_confusion(tiny, tmp_path, capsys):
+    train(tiny)
+    capsys.readouterr()
+    options = ["--per-class", "--per-size", "--thresholds", "0", "0.5", "--confusion", "0"]
+    evaluate(tiny, "runs/tiny/last.pth", *options, "--out", "out/results.json")
+    printed = capsys.readouterr().out
+    assert re.search(r"circle +AP \S+ +AP50 \S+ .* objects\n", printed)
+    assert re.search(r"small +AP \S+ .* objects\n", printed)
+    assert re.search(r"precision +recall +F1", printed) and "highest F1" in printed
+    assert re.search(r"\d+ (\w+ missed|\w+ where nothing is|\w+ taken for \w+)\n", printed)
+    assert re.search(r"\d ms per image on cpu", printed)
+    assert cv2.imread("out/results_confusion.png").std() > 10
+    test_tool.main([tiny, "--eval-only", "out/results.json", *options, "--out", "again.json"])
+    again = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if " objects" in line] == [
+        line for line in again.splitlines() if " objects" in line
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--thresholds", "2"], "--thresholds, --confusion and --iou are 0 to 1"),
+        (["--eval-only", "none.json", "evaluator=ClassificationEvaluator", "--thresholds"], "reads no results"),
+        (["--eval-only", "none.json", "--confusion"], "cannot read 'none.json'"),
+    ],
+)
+def test_wrong_report_options_end_with_an_error(tiny, capsys, arguments, message):
+    with pytest.raises(SystemExit) as error:
+        test_tool.main([tiny, *(arguments if "--eval-only" in arguments else ["w.pth", *arguments])])
+    assert message in f"{error.value.code}\n{capsys.readouterr().err}"

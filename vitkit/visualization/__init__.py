@@ -10,7 +10,8 @@ from vitkit.visualization.attention import (
 )
 from vitkit.visualization.boxes import draw_detections, prediction_sheet
 from vitkit.visualization.canvas import class_color
-from vitkit.visualization.curves import plot_training, read_log
+from vitkit.visualization.classification import classification_sheet, draw_classes
+from vitkit.visualization.curves import plot_runs, plot_training, read_log
 from vitkit.visualization.masks import (
     draw_masks,
     draw_panoptic,
@@ -23,6 +24,8 @@ from vitkit.visualization.masks import (
 __all__ = [
     "QueryLayer",
     "class_color",
+    "classification_sheet",
+    "draw_classes",
     "draw_decoder_attention",
     "draw_detections",
     "draw_encoder_attention",
@@ -34,6 +37,7 @@ __all__ = [
     "instance_sheet",
     "overlay_attention",
     "panoptic_sheet",
+    "plot_runs",
     "plot_training",
     "prediction_sheet",
     "read_log",

@@ -1,6 +1,7 @@
-"""What detectors look at: attention maps and sampling points on the image, and where each query looks for boxes."""
+"""What models look at: attention maps and sampling points on the image, and where each query looks for boxes."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -90,6 +91,30 @@ def draw_encoder_attention(
         _mark_point(panel, place, number)
         x, y = points[number - 1]
         panel.set_title(f"point {number}: x {x:.0f}, y {y:.0f}")
+    _save(figure, path)
+
+
+def draw_word_attention(
+    image: np.ndarray,
+    words: Sequence[str],
+    weights: Tensor,
+    path: str | Path,
+) -> None:
+    """Saves a PNG with what a captioner looked at for each word (figure 2 of https://arxiv.org/abs/1502.03044).
+
+    Args:
+        image: (H, W, 3) uint8 RGB.
+        words: N, of the caption.
+        weights: (N, h, w), each word's attention over the map.
+        path: of the PNG; its folder is made.
+    """
+    canvas, _ = _canvas(image)
+    figure, panels = _panels(1 + len(words), canvas.shape, textwrap.fill(" ".join(words), 80))
+    panels[0].imshow(canvas)
+    for panel, word, map_ in zip(panels[1:], words, weights, strict=True):
+        panel.imshow(overlay_attention(canvas, map_))
+        panel.set_title(f"{word}  {float(map_.max()):.2f}")
+    panels[0].set_title("beside each word: its largest weight", fontsize="small")
     _save(figure, path)
 
 

@@ -111,8 +111,49 @@ def save_pairs(
     sheet.save(path, format="PNG")
 
 
-def _fit(pair: tuple[np.ndarray, np.ndarray], panel: int) -> list[Image.Image]:
-    """Both pictures, made smaller by one factor so that neither is larger than `panel` pixels."""
-    factor = min(1.0, panel / max(max(side.shape[:2]) for side in pair))
-    sizes = [(round(side.shape[1] * factor), round(side.shape[0] * factor)) for side in pair]
-    return [Image.fromarray(side).resize(size, Image.Resampling.LANCZOS) for side, size in zip(pair, sizes)]
+def save_grid(
+    pictures: Sequence[np.ndarray], titles: Sequence[str], path: str | Path, *, per_line: int = 4, panel: int = 420
+) -> None:
+    """Saves a PNG with pictures in lines, each under its title.
+
+    Args:
+        pictures: (H, W, 3) uint8 RGB of any sizes, at least one.
+        titles: one for each; what is too long is cut.
+        path: of the PNG; its folder is made.
+        per_line: pictures on one line.
+        panel: most pixels of a picture's longer side.
+    """
+    font = ImageFont.load_default(max(11, round(panel / 26)))
+    heading = round(panel / 16)
+    across = min(per_line, len(pictures))
+    fitted = [_fit([picture], panel)[0] for picture in pictures]
+    lines = [range(i, min(i + across, len(pictures))) for i in range(0, len(pictures), across)]
+    heights = [heading + max(fitted[k].height for k in line) + _GAP for line in lines]
+    sheet = Image.new("RGB", (across * (panel + _GAP) + _GAP, sum(heights) + _GAP), "white")
+    draw = ImageDraw.Draw(sheet)
+    top = _GAP // 2
+    for line, height in zip(lines, heights):
+        for column, k in enumerate(line):
+            left = _GAP + column * (panel + _GAP)
+            text = _shorten(titles[k], font, panel)
+            draw.text((left, top + heading / 2), text, fill="black", font=font, anchor="lm")
+            sheet.paste(fitted[k], (left, top + heading))
+        top += height
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path, format="PNG")
+
+
+def _shorten(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(f"{text}…") > width:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _fit(pictures: Sequence[np.ndarray], panel: int) -> list[Image.Image]:
+    """The pictures, made smaller by one factor so that none is larger than `panel` pixels."""
+    factor = min(1.0, panel / max(max(side.shape[:2]) for side in pictures))
+    sizes = [(max(1, round(side.shape[1] * factor)), max(1, round(side.shape[0] * factor))) for side in pictures]
+    return [Image.fromarray(side).resize(size, Image.Resampling.LANCZOS) for side, size in zip(pictures, sizes)]

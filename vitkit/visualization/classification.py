@@ -6,7 +6,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from PIL import Image, ImageDraw
 from torch import Tensor
+
+from vitkit.visualization.canvas import enlargement, font_for, tag_size, to_picture
+
+_BAR = (120, 170, 220)
 
 
 def classification_sheet(
@@ -43,3 +48,38 @@ def classification_sheet(
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, format="png")
+
+
+def draw_classes(
+    image: np.ndarray | Tensor,
+    class_scores: Tensor,
+    class_names: Sequence[str],
+    *,
+    most: int = 5,
+    min_side: int = 320,
+) -> np.ndarray:
+    """The image above its most probable classes, each with a bar as long as its score.
+
+    Args:
+        image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
+        class_scores: (C,) in 0..1.
+        class_names: C names.
+        most: classes to list.
+        min_side: an image with a shorter side below this is enlarged to it, so that text on it can be read.
+    Returns:
+        (H', W', 3) uint8 RGB, higher than the image by the list.
+    """
+    picture = to_picture(image)
+    scale = enlargement(picture.size, min_side)
+    picture = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+    font = font_for(picture)
+    line = round(tag_size(ImageDraw.Draw(picture), "", font)[1]) + 2
+    scores, labels = class_scores.float().topk(min(most, len(class_names)))
+    sheet = Image.new("RGB", (picture.width, picture.height + line * len(labels) + 4), "white")
+    sheet.paste(picture, (0, 0))
+    draw = ImageDraw.Draw(sheet)
+    for k, (label, score) in enumerate(zip(labels.tolist(), scores.tolist())):
+        top = picture.height + 2 + k * line
+        draw.rectangle((0, top + 1, round(score * (sheet.width - 1)), top + line - 2), fill=_BAR)
+        draw.text((4, top + 1), f"{score:.2f} {class_names[label]}", fill="black", font=font, anchor="la")
+    return np.asarray(sheet)

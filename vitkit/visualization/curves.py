@@ -1,16 +1,17 @@
-"""Loss and metric curves of a run, from its JSON-lines log."""
+"""Loss and metric curves of runs, from their JSON-lines logs."""
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitkit.errors import DataError
+from vitkit.registry import nearest
 
 _HEADLINE = ("AP", "AP50", "AP75")
 _FEW = 10  # below this many points a curve shows each of them and is not smoothed
@@ -75,25 +76,101 @@ def plot_training(log_path: str | Path, out_path: str | Path, *, metrics: Sequen
     figure.savefig(out_path, dpi=120, format="png")
 
 
+def plot_runs(
+    logs: Mapping[str, str | Path],
+    out_path: str | Path,
+    *,
+    metrics: Sequence[str] | None = None,
+    losses: Sequence[str] = ("loss",),
+    smoothing: float | None = None,
+    x: Literal["epoch", "step"] = "epoch",
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Saves a PNG that compares runs: a panel for each loss and each validation metric, a colour for each run.
+
+    Args:
+        logs: what a run is called in the picture -> its log; see `plot_training`.
+        out_path: of the PNG; its folder is made.
+        metrics: which validation metrics to draw; by default AP, AP50 and AP75, or all where there is none of these.
+        losses: which losses: "loss" is the total, beside it the validation total is drawn in dashes; or any term.
+        smoothing: the part of a curve of losses over which it is averaged, 0 for none; None: a fortieth.
+        x: over what.
+    Returns:
+        run -> metric -> its highest value, and where it was.
+    Raises:
+        DataError: a log is missing or empty, no run has a loss or metric that is asked for, or none has anything.
+    """
+    records = {name: read_log(path) for name, path in logs.items()}
+    known = dict.fromkeys(name for _, val in records.values() for name in _metric_curves(val, None, x))
+    terms = dict.fromkeys(name for train, val in records.values() for name in _loss_curves(train, val, x))
+    wanted = list(known) if metrics is None else list(metrics)
+    panels: dict[str, dict[str, Curves]] = {}
+    for title, names in [*((loss, _loss_names(loss)) for loss in losses), *((metric, [metric]) for metric in wanted)]:
+        curves = {}
+        for run, (train, val) in records.items():
+            found = _loss_curves(train, val, x) | _metric_curves(val, wanted, x)
+            curves[run] = {name: found[name] for name in names if name in found}
+        if any(curves.values()):
+            panels[title] = curves
+        elif title != "loss" or not known:
+            everything = dict.fromkeys(
+                name for _, val in records.values() for r in val for name in r.get("metrics", {})
+            )
+            raise DataError(f"no run has a {title!r}. {nearest(title, {*everything, *terms} - {'total'})}")
+    _draw_panels(panels, out_path, smoothing, x)
+    best: dict[str, dict[str, tuple[float, float]]] = {run: {} for run in records}
+    for metric in wanted:
+        for run, curves in panels.get(metric, {}).items():
+            for places, values in curves.values():
+                best[run][metric] = float(values.max()), float(places[values.argmax()])
+    return best
+
+
+def _loss_names(loss: str) -> list[str]:
+    return ["total", "validation total"] if loss == "loss" else [loss]
+
+
+def _draw_panels(
+    panels: Mapping[str, Mapping[str, "Curves"]], out_path: str | Path, smoothing: float | None, x: str
+) -> None:
+    across = 2 if len(panels) == 4 else min(3, len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(6.4 * across, 4.4 * down), layout="constrained")
+    for k, (title, of_run) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(down, across, k)
+        for number, (run, curves) in enumerate(of_run.items()):
+            for name, (places, values) in curves.items():
+                label = f"{run}, validation" if name.startswith("validation") else run
+                _draw_curve(axes, places, values, name, f"C{number}", label=label, smoothing=smoothing)
+        axes.set(title=title, xlabel=x)
+        if all((values >= 0).all() for curves in of_run.values() for _, values in curves.values()):
+            axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend()
+        axes.spines[["top", "right"]].set_visible(False)
+    out_path = Path(out_path)
+    out_path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out_path, dpi=120, format="png")
+
+
 Curves = dict[str, tuple[np.ndarray, np.ndarray]]
-"""Name -> epochs and values, both (K,), K > 0, finite."""
+"""Name -> epochs (or steps) and values, both (K,), K > 0, finite."""
 
 
-def _loss_curves(train: Sequence[dict[str, Any]], val: Sequence[dict[str, Any]]) -> Curves:
-    points = {"total": [(record["epoch"], record.get("loss")) for record in train]}
-    points["validation total"] = [(record["epoch"], record.get("metrics", {}).get("loss")) for record in val]
+def _loss_curves(train: Sequence[dict[str, Any]], val: Sequence[dict[str, Any]], x: str = "epoch") -> Curves:
+    points = {"total": [(record[x], record.get("loss")) for record in train]}
+    points["validation total"] = [(record[x], record.get("metrics", {}).get("loss")) for record in val]
     # The terms of auxiliary layers follow the final layer's and would only crowd the picture.
     names = dict.fromkeys(name for record in train for name in record.get("losses", {}) if not name.startswith("aux"))
     for name in names:
-        points[name] = [(record["epoch"], record.get("losses", {}).get(name)) for record in train]
+        points[name] = [(record[x], record.get("losses", {}).get(name)) for record in train]
     return _finite(points)
 
 
-def _metric_curves(val: Sequence[dict[str, Any]], metrics: Sequence[str] | None) -> Curves:
+def _metric_curves(val: Sequence[dict[str, Any]], metrics: Sequence[str] | None, x: str = "epoch") -> Curves:
     if metrics is None:
         known = dict.fromkeys(name for record in val for name in record.get("metrics", {}) if name != "loss")
         metrics = [name for name in known if name.rpartition("/")[2] in _HEADLINE] or list(known)
-    points = {name: [(record["epoch"], record.get("metrics", {}).get(name)) for record in val] for name in metrics}
+    points = {name: [(record[x], record.get("metrics", {}).get(name)) for record in val] for name in metrics}
     # COCO reports -1 where there is nothing to find.
     return _finite({name: [(e, v) for e, v in pairs if v is None or v >= 0] for name, pairs in points.items()})
 
@@ -108,15 +185,25 @@ def _finite(points: dict[str, list[tuple[float, float | None]]]) -> Curves:
     return curves
 
 
-def _draw_curve(axes: Axes, epochs: np.ndarray, values: np.ndarray, name: str, color: str) -> None:
-    style = "--" if name.startswith("validation") else "-"
+def _draw_curve(
+    axes: Axes,
+    epochs: np.ndarray,
+    values: np.ndarray,
+    name: str,
+    color: str,
+    *,
+    label: str | None = None,
+    smoothing: float | None = None,
+) -> None:
+    style, label = "--" if name.startswith("validation") else "-", label or name
+    window = max(3, len(values) // 40) if smoothing is None else max(1, round(smoothing * len(values)))
     if len(values) < _FEW:
-        axes.plot(epochs, values, style, marker="o", markersize=4, color=color, label=name)
-    elif name.startswith("validation") or "/" in name:
-        axes.plot(epochs, values, style, color=color, label=name)
+        axes.plot(epochs, values, style, marker="o", markersize=4, color=color, label=label)
+    elif name.startswith("validation") or "/" in name or window == 1:
+        axes.plot(epochs, values, style, color=color, label=label)
     else:
         axes.plot(epochs, values, color=color, alpha=0.2, linewidth=0.8)
-        axes.plot(epochs, smooth(values, max(3, len(values) // 40)), color=color, label=name)
+        axes.plot(epochs, smooth(values, window), color=color, label=label)
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:

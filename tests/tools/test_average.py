@@ -1,0 +1,95 @@
+"""tools/average.py: the mean of several checkpoints."""
+
+import pytest
+import torch
+from torch import nn
+
+from vitkit import load_weights
+from vitkit.checkpoint import read_checkpoint
+from vitkit.tools import average
+
+
+class Model(nn.Module):
+    def __init__(self, classes=2, value=0.0):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 1)
+        self.norm = nn.BatchNorm2d(2)
+        self.head = nn.Linear(2, classes)
+        for parameter in self.parameters():
+            nn.init.constant_(parameter, value)
+
+
+def save(path, *, value=0.0, classes=("cat", "dog"), count=0, **more):
+    model = Model(len(classes), value)
+    model.norm.num_batches_tracked.fill_(count)
+    torch.save({"model": model.state_dict(), "classes": list(classes), "config": "{}", **more}, path)
+    return str(path)
+
+
+def fails(capsys, *args):
+    with pytest.raises(SystemExit) as error:
+        average.main([*map(str, args)])
+    return f"{error.value.code}\n{capsys.readouterr().err}"
+
+
+def test_weights_are_averaged_and_counters_are_the_last_ones(tmp_path, capsys):
+    files = [save(tmp_path / f"{k}.pth", value=v, count=c) for k, v, c in ((0, 1.0, 5), (1, 2.0, 7), (2, 6.0, 9))]
+    average.main([*files, "--out", str(tmp_path / "mean.pth")])
+    saved = read_checkpoint(tmp_path / "mean.pth")
+    assert saved["model"]["conv.weight"].unique().tolist() == [3.0]
+    assert saved["model"]["norm.num_batches_tracked"] == 9
+    assert saved["classes"] == ["cat", "dog"] and saved["averaged"] == files
+    model = Model()
+    load_weights(model, tmp_path / "mean.pth", classes=["cat", "dog"])
+    assert model.head.weight.unique().tolist() == [3.0]
+    assert "0.333 x " in capsys.readouterr().out
+
+
+def test_parts_can_be_given_and_the_moving_average_is_taken(tmp_path):
+    a = save(tmp_path / "a.pth", value=1.0)
+    b = save(tmp_path / "b.pth", value=100.0, ema=Model(2, 5.0).state_dict())
+    average.main([a, b, "--weights", "3", "1", "--out", str(tmp_path / "mean.pth")])
+    assert read_checkpoint(tmp_path / "mean.pth")["model"]["head.bias"].unique().tolist() == [2.0]
+
+
+def test_the_last_files_of_a_pattern_go_by_number(tmp_path):
+    for step in (2, 10, 9):
+        save(tmp_path / f"step_{step}.pth", value=float(step))
+    average.main([str(tmp_path / "step_*.pth"), "--last", "2", "--out", str(tmp_path / "mean.pth")])
+    assert read_checkpoint(tmp_path / "mean.pth")["model"]["head.bias"].unique().tolist() == [9.5]
+
+
+def test_half_precision_stays_and_is_summed_in_more(tmp_path):
+    for k in range(3):
+        torch.save({"model": {"w": torch.full((1,), 60000.0, dtype=torch.float16)}}, tmp_path / f"{k}.pth")
+    average.main([str(tmp_path / "?.pth"), "--out", str(tmp_path / "mean.pth")])
+    mean = read_checkpoint(tmp_path / "mean.pth")["model"]["w"]
+    assert mean.dtype == torch.float16 and mean.item() == 60000
+
+
+def test_other_models_and_classes_are_refused(tmp_path, capsys):
+    first = save(tmp_path / "a.pth")
+    out = ["--out", tmp_path / "mean.pth"]
+    other = save(tmp_path / "b.pth", classes=("cat", "cow"))
+    assert "was trained on other classes" in fails(capsys, first, other, *out)
+    more = save(tmp_path / "c.pth", classes=("a", "b", "c"))
+    assert "head.weight is (3, 2), but (2, 2) in " in fails(capsys, first, more, *out)
+    torch.save({"model": nn.Linear(2, 2).state_dict()}, tmp_path / "d.pth")
+    assert "is of another model than" in fails(capsys, first, tmp_path / "d.pth", *out)
+    nan = save(tmp_path / "e.pth", value=float("nan"))
+    assert "is not finite" in fails(capsys, first, nan, *out)
+    assert not (tmp_path / "mean.pth").exists()
+
+
+def test_wrong_arguments_end_with_an_error_that_helps(tmp_path, capsys):
+    first, second = save(tmp_path / "a.pth"), save(tmp_path / "b.pth")
+    out = ["--out", tmp_path / "mean.pth"]
+    assert "needs two checkpoints at least" in fails(capsys, first, *out)
+    assert "is named twice" in fails(capsys, first, first, *out)
+    assert "no checkpoint" in fails(capsys, first, tmp_path / "none.pth", *out)
+    assert "no file is like that" in fails(capsys, tmp_path / "x*.pth", *out)
+    assert "got 1 for 2 checkpoints" in fails(capsys, first, second, "--weights", "1", *out)
+    assert "at least 0, and not all 0" in fails(capsys, first, second, "--weights", "0", "0", *out)
+    assert "is there already" in fails(capsys, first, second, "--out", second)
+    (tmp_path / "c.pth").write_bytes(b"nothing")
+    assert "not a PyTorch checkpoint" in fails(capsys, first, tmp_path / "c.pth", *out)

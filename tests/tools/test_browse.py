@@ -1,0 +1,130 @@
+"""tools/browse.py: sheets and a page of what the model will see."""
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from vitkit.tools import browse
+
+CONFIG = """
+def config():
+    return dict(data=dict(
+        train=dict(
+            type="ShapesDetection", num_images=12, image_size=64, masks={masks},
+            transforms=dict(type="ComposedTransforms", transforms=[dict(type="D4")]),
+        ),
+        val=dict(type={val!r}, num_images=4, image_size=64),
+    ))
+"""
+MIXED = """
+def config():
+    transforms = dict(type="ClassificationTrainTransforms", size=32, mixup=0.8)
+    return dict(data=dict(train=dict(type="ShapesClassification", num_images=6, transforms=transforms)))
+"""
+
+
+class Page(HTMLParser):
+    """What a page holds: the sources of its images, the classes of its figures, and whether its tags close."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.sources, self.classes, self.links, self.open = [], [], [], []
+        self.feed(Path(path).read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        if tag == "img":
+            self.sources.append(attrs["src"])
+        if tag == "figure":
+            self.classes.append(json.loads(attrs["data-classes"]))
+        self.links += [attrs[key] for key in ("href", "src") if key in attrs and tag != "img"]
+        if tag not in ("img", "meta", "!doctype"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def pictures(self):
+        for source in self.sources:
+            encoded = re.fullmatch(r"data:image/jpeg;base64,(.*)", source)[1]
+            yield cv2.imdecode(np.frombuffer(base64.b64decode(encoded), np.uint8), cv2.IMREAD_COLOR)
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("config.py").write_text(CONFIG.format(masks=False, val="ShapesClassification"))
+    return "config.py"
+
+
+def test_page_and_sheets_hold_every_picture(config, capsys):
+    browse.main([config, "--count", "5", "--views", "2", "--original", "--out", "look"])
+    page = Page("look/index.html")
+    pictures = list(page.pictures())
+    assert len(pictures) == 15 and all(picture.std() > 5 for picture in pictures)
+    assert not page.open and not page.links
+    assert page.classes[0] == [] and set(page.classes[1]) <= {"circle", "square", "triangle", "star", "ring", "cross"}
+    assert cv2.imread("look/sheet_1.png").std() > 10
+    assert "15 pictures" in capsys.readouterr().out
+
+
+def test_views_differ_and_the_seed_repeats_them(config):
+    for out, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        browse.main([config, "--images", "3", "--views", "3", "--seed", seed, "--out", out])
+    a, b, c = (Page(f"{name}/index.html").sources for name in "abc")
+    assert a == b != c and len(set(a)) > 1
+
+
+def test_masks_and_classified_images_are_drawn(config):
+    Path("config.py").write_text(CONFIG.format(masks=True, val="ShapesClassification"))
+    browse.main([config, "--images", "1", "--out", "masks"])
+    (masks,) = Page("masks/index.html").pictures()
+    assert masks.shape[0] > masks.shape[1] == 320  # the legend is below
+    browse.main([config, "--split", "val", "--out", "val"])
+    assert all(len(found) == 1 for found in Page("val/index.html").classes)
+
+
+def test_mixed_images_say_of_what(config):
+    Path("mixed.py").write_text(MIXED)
+    browse.main(["mixed.py", "--count", "4", "--out", "look"])
+    text = Path("look/index.html").read_text()
+    assert re.search(r"[a-z]+ \d+ %", text)
+
+
+def test_one_class_alone(config):
+    browse.main([config, "--class", "star", "--count", "2", "--out", "look"])
+    assert all("star" in found for found in Page("look/index.html").classes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--images", "99"], "--images 99: no such image in data.train"),
+        (["--class", "stat"], "--class stat: no class of the data. Did you mean 'star'"),
+        (["--count", "0"], "--count and --views are at least 1"),
+        (["data.train=none"], "data.train not set"),
+        (["data.train=ParallelText"], "ParallelText"),
+        (["data.train.image_size=no"], "data.train.image_size"),
+    ],
+)
+def test_wrong_arguments_end_with_an_error_that_helps(config, capsys, arguments, message):
+    with pytest.raises(SystemExit) as error:
+        browse.main([config, *arguments])
+    assert message in f"{error.value.code}\n{capsys.readouterr().err}"
+
+
+def test_names_are_escaped_on_the_page(tmp_path):
+    from vitkit.visualization.pages import Card, write_page
+
+    card = Card('<b>"a"</b>', np.zeros((4, 4, 3), np.uint8), "x & y", ['<i>"q"', "it's"])
+    write_page([card], tmp_path / "page.html", title="<title>")
+    page = Page(tmp_path / "page.html")
+    assert page.classes == [['<i>"q"', "it's"]] and not page.open
+    with pytest.raises(ValueError, match="cards: got none"):
+        write_page([], tmp_path / "page.html", title="none")

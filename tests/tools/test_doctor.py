@@ -1,0 +1,462 @@
+"""tools/doctor.py: every fault that it looks for, made on purpose, and sound data of every kind."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from pycocotools import mask as coco_mask
+
+from vitkit import load_config
+from vitkit.doctor import CHECKS, Case, Options, diagnose
+from vitkit.doctor.training_checks import memory
+from vitkit.tools import doctor
+
+DETECTION = """
+from vitkit.configs.quickstart.detr import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    cfg["model"]["neck"]["out_channels"] = 32
+    cfg["model"]["head"].update(d_model=32, num_heads=2, d_ffn=64, num_encoder_layers=1, num_decoder_layers=2)
+    cfg["data"] = dict(num_workers=0, images_per_gpu=2, **{
+        name: dict(type="CocoDetection", images=f"{name}", annotations=f"{name}.json") for name in ("train", "val")
+    })
+    cfg["train"] = dict(epochs=3, reference_batch_size=2)
+    return cfg
+"""
+DATA_CHECKS = ["annotations", "images", "same_classes", "class_balance", "empty_images", "train_val_leakage", "text"]
+
+
+def write_coco(name, *, seed, num_images=6, categories=((1, "cat"), (2, "dog")), **changes):
+    """A sound dataset: two objects in each image, polygons that fit their boxes. `changes` replace parts of it."""
+    rng = np.random.default_rng(seed)
+    Path(name).mkdir(exist_ok=True)
+    images, annotations = [], []
+    for k in range(num_images):
+        picture = cv2.resize(rng.integers(0, 255, (6, 8, 3), dtype=np.uint8), (64, 48), interpolation=cv2.INTER_CUBIC)
+        cv2.imwrite(f"{name}/{seed}_image{k}.png", picture)
+        images.append({"id": k + 1, "file_name": f"{seed}_image{k}.png", "height": 48, "width": 64})
+        for j, (raw, _) in enumerate(categories[:2]):
+            x, y, w, h = 4 + 20 * j, 6 + k, 16, 20
+            annotations.append(
+                dict(
+                    id=len(annotations) + 1, image_id=k + 1, category_id=raw, bbox=[x, y, w, h], area=w * h, iscrowd=0,
+                    segmentation=[[x, y, x + w, y, x + w, y + h, x, y + h]],
+                )
+            )  # fmt: skip
+    content = {
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": raw, "name": label} for raw, label in categories],
+    } | changes
+    Path(f"{name}.json").write_text(json.dumps(content))
+    return content
+
+
+@pytest.fixture
+def coco(tmp_path, monkeypatch):
+    """Sound train and val data, and a config; returns the training file's content."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.py").write_text(DETECTION)
+    write_coco("val", seed=1)
+    return write_coco("train", seed=0, num_images=12)
+
+
+def findings(*overrides, checks=DATA_CHECKS, config="config.py", **options):
+    options = Options(overfit_seconds=20, **options)
+    return list(diagnose(load_config(config, overrides), options, checks=checks))
+
+
+def said(found, check, *, where="data.train"):
+    """(verdict, message) of the worst finding of a check."""
+    order = ["ok", "note", "warn", "fail"]
+    mine = [f for f in found if f.check == check and f.where == where]
+    assert mine, f"no finding {check!r} among {sorted({f.check for f in found})}"
+    worst = max(mine, key=lambda f: order.index(f.verdict))
+    return worst.verdict, worst.message
+
+
+def rewrite(content, **changes):
+    Path("train.json").write_text(json.dumps(content | changes))
+
+
+def change(content, position=0, **changes):
+    """The file again, with one annotation changed."""
+    annotations = [dict(a) for a in content["annotations"]]
+    annotations[position] |= changes
+    rewrite(content, annotations=annotations)
+
+
+def test_sound_data_raises_nothing_above_a_note(coco):
+    found = findings()
+    assert {f.verdict for f in found} <= {"ok", "note"}, [f for f in found if f.verdict not in ("ok", "note")]
+    for check in ("category ids", "unknown categories", "degenerate boxes", "duplicate boxes", "masks against boxes"):
+        assert said(found, check)[0] == "ok"
+    assert said(found, "leakage", where="data.train, data.val")[0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "verdict", "message"),
+    [
+        ({"category_id": 9}, "unknown categories", "fail", "1 annotations have a category_id that is not in 'categori"),
+        ({"image_id": 99}, "unknown images", "fail", "1 annotations have a image_id"),
+        ({"bbox": [4, 6, 0, 20]}, "degenerate boxes", "fail", "1 x no width or height (annotation 1)"),
+        ({"bbox": [4, 6, -3, 20]}, "degenerate boxes", "fail", "1 x negative width or height"),
+        ({"bbox": [100, 6, 5, 5]}, "degenerate boxes", "fail", "1 x outside the image"),
+        ({"bbox": [4, 6, float("nan"), 5]}, "degenerate boxes", "fail", "1 x not finite"),
+        ({"bbox": "box"}, "degenerate boxes", "fail", "1 x not four numbers"),
+        ({"bbox": [50, 6, 26, 20]}, "boxes out of image", "warn", "at most 12 pixels (annotation 1); they are clipped"),
+        ({"category_id": 2, "bbox": [24, 6, 16, 20]}, "duplicate boxes", "warn", "1 boxes are there twice with one cl"),
+        ({"bbox": [24, 6, 16, 20]}, "duplicate boxes", "note", "twice with different classes"),
+        ({"category_id": 2, "bbox": [24, 6, 16, 19]}, "duplicate boxes", "warn", "IoU above 0.8"),
+        ({"bbox": [4, 6, 16, 28]}, "masks against boxes", "note", "1 of 24 masks (4.2 %) reach over 2 pixels beyond"),
+        ({"bbox": [40, 20, 16, 20]}, "masks against boxes", "warn", "lie elsewhere than their boxes"),
+        ({"segmentation": [[1, 2, 3]]}, "wrong masks", "warn", "that of annotation 1: expected a list of polygons"),
+        ({"segmentation": None}, "masks", "warn", "1 annotations have none"),
+        ({"id": 2}, "annotation ids", "warn", "1 are there twice, such as 2"),
+        ({"id": 2**40}, "annotation ids", "note", "1 do not fit 32 bits"),
+    ],
+)
+def test_faults_of_annotations(coco, changes, check, verdict, message):
+    change(coco, **changes)
+    found = said(findings(checks=["annotations"]), check)
+    assert found[0] == verdict and message in found[1]
+
+
+def test_boxes_that_are_dropped_are_a_warning_only(coco):
+    change(coco, bbox=[4, 6, 0, 20])
+    found = findings("data.train.bad_boxes=drop", checks=["annotations"])
+    verdict, message = said(found, "degenerate boxes")
+    assert verdict == "warn" and "they are left out" in message
+
+
+def test_everything_wrong_is_found_at_once(coco):
+    annotations = [dict(a) for a in coco["annotations"]]
+    annotations[0]["category_id"] = 9
+    annotations[1]["bbox"] = [0, 0, 0, 0]
+    rewrite(coco, annotations=annotations)
+    found = findings(checks=["annotations"])
+    assert {f.check for f in found if f.verdict == "fail"} == {"builds", "unknown categories", "degenerate boxes"}
+
+
+def test_classes_gaps_and_balance(coco):
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 9, "name": "cow"}]
+    rewrite(coco, categories=categories, annotations=coco["annotations"][:13])
+    found = findings()
+    assert said(found, "category ids") == (
+        "note",
+        "3 classes, category ids 1 to 9 with 6 gaps (mapped to 0 to 2 without them; results are written in raw ids)",
+    )
+    assert said(found, "absent classes")[1] == "1 classes have no object to learn from: cow"
+    assert said(found, "rare classes")[1].endswith("cat, dog")
+    assert said(found, "empty images") == ("note", "5 of 12 images have no object: 8, 9, 10, 11, 12")
+    verdict, message = said(found, "same classes", where="data.train, data.val")
+    assert verdict == "fail" and "9: 'cow' and None" in message
+
+
+def test_two_categories_of_one_name(coco):
+    rewrite(coco, categories=[{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}])
+    assert said(findings(checks=["annotations"]), "class names")[0] == "warn"
+
+
+def test_images_that_cannot_be_read_or_have_other_colours(coco):
+    Path("train/0_image3.png").write_bytes(b"nothing")
+    cv2.imwrite("train/0_image4.png", np.zeros((20, 64, 3), np.uint8))
+    cv2.imwrite("train/0_image5.png", cv2.imread("train/0_image5.png", cv2.IMREAD_GRAYSCALE))
+    found = findings(checks=["images"])
+    verdict, message = said(found, "images")
+    assert verdict == "fail" and "2 of 12 images cannot be read" in message and "0_image3.png" in message
+    assert said(found, "colour formats")[1].startswith("1 grey")
+
+
+def test_leakage_of_files_pixels_and_look(coco):
+    where = "data.train, data.val"
+    val = json.loads(Path("val.json").read_text())
+    image = cv2.imread("train/0_image2.png")
+    cv2.imwrite("val/1_image0.png", image)
+    assert "1 images of val have the pixels of one of train: 3 = 1" in said(findings(), "leakage", where=where)[1]
+    cv2.imwrite("val/1_image0.png", cv2.convertScaleAbs(image, beta=1))
+    verdict, message = said(findings(), "near leakage", where=where)
+    assert verdict == "warn" and "3 ~ 1" in message
+    found = findings("data.val.images=train", "data.val.annotations=train.json")
+    assert any("12 files (100 % of val) are in both" in f.message and f.verdict == "fail" for f in found)
+    assert len(val["images"]) == 6
+
+
+def test_frames_of_one_recording_in_both(coco):
+    """Names tell it where each of them is another image."""
+    for split, names in (("train", "ab"), ("val", "bc")):
+        content = json.loads(Path(f"{split}.json").read_text())
+        for k, image in enumerate(content["images"]):
+            new = f"{names[k % 2]}_{k:03d}.png"
+            Path(split, image["file_name"]).rename(Path(split, new))
+            image["file_name"] = new
+        Path(f"{split}.json").write_text(json.dumps(content))
+    found = [f for f in findings(checks=["train_val_leakage"]) if f.verdict == "warn"]
+    assert [f.details["series"] for f in found] == [["b_"]]
+
+
+def test_images_that_are_there_twice(coco):
+    Path("train/0_image3.png").write_bytes(Path("train/0_image4.png").read_bytes())
+    verdict, message = said(findings(checks=["images"]), "repeated images")
+    assert verdict == "warn" and "2 images have the pixels of another one: 4, 5" in message
+
+
+def test_more_objects_than_queries(coco):
+    checks = ["queries"]
+    assert said(findings(checks=checks), "queries") == ("ok", "at most 2 objects in an image, 10 queries")
+    verdict, message = said(findings("model.num_queries=1", checks=checks), "queries")
+    assert verdict == "fail" and "in 12 images some can never be found; set model.num_queries=10" in message
+    assert said(findings("model.num_queries=2", checks=checks), "queries")[0] == "note"
+
+
+def test_learning_rate_against_batch_size(coco):
+    checks = ["learning_rate"]
+    assert said(findings(checks=checks), "learning rate", where="optimizer")[0] == "ok"
+    verdict, message = said(findings(checks=checks, gpus=8), "learning rate", where="optimizer")
+    assert verdict == "warn" and "is meant for 2 images per step, this run has 16: multiply it" in message
+    assert said(findings("train.accumulate=2", checks=checks), "learning rate", where="optimizer")[0] == "note"
+    found = findings("optimizer.lr=0.1", checks=checks)
+    assert "is high for AdamW" in said(found, "learning rate", where="optimizer")[1]
+
+
+def test_step_budget(coco):
+    checks = ["step_budget"]
+    verdict, message = said(findings(checks=checks), "step budget", where="train")
+    assert verdict == "warn" and message.startswith("18 steps: 3 epochs of 12 samples") and "--init" in message
+    assert said(findings("train.epochs=1000", checks=checks), "step budget", where="train")[0] == "note"
+    assert said(findings(checks=checks, init="detr_r50"), "step budget", where="train")[0] == "ok"
+
+
+def test_sizes_after_resizing(coco):
+    checks = ["weights", "sizes_after_resizing"]
+    verdict, message = said(findings(checks=checks), "sizes after resizing")
+    assert verdict == "ok" and "16 to 16 pixels (5 to 95 %), 16 in the middle" in message and "stride 8" in message
+    small = "data.train.transforms={'type': 'EvalResize', 'short_side': 16, 'max_size': 64}"
+    verdict, message = said(findings(small, checks=checks), "sizes after resizing")
+    assert verdict == "warn" and "100 % are smaller than a place of the finest map" in message
+
+
+def test_memory_against_the_device(coco):
+    verdict, message = said(findings(checks=["memory"], memory_gib=1000), "memory", where="train")
+    assert verdict == "ok" and "the device has 1e+03 GiB" in message
+    verdict, message = said(findings(checks=["memory"], memory_gib=0.001), "memory", where="train")
+    assert verdict == "fail" and "data.images_per_gpu" in message
+
+
+def test_memory_grows_with_the_batch_and_counts_the_optimiser(coco):
+    def details(*overrides, gpus=1):
+        case = Case(load_config("config.py", overrides), Options(gpus=gpus))
+        (finding,) = memory(case)
+        model, _ = case.start
+        return finding.details, sum(4 * p.numel() for p in model.parameters())
+
+    two, weights = details()
+    four, _ = details("data.images_per_gpu=4")
+    assert four["activations"] == pytest.approx(2 * two["activations"])
+    assert two["fixed"] == 4 * weights == four["fixed"]  # weights, gradients, two states of AdamW
+    divided, _ = details("train.strategy=fsdp", gpus=64)
+    assert divided["fixed"] < 3.5 * weights and divided["activations"] == two["activations"]
+
+
+def test_a_model_that_fails_is_a_finding(coco, monkeypatch):
+    def forward(self, *_, **__):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr("vitkit.models.detr.DETR.forward", forward)
+    (found,) = findings(checks=["overfit"])
+    assert (found.verdict, found.message) == ("fail", "ends with RuntimeError: shapes do not fit")
+
+
+def test_one_batch_is_overfitted_and_what_cannot_learn_is_told(coco):
+    checks = ["overfit"]
+    found = findings("train.clip_grad_norm=0.1", "data.images_per_gpu=1", checks=checks, overfit_steps=120)
+    (learned,) = found
+    assert learned.verdict in ("ok", "note") and learned.details["last"] < 0.5 * learned.details["first"]
+    (stuck,) = findings("optimizer.lr=0.0", checks=checks, overfit_steps=25)
+    assert stuck.verdict == "fail" and "it does not fall" in stuck.message
+    (exploded,) = findings("optimizer.lr=1e30", checks=checks, overfit_steps=25)
+    assert exploded.verdict == "fail"
+
+
+def test_weights_that_are_missing_fail(coco):
+    found = findings("model.backbone.pretrained=none.pth", checks=["weights"])
+    assert found[0].verdict == "fail" and "none.pth" in found[0].message
+    assert said(findings(checks=["weights"]), "weights", where="") == ("note", "random weights throughout")
+
+
+SHAPES = "def config():\n    return dict(data=dict({}))\n"
+
+
+@pytest.mark.parametrize("kind", ["ShapesDetection", "ShapesClassification", "ShapesSegmentation", "ShapesCaptions"])
+def test_the_synthetic_world_is_sound(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    splits = (f'{name}=dict(type="{kind}", num_images=30, image_size=48, split="{name}")' for name in ("train", "val"))
+    Path("config.py").write_text(SHAPES.format(", ".join(splits)))
+    found = findings()
+    assert {f.verdict for f in found} <= {"ok", "note", "warn"}
+    assert {f.check for f in found if f.verdict == "warn"} <= {"rare classes", "absent classes"}
+    assert said(found, "images")[1].startswith("30 images read: 48x48")
+
+
+def test_label_pictures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for folder in ("images", "labels"):
+        Path(folder).mkdir()
+    for k in range(4):
+        cv2.imwrite(f"images/{k}.png", rng.integers(0, 255, (20, 30, 3), dtype=np.uint8))
+        labels = np.zeros((20, 30), np.uint8)
+        labels[:5], labels[10:] = 1, 255
+        cv2.imwrite(f"labels/{k}.png", labels)
+    folder = 'type="SemanticFolder", images="images", labels="labels", classes=["sky", "sea", "tree"]'
+    Path("config.py").write_text(SHAPES.format(f'train=dict({folder}, image_suffix=".png")'))
+    found = findings()
+    assert said(found, "void") == ("note", "50 % of the pixels are of no class and ignored")
+    assert "pixels of 2 of 3 classes: sky 25 %, sea 25 %" in said(found, "pixels of classes")[1]
+    labels[0, 0] = 7
+    cv2.imwrite("labels/3.png", labels)
+    cv2.imwrite("labels/2.png", labels[:10] * 0)
+    verdict, message = said(findings(), "maps")
+    assert verdict == "fail" and message.startswith("2 maps are wrong")
+
+
+def test_panoptic_maps_that_disagree_with_their_list(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("images", "maps"):
+        Path(folder).mkdir()
+    cv2.imwrite("images/1.png", np.zeros((20, 30, 3), np.uint8))
+    ids = np.zeros((20, 30, 3), np.uint8)
+    ids[5:10, 2:12, 2] = 7  # red
+    cv2.imwrite("maps/1.png", ids)
+    segment = {"id": 7, "category_id": 3, "area": 50, "bbox": [2, 5, 10, 5], "iscrowd": 0}
+
+    def write(**changes):
+        annotations = [{"image_id": 1, "file_name": "1.png", "segments_info": [segment | changes]}]
+        content = {
+            "images": [{"id": 1, "file_name": "1.png", "height": 20, "width": 30}],
+            "annotations": annotations, "categories": [{"id": 3, "name": "cat", "isthing": 1}],
+        }  # fmt: skip
+        Path("panoptic.json").write_text(json.dumps(content))
+
+    dataset = 'type="CocoPanoptic", images="images", maps="maps", annotations="panoptic.json"'
+    Path("config.py").write_text(SHAPES.format(f"train=dict({dataset})"))
+    write()
+    assert said(findings(), "maps")[0] == "ok"
+    write(area=51)
+    assert "has area 51 in the JSON and 50 pixels in the map" in said(findings(), "maps")[1]
+    write(bbox=[2, 5, 11, 5])
+    assert "has bbox [2, 5, 11, 5] in the JSON" in said(findings(), "maps")[1]
+    write(id=8)
+    assert "segment id 7 (50 pixels) is not in" in said(findings(), "maps")[1]
+
+
+def test_text_and_its_oddities(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.en").write_text("a cat\na dog \na cat\n", encoding="utf-8")
+    Path("a.de").write_text("eine\u00a0Katze\nein Hund\nnoch eine\n", encoding="utf-8")
+    Path("b.en").write_text("a cat\n", encoding="utf-8")
+    Path("b.de").write_text("noch eine\n", encoding="utf-8")
+    train = 'train=dict(type="ParallelText", source="a.en", target="a.de", vocabulary=dict(kind="word"))'
+    val = 'val=dict(type="ParallelText", source="b.en", target="b.de")'
+    Path("config.py").write_text(SHAPES.format(f"{train}, {val}"))
+    found = findings()
+    messages = "\n".join(f.message for f in found)
+    assert "a.en: 1 are there more than once, 1 begin or end with blanks" in messages
+    assert "a.de: 1 no-break spaces" in messages
+    verdict, message = said(found, "leakage", where="data.train, data.val")
+    assert verdict == "fail" and message == "1 of 1 lines of val are in train, too: 1"
+
+
+def test_report_json_and_exit_status(coco, capsys):
+    arguments = ["config.py", "--only", "queries", "learning_rate", "step_budget", "--device", "cpu"]
+    assert doctor.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "  warn  step budget    18 steps" in printed and printed.strip().endswith("0 fail, 1 warn, 0 note, 3 ok")
+    assert doctor.main([*arguments, "--strict"]) == 1
+    capsys.readouterr()
+    assert doctor.main([*arguments[:2], "queries", "--json", "model.num_queries=1"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["findings"][0]["verdict"] == "fail" and report["findings"][0]["details"] == {"most": 2, "queries": 1}
+
+
+def test_wrong_arguments_end_with_an_error_that_helps(coco, capsys):
+    for arguments, message in (
+        (["none.py"], "no config file 'none.py'"),
+        (["config.py", "--only", "querys"], "invalid choice: 'querys'"),
+        (["config.py", "--gpus", "0"], "--gpus, --images and --overfit-steps are at least 1"),
+        (["config.py", "data.train.imags=x"], "Did you mean 'images'"),
+    ):
+        with pytest.raises(SystemExit) as error:
+            doctor.main([*arguments, "--device", "cpu"])
+        assert message in f"{error.value.code}\n{capsys.readouterr().err}"
+
+
+def test_a_dataset_that_is_not_there_is_a_finding(coco):
+    found = findings("data.train.annotations=none.json", checks=list(CHECKS))
+    assert said(found, "builds")[0] == "fail" and "no file 'none.json'" in said(found, "builds")[1]
+
+
+EXPECTED = {  # what the README of each dataset says
+    "bccd": [
+        ("data.train", "annotations", "205 images, 2805 objects, 0 crowd regions"),
+        ("data.train", "class balance", "RBC 2,382, WBC 214, Platelets 209"),
+        ("data.val", "class balance", "RBC 968, WBC 87, Platelets 83"),
+        ("data.train", "object sizes", "1 below 16 (annotation 4005)"),
+        ("data.val", "object sizes", "1 below 16 (annotation 3951)"),
+        ("data.train", "duplicate boxes", "5 pairs of boxes of one class"),
+        ("data.val", "duplicate boxes", "2 pairs of boxes of one class"),
+        ("data.train", "masks", "no annotation has a segmentation"),
+    ],
+    "coco_tiny": [
+        ("data.train", "annotations", "50 images, 465 objects, 5 crowd regions"),
+        ("data.val", "annotations", "24 images, 195 objects, 2 crowd regions"),
+        ("data.train", "category ids", "80 classes, category ids 1 to 90 with 10 gaps"),
+        ("data.train", "class balance", "49 of 80 classes are there"),
+        ("data.val", "class balance", "35 of 80 classes are there"),
+        ("data.train", "empty images", "1 of 50 images have no object: 262284"),
+        ("data.val", "empty images", "2 of 24 images have no object: 226111, 58636"),
+        ("data.train", "annotation ids", "up to 908400223648"),
+        ("data.train", "masks against boxes", "at most 6.68 pixels"),
+        ("data.val", "object sizes", "areas of 4.537 to"),
+    ],
+    "camvid": [
+        ("data.train", "void", "3.9 % of the pixels"),
+        ("data.val", "void", "1.7 % of the pixels"),
+        ("data.train", "pixels of classes", "Road 32 %, Building 23 %, Sky 17 %"),
+        ("data.train, data.val", "leakage", "0016E5_* (204 and 101 images)"),
+    ],
+}
+PARTS = {
+    "bccd": "from vitkit.configs.bccd.detr import config as whole\n\n\ndef data():\n    return whole()['data']\n",
+    "coco_tiny": "from vitkit.configs.parts.coco_instance import coco_instance as data\n",
+    "camvid": "from vitkit.configs.parts.camvid import camvid as data\n",
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_real_data_is_what_its_readme_says(tmp_path, monkeypatch, shared_data, name):
+    monkeypatch.chdir(tmp_path)
+    Path("config.py").write_text(PARTS[name] + "\n\ndef config():\n    return dict(data=data())\n")
+    if not (shared_data / name).is_dir():
+        pytest.skip(f"no {name}")
+    found = findings(f"data.root={shared_data / name}")
+    for where, check, text in EXPECTED[name]:
+        assert text in said(found, check, where=where)[1]
+    assert "fail" not in {f.verdict for f in found}
+
+
+def test_run_lengths_of_every_kind_are_compared_with_boxes(coco):
+    mask = np.zeros((48, 64), np.uint8, order="F")
+    mask[10:20, 30:40] = 1
+    rle = coco_mask.encode(mask)
+    compressed = {"size": [48, 64], "counts": rle["counts"].decode()}
+    runs = [30 * 48 + 10, *[10, 38] * 9, 10]
+    uncompressed = {"size": [48, 64], "counts": [*runs, 48 * 64 - sum(runs)]}
+    for segmentation, kind in ((compressed, "compressed run lengths"), (uncompressed, "uncompressed run lengths")):
+        change(coco, segmentation=segmentation, bbox=[30, 10, 10, 10])
+        found = findings(checks=["annotations"])
+        assert f"1 {kind}" in said(found, "masks")[1] and said(found, "masks against boxes")[0] == "ok"

@@ -1,0 +1,80 @@
+"""tools/plot_log.py: the curves of several runs in one picture."""
+
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+from vitkit.errors import DataError
+from vitkit.tools import plot_log
+from vitkit.visualization.curves import plot_runs, smooth
+
+
+def write_log(folder, *, best_epoch, metric="bbox/AP", epochs=6):
+    folder.mkdir(parents=True)
+    lines = []
+    for epoch in range(1, epochs + 1):
+        losses = {"labels": 1 / epoch, "aux0_labels": 1.0}
+        lines.append({"kind": "train", "step": 10 * epoch, "epoch": epoch, "loss": 2 / epoch, "losses": losses})
+        score = 0.5 - 0.1 * abs(epoch - best_epoch)
+        lines.append({"kind": "val", "step": 10 * epoch, "epoch": epoch, "metrics": {metric: score, "loss": 1.0}})
+    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def test_runs_are_compared_and_their_best_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_log(tmp_path / "a" / "detr", best_epoch=2)
+    write_log(tmp_path / "b" / "detr", best_epoch=5)
+    plot_log.main(["a/detr", "b/detr/log.jsonl", "--losses", "loss", "labels"])
+    printed = capsys.readouterr().out
+    assert "a/detr  best bbox/AP 0.5 at epoch 2" in printed and "b/detr  best bbox/AP 0.5 at epoch 5" in printed
+    picture = cv2.imread("curves.png")
+    assert picture.shape[1] > 2 * picture.shape[0] and picture.std() > 10  # three panels
+
+
+def test_steps_and_names_and_metrics_can_be_chosen(tmp_path, capsys):
+    log = write_log(tmp_path / "run", best_epoch=3)
+    plot_log.main(
+        [str(log), "--x", "step", "--names", "mine", "--metrics", "bbox/AP", "--out", str(tmp_path / "c.png")]
+    )
+    assert "mine  best bbox/AP 0.5 at step 30" in capsys.readouterr().out
+
+
+def test_one_run_alone_shows_every_loss(tmp_path):
+    plot_log.main([str(write_log(tmp_path / "run", best_epoch=3)), "--out", str(tmp_path / "new" / "c.png")])
+    assert (tmp_path / "new" / "c.png").is_file()
+
+
+def test_smoothing_is_part_of_the_curve():
+    values = np.array([0.0, 0, 6, 0, 0])
+    assert smooth(values, 3).tolist() == [0, 2, 2, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none"], "no log 'none"),
+        (["{run}", "--metrics", "bbox/APP"], "no run has a 'bbox/APP'. Did you mean 'bbox/AP'"),
+        (["{run}", "--losses", "label"], "no run has a 'label'. Did you mean 'labels'"),
+        (["{run}", "--names", "a", "b"], "--names: got 2 for 1 runs"),
+        (["{run}", "{run}", "--names", "a", "a"], "are not different"),
+        (["{run}", "--smooth", "2"], "--smooth is a part of the curve"),
+    ],
+)
+def test_wrong_arguments_end_with_an_error_that_helps(tmp_path, capsys, arguments, message):
+    run = write_log(tmp_path / "run", best_epoch=3)
+    with pytest.raises(SystemExit) as error:
+        plot_log.main([argument.format(run=run) for argument in arguments])
+    assert message in f"{error.value.code}\n{capsys.readouterr().err}"
+
+
+def test_a_run_without_validation_is_drawn_beside_others(tmp_path):
+    write_log(tmp_path / "whole", best_epoch=3)
+    log = write_log(tmp_path / "young", best_epoch=3) / "log.jsonl"
+    log.write_text(log.read_text().splitlines()[0])
+    logs = {name: tmp_path / name / "log.jsonl" for name in ("whole", "young")}
+    assert plot_runs(logs, tmp_path / "c.png") == {"whole": {"bbox/AP": (0.5, 3.0)}, "young": {}}
+    with pytest.raises(DataError, match="no run has a 'bbox/AP'"):
+        plot_runs({"young": log}, tmp_path / "c.png", metrics=["bbox/AP"])

@@ -1,0 +1,149 @@
+"""tools/predict.py from its command line to the files it leaves."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from vitkit import build_dataset, build_model, load_config
+from vitkit.checkpoint import save_checkpoint
+from vitkit.config import save_config
+from vitkit.evaluation.maps import read_ids, read_labels
+from vitkit.tools import predict
+
+DETR = """
+from vitkit.configs.quickstart.detr import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    cfg["model"]["neck"]["out_channels"] = 32
+    cfg["model"]["head"].update(d_model=32, num_heads=2, d_ffn=64, num_encoder_layers=1, num_decoder_layers=1)
+    return cfg
+"""
+MASKS = """
+from vitkit.configs.quickstart.mask2former_panoptic import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    cfg["model"].update(tasks=["panoptic", "semantic", "instance"], object_threshold=0.0, overlap_threshold=0.0)
+    return cfg
+"""
+
+
+def make_run(text: str, dataset: str) -> None:
+    Path("config.py").write_text(text)
+    config = load_config("config.py")
+    torch.manual_seed(0)
+    data = build_dataset(dict(type=dataset, num_images=1))
+    known = {name: getattr(data, name) for name in ("classes", "things") if hasattr(data, name)}
+    model = build_model(config["model"], classes=data.classes, things=known.get("things"))
+    save_checkpoint("run/best.pth", {"model": model.state_dict(), **known})
+    save_config(config, "run/config.json")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run of random weights in an own folder, with pictures beside it."""
+    monkeypatch.chdir(tmp_path)
+    make_run(DETR, "ShapesDetection")
+    rng = np.random.default_rng(0)
+    for name in ("photos/a.jpg", "photos/deep/a.png", "b.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(name, rng.integers(0, 255, (48, 64, 3), dtype=np.uint8))
+    return "run"
+
+
+def predictions(*args):
+    predict.main([*map(str, args), "--device", "cpu", "--out", "out"])
+    return json.loads(Path("out/predictions.json").read_text())
+
+
+def fails(capsys, *args) -> str:
+    with pytest.raises(SystemExit) as error:
+        predict.main([*map(str, args), "--device", "cpu", "--out", "out"])
+    return f"{error.value.code}\n{capsys.readouterr().err}"
+
+
+def test_files_folders_and_patterns_are_drawn_and_written(run, capsys):
+    result = predictions(run, "--input", "photos", "b.png", "photos/*.jpg", "--batch", 2, "--json-threshold", 0)
+    images = result["images"]
+    assert [entry["image"] for entry in images] == ["photos/a.jpg", "photos/deep/a.png", "b.png"]
+    assert [entry["drawn"] for entry in images] == ["a.png", "deep/a.png", "b.png"]
+    assert all(len(entry["objects"]) == 10 for entry in images) and result["classes"][0] == "circle"
+    assert all(cv2.imread(f"out/{entry['drawn']}").std() > 10 for entry in images)
+    assert "3 images, " in capsys.readouterr().out
+
+
+def test_files_of_one_name_do_not_overwrite_each_other(run):
+    result = predictions(run, "--input", "photos/a.jpg", "photos/deep/a.png")
+    assert [entry["drawn"] for entry in result["images"]] == ["a.png", "a_2.png"]
+
+
+def test_config_weights_and_overrides_may_be_given(run):
+    result = predictions("config.py", "run/best.pth", "model.isolate_padding=true", "--input", "b.png", "--half")
+    assert len(result["images"]) == 1
+    assert len(predictions("run", "model.isolate_padding=true", "--input", "b.png", "--no-draw")["images"]) == 1
+
+
+def test_maps_are_written_for_panoptic_and_semantic_models(run):
+    make_run(MASKS, "ShapesSegmentation")
+    entry = predictions("run", "--input", "b.png", "--task", "semantic")["images"][0]
+    ids = read_ids(Path("out") / entry["panoptic_map"])
+    assert ids.shape == (48, 64)
+    assert {s["id"] for s in entry["segments"]} == set(np.unique(ids).tolist()) - {0}
+    labels = read_labels(Path("out") / entry["semantic_map"])
+    assert labels.shape == (48, 64) and sum(entry["areas"].values()) == pytest.approx(1)
+    assert entry["objects"] and all(o["mask"]["size"] == [48, 64] for o in entry["objects"])
+
+
+def test_a_video_becomes_a_video_and_frames(run):
+    writer = cv2.VideoWriter("clip.mp4", cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 48))
+    for k in range(7):
+        writer.write(np.full((48, 64, 3), 30 * k, np.uint8))
+    writer.release()
+    video = predictions(run, "--input", "clip.mp4", "--every", 2, "--batch", 3)["videos"][0]
+    assert [frame["frame"] for frame in video["frames"]] == [0, 2, 4, 6]
+    assert video["frames"][1]["seconds"] == pytest.approx(0.2)
+    drawn = cv2.VideoCapture(f"out/{video['drawn']}")
+    assert drawn.get(cv2.CAP_PROP_FRAME_COUNT) == 4 and drawn.get(cv2.CAP_PROP_FPS) == pytest.approx(5)
+
+
+def test_broken_pictures_are_named_and_left_out(run, capsys):
+    Path("photos/broken.jpg").write_bytes(b"\xff\xd8 no picture")
+    assert len(predictions(run, "--input", "photos")["images"]) == 2
+    error = capsys.readouterr().err
+    assert "left out: " in error and "broken.jpg" in error and "1 of 3 pictures could not be read" in error
+    assert "broken.jpg" in fails(capsys, run, "--input", "photos/broken.jpg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--input", "none.jpg"], "--input none.jpg: no such file or folder, and as a pattern it fits no file"),
+        (["run", "--input", "empty"], "--input empty: the folder holds no picture and no video"),
+        (["run", "--input", "clip.mp4"], "no frame of the video can be read"),
+        (["run", "--input", "b.png", "--task", "semantic"], "task 'semantic': the model does not predict it"),
+        (["run", "--input", "b.png", "--batch", "0"], "--batch and --every are at least 1"),
+        (["run", "--input", "b.png", "--threshold", "2"], "are scores, 0 to 1"),
+        (["config.py", "--input", "b.png"], "a config has no weights"),
+        (["nothing", "--input", "b.png"], "'nothing' is neither a config file"),
+    ],
+)
+def test_wrong_arguments_end_with_an_error_that_helps(run, capsys, arguments, message):
+    Path("empty").mkdir()
+    Path("clip.mp4").write_bytes(b"no video")
+    assert message in fails(capsys, *arguments)
+
+
+def test_progress_tells_rate_and_time_left(capsys, monkeypatch):
+    monkeypatch.setattr(predict, "PROGRESS_SECONDS", -1.0)
+    progress = predict.Progress(4, "images")
+    progress.start -= 2.0
+    progress.step()
+    line = capsys.readouterr().out
+    assert line.startswith("1/4 images  0.5") and "ETA 6 s" in line

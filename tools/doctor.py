@@ -1,0 +1,81 @@
+"""Examine a config's data and settings before hours are spent on a run.
+
+Every line has a verdict: ok; note, to know; warn, probably not what was meant; fail, training would end with an error,
+or could not learn what is wanted. The exit status is 1 if anything fails (--strict: or is a warning), else 0.
+
+Examples:
+    python tools/doctor.py configs/bccd/detr.py data.root=data/bccd
+    python tools/doctor.py configs/detr_r50.py data.root=data/coco --gpus 8 --memory 24 --skip overfit
+    python tools/doctor.py configs/detr_r50.py --init detr_r50 data.train.annotations=own.json --json > report.json
+    python tools/doctor.py configs/quickstart/detr.py --only queries learning_rate step_budget
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import sys
+
+import torch
+
+from vitkit import load_config
+from vitkit.doctor import CHECKS, Options, diagnose, report
+from vitkit.doctor.findings import Finding
+from vitkit.engine.settings import require
+from vitkit.errors import VitkitError, error_line
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="checks:\n" + "\n".join(f"  {name:<22}{(check.__doc__ or '').split(chr(10))[0]}"
+                                       for name, check in CHECKS.items()),
+    )  # fmt: skip
+    parser.add_argument("config", help="a config file")
+    parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
+    parser.add_argument("--init", metavar="CHECKPOINT", help="the weights that the run will start from")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="processes that will train (1)")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="of the device that will train (this one's)")
+    parser.add_argument("--images", type=int, default=1000, metavar="N", help="of each dataset to load (1000)")
+    parser.add_argument("--overfit-steps", type=int, default=200, metavar="N", help="at most (200)")
+    parser.add_argument("--overfit-seconds", type=float, default=120.0, metavar="S", help="at most (120)")
+    parser.add_argument("--only", nargs="+", metavar="CHECK", choices=CHECKS, help="these checks alone")
+    parser.add_argument("--skip", nargs="+", metavar="CHECK", choices=CHECKS, default=[], help="all but these")
+    parser.add_argument("--strict", action="store_true", help="a warning makes the exit status 1, too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_intermixed_args(argv)
+    if min(args.gpus, args.images, args.overfit_steps) < 1 or (args.memory is not None and args.memory <= 0):
+        parser.error("--gpus, --images and --overfit-steps are at least 1, --memory above 0")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch finds no GPU here")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    # What datasets log while they are built, the findings say.
+    logging.getLogger("vitkit").setLevel(logging.ERROR)
+    try:
+        config = load_config(args.config, args.overrides)
+        require(config, "data")
+        options = Options(
+            device=torch.device(args.device), gpus=args.gpus, memory_gib=args.memory, init=args.init,
+            max_images=args.images, overfit_steps=args.overfit_steps, overfit_seconds=args.overfit_seconds,
+        )  # fmt: skip
+        checks = [name for name in args.only or CHECKS if name not in args.skip]
+        findings = list(diagnose(config, options, checks=checks))
+    except VitkitError as error:
+        sys.exit(error_line(error))
+    print(as_json(args.config, findings) if args.json else f"{args.config}\n\n{report(findings)}")
+    bad = {"fail", "warn"} if args.strict else {"fail"}
+    return int(any(finding.verdict in bad for finding in findings))
+
+
+def as_json(config: str, findings: list[Finding]) -> str:
+    return json.dumps({"config": config, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
