@@ -1,10 +1,13 @@
 """The process group's functions, alone and on two gloo ranks; and what the training loop must share between ranks."""
 
+import datetime
 import math
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,7 @@ from vitkit.distributed import (
     init_distributed,
     is_main,
     rank,
+    store_of_this_attempt,
     world_size,
 )
 from vitkit.engine.settings import TrainSettings
@@ -172,24 +176,56 @@ def test_every_rank_evaluates_the_running_statistics_that_are_saved(two_ranks, n
 
 
 JOIN = """
-import os, time, torch
+import sys, time, torch
 from vitkit.distributed import all_reduce_sum, close_distributed, init_distributed
 
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and os.environ["RANK"] == "1":
-    time.sleep(2)  # long enough for the other rank to read what the ended attempt had left
+time.sleep(float(sys.argv[1]))
 init_distributed("cpu")
 assert float(all_reduce_sum(torch.ones(()))) == 2
 close_distributed()
 """
 
 
-def test_restarted_ranks_do_not_meet_the_ended_ones():
-    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun's, which outlives ranks
-    places = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": agent.port}
-    for attempt in range(2):
-        names = {**places, "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": attempt}
-        processes = []
-        for number in range(2):
-            own = {name: str(value) for name, value in {**names, "RANK": number, "LOCAL_RANK": number}.items()}
-            processes.append(subprocess.Popen([sys.executable, "-c", JOIN], env={**os.environ, **own}))
-        assert [process.wait(timeout=60) for process in processes] == [0, 0]
+@contextmanager
+def joining(port: int, *starts: tuple[int, int]) -> Iterator[list[subprocess.Popen]]:
+    """Processes that join torchrun's store: for each the number of one of two ranks, and the seconds it takes."""
+    environment = {"LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}  # fmt: skip
+    processes = []
+    try:
+        for number, seconds in starts:
+            own = {name: str(value) for name, value in {**environment, "RANK": number}.items()}
+            command = [sys.executable, "-c", JOIN, str(seconds)]
+            processes.append(subprocess.Popen(command, env={**os.environ, **own}))
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def agent() -> dist.TCPStore:
+    """torchrun's store, which outlives the ranks."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def test_restarted_ranks_do_not_meet_the_ended_ones(agent):
+    # In the later attempts one rank is there long enough to read what the ended ones had left, before the other comes.
+    for starts in ([(0, 0), (1, 0)], [(0, 0), (1, 2)], [(0, 2), (1, 0)]):
+        with joining(agent.port, *starts) as ranks:
+            assert [process.wait(timeout=60) for process in ranks] == [0, 0]
+
+
+def test_a_rank_that_ended_before_the_others_came_is_not_waited_for(agent):
+    with joining(agent.port, (1, 0)):
+        while not agent.check(["name_of_1"]):
+            time.sleep(0.01)
+    with joining(agent.port, (0, 0), (1, 2)) as ranks:
+        assert [process.wait(timeout=60) for process in ranks] == [0, 0]
+
+
+def test_a_rank_that_does_not_come_is_named():
+    store = dist.HashStore()
+    with pytest.raises(TimeoutError, match=r"ranks \[1\] of 2 did not join within 0:00:00.1"):
+        store_of_this_attempt(store, 0, 2, datetime.timedelta(seconds=0.1))

@@ -2,6 +2,8 @@
 
 import datetime
 import os
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,12 +28,39 @@ def init_distributed(device_type: str) -> torch.device:
         # One rank may evaluate or write for long while the others wait for it.
         timeout = datetime.timedelta(minutes=60)
         store, rank_, size = next(dist.rendezvous("env://", timeout=timeout))
-        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-            # torchrun keeps its store when it restarts the ranks, and without a name of its own the new attempt could
-            # read there where the ended ranks listened. Between machines the counts of restarts may differ.
-            store = dist.PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        store = store_of_this_attempt(store, rank_, size, timeout)
         dist.init_process_group(backend, store=store, rank=rank_, world_size=size, timeout=timeout)
     return device
+
+
+def store_of_this_attempt(store: dist.Store, number: int, size: int, timeout: datetime.timedelta) -> dist.Store:
+    """The part of a store that only the ranks of this attempt write to and read from.
+
+    torchrun keeps its store when it starts the ranks again; a new rank would find there where an ended one listened,
+    and wait for it. Counts of restarts do not tell the attempts apart, because they differ between machines. So every
+    rank leaves a name that none had before, and rank 0 answers it with the attempt's. An ended rank's name is answered
+    too, but nobody takes that answer: rank 0 goes on until each rank has.
+
+    Raises:
+        TimeoutError: a rank did not come within the timeout.
+    """
+    if number > 0:
+        name = uuid.uuid4().hex
+        store.set(f"name_of_{number}", name)
+        attempt = store.get(f"attempt_of_{name}").decode()  # waits for rank 0
+        store.set(f"{attempt}/{number}", "taken")
+        return dist.PrefixStore(attempt, store)
+    attempt = uuid.uuid4().hex
+    deadline = time.monotonic() + timeout.total_seconds()
+    missing = range(1, size)
+    while missing := [other for other in missing if not store.check([f"{attempt}/{other}"])]:
+        for other in missing:
+            if store.check([f"name_of_{other}"]):
+                store.set(f"attempt_of_{store.get(f'name_of_{other}').decode()}", attempt)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"ranks {missing} of {size} did not join within {timeout}. Did their machines start?")
+        time.sleep(0.02)
+    return dist.PrefixStore(attempt, store)
 
 
 def lost_peer(error: BaseException) -> bool:
