@@ -95,21 +95,27 @@ def average(paths: Sequence[Path], weights: Sequence[float]) -> dict[str, Any]:
     Args:
         weights: one for each, with the sum 1.
     Raises:
-        CheckpointError: a file cannot be read, or is of another model or other classes than the first.
+        CheckpointError: a file cannot be read, or is of another model, other classes or other vocabularies than the
+            first.
     """
     sums: dict[str, Tensor] = {}
     first: dict[str, Tensor] = {}
-    classes: Any = None
+    classes = vocabularies = None
     for path, weight in zip(paths, weights):
         checkpoint = read_checkpoint(path)
         state = state_dict_of(checkpoint, str(path))
         if not first:
-            first, classes = state, checkpoint.get("classes")
+            first, classes, vocabularies = state, checkpoint.get("classes"), checkpoint.get("vocabularies")
         check_alike(first, state, paths[0], path)
         if checkpoint.get("classes") != classes:
             raise CheckpointError(
                 f"{path}: was trained on other classes than {paths[0]} ({some(checkpoint.get('classes'))}; "
                 f"{some(classes)}). Only checkpoints of the same classes can be averaged."
+            )
+        if checkpoint.get("vocabularies") != vocabularies:
+            raise CheckpointError(
+                f"{path}: was trained with other vocabularies than {paths[0]}, so their numbers of tokens mean other "
+                "words. Only checkpoints of the same vocabularies can be averaged, such as those of one run."
             )
         for name, value in state.items():
             if value.is_floating_point():

@@ -33,6 +33,7 @@ from vitkit.engine.settings import TrainSettings, require
 from vitkit.errors import CheckpointError, ConfigError, VitkitError, error_line
 from vitkit.evaluation.classification import draw_confusion_matrix
 from vitkit.evaluation.detection_report import MATCHED, best_threshold, confusion_matrix, threshold_rows
+from vitkit.evaluation.text import perplexity
 from vitkit.logging import setup_logging
 from vitkit.models.tta import SCALES, MultiScaleFlip
 from vitkit.registry import CRITERIA, EVALUATORS
@@ -140,7 +141,7 @@ def run(config: Config, args: argparse.Namespace, device: torch.device) -> None:
     if is_main():
         show(evaluator, args)
         if "nll" in metrics:
-            print(f"token accuracy {metrics['token_accuracy']:.4f}   perplexity {math.exp(metrics['nll']):.3f}")
+            print(f"token accuracy {metrics['token_accuracy']:.4f}   perplexity {perplexity(metrics['nll']):.3f}")
         written = evaluator.write_results(out) or [out]
         print(f"results are in {', '.join(map(str, written))}")
         what = "sentence" if vocabularies and not hasattr(model, "backbone") else "image"

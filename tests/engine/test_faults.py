@@ -2,6 +2,7 @@
 
 import logging
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 
 from vitkit.checkpoint import read_checkpoint
 from vitkit.engine.checkpoints import LAST_NAME, Progress
-from vitkit.engine.faults import StepGuard, memory_explained
+from vitkit.engine.evaluate import evaluate
+from vitkit.engine.faults import StepGuard, memory_explained, training_remedies
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import TrainingError
 from vitkit.structures import Batch
@@ -140,6 +142,10 @@ def test_a_criterion_that_finds_out_by_itself_is_asked_again_with_zeros():
         guard.agree(value.grad.norm(), progress, loss_scale=1.0, stop=False, save=False)
 
 
+def explained(batch, **settings):
+    return memory_explained(batch, partial(training_remedies, settings=TrainSettings(epochs=1, **settings)))
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -151,13 +157,13 @@ def test_a_criterion_that_finds_out_by_itself_is_asked_again_with_zeros():
 def test_out_of_memory_names_the_batch_and_what_takes_less(error):
     labels = [{"labels": torch.zeros(n, dtype=torch.int64), "image_id": 10 + n} for n in (3, 40)]
     batch = Batch({"images": torch.zeros(2, 3, 8, 16)}, labels)
-    with pytest.raises(TrainingError) as caught, memory_explained(batch, TrainSettings(epochs=1)):
+    with pytest.raises(TrainingError) as caught, explained(batch):
         raise error
     message = str(caught.value)
     assert "batch of images 2x3x8x16 with 3 + 40 objects, image 13, 50 (" in message
     for setting in ("data.images_per_gpu", "train.accumulate", "precision=bf16", "activation_checkpointing=true"):
         assert setting in message
-    with pytest.raises(TrainingError) as caught, memory_explained(batch, TrainSettings(epochs=1, precision="bf16")):
+    with pytest.raises(TrainingError) as caught, explained(batch, precision="bf16"):
         raise error
     assert "precision" not in str(caught.value)
 
@@ -171,8 +177,20 @@ def test_out_of_memory_in_the_optimisers_step_is_explained_too(tmp_path, monkeyp
         run(tmp_path / "run")
 
 
+def test_out_of_memory_in_evaluation_names_the_image_and_what_takes_less():
+    class Hungry(nn.Module):
+        def forward(self, images):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    batch = Batch({"images": torch.zeros(1, 3, 8, 16)}, [{"image_id": 17}])
+    with pytest.raises(TrainingError) as caught:
+        evaluate(Hungry(), [batch], evaluator=None, device=CPU)
+    assert "batch of images 1x3x8x16, image 17 (CUDA out of memory" in str(caught.value)
+    assert "data.val.transforms" in str(caught.value) and "accumulate" not in str(caught.value)
+
+
 def test_other_errors_pass_as_they_are():
-    with pytest.raises(RuntimeError, match="shapes"), memory_explained(Batch({}, []), TrainSettings(epochs=1)):
+    with pytest.raises(RuntimeError, match="shapes"), explained(Batch({}, [])):
         raise RuntimeError("shapes do not fit")
 
 

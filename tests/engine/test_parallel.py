@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from vitkit.checkpoint import read_checkpoint
 from vitkit.distributed import close_distributed, is_main, rank
+from vitkit.engine.evaluate import evaluate
 from vitkit.engine.parallel import is_sharded, shard
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.train import LAST_NAME, train
@@ -69,8 +71,41 @@ class RankBatches:
             yield Batch({"images": images}, targets)
 
 
-def run(folder: Path, strategy: str, *, poisoned: int | None = None, **settings):
-    """Trains, and returns the losses of the evaluations, in which rank 0 takes a batch more."""
+class EvalRankBatches:
+    """So many batches for each rank."""
+
+    def __init__(self, numbers):
+        self.number = numbers[rank()]
+
+    def __len__(self):
+        return self.number
+
+    def __iter__(self):
+        for seed in range(self.number):
+            images = torch.randn(5, 6, generator=torch.Generator().manual_seed(seed))
+            yield Batch({"images": images}, [{}] * 5)
+
+
+class Sums:
+    """Takes outputs, and keeps their sums."""
+
+    takes_outputs = True
+
+    def __init__(self):
+        self.sums = []
+
+    def update(self, predictions, targets):
+        self.sums.append(sum(prediction["value"].item() for prediction in predictions))
+
+    def gather(self):
+        pass
+
+    def compute(self):
+        return {"bbox/AP": 0.5}
+
+
+def run(folder: Path, strategy: str, *, poisoned: int | None = None, to_evaluate=(2, 1), **settings):
+    """Trains, and returns the losses of the evaluations, in which rank 0 takes a batch more, or all of them."""
     torch.manual_seed(0)
     model = Blocks()
     if strategy == "fsdp":
@@ -83,16 +118,16 @@ def run(folder: Path, strategy: str, *, poisoned: int | None = None, **settings)
     schedule = SCHEDULES.build(
         {"type": "CosineLR", "warmup_steps": 1}, optimizer=optimizer, steps_per_epoch=2, epochs=3
     )
-    losses = []
+    sums, whole = [], []
 
-    def evaluate(model):
-        model.eval()
-        with torch.no_grad():
-            for seed in range(2 - rank()):
-                images = torch.randn(5, 6, generator=torch.Generator().manual_seed(seed))
-                losses.append(model(images=images)["value"].sum().item())
-        model.train()
-        return {"bbox/AP": 0.5}
+    def validate(model):
+        evaluator = Sums()
+        first = model.blocks[0][0]
+        handle = model.last.register_forward_hook(lambda *_: whole.append(not isinstance(first.weight, DTensor)))
+        metrics = evaluate(model, EvalRankBatches(to_evaluate), evaluator, device=CPU)
+        handle.remove()
+        sums.extend(evaluator.sums)
+        return metrics
 
     if is_main():
         folder.mkdir(exist_ok=True)
@@ -102,9 +137,10 @@ def run(folder: Path, strategy: str, *, poisoned: int | None = None, **settings)
     options = {"epochs": 3, "accumulate": 2, "clip_grad_norm": 0.5, **settings}
     train(
         model, Error(), RankBatches(poisoned), optimizer=optimizer, schedule=schedule, device=CPU, run_dir=folder,
-        settings=TrainSettings(strategy=strategy, **options), evaluate=evaluate, resume=resume,
+        settings=TrainSettings(strategy=strategy, **options), evaluate=validate, resume=resume,
     )  # fmt: skip
-    return losses
+    assert strategy == "ddp" or set(whole) <= {0 in to_evaluate}  # then a rank cannot keep in step with the others
+    return sums
 
 
 class Warnings(logging.Handler):
@@ -126,6 +162,7 @@ def run_rank(number: int, folder: str) -> None:
     for strategy in ("ddp", "fsdp"):
         results[f"poisoned {strategy}"] = run(folder / f"poisoned_{strategy}", strategy, poisoned=2, epochs=1)
     results["faults"] = faults.messages
+    results["one image"] = run(folder / "one_image", "fsdp", epochs=1, to_evaluate=(1, 0))
     results["parts"] = run(folder / "parts", "fsdp", epochs=1) + run(folder / "parts", "fsdp")
     torch.save(results, folder / f"rank{number}.pth")
     close_distributed()
@@ -149,6 +186,12 @@ def test_divided_weights_have_the_losses_of_whole_ones(two_ranks):
     for results in two_ranks[1]:
         assert len(results["ddp"]) in (3, 6) and results["ddp"][0] != results["ddp"][-1]
         assert results["fsdp"] == pytest.approx(results["ddp"], rel=1e-4)
+
+
+@needs_newer_torch
+def test_a_rank_without_anything_to_evaluate_does_not_stop_the_other(two_ranks):
+    main, other = two_ranks[1]
+    assert len(main["one image"]) == 1 and other["one image"] == []
 
 
 @needs_newer_torch

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator, draw_bleu_by_length
+from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator, draw_bleu_by_length, perplexity
 from vitkit.structures import EOS, PAD
 
 
@@ -26,6 +26,10 @@ def test_bleu_of_a_case_worked_by_hand():
     evaluator = evaluated(["the cat sat on a mat"], ["the cat sat on the mat"])
     expected = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
     assert evaluator.compute()["bleu"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_perplexity_of_text_that_is_all_but_impossible_is_infinite():
+    assert perplexity(math.log(3)) == pytest.approx(3) and perplexity(1e4) == math.inf
 
 
 def test_too_short_text_is_penalised():

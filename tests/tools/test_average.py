@@ -72,6 +72,8 @@ def test_other_models_and_classes_are_refused(tmp_path, capsys):
     out = ["--out", tmp_path / "mean.pth"]
     other = save(tmp_path / "b.pth", classes=("cat", "cow"))
     assert "was trained on other classes" in fails(capsys, first, other, *out)
+    words = [save(tmp_path / f"{word}.pth", vocabularies={"target": {"words": [word]}}) for word in ("ein", "zwei")]
+    assert "was trained with other vocabularies than" in fails(capsys, *words, *out)
     more = save(tmp_path / "c.pth", classes=("a", "b", "c"))
     assert "head.weight is (3, 2), but (2, 2) in " in fails(capsys, first, more, *out)
     torch.save({"model": nn.Linear(2, 2).state_dict()}, tmp_path / "d.pth")

@@ -1,13 +1,15 @@
 """The evaluation loop."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, Protocol
 
 import torch
 from torch import nn
 
-from vitkit.distributed import all_reduce_sum
+from vitkit.distributed import all_reduce_sum, broadcast_object, gather_objects
+from vitkit.engine.faults import evaluation_remedies, memory_explained
+from vitkit.engine.parallel import is_sharded, whole_weights
 from vitkit.logging import RatioMeter
 from vitkit.structures import Batch
 
@@ -57,6 +59,8 @@ def evaluate(
         on_batch: called with the predictions and the batch, such as to draw them.
         progress: takes a line every `progress_seconds`, to print.
         seconds: takes how long the predictions of each batch took, without loading and scoring, per image.
+    Raises:
+        TrainingError: there is no memory left for a batch.
     """
     was_training = model.training
     model.eval()
@@ -71,10 +75,10 @@ def evaluate(
     num_batches = len(loader)
     takes_outputs = getattr(evaluator, "takes_outputs", False)
     generates = hasattr(model, "generate") and not takes_outputs
-    for index, batch in enumerate(loader, start=1):
+    for index, batch in enumerate(_batches(loader, model, alone=generates, precision=precision), start=1):
         batch = batch.to(device)
         started = _now(device) if seconds is not None else 0.0
-        with autocast(device, precision):
+        with memory_explained(batch, evaluation_remedies), autocast(device, precision):
             outputs = None if generates and criterion is None else model(**batch.inputs)
             if criterion is not None:
                 loss = sum(criterion(outputs, batch.targets).values())
@@ -108,6 +112,31 @@ def evaluate(
         criterion.train()
     model.train(was_training)
     return metrics
+
+
+def _batches(loader: Iterable[Batch], model: nn.Module, *, alone: bool, precision: str) -> Iterator[Batch]:
+    """The batches; a model whose weights are divided is kept in step with the other ranks, whose parts it needs.
+
+    A rank that has fewer batches than others predicts its last one again, which counts for nothing.
+
+    Args:
+        alone: how often the model computes differs between ranks, as in generating text; all weights are brought to
+            every rank then.
+    """
+    if not is_sharded(model):
+        yield from loader
+        return
+    numbers = broadcast_object(gather_objects(len(loader)))
+    if alone or min(numbers) == 0:
+        with whole_weights(model):
+            yield from loader
+        return
+    for batch in loader:
+        yield batch
+    device = next(model.parameters()).device
+    for _ in range(max(numbers) - len(loader)):
+        with autocast(device, precision):
+            model(**batch.to(device).inputs)
 
 
 def _now(device: torch.device) -> float:

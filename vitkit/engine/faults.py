@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -147,8 +147,10 @@ def _finite(value: Any) -> Any:
 
 
 @contextmanager
-def memory_explained(batch: Batch, settings: TrainSettings) -> Iterator[None]:
+def memory_explained(batch: Batch, remedies: Callable[[Batch], Sequence[str]]) -> Iterator[None]:
     """
+    Args:
+        remedies: of a batch: what would take less memory, see `training_remedies`.
     Raises:
         TrainingError: in place of an error that there is no memory left; it says for what.
     """
@@ -157,7 +159,7 @@ def memory_explained(batch: Batch, settings: TrainSettings) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise TrainingError(_memory_message(batch, settings, error)) from error
+        raise TrainingError(_memory_message(batch, remedies(batch), error)) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -165,10 +167,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
-def _memory_message(batch: Batch, settings: TrainSettings, error: BaseException) -> str:
-    sizes = ", ".join(f"{name} {'x'.join(map(str, value.shape))}" for name, value in batch.inputs.items())
-    counts = [len(target["labels"]) for target in batch.targets if "labels" in target]
-    objects = f" with {' + '.join(map(str, counts))} objects" if counts else ""
+def training_remedies(batch: Batch, settings: TrainSettings) -> list[str]:
+    """What makes a training step take less memory."""
     remedies = [
         f"a smaller data.images_per_gpu (this batch has {len(batch)}) and as much larger a train.accumulate "
         f"(now {settings.accumulate}), which trains alike",
@@ -180,8 +180,23 @@ def _memory_message(batch: Batch, settings: TrainSettings, error: BaseException)
         remedies.append("train.activation_checkpointing=true")
     if settings.strategy == "ddp" and world_size() > 1:
         remedies.append("train.strategy=fsdp")
+    return remedies
+
+
+def evaluation_remedies(batch: Batch) -> list[str]:
+    """What makes an evaluation take less memory."""
+    remedies = ["smaller images (the sizes in data.val.transforms)", "train.precision=bf16"]
+    if len(batch) > 1:
+        remedies.insert(0, f"a smaller data.val_images_per_gpu or data.tokens_per_gpu (this batch has {len(batch)})")
+    return remedies
+
+
+def _memory_message(batch: Batch, remedies: Sequence[str], error: BaseException) -> str:
+    sizes = ", ".join(f"{name} {'x'.join(map(str, value.shape))}" for name, value in batch.inputs.items())
+    counts = [len(target["labels"]) for target in batch.targets if "labels" in target]
+    objects = f" with {' + '.join(map(str, counts))} objects" if counts else ""
     said = str(error).split("\n")[0] or type(error).__name__
     return (
         f"out of memory at a batch of {sizes}{objects}, {_images(batch.targets)} ({said}). "
-        f"Less memory is taken by {'; '.join(remedies)}. A run that was begun goes on by --resume."
+        f"Less memory is taken by {'; '.join(remedies)}. A training run that was begun goes on by --resume."
     )

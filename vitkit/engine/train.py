@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from vitkit.distributed import all_reduce_mean, all_reduce_sum, broadcast, broadcast_object
 from vitkit.engine.checkpoints import BEST_NAME, LAST_NAME, Progress, RunCheckpoints
 from vitkit.engine.evaluate import autocast
-from vitkit.engine.faults import StepGuard, memory_explained
-from vitkit.engine.parallel import clip_gradients, gradient_norm, is_sharded, unsynchronised, whole_weights, wrap
+from vitkit.engine.faults import StepGuard, memory_explained, training_remedies
+from vitkit.engine.parallel import clip_gradients, gradient_norm, is_sharded, unsynchronised, wrap
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.stopping import Stopped, StopSignals
 from vitkit.logging import RatioMeter, RunLog, peak_memory_mb
@@ -85,6 +86,7 @@ def train(
     guard = StepGuard(model, device)
     window = _Window(device)
     saving = _SaveTimes(settings)
+    less_memory = partial(training_remedies, settings=settings)
 
     with RunLog(run_dir, position=(progress.step, progress.epoch)) as log, StopSignals() as signals:
         for epoch in range(progress.epoch, settings.epochs):
@@ -101,7 +103,7 @@ def train(
                 batch = batch.to(device)
                 group_size = _group_size(index, num_batches, settings.accumulate)
                 steps_now = index % settings.accumulate == 0 or index == num_batches
-                with memory_explained(batch, settings), nullcontext() if steps_now else unsynchronised(trained):
+                with memory_explained(batch, less_memory), nullcontext() if steps_now else unsynchronised(trained):
                     with autocast(device, settings.precision):
                         outputs = trained(**batch.inputs)
                         losses = guard.compute(criterion, outputs, batch.targets)
@@ -110,14 +112,14 @@ def train(
                 guard.add(losses, batch.targets)
                 if steps_now:
                     progress.batch = index
-                    with memory_explained(batch, settings):
+                    with memory_explained(batch, less_memory):
                         norm = _unscaled_norm(parameters, optimizer, scaler)
                     agreed = guard.agree(
                         norm, progress, loss_scale=scaler.get_scale() if scaler.is_enabled() else 1.0,
                         stop=signals.received is not None, save=saving.is_time(),
                     )  # fmt: skip
                     lr = max(schedule.get_last_lr())
-                    with memory_explained(batch, settings):  # a first step makes the optimiser's state
+                    with memory_explained(batch, less_memory):  # a first step makes the optimiser's state
                         _step(parameters, optimizer, schedule, scaler, norm, settings.clip_grad_norm, take=agreed.take)
                     if agreed.take:
                         progress.step += 1
@@ -137,7 +139,8 @@ def train(
             metrics = {name: meter.compute(device) for name, meter in meters.items()}
             summary = "  ".join(f"{name} {ratio:.3f} of {count}" for name, (ratio, count) in metrics.items())
             skipped = int(all_reduce_sum(torch.tensor(float(getattr(loader, "num_skipped", 0)), device=device)))
-            skips = f"  {skipped} samples replaced so far, of files that cannot be used" if skipped else ""
+            since = "since the last --resume" if resume else "so far"
+            skips = f"  {skipped} samples replaced {since}, of files that cannot be used" if skipped else ""
             log.say(f"epoch {epoch + 1}/{settings.epochs} done  {summary}{skips}")
             is_best = False
             if evaluate and ((epoch + 1) % settings.eval_every == 0 or epoch + 1 == settings.epochs):
@@ -151,7 +154,7 @@ def train(
                     checkpoints.save(progress, of_ranks=before)
                 try:
                     # Evaluation changes no weight, so it need not end before the run can be saved.
-                    with whole_weights(model), signals.interrupting(enabled=alone_saves):
+                    with signals.interrupting(enabled=alone_saves):
                         result = evaluate(evaluated)
                 except BaseException as error:  # a fault of the evaluation shall not cost the epoch
                     if alone_saves:

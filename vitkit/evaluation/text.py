@@ -242,7 +242,7 @@ class LanguageModelEvaluator:
         tokens, right, log_likelihood = (sum(column) for column in zip(*self._sentences.values()))
         mean = log_likelihood / max(tokens, 1)
         self._metrics = {
-            "perplexity": math.exp(-mean),
+            "perplexity": perplexity(-mean),
             "log_likelihood": mean,
             "token_accuracy": right / max(tokens, 1),
         }
@@ -262,6 +262,14 @@ class LanguageModelEvaluator:
         """Writes the metrics, and each sentence's tokens, right ones and log likelihood, as JSON."""
         sentences = [{"index": index, **found._asdict()} for index, found in self._sentences.items()]
         Path(path).write_text(json.dumps({**self._metrics, "sentences": sentences}), encoding="utf-8")
+
+
+def perplexity(nll: float) -> float:
+    """The exponential of a token's mean negative log probability (in nats); infinite beyond what a float holds."""
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf
 
 
 def _check_all(seen: Mapping[int, Any], dataset: TextDataset) -> None:
