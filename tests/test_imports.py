@@ -22,6 +22,7 @@ BOTTOM = (
     "download",
     "shards",
     "shard_files",
+    "array_files",
     "checkpoint",
     "vocabulary",
 )
@@ -40,6 +41,7 @@ BESIDE = {  # what stands beside that line, and the parts that each may import
     "engine": {*BOTTOM, "ops", "nn"},
     "visualization": {*BOTTOM, "ops", "nn"},
     "analysis": {*BOTTOM, "nn"},
+    "flops": {*BOTTOM, "nn"},
     # At the top: each uses whatever it needs.
     "inference": {*LEVEL, "data", "engine", "evaluation", "visualization", "model_zoo"},
     "doctor": {*LEVEL, "data", "engine", "analysis"},

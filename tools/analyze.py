@@ -37,7 +37,6 @@ from vitkit import BACKBONES, build_model, load_config, model_zoo
 from vitkit.analysis import (
     OPTIMIZER_STATES,
     attention_matrices,
-    count_flops,
     count_parameters,
     kept_bytes,
     measure,
@@ -46,6 +45,7 @@ from vitkit.analysis import (
 )
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, VitkitError, error_line
+from vitkit.flops import count_flops
 from vitkit.models.classifier import Classifier
 from vitkit.overrides import apply_override, split_override
 from vitkit.registry import nearest

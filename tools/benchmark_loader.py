@@ -15,8 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.collate import collate
+from vitkit.data.crops import resized_size
 from vitkit.data.images import read_image, to_tensor
-from vitkit.data.transforms import DETRTrainTransforms, resized_size
+from vitkit.data.transforms import DETRTrainTransforms
 from vitkit.tools.benchmark_timing import Row
 
 _SCALES = range(480, 801, 32)

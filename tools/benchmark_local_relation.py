@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.nn.local_relation import OUTSIDE, local_relation
+from vitkit.nn.local_relation import local_relation
+from vitkit.nn.local_windows import OUTSIDE
 from vitkit.tools.benchmark_timing import Row, compare, peak_memory
 
 

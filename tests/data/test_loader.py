@@ -1,19 +1,10 @@
-"""The order of samples, ranks, resuming, workers and their errors."""
-
-from collections import Counter
+"""Workers and their errors, resuming, settings."""
 
 import numpy as np
 import pytest
 import torch
 
-from vitkit.data.loader import (
-    DataSettings,
-    EvalBatches,
-    TrainBatches,
-    build_dataset,
-    build_loader,
-    check_same_classes,
-)
+from vitkit.data.loader import DataSettings, build_dataset, build_loader, check_same_classes
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import SECTIONS
 
@@ -38,61 +29,8 @@ class Numbers:
         return np.where(np.arange(self.size) % 3 == 0, 0.7, 1.4)
 
 
-def batches_of(size, **arguments):
-    return TrainBatches(size, **{"batch_size": 2, "seed": 0, **arguments})
-
-
 def seen(loader):
     return [[(target["image_id"], target["seed"]) for target in batch.targets] for batch in loader]
-
-
-def test_every_image_comes_each_epoch_in_another_order():
-    sampler = batches_of(10)
-    first = list(sampler)
-    assert sorted(index for batch in first for index, _ in batch) == list(range(10))
-    sampler.set_position(1)
-    second = list(sampler)
-    assert [i for batch in first for i, _ in batch] != [i for batch in second for i, _ in batch]
-    assert not {s for batch in first for _, s in batch} & {s for batch in second for _, s in batch}
-
-
-def test_the_seed_of_the_run_decides_the_order():
-    assert list(batches_of(10)) == list(batches_of(10))
-    assert list(batches_of(10)) != list(batches_of(10, seed=1))
-
-
-@pytest.mark.parametrize("size", [1, 3, 8, 13, 50])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_ranks_share_the_images_and_have_as_many_batches(size, world_size):
-    groups = (np.arange(size) % 3 == 0).astype(int)
-    ranks = [batches_of(size, groups=groups, rank=rank, world_size=world_size) for rank in range(world_size)]
-    taken = [list(sampler) for sampler in ranks]
-    assert {len(batches) for batches in taken} == {len(ranks[0])}
-    entries = [entry for batches in taken for batch in batches for entry in batch]
-    assert {index for index, _ in entries} == set(range(size))
-    assert len(set(entries)) == len(entries)  # an image that comes again does so with another seed
-    assert len(entries) - size <= 2 * world_size + 2
-    assert all(len({groups[index] for index, _ in batch}) == 1 for batches in taken for batch in batches)
-
-
-def test_resuming_in_an_epoch_gives_the_same_samples():
-    whole = batches_of(11, batch_size=3)
-    whole.set_position(4)
-    expected = list(whole)
-    resumed = batches_of(11, batch_size=3)
-    resumed.set_position(4, 2)
-    assert list(resumed) == expected[2:] and len(resumed) == len(expected)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_evaluation_takes_each_image_once(world_size):
-    counts = Counter()
-    for rank in range(world_size):
-        sampler = EvalBatches(7, batch_size=2, rank=rank, world_size=world_size)
-        batches = list(sampler)
-        assert len(batches) == len(sampler)
-        counts.update(index for batch in batches for index, _ in batch)
-    assert counts == Counter(range(7))
 
 
 @pytest.mark.parametrize("training", [True, False])

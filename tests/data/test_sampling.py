@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vitkit.data.loader import DataSettings, TrainBatches
+from vitkit.data.batches import TrainBatches
+from vitkit.data.loader import DataSettings
 from vitkit.data.sampling import class_aware_weights, draw, repeat_factors
 from vitkit.errors import ConfigError
 

@@ -1,9 +1,8 @@
 import gzip
 
 import pytest
-import torch
 
-from vitkit.data.loader import DataSettings, TokenBatches, build_dataset
+from vitkit.data.loader import DataSettings, build_dataset
 from vitkit.data.monolingual import MonolingualText
 from vitkit.data.text import TextLines, VocabularySettings
 from vitkit.data.text_pairs import ParallelText
@@ -163,82 +162,6 @@ def test_monolingual_text_for_both_objectives(tmp_path):
         MonolingualText(str(tmp_path / "a"), objective="mlm")
     with pytest.raises(ConfigError, match=r"the vocabulary has no <mask>"):
         masked.target_vocabulary = causal.target_vocabulary
-
-
-# Batches by tokens.
-
-
-def lengths(count=500, sides=2):
-    return torch.randint(2, 40, (count, sides), generator=torch.Generator().manual_seed(0)).numpy()
-
-
-def test_token_batches_hold_every_sentence_and_no_more_tokens_than_asked_for():
-    sizes = lengths()
-    batches = list(TokenBatches(sizes, batch_tokens=200, training=True, seed=1))
-    assert sorted(index for batch in batches for index, _ in batch) == list(range(500))
-    for batch in batches:
-        members = sizes[[index for index, _ in batch]]
-        assert members.max() * len(batch) <= 200
-
-
-def test_token_batches_follow_from_seed_and_epoch():
-    batches = TokenBatches(lengths(), batch_tokens=200, training=True, seed=1)
-    first = list(batches)
-    assert list(batches) == first
-    batches.set_position(1)
-    second = list(batches)
-    assert len(second) == len(first) == len(batches) and second != first
-    # Sentences of one length meet others, and every sentence has another seed.
-    as_sets = [{frozenset(index for index, _ in batch) for batch in epoch} for epoch in (first, second)]
-    assert as_sets[0] != as_sets[1]
-    seeds = [{index: seed for batch in epoch for index, seed in batch} for epoch in (first, second)]
-    assert seeds[0][3] != seeds[1][3]
-    other = TokenBatches(lengths(), batch_tokens=200, training=True, seed=2)
-    assert list(other) != first and len(other) == len(first)
-
-
-def test_token_batches_go_on_in_the_middle_of_an_epoch():
-    batches = TokenBatches(lengths(), batch_tokens=200, training=True, seed=1)
-    batches.set_position(4)
-    whole = list(batches)
-    batches.set_position(4, 7)
-    assert list(batches) == whole[7:]
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_have_as_many_batches_and_together_all_sentences(world_size):
-    options = dict(batch_tokens=200, training=True, seed=1, world_size=world_size)
-    of_ranks = [list(TokenBatches(lengths(), rank=rank, **options)) for rank in range(world_size)]
-    assert len({len(batches) for batches in of_ranks}) == 1
-    assert {index for batches in of_ranks for batch in batches for index, _ in batch} == set(range(500))
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_in_evaluation_every_sentence_comes_once_over_all_ranks(world_size):
-    options = dict(batch_tokens=200, training=False, world_size=world_size)
-    of_ranks = [TokenBatches(lengths(), rank=rank, **options) for rank in range(world_size)]
-    assert all(len(list(batches)) == len(batches) for batches in of_ranks)
-    assert sorted(index for batches in of_ranks for batch in batches for index, _ in batch) == list(range(500))
-
-
-def test_a_sentence_that_fits_no_batch_is_an_error():
-    with pytest.raises(DataError, match=r"data\.tokens_per_gpu=30: a sentence has 39 tokens, which fit no batch"):
-        TokenBatches(lengths(), batch_tokens=30, training=True)
-
-
-def test_little_of_a_batch_is_padding():
-    # Lengths as sentences have them: most near the middle, both sides alike.
-    random = torch.Generator().manual_seed(0)
-    source = (torch.randn(20000, generator=random) * 5 + 15).clamp(4, 50).round()
-    sizes = (
-        torch.stack([source, (source + torch.randn(20000, generator=random)).clamp(3, 50).round()], 1).long().numpy()
-    )
-    padded = real = 0
-    for batch in TokenBatches(sizes, batch_tokens=4096, training=True, seed=0):
-        members = sizes[[index for index, _ in batch]]
-        padded += members.max(axis=0).sum() * len(members)
-        real += members.sum()
-    assert 1 - real / padded < 0.10
 
 
 def test_loaders_of_a_config(pair, tmp_path):

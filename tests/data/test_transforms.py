@@ -1,6 +1,5 @@
-"""The recipe's sizes, the fold of crop and resize, and boxes, labels and masks that stay together."""
+"""The recipe's sizes, and boxes, labels and masks that stay together."""
 
-import random
 import subprocess
 import sys
 
@@ -8,13 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.transforms import (
-    ComposedTransforms,
-    DETRTrainTransforms,
-    EvalResize,
-    MultiScaleCrop,
-    resized_size,
-)
+from vitkit.data.transforms import ComposedTransforms, DETRTrainTransforms, EvalResize
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS
 
@@ -75,50 +68,6 @@ def test_cropped_sizes_are_those_of_the_recipe():
     assert 110 < whole < 190 and whole + cropped == 300
 
 
-def original_resize(height, width, size, max_size=None):
-    """The arithmetic that decides a size in the published recipe, worked out for both orientations."""
-    if max_size and max(height, width) / min(height, width) * size > max_size:
-        size = round(max_size * min(height, width) / max(height, width))
-    if min(height, width) == size:
-        return height, width
-    return (int(size * height / width), size) if width < height else (size, int(size * width / height))
-
-
-@pytest.mark.parametrize("shape", [(480, 640), (640, 480), (427, 640), (500, 333), (300, 300), (100, 900)])
-def test_fold_equals_resize_crop_resize_within_a_pixel(shape):
-    """The same drawn numbers, step by step as published: sizes are equal, boxes within a pixel of the source."""
-    fold = MultiScaleCrop(crop_probability=1.0)
-    height, width = shape
-    boxes = blocks(*shape)[1] / np.array([width, height] * 2)
-    for seed in range(20):
-        fold.set_random_seed(seed)
-        drawn = fold.get_params_dependent_on_data({"shape": (*shape, 3)}, {})
-        folded = fold.apply_to_bboxes(boxes, **drawn, shape=(*shape, 3)) * np.array([*drawn["size"][::-1]] * 2)
-
-        numbers = random.Random(seed)
-        numbers.random()
-        first = original_resize(height, width, numbers.choice((400, 500, 600)))
-        crop_width = numbers.randint(min(384, first[1]), min(first[1], 600))
-        crop_height = numbers.randint(min(384, first[0]), min(first[0], 600))
-        top, left = numbers.randint(0, first[0] - crop_height), numbers.randint(0, first[1] - crop_width)
-        last = original_resize(crop_height, crop_width, numbers.choice(range(480, 801, 32)), 1333)
-        steps = boxes * np.array([first[1], first[0]] * 2) - np.array([left, top] * 2)
-        steps = steps * np.array([last[1] / crop_width, last[0] / crop_height] * 2)
-
-        assert drawn["size"] == last
-        x0, y0, x1, y1 = drawn["place"]
-        source_pixel = np.array([last[1] / (x1 - x0), last[0] / (y1 - y0)] * 2)
-        inside = boxes.clip(np.array([x0 / width, y0 / height] * 2), np.array([x1 / width, y1 / height] * 2)) == boxes
-        assert (np.abs(folded - steps) / source_pixel)[inside].max(initial=0) <= 1
-
-
-def test_fold_crops_the_pixels_that_its_boxes_say():
-    image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
-    fold = MultiScaleCrop()
-    cropped = fold.apply(image, place=(100, 50, 400, 350), size=(300, 300))
-    assert np.array_equal(cropped, image[50:350, 100:400])
-
-
 def test_flip_and_crop_are_independent():
     """Sharing one seed between transforms would couple them."""
     image = np.zeros((100, 400, 3), np.uint8)
@@ -167,14 +116,6 @@ def test_picture_smaller_than_the_crop_range():
     transforms = DETRTrainTransforms(crop_scales=[3], crop_probability=1.0, scales=[6], max_size=12)
     result = transforms(image, np.array([[0, 0, 5, 3]], np.float32), np.array([1]), seed=0)
     assert result.image.shape == (6, 10, 3) and result.boxes_xyxy.tolist() == [[0, 0, 10, 6]]
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [((480, 640), (800, 1066)), ((640, 480), (1066, 800)), ((300, 900), (444, 1332)), ((800, 900), (800, 900))],
-)
-def test_resized_size(size, expected):
-    assert resized_size(*size, short_side=800, max_size=1333) == expected == original_resize(*size, 800, 1333)
 
 
 def test_evaluation_resizes_as_pillow_and_torchvision_do():

@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.local_relation import SIMILARITIES, GeometryPrior, LocalRelation, local_relation, window_scores
+from vitkit.nn.local_relation import GeometryPrior, LocalRelation, local_relation
+from vitkit.nn.local_windows import SIMILARITIES, window_scores
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
 from weights import compare, load_case

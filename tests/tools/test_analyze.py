@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitkit import analysis
+from vitkit.flops import count_flops
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import deformable_attend
 from vitkit.nn.local_relation import local_relation
@@ -26,7 +27,7 @@ class Calls(nn.Module):
 
 
 def count(function, *inputs):
-    return analysis.count_flops(Calls(function), *inputs)
+    return count_flops(Calls(function), *inputs)
 
 
 def test_fused_attention_counts_scores_and_sums():
@@ -68,7 +69,7 @@ def test_work_that_is_not_counted_is_reported():
 
 def test_counting_leaves_a_model_as_it_was():
     model = nn.Sequential(nn.Linear(4, 2), nn.Dropout()).train()
-    assert analysis.count_flops(model, torch.zeros(1, 4)).by_module == {"": 8, "0": 8, "1": 0}
+    assert count_flops(model, torch.zeros(1, 4)).by_module == {"": 8, "0": 8, "1": 0}
     assert model.training and not model._forward_hooks
 
 

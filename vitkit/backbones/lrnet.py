@@ -89,7 +89,7 @@ class LRNet(Backbone):
         depth: 26, 50 or 101.
         kernel_size: side of the windows; odd.
         channels_per_weight: m, how many channels share a weight.
-        similarity: of a query and a key; see `vitkit.nn.local_relation.SIMILARITIES`.
+        similarity: of a query and a key; see `vitkit.nn.local_windows.SIMILARITIES`.
         out_features: the maps to return, and no deeper stage is made; all four if None.
         num_classes: makes it a classifier.
         frozen_stages: how many stages are not trained; 1 is the stem and res2.

@@ -8,6 +8,11 @@ One of text has `target_vocabulary`, `source_vocabulary` where it is translated 
 `lengths()` (`TextDataset`) in place of classes and images. A dataset's own `collate` makes its batches.
 """
 
+import os
+
+# albumentations asks the network for a newer version when it is imported; loading data must not.
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+
 from vitkit.data import (
     captions,
     cityscapes,

@@ -1,12 +1,8 @@
-"""Augmentation and resizing of images with their boxes and masks, through albumentations."""
+"""Pipelines that augment and resize images with their boxes and masks, through albumentations."""
 
-import os
 import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
-
-# albumentations asks the network for a newer version when it is imported; loading data must not.
-os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 import albumentations as A
 import cv2
@@ -14,13 +10,13 @@ import numpy as np
 from albumentations.core.type_definitions import Targets
 from PIL import Image
 
+from vitkit.data.colors import ColorDistortion
+from vitkit.data.crops import JitteredCrop, MultiScaleCrop, ShortSideCrop, resized_size
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, check_names, nearest
 
 # Boxes thinner than this (pixels) are left out: rounding errors of boxes that end where a crop begins.
 _VANISHED = 1e-3
-
-_CROP_TRIES = 10
 
 
 class Transformed(NamedTuple):
@@ -53,290 +49,6 @@ class Transforms(Protocol):
         Args:
             seed: with it the result depends on the arguments alone; None draws fresh random numbers.
         """
-
-
-def resized_size(height: int, width: int, *, short_side: int, max_size: int | None) -> tuple[int, int]:
-    """The size after the short side became `short_side`, or less where the long one would exceed `max_size`.
-
-    The rounding is that of the original DETR (`get_size_with_aspect_ratio`), which decides each image's size.
-
-    Returns:
-        (height, width).
-    """
-    short, long = min(height, width), max(height, width)
-    if max_size is not None and long / short * short_side > max_size:
-        short_side = round(max_size * short / long)
-    if short == short_side:
-        return height, width
-    if width < height:
-        return int(short_side * height / width), short_side
-    return short_side, int(short_side * width / height)
-
-
-class _CropAndResize(A.DualTransform):
-    """Crops and resizes at once, then pads. A subclass draws, in `get_params_dependent_on_data`,
-
-    place: of the crop, (x0, y0, x1, y1) in pixels of the given image,
-    size: (height, width) that it is resized to,
-    canvas: if given, (height, width) that is reached by padding at the right and bottom: images with `pad_value`, masks
-        with 0.
-
-    What is drawn in sizes of a resized image becomes a place in the given one, rounded to its pixels, so that only the
-    pixels that stay are resized; boxes follow the rounded place and fit the pixels exactly.
-    """
-
-    _targets = (Targets.IMAGE, Targets.MASK, Targets.BBOXES)
-    pad_value = 0
-
-    def apply(
-        self,
-        img: np.ndarray,
-        *,
-        place: tuple[int, ...],
-        size: tuple[int, int],
-        canvas: tuple[int, int] | None = None,
-        **params: Any,
-    ) -> np.ndarray:
-        x0, y0, x1, y1 = place
-        shrinks = size[0] * size[1] < (y1 - y0) * (x1 - x0)
-        interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-        resized = cv2.resize(img[y0:y1, x0:x1], size[::-1], interpolation=interpolation)
-        return _pad(resized, canvas or size, self.pad_value)
-
-    def apply_to_mask(
-        self,
-        mask: np.ndarray,
-        *,
-        place: tuple[int, ...],
-        size: tuple[int, int],
-        canvas: tuple[int, int] | None = None,
-        **params: Any,
-    ) -> np.ndarray:
-        x0, y0, x1, y1 = place
-        resized = cv2.resize(mask[y0:y1, x0:x1], size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
-        return _pad(resized, canvas or size, 0)
-
-    def apply_to_bboxes(
-        self,
-        bboxes: np.ndarray,
-        *,
-        place: tuple[int, ...],
-        size: tuple[int, int],
-        canvas: tuple[int, int] | None = None,
-        **params: Any,
-    ) -> np.ndarray:
-        x0, y0, x1, y1 = place
-        canvas = canvas or size
-        height, width = params["shape"][:2]
-        moved = bboxes.copy()
-        moved[:, [0, 2]] = (bboxes[:, [0, 2]] * width - x0) / (x1 - x0) * (size[1] / canvas[1])
-        moved[:, [1, 3]] = (bboxes[:, [1, 3]] * height - y0) / (y1 - y0) * (size[0] / canvas[0])
-        return moved
-
-
-def _pad(picture: np.ndarray, canvas: tuple[int, int], value: int) -> np.ndarray:
-    bottom, right = canvas[0] - picture.shape[0], canvas[1] - picture.shape[1]
-    if not bottom and not right:
-        return picture
-    return cv2.copyMakeBorder(picture, 0, bottom, 0, right, cv2.BORDER_CONSTANT, value=(value,) * 3)
-
-
-class MultiScaleCrop(_CropAndResize):
-    """The size augmentation of DETR in one resize.
-
-    Either the image is resized to one of `scales`; or it is resized to one of `crop_scales`, a part of it is cropped,
-    and the part is resized to one of `scales`. Here the second way resizes once; see `_CropAndResize`.
-
-    Args:
-        scales: sizes of the short side, pixels.
-        max_size: bound of the long side of the result.
-        crop_scales: sizes of the short side before the crop; the long side has no bound here.
-        crop_range: least and greatest width and height of the crop, pixels (at most the resized image).
-        crop_probability: of the second way.
-    """
-
-    def __init__(
-        self,
-        *,
-        scales: Sequence[int] = tuple(range(480, 801, 32)),
-        max_size: int = 1333,
-        crop_scales: Sequence[int] = (400, 500, 600),
-        crop_range: tuple[int, int] = (384, 600),
-        crop_probability: float = 0.5,
-        p: float = 1.0,
-    ):
-        super().__init__(p=p)
-        self.scales = tuple(scales)
-        self.max_size = max_size
-        self.crop_scales = tuple(crop_scales)
-        self.crop_range = tuple(crop_range)
-        self.crop_probability = crop_probability
-
-    def get_params_dependent_on_data(self, params: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-        height, width = params["shape"][:2]
-        crop_height, crop_width = height, width
-        place = (0, 0, width, height)
-        if self.py_random.random() < self.crop_probability:
-            middle = resized_size(height, width, short_side=self.py_random.choice(self.crop_scales), max_size=None)
-            crop_width, crop_height = (self._draw_extent(middle[axis]) for axis in (1, 0))
-            top = self.py_random.randint(0, middle[0] - crop_height)
-            left = self.py_random.randint(0, middle[1] - crop_width)
-            x0, x1 = _to_pixels(left, left + crop_width, middle[1], width)
-            y0, y1 = _to_pixels(top, top + crop_height, middle[0], height)
-            place = (x0, y0, x1, y1)
-        short_side = self.py_random.choice(self.scales)
-        size = resized_size(crop_height, crop_width, short_side=short_side, max_size=self.max_size)
-        return {"place": place, "size": size}
-
-    def _draw_extent(self, limit: int) -> int:
-        least, greatest = self.crop_range
-        return self.py_random.randint(min(least, limit), min(greatest, limit))
-
-
-def _to_pixels(start: int, stop: int, length: int, new_length: int) -> tuple[int, int]:
-    """A range of `length` pixels as the nearest whole range of `new_length` pixels, at least one pixel long."""
-    new_start = min(round(start * new_length / length), new_length - 1)
-    return new_start, max(round(stop * new_length / length), new_start + 1)
-
-
-class _FixedSizeCrop(_CropAndResize):
-    """Draws a size that the image is resized to, and crops or pads the result to one fixed size.
-
-    Args:
-        crop_size: (height, width) of every result.
-        pad_value: of images.
-        max_class_area: a crop is drawn again, up to ten times, while one region of the map (see `Transformed`) takes a
-            larger part of all regions' pixels; 1: any crop will do.
-    """
-
-    def __init__(self, *, crop_size: tuple[int, int], pad_value: int, max_class_area: float = 1.0):
-        super().__init__(p=1.0)
-        self.crop_size = crop_size
-        self.pad_value = pad_value
-        self.max_class_area = max_class_area
-
-    def draw_size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) that an image is resized to before the crop."""
-        raise NotImplementedError
-
-    def get_params_dependent_on_data(self, params: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-        height, width = params["shape"][:2]
-        whole = self.draw_size(height, width)
-        size = min(whole[0], self.crop_size[0]), min(whole[1], self.crop_size[1])
-        for _ in range(_CROP_TRIES):
-            top, left = (self.py_random.randint(0, whole[axis] - size[axis]) for axis in (0, 1))
-            x0, x1 = _to_pixels(left, left + size[1], whole[1], width)
-            y0, y1 = _to_pixels(top, top + size[0], whole[0], height)
-            if self._is_varied(data.get("masks", ()), slice(y0, y1), slice(x0, x1)):
-                break
-        return {"place": (x0, y0, x1, y1), "size": size, "canvas": self.crop_size}
-
-    def _is_varied(self, masks: Sequence[np.ndarray], rows: slice, columns: slice) -> bool:
-        if self.max_class_area >= 1 or len(masks) != 1:
-            return True
-        counts = np.bincount(masks[0][rows, columns].ravel())[1:]
-        return np.count_nonzero(counts) > 1 and counts.max() < self.max_class_area * counts.sum()
-
-
-class _JitteredCrop(_FixedSizeCrop):
-    """Large-scale jitter (Ghiasi et al. 2021, https://arxiv.org/abs/2012.07177): the image is fitted into `crop_size`
-    times a factor drawn from `scale_range`."""
-
-    def __init__(self, *, scale_range: tuple[float, float], crop_size: tuple[int, int], pad_value: int):
-        super().__init__(crop_size=crop_size, pad_value=pad_value)
-        self.scale_range = scale_range
-
-    def draw_size(self, height: int, width: int) -> tuple[int, int]:
-        fit = min(self.crop_size[0] / height, self.crop_size[1] / width)
-        ratio = fit * self.py_random.uniform(*self.scale_range)
-        return max(1, round(height * ratio)), max(1, round(width * ratio))
-
-
-class _ShortSideCrop(_FixedSizeCrop):
-    """The short side is resized to one of `short_sides`; see `resized_size`."""
-
-    def __init__(
-        self,
-        *,
-        short_sides: Sequence[int],
-        max_size: int,
-        crop_size: tuple[int, int],
-        pad_value: int,
-        max_class_area: float,
-    ):
-        super().__init__(crop_size=crop_size, pad_value=pad_value, max_class_area=max_class_area)
-        self.short_sides = tuple(short_sides)
-        self.max_size = max_size
-
-    def draw_size(self, height: int, width: int) -> tuple[int, int]:
-        short_side = self.py_random.choice(self.short_sides)
-        return resized_size(height, width, short_side=short_side, max_size=self.max_size)
-
-
-class ColorDistortion(A.ImageOnlyTransform):
-    """The colour augmentation of SSD (Liu et al. 2016, https://arxiv.org/abs/1512.02325).
-
-    Brightness is shifted, contrast and saturation are scaled and the hue is turned, each with probability one half;
-    contrast changes before the colours or after them.
-
-    Args:
-        brightness: greatest shift, of 255.
-        contrast: range of the factor.
-        saturation: range of the factor.
-        hue: greatest turn, degrees.
-    """
-
-    def __init__(
-        self,
-        *,
-        brightness: float = 32,
-        contrast: tuple[float, float] = (0.5, 1.5),
-        saturation: tuple[float, float] = (0.5, 1.5),
-        hue: float = 36,
-        p: float = 1.0,
-    ):
-        super().__init__(p=p)
-        self.brightness = brightness
-        self.contrast = tuple(contrast)
-        self.saturation = tuple(saturation)
-        self.hue = hue
-
-    def get_params(self) -> dict[str, Any]:
-        def sometimes(low: float, high: float, neutral: float) -> float:
-            return self.py_random.uniform(low, high) if self.py_random.random() < 0.5 else neutral
-
-        return {
-            "shift": sometimes(-self.brightness, self.brightness, 0),
-            "contrast": sometimes(*self.contrast, 1),
-            "contrast_first": self.py_random.random() < 0.5,
-            "saturation": sometimes(*self.saturation, 1),
-            "turn": sometimes(-self.hue, self.hue, 0),
-        }
-
-    def apply(
-        self,
-        img: np.ndarray,
-        *,
-        shift: float,
-        contrast: float,
-        contrast_first: bool,
-        saturation: float,
-        turn: float,
-        **params: Any,
-    ) -> np.ndarray:
-        levels = np.arange(256, dtype=np.float32)
-        img = cv2.LUT(img, _levels((levels + shift).clip(0, 255) * (contrast if contrast_first else 1)))
-        if saturation != 1 or turn:
-            # OpenCV keeps half degrees, so that a full turn fits a byte.
-            hues = (levels + turn / 2) % 180
-            tables = np.stack([_levels(hues), _levels(levels * saturation), _levels(levels)], axis=1)
-            hsv = cv2.LUT(cv2.cvtColor(img, cv2.COLOR_RGB2HSV), tables[None])
-            img = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
-        return img if contrast_first else cv2.LUT(img, _levels(levels * contrast))
-
-
-def _levels(values: np.ndarray) -> np.ndarray:
-    return values.clip(0, 255).astype(np.uint8)
 
 
 class _Pipeline:
@@ -450,7 +162,7 @@ class LargeScaleJitter(_Pipeline):
             raise ConfigError(f"LargeScaleJitter: scale_range is {scale_range}; expected (least, greatest) above 0.")
         if size < 1:
             raise ConfigError(f"LargeScaleJitter: size is {size}; expected at least 1 pixel.")
-        crop = _JitteredCrop(scale_range=tuple(scale_range), crop_size=(size, size), pad_value=pad_value)
+        crop = JitteredCrop(scale_range=tuple(scale_range), crop_size=(size, size), pad_value=pad_value)
         super().__init__([A.HorizontalFlip(p=flip_probability), crop], check_each_transform=False)
 
 
@@ -488,7 +200,7 @@ class SemanticTrainTransforms(_Pipeline):
                 f"SemanticTrainTransforms: max_class_area is {max_class_area}; expected above 0 and at most 1."
             )
         longer = max(crop_size)
-        crop = _ShortSideCrop(
+        crop = ShortSideCrop(
             short_sides=short_sides or [int(tenths * 0.1 * longer) for tenths in range(5, 21)],
             max_size=max_size or 4 * longer,
             crop_size=tuple(crop_size),
