@@ -21,7 +21,7 @@ def config():
         data=dict(
             train=dict(**world, num_images=8000, split="train"),
             val=dict(**world, num_images=500, split="val"),
-            images_per_gpu=64, val_images_per_gpu=50, num_workers=1,
+            images_per_gpu=64, val_images_per_gpu=50, num_workers=0,
         ),
         optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05, decay_norms_and_biases=False),
         schedule=dict(type="CosineLR", warmup_epochs=0.5),

@@ -17,7 +17,7 @@ def config():
                 transforms=dict(type="ComposedTransforms", transforms=[dict(type="D4")]),
             ),
             val=dict(**world, num_images=1000, split="val"),
-            images_per_gpu=64, val_images_per_gpu=50, num_workers=1,
+            images_per_gpu=64, val_images_per_gpu=50, num_workers=0,
         ),
         optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05, decay_norms_and_biases=False),
         schedule=dict(type="CosineLR", warmup_epochs=1),

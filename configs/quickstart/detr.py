@@ -32,7 +32,7 @@ def config():
                 transforms=dict(type="ComposedTransforms", transforms=[dict(type="D4")]),
             ),
             val=dict(**world, num_images=200, split="val"),
-            images_per_gpu=16, val_images_per_gpu=50, num_workers=1,
+            images_per_gpu=16, val_images_per_gpu=50, num_workers=0,
         ),
         optimizer=dict(type="AdamW", lr=5e-4, weight_decay=1e-4),
         schedule=dict(type="CosineLR", warmup_steps=200),

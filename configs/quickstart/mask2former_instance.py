@@ -40,13 +40,13 @@ def config():
                 transforms=dict(type="ComposedTransforms", transforms=[dict(type="D4")]),
             ),
             val=dict(**world, num_images=200, split="val"),
-            images_per_gpu=8, val_images_per_gpu=50, num_workers=1,
+            images_per_gpu=8, val_images_per_gpu=50, num_workers=0,
         ),
         optimizer=dict(type="AdamW", lr=5e-4, weight_decay=0.05, decay_norms_and_biases=False),
         schedule=dict(type="CosineLR", warmup_steps=200),
         evaluator=dict(type="CocoEvaluator", iou_types=["segm"]),
         train=dict(
-            epochs=5, clip_grad_norm=0.1, reference_batch_size=8, channels_last=True, best_metric="segm/AP",
+            epochs=4, clip_grad_norm=0.1, reference_batch_size=8, channels_last=True, best_metric="segm/AP",
             log_every=100,
         ),
     )  # fmt: skip

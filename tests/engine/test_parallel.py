@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor
 from vitkit.checkpoint import read_checkpoint
 from vitkit.distributed import close_distributed, is_main, rank
 from vitkit.engine.evaluate import evaluate
-from vitkit.engine.parallel import is_sharded, shard
+from vitkit.engine.parallel import is_sharded, load_state, shard, state_of
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.train import LAST_NAME, train
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import run_block
-from vitkit.registry import SCHEDULES
+from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 
 CPU = torch.device("cpu")
@@ -222,6 +222,31 @@ def test_a_bad_batch_of_one_rank_is_skipped_by_both(two_ranks, strategy):
     assert len(main["faults"]) == 2  # a run each
     assert "rank 1: loss squared is nan; image 20, 20, 20, 20, 20. After 5" in main["faults"][0]
     assert "rank 0" not in main["faults"][0]
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_an_optimisers_state_follows_the_memory_format_of_its_parameters(name):
+    gradients = torch.randn(4, 6, 3, 2, 2)
+
+    def steps(formats):
+        """Weights after four steps, the run being resumed in the middle."""
+        state, weight = None, torch.ones(6, 3, 2, 2)
+        for half, memory_format in zip(gradients.split(2), formats):
+            model = nn.Conv2d(3, 6, 2, bias=False).to(memory_format=memory_format)
+            model.weight.data.copy_(weight)
+            optimizer = OPTIMIZERS.build({"type": name, "lr": 0.1}, model=model)
+            if state:
+                load_state(optimizer, state, model)
+            for gradient in half:
+                (model.weight * gradient).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            state, weight = state_of(optimizer, model), model.weight.detach()
+        return weight
+
+    same = steps([torch.contiguous_format, torch.contiguous_format])
+    torch.testing.assert_close(steps([torch.channels_last, torch.contiguous_format]), same)
+    torch.testing.assert_close(steps([torch.contiguous_format, torch.channels_last]), same)
 
 
 def test_one_process_has_nothing_to_divide_a_model_among():

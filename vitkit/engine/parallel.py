@@ -149,6 +149,19 @@ def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, whole: 
             set_optimizer_state_dict(model, part, optim_state_dict=dict(state), options=options)
     else:
         (part.module if isinstance(part, AveragedModel) else part).load_state_dict(state)
+        if isinstance(part, Optimizer):
+            _lay_out_as_parameters(part)
+
+
+def _lay_out_as_parameters(optimizer: Optimizer) -> None:
+    """Gives state of another memory format its parameter's, which `train.channels_last` may have changed since.
+
+    torch's fused optimisers read parameter, gradient and state in the order in which they lie in memory.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def divided_state(part: Any, model: nn.Module) -> Mapping[str, Any]:
