@@ -3,8 +3,8 @@
 A ResNet-18 up to stride 16 from random weights, one layer in the pixel decoder, three in the head.
 
 Run:  python tools/train.py configs/quickstart/mask2former_instance.py
-Here: mask AP 0.826 and AP50 0.957 for seed 42; 11.5 min of one core's processor time, with loading and evaluations.
-      With two cores 8 of the 4000 steps took a second.
+Here: mask AP 0.782 and AP50 0.904 for seed 42; 9 min 28 s on 2 cores of an Intel Xeon. With train.epochs=5 0.826 and
+      0.957, before optimisers were fused.
 """
 
 
