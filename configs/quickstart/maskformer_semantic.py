@@ -3,8 +3,8 @@
 A ResNet-18 up to stride 8 from random weights, two encoder layers and three decoder layers on its last map.
 
 Run:  python tools/train.py configs/quickstart/maskformer_semantic.py
-Here: mIoU 0.918 and pixel accuracy 0.987 for seed 42 (0.922 with --tta --tta-scales 1), in 4800 steps of 0.14 s of one
-      core's processor time; with loading and six evaluations 13 min of it.
+Here: mIoU 0.881 and pixel accuracy 0.979 for seed 42; 8 min 10 s on 2 cores of an Intel Xeon. With the paper's weight
+      of 1 for labels, mIoU 0.509 after as many steps and 0.918 after 4800 (those before optimisers were fused).
 """
 
 from vitkit.configs.quickstart.mask2former_instance import config as mask2former_instance
@@ -22,8 +22,8 @@ def config():
     )  # fmt: skip
     cfg["criterion"] = dict(
         type="MaskCriterion", no_object_weight=0.1, mask_loss="focal",
-        weights=dict(labels=1.0, mask=20.0, dice=1.0),
-        matcher=dict(type="HungarianMaskMatcher", mask_cost="focal", cost_class=1.0, cost_mask=20.0, cost_dice=1.0),
+        weights=dict(labels=3.0, mask=20.0, dice=1.0),
+        matcher=dict(type="HungarianMaskMatcher", mask_cost="focal", cost_class=3.0, cost_mask=20.0, cost_dice=1.0),
     )  # fmt: skip
     for split in ("train", "val"):
         cfg["data"][split]["task"] = "semantic"
