@@ -77,8 +77,8 @@ def report_failure(error: BaseException) -> None:
 
 def close_distributed() -> None:
     if dist.is_initialized():
-        # Up to torch 2.6 at least, a thread of gloo may still need the interpreter to free the tensors of the last
-        # operation, and would wait for ever for this thread, which holds it while it waits for that one to end.
+        # In torch 2.6 a thread of gloo may still need the interpreter to free the tensors of the last operation, and
+        # would wait for ever for this thread, which holds it while it waits for that one to end. It gets it here.
         time.sleep(0.05)
         dist.destroy_process_group()
 

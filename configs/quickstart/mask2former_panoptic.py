@@ -3,7 +3,7 @@
 The model of mask2former_instance.py, which it repeats for panoptic maps.
 
 Run:  python tools/train.py configs/quickstart/mask2former_panoptic.py
-Here: PQ 0.875 (things 0.799, stuff 0.988) for seed 42; as many steps as mask2former_instance.py beside it, as fast.
+Here: PQ 0.875 (things 0.799, stuff 0.988) for seed 42; as many steps as mask2former_instance.py beside it.
       With train.epochs=5 0.895 (0.830, 0.993), before optimisers were fused.
 """
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -75,10 +76,11 @@ def evaluate(
     num_batches = len(loader)
     takes_outputs = getattr(evaluator, "takes_outputs", False)
     generates = hasattr(model, "generate") and not takes_outputs
+    less_memory = partial(evaluation_remedies, precision=precision)
     for index, batch in enumerate(_batches(loader, model, alone=generates, precision=precision), start=1):
         batch = batch.to(device)
         started = _now(device) if seconds is not None else 0.0
-        with memory_explained(batch, evaluation_remedies), autocast(device, precision):
+        with memory_explained(batch, less_memory), autocast(device, precision):
             outputs = None if generates and criterion is None else model(**batch.inputs)
             if criterion is not None:
                 loss = sum(criterion(outputs, batch.targets).values())

@@ -183,12 +183,14 @@ def training_remedies(batch: Batch, settings: TrainSettings) -> list[str]:
     return remedies
 
 
-def evaluation_remedies(batch: Batch) -> list[str]:
+def evaluation_remedies(batch: Batch, precision: str) -> list[str]:
     """What makes an evaluation take less memory."""
-    remedies = ["smaller images (the sizes in data.val.transforms)", "train.precision=bf16"]
-    if len(batch) > 1:
-        remedies.insert(0, f"a smaller data.val_images_per_gpu or data.tokens_per_gpu (this batch has {len(batch)})")
-    return remedies
+    if "images" not in batch.inputs:
+        remedies = ["a smaller data.tokens_per_gpu"]
+    else:
+        fewer = [f"a smaller data.val_images_per_gpu (this batch has {len(batch)})"] if len(batch) > 1 else []
+        remedies = [*fewer, "smaller images (the sizes in data.val.transforms)"]
+    return remedies + (["train.precision=bf16"] if precision == "fp32" else [])
 
 
 def _memory_message(batch: Batch, remedies: Sequence[str], error: BaseException) -> str:

@@ -173,7 +173,7 @@ def sgd(
         layer_decay=layer_decay, decay_norms_and_biases=decay_norms_and_biases,
         decay_norms_and_embeddings=decay_norms_and_embeddings, no_decay=no_decay,
     )  # fmt: skip
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=True)
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum)
 
 
 def _warmup_steps(steps: int, epochs: float, steps_per_epoch: int) -> int:

@@ -147,10 +147,16 @@ def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, whole: 
     elif isinstance(part, Optimizer) and is_sharded(model):
         if "state" in state:
             set_optimizer_state_dict(model, part, optim_state_dict=dict(state), options=options)
+    elif isinstance(part, Optimizer):
+        # Which of its kernels it takes is this run's to say, not that of a run from before they were fused.
+        own, saved = part.param_groups, state["param_groups"]
+        if len(own) == len(saved):  # else torch says what is wrong
+            kernels = [{"fused": group["fused"]} if "fused" in group else {} for group in own]
+            state = {**state, "param_groups": [group | kernel for group, kernel in zip(saved, kernels)]}
+        part.load_state_dict(state)
+        _lay_out_as_parameters(part)
     else:
         (part.module if isinstance(part, AveragedModel) else part).load_state_dict(state)
-        if isinstance(part, Optimizer):
-            _lay_out_as_parameters(part)
 
 
 def _lay_out_as_parameters(optimizer: Optimizer) -> None:

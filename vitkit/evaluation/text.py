@@ -259,9 +259,11 @@ class LanguageModelEvaluator:
         )
 
     def write_results(self, path: str | Path) -> None:
-        """Writes the metrics, and each sentence's tokens, right ones and log likelihood, as JSON."""
+        """Writes the metrics, and each sentence's tokens, right ones and log likelihood, as JSON; an infinite one as
+        null."""
         sentences = [{"index": index, **found._asdict()} for index, found in self._sentences.items()]
-        Path(path).write_text(json.dumps({**self._metrics, "sentences": sentences}), encoding="utf-8")
+        metrics = {name: value if math.isfinite(value) else None for name, value in self._metrics.items()}
+        Path(path).write_text(json.dumps({**metrics, "sentences": sentences}), encoding="utf-8")
 
 
 def perplexity(nll: float) -> float:
