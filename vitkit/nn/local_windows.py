@@ -21,6 +21,9 @@ from vitkit.nn.attention import attention_weights
 OUTSIDE = -100.0
 """Similarity to a place outside the map. It still takes part in the softmax, with its geometry prior."""
 
+_NOTHING = 1e-30
+"""A weight up to which a place counts for nothing."""
+
 _PART_SIZE = 2**21
 
 
@@ -216,7 +219,8 @@ def window_weights(
         salient = None if saliency is None else saliency[images]
         scores = window_scores(query[images], key[images], prior, salient, stride, dilation, scale, similarity)
         attention_weights(scores, dim=2, out=weights[images])
-    return weights
+    # exp(OUTSIDE) is below the smallest normal float, and Intel's processors take long to multiply such numbers.
+    return F.threshold_(weights, _NOTHING, 0.0)
 
 
 @window_weights.register_fake
