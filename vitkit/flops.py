@@ -65,7 +65,7 @@ def _window_weights_flops(inputs: list, outputs: list) -> int:
 
 def _window_sum_flops(inputs: list, outputs: list) -> int:
     """Of a local relation's weighted sums."""
-    return math.prod(get_shape(outputs[0])) * get_shape(inputs[0])[2]
+    return math.prod(get_shape(outputs[0])) * get_shape(inputs[0])[1]
 
 
 def _added_product_flops(inputs: list, outputs: list) -> int:

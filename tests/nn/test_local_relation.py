@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.local_relation import GeometryPrior, LocalRelation, local_relation
-from vitkit.nn.local_windows import SIMILARITIES, window_scores
+from vitkit.nn.local_windows import SIMILARITIES, window_scores, window_weights
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
 from weights import compare, load_case
@@ -53,8 +53,13 @@ def scores(inputs, similarity, options):
         channels = query.shape[1] // len(prior)
         saliency = key[:, query.shape[1] :].repeat_interleave(len(prior) // (key.shape[1] - query.shape[1]), 1)
         key, saliency = key[:, : query.shape[1]], saliency * channels
-    rows = window_scores(query, key, prior, saliency, similarity=similarity, **options)
-    return rows.unflatten(3, (query.shape[2], -1))[..., : query.shape[3]].flatten(3).flatten(0, 1)
+        saliency = saliency.flatten(0, 1)[:, None]
+    (height, width), groups = query.shape[2:], len(prior)
+    query, key = (x.unflatten(1, (groups, -1)).flatten(0, 1) for x in (query, key))
+    prior = prior.repeat(len(query) // groups, 1, 1)
+    out = torch.empty_like(window_weights(query, key, prior, saliency, similarity=similarity, **options))
+    window_scores(query, key, prior, saliency, similarity=similarity, **options, least=-torch.inf, out=out)
+    return out.unflatten(2, (height, -1))[..., :width].flatten(2)
 
 
 def tensors(*, channels=2, groups=3, size=(5, 6), kernel_size=3, stride=1, salient=0, dtype=torch.float64):
@@ -70,7 +75,11 @@ def tensors(*, channels=2, groups=3, size=(5, 6), kernel_size=3, stride=1, salie
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("options", [dict(), dict(stride=2, dilation=2, scale=0.5)], ids=["plain", "strided"])
+@pytest.mark.parametrize(
+    "options",
+    [dict(), dict(stride=2, dilation=2, scale=0.5), dict(stride=2, dilation=3), dict(stride=4, dilation=2)],
+    ids=str,
+)
 def test_gradients_are_those_of_finite_differences(similarity, options):
     inputs = tensors(salient=3, stride=options.get("stride", 1))
     assert torch.autograd.gradcheck(
@@ -110,6 +119,32 @@ def test_output_and_recorded_weights_equal_the_unfolded_formulation(size, stride
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(maps[""][0], weights.transpose(2, 3))
     torch.testing.assert_close(maps[""][0].sum(-1), torch.ones_like(weights[:, :, 0]))
+
+
+@pytest.mark.parametrize("options", [dict(), dict(stride=2), dict(stride=4, dilation=2)], ids=str)
+def test_a_few_maps_at_a_time_give_what_all_do(monkeypatch, options):
+    inputs = tensors(size=(9, 7), stride=options.get("stride", 1), salient=1)
+    whole = local_relation(*inputs, **options)
+    gradients = torch.autograd.grad(whole.square().sum(), inputs)
+    monkeypatch.setattr("vitkit.nn.local_windows._PART_SIZE", 1000)  # of 6 maps with at most 9 * 9 * 9 weights
+    with torch.no_grad():
+        torch.testing.assert_close(local_relation(*inputs, **options), whole)
+    for ours, expected in zip(
+        torch.autograd.grad(local_relation(*inputs, **options).square().sum(), inputs), gradients
+    ):
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_empty_batch_gives_an_empty_batch(grad):
+    with torch.set_grad_enabled(grad):
+        assert LocalRelation(8)(torch.zeros(0, 8, 5, 6)).shape == (0, 8, 5, 6)
+
+
+def test_the_outside_counts_where_all_scores_inside_are_lower():
+    query, key, value = torch.full((1, 1, 2, 2), 10.0), torch.full((1, 1, 2, 2), -20.0), torch.ones(1, 1, 2, 2)
+    output = local_relation(query, key, value, torch.zeros(1, 3, 3))  # inside -200, outside -100
+    torch.testing.assert_close(output, torch.zeros_like(value))
 
 
 def test_an_even_window_reaches_further_up_and_left():

@@ -3,6 +3,8 @@
 Its operators, and what the letters of shapes mean, are in vitkit.nn.local_windows.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import record_weights, recording
 from vitkit.nn.layers import MLP
-from vitkit.nn.local_windows import SIMILARITIES, window_sum, window_weights
+from vitkit.nn.local_windows import SIMILARITIES, parts_of_maps, window_sum, window_weights
 from vitkit.registry import nearest
 
 
@@ -53,11 +55,24 @@ def local_relation(
     if salient.shape[1]:
         groups = torch.arange(num_groups, device=key.device)
         saliency = salient[:, groups * salient.shape[1] // num_groups] * (num_channels // num_groups)
-    weights = window_weights(query, key, prior, saliency, stride, dilation, scale, similarity)
-    if recording():
-        height, width = query.shape[-2:]
-        record_weights(weights.unflatten(3, (height, -1))[..., :width].flatten(3).transpose(2, 3))
-    return window_sum(weights, value, stride, dilation)
+        saliency = saliency.flatten(0, 1)[:, None]
+    query, key, maps = (x.unflatten(1, (num_groups, -1)).flatten(0, 1) for x in (query, key, value))
+    priors = prior.repeat(len(value), 1, 1)
+    settings = (stride, dilation, scale, similarity)
+    if torch.is_grad_enabled() or recording() or torch.compiler.is_compiling():
+        weights = window_weights(query, key, priors, saliency, *settings)
+        if recording():
+            height, width = query.shape[-2:]
+            by_group = weights.unflatten(0, (len(value), num_groups)).unflatten(3, (height, -1))[..., :width]
+            record_weights(by_group.flatten(3).transpose(2, 3))
+        output = window_sum(weights, maps, stride, dilation)
+    else:  # Weights that nothing needs afterwards need not be in memory all at once.
+        output = maps.new_empty(*maps.shape[:2], *query.shape[2:])
+        for part in parts_of_maps(len(maps), priors.numel() * math.prod(query.shape[2:]), maps.device):
+            salient = None if saliency is None else saliency[part]
+            weights = window_weights(query[part], key[part], priors[part], salient, *settings)
+            output[part] = window_sum(weights, maps[part], stride, dilation)
+    return output.unflatten(0, (len(value), num_groups)).flatten(1, 2)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, prior: Tensor, stride: int, similarity: str) -> None:

@@ -1,12 +1,15 @@
 """The operators of local relation: each place's softmax over its window, and the sum of the window by such weights.
 
-Shapes: B batch, G groups of channels that share weights, (H, W) the map, (h, w) = (ceil(H / stride), ceil(W / stride))
-the output, k the side of the window, and n = k * k its places, row by row.
+Shapes: N maps, one for each image and group of channels that share weights, (H, W) the map, (h, w) =
+(ceil(H / stride), ceil(W / stride)) the output, k the side of the window, and n = k * k its places, row by row.
 
 How it is computed: a map is padded and its rows follow each other in memory, so that the map as one place of the window
-sees it, for all outputs at once, is a slice. The loops run over the n slices; the map is never unfolded.
+sees it, for all outputs at once, is a slice. The map is never unfolded; what is as large as the weights is made for a
+few maps at a time, so that a processor's cache can hold it.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,10 +24,11 @@ from vitkit.nn.attention import attention_weights
 OUTSIDE = -100.0
 """Similarity to a place outside the map. It still takes part in the softmax, with its geometry prior."""
 
-_NOTHING = 1e-30
-"""A weight up to which a place counts for nothing."""
+_LEAST = -70.0
+"""A place whose score is this far below the middle's, or more, has no weight."""
 
 _PART_SIZE = 2**21
+"""Weights at a time."""
 
 
 class Similarity(NamedTuple):
@@ -33,6 +37,12 @@ class Similarity(NamedTuple):
     value: Callable[[Tensor, Tensor], Tensor]
     gradient: Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]
     """Derivatives by query and by key; None for 0."""
+
+    def add_to(self, scores: Tensor, query: Tensor, key: Tensor, scale: float, out: Tensor) -> None:
+        if self.value is torch.mul:  # in one step, without memory of its own
+            torch.addcmul(scores, query, key, value=scale, out=out)
+        else:
+            torch.add(scores, self.value(query, key), alpha=scale, out=out)
 
 
 def _relative_difference_gradient(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +69,7 @@ def _square_gradient(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 SIMILARITIES = {
-    "product": Similarity(lambda q, k: q * k, lambda q, k: (k, q)),
+    "product": Similarity(torch.mul, lambda q, k: (k, q)),
     "key": Similarity(lambda q, k: k, lambda q, k: (None, torch.ones_like(k))),
     "difference": Similarity(lambda q, k: -(q - k).abs(), _difference_gradient),
     "relative_difference": Similarity(
@@ -105,13 +115,42 @@ class _Layout(NamedTuple):
                 start = row * self.columns + column
                 yield row_phase * self.stride + column_phase, slice(start, start + self.out_height * self.columns)
 
-    def outside(self, device: torch.device) -> Tensor:
-        """(n, out_height * columns) bool, where the window's places lie beyond the map."""
-        steps = self.dilation * torch.arange(self.kernel_size, device=device)[:, None] - self.margin
-        y = steps + self.stride * torch.arange(self.out_height, device=device)
-        x = steps + self.stride * torch.arange(self.columns, device=device)
-        y_out, x_out = (y < 0) | (y >= self.height), (x < 0) | (x >= self.width)
-        return (y_out[:, None, :, None] | x_out[None, :, None, :]).flatten(0, 1).flatten(1)
+    def windows(self, padded: Tensor) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
+        """The same slices of a padded map (phases, ..., rows * columns), as few large views of its memory.
+
+        Yields rows and columns of the window, and (..., those rows, those columns, out_height * columns).
+        """
+        # Every `period`-th row or column of the window sees the same phase, `step` places further on.
+        period = self.stride // math.gcd(self.stride, self.dilation)
+        step = self.dilation * period // self.stride
+        firsts = range(min(period, self.kernel_size))
+        for i, j in itertools.product(firsts, firsts):
+            (row, row_phase), (column, column_phase) = (divmod(self.dilation * x, self.stride) for x in (i, j))
+            phase = padded[row_phase * self.stride + column_phase]
+            counts = [len(range(x, self.kernel_size, period)) for x in (i, j)]
+            seen = phase.as_strided(
+                (*phase.shape[:-1], *counts, self.out_height * self.columns),
+                (*phase.stride()[:-1], step * self.columns, step, 1),
+                phase.storage_offset() + row * self.columns + column,
+            )
+            yield (slice(i, None, period), slice(j, None, period)), seen
+
+    def outside(self) -> Iterator[tuple[tuple[slice, slice], tuple[slice, slice]]]:
+        """Rows and columns of the window, and of outputs, where those of the window lie beyond the map.
+
+        Not those of the filler, whose weights are of no use.
+        """
+        everything = slice(None)
+        for i in range(self.kernel_size):
+            shift, place = self.margin - self.dilation * i, slice(i, i + 1)
+            for outputs in _beyond(shift, self.height, self.stride, self.out_height):
+                yield (place, everything), (outputs, everything)
+            for outputs in _beyond(shift, self.width, self.stride, self.out_width):
+                yield (everything, place), (everything, outputs)
+
+    def by_place(self, x: Tensor) -> Tensor:
+        """(N, n, h * columns) as (N, k, k, h, columns)."""
+        return x.view(len(x), self.kernel_size, self.kernel_size, self.out_height, self.columns)
 
     def pad(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (phases, B, C, rows * columns)."""
@@ -139,24 +178,27 @@ class _Layout(NamedTuple):
         return x.unflatten(2, (self.out_height, self.columns))[..., : self.out_width].contiguous()
 
 
+def _beyond(shift: int, size: int, stride: int, num_outputs: int) -> list[slice]:
+    """Where `stride * output - shift` is not in 0..size-1."""
+    first, end = (min(max(-(-bound // stride), 0), num_outputs) for bound in (shift, size + shift))
+    return [slice(start, stop) for start, stop in ((0, first), (end, num_outputs)) if start < stop]
+
+
 def _precise(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Sums over the window are in float32 at least."""
     return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors)
 
 
-def _weights_shape(key: Tensor, prior: Tensor, stride: int, dilation: int) -> tuple[int, int, int, int]:
+def _weights_shape(key: Tensor, prior: Tensor, stride: int, dilation: int) -> tuple[int, int, int]:
     layout = _Layout.of(*key.shape[-2:], prior.shape[-1], stride, dilation)
-    return len(key), len(prior), layout.kernel_size**2, layout.out_height * layout.columns
+    return len(key), layout.kernel_size**2, layout.out_height * layout.columns
 
 
-def _parts(weights: Tensor) -> Iterator[slice]:
-    """A few images at a time on a CPU, so that what is as large as their weights stays near it."""
-    step = max(1, _PART_SIZE // weights[0].numel()) if weights.device.type == "cpu" else len(weights)
-    return (slice(start, start + step) for start in range(0, len(weights), step))
-
-
-def _grouped(x: Tensor, num_groups: int) -> Tensor:
-    return x.unflatten(-2, (num_groups, -1))
+def parts_of_maps(num_maps: int, num_weights: int, device: torch.device) -> list[slice]:
+    """A few maps at a time on a CPU, so that what is as large as their weights stays near it; else all of them."""
+    num_parts = math.ceil(num_weights / _PART_SIZE) if device.type == "cpu" else 1
+    step = math.ceil(num_maps / max(1, num_parts))
+    return [slice(start, start + step) for start in range(0, num_maps, max(1, step))]
 
 
 def window_scores(
@@ -168,27 +210,32 @@ def window_scores(
     dilation: int,
     scale: float,
     similarity: str,
-) -> Tensor:
-    """What `window_weights` takes the softmax of; in its shape. No gradient passes."""
-    num_groups = len(prior)
+    *,
+    least: float,
+    out: Tensor,
+) -> None:
+    """What `window_weights` takes the softmax of; written to `out`, in its shape. No gradient passes.
+
+    Args:
+        least: how far, at most, a score outside the map is below the middle's; -inf for no limit.
+    """
     layout = _Layout.of(*key.shape[-2:], prior.shape[-1], stride, dilation)
     query, key, prior = _precise(query, key, prior)
-    queries, keys = _grouped(layout.pad_outputs(query), num_groups), _grouped(layout.pad(key), num_groups)
-    places = prior.flatten(1)
-    # All that follows is in place: this is the largest tensor of the forward pass, beside the weights.
-    scores = queries.new_empty(len(queries), num_groups, places.shape[1], queries.shape[-1])
-    value = SIMILARITIES[similarity].value
-    for place, (phase, here) in enumerate(layout.slices()):
-        appearance = value(queries, keys[phase][..., here])
-        scores[:, :, place] = appearance[:, :, 0] if appearance.shape[2] == 1 else appearance.sum(2)
-    if scale != 1:
-        scores *= scale
+    queries, keys = layout.pad_outputs(query), layout.pad(key)
+    by_place = layout.by_place(out)
+    for (rows, columns), seen in layout.windows(keys):
+        scores, here = prior[:, rows, columns, None], by_place[:, rows, columns].flatten(3)
+        for q, k in zip(queries.unbind(1), seen.unbind(1)):
+            SIMILARITIES[similarity].add_to(scores, q[:, None, None], k, scale, here)
+            scores = here
     if saliency is not None:
-        salient = layout.pad(*_precise(saliency))
-        for place, (phase, here) in enumerate(layout.slices()):
-            scores[:, :, place] += salient[phase][..., here]
-    scores.masked_fill_(layout.outside(scores.device), OUTSIDE)
-    return scores.add_(places[:, :, None])
+        for (rows, columns), seen in layout.windows(layout.pad(*_precise(saliency))):
+            by_place[:, rows, columns].flatten(3).add_(seen[:, 0])
+    middle = layout.kernel_size // 2
+    lowest = by_place[:, middle, middle, None, None] + least
+    for (rows, columns), (y, x) in layout.outside():
+        outside = prior[:, rows, columns, None, None] + OUTSIDE
+        torch.maximum(outside, lowest[..., y, x], out=by_place[:, rows, columns, y, x])
 
 
 @custom_op(
@@ -210,17 +257,22 @@ def window_weights(
     """Softmax over each output's window. An operator of its own, so that `torch.compile` need not look at its loops.
 
     Args:
-        saliency: (B, G, H, W), added to the scores; or None.
+        query: (N, c, h, w).
+        key: (N, c, H, W).
+        prior: (N, k, k).
+        saliency: (N, 1, H, W), added to the scores; or None.
     Returns:
-        (B, G, n, h * columns), each row of outputs with filler at its end.
+        (N, n, h * columns), each row of outputs with filler at its end.
     """
     weights = query.new_empty(_weights_shape(key, prior, stride, dilation), dtype=_precise(query)[0].dtype)
-    for images in _parts(weights):
-        salient = None if saliency is None else saliency[images]
-        scores = window_scores(query[images], key[images], prior, salient, stride, dilation, scale, similarity)
-        attention_weights(scores, dim=2, out=weights[images])
-    # exp(OUTSIDE) is below the smallest normal float, and Intel's processors take long to multiply such numbers.
-    return F.threshold_(weights, _NOTHING, 0.0)
+    settings = (stride, dilation, scale, similarity)
+    for part in parts_of_maps(len(weights), weights.numel(), weights.device):
+        salient = None if saliency is None else saliency[part]
+        # exp(OUTSIDE) is below the smallest normal float, and processors take long to compute with such numbers.
+        window_scores(query[part], key[part], prior[part], salient, *settings, least=_LEAST, out=weights[part])
+        attention_weights(weights[part], dim=1, out=weights[part])
+        F.threshold_(weights[part], math.exp(_LEAST), 0.0)
+    return weights
 
 
 @window_weights.register_fake
@@ -255,32 +307,32 @@ def _window_weights_backward(
     scale: float,
     similarity: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    num_groups = len(prior)
     layout = _Layout.of(*key.shape[-2:], prior.shape[-1], stride, dilation)
     queries, keys = _precise(query, key)
-    queries, keys = _grouped(layout.pad_outputs(queries), num_groups), _grouped(layout.pad(keys), num_groups)
+    queries, keys = layout.pad_outputs(queries), layout.pad(keys)
     grad_queries, grad_keys = torch.zeros_like(queries), torch.zeros_like(keys)
-    grad_salient = grad.new_zeros(() if saliency is None else keys.select(3, 0).shape)
-    grad_prior = grad.new_zeros(prior.shape)
+    grad_salient = grad.new_zeros(() if saliency is None else keys[:, :, :1].shape)
+    grad_prior = grad.new_empty(prior.shape)
     gradient = SIMILARITIES[similarity].gradient
-    outside = layout.outside(grad.device)
-    for images in _parts(weights):
-        grad_scores = grad[images] * weights[images]
-        grad_scores.addcmul_(weights[images], grad_scores.sum(2, keepdim=True), value=-1)
-        grad_prior += grad_scores.sum((0, 3)).view(prior.shape)
-        grad_scores.masked_fill_(outside, 0)
+    for part in parts_of_maps(len(weights), weights.numel(), weights.device):
+        grad_scores = grad[part] * weights[part]
+        grad_scores.addcmul_(weights[part], grad_scores.sum(1, keepdim=True), value=-1)
+        grad_prior[part] = grad_scores.sum(2).view_as(grad_prior[part])
+        by_place = layout.by_place(grad_scores)
+        for (rows, columns), (y, x) in layout.outside():
+            by_place[:, rows, columns, y, x] = 0
         for place, (phase, here) in enumerate(layout.slices()):
-            grad_here = grad_scores[:, :, place, None]
-            by_query, by_key = gradient(queries[images], keys[phase, images, ..., here])
+            grad_here = grad_scores[:, place, None]
+            by_query, by_key = gradient(queries[part], keys[phase, part, :, here])
             if by_query is not None:
-                grad_queries[images].addcmul_(grad_here, by_query, value=scale)
+                grad_queries[part].addcmul_(grad_here, by_query, value=scale)
             if by_key is not None:
-                grad_keys[phase, images, ..., here].addcmul_(grad_here, by_key, value=scale)
+                grad_keys[phase, part, :, here].addcmul_(grad_here, by_key, value=scale)
             if saliency is not None:
-                grad_salient[phase, images, :, here] += grad_here[:, :, 0]
+                grad_salient[phase, part, :, here] += grad_here
     return (
-        layout.unpad_outputs(grad_queries.flatten(1, 2)).to(query.dtype),
-        layout.unpad(grad_keys.flatten(2, 3)).to(key.dtype),
+        layout.unpad_outputs(grad_queries).to(query.dtype),
+        layout.unpad(grad_keys).to(key.dtype),
         grad_prior.to(prior.dtype),
         grad_salient if saliency is None else layout.unpad(grad_salient).to(saliency.dtype),
     )
@@ -324,16 +376,16 @@ def window_sum(weights: Tensor, value: Tensor, stride: int, dilation: int) -> Te
     """Sums each output's window with the weights of `window_weights`; places outside the map add nothing.
 
     Args:
-        value: (B, G * channels, H, W).
+        value: (N, channels, H, W).
     Returns:
-        (B, G * channels, h, w), of the value's type.
+        (N, channels, h, w), of the value's type.
     """
     layout = _Layout.of(*value.shape[-2:], _side(weights), stride, dilation)
-    values = _grouped(layout.pad(*_precise(value)), weights.shape[1])
+    values = layout.pad(*_precise(value))
     output = torch.zeros_like(values[0, ..., : weights.shape[-1]])
     for place, (phase, here) in enumerate(layout.slices()):
-        output.addcmul_(weights[:, :, place, None], values[phase][..., here])
-    return layout.unpad_outputs(output.flatten(1, 2)).to(value.dtype)
+        output.addcmul_(weights[:, place, None], values[phase, ..., here])
+    return layout.unpad_outputs(output).to(value.dtype)
 
 
 @window_sum.register_fake
@@ -350,14 +402,20 @@ def _window_sum_backward(
     grad: Tensor, weights: Tensor, value: Tensor, stride: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
     layout = _Layout.of(*value.shape[-2:], _side(weights), stride, dilation)
-    num_groups = weights.shape[1]
     grad, values = _precise(grad, value)
-    grads, values = _grouped(layout.pad_outputs(grad), num_groups), _grouped(layout.pad(values), num_groups)
+    grads, values = layout.pad_outputs(grad), layout.pad(values)
     grad_values, grad_weights = torch.zeros_like(values), torch.empty_like(weights)
-    for place, (phase, here) in enumerate(layout.slices()):
-        torch.sum(grads * values[phase][..., here], 2, out=grad_weights[:, :, place])
-        grad_values[phase][..., here].addcmul_(weights[:, :, place, None], grads)
-    return grad_weights, layout.unpad(grad_values.flatten(2, 3)).to(value.dtype)
+    by_place = grad_weights.unflatten(1, (layout.kernel_size, -1))
+    for part in parts_of_maps(len(weights), weights.numel(), weights.device):
+        for (rows, columns), seen in layout.windows(values[:, part]):
+            here = by_place[part, rows, columns]
+            products = zip(grads[part, :, None, None].unbind(1), seen.unbind(1))
+            torch.mul(*next(products), out=here)
+            for grad_of_channel, values_of_channel in products:
+                here.addcmul_(grad_of_channel, values_of_channel)
+        for place, (phase, here) in enumerate(layout.slices()):
+            grad_values[phase, part, :, here].addcmul_(weights[part, place, None], grads[part])
+    return grad_weights, layout.unpad(grad_values).to(value.dtype)
 
 
 @_window_sum_backward.register_fake
@@ -379,12 +437,11 @@ window_sum.register_autograd(_sum_gradients, setup_context=_save_for_sum)
 
 @register_flop_formula(torch.ops.vitkit.window_sum)
 def _window_sum_flops(weights: tuple, value: tuple, stride: int, dilation: int, out_shape: tuple) -> int:
-    batch_size, channels, height, width = out_shape
-    return 2 * batch_size * channels * height * width * weights[2]
+    return 2 * math.prod(out_shape) * weights[1]
 
 
 def _side(weights: Tensor) -> int:
-    return int(weights.shape[2] ** 0.5)
+    return int(weights.shape[1] ** 0.5)
 
 
 def _like(x: Tensor) -> Tensor:
