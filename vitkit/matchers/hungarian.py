@@ -1,6 +1,5 @@
 """The optimal one-to-one assignment of queries to targets (Carion et al. 2020, https://arxiv.org/abs/2005.12872)."""
 
-import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from vitkit.errors import DataError, TrainingError
-from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
+from vitkit.ops.boxes import l1_and_giou
 from vitkit.registry import MATCHERS
 from vitkit.structures import DetectionTarget
 
@@ -61,19 +60,20 @@ class HungarianMatcher(nn.Module):
         labels = torch.cat([target["labels"] for target in targets])
         target_boxes = torch.cat([target["boxes_cxcywh"] for target in targets])
         # A label out of range has no cost. NaN lets the check below find it, without a transfer of its own.
-        known = (labels >= 0) & (labels < num_classes)
-        labels, target_boxes = labels.where(known, 0), target_boxes.where(known[:, None], torch.nan)
+        some_label = labels.clamp(0, num_classes - 1)
+        target_boxes = target_boxes.where((labels == some_label)[:, None], torch.nan)
 
-        with torch.autocast(device.type, enabled=False):
-            class_costs = CLASS_COSTS[self.class_cost](pred_logits.float(), image, labels)
-            terms = {"class": class_costs, **_box_terms(pred_boxes.float(), image, target_boxes.float())}
-            cost = terms["class"] * self.weights["class"]
-            for name in ("l1", "giou"):
-                cost.add_(terms[name], alpha=self.weights[name])
+        class_costs = CLASS_COSTS[self.class_cost](pred_logits.float(), image, some_label)
+        terms = {"class": class_costs, **_box_terms(pred_boxes.float(), image, target_boxes.float())}
+        cost = terms["class"] * self.weights["class"]
+        for name in ("l1", "giou"):
+            cost.add_(terms[name], alpha=self.weights[name])
 
-        # The step's only transfer from the device. scipy computes in float64, so all costs are converted at once.
-        cost = cost.cpu().transpose(0, 1).to(torch.float64, memory_format=torch.contiguous_format).numpy()  # (L, T, Q)
-        if not np.isfinite(cost.sum()):  # float64, which a sum of float32 cannot leave
+        cost = cost.cpu()  # the step's only transfer from the device
+        finite = cost.sum().isfinite() or cost.isfinite().all()  # a sum, which takes less time, may overflow
+        # scipy computes in float64, so all costs are converted at once.
+        cost = cost.transpose(0, 1).to(torch.float64, memory_format=torch.contiguous_format).numpy()  # (L, T, Q)
+        if not finite:
             _raise_non_finite(cost, terms, targets, num_classes=num_classes)
         ends = np.cumsum(counts)
         return [[assign(layer[end - count : end]) for count, end in zip(counts, ends)] for layer in cost]
@@ -100,17 +100,10 @@ CLASS_COSTS = {"softmax": softmax_cost, "focal": focal_cost}
 def _box_terms(pred_boxes: Tensor, image: Tensor, target_boxes: Tensor) -> dict[str, Tensor]:
     """The L1 distance and the GIoU, each (T, L, Q): T targets of all images against the queries of their own image."""
     # With coordinates as whole planes, picking a target's image copies long rows and all else reads contiguous numbers.
-    cxcywh = pred_boxes.permute(3, 1, 0, 2).contiguous()
-    xyxy = cxcywh_to_xyxy(cxcywh, dim=0)
-    distances = (
-        queries.index_select(0, image).sub_(targets[:, None, None]).abs_()
-        for queries, targets in zip(cxcywh, target_boxes.T)
-    )
-    queries_xyxy = xyxy.index_select(1, image).movedim(0, -1)  # (T, L, Q, 4)
-    return {
-        "l1": functools.reduce(Tensor.add_, distances),
-        "giou": generalized_box_iou(queries_xyxy, cxcywh_to_xyxy(target_boxes)[:, None, None]),
-    }
+    planes = pred_boxes.permute(3, 1, 0, 2).contiguous()
+    queries = [plane.index_select(0, image) for plane in planes]
+    l1, giou = l1_and_giou(queries, target_boxes.T[:, :, None, None].unbind(), overwrite_a=True)
+    return {"l1": l1, "giou": giou}
 
 
 def _raise_non_finite(

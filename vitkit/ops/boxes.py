@@ -13,10 +13,10 @@ from torch import Tensor
 from torchvision.ops import box_convert
 
 
-def cxcywh_to_xyxy(boxes_cxcywh: Tensor, *, dim: int = -1) -> Tensor:
-    """Boxes in any one length unit, their 4 numbers along `dim`."""
-    centre, size = boxes_cxcywh.chunk(2, dim)
-    return torch.cat((centre - size / 2, centre + size / 2), dim)
+def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
+    """(..., 4) boxes in any one length unit."""
+    centre, size = boxes_cxcywh.chunk(2, -1)
+    return torch.cat((centre - size / 2, centre + size / 2), -1)
 
 
 def xyxy_to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         (...) float in 0..1; 0 for two boxes without area.
     """
-    intersection, union, _ = _areas(a, b)
+    _, intersection, union, _ = _compare(xyxy_to_cxcywh(a).unbind(-1), xyxy_to_cxcywh(b).unbind(-1))
     return _divide_(intersection, union)
 
 
@@ -64,25 +64,45 @@ def generalized_box_iou(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         (...) float in -1..1; 0 for two boxes whose common hull has no area.
     """
-    intersection, union, hull = _areas(a, b)
+    return l1_and_giou(xyxy_to_cxcywh(a).unbind(-1), xyxy_to_cxcywh(b).unbind(-1))[1]
+
+
+def l1_and_giou(
+    a_cxcywh: Sequence[Tensor], b_cxcywh: Sequence[Tensor], *, overwrite_a: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The sum of the four absolute differences, and the GIoU, which has use for them: both for the price of one.
+
+    Args:
+        a_cxcywh: centres x and y, widths and heights, each (...) float, of any one length unit.
+        b_cxcywh: as `a_cxcywh`; broadcasts against it.
+        overwrite_a: whether the memory of `a_cxcywh`, of the broadcast shape then, may be used. No gradient passes.
+    Returns:
+        Two of the broadcast shape; see `generalized_box_iou`.
+    """
+    l1, intersection, union, hull = _compare(a_cxcywh, b_cxcywh, overwrite_a=overwrite_a)
     outside = _divide_(hull - union, hull)
-    return _divide_(intersection, union).sub_(outside)
+    return l1, _divide_(intersection, union).sub_(outside)
 
 
-def _areas(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the intersection, the union and the common hull."""
-    # torchvision.ops.box_area takes batch dimensions only in newer releases, so areas are written out. In place where
-    # it can be: the matcher's time is that of writing new memory.
-    ax0, ay0, ax1, ay1 = a.unbind(-1)
-    bx0, by0, bx1, by1 = b.unbind(-1)
-    a_width, a_height, b_width, b_height = ax1 - ax0, ay1 - ay0, bx1 - bx0, by1 - by0
-    areas = a_width * a_height + b_width * b_height
-    # Less than nothing is the gap between boxes that are apart; what is not shared of both sides spans the hull.
-    width = torch.minimum(ax1, bx1).sub_(torch.maximum(ax0, bx0))
-    height = torch.minimum(ay1, by1).sub_(torch.maximum(ay0, by0))
-    hull = (a_width + b_width).sub_(width).mul_((a_height + b_height).sub_(height))
-    intersection = width.clamp_(min=0).mul_(height.clamp_(min=0))
-    return intersection, areas.sub_(intersection), hull
+def _compare(
+    a_cxcywh: Sequence[Tensor], b_cxcywh: Sequence[Tensor], *, overwrite_a: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The L1 distance; and four times the areas of the intersection, the union and the common hull."""
+    # In place where it can be: the matcher's time is that of writing new memory.
+    a_width, a_height = a_cxcywh[2:]
+    b_width, b_height = b_cxcywh[2:]
+    four_areas = torch.addcmul(4 * b_width * b_height, a_width, a_height, value=4)
+    width, height = a_width + b_width, a_height + b_height
+    subtract = Tensor.sub_ if overwrite_a else Tensor.sub
+    x_apart, y_apart, wider, higher = (subtract(a, b).abs_() for a, b in zip(a_cxcywh, b_cxcywh))
+    l1 = (x_apart + y_apart).add_(wider).add_(higher)
+    # Centres further apart than half the difference of the sizes, and boxes end in each other or beside each other;
+    # else the smaller is within the larger. Either way, twice the overlap (less than nothing: the gap) is the sum of
+    # the sizes less `apart`, and twice the hull is the sum and `apart`.
+    x_apart, y_apart = torch.maximum(x_apart.mul_(2), wider), torch.maximum(y_apart.mul_(2), higher)
+    hull = (width + x_apart).mul_(height + y_apart)
+    intersection = width.sub_(x_apart).clamp_(min=0).mul_(height.sub_(y_apart).clamp_(min=0))
+    return l1, intersection, four_areas.sub_(intersection), hull
 
 
 def _divide_(area: Tensor, whole: Tensor) -> Tensor:
