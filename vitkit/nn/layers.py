@@ -58,7 +58,8 @@ class TokenMLP(Mlp):
     """The two-layer network of a block of a vision transformer, with GELU between."""
 
     part = 512
-    """Tokens at a time and thread on a CPU when no gradient is wanted: their hidden channels stay in the cache."""
+    """About how many tokens at a time and thread, on a CPU when no gradient is wanted: their hidden channels stay in the
+    cache."""
 
     def __init__(self, d_model: int, d_hidden: int, d_out: int | None = None):
         super().__init__(d_model, d_hidden, d_out)
@@ -67,8 +68,13 @@ class TokenMLP(Mlp):
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(x)
-        parts = x.flatten(0, -2).split(self.part * torch.get_num_threads())
-        return torch.cat([super(TokenMLP, self).forward(part) for part in parts]).unflatten(0, x.shape[:-1])
+        tokens = x.flatten(0, -2)
+        # Equal parts, as a few left over would take the matrix products longer than their number says.
+        num_parts = round(len(tokens) / (self.part * torch.get_num_threads()))
+        if num_parts < 2:
+            return super().forward(x)
+        parts = [super(TokenMLP, self).forward(part) for part in tokens.tensor_split(num_parts)]
+        return torch.cat(parts).unflatten(0, x.shape[:-1])
 
 
 class _ReluDropout(torch.autograd.Function):
