@@ -1,9 +1,9 @@
 """Compare speed and memory with other implementations.
 
 Random weights and images, nothing is downloaded. What is compared runs in turn in one process; ratios are to the first
-row of each group, and are what counts: they hold from run to run, milliseconds do not. Peak memory is measured in a new
-process each. The parts models, maskformer and mask2former take some minutes each and need transformers
-(pip install -e '.[benchmark]').
+row of each group, and are what counts: they hold from run to run, milliseconds do not. Each part has a process of its
+own, since what ran before decides where new memory comes from, and peak memory one for each row. The parts models,
+maskformer and mask2former take some minutes each and need transformers (pip install -e '.[benchmark]').
 
 Examples:
     python tools/benchmark.py --out benchmark.md
@@ -14,12 +14,14 @@ Examples:
 
 import argparse
 import importlib.metadata
+import multiprocessing
 import os
 import platform
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -84,47 +86,56 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
+    rows: list[Row] = []
+    print(f"{describe_machine(args)}\n", flush=True)
+    for part in PARTS if not args.parts else sorted(set(args.parts), key=PARTS.index):
+        print(f"measuring {part} ...", file=sys.stderr, flush=True)
+        try:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                found = process.submit(measure, part, args).result()
+        except VitkitError as error:
+            sys.exit(error_line(error))
+        header, ruler, *lines = markdown_table(found).splitlines()
+        print(*(lines if rows else (header, ruler, *lines)), sep="\n", flush=True)
+        rows += found
+        if args.out:
+            args.out.write_text(f"{describe_machine(args)}\n\n{markdown_table(rows)}\n", encoding="utf-8")
+
+
+def measure(part: str, args: argparse.Namespace) -> list[Row]:
     torch.set_num_threads(args.threads)
     clock = time.process_time if args.processor_time else time.perf_counter
-    parts = args.parts or PARTS
     options = dict(repeats=args.repeats, memory=not args.no_memory, clock=clock)
-    rows: list[Row] = []
-    try:
-        if "models" in parts:
-            for contestants in benchmark_models.FAMILIES:
-                rows += benchmark_models.measure(contestants, cases(args), **options)
-        for part, contestants in benchmark_masks.FAMILIES.items():
-            if part in parts:
-                chosen = benchmark_masks.cases(args.device, args.precision)
-                rows += benchmark_models.measure(contestants, chosen, build=benchmark_masks.step, **options)
-        if "postprocess" in parts:
-            rows += benchmark_postprocess.measure(device=args.device, **options)
-        if "deformable" in parts:
-            rows += benchmark_deformable.measure(device=args.device, precision=args.precision, **options)
-        if "backbones" in parts:
-            rows += benchmark_backbones.measure(device=args.device, precision=args.precision, **options)
-        if "local_relation" in parts:
-            rows += benchmark_local_relation.measure(device=args.device, **options)
-        if "matching" in parts:
-            rows += benchmark_matching.measure(repeats=args.repeats, device=args.device, clock=clock)
-            rows += measure_share(args, clock)
-        texts = benchmark_decoding.Case(device=args.device, precision=args.precision)
-        if "decoding" in parts:
-            rows += benchmark_decoding.measure_decoding(texts, repeats=args.repeats, clock=clock)
-        if "translation_training" in parts:
-            rows += benchmark_decoding.measure_training(texts, repeats=args.repeats, clock=clock)
-        if "loader" in parts:
-            rows += benchmark_loader.measure(args.images)
-        if "loader_memory" in parts:
-            rows += benchmark_loader_memory.measure()
-        if "logging" in parts:
-            rows += benchmark_logging.measure(clock=clock)
-    except VitkitError as error:
-        sys.exit(error_line(error))
-    text = f"{describe_machine(args)}\n\n{markdown_table(rows)}\n"
-    print(text, end="")
-    if args.out:
-        args.out.write_text(text, encoding="utf-8")
+    texts = benchmark_decoding.Case(device=args.device, precision=args.precision)
+    match part:
+        case "models":
+            families = benchmark_models.FAMILIES
+            return [row for family in families for row in benchmark_models.measure(family, cases(args), **options)]
+        case "maskformer" | "mask2former":
+            family, chosen = benchmark_masks.FAMILIES[part], benchmark_masks.cases(args.device, args.precision)
+            return benchmark_models.measure(family, chosen, build=benchmark_masks.step, **options)
+        case "postprocess":
+            return benchmark_postprocess.measure(device=args.device, **options)
+        case "deformable":
+            return benchmark_deformable.measure(device=args.device, precision=args.precision, **options)
+        case "backbones":
+            return benchmark_backbones.measure(device=args.device, precision=args.precision, **options)
+        case "local_relation":
+            return benchmark_local_relation.measure(device=args.device, **options)
+        case "matching":
+            rows = benchmark_matching.measure(repeats=args.repeats, device=args.device, clock=clock)
+            return rows + measure_share(args, clock)
+        case "decoding":
+            return benchmark_decoding.measure_decoding(texts, repeats=args.repeats, clock=clock)
+        case "translation_training":
+            return benchmark_decoding.measure_training(texts, repeats=args.repeats, clock=clock)
+        case "loader":
+            return benchmark_loader.measure(args.images)
+        case "loader_memory":
+            return benchmark_loader_memory.measure()
+        case "logging":
+            return benchmark_logging.measure(clock=clock)
+    raise AssertionError(part)
 
 
 def cases(args: argparse.Namespace) -> list[benchmark_models.Case]:

@@ -18,6 +18,7 @@ from vitkit.data.collate import collate
 from vitkit.data.crops import resized_size
 from vitkit.data.images import read_image, to_tensor
 from vitkit.data.transforms import DETRTrainTransforms
+from vitkit.errors import DataError
 from vitkit.tools.benchmark_timing import Row
 
 _SCALES = range(480, 801, 32)
@@ -33,7 +34,11 @@ def measure(images: Path | None = None, *, rounds: int = 3) -> list[Row]:
     Returns:
         The rows, in seconds per image from decoding to padded batch, the Pillow and torchvision formulation first.
         It is processor time, which other programs on the machine do not change.
+    Raises:
+        DataError: there is no JPEG in the folder.
     """
+    if images and not any(Path(images).glob("*.jpg")):
+        raise DataError(f"--images: no *.jpg in '{images}'. Name a folder of JPEGs, or leave it out to draw some.")
     pipelines: dict[str, Callable[[list[Path]], object]] = {
         "Pillow + torchvision": _pillow_batch,
         "vitkit": _vitkit_batch,

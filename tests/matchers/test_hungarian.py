@@ -47,6 +47,14 @@ def test_matching_is_the_cheapest_of_all_assignments():
         assert sorted(zip(target.tolist(), query.tolist())) == list(enumerate(best))
 
 
+@pytest.mark.parametrize(("num_layers", "counts", "num_queries"), [(1, [1], 1), (2, [3, 0, 2], 6)])
+def test_predictions_and_targets_stay_as_they_are(num_layers, counts, num_queries):
+    case = make_case(counts, num_layers=num_layers, num_queries=num_queries)
+    make_matcher()(*case)
+    untouched = make_case(counts, num_layers=num_layers, num_queries=num_queries)
+    torch.testing.assert_close(case, untouched, rtol=0, atol=0)
+
+
 def test_queries_ascend_and_indices_are_int64_on_the_cpu():
     matches = make_matcher()(*make_case([4, 3]))
     for query, target in matches[0] + matches[1]:

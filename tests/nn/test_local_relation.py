@@ -87,11 +87,11 @@ def test_gradients_are_those_of_finite_differences(similarity, options):
     )
 
 
-def by_unfolding(query, key, value, prior, *, stride=1):
+def by_unfolding(query, key, value, prior, *, stride=1, dilation=1):
     """The formula with the windows laid out in memory; product similarity."""
     groups, k, _ = prior.shape
     batch, _, height, width = query.shape
-    options = dict(kernel_size=k, padding=k // 2, stride=stride)
+    options = dict(kernel_size=k, padding=dilation * (k // 2), stride=stride, dilation=dilation)
 
     def windows(x):
         return F.unfold(x, **options).view(batch, groups, -1, k * k, height * width)
@@ -103,15 +103,17 @@ def by_unfolding(query, key, value, prior, *, stride=1):
     return output, weights
 
 
+@pytest.mark.parametrize("dilation", [1, 2, 3])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("size", [(1, 1), (3, 11), (9, 4)], ids=str)
-def test_output_and_recorded_weights_equal_the_unfolded_formulation(size, stride):
+def test_output_and_recorded_weights_equal_the_unfolded_formulation(size, stride, dilation):
     inputs = tensors(size=size, kernel_size=5, stride=stride, dtype=torch.float32)
-    expected, weights = by_unfolding(*inputs, stride=stride)
+    options = dict(stride=stride, dilation=dilation)
+    expected, weights = by_unfolding(*inputs, **options)
 
     class Layer(torch.nn.Module):
         def forward(self, *inputs):
-            return local_relation(*inputs, stride=stride)
+            return local_relation(*inputs, **options)
 
     layer = Layer()
     with AttentionRecorder(layer) as maps:
@@ -126,7 +128,7 @@ def test_a_few_maps_at_a_time_give_what_all_do(monkeypatch, options):
     inputs = tensors(size=(9, 7), stride=options.get("stride", 1), salient=1)
     whole = local_relation(*inputs, **options)
     gradients = torch.autograd.grad(whole.square().sum(), inputs)
-    monkeypatch.setattr("vitkit.nn.local_windows._PART_SIZE", 1000)  # of 6 maps with at most 9 * 9 * 9 weights
+    monkeypatch.setattr("vitkit.nn.local_windows._PART_SIZE", 100)  # of 6 maps with at most 9 * 9 * 9 weights
     with torch.no_grad():
         torch.testing.assert_close(local_relation(*inputs, **options), whole)
     for ours, expected in zip(
@@ -145,6 +147,19 @@ def test_the_outside_counts_where_all_scores_inside_are_lower():
     query, key, value = torch.full((1, 1, 2, 2), 10.0), torch.full((1, 1, 2, 2), -20.0), torch.ones(1, 1, 2, 2)
     output = local_relation(query, key, value, torch.zeros(1, 3, 3))  # inside -200, outside -100
     torch.testing.assert_close(output, torch.zeros_like(value))
+
+
+def test_the_outside_has_no_weight_beside_scores_of_any_size():
+    query = key = torch.full((1, 1, 2, 2), 1e5)  # scores of 1e10, from which float32 cannot subtract 70
+    output = local_relation(query, key, torch.ones(1, 1, 2, 2), torch.zeros(1, 3, 3))
+    torch.testing.assert_close(output, torch.ones(1, 1, 2, 2))
+
+
+def test_channels_last_in_memory_changes_nothing():
+    query = torch.full((1, 2, 1, 1), 10.0).to(memory_format=torch.channels_last)
+    value = torch.ones(1, 2, 1, 1).to(memory_format=torch.channels_last)
+    output = local_relation(query, -query, value, torch.zeros(1, 3, 3))  # inside -200, outside -100
+    torch.testing.assert_close(output, torch.zeros(1, 2, 1, 1))
 
 
 def test_an_even_window_reaches_further_up_and_left():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install -e .)")
+from vitkit.errors import VitkitError
 from vitkit.tools import benchmark, benchmark_logging, benchmark_models
 from vitkit.tools.benchmark_models import Case
 from vitkit.tools.benchmark_timing import Row, compare, peak_memory
@@ -58,8 +59,22 @@ def test_both_forms_of_a_model_train_the_same_number_of_parameters(contestants):
 
 def test_missing_transformers_names_the_remedy(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(SystemExit, match=r"pip install -e '\.\[benchmark\]'"):
-        benchmark.main(["models", "--repeats", "1", "--no-memory"])
+    with pytest.raises(VitkitError, match=r"pip install -e '\.\[benchmark\]'"):
+        benchmark.measure("models", benchmark.parse_args(["models", "--repeats", "1", "--no-memory"]))
+
+
+def test_each_part_is_measured_in_a_process_of_its_own_and_written(tmp_path, capsys):
+    out = tmp_path / "table.md"
+    benchmark.main(["local_relation", "--repeats", "1", "--out", str(out)])
+    printed = capsys.readouterr()
+    assert printed.err == "measuring local_relation ...\n"
+    assert printed.out == out.read_text()
+    assert printed.out.count("F.unfold") == 2 and printed.out.count("vitkit |") == 2
+
+
+def test_an_error_of_a_part_is_one_line(tmp_path):
+    with pytest.raises(SystemExit, match=f"error: .*{tmp_path}"):
+        benchmark.main(["loader", "--images", str(tmp_path)])
 
 
 def test_unknown_part_is_refused(capsys):

@@ -101,7 +101,7 @@ def _box_terms(pred_boxes: Tensor, image: Tensor, target_boxes: Tensor) -> dict[
     """The L1 distance and the GIoU, each (T, L, Q): T targets of all images against the queries of their own image."""
     # With coordinates as whole planes, picking a target's image copies long rows and all else reads contiguous numbers.
     planes = pred_boxes.permute(3, 1, 0, 2).contiguous()
-    queries = [plane.index_select(0, image) for plane in planes]
+    queries = [plane.index_select(0, image) for plane in planes]  # copies, so they may be overwritten
     l1, giou = l1_and_giou(queries, target_boxes.T[:, :, None, None].unbind(), overwrite_a=True)
     return {"l1": l1, "giou": giou}
 

@@ -109,7 +109,7 @@ def attention_weights(
     Args:
         scores: any shape, the keys along `dim`.
         bias: broadcastable to `scores`.
-        out: where to write the weights, if no gradient is wanted.
+        out: where to write the weights, if no gradient is wanted; may be `scores`.
     """
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     scores = scores if bias is None else scores + bias

@@ -58,7 +58,7 @@ class TokenMLP(Mlp):
     """The two-layer network of a block of a vision transformer, with GELU between."""
 
     part = 512
-    """About how many tokens at a time and thread, on a CPU when no gradient is wanted: their hidden channels stay in the
+    """Tokens at a time and thread, more or less, on a CPU when no gradient is wanted: their hidden channels stay in the
     cache."""
 
     def __init__(self, d_model: int, d_hidden: int, d_out: int | None = None):
@@ -68,12 +68,11 @@ class TokenMLP(Mlp):
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(x)
-        tokens = x.flatten(0, -2)
         # Equal parts, as a few left over would take the matrix products longer than their number says.
-        num_parts = round(len(tokens) / (self.part * torch.get_num_threads()))
+        num_parts = round(x.shape[:-1].numel() / (self.part * torch.get_num_threads()))
         if num_parts < 2:
             return super().forward(x)
-        parts = [super(TokenMLP, self).forward(part) for part in tokens.tensor_split(num_parts)]
+        parts = [super(TokenMLP, self).forward(part) for part in x.flatten(0, -2).tensor_split(num_parts)]
         return torch.cat(parts).unflatten(0, x.shape[:-1])
 
 

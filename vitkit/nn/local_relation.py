@@ -3,8 +3,6 @@
 Its operators, and what the letters of shapes mean, are in vitkit.nn.local_windows.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,7 +10,14 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import record_weights, recording
 from vitkit.nn.layers import MLP
-from vitkit.nn.local_windows import SIMILARITIES, parts_of_maps, window_sum, window_weights
+from vitkit.nn.local_windows import (
+    SIMILARITIES,
+    parts_of_maps,
+    precise,
+    weights_shape,
+    window_sum,
+    window_weights,
+)
 from vitkit.registry import nearest
 
 
@@ -57,9 +62,11 @@ def local_relation(
         saliency = salient[:, groups * salient.shape[1] // num_groups] * (num_channels // num_groups)
         saliency = saliency.flatten(0, 1)[:, None]
     query, key, maps = (x.unflatten(1, (num_groups, -1)).flatten(0, 1) for x in (query, key, value))
+    (prior,) = precise(prior)
     priors = prior.repeat(len(value), 1, 1)
     settings = (stride, dilation, scale, similarity)
-    if torch.is_grad_enabled() or recording() or torch.compiler.is_compiling():
+    trains = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, prior))
+    if trains or recording() or torch.compiler.is_compiling():
         weights = window_weights(query, key, priors, saliency, *settings)
         if recording():
             height, width = query.shape[-2:]
@@ -68,9 +75,9 @@ def local_relation(
         output = window_sum(weights, maps, stride, dilation)
     else:  # Weights that nothing needs afterwards need not be in memory all at once.
         output = maps.new_empty(*maps.shape[:2], *query.shape[2:])
-        for part in parts_of_maps(len(maps), priors.numel() * math.prod(query.shape[2:]), maps.device):
-            salient = None if saliency is None else saliency[part]
-            weights = window_weights(query[part], key[part], priors[part], salient, *settings)
+        for part in parts_of_maps(weights_shape(key, priors, stride, dilation), maps.device):
+            saliency_of_part = None if saliency is None else saliency[part]
+            weights = window_weights(query[part], key[part], priors[part], saliency_of_part, *settings)
             output[part] = window_sum(weights, maps[part], stride, dilation)
     return output.unflatten(0, (len(value), num_groups)).flatten(1, 2)
 

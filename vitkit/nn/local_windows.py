@@ -10,7 +10,7 @@ few maps at a time, so that a processor's cache can hold it.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ OUTSIDE = -100.0
 """Similarity to a place outside the map. It still takes part in the softmax, with its geometry prior."""
 
 _LEAST = -70.0
-"""A place whose score is this far below the middle's, or more, has no weight."""
+"""A place outside the map whose score is this far below the middle's, or more, has no weight."""
 
 _PART_SIZE = 2**21
 """Weights at a time."""
@@ -128,10 +128,11 @@ class _Layout(NamedTuple):
             (row, row_phase), (column, column_phase) = (divmod(self.dilation * x, self.stride) for x in (i, j))
             phase = padded[row_phase * self.stride + column_phase]
             counts = [len(range(x, self.kernel_size, period)) for x in (i, j)]
+            *others, last = phase.stride()
             seen = phase.as_strided(
                 (*phase.shape[:-1], *counts, self.out_height * self.columns),
-                (*phase.stride()[:-1], step * self.columns, step, 1),
-                phase.storage_offset() + row * self.columns + column,
+                (*others, step * self.columns * last, step * last, last),
+                phase.storage_offset() + (row * self.columns + column) * last,
             )
             yield (slice(i, None, period), slice(j, None, period)), seen
 
@@ -184,21 +185,26 @@ def _beyond(shift: int, size: int, stride: int, num_outputs: int) -> list[slice]
     return [slice(start, stop) for start, stop in ((0, first), (end, num_outputs)) if start < stop]
 
 
-def _precise(*tensors: Tensor) -> tuple[Tensor, ...]:
+def precise(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Sums over the window are in float32 at least."""
     return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors)
 
 
-def _weights_shape(key: Tensor, prior: Tensor, stride: int, dilation: int) -> tuple[int, int, int]:
+def weights_shape(key: Tensor, prior: Tensor, stride: int, dilation: int) -> tuple[int, int, int]:
+    """Of what `window_weights` gives."""
     layout = _Layout.of(*key.shape[-2:], prior.shape[-1], stride, dilation)
     return len(key), layout.kernel_size**2, layout.out_height * layout.columns
 
 
-def parts_of_maps(num_maps: int, num_weights: int, device: torch.device) -> list[slice]:
-    """A few maps at a time on a CPU, so that what is as large as their weights stays near it; else all of them."""
-    num_parts = math.ceil(num_weights / _PART_SIZE) if device.type == "cpu" else 1
-    step = math.ceil(num_maps / max(1, num_parts))
-    return [slice(start, start + step) for start in range(0, num_maps, max(1, step))]
+def parts_of_maps(shape: Sequence[int], device: torch.device) -> list[slice]:
+    """A few maps at a time on a CPU, so that what is as large as their weights stays near it; else all of them.
+
+    Args:
+        shape: of all weights.
+    """
+    num_parts = math.ceil(math.prod(shape) / _PART_SIZE) if device.type == "cpu" else 1
+    step = math.ceil(shape[0] / max(1, num_parts))
+    return [slice(start, start + step) for start in range(0, shape[0], max(1, step))]
 
 
 def window_scores(
@@ -220,7 +226,7 @@ def window_scores(
         least: how far, at most, a score outside the map is below the middle's; -inf for no limit.
     """
     layout = _Layout.of(*key.shape[-2:], prior.shape[-1], stride, dilation)
-    query, key, prior = _precise(query, key, prior)
+    query, key, prior = precise(query, key, prior)
     queries, keys = layout.pad_outputs(query), layout.pad(key)
     by_place = layout.by_place(out)
     for (rows, columns), seen in layout.windows(keys):
@@ -229,10 +235,11 @@ def window_scores(
             SIMILARITIES[similarity].add_to(scores, q[:, None, None], k, scale, here)
             scores = here
     if saliency is not None:
-        for (rows, columns), seen in layout.windows(layout.pad(*_precise(saliency))):
+        for (rows, columns), seen in layout.windows(layout.pad(*precise(saliency))):
             by_place[:, rows, columns].flatten(3).add_(seen[:, 0])
     middle = layout.kernel_size // 2
-    lowest = by_place[:, middle, middle, None, None] + least
+    # Beside a score of millions no place outside has a weight; of one much larger, `least` less is the same number.
+    lowest = (by_place[:, middle, middle, None, None] + least).clamp_(max=1e6)
     for (rows, columns), (y, x) in layout.outside():
         outside = prior[:, rows, columns, None, None] + OUTSIDE
         torch.maximum(outside, lowest[..., y, x], out=by_place[:, rows, columns, y, x])
@@ -264,14 +271,14 @@ def window_weights(
     Returns:
         (N, n, h * columns), each row of outputs with filler at its end.
     """
-    weights = query.new_empty(_weights_shape(key, prior, stride, dilation), dtype=_precise(query)[0].dtype)
+    weights = query.new_empty(weights_shape(key, prior, stride, dilation), dtype=precise(query)[0].dtype)
     settings = (stride, dilation, scale, similarity)
-    for part in parts_of_maps(len(weights), weights.numel(), weights.device):
+    for part in parts_of_maps(weights.shape, weights.device):
         salient = None if saliency is None else saliency[part]
         # exp(OUTSIDE) is below the smallest normal float, and processors take long to compute with such numbers.
         window_scores(query[part], key[part], prior[part], salient, *settings, least=_LEAST, out=weights[part])
         attention_weights(weights[part], dim=1, out=weights[part])
-        F.threshold_(weights[part], math.exp(_LEAST), 0.0)
+        F.threshold_(weights[part], math.exp(_LEAST + 1), 0.0)
     return weights
 
 
@@ -286,7 +293,7 @@ def _(
     scale: float,
     similarity: str,
 ) -> Tensor:
-    return query.new_empty(_weights_shape(key, prior, stride, dilation), dtype=_precise(query)[0].dtype)
+    return query.new_empty(weights_shape(key, prior, stride, dilation), dtype=precise(query)[0].dtype)
 
 
 @custom_op(
@@ -308,13 +315,13 @@ def _window_weights_backward(
     similarity: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     layout = _Layout.of(*key.shape[-2:], prior.shape[-1], stride, dilation)
-    queries, keys = _precise(query, key)
+    queries, keys = precise(query, key)
     queries, keys = layout.pad_outputs(queries), layout.pad(keys)
     grad_queries, grad_keys = torch.zeros_like(queries), torch.zeros_like(keys)
     grad_salient = grad.new_zeros(() if saliency is None else keys[:, :, :1].shape)
     grad_prior = grad.new_empty(prior.shape)
     gradient = SIMILARITIES[similarity].gradient
-    for part in parts_of_maps(len(weights), weights.numel(), weights.device):
+    for part in parts_of_maps(weights.shape, weights.device):
         grad_scores = grad[part] * weights[part]
         grad_scores.addcmul_(weights[part], grad_scores.sum(1, keepdim=True), value=-1)
         grad_prior[part] = grad_scores.sum(2).view_as(grad_prior[part])
@@ -381,7 +388,7 @@ def window_sum(weights: Tensor, value: Tensor, stride: int, dilation: int) -> Te
         (N, channels, h, w), of the value's type.
     """
     layout = _Layout.of(*value.shape[-2:], _side(weights), stride, dilation)
-    values = layout.pad(*_precise(value))
+    values = layout.pad(*precise(value))
     output = torch.zeros_like(values[0, ..., : weights.shape[-1]])
     for place, (phase, here) in enumerate(layout.slices()):
         output.addcmul_(weights[:, place, None], values[phase, ..., here])
@@ -402,11 +409,11 @@ def _window_sum_backward(
     grad: Tensor, weights: Tensor, value: Tensor, stride: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
     layout = _Layout.of(*value.shape[-2:], _side(weights), stride, dilation)
-    grad, values = _precise(grad, value)
+    grad, values = precise(grad, value)
     grads, values = layout.pad_outputs(grad), layout.pad(values)
     grad_values, grad_weights = torch.zeros_like(values), torch.empty_like(weights)
     by_place = grad_weights.unflatten(1, (layout.kernel_size, -1))
-    for part in parts_of_maps(len(weights), weights.numel(), weights.device):
+    for part in parts_of_maps(weights.shape, weights.device):
         for (rows, columns), seen in layout.windows(values[:, part]):
             here = by_place[part, rows, columns]
             products = zip(grads[part, :, None, None].unbind(1), seen.unbind(1))

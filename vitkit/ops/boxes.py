@@ -48,7 +48,7 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         (...) float in 0..1; 0 for two boxes without area.
     """
-    _, intersection, union, _ = _compare(xyxy_to_cxcywh(a).unbind(-1), xyxy_to_cxcywh(b).unbind(-1))
+    _, intersection, union, _ = _compare(_cxcywh_of(a), _cxcywh_of(b))
     return _divide_(intersection, union)
 
 
@@ -64,13 +64,13 @@ def generalized_box_iou(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         (...) float in -1..1; 0 for two boxes whose common hull has no area.
     """
-    return l1_and_giou(xyxy_to_cxcywh(a).unbind(-1), xyxy_to_cxcywh(b).unbind(-1))[1]
+    return l1_and_giou(_cxcywh_of(a), _cxcywh_of(b))[1]
 
 
 def l1_and_giou(
     a_cxcywh: Sequence[Tensor], b_cxcywh: Sequence[Tensor], *, overwrite_a: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The sum of the four absolute differences, and the GIoU, which has use for them: both for the price of one.
+    """The sum of the four absolute differences, and the GIoU, which is computed from the same differences.
 
     Args:
         a_cxcywh: centres x and y, widths and heights, each (...) float, of any one length unit.
@@ -96,13 +96,18 @@ def _compare(
     subtract = Tensor.sub_ if overwrite_a else Tensor.sub
     x_apart, y_apart, wider, higher = (subtract(a, b).abs_() for a, b in zip(a_cxcywh, b_cxcywh))
     l1 = (x_apart + y_apart).add_(wider).add_(higher)
-    # Centres further apart than half the difference of the sizes, and boxes end in each other or beside each other;
-    # else the smaller is within the larger. Either way, twice the overlap (less than nothing: the gap) is the sum of
-    # the sizes less `apart`, and twice the hull is the sum and `apart`.
+    # Along an axis, if twice the distance of the centres exceeds the difference of the sizes, neither side holds the
+    # other; else the larger holds the smaller. With the larger of the two numbers, twice the overlap (the gap, if
+    # negative) is the sum of the sizes less it, and twice the hull is the sum and it.
     x_apart, y_apart = torch.maximum(x_apart.mul_(2), wider), torch.maximum(y_apart.mul_(2), higher)
     hull = (width + x_apart).mul_(height + y_apart)
     intersection = width.sub_(x_apart).clamp_(min=0).mul_(height.sub_(y_apart).clamp_(min=0))
     return l1, intersection, four_areas.sub_(intersection), hull
+
+
+def _cxcywh_of(boxes_xyxy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x0, y0, x1, y1 = boxes_xyxy.unbind(-1)
+    return (x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0
 
 
 def _divide_(area: Tensor, whole: Tensor) -> Tensor:
