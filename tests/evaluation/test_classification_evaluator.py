@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 
+from vitkit.distributed import close_distributed
 from vitkit.errors import DataError
 from vitkit.evaluation.classification import ClassificationEvaluator, draw_confusion_matrix
 from vitkit.registry import EVALUATORS
@@ -117,7 +118,7 @@ def run_rank(rank: int, folder: str) -> None:
     evaluator.update(*zip(*images))
     evaluator.gather()
     torch.save([evaluator.compute(), evaluator.table()], f"{folder}/rank{rank}.pth")
-    dist.destroy_process_group()
+    close_distributed()
 
 
 def test_two_ranks_count_every_image_once(tmp_path):

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from vitkit.distributed import close_distributed
 from vitkit.registry import CRITERIA
 
 NUM_CLASSES, NUM_QUERIES, NUM_LAYERS = 3, 5, 2
@@ -69,7 +70,7 @@ def run_rank(rank: int, folder: str) -> None:
         grads = gradients(model, criterion(model(images[own]), targets[own]))
         results[name] = grads, criterion.meters["matched_accuracy"].compute()
     torch.save(results, f"{folder}/rank{rank}.pth")
-    dist.destroy_process_group()
+    close_distributed()
 
 
 @pytest.fixture(scope="module")

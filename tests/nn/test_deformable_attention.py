@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from vitkit.distributed import close_distributed
 from vitkit.errors import ConfigError
 from vitkit.nn import deformable_attention, deformable_bag
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder, deformable_attend
@@ -353,5 +354,5 @@ def test_trains_with_distributed_data_parallel(module, tmp_path):
     try:
         nn.parallel.DistributedDataParallel(attention)(**call).square().sum().backward()
     finally:
-        dist.destroy_process_group()
+        close_distributed()
     assert_all_close([p.grad for p in attention.parameters()], expected, atol=1e-6)
