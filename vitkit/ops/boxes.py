@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.ops import box_convert
 
 
 def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
@@ -21,7 +20,7 @@ def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
 
 def xyxy_to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
     """(..., 4) boxes in any one length unit."""
-    return box_convert(boxes_xyxy, "xyxy", "cxcywh")
+    return torch.stack(_cxcywh_of(boxes_xyxy), -1)
 
 
 def scale_boxes(boxes: Tensor, image_sizes: Sequence[tuple[int, int]]) -> Tensor:
