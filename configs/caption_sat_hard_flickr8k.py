@@ -1,6 +1,6 @@
 """Show, Attend and Tell with hard attention on Flickr8k (Xu et al. 2015, https://arxiv.org/abs/1502.03044).
 
-As with soft attention, but each word is written from one place, which is drawn while training and the most probable
+As with soft attention, but each word is written from one location, which is drawn while training and the most probable
 one afterwards. The weights of reward and entropy are this repository's: the paper leaves them to a search.
 
 Run:       python tools/train.py configs/caption_sat_hard_flickr8k.py data.root=data/flickr8k

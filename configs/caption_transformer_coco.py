@@ -20,7 +20,7 @@ def config():
         criterion=dict(type="SequenceLoss", label_smoothing=0.1),
         data=coco_captions(images_per_gpu=32),
         optimizer=dict(
-            type="AdamW", lr=2e-4, backbone_lr=2e-5, weight_decay=0.01, decay_norms_and_biases=False,
+            type="AdamW", lr=2e-4, backbone_lr=2e-5, weight_decay=0.01, no_weight_decay=["vectors"],
         ),
         schedule=dict(type="CosineLR", warmup_epochs=1),
         evaluator=dict(type="CaptionEvaluator"),

@@ -1,8 +1,8 @@
 """Deformable DETR-R50 on COCO 2017 (Zhu et al. 2021, https://arxiv.org/abs/2010.04159).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/deformable_detr_r50.py
-Reference: 44.5 box AP at 50 epochs (original README). 39.8 M parameters (40,069,665 with 91 classes), 173 G
-           multiply-adds (original README). Here: not yet run.
+Reference: 44.5 box AP at 50 epochs (original README). 39.8 M parameters (40,069,665 with 91 classes), 173
+           GMACs (original README). Here: not yet run.
 """
 
 from vitkit.configs.parts.coco import coco_detection
@@ -31,7 +31,7 @@ def config():
             type="AdamW", lr=2e-4, backbone_lr=2e-5, weight_decay=1e-4,
             lr_multipliers={"reference_points": 0.1, "sampling_offsets": 0.1},
         ),
-        schedule=dict(type="StepLR", drop_at_epoch=40),
+        schedule=dict(type="MultiStepLR", drop_at_epochs=[40]),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
         train=dict(epochs=50, clip_grad_norm=0.1, seed=42, reference_batch_size=32),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 DETR-R50 with a deeper backbone.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/detr_r101.py
-Reference: 43.5 box AP at 500 epochs, dropping at 400 (original README). 60.5 M parameters, 152 G multiply-adds
+Reference: 43.5 box AP at 500 epochs, dropping at 400 (original README). 60.5 M parameters, 152 GMACs
            (paper, table 1). Here: not yet run.
 Weights:   detr-r101-2c7b67e5.pth
 """

@@ -3,7 +3,7 @@
 DETR-DC5-R50 with a deeper backbone.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/detr_r101_dc5.py
-Reference: 44.9 box AP at 500 epochs, dropping at 400 (original README). 60.5 M parameters, 253 G multiply-adds
+Reference: 44.9 box AP at 500 epochs, dropping at 400 (original README). 60.5 M parameters, 253 GMACs
            (paper, table 1). Here: not yet run.
 Weights:   detr-r101-dc5-a2e86def.pth
 """

@@ -2,7 +2,7 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/detr_r50.py
 Reference: 39.5 box AP at 150 epochs, 42.0 at 500, dropping at 400 (original README). 41.5 M parameters,
-           86 G multiply-adds (paper, table 1). Here: not yet run.
+           86 GMACs (paper, table 1). Here: not yet run.
 Weights:   detr-r50-e632da11.pth
 """
 
@@ -27,7 +27,7 @@ def config():
         ),
         data=coco_detection(images_per_gpu=2),
         optimizer=dict(type="AdamW", lr=1e-4, backbone_lr=1e-5, weight_decay=1e-4),
-        schedule=dict(type="StepLR", drop_at_epoch=100),
+        schedule=dict(type="MultiStepLR", drop_at_epochs=[100]),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
         train=dict(epochs=150, clip_grad_norm=0.1, seed=42, reference_batch_size=16),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 A dilated last stage doubles the resolution that the transformer sees; one image per GPU, as the original.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/detr_r50_dc5.py
-Reference: 43.3 box AP at 500 epochs, dropping at 400 (original README). 41.5 M parameters, 187 G multiply-adds
+Reference: 43.3 box AP at 500 epochs, dropping at 400 (original README). 41.5 M parameters, 187 GMACs
            (paper, table 1). Here: not yet run.
 Weights:   detr-r50-dc5-f0fb7ef5.pth
 """

@@ -18,7 +18,7 @@ def config():
     cfg = base()
     cfg["model"].update(type="DETRSegmentation", freeze_detr=True, tasks=["panoptic", "instance"])
     cfg["criterion"]["weights"].update(mask=1.0, dice=1.0)
-    cfg["schedule"] = dict(type="StepLR", drop_at_epoch=15)
+    cfg["schedule"] = dict(type="MultiStepLR", drop_at_epochs=[15])
     cfg["evaluator"] = dict(
         type="CombinedEvaluator",
         evaluator=[dict(type="PanopticEvaluator"), dict(type="CocoEvaluator", iou_types=["bbox", "segm"])],

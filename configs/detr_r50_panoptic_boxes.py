@@ -15,6 +15,6 @@ from vitkit.configs.parts.coco_panoptic import coco_panoptic_multi_scale
 def config():
     cfg = base()
     cfg["data"] = coco_panoptic_multi_scale(images_per_gpu=2)
-    cfg["schedule"] = dict(type="StepLR", drop_at_epoch=200)
+    cfg["schedule"] = dict(type="MultiStepLR", drop_at_epochs=[200])
     cfg["train"]["epochs"] = 300
     return cfg

@@ -15,7 +15,7 @@ def config():
         ),
         criterion=dict(type="SequenceLoss", label_smoothing=0.0),
         data=multi30k_text("masked"),
-        optimizer=dict(type="AdamW", lr=1e-3, betas=(0.9, 0.98), weight_decay=1e-2, decay_norms_and_biases=False),
+        optimizer=dict(type="AdamW", lr=1e-3, betas=(0.9, 0.98), weight_decay=1e-2, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=2),
         evaluator=dict(type="LanguageModelEvaluator"),
         train=dict(

@@ -1,7 +1,7 @@
 """LR-Net-50 on ImageNet-1k, 7 x 7 neighbourhoods and m = 8 (Hu et al. 2019, https://arxiv.org/abs/1904.11491).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/lrnet50_in1k.py
-Reference: 77.3 top-1. 23.3 M parameters, 4.3 G multiply-adds. There is no official code: rate, epochs and warm-up
+Reference: 77.3 top-1. 23.3 M parameters, 4.3 GMACs. There is no official code: rate, epochs and warm-up
            are those of ResNets with batches of 1024 (https://arxiv.org/abs/1706.02677) on a cosine, not confirmed by
            the authors. Here: not yet run.
 """

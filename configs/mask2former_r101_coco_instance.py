@@ -1,7 +1,7 @@
 """Mask2Former-R101 on COCO 2017 instance segmentation (Cheng et al. 2022, https://arxiv.org/abs/2112.01527).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_r101_coco_instance.py train.precision=bf16
-Reference: 44.2 mask AP (original model zoo). 62.9 M parameters, 293 G multiply-adds (paper). Here: not yet run.
+Reference: 44.2 mask AP (original model zoo). 62.9 M parameters, 293 GMACs (paper). Here: not yet run.
 Weights:   maskformer2_R101_bs16_50ep/model_final_eba159.pkl
 """
 

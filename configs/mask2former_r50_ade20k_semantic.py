@@ -1,7 +1,7 @@
 """Mask2Former-R50 on ADE20K semantic segmentation (Cheng et al. 2022, https://arxiv.org/abs/2112.01527).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_r50_ade20k_semantic.py train.precision=bf16
-Reference: 47.2 mIoU, 49.2 mIoU with multi-scale and flip (original model zoo). 44.0 M parameters, 71 G multiply-adds
+Reference: 47.2 mIoU, 49.2 mIoU with multi-scale and flip (original model zoo). 44.0 M parameters, 71 GMACs
            (paper). Here: not yet run.
 Weights:   maskformer2_R50_bs16_160k/model_final_500878.pkl
 """

@@ -3,7 +3,7 @@
 The original trains in mixed precision (train.precision).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_r50_coco_instance.py train.precision=bf16
-Reference: 43.7 mask AP (original model zoo). 44.0 M parameters, 226 G multiply-adds (paper). Here: not yet run.
+Reference: 43.7 mask AP (original model zoo). 44.0 M parameters, 226 GMACs (paper). Here: not yet run.
 Weights:   maskformer2_R50_bs16_50ep/model_final_3c8ec9.pkl
 """
 
@@ -24,7 +24,7 @@ def config():
         ),
         data=coco_instance(images_per_gpu=2),
         optimizer=dict(
-            type="AdamW", lr=1e-4, backbone_lr=1e-5, weight_decay=0.05, decay_norms_and_embeddings=False,
+            type="AdamW", lr=1e-4, backbone_lr=1e-5, weight_decay=0.05, no_weight_decay=["norms", "embeddings"],
         ),
         # The original's 368,750 steps of 16 images are 50 passes; it drops after 327,778 and 355,092 of them.
         schedule=dict(type="MultiStepLR", drop_at_epochs=[44.44, 48.15]),

@@ -4,7 +4,7 @@ AP and mIoU are of the same model; here AP counts against the things of the pano
 instances file, whose masks may overlap.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_r50_coco_panoptic.py train.precision=bf16
-Reference: 51.9 PQ, 41.7 mask AP, 61.7 mIoU (original model zoo). 44.0 M parameters, 226 G multiply-adds (paper).
+Reference: 51.9 PQ, 41.7 mask AP, 61.7 mIoU (original model zoo). 44.0 M parameters, 226 GMACs (paper).
            Here: not yet run.
 Weights:   maskformer2_R50_bs16_50ep/model_final_94dc52.pkl
 """

@@ -2,8 +2,8 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_base_ade20k_semantic.py
            train.precision=bf16
-Reference: 53.9 mIoU, 55.1 mIoU with multi-scale and flip (original model zoo). 106.9 M parameters, 223 G
-           multiply-adds (paper); 52.4 mIoU from ImageNet-1k weights (model.backbone.pretrained=true). Here: not yet
+Reference: 53.9 mIoU, 55.1 mIoU with multi-scale and flip (original model zoo). 106.9 M parameters, 223
+           GMACs (paper); 52.4 mIoU from ImageNet-1k weights (model.backbone.pretrained=true). Here: not yet
            run.
 Weights:   maskformer2_swin_base_IN21k_384_bs16_160k_res640/model_final_7e47bf.pkl
 """

@@ -2,7 +2,7 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_base_coco_instance.py
            train.precision=bf16
-Reference: 48.1 mask AP (original model zoo). 106.9 M parameters, 466 G multiply-adds (paper); 46.7 mask AP from
+Reference: 48.1 mask AP (original model zoo). 106.9 M parameters, 466 GMACs (paper); 46.7 mask AP from
            ImageNet-1k weights (model.backbone.pretrained=true). Here: not yet run.
 Weights:   maskformer2_swin_base_IN21k_384_bs16_50ep/model_final_83d103.pkl
 """

@@ -2,7 +2,7 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_base_coco_panoptic.py
            train.precision=bf16
-Reference: 56.4 PQ, 46.3 mask AP, 67.1 mIoU (original model zoo). 106.9 M parameters, 466 G multiply-adds (paper);
+Reference: 56.4 PQ, 46.3 mask AP, 67.1 mIoU (original model zoo). 106.9 M parameters, 466 GMACs (paper);
            55.1 PQ from ImageNet-1k weights (model.backbone.pretrained=true). Here: not yet run.
 Weights:   maskformer2_swin_base_IN21k_384_bs16_50ep/model_final_54b88a.pkl
 """

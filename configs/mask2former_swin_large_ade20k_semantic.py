@@ -2,8 +2,8 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_large_ade20k_semantic.py
            train.precision=bf16
-Reference: 56.1 mIoU, 57.3 mIoU with multi-scale and flip (original model zoo). 215.5 M parameters, 403 G
-           multiply-adds (paper). Here: not yet run.
+Reference: 56.1 mIoU, 57.3 mIoU with multi-scale and flip (original model zoo). 215.5 M parameters, 403
+           GMACs (paper). Here: not yet run.
 Weights:   maskformer2_swin_large_IN21k_384_bs16_160k_res640/model_final_6b4a3a.pkl
 """
 

@@ -2,7 +2,7 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_large_coco_instance.py
            train.precision=bf16
-Reference: 50.1 mask AP (original model zoo). 215.5 M parameters, 868 G multiply-adds (paper). Here: not yet run.
+Reference: 50.1 mask AP (original model zoo). 215.5 M parameters, 868 GMACs (paper). Here: not yet run.
 Weights:   maskformer2_swin_large_IN21k_384_bs16_100ep/model_final_e5f453.pkl
 """
 

@@ -2,7 +2,7 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_large_coco_panoptic.py
            train.precision=bf16
-Reference: 57.8 PQ, 48.6 mask AP, 67.4 mIoU (original model zoo). 215.5 M parameters, 868 G multiply-adds (paper).
+Reference: 57.8 PQ, 48.6 mask AP, 67.4 mIoU (original model zoo). 215.5 M parameters, 868 GMACs (paper).
            Here: not yet run.
 Weights:   maskformer2_swin_large_IN21k_384_bs16_100ep/model_final_f07440.pkl
 """

@@ -2,7 +2,7 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_small_ade20k_semantic.py
            train.precision=bf16
-Reference: 51.3 mIoU, 52.4 mIoU with multi-scale and flip (original model zoo). 68.8 M parameters, 98 G multiply-adds
+Reference: 51.3 mIoU, 52.4 mIoU with multi-scale and flip (original model zoo). 68.8 M parameters, 98 GMACs
            (paper). Here: not yet run.
 Weights:   maskformer2_swin_small_bs16_160k/model_final_011c6d.pkl
 """

@@ -2,7 +2,7 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_small_coco_instance.py
            train.precision=bf16
-Reference: 46.3 mask AP (original model zoo). 68.7 M parameters, 313 G multiply-adds (paper). Here: not yet run.
+Reference: 46.3 mask AP (original model zoo). 68.7 M parameters, 313 GMACs (paper). Here: not yet run.
 Weights:   maskformer2_swin_small_bs16_50ep/model_final_1e7f22.pkl
 """
 

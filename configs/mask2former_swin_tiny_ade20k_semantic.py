@@ -2,7 +2,7 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_tiny_ade20k_semantic.py
            train.precision=bf16
-Reference: 47.7 mIoU, 49.6 mIoU with multi-scale and flip (original model zoo). 47.4 M parameters, 74 G multiply-adds
+Reference: 47.7 mIoU, 49.6 mIoU with multi-scale and flip (original model zoo). 47.4 M parameters, 74 GMACs
            (paper). Here: not yet run.
 Weights:   maskformer2_swin_tiny_bs16_160k/model_final_5274a6.pkl
 """

@@ -2,7 +2,7 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_tiny_coco_instance.py
            train.precision=bf16
-Reference: 45.0 mask AP (original model zoo). 47.4 M parameters, 232 G multiply-adds (paper). Here: not yet run.
+Reference: 45.0 mask AP (original model zoo). 47.4 M parameters, 232 GMACs (paper). Here: not yet run.
 Weights:   maskformer2_swin_tiny_bs16_50ep/model_final_86143f.pkl
 """
 

@@ -1,7 +1,7 @@
 """MaskFormer-R101 on COCO 2017 panoptic segmentation (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/maskformer_r101_coco_panoptic.py
-Reference: 47.6 PQ (original model zoo). 64.0 M parameters, 248 G multiply-adds (paper). Here: not yet run.
+Reference: 47.6 PQ (original model zoo). 64.0 M parameters, 248 GMACs (paper). Here: not yet run.
 Weights:   maskformer_panoptic_R101_bs64_554k/model_final_57b049.pkl
 """
 

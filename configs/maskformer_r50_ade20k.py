@@ -1,7 +1,7 @@
 """MaskFormer-R50 on ADE20K semantic segmentation (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/maskformer_r50_ade20k.py
-Reference: 44.5 mIoU, 46.7 mIoU with multi-scale and flip (original model zoo). 41.3 M parameters, 53 G multiply-adds
+Reference: 44.5 mIoU, 46.7 mIoU with multi-scale and flip (original model zoo). 41.3 M parameters, 53 GMACs
            (paper). Here: not yet run.
 Weights:   maskformer_R50_bs16_160k/model_final_d8dbeb.pkl
 """
@@ -28,7 +28,7 @@ def config():
         ),
         data=ade20k_semantic(images_per_gpu=2),
         optimizer=dict(
-            type="AdamW", lr=1e-4, backbone_lr=1e-5, weight_decay=1e-4, decay_norms_and_embeddings=False,
+            type="AdamW", lr=1e-4, backbone_lr=1e-5, weight_decay=1e-4, no_weight_decay=["norms", "embeddings"],
         ),
         schedule=dict(type="PolyLR", power=0.9),
         evaluator=dict(type="SemanticEvaluator"),

@@ -1,7 +1,7 @@
 """MaskFormer-R50 on COCO 2017 panoptic segmentation (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/maskformer_r50_coco_panoptic.py
-Reference: 46.5 PQ (original model zoo). 45.0 M parameters, 181 G multiply-adds (paper). Here: not yet run.
+Reference: 46.5 PQ (original model zoo). 45.0 M parameters, 181 GMACs (paper). Here: not yet run.
 Weights:   maskformer_panoptic_R50_bs64_554k/model_final_6f60dc.pkl
 """
 

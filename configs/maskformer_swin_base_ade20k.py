@@ -1,8 +1,8 @@
 """MaskFormer-Swin-B on ADE20K semantic segmentation (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/maskformer_swin_base_ade20k.py
-Reference: 52.7 mIoU, 53.9 mIoU with multi-scale and flip (original model zoo). 101.8 M parameters, 195 G
-           multiply-adds (paper); 51.1 mIoU from ImageNet-1k weights (model.backbone.pretrained=true). Here: not yet
+Reference: 52.7 mIoU, 53.9 mIoU with multi-scale and flip (original model zoo). 101.8 M parameters, 195
+           GMACs (paper); 51.1 mIoU from ImageNet-1k weights (model.backbone.pretrained=true). Here: not yet
            run.
 Weights:   maskformer_swin_base_IN21k_384_bs16_160k_res640/model_final_45388b.pkl
 """

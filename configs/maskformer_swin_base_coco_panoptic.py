@@ -1,7 +1,7 @@
 """MaskFormer-Swin-B on COCO 2017 panoptic segmentation (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/maskformer_swin_base_coco_panoptic.py
-Reference: 51.8 PQ (original model zoo). 101.8 M parameters, 411 G multiply-adds (paper); 51.1 PQ from ImageNet-1k
+Reference: 51.8 PQ (original model zoo). 101.8 M parameters, 411 GMACs (paper); 51.1 PQ from ImageNet-1k
            weights (model.backbone.pretrained=true). Here: not yet run.
 Weights:   maskformer_panoptic_swin_base_IN21k_384_bs64_554k/model_final_4b7f49.pkl
 """

@@ -1,8 +1,8 @@
 """MaskFormer-Swin-L on ADE20K semantic segmentation (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/maskformer_swin_large_ade20k.py
-Reference: 54.1 mIoU, 55.6 mIoU with multi-scale and flip (original model zoo). 211.6 M parameters, 375 G
-           multiply-adds (paper). Here: not yet run.
+Reference: 54.1 mIoU, 55.6 mIoU with multi-scale and flip (original model zoo). 211.6 M parameters, 375
+           GMACs (paper). Here: not yet run.
 Weights:   maskformer_swin_large_IN21k_384_bs16_160k_res640/model_final_aefa3b.pkl
 """
 

@@ -1,7 +1,7 @@
 """MaskFormer-Swin-S on COCO 2017 panoptic segmentation (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/maskformer_swin_small_coco_panoptic.py
-Reference: 49.7 PQ (original model zoo). 63.1 M parameters, 259 G multiply-adds (paper). Here: not yet run.
+Reference: 49.7 PQ (original model zoo). 63.1 M parameters, 259 GMACs (paper). Here: not yet run.
 Weights:   maskformer_panoptic_swin_small_bs64_554k/model_final_5bf6b1.pkl
 """
 

@@ -1,7 +1,7 @@
 """MaskFormer-Swin-T on COCO 2017 panoptic segmentation (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/maskformer_swin_tiny_coco_panoptic.py
-Reference: 47.7 PQ (original model zoo). 41.8 M parameters, 179 G multiply-adds (paper). Here: not yet run.
+Reference: 47.7 PQ (original model zoo). 41.8 M parameters, 179 GMACs (paper). Here: not yet run.
 Weights:   maskformer_panoptic_swin_tiny_bs64_554k/model_final_539394.pkl
 """
 

@@ -2,7 +2,7 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/resnet50_in1k.py
 Reference: 76.13 top-1, 92.86 top-5 (torchvision's IMAGENET1K_V1), bilinear, 224 of 256. 25.6 M parameters,
-           4.1 G multiply-adds. Here: not yet run.
+           4.1 GMACs. Here: not yet run.
 Weights:   resnet50-0676ba61.pth
 """
 

@@ -1,7 +1,7 @@
 """Swin-T on ImageNet-1k (Liu et al. 2021, https://arxiv.org/abs/2103.14030).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/swin_tiny_in1k.py
-Reference: 81.2 top-1, 95.5 top-5 (original README), bicubic, 224 of 256. 28.3 M parameters, 4.5 G multiply-adds.
+Reference: 81.2 top-1, 95.5 top-5 (original README), bicubic, 224 of 256. 28.3 M parameters, 4.5 GMACs.
            Here: not yet run.
 """
 
@@ -14,8 +14,7 @@ def config():
         criterion=dict(type="ClassificationLoss", label_smoothing=0.1),
         data=imagenet(deit_augmentation(), images_per_gpu=128),
         optimizer=dict(
-            type="AdamW", lr=1e-3, weight_decay=0.05, decay_norms_and_biases=False,
-            no_decay=["relative_position_bias_table"],
+            type="AdamW", lr=1e-3, weight_decay=0.05, no_weight_decay=["vectors", "relative_position_bias_table"],
         ),
         schedule=dict(type="CosineLR", warmup_epochs=20, end_factor=0.01),
         evaluator=dict(type="ClassificationEvaluator"),

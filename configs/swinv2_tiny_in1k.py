@@ -12,9 +12,7 @@ def config():
         model=dict(type="Classifier", backbone=dict(type="swinv2_tiny", drop_path=0.2)),
         criterion=dict(type="ClassificationLoss", label_smoothing=0.1),
         data=imagenet(deit_augmentation(), images_per_gpu=128, size=256),
-        optimizer=dict(
-            type="AdamW", lr=1e-3, weight_decay=0.05, decay_norms_and_biases=False, no_decay=["cpb_mlp", "logit_scale"]
-        ),
+        optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05, no_weight_decay=["vectors", "cpb_mlp", "logit_scale"]),
         schedule=dict(type="CosineLR", warmup_epochs=20, end_factor=0.01),
         evaluator=dict(type="ClassificationEvaluator"),
         train=dict(epochs=300, clip_grad_norm=5.0, precision="bf16", reference_batch_size=1024, best_metric="top1"),

@@ -11,10 +11,7 @@ from vitkit.configs.parts.wmt14 import wmt14
 
 def config():
     return dict(
-        model=dict(
-            type="transformer_base",
-            decoding=dict(method="beam", beams=4, length_penalty=0.6, max_length=256),
-        ),
+        model=dict(type="transformer_base", decoding=dict(method="beam", beams=4, length_penalty=0.6, max_length=256)),
         criterion=dict(type="SequenceLoss", label_smoothing=0.1),
         # About 25000 tokens of each language in a step of 8 GPUs (section 5.1).
         data=wmt14(tokens_per_gpu=3200),

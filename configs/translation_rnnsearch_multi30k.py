@@ -17,7 +17,7 @@ def config():
         ),
         criterion=dict(type="SequenceLoss", label_smoothing=0.1),
         data=multi30k(tokens_per_gpu=2048, vocabulary_size=6000),
-        optimizer=dict(type="AdamW", lr=1e-3, weight_decay=1e-4, decay_norms_and_biases=False),
+        optimizer=dict(type="AdamW", lr=1e-3, weight_decay=1e-4, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=1),
         evaluator=dict(type="TextEvaluator"),
         train=dict(

@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitkit.download import cached_file
+from vitkit.checkpoint.download import cached_file
 
 
 def index() -> dict[str, dict[str, Any]]:
-    """Model name -> config, address and checksum of the weights, published figures."""
+    """Return the index: model name -> config, address and checksum of the weights, published figures."""
     return json.loads((Path(__file__).parent / "index.json").read_text(encoding="utf-8"))
 
 
 def published_weights(name: str) -> Path:
-    """The weights of a model of the index, downloaded unless they are in the cache.
+    """Return the file with a listed model's weights, downloaded unless it is in the cache.
 
     Raises:
         CheckpointError: the address cannot be reached, or the file is damaged.

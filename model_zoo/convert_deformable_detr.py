@@ -1,4 +1,6 @@
-"""fundamentalvision/Deformable-DETR's checkpoints."""
+"""Key names of fundamentalvision/Deformable-DETR's checkpoints."""
+
+import re
 
 from torch import nn
 
@@ -6,34 +8,29 @@ from vitkit.model_zoo.converter import Converter, State
 
 
 def fit_variant(state: State, model: nn.Module) -> State:
-    """Puts the box heads where vitkit has them, without the second names of shared tensors."""
+    """Move the box heads to where vitkit has them, without the second names of shared tensors."""
     # Only a decoder that refines, or has a first stage before it, holds heads itself, as second names of them.
     refines = any(key.startswith("head.decoder.bbox_embed.") for key in state)
     two_stage = "head.proposals.enc_output.weight" in state
-    state = {key: value for key, value in state.items() if not key.startswith("head.decoder.class_embed.")}
-    state = {key: value for key, value in state.items() if not key.startswith("head.decoder.bbox_embed.")}
     num_heads = sum(key.startswith("head.class_embed.") and key.endswith(".bias") for key in state)
+    owners = {"class_embed": "head.class_embed", "bbox_embed": "head.decoder.bbox_embed"}
     moved = {}
     for key, value in state.items():
-        for name, place in (("class_embed", "head.class_embed"), ("bbox_embed", "head.decoder.bbox_embed")):
-            prefix = f"head.{name}."
-            if not key.startswith(prefix):
-                continue
-            index, rest = key.removeprefix(prefix).split(".", 1)
+        match = re.match(r"head\.(class_embed|bbox_embed)\.(\d+)\.(.*)", key)
+        if match:
+            name, index, rest = match.groups()
             if two_stage and int(index) == num_heads - 1:
-                key = f"head.proposals.{name}.{rest}"
-            elif refines or index == "0":
-                key = f"{place}.{index}.{rest}"
-            else:
-                key = ""  # all layers share the first
-            break
-        if key:
+                moved[f"head.proposals.{name}.{rest}"] = value
+            elif refines or index == "0":  # else all layers share the first
+                moved[f"{owners[name]}.{index}.{rest}"] = value
+        elif not key.startswith(("head.decoder.class_embed.", "head.decoder.bbox_embed.")):
             moved[key] = value
     return moved
 
 
 def converters(classes: tuple[str, ...]) -> list[Converter]:
-    """
+    """Return the converters.
+
     Args:
         classes: COCO's, on which all were trained.
     """

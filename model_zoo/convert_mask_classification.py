@@ -1,5 +1,7 @@
-"""facebookresearch/MaskFormer's and Mask2Former's checkpoints, with detectron2's ResNet or their own Swin; their
-per-pixel baselines too."""
+"""Key names of facebookresearch/MaskFormer and Mask2Former, with detectron2's ResNet or their own Swin.
+
+Those of their per-pixel baselines, too.
+"""
 
 import re
 
@@ -21,16 +23,16 @@ FIRST_NAMES = (
     (r"^sem_seg_head\.(?!pixel_decoder\.|predictor\.)", "sem_seg_head.pixel_decoder."),
     (r"^sem_seg_head\.predictor\.static_query\.", "sem_seg_head.predictor.query_feat."),
 )
-"""The names that the originals used at first, to their later ones; they say nothing of names that are new already."""
+"""The names that the originals used at first, to their later ones, which these patterns do not match."""
 
 PIXEL_DECODER = r"^sem_seg_head\.pixel_decoder\."
 PREDICTOR = r"^sem_seg_head\.predictor\."
 
 
 def fit_pixel_decoder(state: State, model: nn.Module) -> State:
-    """Names the pyramid's convolutions by their maps, and drops what the losses kept."""
-    own = model.state_dict()
-    names = [key.split(".")[3] for key in own if re.match(r"neck\.path\.lateral\.\w+\.0\.weight$", key)]
+    """Name the pyramid's convolutions by their maps, and drop the buffers of the losses."""
+    lateral = re.compile(r"neck\.path\.lateral\.(\w+)\.0\.weight$")
+    names = [match[1] for match in map(lateral.match, model.state_dict()) if match]
     fitted = {}
     for key, value in state.items():
         if key.startswith("criterion."):
@@ -38,12 +40,10 @@ def fit_pixel_decoder(state: State, model: nn.Module) -> State:
         match = re.match(r"neck\.(adapter|layer)_(\d+)\.(?:(norm)\.)?(weight|bias)$", key)
         if match:
             kind, index, norm, leaf = match.groups()
-            place = (
-                f"path.{'lateral' if kind == 'adapter' else 'output'}.{names[int(index) - 1]}"
-                if (int(index) <= len(names))
-                else "top"
-            )
-            key = f"neck.{place}.{1 if norm else 0}.{leaf}"
+            layer = "top"
+            if int(index) <= len(names):
+                layer = f"path.{'lateral' if kind == 'adapter' else 'output'}.{names[int(index) - 1]}"
+            key = f"neck.{layer}.{1 if norm else 0}.{leaf}"
         fitted[key] = value
     return fitted
 
@@ -91,7 +91,7 @@ _PER_PIXEL = _MASKFORMER._replace(
 
 
 def _named_at_first(converter: Converter) -> Converter:
-    """The same, for files that were written before the pixel decoder had a name of its own."""
+    """Return the converter for files that were written before the pixel decoder had a name of its own."""
     marks = tuple(mark.replace("sem_seg_head.pixel_decoder.", "sem_seg_head.") for mark in converter.marks)
     return converter._replace(marks=marks)
 

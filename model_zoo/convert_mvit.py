@@ -1,30 +1,30 @@
-"""Other projects' names of MViT's weights. Those of facebookresearch/mvit and SlowFast are vitkit's own."""
+"""Key names of timm's, torchvision's and detectron2's MViT.
+
+Those of facebookresearch/mvit and SlowFast are vitkit's own.
+"""
 
 import re
 
 from torch import nn
 
-from vitkit.model_zoo.converter import Converter, State
+from vitkit.model_zoo.converter import Converter, State, prefix_of
 
 
 def flatten_stages(state: State, model: nn.Module) -> State:
-    """`stages.1.blocks.0.` of timm to `blocks.N.`, counted over all stages."""
+    """Rename timm's `stages.1.blocks.0.` to `blocks.N.`, counted over all stages."""
     pattern = re.compile(r"(?<![^.])stages\.(\d+)\.blocks\.(\d+)\.")
-    places = sorted({(int(m[1]), int(m[2])) for m in map(pattern.search, state) if m})
-    number = {place: i for i, place in enumerate(places)}
-    return {pattern.sub(lambda m: f"blocks.{number[int(m[1]), int(m[2])]}.", key): v for key, v in state.items()}
+    blocks = sorted({(int(m[1]), int(m[2])) for m in map(pattern.search, state) if m})
+    return {pattern.sub(lambda m: f"blocks.{blocks.index((int(m[1]), int(m[2])))}.", k): v for k, v in state.items()}
 
 
 def take_backbone(state: State, model: nn.Module) -> State:
-    """The backbone of a detector, where `model` has its own; the rest has no use."""
-    marks = [key for key in model.state_dict() if key.endswith("patch_embed.proj.weight")]
-    own = marks[0].removesuffix("patch_embed.proj.weight") if marks else ""
-    theirs = "backbone.bottom_up."
-    return {own + key.removeprefix(theirs): value for key, value in state.items() if key.startswith(theirs)}
+    """Move a detector's backbone to where `model` has its own, and drop the rest."""
+    ours, theirs = prefix_of(model, "patch_embed.proj.weight"), "backbone.bottom_up."
+    return {ours + key.removeprefix(theirs): value for key, value in state.items() if key.startswith(theirs)}
 
 
 def add_batch_axis(state: State, model: nn.Module) -> State:
-    """torchvision's class token and positions lack the first axis, of length 1."""
+    """Give torchvision's class token and positions their first axis, of length 1."""
     for key, value in state.items():
         name = key.rpartition(".")[2]
         if name == "cls_token" or name.startswith("pos_embed_"):
@@ -36,10 +36,7 @@ CONVERTERS = [
     Converter(
         name="timm MViTv2",
         marks=(".stages.0.blocks.0.attn.qkv.weight", ".stages.0.blocks.0.attn.rel_pos_h"),
-        renames=(
-            (r"\.shortcut_proj_(attn|mlp)\.", ".proj."),
-            (r"(^|\.)head\.fc\.", r"\1head.projection."),
-        ),
+        renames=((r"\.shortcut_proj_(attn|mlp)\.", ".proj."), (r"(^|\.)head\.fc\.", r"\1head.projection.")),
         transform=flatten_stages,
     ),
     Converter(

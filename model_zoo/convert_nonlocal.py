@@ -11,5 +11,5 @@ CONVERTERS = [
             (r"(^|\.)s([2-5])\.pathway0_(res|nonlocal)(\d+)\.", r"\1layers.res\2.\g<3>\4."),
             (r"(^|\.)head\.projection\.", r"\1fc."),
         ),
-    ),
+    )
 ]

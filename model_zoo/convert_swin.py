@@ -1,4 +1,4 @@
-"""Swin Transformers: torchvision's, and the backbones of official detectors and segmenters.
+"""Key names of torchvision's Swin Transformers, and of the backbones of official detectors and segmenters.
 
 The official names and timm's are vitkit's own.
 """
@@ -18,7 +18,7 @@ _TORCHVISION = (
 
 
 def _split_biases(state: State, model: nn.Module) -> State:
-    """torchvision's V2 keeps a bias for keys, too, and sets it to zero in use."""
+    """Split the biases of torchvision's V2, which has one for keys, too, and sets it to zero in use."""
     result = {}
     for key, value in state.items():
         if key.endswith("attn.qkv.bias"):
@@ -30,7 +30,7 @@ def _split_biases(state: State, model: nn.Module) -> State:
 
 
 def _backbone_alone(state: State, model: nn.Module) -> State:
-    """A detector's backbone for a model that is one itself."""
+    """Take a detector's backbone for a model that is a backbone itself."""
     if "patch_embed.proj.weight" not in model.state_dict():
         return state
     return {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}

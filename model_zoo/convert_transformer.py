@@ -1,4 +1,4 @@
-"""`torch.nn.Transformer` under the name `transformer`, beside the embeddings and the output projection of its user.
+"""Key names of a `torch.nn.Transformer` called `transformer`, with its user's embeddings and output projection.
 
 One `embedding` serves source, target and output; or there are `source_embedding`, `target_embedding` and, if it is not
 the target's, `output`. The model is a `Transformer` with `final_norm`.

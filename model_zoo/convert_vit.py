@@ -1,4 +1,4 @@
-"""Vision Transformers: the original JAX files, torchvision's, and detectron2's ViTDet.
+"""Key names of the original JAX Vision Transformers, torchvision's, and detectron2's ViTDet.
 
 timm's and DeiT's names are vitkit's own.
 """
@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vitkit.model_zoo.converter import Converter, State
+from vitkit.model_zoo.converter import Converter, State, prefix_of
 
 _JAX_NAMES = {
     "cls": "cls_token",
@@ -31,8 +31,8 @@ _JAX_QKV = re.compile(r"(.*)MultiHeadDotProductAttention_\d/(query|key|value)/(k
 
 
 def _from_jax(state: State, model: nn.Module, *, prefix: str) -> State:
-    state = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    state = _unstacked(state)
+    """Rename and transpose JAX's arrays, and join queries, keys and values."""
+    state = _unstack({key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)})
     converted, qkv = {}, {}
     for key, value in state.items():
         match = _JAX_QKV.match(key)
@@ -41,12 +41,10 @@ def _from_jax(state: State, model: nn.Module, *, prefix: str) -> State:
             qkv.setdefault((block, leaf), {})[which] = value
             continue
         layer, _, leaf = key.rpartition("/")
-        if leaf in _JAX_LEAVES:
-            converted[f"{_jax_name(layer)}.{_JAX_LEAVES[leaf]}"] = (
-                _from_kernel(layer, value) if leaf == "kernel" else value
-            )
-        else:
-            converted[_jax_name(key)] = value
+        if leaf == "kernel":
+            value = _from_kernel(layer, value)
+        name = f"{_jax_name(layer)}.{_JAX_LEAVES[leaf]}" if leaf in _JAX_LEAVES else _jax_name(key)
+        converted[name] = value
     for (block, leaf), parts in qkv.items():
         # (d_model, heads, d) each, or (heads, d) of a bias.
         joined = torch.cat([parts[which].flatten(-2) for which in ("query", "key", "value")], dim=-1)
@@ -54,8 +52,8 @@ def _from_jax(state: State, model: nn.Module, *, prefix: str) -> State:
     return converted
 
 
-def _unstacked(state: State) -> State:
-    """big_vision may stack the entries of all blocks under one name."""
+def _unstack(state: State) -> State:
+    """Separate the entries of all blocks, which big_vision may stack under one name."""
     stack = "Transformer/encoderblock/"
     result = {}
     for key, value in state.items():
@@ -77,19 +75,16 @@ def _jax_name(name: str) -> str:
 
 
 def _from_kernel(layer: str, kernel: Tensor) -> Tensor:
-    """JAX multiplies from the other side, and has channels last."""
+    """Transpose a kernel: JAX multiplies from the other side, and has channels last."""
     if kernel.ndim == 4:
         return kernel.permute(3, 2, 0, 1)
     return kernel.flatten(0, -2).T if layer.endswith("/out") else kernel.T
 
 
 def _from_vitdet(state: State, model: nn.Module) -> State:
-    """Backbone and pyramid of a detector, below whatever names they have in the model."""
-    own = model.state_dict()
-    vit = next(
-        (key.removesuffix("patch_embed.proj.weight") for key in own if key.endswith("patch_embed.proj.weight")), ""
-    )
-    pyramid = next((k.partition("levels.res")[0] for k in own if re.search(r"(^|\.)levels\.res\d\.\d", k)), "neck.")
+    """Move a detector's backbone and pyramid to wherever the model has them."""
+    vit, keys = prefix_of(model, "patch_embed.proj.weight"), model.state_dict()
+    pyramid = next((k.partition("levels.res")[0] for k in keys if re.search(r"(^|\.)levels\.res\d\.\d", k)), "neck.")
     renamed = {}
     for key, value in state.items():
         key = re.sub(r"^(backbone\.)?net\.", vit, key)

@@ -6,43 +6,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
 from vitkit.model_zoo.convert_deformable_detr import converters as deformable_detr_converters
 from vitkit.model_zoo.convert_mask_classification import CONVERTERS as MASK_CLASSIFICATION_CONVERTERS
 from vitkit.model_zoo.convert_mvit import CONVERTERS as MVIT_CONVERTERS
 from vitkit.model_zoo.convert_nonlocal import CONVERTERS as NON_LOCAL_CONVERTERS
 from vitkit.model_zoo.convert_swin import CONVERTERS as SWIN_CONVERTERS
+from vitkit.model_zoo.convert_timesformer import CONVERTERS as TIMESFORMER_CONVERTERS
 from vitkit.model_zoo.convert_transformer import CONVERTERS as TRANSFORMER_CONVERTERS
 from vitkit.model_zoo.convert_vit import CONVERTERS as VIT_CONVERTERS
 from vitkit.model_zoo.converter import Converter, State
 
-# fmt: off
-COCO_CATEGORY_IDS = (
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 27, 28, 31, 32, 33, 34, 35,
-    36, 37, 38, 39, 40, 41, 42, 43, 44, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65,
-    67, 70, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 84, 85, 86, 87, 88, 89, 90,
-)
+_COCO_NAMES = FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
+COCO_CATEGORY_IDS = tuple(id_ for id_, name in enumerate(_COCO_NAMES) if name not in ("__background__", "N/A"))
 """COCO's raw ids of its 80 classes, in the order of their contiguous labels."""
 
-COCO_CLASSES = (
-    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
-    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow", "elephant",
-    "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee", "skis", "snowboard",
-    "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard", "tennis racket", "bottle",
-    "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich", "orange", "broccoli",
-    "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed", "dining table", "toilet",
-    "tv", "laptop", "mouse", "remote", "keyboard", "cell phone", "microwave", "oven", "toaster", "sink",
-    "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
-)
+COCO_CLASSES = tuple(_COCO_NAMES[id_] for id_ in COCO_CATEGORY_IDS)
 """Their names."""
 
+# fmt: off
 COCO_PANOPTIC_CATEGORY_IDS = (
     *COCO_CATEGORY_IDS,
     92, 93, 95, 100, 107, 109, 112, 118, 119, 122, 125, 128, 130, 133, 138, 141, 144, 145, 147, 148, 149, 151, 154,
     155, 156, 159, 161, 166, 168, 171, 175, 176, 177, 178, 180, 181, 184, 185, 186, 187, 188, 189, 190, 191, 192, 193,
     194, 195, 196, 197, 198, 199, 200,
 )
-"""Likewise of the 133 classes of its panoptic segmentation."""
+"""The raw ids of the 133 classes of its panoptic segmentation."""
 
 COCO_PANOPTIC_CLASSES = (
     *COCO_CLASSES,
@@ -58,13 +48,19 @@ COCO_PANOPTIC_CLASSES = (
 # fmt: on
 
 _PANOPTIC_ROWS = 251
-"""Of the class head of DETR with masks: a row for each raw id, most of them without a class, and the last for no
-object."""
+"""Rows of the class head of DETR with masks: one for each raw id, if it has a class or not, and one for no object."""
 
 _DATASETS_BY_CLASSES = {
-    8: "Cityscapes' things", 19: "Cityscapes", 80: "COCO's things", 91: "COCO's raw ids", 100: "ADE20K's things",
-    133: "COCO panoptic", 150: "ADE20K", 250: "COCO panoptic's raw ids", 847: "ADE20K full",
-}  # fmt: skip
+    8: "Cityscapes' things",
+    19: "Cityscapes",
+    80: "COCO's things",
+    91: "COCO's raw ids",
+    100: "ADE20K's things",
+    133: "COCO panoptic",
+    150: "ADE20K",
+    250: "COCO panoptic's raw ids",
+    847: "ADE20K full",
+}
 """What official models of so many classes were trained on."""
 
 
@@ -92,6 +88,7 @@ CONVERTERS = [
         renames=DETR_RENAMES,
         classes=COCO_CLASSES,
     ),
+    *TIMESFORMER_CONVERTERS,
     *VIT_CONVERTERS,
     *NON_LOCAL_CONVERTERS,
     *MVIT_CONVERTERS,
@@ -103,7 +100,7 @@ CONVERTERS = [
 def convert_official(
     state: Mapping[str, Tensor], model: nn.Module, classes: Sequence[str] | None = None
 ) -> tuple[State, Converter | None]:
-    """Renames an official state dict for `model`; one that no converter knows is returned as it is.
+    """Rename an official state dict for `model`; one that no converter knows is returned as it is.
 
     Where an official head has a row for each raw COCO id and the model has COCO's 80 classes, or the 133 of its
     panoptic segmentation, their rows are taken.
@@ -130,35 +127,36 @@ def convert_official(
 
 
 def select_coco_classes(state: State, model: nn.Module) -> State:
-    """Takes the rows of COCO's classes, and the last, no object, where a head has one for each of the raw ids."""
-    own = model.state_dict()
+    """Take the rows of COCO's classes, and the last, no object, where a head has a row for each of the raw ids."""
+    expected = model.state_dict()
     for key, value in state.items():
-        if "class_embed" not in key or key not in own:
+        if "class_embed" not in key or key not in expected:
             continue
-        if len(value) == _PANOPTIC_ROWS and len(own[key]) == len(COCO_PANOPTIC_CLASSES) + 1:
+        rows = len(value), len(expected[key])
+        if rows == (_PANOPTIC_ROWS, len(COCO_PANOPTIC_CLASSES) + 1):
             state[key] = value[[*COCO_PANOPTIC_CATEGORY_IDS, _PANOPTIC_ROWS - 1]]
-        elif len(value) == 92 and len(own[key]) == 81:
+        elif rows == (92, 81):
             state[key] = value[[*COCO_CATEGORY_IDS, 91]]
-        elif len(value) == 91 and len(own[key]) == 80:
-            # A first stage ranks places by the first row, whatever class that is; it must stay the first.
+        elif rows == (91, 80):
+            # A first stage ranks locations by the first row, whatever class that is; it must stay the first.
             first = 0 if "proposals" in key else COCO_CATEGORY_IDS[0]
             state[key] = value[[first, *COCO_CATEGORY_IDS[1:]]]
     return state
 
 
 def has_coco_head(state: State) -> bool:
-    """Whether a detector's classes are COCO's raw ids, as those of all official ones are."""
+    """Whether a detector's classes are COCO's raw ids, as in all official ones."""
     heads = [value for key, value in state.items() if "class_embed" in key and key.endswith("weight")]
     return bool(heads) and all(len(value) in (91, 92, _PANOPTIC_ROWS) for value in heads)
 
 
 def describe(checkpoint: Mapping[str, Any], state: State, converter: Converter | None) -> str | None:
-    """What a checkpoint is of, as error messages say it; None if nothing tells.
+    """Return what a checkpoint was trained as, for error messages; None if nothing tells.
 
     Args:
         checkpoint: as stored.
         state: its tensors, under the names they are stored by.
-        converter: of its official format, if it is of one.
+        converter: of its official format, if it has one.
     """
     run = _describe_run(checkpoint)
     if run or converter is None:

@@ -21,6 +21,12 @@ def fresh_logging():
     logger.setLevel(logging.NOTSET)
 
 
+@pytest.fixture(autouse=True)
+def own_settings(tmp_path_factory, monkeypatch):
+    """Keeps what tests trust out of the user's list."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder with the small real datasets; tests that want it skip where it is absent."""

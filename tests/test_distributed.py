@@ -30,8 +30,9 @@ from vitkit.distributed import (
     store_of_this_attempt,
     world_size,
 )
+from vitkit.engine.loop import train
+from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
-from vitkit.engine.train import train
 from vitkit.logging import RatioMeter
 from vitkit.structures import Batch
 
@@ -57,6 +58,8 @@ class Size(nn.Module):
 class RankBatches:
     """Three batches, others on each rank."""
 
+    num_skipped = num_padded = 0
+
     def set_position(self, epoch, batch=0):
         pass
 
@@ -77,11 +80,17 @@ def evaluated_statistics(folder: Path, options: dict) -> torch.Tensor:
     if is_main():
         folder.mkdir()
     barrier()
-    train(
-        model, Size(), RankBatches(), optimizer=optimizer, schedule=torch.optim.lr_scheduler.StepLR(optimizer, 9),
-        settings=TrainSettings(epochs=1, **options), device=torch.device("cpu"), run_dir=folder,
-        evaluate=lambda m: seen.append(m.norm.running_mean.clone()) or {"bbox/AP": 0.5},
-    )  # fmt: skip
+    state = TrainRun(
+        model=model,
+        criterion=Size(),
+        loader=RankBatches(),
+        optimizer=optimizer,
+        schedule=torch.optim.lr_scheduler.StepLR(optimizer, 9),
+        settings=TrainSettings(epochs=1, **options),
+        device=torch.device("cpu"),
+        run_dir=folder,
+    )
+    train(state, validate=lambda m: seen.append(m.norm.running_mean.clone()) or {"bbox/AP": 0.5})
     return seen[0]
 
 
@@ -189,8 +198,14 @@ close_distributed()
 @contextmanager
 def joining(port: int, *starts: tuple[int, int]) -> Iterator[list[subprocess.Popen]]:
     """Processes that join torchrun's store: for each the number of one of two ranks, and the seconds it takes."""
-    environment = {"LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}  # fmt: skip
+    environment = {
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": 2,
+        "LOCAL_WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
     processes = []
     try:
         for number, seconds in starts:

@@ -1,24 +1,13 @@
-import json
 import logging
 import math
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from vitkit.logging import LOG_NAME, RatioMeter, RunLog, format_losses, peak_memory_mb, setup_logging
-
-TRAIN = {
-    "step": 20, "epoch": 0.5, "loss": 3.5, "losses": {"labels": 1.0, "l1": 2.0, "aux0_labels": 0.5}, "lr": 1e-4,
-    "it_s": 4.0, "data_share": 0.25, "memory_mb": 512.0,
-}  # fmt: skip
-VAL = {"step": 40, "epoch": 1, "metrics": {"bbox/AP": 0.25, "loss": 3.0}}
-
-
-def write(run_dir):
-    with RunLog(run_dir) as log:
-        log.train(TRAIN, epoch_label="epoch 0.50/2", eta_seconds=3661)
-        log.validation(VAL, epoch_label="epoch 1/2")
+from vitkit.errors import DataError
+from vitkit.logging import CONSOLE_NAME, ConsoleCopy, ProgressLines, RatioMeter, say, setup_logging
 
 
 def test_ratio_is_of_the_sums_and_not_the_mean_of_ratios():
@@ -54,57 +43,6 @@ def test_large_counts_are_exact():
     assert meter.compute()[1] == 2**25 + 1
 
 
-def test_records_are_json_lines_and_a_resumed_run_appends(tmp_path):
-    write(tmp_path)
-    write(tmp_path)
-    records = [json.loads(line) for line in (tmp_path / LOG_NAME).read_text().splitlines()]
-    assert records == 2 * [{"kind": "train", **TRAIN}, {"kind": "val", **VAL}]
-
-
-def test_records_are_on_disk_before_the_run_ends(tmp_path):
-    with RunLog(tmp_path) as log:
-        log.validation(VAL, epoch_label="")
-        assert json.loads((tmp_path / LOG_NAME).read_text())["step"] == 40
-
-
-def test_console_shows_progress_on_one_line_without_auxiliary_losses(tmp_path, capsys):
-    write(tmp_path)
-    train_line, val_line = capsys.readouterr().out.splitlines()
-    for part in (
-        "epoch 0.50/2",
-        "loss 3.500 (labels 1.000 l1 2.000)",
-        "1.0e-04",
-        "4.00 it/s",
-        "1:01:01",
-        "0.50 GiB",
-        "25%",
-    ):
-        assert part in train_line
-    assert "bbox/AP 0.25" in val_line
-    assert format_losses({"aux3_l1": 1.0, "l1": 0.5}) == "l1 0.500"
-
-
-def test_ranks_other_than_the_main_one_write_and_print_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vitkit.logging.is_main", lambda: False)
-    write(tmp_path)
-    assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
-
-
-def test_scalars_are_in_tensorboard_where_it_is_installed(tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    write(tmp_path)
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert {"train/loss", "train/lr", "train/losses/l1", "val/metrics/bbox/AP"} <= set(events.Tags()["scalars"])
-    (point,) = events.Scalars("val/metrics/bbox/AP")
-    assert (point.step, point.value) == (40, 0.25)
-
-
-def test_without_tensorboard_the_rest_is_written(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    write(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [LOG_NAME]
-
-
 def test_messages_go_to_standard_error_once(monkeypatch, capsys):
     logger = logging.getLogger("vitkit")
     for name, value in {"handlers": [], "propagate": True, "level": logging.NOTSET}.items():
@@ -115,5 +53,44 @@ def test_messages_go_to_standard_error_once(monkeypatch, capsys):
     assert capsys.readouterr().err == "W optimizer.lr is high\n"
 
 
-def test_peak_memory_of_the_process_is_in_mebibytes():
-    assert 20 < peak_memory_mb(torch.device("cpu")) < 2**20
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_output_that_goes_to_a_full_disk_ends_no_run(monkeypatch, caplog):
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        for _ in range(3):
+            say("epoch 1/3 done")
+    assert caplog.messages == ["standard output: not written any more (No space left on device)"]
+
+
+def test_progress_tells_rate_and_time_left(capsys):
+    progress = ProgressLines(4, "images", every=-1.0)
+    progress.start -= 2.0
+    progress.step()
+    line = capsys.readouterr().out
+    assert line.startswith("1/4 images  0.5") and "ETA 6 s" in line
+
+
+def test_console_copy_has_lines_messages_and_the_error_from_before_it_began_on(tmp_path, capsys):
+    setup_logging()
+    path = tmp_path / CONSOLE_NAME
+    path.write_text("an earlier start\n")
+    with pytest.raises(DataError), ConsoleCopy() as console:
+        say("building")
+        logging.getLogger("vitkit").warning("be warned")
+        assert path.read_text() == "an earlier start\n"
+        console.begin(path)
+        assert path.read_text().splitlines()[2].endswith("be warned")
+        say("step 1")
+        raise DataError("image 3 is gone")
+    say("not of the run")
+    lines = path.read_text().splitlines()
+    assert [line[20:] for line in lines[1:]] == ["building", "be warned", "step 1", "error: image 3 is gone"]
+    printed = capsys.readouterr()
+    assert printed.out == "building\nstep 1\nnot of the run\n" and printed.err == "W be warned\n"
+
+
+def test_console_copy_of_a_run_that_did_not_begin_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ConsoleCopy():
+        say("building")
+    assert not list(tmp_path.iterdir())

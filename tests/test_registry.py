@@ -1,7 +1,12 @@
+import subprocess
+import sys
+from dataclasses import dataclass
+
 import pytest
 
+import vitkit
 from vitkit.errors import ConfigError
-from vitkit.registry import REGISTRIES, Registry, check_names, nearest
+from vitkit.registry import REGISTRIES, Registry, check_names, nearest, parameters_of
 
 
 @pytest.fixture
@@ -30,6 +35,26 @@ def test_class_registers_under_its_own_name_and_stays_usable(registry):
     assert registry.register(Rotary) is Rotary
     assert registry.names() == ["Rotary"]
     assert "Rotary" in registry
+
+
+@dataclass(frozen=True)
+class Tank:
+    fuel: str = "diesel"
+    litres: int = 40
+
+
+class Engine:
+    def __init__(self, speed: int, *, tank: Tank = Tank(litres=50)):
+        self.arguments = (speed, tank)
+
+
+def test_specs_set_the_fields_of_a_settings_argument_beside_the_others(registry):
+    registry.register(Engine)
+    assert registry.build(dict(type="Engine", speed=1)).arguments == (1, Tank(litres=50))
+    assert registry.build(dict(type="Engine", fuel="petrol"), speed=2).arguments == (2, Tank("petrol", 50))
+    defaults = {name: p.default for name, p in parameters_of(Engine).items() if name != "speed"}
+    assert defaults == dict(fuel="diesel", litres=50)
+    assert "Did you mean 'litres'?" in error_of(registry.build, dict(type="Engine", speed=1, liters=2))
 
 
 def test_function_registers_under_a_chosen_name(registry):
@@ -112,3 +137,14 @@ def test_nearest_lists_all_names_when_none_is_near():
 def test_registries_are_found_by_their_kind():
     assert all(registry.kind == kind for kind, registry in REGISTRIES.items())
     assert {"backbone", "neck", "head", "model", "matcher", "criterion", "dataset", "transforms"} <= REGISTRIES.keys()
+
+
+def test_names_are_known_whichever_module_is_imported_first():
+    script = "from vitkit.registry import BACKBONES; assert 'swin_tiny' in BACKBONES and len(BACKBONES.names()) > 20"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_every_public_name_can_be_imported():
+    assert all(getattr(vitkit, name) is not None for name in vitkit.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Backbones'"):
+        vitkit.Backbones  # noqa: B018

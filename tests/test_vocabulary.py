@@ -1,6 +1,8 @@
 import json
 import subprocess
 import sys
+import time
+import unicodedata
 
 import pytest
 
@@ -195,3 +197,46 @@ def test_vocabularies_of_a_dataset():
     assert vocabularies_of(object()) == {}
     set_vocabularies(dataset, {"target": "others"})
     assert vocabularies_of(dataset) == {"target": "others"}
+
+
+def damaged(kind: str, **changes) -> str:
+    content = json.loads(Vocabulary.train(kind, TEXTS, size=60).to_json())
+    return json.dumps({**content, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (damaged("word", tokens=[1, 2]), "expected different texts"),
+        (damaged("word", tokens=["<pad>", "<unk>", "<s>", "</s>", "a", "a"]), "expected different texts"),
+        (damaged("word", tokens=["a", "b", "c", "d"]), "begin with .*'a'.*; expected <pad>, <unk>, <s>, </s>"),
+        (damaged("word", lowercase="no"), "lowercase is neither true nor false"),
+        (damaged("bpe", sha256="0"), "the checksum of its model is wrong"),
+    ],
+)
+def test_a_damaged_vocabulary_is_refused(text, message):
+    with pytest.raises(CheckpointError, match=message):
+        Vocabulary.from_json(text)
+
+
+def test_a_subword_vocabulary_of_an_earlier_version_has_no_checksum():
+    saved = Vocabulary.train("bpe", TEXTS, size=60)
+    content = json.loads(saved.to_json())
+    del content["sha256"]
+    assert Vocabulary.from_json(json.dumps(content)) == saved
+    with pytest.raises(CheckpointError, match="vocabularies: got 'x'"):
+        vocabularies_from_json("x")
+
+
+@pytest.mark.parametrize("line", ["ab" * 100_000, "a" + "\u0301\u0327" * 50_000, "x " * 50_000 + "y"])
+def test_long_odd_lines_take_seconds(line):
+    """Each took minutes to hours: time grew with the square of the line."""
+    start = time.monotonic()
+    vocabulary = Vocabulary.train("unigram", [line, *TEXTS], size=200)
+    assert vocabulary.decode(vocabulary.encode(line)) == normalize_text(line)
+    assert time.monotonic() - start < 30
+
+
+def test_long_texts_are_normalized_as_short_ones():
+    text = "e\u0301 \uac00\u11a8 \u1100\u1161 caf\u00e9\u0327 " * 300
+    assert normalize_text(text) == unicodedata.normalize("NFC", text).strip()

@@ -1,8 +1,10 @@
-"""What a model costs, by part: parameters, multiply-adds, attention matrices, time and memory.
+"""What a model costs, by part: parameters, MACs, attention matrices, time and memory.
 
-MODEL is a config file or a backbone's name; a backbone is a classifier unless num_classes=none.
-Multiply-adds count once each, as in the papers: products, convolutions, attention and sampling, with norms as fvcore
-estimates them; element-wise work, activations and softmax are not counted. Operators that are unknown are listed.
+MODEL is a backbone's name, or a model: one of the zoo, the folder or a checkpoint of a run, a config. A
+backbone is a classifier unless num_classes=none.
+MACs (multiply-accumulate operations) are counted as in the papers: products, convolutions, attention and sampling,
+with norms as fvcore estimates them; element-wise work, activations and softmax are not counted. Operators that are
+unknown are listed.
 
 Examples:
     python tools/analyze.py swin_tiny
@@ -10,6 +12,7 @@ Examples:
     python tools/analyze.py configs/deformable_detr_r50.py model.num_queries=100 --time --device cuda
     python tools/analyze.py --table "swin*"
     python tools/analyze.py configs/mask2former_swin_large_coco_instance.py --training 8 --size 1024 1024
+    python tools/analyze.py "timesformer_???*" --clips runs/timesformer_cost.png
 
 How much memory the attention matrices take: a transformer of 48 layers of 16 heads on the pixels of an image, then on
 14 x 14 patches of one (768 GiB and 112 MiB):
@@ -23,51 +26,46 @@ import argparse
 import fnmatch
 import functools
 import json
-import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from vitkit import BACKBONES, build_model, load_config, model_zoo
-from vitkit.analysis import (
+from vitkit import BACKBONES, build_model, model_zoo
+from vitkit.analysis.clips import CLIPS, clip_cost
+from vitkit.analysis.macs import count_macs
+from vitkit.analysis.memory import (
     OPTIMIZER_STATES,
     attention_matrices,
     count_parameters,
-    kept_bytes,
     measure,
     parts,
+    saved_bytes,
     training_memory,
 )
+from vitkit.config import config_names
+from vitkit.config.overrides import apply_override, split_override
 from vitkit.engine.settings import require
-from vitkit.errors import ConfigError, VitkitError, error_line
-from vitkit.flops import count_flops
+from vitkit.errors import ConfigError
+from vitkit.inference import find_model, names_config_alone
 from vitkit.models.classifier import Classifier
-from vitkit.overrides import apply_override, split_override
 from vitkit.registry import nearest
+from vitkit.tools.common import add_device, add_trust, errors_in_one_line
+from vitkit.visualization.costs import plot_costs
 
 DETECTION_SIZE = (800, 1066)
 """Short side 800 of COCO's most frequent aspect ratio."""
-TOLERANCE = 0.02
-"""Of multiply-adds, against published ones."""
-TITLES = ["variant", "input", "parameters", "original", "published M", "", "G mult-adds", "original", "published G", ""]
-WIDTHS = [10, 11, 11, 11, 8, 11, 8, 11, 8]
-"""Of all columns but the first."""
-TABLE_LEGEND = """
-original: counted of the original network, or of an independent one (model_zoo/backbones.json says which), multiply-adds
-by fvcore as here. published: as printed. exact: equal to the original. ok: as published but for rounding, multiply-adds
-within 2 %. original: multiply-adds are not within 2 % of the published figure, but of the original's."""
 FLOAT32 = 4
 MIB = 2**20
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a config file or a backbone's name; with --table a pattern of names")
+    parser.add_argument("model", nargs="?", help="a backbone's name or a model; with --table a pattern of names")
     parser.add_argument("overrides", nargs="*", help="key.sub=value of a config, key=value of a backbone")
     parser.add_argument("--size", nargs=2, type=int, metavar=("H", "W"), help="of the images in pixels")
     parser.add_argument("--frames", type=int, metavar="T", help="of clips, for backbones that take them")
@@ -76,13 +74,24 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--attention", action="store_true", help="only the attention matrices; needs no memory itself")
     parser.add_argument("--time", action="store_true", help="run it: time and memory by part")
     parser.add_argument("--repeats", type=int, default=5, help="of --time (5)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of --time (cpu)")
+    add_trust(parser)
+    add_device(parser, default="cpu")
     parser.add_argument(
-        "--training", type=int, metavar="GPUS",
-        help="only the memory of a training step on so many GPUs: whole on each (DDP), and divided among them (FSDP)",
-    )  # fmt: skip
+        "--training",
+        type=int,
+        metavar="GPUS",
+        help="only the memory of a training step on so many GPUs: full on each (DDP), and sharded among them (FSDP)",
+    )
     parser.add_argument("--table", action="store_true", help="all backbones beside their published figures")
-    parser.add_argument("--no-flops", action="store_true", help="parameters only; counting runs the model once")
+    parser.add_argument(
+        "--clips",
+        metavar="PNG",
+        help="MACs and memory of backbones of clips, MODEL being a pattern, against frames and crop; "
+        "plotted into this file",
+    )
+    parser.add_argument(
+        "--no-macs", "--no-flops", action="store_true", help="parameters only; counting MACs runs the model once"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_intermixed_args(argv)
     if args.model is None and not args.table:
@@ -90,52 +99,47 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     counts = (args.batch, args.repeats, 1 if args.training is None else args.training, args.frames or 1)
     if min(*counts, args.depth + 1, *(args.size or (1,))) < 1:
         parser.error("--size, --frames, --batch, --training and --repeats are at least 1, --depth at least 0")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: PyTorch finds no GPU here")
     return args
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    try:
-        choices = ((args.table, table), (args.attention, attention), (args.training, training), (True, costs))
-        report = next(of_model for chosen, of_model in choices if chosen)(args)
-    except VitkitError as error:
-        sys.exit(error_line(error))
+    with errors_in_one_line():
+        modes = ((args.table, table), (args.clips, clips), (args.attention, attention), (args.training, training))
+        choices = (*modes, (True, costs))
+        report = next(analyze for chosen, analyze in choices if chosen)(args)
     if args.json:
         print(json.dumps(report, indent=2))
 
 
 @functools.cache
 def published() -> dict[str, dict[str, Any]]:
-    """Backbone variant -> what is published of it, and counted of its original, at which input."""
+    """Return backbone variant -> what is published of it, and counted of its original, at which input."""
     path = Path(model_zoo.__file__).parent / "backbones.json"
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def is_config(name: str) -> bool:
-    """Whether it names a config file, and not a backbone.
+    """Return whether a name is that of a model with a config, and not of a backbone."""
+    return name not in BACKBONES
+
+
+def find_config(name: str, overrides: Sequence[str], *, trust: bool) -> Mapping[str, Any]:
+    """Return the config of a model; a ConfigError of an unknown name says what there is, backbones among it."""
+    if names_config_alone(name) and not name.endswith((".py", ".json")) and name not in config_names():
+        names = {*BACKBONES.names(), *config_names()}
+        raise ConfigError(f"{name!r} is neither a backbone nor a model or a config. {nearest(name, names)}")
+    return find_model(name, overrides=overrides, trust=trust).config
+
+
+def build(name: str, overrides: Sequence[str] = (), *, device: str, trust: bool = False) -> nn.Module:
+    """Return the model of a config file, or a backbone, in evaluation mode.
 
     Raises:
-        ConfigError: it names neither.
-    """
-    if name.endswith((".py", ".json")):
-        return True
-    if name not in BACKBONES:
-        raise ConfigError(
-            f"no backbone {name!r}, and no config file, which ends in .py. {nearest(name, BACKBONES.names())}"
-        )
-    return False
-
-
-def build(name: str, overrides: Sequence[str] = (), *, device: str) -> nn.Module:
-    """The model of a config file, or a backbone; in evaluation mode.
-
-    Raises:
-        ConfigError: there is no such file or backbone, or an override does not fit.
+        ConfigError: there is no such model or backbone, or an override does not fit.
     """
     if is_config(name):
-        config = load_config(name, overrides)
+        config = find_config(name, overrides, trust=trust)
         require(config, "model")
         with torch.device(device):
             return build_model(config["model"]).eval()
@@ -149,21 +153,21 @@ def build(name: str, overrides: Sequence[str] = (), *, device: str) -> nn.Module
 
 
 def input_shape(args: argparse.Namespace, model: nn.Module) -> tuple[int, ...]:
-    """(N, 3, [T,] H, W)."""
-    usual = (3, *DETECTION_SIZE) if is_config(args.model) and not isinstance(model, Classifier) else (3, 224, 224)
-    channels, *frames, height, width = published().get(args.model, {}).get("input", usual)
+    """Return (N, 3, [T,] H, W)."""
+    default = (3, *DETECTION_SIZE) if is_config(args.model) and not isinstance(model, Classifier) else (3, 224, 224)
+    channels, *frames, height, width = published().get(args.model, {}).get("input", default)
     frames = frames if args.frames is None else [args.frames]
     return (args.batch, channels, *frames, *(args.size or (height, width)))
 
 
 def costs(args: argparse.Namespace) -> dict[str, Any]:
-    """Parameters, multiply-adds, time and memory by part."""
-    counting = not args.no_flops or args.time
-    model = build(args.model, args.overrides, device="cpu" if counting else "meta")
+    """Report parameters, MACs, time and memory by part."""
+    counting = not args.no_macs or args.time
+    model = build(args.model, args.overrides, trust=args.trust, device="cpu" if counting else "meta")
     shape = input_shape(args, model)
     names = parts(model, args.depth)
     parameters = count_parameters(model)
-    flops = None if args.no_flops else count_flops(model, torch.zeros(shape))
+    macs = None if args.no_macs else count_macs(model, torch.zeros(shape))
     measured = {}
     if args.time:
         model.to(args.device)
@@ -171,69 +175,75 @@ def costs(args: argparse.Namespace) -> dict[str, Any]:
     rows = {}
     for name in names:
         row = asdict(parameters[name])
-        row |= {} if flops is None else {"multiply_adds": flops.by_module[name]}
+        row |= {} if macs is None else {"macs": macs.by_module[name]}
         row |= asdict(measured[name]) if name in measured else {}
         if any(row.values()):
             rows[name] = row
     report = {"model": args.model, "input": shape, "parts": rows}
-    if flops is not None:
-        report |= {"by_operator": flops.by_operator, "not_counted": flops.elementwise, "unknown": flops.unknown}
+    if macs is not None:
+        report |= {"by_operator": macs.by_operator, "not_counted": macs.uncounted, "unknown": macs.unknown}
     if not args.json:
         print_costs(report, {name: type(model.get_submodule(name)).__name__ for name in rows}, args.device)
     return report
 
 
 def print_costs(report: dict[str, Any], types: dict[str, str], device: str) -> None:
-    print(f"{report['model']}, input {'x'.join(map(str, report['input']))}\n")
-    columns = {
-        "parameters": lambda row: f"{row['total']:,}",
-        "trainable": lambda row: f"{row['trainable']:,}",
-        "G multiply-adds": lambda row: f"{row['multiply_adds'] / 1e9:.3f}",
-        "ms": lambda row: f"{row['seconds'] * 1e3:.1f}",
-        "peak MiB": lambda row: f"{row['peak_bytes'] / MIB:.1f}",
-        "kept MiB": lambda row: f"{row['kept_bytes'] / MIB:.1f}",
-    }
-    fields = ["total", "trainable", "multiply_adds", "seconds", "peak_bytes", "kept_bytes"]
-    present = [(title, text, key) for (title, text), key in zip(columns.items(), fields) if key in report["parts"][""]]
-    lines = [["part", "type", *(title for title, _, _ in present)]]
+    """Print a line for each part, and which operators were counted."""
+    columns = [  # field, title, unit, format
+        ("total", "parameters", 1, ",.0f"),
+        ("trainable", "trainable", 1, ",.0f"),
+        ("macs", "G MACs", 1e9, ".3f"),
+        ("seconds", "ms", 1e-3, ".1f"),
+        ("peak_bytes", "peak MiB", MIB, ".1f"),
+        ("saved_bytes", "saved MiB", MIB, ".1f"),
+    ]
+    columns = [column for column in columns if column[0] in report["parts"][""]]
+    lines = [["part", "type", *(title for _, title, _, _ in columns)]]
     for name, row in report["parts"].items():
         indent = "  " * (name.count(".") + 1 if name else 0)
         lines.append(
             [indent + (name.rpartition(".")[2] or "(all)"), types[name]]
-            + [text(row) if key in row else "" for _, text, key in present]
+            + [format(row[field] / unit, spec) if field in row else "" for field, _, unit, spec in columns]
         )
-    print_table(lines)
+    notes = []
     if "seconds" in report["parts"][""]:
-        print(
-            f"\nms: median of the forward pass on {device}. peak: tensors of the forward pass, above those before it."
-        )
-        print("kept: what a training step keeps for the backward pass.")
+        notes += [
+            f"\nms: median of the forward pass on {device}. peak: tensors of the forward pass, above those before it.",
+            "saved: what a training step stores for the backward pass.",
+        ]
     if "by_operator" in report:
         counted = sorted(report["by_operator"].items(), key=lambda item: -item[1])
-        print("\ncounted: " + ", ".join(f"{name} {count / 1e9:.3f} G" for name, count in counted if count))
-        print("not counted, as in papers: " + (join_counts(report["not_counted"]) or "nothing"))
+        notes.append("\ncounted: " + ", ".join(f"{name} {count / 1e9:.3f} G" for name, count in counted if count))
+        notes.append("not counted, as in papers: " + (join_counts(report["not_counted"]) or "nothing"))
         if report["unknown"]:
-            print(f"UNKNOWN, not counted: {join_counts(report['unknown'])}")
+            notes.append(f"UNKNOWN, not counted: {join_counts(report['unknown'])}")
+    print_table(report, "", lines, notes)
 
 
 def join_counts(counts: dict[str, int]) -> str:
+    """Return "add x3, relu x2"."""
     return ", ".join(f"{name} x{count}" for name, count in sorted(counts.items()))
 
 
-def print_table(lines: Sequence[Sequence[str]], *, left: int = 2) -> None:
-    """Aligned columns, the first `left` of them to the left."""
+def print_table(
+    report: dict[str, Any], what: str, lines: Sequence[Sequence[str]], notes: Sequence[str], *, left: int = 2
+) -> None:
+    """Print what a report is about, its columns, the first `left` of them aligned to the left, and notes below."""
+    print(f"{report['model']}, input {'x'.join(map(str, report['input']))}{what}\n")
     widths = [max(map(len, column)) for column in zip(*lines)]
     for line in lines:
-        cells = [text.ljust(w) if i < left else text.rjust(w) for i, (text, w) in enumerate(zip(line, widths))]
+        cells = [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths))]
         print("  ".join(cells).rstrip())
+    for note in notes:
+        print(note)
 
 
 def attention(args: argparse.Namespace) -> dict[str, Any]:
-    """The memory of the attention matrices, in float32, found on the meta device."""
-    model = build(args.model, args.overrides, device="meta")
+    """Report the memory of the attention matrices, in float32, found on the meta device."""
+    model = build(args.model, args.overrides, trust=args.trust, device="meta")
     shape = input_shape(args, model)
     matrices = attention_matrices(model, torch.zeros(shape, device="meta"))
-    stored = {name: FLOAT32 * found.elements() for name, found in matrices.items()}
+    stored = {name: FLOAT32 * matrix.elements() for name, matrix in matrices.items()}
     report = {
         "model": args.model,
         "input": shape,
@@ -248,175 +258,159 @@ def attention(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_attention(report: dict[str, Any]) -> None:
-    print(f"{report['model']}, input {'x'.join(map(str, report['input']))}: attention matrices in float32\n")
+    """Print a line for each layer, and the sums."""
+    what = ": attention matrices in float32"
     if not report["layers"]:
-        print("none was seen: no attention in it runs through vitkit's core or PyTorch's fused kernel")
+        note = "none was seen: no attention in it runs through vitkit's core or PyTorch's fused kernel"
+        print_table(report, what, [], [note])
         return
     lines = [["layer", "batch x heads x queries x keys", "", "MiB"]]
     for name, layer in report["layers"].items():
         shapes = Counter("x".join(map(str, shape)) for shape in layer["shapes"])
         text = ", ".join(shape if count == 1 else f"{count} of {shape}" for shape, count in shapes.items())
         lines.append([name, text, "fused" if layer["fused"] else "stored", f"{layer['bytes'] / MIB:,.1f}"])
-    print_table(lines, left=3)
-    print(f"\nstored, all layers', as a backward pass needs them: {size_text(report['stored_bytes'])}")
-    print(f"stored, the largest layer's, as inference needs them: {size_text(report['largest_layer_bytes'])}")
-    print(f"fused, a number per row and what no kernel fuses: {size_text(report['fused_bytes'])}")
-    print("Each matrix counts once; explicit softmax and dropout keep it up to three times.")
+    notes = [
+        f"\nstored, all layers', as a backward pass needs them: {size_text(report['stored_bytes'])}",
+        f"stored, the largest layer's, as inference needs them: {size_text(report['largest_layer_bytes'])}",
+        f"fused, a number per row and what no kernel fuses: {size_text(report['fused_bytes'])}",
+        "Each matrix counts once; explicit softmax and dropout keep it up to three times.",
+    ]
+    print_table(report, what, lines, notes, left=3)
 
 
 def training(args: argparse.Namespace) -> dict[str, Any]:
-    """The memory of a training step on each of several GPUs, in float32."""
-    model = build(args.model, args.overrides, device="cpu")
+    """Report the memory of a training step on each of several GPUs, in float32."""
+    model = build(args.model, args.overrides, trust=args.trust, device="cpu")
     shape = input_shape(args, model)
-    spec = load_config(args.model, args.overrides).get("optimizer", "AdamW") if is_config(args.model) else "AdamW"
+    spec = "AdamW"
+    if is_config(args.model):
+        spec = find_config(args.model, args.overrides, trust=args.trust).get("optimizer", "AdamW")
     optimizer = spec if isinstance(spec, str) else spec.get("type", "AdamW")
     states = OPTIMIZER_STATES.get(optimizer, 2)
     model.train()
-    kept = 0 if args.no_flops else kept_bytes(lambda: model(torch.zeros(shape)), [model])
-    report = {"model": args.model, "input": shape, "gpus": args.training, "optimizer": optimizer, "kept_bytes": kept}
+    saved = 0 if args.no_macs else saved_bytes(lambda: model(torch.zeros(shape)), [model])
+    report = {"model": args.model, "input": shape, "gpus": args.training, "optimizer": optimizer, "saved_bytes": saved}
     for strategy in ("ddp", "fsdp"):
-        memory = training_memory(model, states=states, gpus=args.training, divided=strategy == "fsdp")
-        report[strategy] = asdict(memory) | {"total": memory.total + kept}
+        memory = training_memory(model, states=states, gpus=args.training, sharded=strategy == "fsdp")
+        report[strategy] = asdict(memory) | {"total": memory.total + saved}
     if not args.json:
         print_training(report)
     return report
 
 
 def print_training(report: dict[str, Any]) -> None:
-    print(
-        f"{report['model']}, input {'x'.join(map(str, report['input']))}: a training step on each of {report['gpus']}\n"
-    )
+    """Print what takes memory, beside each other for DDP and FSDP."""
     titles = {
         "weights": "weights",
         "gradients": "gradients",
         "optimizer": f"states of {report['optimizer']}",
-        "gathered": "blocks that are whole while they compute",
+        "gathered": "blocks that are unsharded while they compute",
     }
     lines = [["", "DDP", "FSDP"]]
     lines += [[title, *(size_text(report[s][key]) for s in ("ddp", "fsdp"))] for key, title in titles.items()]
-    lines.append(["kept for the backward pass, without losses", *[size_text(report["kept_bytes"])] * 2])
+    lines.append(["saved for the backward pass, without losses", *[size_text(report["saved_bytes"])] * 2])
     lines.append(["in all", *(size_text(report[strategy]["total"]) for strategy in ("ddp", "fsdp"))])
-    print_table(lines, left=1)
-    print(
+    note = (
         "\nWorkspaces of kernels and the allocator's gaps come on top. FSDP cuts each weight along its first dimension."
     )
+    print_table(report, f": a training step on each of {report['gpus']}", lines, [note], left=1)
 
 
 def size_text(size: int) -> str:
+    """Return a number of bytes in MiB or GiB."""
     return f"{size / MIB:,.1f} MiB" if size < MIB * 1024 else f"{size / MIB / 1024:,.1f} GiB"
 
 
-@dataclass
-class TableRow:
-    """What is counted of a variant.
-
-    Verdicts on parameters and multiply-adds are explained in `TABLE_LEGEND`; "" where there is no figure.
-    """
-
-    name: str
-    input: list[int]
-    parameters: int
-    multiply_adds: int | None
-    unknown: dict[str, int]
-
-    def verdicts(self) -> tuple[str, str]:
-        known = published().get(self.name, {})
-        return judge_parameters(self.parameters, known), judge_flops(self.multiply_adds, known)
-
-
-def judge_parameters(count: int, known: dict[str, Any]) -> str:
-    if "parameters" in known:
-        return "exact" if count == known["parameters"] else "DEVIATES"
-    if "published_m" in known:
-        last_digit = 10.0 ** -len(str(known["published_m"]).partition(".")[2])
-        return "ok" if abs(count / 1e6 - known["published_m"]) <= last_digit else "DEVIATES"
-    return ""
-
-
-def judge_flops(count: int | None, known: dict[str, Any]) -> str:
-    figures = {"ok": "published_g", "original": "counted_g"}
-    figures = {verdict: known[key] for verdict, key in figures.items() if key in known}
-    if count is None or not figures:
-        return ""
-    return next((v for v, figure in figures.items() if abs(count / 1e9 / figure - 1) <= TOLERANCE), "DEVIATES")
-
-
 def table(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """All variants, or those that match a pattern.
+    """Report all backbones, or those that match a pattern, beside their published figures.
 
     Raises:
         ConfigError: none matches.
     """
-    names = fnmatch.filter(variants(), args.model or "*")
-    if not names:
-        raise ConfigError(f"no backbone is like {args.model!r}. {nearest(args.model, variants())}")
-    lines = [
-        "variant",
-        "input",
-        "parameters",
-        "original",
-        "published M",
-        "",
-        "G multiply-adds",
-        "original",
-        "published G",
-        "",
-    ]
-    widths = [max(map(len, names)), 12, 11, 11, 11, 8, 15, 8, 11, 8]
+    names = variants_like(args.model or "*")
+    width = max(map(len, names))
+    form = f"{{:{width}}}  {{:>10}}  {{:>11}}  {{:>11}}  {{:>8}}  {{:>11}}".format
+    if not args.json:
+        print(form("backbone", "input", "parameters", "published M", "G MACs", "published G"))
     report = []
-    if not args.json:
-        print_line(lines, widths)
     for name in names:
-        row = table_row(name, flops=not args.no_flops)
-        known = published().get(name, {})
-        report.append(asdict(row) | {"published": known, "verdicts": row.verdicts()})
-        if not args.json:
-            print_line(table_cells(row, known), widths)
-            if "note" in known:
-                print(f"    {known['note']}")
-            if row.unknown:
-                print(f"    UNKNOWN, not counted: {join_counts(row.unknown)}")
-    if not args.json:
-        print(TABLE_LEGEND)
+        report.append(row := count_variant(name, macs=not args.no_macs))
+        if args.json:
+            continue
+        macs = "-" if row["macs"] is None else f"{row['macs'] / 1e9:.3f}"
+        figures = [str(row["published"].get(key, "-")) for key in ("published_m", "published_g")]
+        size = "x".join(map(str, row["input"][1:]))
+        print(form(name, size, f"{row['parameters']:,}", figures[0], macs, figures[1]), flush=True)
+        if "note" in row["published"]:
+            print(f"    {row['published']['note']}")
     return report
 
 
 def variants() -> list[str]:
-    """The registered variants: names that are not classes."""
+    """Return the registered variants: names that are not classes."""
     return [name for name in BACKBONES.names() if BACKBONES.resolve(name)[0].__name__ != name]
 
 
-def table_row(name: str, *, flops: bool = True) -> TableRow:
-    model = build(name, device="cpu" if flops else "meta")
-    shape = published().get(name, {}).get("input", [3, 224, 224])
-    counted = count_flops(model, torch.zeros(1, *shape)) if flops else None
-    total = None if counted is None else counted.total
-    return TableRow(name, shape, count_parameters(model)[""].total, total, {} if counted is None else counted.unknown)
+def variants_like(pattern: str) -> list[str]:
+    """Return the variants that match a pattern.
+
+    Raises:
+        ConfigError: none matches.
+    """
+    names = fnmatch.filter(variants(), pattern)
+    if not names:
+        raise ConfigError(f"no backbone is like {pattern!r}. {nearest(pattern, variants())}")
+    return names
 
 
-def table_cells(row: TableRow, known: dict[str, Any]) -> list[str]:
-    parameters, flops = row.verdicts()
-    return [
-        row.name,
-        "x".join(map(str, row.input[1:])),
-        f"{row.parameters:,}",
-        f"{known['parameters']:,}" if "parameters" in known else "-",
-        str(known.get("published_m", "-")),
-        parameters,
-        "-" if row.multiply_adds is None else f"{row.multiply_adds / 1e9:.3f}",
-        str(known.get("counted_g", "-")),
-        str(known.get("published_g", "-")),
-        flops,
-    ]
+def clips(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Report and plot what backbones of clips cost against the number of frames and the crop."""
+    names, report = variants_like(args.model), []
+    width = max(map(len, names))
+    form = f"{{:{width}}}  {{:>6}}  {{:>4}}  {{:>8}}  {{:>18}}  {{:>18}}".format
+    if not args.json:
+        print(form("backbone", "frames", "crop", "G MACs", "saved in training", "attention matrices"))
+    for name in names:
+        for change, sizes in CLIPS.items():
+            for frames, crop in sizes:
+                cost = clip_cost(name, frames, crop)
+                report.append({"model": name, "against": change, "frames": frames, "crop": crop, **asdict(cost)})
+                if not args.json:
+                    memory = size_text(cost.saved_bytes), size_text(cost.attention_bytes)
+                    print(form(name, frames, crop, f"{cost.macs / 1e9:.1f}", *memory), flush=True)
+    panels = []
+    costs = (
+        ("GMACs", "macs", 1e9),
+        ("saved in training, GiB", "saved_bytes", 1024 * MIB),
+        ("attention matrices, GiB", "attention_bytes", 1024 * MIB),
+    )
+    for title, key, unit in costs:
+        for change in CLIPS:
+            curves = {}
+            for name in names:
+                rows = [row for row in report if (row["model"], row["against"]) == (name, change)]
+                curves[name] = [row[change] for row in rows], [row[key] / unit for row in rows]
+            panels.append((change, title, curves))
+    plot_costs(panels, args.clips)
+    if not args.json:
+        print(f"\nOf one clip in float32. Fused kernels store no attention matrices. The plot is {args.clips}.")
+    return report
 
 
-def print_line(cells: Sequence[str], widths: Sequence[int]) -> None:
-    """One line at once, because the next may take a while to count."""
-    texts = [
-        cell.ljust(width) if i in (0, 1, 5, 9) else cell.rjust(width)
-        for i, (cell, width) in enumerate(zip(cells, widths))
-    ]
-    print("  ".join(texts).rstrip(), flush=True)
+def count_variant(name: str, *, macs: bool = True) -> dict[str, Any]:
+    """Count a backbone's parameters and, on the input that its figures are for, its MACs."""
+    model = build(name, device="cpu" if macs else "meta")
+    figures = published().get(name, {})
+    shape = figures.get("input", [3, 224, 224])
+    counted = count_macs(model, torch.zeros(1, *shape)) if macs else None
+    return {
+        "backbone": name,
+        "input": shape,
+        "parameters": count_parameters(model)[""].total,
+        "macs": counted and counted.total,
+        "unknown": counted.unknown if counted else {},
+        "published": figures,
+    }
 
 
 if __name__ == "__main__":

@@ -1,19 +1,22 @@
-"""Average the weights of several checkpoints of one model, such as a run's last five.
+"""Average the weights of several checkpoints of one model, such as a run's last five; or keep the weights of one alone.
 
 The mean of weights from the end of a run often scores better than each of them (Izmailov et al. 2018,
-https://arxiv.org/abs/1803.05407). The result loads as any checkpoint does. Of checkpoints with a moving average that
+https://arxiv.org/abs/1803.05407). The result loads as any checkpoint does. From checkpoints with a moving average that
 one is taken, as in evaluation. Where batch norms are not frozen, their statistics are averaged like weights.
+
+One checkpoint alone is slimmed: OUT has its weights, config and classes, but nothing that only resuming needs, such as
+the optimiser's state.
 
 Examples:
     python tools/average.py runs/detr/step_00009000.pth runs/detr/step_00009500.pth --out averaged.pth
     python tools/average.py "runs/detr/step_*.pth" --last 5 --out averaged.pth
     python tools/average.py seed_1/best.pth seed_2/best.pth --weights 0.7 0.3 --out averaged.pth
+    python tools/average.py runs/detr/last.pth --out weights.pth
 """
 
 import argparse
 import glob
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +25,11 @@ import torch
 from torch import Tensor
 
 from vitkit.checkpoint import read_checkpoint, save_checkpoint, state_dict_of
-from vitkit.errors import CheckpointError, VitkitError, error_line
+from vitkit.errors import CheckpointError
+from vitkit.tools.common import errors_in_one_line
 
-KEPT = ("config", "classes", "category_ids", "things", "vocabularies")
-"""What the result takes over from the last checkpoint, besides the weights."""
+TAKEN_OVER = ("config", "classes", "category_ids", "things", "vocabularies", "measured")
+"""What the result has of the last checkpoint, besides the weights."""
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -45,16 +49,13 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    try:
+    with errors_in_one_line():
         run(args)
-    except VitkitError as error:
-        sys.exit(error_line(error))
 
 
 def run(args: argparse.Namespace) -> None:
+    """Average the checkpoints and write the result."""
     paths = find_checkpoints(args.checkpoints, args.last)
-    if len(paths) < 2:
-        raise CheckpointError(f"only {paths[0]}: an average needs two checkpoints at least.")
     if args.weights and len(args.weights) != len(paths):
         raise CheckpointError(
             f"--weights: got {len(args.weights)} for {len(paths)} checkpoints ({', '.join(map(str, paths))})."
@@ -69,28 +70,30 @@ def run(args: argparse.Namespace) -> None:
 
 
 def find_checkpoints(names: Sequence[str], last: int | None) -> list[Path]:
-    """The files that are meant; those of a pattern by the numbers in their names.
+    """Return the files that are meant; those of a pattern by the numbers in their names.
 
     Raises:
-        CheckpointError: a pattern fits none, or a file is named twice.
+        CheckpointError: a pattern matches none, or a file is named twice.
     """
     paths: list[Path] = []
     for name in names:
-        found = [Path(name)]
-        if not found[0].exists() and glob.has_magic(name):
-            found = sorted(map(Path, glob.glob(name)), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
-            if not found:
+        matches = [Path(name)]
+        if not matches[0].exists() and glob.has_magic(name):
+            matches = sorted(
+                map(Path, glob.glob(name)), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)]
+            )
+            if not matches:
                 raise CheckpointError(f"{name}: no file is like that.")
-            found = found[-last:] if last else found
-        paths += found
-    twice = [path for path in paths if paths.count(path) > 1]
-    if twice:
-        raise CheckpointError(f"{twice[0]} is named twice.")
+            matches = matches[-last:] if last else matches
+        paths += matches
+    repeated = [path for path in paths if paths.count(path) > 1]
+    if repeated:
+        raise CheckpointError(f"{repeated[0]} is named twice.")
     return paths
 
 
 def average(paths: Sequence[Path], weights: Sequence[float]) -> dict[str, Any]:
-    """What the averaged checkpoint holds.
+    """Return what the averaged checkpoint holds.
 
     Args:
         weights: one for each, with the sum 1.
@@ -99,58 +102,59 @@ def average(paths: Sequence[Path], weights: Sequence[float]) -> dict[str, Any]:
             first.
     """
     sums: dict[str, Tensor] = {}
-    first: dict[str, Tensor] = {}
-    classes = vocabularies = None
+    reference: dict[str, Any] = {}
     for path, weight in zip(paths, weights):
         checkpoint = read_checkpoint(path)
-        state = state_dict_of(checkpoint, str(path))
-        if not first:
-            first, classes, vocabularies = state, checkpoint.get("classes"), checkpoint.get("vocabularies")
-        check_alike(first, state, paths[0], path)
-        if checkpoint.get("classes") != classes:
-            raise CheckpointError(
-                f"{path}: was trained on other classes than {paths[0]} ({some(checkpoint.get('classes'))}; "
-                f"{some(classes)}). Only checkpoints of the same classes can be averaged."
-            )
-        if checkpoint.get("vocabularies") != vocabularies:
-            raise CheckpointError(
-                f"{path}: was trained with other vocabularies than {paths[0]}, so their numbers of tokens mean other "
-                "words. Only checkpoints of the same vocabularies can be averaged, such as those of one run."
-            )
+        checkpoint["model"] = state = state_dict_of(checkpoint, str(path))
+        reference = reference or checkpoint
+        check_alike(reference, checkpoint, paths[0], path)
         for name, value in state.items():
             if value.is_floating_point():
                 # In float64, so that many small parts are summed without loss.
                 sums[name] = sums.get(name, 0) + weight * value.double()
-    # What is no float counts something, and is the last one's.
+    # Integers count something: they are the last one's.
     model = {name: sums[name].to(value.dtype) if name in sums else value for name, value in state.items()}
     bad = [name for name, value in model.items() if value.is_floating_point() and not torch.isfinite(value).all()]
     if bad:
         raise CheckpointError(f"the average of {bad[0]} is not finite: one of the checkpoints is of a run that failed.")
-    kept = {key: checkpoint[key] for key in KEPT if key in checkpoint}
-    return {"model": model, **kept, "averaged": [str(path) for path in paths]}
+    taken_over = {key: checkpoint[key] for key in TAKEN_OVER if key in checkpoint}
+    return {"model": model, **taken_over, "averaged": [str(path) for path in paths]}
 
 
-def check_alike(first: Mapping[str, Tensor], other: Mapping[str, Tensor], first_path: Path, path: Path) -> None:
-    """
+def check_alike(reference: Mapping[str, Any], other: Mapping[str, Any], reference_path: Path, path: Path) -> None:
+    """Check that two checkpoints can be averaged.
+
     Raises:
-        CheckpointError: they have other entries, or entries of other shapes.
+        CheckpointError: they have other entries, entries of other shapes, other classes or other vocabularies.
     """
-    only = sorted(first.keys() ^ other.keys())
-    if only:
-        where = first_path if only[0] in first else path
+    expected, state = reference["model"], other["model"]
+    unmatched = sorted(expected.keys() ^ state.keys())
+    if unmatched:
         raise CheckpointError(
-            f"{path}: is of another model than {first_path}: {len(only)} entries are in one of them only, such as "
-            f"{only[0]} (in {where})."
+            f"{path}: is of another model than {reference_path}: {len(unmatched)} entries are in one of them only, "
+            f"such as {unmatched[0]} (in {reference_path if unmatched[0] in expected else path})."
         )
-    for name, value in other.items():
-        if value.shape != first[name].shape:
+    for name, value in state.items():
+        if value.shape != expected[name].shape:
             raise CheckpointError(
-                f"{path}: {name} is {tuple(value.shape)}, but {tuple(first[name].shape)} in {first_path}. Only "
+                f"{path}: {name} is {tuple(value.shape)}, but {tuple(expected[name].shape)} in {reference_path}. Only "
                 "checkpoints of one model can be averaged."
             )
+    classes, expected_classes = other.get("classes"), reference.get("classes")
+    if classes != expected_classes:
+        raise CheckpointError(
+            f"{path}: was trained on other classes than {reference_path} ({shorten(classes)}; "
+            f"{shorten(expected_classes)}). Only checkpoints of the same classes can be averaged."
+        )
+    if other.get("vocabularies") != reference.get("vocabularies"):
+        raise CheckpointError(
+            f"{path}: was trained with other vocabularies than {reference_path}, so their numbers of tokens mean other "
+            "words. Only checkpoints of the same vocabularies can be averaged, such as those of one run."
+        )
 
 
-def some(classes: Sequence[str] | None) -> str:
+def shorten(classes: Sequence[str] | None) -> str:
+    """Describe a checkpoint's classes by their number and the first five."""
     return "none stated" if classes is None else f"{len(classes)}: {', '.join(map(str, classes[:5]))}"
 
 

@@ -1,10 +1,10 @@
 """Look at a config's data as the model will see it: augmented images with their boxes, masks and names.
 
-OUT/sheet_1.png, …     sheets of pictures
-OUT/index.html         one page with all of them, which needs no other file; it can show the images of one class
+OUT/figure_1.png, …    figures of several images
+OUT/index.html         a report with all of them in a single file; it can be filtered by class
 
-Images are drawn at random unless --images names them, and each augmented --views times, every time by other random
-numbers. The images of a classifier that mixes whole batches (mixup, cutmix) are shown mixed.
+Images are chosen at random unless --images names them, and each is augmented --views times with different random
+numbers. The images of a classifier that mixes batches (mixup, cutmix) are shown mixed.
 
 Examples:
     python tools/browse.py configs/quickstart/detr.py
@@ -14,35 +14,37 @@ Examples:
 """
 
 import argparse
-import sys
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from vitkit import build_dataset, load_config
-from vitkit.data.collate import collate
-from vitkit.data.loader import DataSettings
+from vitkit.data.loading.collate import collate
+from vitkit.data.loading.loader import DataSettings
 from vitkit.engine.settings import require
-from vitkit.errors import ConfigError, DataError, VitkitError, error_line
+from vitkit.errors import ConfigError, DataError
+from vitkit.inference import find_model
 from vitkit.logging import setup_logging
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, per_channel
+from vitkit.protocols import Dataset, HasClasses, HasGroundTruth, HasImageIds, ImageDataset
 from vitkit.registry import nearest
-from vitkit.structures import Sample
+from vitkit.structures import Batch, Sample
+from vitkit.tools.common import MODEL_HELP, add_trust, errors_in_one_line
 from vitkit.visualization.canvas import save_grid
-from vitkit.visualization.pages import Card, write_page
+from vitkit.visualization.report import Card, write_report
 from vitkit.visualization.samples import classes_of, describe, draw_sample
 
-PER_LINE, PER_SHEET = 4, 16
-MOST_TRIES = 5000
-"""Images looked at for one with a class."""
+IMAGES_PER_LINE, IMAGES_PER_FIGURE = 4, 16
+MAX_SEARCHED = 5000
+"""Images searched for one with a class."""
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", help="a config file")
+    parser.add_argument("config", help=MODEL_HELP)
     parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
     parser.add_argument("--split", choices=("train", "val"), default="train", help="which of the data (train)")
     parser.add_argument("--count", type=int, default=16, metavar="N", help="images (16)")
@@ -52,6 +54,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--class", dest="with_class", metavar="NAME", help="only images in which this class is left")
     parser.add_argument("--seed", type=int, default=0, help="of the choice and the augmentation (0)")
     parser.add_argument("--out", type=Path, default=Path("runs/browse"), help="folder to write (runs/browse)")
+    add_trust(parser)
     args = parser.parse_intermixed_args(argv)
     if min(args.count, args.views) < 1 or args.seed < 0:
         parser.error("--count and --views are at least 1, --seed at least 0")
@@ -60,98 +63,104 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    try:
+    with errors_in_one_line():
         setup_logging()
         run(args)
-    except VitkitError as error:
-        sys.exit(error_line(error))
 
 
 def run(args: argparse.Namespace) -> None:
-    """Chooses images, draws them as they are loaded, and writes sheets and page."""
-    config = load_config(args.config, args.overrides)
+    """Choose images, draw them as they are loaded, and write the figures and the report."""
+    config = find_model(args.config, overrides=args.overrides, trust=args.trust).config
     require(config, f"data.{args.split}")
     data = DataSettings(**config["data"])
-    dataset = build_dataset(getattr(data, args.split), data.root, where=f"data.{args.split}")
-    if not hasattr(dataset, "load_image"):
+    dataset = data.dataset(args.split)
+    if not isinstance(dataset, ImageDataset):
         raise ConfigError(f"data.{args.split}: {type(dataset).__name__} has no images to look at.")
-    names = list(getattr(dataset, "classes", ()))
+    names = list(dataset.classes) if isinstance(dataset, HasClasses) else []
     if args.with_class is not None and args.with_class not in names:
         raise ConfigError(f"--class {args.with_class}: no class of the data. {nearest(args.with_class, names)}")
     torch.manual_seed(args.seed)
-    # Around the regions of a map boxes would say nothing.
-    with_boxes = hasattr(dataset, "ground_truth") and getattr(dataset, "task", "instance") == "instance"
+    # Boxes around the segments of a map would only hide it.
+    with_boxes = isinstance(dataset, HasGroundTruth) and getattr(dataset, "task", "instance") == "instance"
+    image_ids = dataset.image_ids if isinstance(dataset, HasImageIds) else range(len(dataset))
 
     cards: list[Card] = []
-    for index in choose(dataset, names, args):
-        image_id = getattr(dataset, "image_ids", range(len(dataset)))[index]
+    for index in choose(dataset, image_ids, names, args):
+        image_id = image_ids[index]
         if args.original:
             cards.append(Card(f"{image_id}, as stored", np.ascontiguousarray(dataset.load_image(index))))
         seeds = [seed_of(args.seed, view, index) for view in range(args.views)]
-        views = mixed(dataset, index, seeds, args.split) or [dataset[(index, seed)] for seed in seeds]
+        transform = getattr(dataset, "batch_transforms", None)
+        if transform is not None and args.split == "train":
+            views = mixed_views(dataset, transform, index, seeds)
+        else:
+            views = [dataset[(index, seed)] for seed in seeds]
         cards += [card_of(sample, image_id, names, with_boxes=with_boxes) for sample in views]
-    per_line = args.views + args.original if args.views + args.original > 1 else PER_LINE
-    per_sheet = max(1, PER_SHEET // per_line) * per_line
-    for number, start in enumerate(range(0, len(cards), per_sheet), start=1):
-        some = cards[start : start + per_sheet]
+    images_per_line = args.views + args.original if args.views + args.original > 1 else IMAGES_PER_LINE
+    images_per_figure = max(1, IMAGES_PER_FIGURE // images_per_line) * images_per_line
+    for number, start in enumerate(range(0, len(cards), images_per_figure), start=1):
+        panels = cards[start : start + images_per_figure]
         save_grid(
-            [card.picture for card in some], [f"{card.title}  {card.text}" for card in some],
-            args.out / f"sheet_{number}.png", per_line=per_line,
-        )  # fmt: skip
+            [card.picture for card in panels],
+            [f"{card.title}  {card.text}" for card in panels],
+            args.out / f"figure_{number}.png",
+            per_line=images_per_line,
+        )
     title = f"{args.config}: data.{args.split}, {len(dataset)} images, seed {args.seed}"
-    write_page(cards, args.out / "index.html", title=title)
-    print(f"wrote {args.out / 'index.html'} and {number} sheets of {len(cards)} pictures")
+    write_report(cards, args.out / "index.html", title=title)
+    print(f"wrote {args.out / 'index.html'} and {number} figures of {len(cards)} pictures")
 
 
-def choose(dataset: Any, names: Sequence[str], args: argparse.Namespace) -> list[int]:
-    """Positions of the images to draw.
+def choose(dataset: Dataset, image_ids: Sequence[Any], names: Sequence[str], args: argparse.Namespace) -> list[int]:
+    """Choose the positions of the images to draw.
 
     Raises:
-        DataError: an image that was asked for does not exist, or no image has the class.
+        DataError: a requested image does not exist, or no image has the class.
     """
     if args.images:
-        ids = [str(image_id) for image_id in getattr(dataset, "image_ids", range(len(dataset)))]
-        position = {image_id: index for index, image_id in enumerate(ids)}
-        unknown = [image_id for image_id in args.images if image_id not in position]
+        index_of = {str(image_id): index for index, image_id in enumerate(image_ids)}
+        unknown = [image_id for image_id in args.images if image_id not in index_of]
         if unknown:
-            raise DataError(f"--images {unknown[0]}: no such image in data.{args.split}. {nearest(unknown[0], ids)}")
-        return [position[image_id] for image_id in args.images]
+            hint = nearest(unknown[0], list(index_of))
+            raise DataError(f"--images {unknown[0]}: no such image in data.{args.split}. {hint}")
+        return [index_of[image_id] for image_id in args.images]
     order = np.random.default_rng(args.seed).permutation(len(dataset)).tolist()
     if args.with_class is None:
         return order[: args.count]
-    found = []
-    for index in order[:MOST_TRIES]:
-        if classes_of(dataset[(index, seed_of(args.seed, 0, index))]["target"], names)[args.with_class]:
-            found.append(index)
-            if len(found) == args.count:
-                break
-    if not found:
-        tried = min(len(order), MOST_TRIES)
-        raise DataError(f"--class {args.with_class}: it is in none of the {tried} images looked at.")
-    return found
+    has_class = (
+        index
+        for index in order[:MAX_SEARCHED]
+        if classes_of(dataset[(index, seed_of(args.seed, 0, index))]["target"], names)[args.with_class]
+    )
+    indices = list(itertools.islice(has_class, args.count))
+    if not indices:
+        num_searched = min(len(order), MAX_SEARCHED)
+        raise DataError(f"--class {args.with_class}: it is in none of the {num_searched} images looked at.")
+    return indices
 
 
 def seed_of(*numbers: int) -> int:
-    """Of a sample's transforms."""
+    """Return the seed of a sample's transforms."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-def mixed(dataset: Any, index: int, seeds: Sequence[int], split: str) -> list[Sample] | None:
-    """Views of a classified image after what is done to whole batches; None where nothing is."""
-    transform = getattr(dataset, "batch_transforms", None)
-    if transform is None or split == "val":
-        return None
+def mixed_views(
+    dataset: Dataset, transform: Callable[[Batch], Batch], index: int, seeds: Sequence[int]
+) -> list[Sample]:
+    """Return views of a classified image after the transforms of batches, each mixed with another image."""
+    mean, std = (torch.tensor(values) for values in (IMAGENET_MEAN, IMAGENET_STD))
     views = []
     for view, seed in enumerate(seeds, start=1):
         partner = (index + view) % len(dataset)
         batch = transform(collate([dataset[(k, seed)] for k in (index, partner)]))
-        mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
-        image = ((batch.inputs["images"][0] * deviation + mean) * 255).round().clamp(0, 255).byte()
+        images = batch.inputs["images"]
+        image = ((images * per_channel(std, images) + per_channel(mean, images))[0] * 255).round().clamp(0, 255).byte()
         views.append(Sample(image=image, target=batch.targets[0]))
     return views
 
 
 def card_of(sample: Sample, image_id: Any, names: Sequence[str], *, with_boxes: bool) -> Card:
+    """Draw a sample with its annotations."""
     height, width = sample["image"].shape[-2:]
     target = sample["target"]
     return Card(

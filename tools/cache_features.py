@@ -11,20 +11,21 @@ Examples:
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitkit import build_dataset, build_model, load_config, load_weights
+from vitkit import build_model, load_config, load_weights
 from vitkit.config import Config
-from vitkit.data.captions import CaptionDataset, write_features
-from vitkit.data.loader import DataSettings, build_loader
+from vitkit.data.datasets.captions import CaptionDataset
+from vitkit.data.datasets.image_features import write_features
+from vitkit.data.loading.loader import DataSettings
 from vitkit.engine.settings import require
-from vitkit.errors import ConfigError, VitkitError, error_line
+from vitkit.errors import ConfigError
 from vitkit.logging import setup_logging
 from vitkit.seq2seq import Captioner
+from vitkit.tools.common import add_device, add_trust, errors_in_one_line
 from vitkit.vocabulary import vocabularies_of
 
 
@@ -35,29 +36,26 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint", help="a run's checkpoint, in place of the backbone's pretrained weights")
     parser.add_argument("--out", type=Path, default=Path("features"), help="folder of the files (default: features)")
     parser.add_argument("--batch-size", type=int, default=32, help="images at once (default: 32)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add_trust(parser)
+    add_device(parser)
     args = parser.parse_intermixed_args(argv)
     if args.batch_size < 1:
         parser.error(f"--batch-size {args.batch_size}: expected at least 1")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: PyTorch finds no GPU here")
     return args
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    try:
+    with errors_in_one_line():
         setup_logging()
-        run(load_config(args.config, args.overrides), args)
-    except VitkitError as error:
-        sys.exit(error_line(error))
+        run(load_config(args.config, args.overrides, trust=args.trust), args)
 
 
 def run(config: Config, args: argparse.Namespace) -> None:
-    """Writes the features of both datasets, and prints the overrides by which a run takes them."""
+    """Write the features of both datasets, and print the overrides with which a run uses them."""
     require(config, "model", "data.train", "data.val")
     data = DataSettings(**config["data"])
-    datasets = {name: build_dataset(getattr(data, name), data.root, where=f"data.{name}") for name in ("train", "val")}
+    datasets = {name: data.dataset(name) for name in ("train", "val")}
     model = build_captioner(config, datasets["train"])
     if args.checkpoint:
         print(load_weights(model, args.checkpoint))
@@ -69,7 +67,8 @@ def run(config: Config, args: argparse.Namespace) -> None:
         dataset.use_vocabularies_of(datasets["train"])
         check_not_random(dataset, f"data.{name}")
         path = args.out / f"{name}.npy"
-        loader = build_loader(dataset, batch_size=args.batch_size, training=False, num_workers=data.num_workers)
+        settings = DataSettings(val_images_per_gpu=args.batch_size, num_workers=data.num_workers)
+        loader = settings.val_loader(dataset)
         written = write_features(
             path, model.feature_maps(loader, args.device), dataset, weights_key=model.weights_key()
         )
@@ -79,9 +78,10 @@ def run(config: Config, args: argparse.Namespace) -> None:
 
 
 def build_captioner(config: Config, dataset: Any) -> Captioner:
-    """
+    """Build the config's captioner.
+
     Raises:
-        ConfigError: the config is not of a captioner whose backbone is frozen.
+        ConfigError: the model is no captioner with a frozen backbone.
     """
     if not isinstance(dataset, CaptionDataset):
         raise ConfigError(f"data.train: {type(dataset).__name__} has no captions; features are cached for captioners.")
@@ -95,13 +95,14 @@ def build_captioner(config: Config, dataset: Any) -> Captioner:
 
 
 def check_not_random(dataset: CaptionDataset, where: str) -> None:
-    """
+    """Check that the features of an image are always the same.
+
     Raises:
-        ConfigError: the transforms give other images at other times, or features are set already.
+        ConfigError: the transforms are random, or features are already set.
     """
     if dataset.features is not None:
         raise ConfigError(f"{where}.features={dataset.features.path}: leave it out here, the images are needed.")
-    # Several, as images that are mirrored or not are often the same twice.
+    # Several seeds, since a random flip often gives the same image twice.
     images = [dataset[(0, seed)]["image"] for seed in range(12)]
     if not all(torch.equal(image, images[0]) for image in images):
         raise ConfigError(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitkit import __version__
 from vitkit.errors import VitkitError
 from vitkit.registry import nearest
 
@@ -18,6 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name == "--version":
+        print(f"vitkit {__version__}")
+        return 0
     tools = list_tools()
     if name in ("-h", "--help"):
         width = max(map(len, tools))
@@ -30,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     sys.argv[0] = f"vitkit {name}"  # what argparse calls the program in its usage
     try:
-        return importlib.import_module(f"vitkit.tools.{name}").main(rest) or 0
+        folder = Path(__file__).parent / name
+        module = f"vitkit.tools.{name}.__main__" if folder.is_dir() else f"vitkit.tools.{name}"
+        return importlib.import_module(module).main(rest) or 0
     except VitkitError as error:
         print(f"vitkit {name}: {error}", file=sys.stderr)
         return 1
@@ -41,9 +47,10 @@ def list_tools() -> dict[str, str]:
     folder = Path(__file__).parent
     tools = {}
     for module in pkgutil.iter_modules([str(folder)]):
-        if module.name == Path(__file__).stem or module.ispkg:
+        if module.name == Path(__file__).stem:
             continue
-        tree = ast.parse((folder / f"{module.name}.py").read_text(encoding="utf-8"))
+        file = folder / module.name / "__main__.py" if module.ispkg else folder / f"{module.name}.py"
+        tree = ast.parse(file.read_text(encoding="utf-8"))
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
             tools[module.name] = (ast.get_docstring(tree) or "").partition("\n")[0]
     return tools

@@ -8,12 +8,12 @@ Example:
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.errors import DataError, VitkitError, error_line
+from vitkit.errors import DataError
 from vitkit.evaluation.text import LengthGroup, draw_bleu_by_length
+from vitkit.tools.common import errors_in_one_line
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -25,19 +25,18 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    try:
+    with errors_in_one_line():
         curves = read_curves(args.results)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         draw_bleu_by_length(curves, args.out)
-    except VitkitError as error:
-        sys.exit(error_line(error))
     for name, groups in curves.items():
-        print(f"{name:<20} " + "   ".join(f"{g.first}-{g.last}: {g.bleu:.1f} ({g.count})" for g in groups))
+        print(f"{name:<20} " + "   ".join(f"{g.min_words}-{g.max_words}: {g.bleu:.1f} ({g.count})" for g in groups))
     print(f"drew {args.out}")
 
 
 def read_curves(texts: Sequence[str]) -> dict[str, list[LengthGroup]]:
-    """
+    """Return a curve's name -> its groups.
+
     Raises:
         DataError: a file is no result of a translation model, or two curves have one name.
     """
@@ -51,13 +50,15 @@ def read_curves(texts: Sequence[str]) -> dict[str, list[LengthGroup]]:
 
 
 def read_curve(text: str) -> tuple[str, list[LengthGroup]]:
-    """
+    """Return the name of a curve and its groups.
+
     Raises:
         DataError: the file is no result of a translation model.
     """
     name, _, path = text.rpartition("=")
     try:
-        groups = [LengthGroup(**group) for group in json.loads(Path(path).read_text(encoding="utf-8"))["by_length"]]
+        rows = json.loads(Path(path).read_text(encoding="utf-8"))["by_length"]
+        groups = [LengthGroup(row["first"], row["last"], row["count"], row["bleu"]) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: no results that tools/test.py wrote of a translation model ({error!r}).") from error
     return name or Path(path).stem, groups

@@ -1,7 +1,7 @@
-"""Examine a config's data and settings before hours are spent on a run.
+"""Check a config's data and settings before hours are spent on a run.
 
-Every line has a verdict: ok; note, to know; warn, probably not what was meant; fail, training would end with an error,
-or could not learn what is wanted. The exit status is 1 if anything fails (--strict: or is a warning), else 0.
+Every line has a verdict: ok; note, worth knowing; warn, probably not intended; fail, training would end with an error,
+or could not learn its task. The exit status is 1 if anything fails (--strict: or is a warning), else 0.
 
 Examples:
     python tools/doctor.py configs/bccd/detr.py data.root=data/bccd
@@ -19,20 +19,19 @@ import sys
 import torch
 
 from vitkit import load_config
-from vitkit.doctor import CHECKS, Options, diagnose, report
-from vitkit.doctor.findings import Finding
+from vitkit.doctor import CHECKS, Issue, Options, diagnose, report
 from vitkit.engine.settings import require
-from vitkit.errors import VitkitError, error_line
+from vitkit.tools.common import add_device, add_trust, errors_in_one_line
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="checks:\n" + "\n".join(f"  {name:<22}{(check.__doc__ or '').split(chr(10))[0]}"
-                                       for name, check in CHECKS.items()),
-    )  # fmt: skip
-    parser.add_argument("config", help="a config file")
+        epilog="checks:\n"
+        + "\n".join(f"  {name:<22}{(check.__doc__ or '').split(chr(10))[0]}" for name, check in CHECKS.items()),
+    )
+    parser.add_argument("config", help="a config: a file, or the name of an installed one")
     parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
     parser.add_argument("--init", metavar="CHECKPOINT", help="the weights that the run will start from")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="processes that will train (1)")
@@ -44,37 +43,40 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--skip", nargs="+", metavar="CHECK", choices=CHECKS, default=[], help="all but these")
     parser.add_argument("--strict", action="store_true", help="a warning makes the exit status 1, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add_trust(parser)
+    add_device(parser)
     args = parser.parse_intermixed_args(argv)
     if min(args.gpus, args.images, args.overfit_steps) < 1 or (args.memory is not None and args.memory <= 0):
         parser.error("--gpus, --images and --overfit-steps are at least 1, --memory above 0")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: PyTorch finds no GPU here")
     return args
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    # What datasets log while they are built, the findings say.
+    # The issues repeat what datasets log while they are built.
     logging.getLogger("vitkit").setLevel(logging.ERROR)
-    try:
-        config = load_config(args.config, args.overrides)
+    with errors_in_one_line():
+        config = load_config(args.config, args.overrides, trust=args.trust)
         require(config, "data")
         options = Options(
-            device=torch.device(args.device), gpus=args.gpus, memory_gib=args.memory, init=args.init,
-            max_images=args.images, overfit_steps=args.overfit_steps, overfit_seconds=args.overfit_seconds,
-        )  # fmt: skip
+            device=torch.device(args.device),
+            gpus=args.gpus,
+            memory_gib=args.memory,
+            init=args.init,
+            max_images=args.images,
+            overfit_steps=args.overfit_steps,
+            overfit_seconds=args.overfit_seconds,
+        )
         checks = [name for name in args.only or CHECKS if name not in args.skip]
-        findings = list(diagnose(config, options, checks=checks))
-    except VitkitError as error:
-        sys.exit(error_line(error))
-    print(as_json(args.config, findings) if args.json else f"{args.config}\n\n{report(findings)}")
+        issues = list(diagnose(config, options, checks=checks))
+    print(as_json(args.config, issues) if args.json else f"{args.config}\n\n{report(issues)}")
     bad = {"fail", "warn"} if args.strict else {"fail"}
-    return int(any(finding.verdict in bad for finding in findings))
+    return int(any(issue.verdict in bad for issue in issues))
 
 
-def as_json(config: str, findings: list[Finding]) -> str:
-    return json.dumps({"config": config, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2)
+def as_json(config: str, issues: list[Issue]) -> str:
+    """Format the issues of a config as JSON."""
+    return json.dumps({"config": config, "issues": [dataclasses.asdict(issue) for issue in issues]}, indent=2)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,21 @@
 DETR, for one image: encoder self-attention at points of the image, decoder cross-attention of each detected box.
 Deformable DETR, for one image: reference point, sampling points and box of queries through the decoder's layers.
 Both, with --dataset: where each query's boxes lie over the config's validation data.
+TimeSformer, for one video: attention over space and time of points in a frame, and of the class token.
 
 Examples:
-    python tools/explain.py configs/detr_r50.py detr_r50 --image street.jpg
-    python tools/explain.py configs/detr_r50.py detr_r50 --image street.jpg --points 200,340 410,80
+    python tools/explain.py detr_r50 --image street.jpg
+    python tools/explain.py detr_r50 --image street.jpg --points 200,340 410,80
     python tools/explain.py configs/deformable_detr_r50.py weights.pth --image street.jpg --queries 17 203
-    python tools/explain.py configs/quickstart/detr.py runs/detr/best.pth --dataset data.val.num_images=1000
+    python tools/explain.py runs/detr --dataset data.val.num_images=1000
+    python tools/explain.py runs/timesformer --video run.mp4 --frame 3 --points 100,60
 """
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +26,24 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import nms
 
-from vitkit import AttentionRecorder, build_dataset, load_config
+from vitkit import AttentionRecorder
 from vitkit.config import Config
-from vitkit.data.images import read_image
-from vitkit.data.loader import DataSettings, Loader
-from vitkit.engine.evaluate import evaluate
+from vitkit.data.loading.loader import BatchLoader, DataSettings
+from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.settings import require
-from vitkit.errors import ConfigError, DataError, VitkitError, error_line
-from vitkit.inference import Predictor, load
-from vitkit.logging import setup_logging
+from vitkit.errors import ConfigError, DataError
+from vitkit.inference import Predictor, find_trained, load
+from vitkit.logging import ProgressLines, setup_logging
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
+from vitkit.ops.image_files import read_image
 from vitkit.ops.images import resize_mask
+from vitkit.protocols import child
+from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.tools.explain_clips import explain_clip
 from vitkit.visualization.attention import (
+    QueryAttention,
     QueryLayer,
     draw_decoder_attention,
     draw_encoder_attention,
@@ -52,12 +58,14 @@ MAX_SLOTS = 20
 
 
 def query_number(text: str) -> int:
+    """Parse one value of --queries."""
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is no query's number (overrides go before --queries and --points)")
     return int(text)
 
 
 def point(text: str) -> tuple[float, float]:
+    """Parse one value of --points."""
     try:
         x, y = (float(part) for part in text.split(","))
     except ValueError:
@@ -69,10 +77,10 @@ def point(text: str) -> tuple[float, float]:
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", help="a config file")
-    parser.add_argument("checkpoint", help="weights: a run's checkpoint, an official one, or a name of the model zoo")
-    parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
+    add_model(parser)
     parser.add_argument("--image", type=Path, help="the picture to explain; resized as the validation data is")
+    parser.add_argument("--video", type=Path, help="the video to explain, of which the clip in the middle is taken")
+    parser.add_argument("--frame", type=int, metavar="N", help="of the clip that --points are in, from 0 (the middle)")
     parser.add_argument(
         "--queries",
         type=query_number,
@@ -81,40 +89,47 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help="to draw, from 0 (default: the best-scoring; with --dataset alone the first 20)",
     )
     parser.add_argument(
-        "--points", type=point, nargs="+", metavar="X,Y", help="pixels of the image (default: the best boxes' centres)"
+        "--points",
+        type=point,
+        nargs="+",
+        metavar="X,Y",
+        help="pixels of the image (default: the best boxes' centres) or the video's crop (where the class token looks)",
     )
-    parser.add_argument("--encoder-layer", type=int, metavar="N", help="of DETR, from 0 (default: the last)")
+    parser.add_argument("--encoder-layer", type=int, metavar="N", help="of DETR or TimeSformer, from 0 (the last)")
     parser.add_argument("--decoder-layer", type=int, metavar="N", help="of DETR, from 0 (default: the last)")
     parser.add_argument("--threshold", type=float, default=0.5, help="least score of the boxes drawn by default (0.5)")
     parser.add_argument("--dataset", action="store_true", help="draw each query's boxes over the validation data")
     parser.add_argument("--out", type=Path, default=Path("runs/explain"), help="folder of the PNGs (runs/explain)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add_trust(parser)
+    add_device(parser)
     args = parser.parse_intermixed_args(argv)
-    if args.image is None and not args.dataset:
-        parser.error("nothing to draw: give a picture by --image, or --dataset, or both")
-    if args.points and args.image is None:
-        parser.error("--points are places of a picture: give it by --image")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: PyTorch finds no GPU here")
+    sort_model(args)
+    if args.video is not None and (args.image is not None or args.dataset):
+        parser.error("--video is for models of clips, --image and --dataset for detectors")
+    if args.image is None and args.video is None and not args.dataset:
+        parser.error("nothing to draw: give a picture by --image, or --dataset, or both; or a --video")
+    if args.points and args.image is None and args.video is None:
+        parser.error("--points are pixels of a picture: give it by --image, or a --video")
     return args
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    try:
+    with errors_in_one_line():
         setup_logging()
-        run(load_config(args.config, args.overrides), args)
-    except VitkitError as error:
-        sys.exit(error_line(error))
+        run(*find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust), args)
 
 
-def run(config: Config, args: argparse.Namespace) -> None:
-    """Loads the model, looks at the image or the dataset with it, and writes the pictures."""
+def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
+    """Load the model, run it on the image or the dataset, and write the figures."""
     require(config, "model", "data.val")
+    if args.video is not None:
+        explain_clip(load(config, weights, device=args.device), args)
+        return
     data = DataSettings(**config["data"])
-    image = None if args.image is None else read_picture(args.image, args.points)
-    dataset = build_dataset(data.val, data.root, where="data.val") if args.dataset else None
-    predictor = load(config, args.checkpoint, classes=None if dataset is None else dataset.classes, device=args.device)
+    image = None if args.image is None else read_picture(args.image, args.points, data.max_image_pixels)
+    dataset = data.dataset("val") if args.dataset else None
+    predictor = load(config, weights, classes=None if dataset is None else dataset.classes, device=args.device)
     deformable = samples_points(predictor.model)
     if deformable and (args.points or args.encoder_layer is not None or args.decoder_layer is not None):
         raise ConfigError(
@@ -131,15 +146,13 @@ def run(config: Config, args: argparse.Namespace) -> None:
         explain_slots(predictor.model, data.val_loader(dataset), args)
 
 
-def read_picture(path: Path, points: Sequence[tuple[float, float]] | None) -> np.ndarray:
-    """(H, W, 3) uint8 RGB, upright.
+def read_picture(path: Path, points: Sequence[tuple[float, float]] | None, max_pixels: int) -> np.ndarray:
+    """Read a picture as (H, W, 3) uint8 RGB, upright.
 
     Raises:
         DataError: no such file, no image, or a point is outside it.
     """
-    if not path.is_file():
-        raise DataError(f"--image: no file '{path}'. Give the path of a picture.")
-    image = read_image(path)
+    image = read_image(path, "--image", max_pixels=max_pixels)
     height, width = image.shape[:2]
     for x, y in points or ():
         if not (0 <= x < width and 0 <= y < height):
@@ -150,15 +163,15 @@ def read_picture(path: Path, points: Sequence[tuple[float, float]] | None) -> np
 
 
 def samples_points(model: nn.Module) -> bool:
-    """Whether the decoder attends to sampled points, as Deformable DETR's, and not to every place, as DETR's.
+    """Return whether the decoder attends to sampled points, as Deformable DETR's, or to every location, as DETR's.
 
     Raises:
         ConfigError: it does neither.
     """
-    layers = getattr(getattr(getattr(model, "head", None), "decoder", None), "layers", [])
-    attention = getattr(layers[0], "cross_attn", None) if len(layers) else None
+    modules = dict(model.named_modules())
+    attention = modules.get("head.decoder.layers.0.cross_attn")
     if not isinstance(attention, MultiHeadAttention | MultiScaleDeformableAttention):
-        head = type(getattr(model, "head", model)).__name__
+        head = type(modules.get("head", model)).__name__
         raise ConfigError(
             f"{head} has no decoder whose queries attend to the image: explain draws DETRHead and DeformableDETRHead."
         )
@@ -167,20 +180,20 @@ def samples_points(model: nn.Module) -> bool:
 
 @dataclass
 class View:
-    """What a model makes of one image."""
+    """A model's outputs for one image, and what was recorded."""
 
     outputs: dict[str, Any]
     records: dict[str, list]
-    """What the recorder collected, by name."""
+    """What the recorder kept, by module name."""
     feature_sizes: dict[str, tuple[int, int]]
-    """(height, width) of the maps that the head got."""
+    """(height, width) of the head's input maps."""
     padding_mask: Tensor
-    """(1, H, W) bool of the image as the backbone got it, which some models pad to whole strides."""
+    """(1, H, W) bool of the backbone's input, which some models pad to a multiple of the stride."""
 
 
 @torch.no_grad()
-def look(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder | SamplingRecorder) -> View:
-    """Runs the model on an image, prepared as the validation data is, under a recorder."""
+def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder | SamplingRecorder) -> View:
+    """Run the model on an image, prepared as the validation data is, under a recorder."""
     batch = predictor.prepare([image]).to(predictor.device)
     head_inputs = []
     hook = predictor.model.head.register_forward_pre_hook(lambda _, inputs: head_inputs.extend(inputs))
@@ -192,22 +205,22 @@ def look(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder | 
 
 
 def covered_by(padding_mask: Tensor) -> tuple[float, float]:
-    """Height and width of an image with its padding (1, H, W), in those of the image: 1 without padding, else more."""
-    free = ~padding_mask[0]
-    return len(free) / int(free[:, 0].sum()), free.shape[1] / int(free[0].sum())
+    """Return height and width of an image with its padding (1, H, W), relative to the image's: 1 without padding."""
+    image = ~padding_mask[0]
+    return len(image) / int(image[:, 0].sum()), image.shape[1] / int(image[0].sum())
 
 
 def class_scores(outputs: dict[str, Any], num_classes: int) -> Tensor:
-    """(Q, num_classes) in 0..1 of the first image, whether the logits have a column for no object (a softmax) or not.
+    """Return (Q, num_classes) in 0..1 of the first image; logits with a column for no object are for a softmax.
 
-    The rows are the queries' own, where a model's `postprocess` may order or leave out some.
+    Rows are in the queries' order; a model's `postprocess` may sort them or leave some out.
     """
     logits = outputs["pred_logits"][0].float().cpu()
     return logits.softmax(dim=-1)[:, :-1] if logits.shape[-1] > num_classes else logits.sigmoid()
 
 
 def choose_queries(args: argparse.Namespace, scores: Tensor, limit: int) -> list[int]:
-    """The queries asked for; or those above the threshold, best first, and where there is none the best one.
+    """Return the queries asked for; or those above the threshold, best first, or else the best one.
 
     Args:
         scores: (Q,).
@@ -216,14 +229,15 @@ def choose_queries(args: argparse.Namespace, scores: Tensor, limit: int) -> list
     if args.queries:
         return check_queries(args.queries, len(scores))
     best = scores.argsort(descending=True)[:limit]
-    kept = best[scores[best] >= args.threshold]
-    if not len(kept):
+    confident = best[scores[best] >= args.threshold]
+    if not len(confident):
         print(f"no box scores {args.threshold:g} (see --threshold); drawing the best, {scores[best[0]]:.2f}")
-        kept = best[:1]
-    return kept.tolist()
+        confident = best[:1]
+    return confident.tolist()
 
 
 def check_queries(queries: Sequence[int], num_queries: int) -> list[int]:
+    """Return the queries; a ConfigError names one that the model does not have."""
     for query in queries:
         if query >= num_queries:
             raise ConfigError(f"--queries: got {query}; the model's queries are 0 to {num_queries - 1}.")
@@ -231,18 +245,14 @@ def check_queries(queries: Sequence[int], num_queries: int) -> list[int]:
 
 
 def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
-    """DETR: two pictures."""
+    """Draw DETR's attention: one figure for the encoder, one for the decoder."""
     model, classes = predictor.model, predictor.classes
     encoder_layer = layer_number(model.head.encoder, args.encoder_layer, "--encoder-layer")
     decoder_layer = layer_number(model.head.decoder, args.decoder_layer, "--decoder-layer")
     # Only these two: the maps of all layers would take gigabytes for a large image.
-    watched = nn.ModuleDict(
-        dict(
-            encoder=model.head.encoder.layers[encoder_layer].self_attn,
-            decoder=model.head.decoder.layers[decoder_layer].cross_attn,
-        )
-    )
-    view = look(predictor, image, AttentionRecorder(watched))
+    self_attn = model.head.encoder.layers[encoder_layer].self_attn
+    cross_attn = model.head.decoder.layers[decoder_layer].cross_attn
+    view = record(predictor, image, AttentionRecorder(nn.ModuleDict(dict(encoder=self_attn, decoder=cross_attn))))
     height, width = view.feature_sizes[model.head.feature_name]
     covered = covered_by(view.padding_mask)
     encoder_maps, decoder_maps = (
@@ -256,21 +266,23 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
     # Several queries may have found one object, and one point in it is enough.
     distinct = nms(boxes_xyxy, scores[queries], iou_threshold=0.5)[:MAX_POINTS]
     points = args.points or centres(boxes_xyxy[distinct], size)
-    cells = [place_of(point, size, (height, width), covered) for point in points]
-    draw_encoder_attention(
-        image, points, encoder_maps[cells], args.out / f"{args.image.stem}_encoder.png", covered=covered,
-        title=f"Encoder self-attention, layer {encoder_layer}, mean of the heads (full colour: the largest weight)",
-    )  # fmt: skip
-    draw_decoder_attention(
-        image, boxes_xyxy, [classes[label] for label in labels[queries]], decoder_maps[queries],
-        args.out / f"{args.image.stem}_decoder.png", scores=scores[queries], queries=queries, covered=covered,
-        title=f"Decoder cross-attention, layer {decoder_layer}, mean of the heads (full colour: the largest weight)",
-    )  # fmt: skip
-    for name in ("encoder", "decoder"):
-        print(f"wrote {args.out / f'{args.image.stem}_{name}.png'}")
+    cells = [cell_of(point, size, (height, width), covered) for point in points]
+    boxes = [
+        QueryAttention(query, box_xyxy, classes[labels[query]], float(scores[query]), decoder_maps[query])
+        for query, box_xyxy in zip(queries, boxes_xyxy)
+    ]
+    path = args.out / f"{args.image.stem}_encoder.png"
+    title = f"Encoder self-attention, layer {encoder_layer}, mean of the heads (full colour: the largest weight)"
+    draw_encoder_attention(image, points, encoder_maps[cells], path, covered=covered, title=title)
+    print(f"wrote {path}")
+    path = args.out / f"{args.image.stem}_decoder.png"
+    title = f"Decoder cross-attention, layer {decoder_layer}, mean of the heads (full colour: the largest weight)"
+    draw_decoder_attention(image, boxes, path, covered=covered, title=title)
+    print(f"wrote {path}")
 
 
 def layer_number(stack: nn.Module, number: int | None, option: str) -> int:
+    """Return the layer asked for, the last by default; a ConfigError names one that the model does not have."""
     last = len(stack.layers) - 1
     number = last if number is None else number
     if not 0 <= number <= last:
@@ -280,16 +292,16 @@ def layer_number(stack: nn.Module, number: int | None, option: str) -> int:
 
 
 def centres(boxes_xyxy: Tensor, size: tuple[int, int]) -> list[tuple[float, float]]:
-    """(x, y) of the boxes' centres, pixels inside the image of that (height, width)."""
+    """Return (x, y) of the boxes' centres, pixels inside the image of that (height, width)."""
     height, width = size
     middle = (boxes_xyxy[:, :2] + boxes_xyxy[:, 2:]) / 2
     return [(min(max(x, 0), width - 1), min(max(y, 0), height - 1)) for x, y in middle.tolist()]
 
 
-def place_of(
+def cell_of(
     point: tuple[float, float], size: tuple[int, int], map_size: tuple[int, int], covered: tuple[float, float]
 ) -> int:
-    """The place of a map, row by row, that a point (x, y) of the image lies on.
+    """Return the index in a map, row by row, of the cell that a point (x, y) of the image lies in.
 
     Args:
         size: (height, width) of the image in pixels.
@@ -303,20 +315,20 @@ def place_of(
 
 
 def explain_sampling(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
-    """Deformable DETR: a picture per query."""
+    """Draw Deformable DETR's sampling: a figure per query."""
     model, classes = predictor.model, predictor.classes
-    view = look(predictor, image, SamplingRecorder(model.head.decoder))
+    view = record(predictor, image, SamplingRecorder(model.head.decoder))
     outputs = [*view.outputs["aux_outputs"], view.outputs]
     scores = [class_scores(output, len(classes)).max(dim=-1) for output in outputs]
     strides = [info.stride for info in model.neck.feature_info.values()]
-    # The model takes whole places of a level for padding, so that each level has its own share of it.
+    # Each level's padding is rounded to its own locations.
     masks = [resize_mask(view.padding_mask, size) for size in view.feature_sizes.values()]
     covered = torch.tensor([covered_by(mask)[::-1] for mask in masks])  # (levels, 2) of x, y
     for query in choose_queries(args, scores[-1].values, MAX_SAMPLED):
         layers = []
         for i, (output, score) in enumerate(zip(outputs, scores)):
             locations, weights = (
-                record[0, query].float().cpu() for record in view.records[f"layers.{i}.cross_attn"][0]
+                recorded[0, query].float().cpu() for recorded in view.records[f"layers.{i}.cross_attn"][0]
             )
             layers.append(
                 QueryLayer(
@@ -334,52 +346,28 @@ def explain_sampling(predictor: Predictor, image: np.ndarray, args: argparse.Nam
         print(f"wrote {path}")
 
 
-class SlotCollector:
-    """Stands where an evaluator does, and keeps every query's box, where predictions may reorder or leave out some."""
-
-    def __init__(self) -> None:
-        self.boxes_cxcywh: list[Tensor] = []
-        self.aspect_ratios: list[float] = []
-
-    def see(self, model: nn.Module, inputs: tuple, outputs: dict[str, Any]) -> None:
-        """A forward hook."""
-        self.boxes_cxcywh.append(outputs["pred_boxes"].float().cpu())
-
-    def update(self, predictions: list, targets: list[dict[str, Any]]) -> None:
-        for target in targets:
-            height, width = target["original_size"]
-            self.aspect_ratios.append(width / height)
-
-    def gather(self) -> None:
-        pass
-
-    def compute(self) -> dict[str, float]:
-        return {}
-
-    def table(self) -> str:
-        return ""
-
-
-def explain_slots(model: nn.Module, loader: Loader, args: argparse.Namespace) -> None:
-    """The boxes of each query over the dataset: one picture."""
-    if hasattr(model.head, "proposals"):
+@torch.no_grad()
+def explain_slots(model: nn.Module, loader: BatchLoader, args: argparse.Namespace) -> None:
+    """Draw the boxes of each query over the dataset: one figure."""
+    if child(model.head, "proposals") is not None:
         raise ConfigError(
-            "--dataset: the queries of a two-stage model are each image's own proposals, so they have no places over a "
-            "dataset. Leave --dataset out, or take a model without model.head.two_stage."
+            "--dataset: the queries of a two-stage model are each image's own proposals, so they have no position over "
+            "a dataset. Leave --dataset out, or take a model without model.head.two_stage."
         )
-    collector = SlotCollector()
-    with model.register_forward_hook(collector.see):
-        evaluate(
-            model, loader, collector, device=torch.device(args.device), progress=lambda line: print(line, flush=True)
-        )
-    boxes_cxcywh = torch.cat(collector.boxes_cxcywh)
-    num_images, num_queries = boxes_cxcywh.shape[:2]
+    # All queries' boxes in their order: a model's `postprocess` may sort them or leave some out.
+    boxes, aspect_ratios = [], []
+    progress = ProgressLines(len(loader), "batches")
+    for batch in loader:
+        batch = batch.to(args.device)
+        with memory_explained(batch, partial(evaluation_remedies, precision="fp32")):
+            boxes.append(model(**batch.inputs)["pred_boxes"].float().cpu())
+        aspect_ratios += [width / height for height, width in (t["original_size"] for t in batch.targets)]
+        progress.step()
+    boxes_cxcywh = torch.cat(boxes)
+    num_queries = boxes_cxcywh.shape[1]
     queries = check_queries(args.queries or range(min(MAX_SLOTS, num_queries)), num_queries)
     path = args.out / "query_slots.png"
-    draw_query_slots(
-        boxes_cxcywh, torch.tensor(collector.aspect_ratios), path, queries=queries,
-        title=f"Box centres of each query over {num_images} images",
-    )  # fmt: skip
+    draw_query_slots(boxes_cxcywh, torch.tensor(aspect_ratios), path, queries=queries)
     print(f"wrote {path}")
 
 

@@ -1,4 +1,4 @@
-"""Writes the synthetic world to disk in COCO's folder layout: boxes, masks, captions, panoptic and semantic maps.
+"""Write the synthetic world to disk in COCO's folder layout: boxes, masks, captions, panoptic and semantic maps.
 
 OUT/train2017/*.png                          images
 OUT/annotations/instances_train2017.json     boxes, masks as RLE
@@ -11,21 +11,22 @@ and the same for val2017; OUT/shapes.json holds the settings it was made with.
 import argparse
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
-from vitkit.data.shapes import image_record, instance_annotations
-from vitkit.data.shapes_world import World, panoptic_categories, thing_categories
-from vitkit.errors import DataError, VitkitError
+from vitkit.data.synthetic.shapes import image_record, instance_annotations
+from vitkit.data.synthetic.world import World, panoptic_categories, thing_categories
+from vitkit.errors import DataError
+from vitkit.ops.label_maps import ids_to_colors
+from vitkit.tools.common import errors_in_one_line
 
 _SETTINGS = "shapes.json"
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="make_shapes.py",
         description=__doc__,
@@ -49,7 +50,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def write_split(out: Path, name: str, world: World, num_images: int, suffix: str) -> None:
-    """Writes images 1 to `num_images` of a world as the split `name` ("train2017")."""
+    """Write images 1 to `num_images` of a world as the split `name` ("train2017")."""
     annotations_folder = out / "annotations"
     folders = [out / name, annotations_folder / f"panoptic_{name}", annotations_folder / f"semantic_{name}"]
     for folder in folders:
@@ -68,8 +69,7 @@ def write_split(out: Path, name: str, world: World, num_images: int, suffix: str
         captions.append({"id": image_id, "image_id": image_id, "caption": scene.caption})
         panoptic.append({"image_id": image_id, "file_name": map_name, "segments_info": scene.segments_info})
         Image.fromarray(scene.image).save(image_folder / record["file_name"], quality=95)
-        ids = np.stack([scene.panoptic & 255, scene.panoptic >> 8 & 255, scene.panoptic >> 16], axis=2)
-        Image.fromarray(ids.astype(np.uint8)).save(panoptic_folder / map_name)
+        Image.fromarray(ids_to_colors(scene.panoptic)).save(panoptic_folder / map_name)
         Image.fromarray(scene.semantic).save(semantic_folder / map_name)
         if (index + 1) % 500 == 0 or index + 1 == num_images:
             print(f"{name}: {index + 1}/{num_images} images", flush=True)
@@ -84,7 +84,8 @@ def write_split(out: Path, name: str, world: World, num_images: int, suffix: str
 
 
 def make_shapes(arguments: argparse.Namespace) -> None:
-    """
+    """Write both splits and the settings.
+
     Raises:
         ConfigError: a number is out of range.
         DataError: OUT is a file, holds files of something else, or is written and may not be overwritten.
@@ -117,15 +118,11 @@ def make_shapes(arguments: argparse.Namespace) -> None:
     print(f"Wrote {out}. Train on it with data.root={out}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse_arguments(argv)
-    try:
+    with errors_in_one_line(OSError):
         make_shapes(arguments)
-    except (VitkitError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,12 +7,12 @@ Examples:
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.errors import DataError, VitkitError, error_line
+from vitkit.errors import DataError
 from vitkit.logging import LOG_NAME
+from vitkit.tools.common import errors_in_one_line
 from vitkit.visualization.curves import plot_runs, plot_training
 
 
@@ -35,13 +35,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    try:
+    with errors_in_one_line():
         run(args)
-    except VitkitError as error:
-        sys.exit(error_line(error))
 
 
 def run(args: argparse.Namespace) -> None:
+    """Draw the curves, and print the best metrics of several runs."""
     logs = [path / LOG_NAME if path.is_dir() else path for path in args.runs]
     names = args.names or names_of(logs)
     if len(set(names)) < len(names):
@@ -50,18 +49,22 @@ def run(args: argparse.Namespace) -> None:
         plot_training(logs[0], args.out)
     else:
         best = plot_runs(
-            dict(zip(names, logs)), args.out, metrics=args.metrics, losses=args.losses or ["loss"],
-            smoothing=args.smooth, x=args.x,
-        )  # fmt: skip
+            dict(zip(names, logs)),
+            args.out,
+            metrics=args.metrics,
+            losses=args.losses or ["loss"],
+            smoothing=args.smooth,
+            x=args.x,
+        )
         width = max(map(len, best))
         for name, metrics in best.items():
-            found = "  ".join(f"{metric} {value:.4g} at {args.x} {at:g}" for metric, (value, at) in metrics.items())
-            print(f"{name:<{width}}  best {found}" if found else f"{name:<{width}}  no validation yet")
+            text = "  ".join(f"{metric} {value:.4g} at {args.x} {at:g}" for metric, (value, at) in metrics.items())
+            print(f"{name:<{width}}  best {text}" if text else f"{name:<{width}}  no validation yet")
     print(f"wrote {args.out}")
 
 
 def names_of(logs: Sequence[Path]) -> list[str]:
-    """The shortest ends of the logs' folders that differ."""
+    """Return the shortest ends of the logs' folders that differ."""
     folders = [path.resolve().parent.parts for path in logs]
     for depth in range(1, max(map(len, folders)) + 1):
         names = ["/".join(parts[-depth:]) for parts in folders]

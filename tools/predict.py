@@ -1,15 +1,18 @@
-"""Find what is in images or videos: drawn files, and everything found as JSON.
+"""Predict on images or videos: drawn files, and all predictions as JSON.
 
-MODEL is a config file, whose weights follow it; or the folder of a run, or a name of the model zoo, which have theirs.
-INPUT is a picture, a folder of pictures (also deeper), a pattern in quotes, or a video; several may be given.
+MODEL is a name of the model zoo, the folder or a checkpoint of a run, or a config, whose weights follow it.
+INPUT is a picture, a folder of pictures (also deeper), a pattern in quotes, or a video; several may be given. For a
+model of clips the pictures of each folder are the frames of a video.
 
-OUT/NAME.png              each picture with what was found; of a video OUT/NAME.mp4
-OUT/predictions.json      everything found; masks as COCO's run lengths
-OUT/NAME_panoptic.png     of panoptic models: segment ids, R + 256 G + 65536 B
-OUT/NAME_semantic.png     of semantic models: the class of each pixel, its position in "classes" of the JSON
+OUT/NAME.jpg              each picture with its predictions drawn; OUT/NAME.mp4 for a video
+OUT/NAME.png              from models of clips: frames of a video, and its best classes over time
+OUT/predictions.json      all predictions; masks as COCO's run lengths
+OUT/NAME_panoptic.png     from panoptic models: segment ids, R + 256 G + 65536 B
+OUT/NAME_semantic.png     from semantic models: the class of each pixel, its position in "classes" of the JSON
 
 Examples:
     python tools/predict.py runs/detr --input photos --out runs/predict
+    python tools/predict.py runs/detr/last.pth --input street.jpg
     python tools/predict.py configs/detr_r50.py weights.pth --input street.jpg "holiday/*.jpg" --threshold 0.7
     python tools/predict.py detr_r50 --input drive.mp4 --batch 8 --half --device cuda
 """
@@ -18,77 +21,91 @@ import argparse
 import glob
 import json
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-import torch
+from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vitkit.errors import DataError, VitkitError, error_line
+from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
-from vitkit.inference import FIELDS, Prediction, Predictor, load, to_array
-from vitkit.logging import setup_logging
+from vitkit.inference import FIELDS, Prediction, Predictor, load, pictures_in, read_frames
+from vitkit.inference.ahead import map_ahead
+from vitkit.inference.videos import classify_video
+from vitkit.logging import ProgressLines, setup_logging
+from vitkit.ops.video_files import VIDEO_EXTENSIONS, open_video
+from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model, unique_names
+from vitkit.visualization.clips import draw_scores_over_time
 
-VIDEO_EXTENSIONS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
-PROGRESS_SECONDS = 5.0
+MAX_LISTED = 5
+"""Images without objects that are named, and classes of a video."""
+FRAMES_SHOWN = 8
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a config file, the folder of a run, or a name of the model zoo")
-    parser.add_argument("weights", nargs="?", help="a checkpoint; those of a run or the zoo are known")
-    parser.add_argument("overrides", nargs="*", help="key.sub=value of the config")
+    add_model(parser)
     parser.add_argument(
         "--input", nargs="+", required=True, metavar="INPUT", help="pictures, folders, patterns, videos"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/predict"), help="folder to write (runs/predict)")
-    parser.add_argument("--threshold", type=float, default=0.5, help="least score of the objects drawn (0.5)")
-    parser.add_argument("--json-threshold", type=float, default=0.05, help="least score of those in the JSON (0.05)")
+    parser.add_argument("--threshold", type=float, help="least score of the objects drawn (the model's own, or 0.5)")
+    parser.add_argument("--json-threshold", type=float, help="least score of those in the JSON (as drawn)")
     parser.add_argument("--task", choices=tuple(FIELDS), help="what to draw, of a model that does several")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at once (1, which pads none)")
     parser.add_argument("--half", action="store_true", help="half precision: bf16 where PyTorch holds it to be safe")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="of a video only each Nth frame (1)")
+    parser.add_argument("--format", choices=("jpg", "png"), default="jpg", help="of drawn pictures (jpg)")
     parser.add_argument("--no-draw", action="store_true", help="JSON and maps only")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add_trust(parser)
+    add_device(parser)
     args = parser.parse_intermixed_args(argv)
-    if args.weights and "=" in args.weights and not Path(args.weights).exists():
-        args.weights, args.overrides = None, [args.weights, *args.overrides]
+    sort_model(args)
     if args.batch < 1 or args.every < 1:
         parser.error("--batch and --every are at least 1")
-    if not (0 <= args.threshold <= 1 and 0 <= args.json_threshold <= 1):
+    args.json_threshold = args.threshold if args.json_threshold is None else args.json_threshold
+    if not all(0 <= threshold <= 1 for threshold in (args.threshold or 0, args.json_threshold or 0)):
         parser.error("--threshold and --json-threshold are scores, 0 to 1")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: PyTorch finds no GPU here")
     return args
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    try:
+    with errors_in_one_line():
         setup_logging()
         run(args)
-    except VitkitError as error:
-        sys.exit(error_line(error))
 
 
 def run(args: argparse.Namespace) -> None:
-    """Finds the inputs, loads the model, predicts, and writes."""
+    """Find the inputs, load the model, predict, and write."""
     pictures, videos = find_inputs(args.input)
     predictor = load(
-        args.model, args.weights, overrides=args.overrides, device=args.device,
+        args.model,
+        args.weights,
+        overrides=args.overrides,
+        trust=args.trust,
+        device=args.device,
         precision="bf16" if args.half else "fp32",
-    )  # fmt: skip
+    )
+    if not isinstance(predictor, Predictor):
+        raise ConfigError(f"{args.model}: reads text, not pictures. Use tools/translate.py.")
+    if predictor.sampling is not None:
+        pictures, videos = frame_folders(args.input, pictures, videos)
     print(predictor.report)
+    if args.threshold is None:
+        print(f"objects from {predictor.thresholds}")
     args.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"model": args.model, "classes": predictor.classes}
+    results["thresholds"] = predictor.thresholds.as_json(predictor.classes)
     if pictures:
         results["images"] = predict_pictures(predictor, pictures, args)
     if videos:
-        results["videos"] = [predict_video(predictor, path, name, args) for path, name in videos]
+        predict = predict_video if predictor.sampling is None else predict_clips
+        results["videos"] = [predict(predictor, path, name, args) for path, name in videos]
     written = args.out / "predictions.json"
     written.write_text(json.dumps(results), encoding="utf-8")
     print(f"wrote {written}{'' if args.no_draw else f' and the drawn files in {args.out}'}")
@@ -99,85 +116,110 @@ Named = list[tuple[Path, str]]
 
 
 def find_inputs(inputs: Sequence[str]) -> tuple[Named, Named]:
-    """The pictures and the videos that are meant.
+    """Sort the inputs into pictures and videos.
 
     Raises:
-        DataError: an input names nothing, or nothing known.
+        DataError: an input names no file.
     """
-    found: dict[Path, str] = {}
+    paths: dict[Path, str] = {}
     for text in inputs:
         path = Path(text)
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMG_EXTENSIONS + VIDEO_EXTENSIONS)
-            if not inside:
-                raise DataError(f"--input {text}: the folder holds no picture and no video.")
-            found |= {p: str(p.relative_to(path).with_suffix("")) for p in inside}
+            files = pictures_in(path, extensions=IMG_EXTENSIONS + VIDEO_EXTENSIONS)
+            paths |= {file: str(file.relative_to(path).with_suffix("")) for file in files}
         elif path.is_file():
-            found[path] = path.stem
+            paths[path] = path.stem
         else:
-            inside = [Path(name) for name in sorted(glob.glob(text, recursive=True)) if Path(name).is_file()]
-            if not inside:
-                raise DataError(f"--input {text}: no such file or folder, and as a pattern it fits no file.")
-            found |= {p: p.stem for p in inside}
-    named = list(zip(found, unique_names(found.values())))
+            files = [Path(name) for name in sorted(glob.glob(text, recursive=True)) if Path(name).is_file()]
+            if not files:
+                raise DataError(f"--input {text}: no such file or folder, and no file matches it as a pattern.")
+            paths |= {file: file.stem for file in files}
+    named = list(zip(paths, unique_names(paths.values())))
     videos = [(path, name) for path, name in named if path.suffix.lower() in VIDEO_EXTENSIONS]
     return [pair for pair in named if pair not in videos], videos
 
 
-def unique_names(names: Iterable[str]) -> list[str]:
-    """The names, where one comes again with a number behind it."""
-    seen: set[str] = set()
-    unique = []
-    for name in names:
-        number, candidate = 1, name
-        while candidate in seen:
-            number += 1
-            candidate = f"{name}_{number}"
-        seen.add(candidate)
-        unique.append(candidate)
-    return unique
+def frame_folders(inputs: Sequence[str], pictures: Named, videos: Named) -> tuple[Named, Named]:
+    """Make the folders of pictures that the inputs name, or that lie in these, videos in place of their pictures."""
+    given = [Path(text) for text in inputs if Path(text).is_dir()]
+    inside = {path for path, _ in pictures if any(path.is_relative_to(folder) for folder in given)}
+    folders = sorted({path.parent for path in inside})
+    paths = [path for path, _ in videos] + folders
+    names = [name for _, name in videos] + [folder.resolve().name for folder in folders]
+    return [pair for pair in pictures if pair[0] not in inside], list(zip(paths, unique_names(names)))
 
 
 def predict_pictures(predictor: Predictor, pictures: Named, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Entries of the JSON, one for each picture that can be read.
+    """Predict and draw each picture that can be read; returns its entries of the JSON.
 
     Raises:
-        DataError: none can.
+        DataError: none can, or what is drawn would overwrite one.
     """
     broken: list[str] = []
     names = dict(pictures)
+    inputs = {path.resolve() for path in names}
+    overwritten = [path for path, name in pictures if (args.out / f"{name}.{args.format}").resolve() in inputs]
+    if overwritten and not args.no_draw:
+        raise DataError(
+            f"--out {args.out}: drawing would overwrite the input '{overwritten[0]}'. Choose another folder."
+        )
     results = []
-    progress = Progress(len(pictures), "images")
-    for prediction in predictor.stream(readable(names, broken), batch_size=args.batch):
-        name = names[Path(prediction.name)]
-        results.append(prediction.as_json(score_threshold=args.json_threshold) | write_maps(prediction, args.out, name))
-        if not args.no_draw:
-            path = args.out / f"{name}.png"
-            prediction.save(path, task=args.task, score_threshold=args.threshold)
-            results[-1]["drawn"] = path.relative_to(args.out).as_posix()
+    empty: list[str] = []
+    progress = ProgressLines(len(pictures), "images")
+    predictions = predictor.stream(readable(predictor, names, broken), batch_size=args.batch)
+    predictions = noting_empty(predictions, args.threshold, empty)
+    for result in map_ahead(partial(write_picture, names=names, args=args), predictions):
+        results.append(result)
         progress.step()
     if not results:
         raise DataError(broken[0])
     progress.finish()
+    if empty:
+        print(f"nothing was found in {len(empty)} of {len(results)} images:", *empty[:MAX_LISTED], sep="\n  ")
     if broken:
         print(f"{len(broken)} of {len(pictures)} pictures could not be read and were left out", file=sys.stderr)
     return results
 
 
-def readable(paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Pictures by name; what is wrong with others is said and noted, so that one file does not stop a thousand."""
-    for path in paths:
+def noting_empty(predictions: Iterable[Prediction], threshold: float | None, empty: list[str]) -> Iterator[Prediction]:
+    """The predictions; `empty` gets a line for each in which no object reaches the threshold."""
+    for prediction in predictions:
+        shown = prediction if threshold is None else prediction.filter(score=threshold)
+        if "scores" in prediction.fields and not len(shown):
+            empty.append(shown.summary())
+        yield prediction
+
+
+def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Pictures by name; one that cannot be read is reported and noted, so that one file does not stop a thousand."""
+
+    def read(path: Path) -> tuple[str, np.ndarray] | DataError:
         try:
-            picture = to_array(path)
+            return str(path), predictor.to_array(path)
         except DataError as error:
-            print(f"left out: {error}", file=sys.stderr)
-            broken.append(str(error))
-            continue
-        yield str(path), picture
+            return error
+
+    for picture in map_ahead(read, paths, workers=1, ahead=2):
+        if isinstance(picture, DataError):
+            print(f"left out: {picture}", file=sys.stderr)
+            broken.append(str(picture))
+        else:
+            yield picture
+
+
+def write_picture(prediction: Prediction, names: Mapping[Path, str], args: argparse.Namespace) -> dict[str, Any]:
+    """Write what a picture's prediction has beside the JSON; returns its entry of the JSON."""
+    name = names[Path(prediction.name)]
+    result = prediction.as_json(score_threshold=args.json_threshold) | write_maps(prediction, args.out, name)
+    if args.no_draw:
+        return result
+    file = f"{name}.{args.format}"
+    prediction.save(args.out / file, task=args.task, score_threshold=args.threshold)
+    return result | {"drawn": Path(file).as_posix()}
 
 
 def write_maps(prediction: Prediction, folder: Path, name: str) -> dict[str, str]:
-    """Writes panoptic and semantic maps; which file holds which is for the JSON."""
+    """Write the panoptic and semantic maps, and return their files by key of the JSON."""
     encoded = {}
     if "panoptic" in prediction.fields:
         encoded["panoptic_map"] = (f"{name}_panoptic.png", encode_ids(prediction.fields["panoptic"].numpy()))
@@ -192,7 +234,7 @@ def write_maps(prediction: Prediction, folder: Path, name: str) -> dict[str, str
 
 
 def predict_video(predictor: Predictor, path: Path, name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The video's entry of the JSON; writes the drawn one.
+    """Predict and draw a video's frames; returns its entry of the JSON.
 
     Raises:
         DataError: it cannot be read.
@@ -202,14 +244,11 @@ def predict_video(predictor: Predictor, path: Path, name: str, args: argparse.Na
         rate = video.get(cv2.CAP_PROP_FPS) or 25.0
         count = max(0, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
         frames, writer = [], None
-        progress = Progress(-(-count // args.every), f"frames of {path.name}")
-        for prediction in predictor.stream(read_frames(video, args.every), batch_size=args.batch):
-            number = int(prediction.name)
-            frame = prediction.as_json(score_threshold=args.json_threshold)
-            del frame["image"]
-            frames.append({"frame": number, "seconds": number / rate, **frame})
-            if not args.no_draw:
-                drawn = prediction.draw(task=args.task, score_threshold=args.threshold)
+        progress = ProgressLines(-(-count // args.every), f"frames of {path.name}")
+        predictions = predictor.stream(read_frames(video, args.every), batch_size=args.batch)
+        for frame, drawn in map_ahead(partial(draw_frame, rate=rate, args=args), predictions):
+            frames.append(frame)
+            if drawn is not None:
                 writer = writer or VideoFile(args.out / f"{name}.mp4", drawn, rate / args.every)
                 writer.add(drawn)
             progress.step()
@@ -224,68 +263,69 @@ def predict_video(predictor: Predictor, path: Path, name: str, args: argparse.Na
     return result if args.no_draw else result | {"drawn": f"{Path(name).as_posix()}.mp4"}
 
 
-def read_frames(video: cv2.VideoCapture, every: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Each `every`th frame, RGB, under its number."""
-    number = 0
-    while video.grab():
-        if number % every == 0:
-            decoded, frame = video.retrieve()
-            if decoded:
-                yield str(number), cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
-        number += 1
+def predict_clips(predictor: Predictor, path: Path, name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Predict and draw the classes of a video's clips; returns its entry of the JSON.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    result = classify_video(predictor, path)
+
+    def best(scores: Tensor) -> list[dict[str, Any]]:
+        values, labels = scores.topk(min(MAX_LISTED, len(predictor.classes)))
+        return [{"class": predictor.classes[k], "score": v} for k, v in zip(labels.tolist(), values.tolist())]
+
+    mean = best(result.scores.mean(dim=0))
+    print(f"{path}:", *(f"{entry['class']} {entry['score']:.2f}" for entry in mean))
+    clips = [{"seconds": t, "classes": best(scores)} for t, scores in zip(result.times.tolist(), result.scores)]
+    entry = {"video": str(path), "classes": mean, "clips": clips}
+    if args.no_draw:
+        return entry
+    shown = np.unique(result.numbers)
+    shown = shown[np.linspace(0, len(shown) - 1, min(FRAMES_SHOWN, len(shown))).astype(int)]
+    with open_video(path, "--input") as video:
+        frames = list(video.frames(shown.tolist()))
+    draw_scores_over_time(frames, result.times, result.scores, predictor.classes, args.out / f"{name}.png")
+    return entry | {"drawn": f"{Path(name).as_posix()}.png"}
+
+
+def draw_frame(
+    prediction: Prediction, rate: float, args: argparse.Namespace
+) -> tuple[dict[str, Any], np.ndarray | None]:
+    """A frame's entry of the JSON, and the frame with its predictions drawn, where that is wanted."""
+    entry = prediction.as_json(score_threshold=args.json_threshold)
+    del entry["image"]
+    number = int(prediction.name)
+    drawn = None if args.no_draw else prediction.draw(task=args.task, score_threshold=args.threshold)
+    return {"frame": number, "seconds": number / rate, **entry}, drawn
 
 
 class VideoFile:
-    """Drawn frames as an MP4. Legends differ in height from frame to frame: what is beyond the first frame's is cut.
+    """Drawn frames as an MP4. Legends differ in height from frame to frame: what exceeds the first frame is cut off.
 
     Args:
-        first: a drawn frame, whose size all others get.
+        first_frame: a drawn frame, whose size all others get.
         rate: frames per second.
     """
 
-    def __init__(self, path: Path, first: np.ndarray, rate: float):
+    def __init__(self, path: Path, first_frame: np.ndarray, rate: float):
         # Codecs want even sizes.
-        self.height, self.width = (side + side % 2 for side in first.shape[:2])
+        self.height, self.width = (side + side % 2 for side in first_frame.shape[:2])
         path.parent.mkdir(parents=True, exist_ok=True)
         self.file = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), rate, (self.width, self.height))
         if not self.file.isOpened():
             raise DataError(f"--out: OpenCV cannot write '{path}' (mp4v). Use --no-draw for the JSON alone.")
 
     def add(self, drawn: np.ndarray) -> None:
+        """Write one drawn frame, cut or padded with white to the video's size."""
         frame = np.full((self.height, self.width, 3), 255, np.uint8)
         drawn = drawn[: self.height, : self.width]
         frame[: drawn.shape[0], : drawn.shape[1]] = drawn
         self.file.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
 
     def close(self) -> None:
+        """Finish the file."""
         self.file.release()
-
-
-class Progress:
-    """Lines of how far it is and how long it takes, every few seconds and at the end.
-
-    Args:
-        total: of what is counted; 0 if that is not known.
-        what: is counted.
-    """
-
-    def __init__(self, total: int, what: str):
-        self.total, self.what = total, what
-        self.done = 0
-        self.start = self.last = time.monotonic()
-
-    def step(self) -> None:
-        self.done += 1
-        if time.monotonic() - self.last > PROGRESS_SECONDS:
-            self.last = time.monotonic()
-            eta = f"  ETA {(self.total - self.done) / self.rate():.0f} s" if self.total >= self.done else ""
-            print(f"{self.done}/{self.total or '?'} {self.what}  {self.rate():.2f} it/s{eta}", flush=True)
-
-    def finish(self) -> None:
-        print(f"{self.done} {self.what}, {self.rate():.2f} it/s", flush=True)
-
-    def rate(self) -> float:
-        return self.done / max(time.monotonic() - self.start, 1e-9)
 
 
 if __name__ == "__main__":

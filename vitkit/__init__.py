@@ -1,51 +1,70 @@
-"""vitkit: dense prediction with transformers in plain PyTorch."""
+"""vitkit: dense prediction with transformers in plain PyTorch.
 
-# Importing a package registers what it holds.
-from vitkit import backbones, data, engine, evaluation, heads, losses, matchers, models, necks, seq2seq  # noqa: F401
-from vitkit.checkpoint import LoadReport, load_weights
-from vitkit.config import Config, load_config
-from vitkit.data.loader import build_dataset
-from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
-from vitkit.models import build_model
-from vitkit.nn.attention import AttentionRecorder
-from vitkit.registry import (
-    BACKBONES,
-    CRITERIA,
-    DATASETS,
-    EVALUATORS,
-    HEADS,
-    MATCHERS,
-    MODELS,
-    NECKS,
-    OPTIMIZERS,
-    SCHEDULES,
-    SECTIONS,
-    TRANSFORMS,
+The public names below are imported when they are first used, so that `vitkit --help` need not wait for torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from vitkit.checkpoint import LoadReport, load_weights
+    from vitkit.config import Config, load_config
+    from vitkit.data.loading.loader import build_dataset
+    from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
+    from vitkit.inference import load
+    from vitkit.models import build_model
+    from vitkit.nn.attention import AttentionRecorder
+    from vitkit.registry import (
+        BACKBONES,
+        CRITERIA,
+        DATASETS,
+        EVALUATORS,
+        HEADS,
+        HOOKS,
+        MATCHERS,
+        MODELS,
+        NECKS,
+        OPTIMIZERS,
+        SCHEDULES,
+        SECTIONS,
+        TRANSFORMS,
+    )
+    from vitkit.runs import test, train
+
+_REGISTRIES = (
+    "BACKBONES CRITERIA DATASETS EVALUATORS HEADS HOOKS MATCHERS MODELS NECKS OPTIMIZERS SCHEDULES SECTIONS TRANSFORMS"
 )
+_MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
+    "AttentionRecorder": "nn.attention",
+    "CheckpointError": "errors",
+    "Config": "config",
+    "ConfigError": "errors",
+    "DataError": "errors",
+    "LoadReport": "checkpoint",
+    "TrainingError": "errors",
+    "VitkitError": "errors",
+    "build_dataset": "data.loading.loader",
+    "build_model": "models",
+    "load": "inference",
+    "load_config": "config",
+    "load_weights": "checkpoint",
+    "test": "runs",
+    "train": "runs",
+}
+"""Public name -> the module that defines it."""
 
-__all__ = [
-    "BACKBONES",
-    "CRITERIA",
-    "DATASETS",
-    "EVALUATORS",
-    "HEADS",
-    "MATCHERS",
-    "MODELS",
-    "NECKS",
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "SECTIONS",
-    "TRANSFORMS",
-    "AttentionRecorder",
-    "CheckpointError",
-    "Config",
-    "ConfigError",
-    "DataError",
-    "LoadReport",
-    "TrainingError",
-    "VitkitError",
-    "build_dataset",
-    "build_model",
-    "load_config",
-    "load_weights",
-]
+__all__ = ["__version__", *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'vitkit' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"vitkit.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

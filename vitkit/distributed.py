@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 
 def init_distributed(device_type: str) -> torch.device:
-    """Joins torchrun's process group, if there is one, and returns this process's device.
+    """Join torchrun's process group, if there is one, and return this process's device.
 
     Args:
         device_type: "cuda" (NCCL) or "cpu" (gloo).
@@ -34,12 +34,12 @@ def init_distributed(device_type: str) -> torch.device:
 
 
 def store_of_this_attempt(store: dist.Store, number: int, size: int, timeout: datetime.timedelta) -> dist.Store:
-    """The part of a store that only the ranks of this attempt write to and read from.
+    """Return the part of a store that only the ranks of this attempt write to and read from.
 
     torchrun keeps its store when it starts the ranks again; a new rank would find there where an ended one listened,
     and wait for it. Counts of restarts do not tell the attempts apart, because they differ between machines. So every
     rank leaves a name that none had before, and rank 0 answers it with the attempt's. An ended rank's name is answered
-    too, but nobody takes that answer: rank 0 goes on until each rank has.
+    too, but nobody takes that answer: rank 0 continues until each rank has.
 
     Raises:
         TimeoutError: a rank did not come within the timeout.
@@ -64,18 +64,19 @@ def store_of_this_attempt(store: dist.Store, number: int, size: int, timeout: da
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether a collective operation failed because another rank has ended."""
+    """Return whether a collective operation failed because another rank has ended."""
     signs = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Broken pipe")
     return world_size() > 1 and isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def report_failure(error: BaseException) -> None:
-    """Lets torchrun show this error when it says why it ended; others follow from the first one."""
+    """Let torchrun show this error when it says why it ended; others follow from the first one."""
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         get_error_handler().record_exception(error)
 
 
 def close_distributed() -> None:
+    """Leave the process group, if there is one."""
     if dist.is_initialized():
         # In torch 2.6 a thread of gloo may still need the interpreter to free the tensors of the last operation, and
         # would wait for ever for this thread, which holds it while it waits for that one to end. It gets it here.
@@ -84,25 +85,28 @@ def close_distributed() -> None:
 
 
 def rank() -> int:
+    """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
+    """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def is_main() -> bool:
-    """True in the one process that writes files and prints."""
+    """Return whether this is the one process that writes files and prints."""
     return rank() == 0
 
 
 def barrier() -> None:
+    """Wait for all ranks."""
     if dist.is_initialized():
         dist.barrier()
 
 
 def all_reduce_sum(value: Tensor) -> Tensor:
-    """The sum over all ranks of a tensor of one shape everywhere."""
+    """Return the sum over all ranks of a tensor that has the same shape on each."""
     if world_size() == 1:
         return value
     value = value.detach().clone()
@@ -111,12 +115,12 @@ def all_reduce_sum(value: Tensor) -> Tensor:
 
 
 def all_reduce_mean(value: Tensor) -> Tensor:
-    """The mean over all ranks of a tensor of one shape everywhere."""
+    """Return the mean over all ranks of a tensor that has the same shape on each."""
     return all_reduce_sum(value) / world_size()
 
 
 def gather_objects(item: object) -> list:
-    """The items of all ranks in rank order, on the main process; an empty list elsewhere.
+    """Return the items of all ranks in rank order, on the main process; an empty list elsewhere.
 
     Items travel pickled between our own processes.
     """
@@ -128,14 +132,14 @@ def gather_objects(item: object) -> list:
 
 
 def broadcast(value: Tensor) -> None:
-    """Overwrites a tensor of one shape everywhere with the main process's."""
+    """Overwrite a tensor with the main process's, which has the same shape."""
     if world_size() > 1:
         dist.broadcast(value, 0)
 
 
 @contextmanager
 def first_rank_first() -> Iterator[None]:
-    """Lets one process per machine run the block before its others, such as to download what they then find."""
+    """Let one process per machine run the block before its others, such as to download what they then find."""
     is_first = int(os.environ.get("LOCAL_RANK", 0)) == 0
     if not is_first:
         barrier()
@@ -147,7 +151,7 @@ def first_rank_first() -> Iterator[None]:
 
 
 def broadcast_object(item: object) -> object:
-    """The main process's item, on every rank."""
+    """Return the main process's item on every rank."""
     if world_size() == 1:
         return item
     box = [item]

@@ -7,7 +7,7 @@ class VitkitError(ValueError):
     """Base of all errors that a user's input can cause; tools print its message without a stack trace."""
 
 
-def error_line(error: VitkitError) -> str:
+def error_line(error: Exception) -> str:
     """An error as the tools end with it. Under torchrun it names the rank: they may fail for different reasons."""
     where = f" (rank {os.environ['RANK']})" if os.environ.get("RANK", "0") != "0" else ""
     return f"error{where}: {error}"

@@ -1,26 +1,30 @@
-"""What a run says while it goes on: meters, the progress line, JSON lines, TensorBoard."""
+"""Messages and progress on the console, and meters."""
 
-import datetime
-import json
 import logging
-import math
+import os
 import sys
+import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from logging.handlers import MemoryHandler
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitkit.distributed import all_reduce_sum, is_main
+from vitkit.errors import VitkitError, error_line
 
 LOG_NAME = "log.jsonl"
+CONSOLE_NAME = "console.txt"
+_said = logging.Logger("vitkit.said")
+"""Gets each line of `say`, for a `ConsoleCopy` alone."""
+_said.addHandler(logging.NullHandler())
 
 
 def setup_logging() -> None:
-    """Sends the messages of the "vitkit" logger to standard error, from the main process alone."""
+    """Send the messages of the "vitkit" logger to standard error, from the main process alone."""
     logger = logging.getLogger("vitkit")
     logger.setLevel(logging.INFO if is_main() else logging.ERROR)
     handler = next((h for h in logger.handlers if isinstance(h, logging.StreamHandler)), None)
@@ -39,13 +43,13 @@ class RatioMeter:
         self._sums: Tensor | None = None
 
     def add(self, numerator: Tensor, denominator: Tensor) -> None:
-        """Adds two scalars to the sums; those of a batch whose loss is not finite count nothing."""
+        """Add two scalars to the sums; those of a batch whose loss is not finite count nothing."""
         pair = torch.stack([numerator.detach().double(), denominator.detach().double().to(numerator.device)])
         pair = pair.where(pair.isfinite().all(), 0)
         self._sums = pair if self._sums is None else self._sums + pair
 
     def compute(self, device: torch.device | str = "cpu") -> tuple[float, int]:
-        """The ratio over all ranks and its denominator; (nan, 0) when nothing was added anywhere.
+        """Return the ratio over all ranks and its denominator; (nan, 0) when nothing was added anywhere.
 
         Args:
             device: the process group's device, for a rank that has added nothing yet.
@@ -55,149 +59,99 @@ class RatioMeter:
         return (numerator / denominator if denominator else float("nan")), int(denominator)
 
     def reset(self) -> None:
+        """Forget what was added."""
         self._sums = None
 
     def state_dict(self) -> dict[str, Tensor | None]:
+        """Return this rank's sums."""
         return {"sums": self._sums}
 
     def load_state_dict(self, state: Mapping[str, Tensor | None]) -> None:
+        """Restore what `state_dict` returned."""
         self._sums = state["sums"]
 
 
-def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory in MiB: of the GPU's allocator, or of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
+def say(line: str) -> None:
+    """Print a line on the console, from the main process alone.
+
+    Where the output goes to a full disk, or to a pipe or terminal that was closed, it ends and the run does not.
+    """
+    if not is_main():
+        return
+    _said.info(line)
     try:
-        import resource  # Unix alone has it
-    except ImportError:
-        return 0.0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+        print(line, flush=True)
+    except OSError as error:
+        logging.getLogger("vitkit").warning("standard output: not written any more (%s)", error.strerror)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def format_losses(losses: Mapping[str, float]) -> str:
-    """The terms of the final layer; auxiliary layers repeat them and are only in the log file."""
-    return " ".join(f"{name} {value:.3f}" for name, value in losses.items() if not name.startswith("aux"))
+class ConsoleCopy(AbstractContextManager):
+    """A copy of the console in a file, on the main process: the lines of `say`, messages, and the error at the end.
 
-
-class RunLog:
-    """Writes one run's records to the console, to `log.jsonl` and, when it is installed, to TensorBoard.
-
-    Only the main process writes. A resumed run appends.
-
-    Args:
-        position: steps and whole epochs that are done; records from beyond, which a killed run wrote after its last
-            checkpoint, are taken out, as the run writes them again. None leaves all.
+    Lines from before `begin` are kept until then. A disk that takes no more ends the copy, and nothing else.
     """
 
-    def __init__(self, run_dir: Path, *, position: tuple[int, int] | None = None):
-        self._file = self._tensorboard = None
-        self._whole = True
+    def __enter__(self) -> "ConsoleCopy":
+        self._memory = MemoryHandler(capacity=sys.maxsize, flushLevel=sys.maxsize)
         if is_main():
-            path = run_dir / LOG_NAME
-            if position is not None and path.exists():
-                cut_log(path, *position)
-            self._file = path.open("ab", buffering=0)
-            self._tensorboard = _tensorboard_writer(run_dir, None if position is None else position[0] + 1)
-
-    def __enter__(self) -> "RunLog":
+            for logger in (logging.getLogger("vitkit"), _said):
+                logger.addHandler(self._memory)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # What a full disk could not take fails again on closing.
-        with suppress(OSError):
-            if self._file:
-                self._file.close()
-            if self._tensorboard:
-                self._tensorboard.close()
+    def begin(self, path: Path) -> None:
+        """Write to the end of a file from now on, beginning with what there was before."""
+        file = _QuietFile(path, encoding="utf-8")
+        file.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+        self._memory.setTarget(file)
+        self._memory.flush()
+        self._memory.capacity = 1
 
-    def train(self, record: dict, *, epoch_label: str, eta_seconds: float) -> None:
-        """One stretch of training steps.
-
-        Args:
-            record: step, epoch, loss, losses, lr, it_s, data_share, memory_mb.
-        """
-        eta = datetime.timedelta(seconds=round(eta_seconds))
-        self._say(
-            f"{epoch_label}  loss {record['loss']:.3f} ({format_losses(record['losses'])})  lr {record['lr']:.1e}  "
-            f"{record['it_s']:.2f} it/s  ETA {eta}  mem {record['memory_mb'] / 1024:.2f} GiB  "
-            f"data {record['data_share']:.0%}"
-        )
-        self._write({"kind": "train", **record})
-
-    def validation(self, record: dict, *, epoch_label: str) -> None:
-        """One evaluation.
-
-        Args:
-            record: step, epoch, metrics.
-        """
-        metrics = "  ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
-        self._say(f"{epoch_label}  validation  {metrics}")
-        self._write({"kind": "val", **record})
-
-    def say(self, message: str) -> None:
-        """One line on the console, from the main process."""
-        self._say(message)
-
-    def _say(self, line: str) -> None:
-        if self._file:
-            print(line, flush=True)
-
-    def _write(self, record: dict) -> None:
-        if not self._file:
-            return
-        line = (json.dumps(_finite(record), allow_nan=False) + "\n").encode()
-        try:
-            # After a line that a full disk cut off, the next one must not be its continuation.
-            line = line if self._whole else b"\n" + line
-            self._whole = self._file.write(line) == len(line)
-            if self._tensorboard:
-                for name, value in _scalars(record):
-                    self._tensorboard.add_scalar(f"{record['kind']}/{name}", value, record["step"])
-        except OSError as error:
-            self._whole = False
-            self._say(f"{self._file.name}: not written ({error.strerror}); training goes on")
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, VitkitError):
+            _said.error(error_line(error))
+        elif isinstance(error, Exception):
+            _said.error("", exc_info=error)
+        for logger in (logging.getLogger("vitkit"), _said):
+            logger.removeHandler(self._memory)
+        file = self._memory.target
+        self._memory.close()
+        if file is not None:
+            with suppress(OSError):
+                file.close()
 
 
-def cut_log(path: Path, step: int, epoch: int) -> None:
-    """Ends a log before its first record from beyond `step` steps or `epoch` whole epochs, or half a line."""
-    kept = 0
-    with path.open("r+b") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-                beyond = record["step"] > step or (record["kind"] == "val" and record["epoch"] > epoch)
-            except (ValueError, KeyError, TypeError):
-                beyond = False
-            if beyond or not line.endswith(b"\n"):
-                break
-            kept += len(line)
-        file.truncate(kept)
+class _QuietFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Write nothing about a disk that takes no more: whatever else is written there says so."""
 
 
-def _finite(value: Any) -> Any:
-    """The record with None for numbers that JSON cannot hold."""
-    if isinstance(value, Mapping):
-        return {name: _finite(inner) for name, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+class ProgressLines:
+    """Lines of how far a loop is and how long it takes, every few seconds and at the end.
 
+    Args:
+        total: number of items; 0 if it is not known.
+        items: what is counted, such as "images".
+        every: seconds between lines.
+    """
 
-def _scalars(record: Mapping) -> list[tuple[str, float]]:
-    pairs = []
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            pairs += [(f"{name}/{inner}", v) for inner, v in _scalars(value)]
-        elif isinstance(value, int | float) and name != "step":
-            pairs.append((name, float(value)))
-    return pairs
+    def __init__(self, total: int, items: str, *, every: float = 5.0):
+        self.total, self.items, self.every = total, items, every
+        self.done = 0
+        self.start = self.last = time.monotonic()
 
+    def step(self) -> None:
+        """Count one item, and print a line if the last one is some seconds old."""
+        self.done += 1
+        if time.monotonic() - self.last > self.every:
+            self.last = time.monotonic()
+            eta = f"  ETA {(self.total - self.done) / self.rate():.0f} s" if self.total >= self.done else ""
+            say(f"{self.done}/{self.total or '?'} {self.items}  {self.rate():.2f} it/s{eta}")
 
-def _tensorboard_writer(run_dir: Path, purge_step: int | None):
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge_step)
+    def finish(self) -> None:
+        """Print the number of items and their rate."""
+        say(f"{self.done} {self.items}, {self.rate():.2f} it/s")
+
+    def rate(self) -> float:
+        """Return items per second since the start."""
+        return self.done / max(time.monotonic() - self.start, 1e-9)

@@ -4,7 +4,9 @@ A class registers under its own name, so `git grep "class DETR("` finds what a c
 variants, which are names for a class with some arguments set: `BACKBONES.build("resnet50")`.
 """
 
+import dataclasses
 import difflib
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -29,9 +31,23 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:
-    """The named arguments that a constructor takes, in order."""
+    """The named arguments that a constructor takes, in order; the fields of a settings argument in its place."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {p.name: p for p in inspect.signature(constructor).parameters.values() if p.kind in kinds}
+    parameters, settings = {}, settings_of(constructor)
+    for p in inspect.signature(constructor).parameters.values():
+        if p.name in settings:
+            for field in dataclasses.fields(p.default):
+                default = getattr(p.default, field.name)
+                parameters[field.name] = inspect.Parameter(field.name, p.KEYWORD_ONLY, default=default)
+        elif p.kind in kinds:
+            parameters[p.name] = p
+    return parameters
+
+
+def settings_of(constructor: Callable) -> dict[str, Any]:
+    """The arguments whose default is a dataclass of settings, whose fields specs set as arguments of their own."""
+    parameters = inspect.signature(constructor).parameters.values()
+    return {p.name: p.default for p in parameters if dataclasses.is_dataclass(p.default)}
 
 
 class Registry:
@@ -39,10 +55,12 @@ class Registry:
 
     Args:
         kind: what is registered, as error messages and config keys call it ("backbone").
+        packages: vitkit's own packages that register constructors of this kind; they are imported at the first look-up.
     """
 
-    def __init__(self, kind: str):
+    def __init__(self, kind: str, *packages: str):
         self.kind = kind
+        self._packages = packages
         self._constructors: dict[str, Callable] = {}
         self._variants: dict[str, tuple[Callable, dict[str, Any]]] = {}
         self._prefixes: dict[str, tuple[Callable, str]] = {}
@@ -60,13 +78,13 @@ class Registry:
         return target
 
     def register_variants(self, constructor: Callable, table: Mapping[str, Mapping[str, Any]]) -> None:
-        """Names each row of `table` (variant name -> constructor arguments)."""
+        """Name each row of `table` (variant name -> constructor arguments)."""
         for name, arguments in table.items():
             self._claim(name, constructor)
             self._variants[name] = (constructor, dict(arguments))
 
     def register_prefix(self, prefix: str, constructor: Callable, *, argument: str) -> None:
-        """Lets every name that begins with `prefix` stand for `constructor`, with the rest of the name as `argument`.
+        """Let every name that begins with `prefix` stand for `constructor`, with the rest of the name as `argument`.
 
         A constructor that does not take any name says so in `check_arguments`, by which configs are checked.
         """
@@ -82,11 +100,19 @@ class Registry:
         if taken is not None and not same:
             raise ConfigError(f"{self.kind} {name!r} is already registered by {taken.__module__}: choose another name.")
 
+    def load_packages(self) -> None:
+        """Import vitkit's own packages, which register what they hold."""
+        packages, self._packages = self._packages, ()
+        for package in packages:
+            importlib.import_module(package)
+
     def names(self) -> list[str]:
         """All registered names, variants included, sorted; not those below a prefix."""
+        self.load_packages()
         return sorted({*self._constructors, *self._variants})
 
     def __contains__(self, name: str) -> bool:
+        self.load_packages()
         return name in self._constructors or name in self._variants or name.startswith(tuple(self._prefixes))
 
     def resolve(self, spec: Spec, where: str | None = None) -> tuple[Callable, dict[str, Any]]:
@@ -97,6 +123,7 @@ class Registry:
         Raises:
             ConfigError: the spec has no `type`, or the type is unknown.
         """
+        self.load_packages()
         where = where or self.kind
         arguments = {"type": spec} if isinstance(spec, str) else dict(spec)
         name = arguments.pop("type", None)
@@ -113,10 +140,10 @@ class Registry:
         for prefix, (constructor, argument) in self._prefixes.items():
             if name.startswith(prefix):
                 return constructor, {argument: name.removeprefix(prefix), **arguments}
-        raise ConfigError(f"{where}: unknown {self.kind} {name!r}. {nearest(name, self.names())}")
+        raise ConfigError(f"{where}: unknown {self.kind} {name!r:.300}. {nearest(name, self.names())}")
 
     def build(self, spec: Any, /, **arguments: Any) -> Any:
-        """Builds what `spec` names; an object that is already built is returned as it is.
+        """Build what `spec` names; an object that is already built is returned as it is.
 
         Args:
             spec: a name, or a dict with `type`.
@@ -126,21 +153,26 @@ class Registry:
         """
         if not isinstance(spec, str | Mapping):
             return spec
-        constructor, given = self.resolve(spec)
-        # What a variant presets may be given otherwise; what a config says belongs to the config.
-        stated = spec.keys() if isinstance(spec, Mapping) else {"type"}
-        twice = stated & arguments.keys()
+        constructor, settings = self.resolve(spec)
+        # `arguments` may override what a variant presets, but not what the config sets.
+        configured = spec.keys() if isinstance(spec, Mapping) else {"type"}
+        twice = configured & arguments.keys()
         if twice:
             raise ConfigError(
                 f"{self.kind} {constructor.__name__}: {sorted(twice)} is set by its owner and cannot be given here."
             )
-        given |= arguments
-        check_names(constructor, given, f"{self.kind} {constructor.__name__}")
-        missing = [p.name for p in parameters_of(constructor).values() if p.default is p.empty and p.name not in given]
+        settings |= arguments
+        check_names(constructor, settings, f"{self.kind} {constructor.__name__}")
+        missing = [
+            p.name for p in parameters_of(constructor).values() if p.default is p.empty and p.name not in settings
+        ]
         if missing:
             raise ConfigError(f"{self.kind} {constructor.__name__}: missing argument {', '.join(missing)}.")
+        for name, default in settings_of(constructor).items():
+            fields = {field.name for field in dataclasses.fields(default)} & settings.keys()
+            settings[name] = dataclasses.replace(default, **{field: settings.pop(field) for field in fields})
         try:
-            return constructor(**given)
+            return constructor(**settings)
         except VitkitError:
             raise
         except (ValueError, TypeError) as error:
@@ -148,35 +180,48 @@ class Registry:
 
 
 def check_names(constructor: Callable, arguments: Iterable[str], where: str) -> None:
-    """
+    """Check that a constructor takes arguments of these names.
+
     Raises:
         ConfigError: the constructor takes no argument of one of these names; the nearest is named.
     """
-    known = parameters_of(constructor)
+    parameters = parameters_of(constructor)
     for name in arguments:
-        if name not in known:
-            raise ConfigError(f"{where}: unknown argument {name!r}. {nearest(name, known)}")
+        if name not in parameters:
+            raise ConfigError(f"{where}: unknown argument {name!r}. {nearest(name, parameters)}")
 
 
-BACKBONES = Registry("backbone")
-NECKS = Registry("neck")
-HEADS = Registry("head")
-MODELS = Registry("model")
-MATCHERS = Registry("matcher")
-CRITERIA = Registry("criterion")
-DATASETS = Registry("dataset")
-TRANSFORMS = Registry("transforms")
-OPTIMIZERS = Registry("optimizer")
-SCHEDULES = Registry("schedule")
-EVALUATORS = Registry("evaluator")
-SECTIONS = Registry("section")
+BACKBONES = Registry("backbone", "vitkit.backbones")
+NECKS = Registry("neck", "vitkit.necks")
+HEADS = Registry("head", "vitkit.heads")
+MODELS = Registry("model", "vitkit.models", "vitkit.seq2seq")
+MATCHERS = Registry("matcher", "vitkit.matchers")
+CRITERIA = Registry("criterion", "vitkit.losses")
+DATASETS = Registry("dataset", "vitkit.data")
+TRANSFORMS = Registry("transforms", "vitkit.data")
+OPTIMIZERS = Registry("optimizer", "vitkit.engine")
+SCHEDULES = Registry("schedule", "vitkit.engine")
+EVALUATORS = Registry("evaluator", "vitkit.evaluation")
+HOOKS = Registry("hook")
+SECTIONS = Registry("section", "vitkit.data", "vitkit.engine")
 """Config sections without a `type`: `data` and `train`, each a dataclass of settings."""
 
 REGISTRIES = {
     r.kind: r
     for r in (
-        BACKBONES, NECKS, HEADS, MODELS, MATCHERS, CRITERIA, DATASETS, TRANSFORMS,
-        OPTIMIZERS, SCHEDULES, EVALUATORS, SECTIONS,
+        BACKBONES,
+        NECKS,
+        HEADS,
+        MODELS,
+        MATCHERS,
+        CRITERIA,
+        DATASETS,
+        TRANSFORMS,
+        OPTIMIZERS,
+        SCHEDULES,
+        EVALUATORS,
+        HOOKS,
+        SECTIONS,
     )
-}  # fmt: skip
+}
 """Kind -> registry. A config key of that name holds a spec of that kind (`model.backbone`, `criterion.matcher`)."""

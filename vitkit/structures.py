@@ -3,14 +3,15 @@
 Sizes are (height, width) in pixels. Padding masks are bool with True = padding.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-IGNORED = 255
+IGNORE_INDEX = 255
 """In label maps: a pixel of no class, which neither trains nor counts."""
 
 PAD, UNK, BOS, EOS = range(4)
@@ -22,23 +23,24 @@ class FeatureInfo(NamedTuple):
 
     channels: int
     stride: int
-    """Input pixels per place of the map."""
+    """Input pixels per location of the map."""
 
 
 class Sample(TypedDict, total=False):
     """One image as a dataset returns it."""
 
     image: Tensor
-    """(3, H, W) uint8 RGB, resized and augmented, not yet normalised."""
+    """(3, H, W), of a clip (3, T, H, W), of several views of a video (views, 3, T, H, W); uint8 RGB, resized and
+    augmented, not yet normalised."""
     target: "DetectionTarget"
 
 
 class DetectionTarget(TypedDict, total=False):
-    """What is known of one image. Tensors are on the batch's device once the batch has moved there.
+    """The annotations of one image. Tensors are on the batch's device once the batch has moved there.
 
     Segmentation of every kind trains on the same fields: a mask and a class for each object (instance), for each class
-    that is seen (semantic), or for each segment (panoptic). Pixels that are ignored are in no mask, and no mask is
-    empty. What is evaluated against, in the image's original size, the evaluators ask the dataset for.
+    in the image (semantic), or for each segment (panoptic). Ignored pixels are in no mask, and no mask is empty.
+    Evaluators ask the dataset for the truth in the image's original size.
     """
 
     labels: Tensor
@@ -53,6 +55,15 @@ class DetectionTarget(TypedDict, total=False):
     """Un-padded size of the transformed image."""
     original_size: tuple[int, int]
     """Size of the image as stored (after its EXIF rotation): predictions are scaled to it."""
+
+
+def describe_image(index: int, target: DetectionTarget) -> str:
+    """Return "image INDEX of the batch", with the image's id if the target has it, for messages."""
+    return f"image {index} of the batch" + (f" (image_id {target['image_id']})" if "image_id" in target else "")
+
+
+Matches = list[list[tuple[Tensor, Tensor]]]
+"""Per layer, per image: (query indices ascending, target indices), int64 on the CPU, `min(Q, N)` of each."""
 
 
 class SegmentInfo(TypedDict, total=False):
@@ -109,6 +120,99 @@ class PanopticPrediction(TypedDict):
     segments_info: list[SegmentInfo]
 
 
+@dataclass(frozen=True)
+class ScoreThresholds:
+    """From which score on predicted objects are shown."""
+
+    overall: float = 0.5
+    """For classes without a threshold of their own."""
+    by_class: tuple[float | None, ...] = ()
+    """For each class; empty or None: `overall`."""
+    origin: str = "the default"
+    """Where they are from, for people to read."""
+
+    def of(self, labels: Tensor) -> Tensor:
+        """Return the threshold of each label, (N,) float32."""
+        by_label = [self.overall if value is None else value for value in self.by_class]
+        if not by_label:
+            return torch.full(labels.shape, self.overall, device=labels.device)
+        return torch.tensor(by_label, device=labels.device)[labels]
+
+    def as_json(self, classes: Sequence[str]) -> dict[str, Any]:
+        """Return plain values, by class name."""
+        by_class = {name: value for name, value in zip(classes, self.by_class) if value is not None}
+        return {"overall": self.overall, "by_class": by_class, "origin": self.origin}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], classes: Sequence[str]) -> "ScoreThresholds":
+        """Return what `as_json` was made of, for a model's classes.
+
+        Raises:
+            ValueError: the values are of another form.
+        """
+        try:
+            overall, by_class, origin = values["overall"], values["by_class"], values["origin"]
+            numbers = [float(overall), *map(float, by_class.values())]
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(f"no score thresholds: {str(values)[:100]}") from error
+        if not all(0 <= number <= 1 for number in numbers):
+            raise ValueError(f"score thresholds outside 0 to 1: {str(values)[:100]}")
+        return cls(float(overall), tuple(by_class.get(name) for name in classes), str(origin))
+
+    @property
+    def interval(self) -> str:
+        """The lowest and the highest, or the one that all classes have."""
+        values = [self.overall, *(value for value in self.by_class if value is not None)]
+        low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+        return low if low == high else f"{low} to {high}"
+
+    def __str__(self) -> str:
+        by_class = ", by class" if "to" in self.interval else ""
+        return f"score {self.interval}{by_class} ({self.origin})"
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """Which sizes images had for the model in an evaluation, in pixels."""
+
+    least_short: int
+    median_short: int
+    most_short: int
+    """Of the shorter sides."""
+    most_long: int
+    """Of the longer sides."""
+
+    @classmethod
+    def of(cls, sizes: Sequence[tuple[int, int]]) -> "ImageSizes":
+        """Return those of images with the given (height, width), at least one."""
+        short = sorted(int(min(size)) for size in sizes)
+        return cls(short[0], short[len(short) // 2], short[-1], max(int(max(size)) for size in sizes))
+
+    def holds(self, height: int, width: int) -> bool:
+        """Whether an image is no smaller and no larger than those."""
+        return self.least_short <= min(height, width) <= self.most_short and max(height, width) <= self.most_long
+
+    def as_json(self) -> dict[str, int]:
+        """Return plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "ImageSizes":
+        """Return what `as_json` was made of.
+
+        Raises:
+            ValueError: the values are of another form.
+        """
+        try:
+            sizes = cls(**values)
+        except TypeError as error:
+            raise ValueError(f"no image sizes: {str(values)[:100]}") from error
+        numbers = (sizes.least_short, sizes.median_short, sizes.most_short, sizes.most_long)
+        if not all(type(number) is int and number > 0 for number in numbers) or list(numbers) != sorted(numbers):
+            raise ValueError(f"no image sizes: {str(values)[:100]}")
+        return sizes
+
+
 @dataclass
 class Batch:
     """One step's input. `model(**batch.inputs)`, then `criterion(outputs, batch.targets)`.
@@ -116,28 +220,26 @@ class Batch:
     For images, `inputs` holds
         images: (B, 3, H, W) uint8 RGB, zero-padded at the right and bottom to a common size,
         padding_mask: (B, H, W) bool, True = padding.
+    For clips, which have one size within a batch,
+        images: (B, 3, T, H, W) uint8 RGB. Several views of a video follow each other, each with the video's target.
     """
 
     inputs: dict[str, Tensor]
     targets: list[dict[str, Any]]
 
     def to(self, device: torch.device | str) -> "Batch":
-        def move(value: Any) -> Any:
-            return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
-
-        return Batch(
-            inputs={name: move(value) for name, value in self.inputs.items()},
-            targets=[{name: move(value) for name, value in target.items()} for target in self.targets],
-        )
+        """Return the batch with its tensors on a device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
-        def pin(value: Any) -> Any:
-            return value.pin_memory() if isinstance(value, Tensor) else value
+        """Return the batch with its tensors in pinned memory."""
+        return self._map(Tensor.pin_memory)
 
-        return Batch(
-            inputs={name: pin(value) for name, value in self.inputs.items()},
-            targets=[{name: pin(value) for name, value in target.items()} for target in self.targets],
-        )
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        def mapped(values: dict[str, Any]) -> dict[str, Any]:
+            return {name: function(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+
+        return Batch(mapped(self.inputs), [mapped(target) for target in self.targets])
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -6,6 +6,7 @@ trains and applies them in less time.
 """
 
 import base64
+import hashlib
 import io
 import json
 import re
@@ -26,44 +27,47 @@ SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 """By id: PAD, UNK, BOS, EOS."""
 MASK_TOKEN = "<mask>"
 SPACE = "\u2581"
-"""Stands for the blank in front of a word, so that the tokens alone say how they are joined."""
+"""Stands for the space in front of a word, so that the tokens alone say how they are joined."""
 _RESERVED = "\0\u2585"
 """Lines that hold these are left out by sentencepiece, when it trains."""
 _WORDS = rf"{SPACE}?\w+|{SPACE}?[^\w{SPACE}]|{SPACE}"
 _FORMAT = "vitkit vocabulary 1"
+_MAX_TRAINED_LENGTH = 1000
+"""Characters that sentencepiece sees at once when it trains: its time grows with the square of a repetitive line."""
+_TRAINED_AT_ONCE = re.compile(rf".{{1,{_MAX_TRAINED_LENGTH}}}(?= |$)|.{{{_MAX_TRAINED_LENGTH}}}", re.DOTALL)
+"""Parts of a line, which end at a space where there is one."""
+_NORMALIZED_AT_ONCE = re.compile(r"[\x00-\x7f]*[^\x00-\x7f]{0,256}")
+"""Parts of a long text: a run of combining marks takes the square of its length to normalise, and ends at ASCII."""
 
 
 def normalize_text(text: str) -> str:
-    """What every vocabulary does to text first: composed characters (NFC), any white space one blank, none at the ends.
+    """Normalise text as every vocabulary does first: composed characters (NFC), single spaces, none at the ends.
 
-    The character that vocabularies use for a blank becomes an underscore.
+    The character that vocabularies use for a space becomes an underscore.
     """
-    return " ".join(unicodedata.normalize("NFC", text).replace(SPACE, "_").split())
+    parts = [text] if len(text) <= _MAX_TRAINED_LENGTH else _NORMALIZED_AT_ONCE.findall(text)
+    text = "".join(unicodedata.normalize("NFC", part) for part in parts)
+    return " ".join(text.replace(SPACE, "_").split())
 
 
 class Vocabulary:
     """Tokens by id. `decode(encode(text))` is `normalize_text(text)` wherever every token is known.
 
     Args:
-        kind: "word" splits at blanks and punctuation, "char" is every character, "bpe" are pieces by byte pair encoding
+        kind: "word" splits at spaces and punctuation, "char" is every character, "bpe" are pieces by byte pair encoding
             (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909), "unigram" by a unigram language model (Kudo 2018,
-            https://arxiv.org/abs/1804.10959). Pieces reach over no blank, and hold letters or punctuation.
-        tokens: by id, of "word" and "char"; SPECIAL_TOKENS first, and MASK_TOKEN after them if the vocabulary has one.
-        model: of "bpe" and "unigram", which hold their tokens: sentencepiece's serialised model.
+            https://arxiv.org/abs/1804.10959). Pieces cross no space, and hold letters or punctuation.
+        tokens: by id, for "word" and "char"; SPECIAL_TOKENS first, and MASK_TOKEN after them if the vocabulary has one.
+        model: for "bpe" and "unigram": sentencepiece's serialised model, which holds the tokens.
         lowercase: text is lower-cased first.
 
     Attributes:
         tokens: by id.
-        unknown: what `encode` met and does not know, counted: words of "word", characters of the other kinds.
+        unknown: counts of what `encode` met and did not know: words for "word", characters for the other kinds.
     """
 
     def __init__(
-        self,
-        kind: VocabularyKind,
-        tokens: Sequence[str] = (),
-        *,
-        model: bytes | None = None,
-        lowercase: bool = False,
+        self, kind: VocabularyKind, tokens: Sequence[str] = (), *, model: bytes | None = None, lowercase: bool = False
     ):
         _check_kind(kind)
         self.kind = kind
@@ -76,6 +80,7 @@ class Vocabulary:
                 raise ValueError(f"model: none given; a {kind!r} vocabulary is sentencepiece's serialised model.")
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
             self.tokens = [self._pieces.id_to_piece(index) for index in range(len(self._pieces))]
+        _check_tokens(self.tokens)
         self._ids = {token: index for index, token in enumerate(self.tokens)}
 
     @classmethod
@@ -89,14 +94,14 @@ class Vocabulary:
         lowercase: bool = False,
         mask: bool = False,
     ) -> "Vocabulary":
-        """Learns the tokens of `texts`; the same texts give the same vocabulary.
+        """Learn the tokens of `texts`; the same texts give the same vocabulary.
 
         Args:
-            size: the most tokens, special ones included (of subwords there are fewer only where the text has no more).
+            size: the most tokens, special ones included (fewer only where the text has no more subwords).
                 None: all words or characters; subwords need a number.
             min_count: rarer words or characters are unknown.
             lowercase: see the class.
-            mask: with MASK_TOKEN, for masked language models.
+            mask: add MASK_TOKEN, for masked language models.
         Raises:
             ConfigError: `size` is missing, or too small for the characters of the text.
             DataError: there is no text.
@@ -133,20 +138,20 @@ class Vocabulary:
     @property
     def mask_id(self) -> int | None:
         """The id of MASK_TOKEN; None in a vocabulary without one."""
-        place = len(SPECIAL_TOKENS)
-        return place if self.tokens[place : place + 1] == [MASK_TOKEN] else None
+        index = len(SPECIAL_TOKENS)
+        return index if self.tokens[index : index + 1] == [MASK_TOKEN] else None
 
     @property
     def unknown_count(self) -> int:
-        """How many words or characters `encode` did not know so far."""
+        """The number of words or characters that `encode` has not known so far."""
         return self.unknown.total()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text's tokens, without BOS and EOS; what is not known is UNK, and counted in `unknown`."""
+        """The ids of a text's tokens, without BOS and EOS; unknown ones are UNK, and counted in `unknown`."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Iterable[str]) -> list[list[int]]:
-        """`encode` of many texts, of subwords several times faster than one by one."""
+        """`encode` many texts, several times faster for subwords than one by one."""
         texts = [_prepared(text, self.lowercase) for text in texts]
         split = _words if self.kind == "word" else _characters
         if self._pieces is not None:
@@ -160,26 +165,28 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; special tokens other than UNK are left out."""
-        left_out = {PAD, BOS, EOS, self.mask_id}
-        text = "".join(self.tokens[index] for index in ids if index not in left_out)
+        special = {PAD, BOS, EOS, self.mask_id}
+        text = "".join(self.tokens[index] for index in ids if index not in special)
         return text.replace(SPACE, " ").strip()
 
     def token_texts(self, ids: Iterable[int]) -> list[str]:
-        """Each token as it is shown to people: with SPACE where a word begins, special ones by their names."""
+        """Each token as people read it: with SPACE where a word begins, special tokens by their names."""
         return [self.tokens[index] for index in ids]
 
     def to_json(self) -> str:
-        """All that `from_json` needs; what was counted as unknown is not in it."""
+        """Everything that `from_json` needs; the counts of unknown tokens are left out."""
         content = {"format": _FORMAT, "kind": self.kind, "lowercase": self.lowercase}
         if self._pieces is None:
             content["tokens"] = self.tokens
         else:
-            content["model"] = base64.b64encode(self._pieces.serialized_model_proto()).decode("ascii")
+            model = self._pieces.serialized_model_proto()
+            content |= {"model": base64.b64encode(model).decode("ascii"), "sha256": hashlib.sha256(model).hexdigest()}
         return json.dumps(content, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Vocabulary":
-        """
+        """Rebuild a vocabulary from `to_json`.
+
         Raises:
             CheckpointError: it is not what `to_json` returns.
         """
@@ -187,31 +194,44 @@ class Vocabulary:
             content = json.loads(text)
             if content.pop("format") != _FORMAT:
                 raise ValueError("another format")
+            if not isinstance(content.get("lowercase", False), bool):
+                raise ValueError("lowercase is neither true nor false")
+            checksum = content.pop("sha256", None)  # earlier versions wrote none
             if "model" in content:
                 content["model"] = base64.b64decode(content["model"], validate=True)
+                if checksum not in (None, hashlib.sha256(content["model"]).hexdigest()):
+                    raise ValueError("the checksum of its model is wrong")
             return cls(content.pop("kind"), **content)
-        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError) as error:
             raise CheckpointError(
-                f"vocabulary: not one that vitkit saved ({error!r}). Take the JSON of Vocabulary.to_json()."
+                f"vocabulary: not one that vitkit saved ({error!r:.300}). Take the JSON of Vocabulary.to_json()."
             ) from error
 
 
 def vocabularies_of(dataset: Any) -> dict[str, Vocabulary]:
-    """What a dataset of text reads ("source") and writes ("target"); empty for other datasets."""
-    found = {side: getattr(dataset, f"{side}_vocabulary", None) for side in SIDES}
-    return {side: vocabulary for side, vocabulary in found.items() if vocabulary is not None}
+    """The vocabularies of a dataset of text, "source" and "target"; empty for other datasets."""
+    by_side = {side: getattr(dataset, f"{side}_vocabulary", None) for side in SIDES}
+    return {side: vocabulary for side, vocabulary in by_side.items() if vocabulary is not None}
 
 
 def set_vocabularies(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> None:
-    """Lets a dataset of text use these, such as a checkpoint's."""
+    """Let a dataset of text use these vocabularies, such as a checkpoint's."""
     for side, vocabulary in vocabularies.items():
         setattr(dataset, f"{side}_vocabulary", vocabulary)
 
 
-def vocabularies_from_json(saved: Mapping[str, str]) -> dict[str, Vocabulary]:
-    """Those that a checkpoint holds under "vocabularies"; equal ones become one object."""
-    made = {text: Vocabulary.from_json(text) for text in set(saved.values())}
-    return {side: made[text] for side, text in saved.items()}
+def vocabularies_from_json(saved: Mapping[str, str] | None) -> dict[str, Vocabulary]:
+    """The vocabularies that a checkpoint holds under "vocabularies"; none for None, and equal ones become one object.
+
+    Raises:
+        CheckpointError: it holds something else there.
+    """
+    if saved is None:
+        return {}
+    if not isinstance(saved, Mapping) or not all(isinstance(text, str) for text in saved.values()):
+        raise CheckpointError(f"vocabularies: got {saved!r:.100}; expected a vocabulary's JSON by its side.")
+    by_text = {text: Vocabulary.from_json(text) for text in set(saved.values())}
+    return {side: by_text[text] for side, text in saved.items()}
 
 
 def _check_kind(kind: str) -> None:
@@ -219,8 +239,16 @@ def _check_kind(kind: str) -> None:
         raise ConfigError(f"vocabulary: got {kind!r}; expected one of {', '.join(get_args(VocabularyKind))}.")
 
 
-def _check_not_empty(found: Sequence | Counter) -> None:
-    if not found:
+def _check_tokens(tokens: Sequence[str]) -> None:
+    """Raise a ValueError unless tokens are different texts that begin with the special ones."""
+    if not all(isinstance(token, str) for token in tokens) or len(set(tokens)) != len(tokens):
+        raise ValueError("tokens: expected different texts.")
+    if tuple(tokens[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
+        raise ValueError(f"tokens: begin with {list(tokens[:4])!r:.100}; expected {', '.join(SPECIAL_TOKENS)}.")
+
+
+def _check_not_empty(tokens: Sequence | Counter) -> None:
+    if not tokens:
         raise DataError("vocabulary: the training text is empty, so there are no tokens to learn.")
 
 
@@ -242,32 +270,46 @@ def _train_subwords(kind: str, texts: Iterable[str], special: list[str], size: i
     lines = list(texts)
     counts = Counter(character for text in lines for character in _characters(text))
     _check_not_empty(counts)
-    kept = {character for character, count in counts.items() if count >= min_count and character not in _RESERVED}
-    if not kept:
+    frequent = {character for character, count in counts.items() if count >= min_count and character not in _RESERVED}
+    if not frequent:
         raise ConfigError(f"vocabulary.min_count={min_count}: nothing in the text occurs as often.")
-    least = len(kept) + len(special) + (SPACE not in kept)
+    least = len(frequent) + len(special) + (SPACE not in frequent)
     if size < least:
         raise ConfigError(
-            f"vocabulary.size={size}: the text has {len(kept)} different characters that occur {min_count} times or "
-            f"more, and there are {len(special)} special tokens; expected at least {least}."
+            f"vocabulary.size={size}: the text has {len(frequent)} different characters that occur {min_count} times "
+            f"or more, and there are {len(special)} special tokens; expected at least {least}."
         )
-    blanks = {ord(character): " " for character in counts.keys() - kept}
+    replacements = {ord(character): " " for character in counts.keys() - frequent}
+    # Spaces in place of rare characters: what sentencepiece leaves out by itself is at most 2 % of a text.
+    translated = (line.translate(replacements) for line in lines)
+    parts = (part for line in translated for part in _TRAINED_AT_ONCE.findall(line))
     model = io.BytesIO()
+    try:
+        _run_sentencepiece(kind, parts, model, special, size)
+    except RuntimeError as error:
+        raise DataError(f"vocabulary: sentencepiece learns no {kind!r} tokens of this text ({error}).") from error
+    return model.getvalue()
+
+
+def _run_sentencepiece(kind: str, texts: Iterable[str], model: io.BytesIO, special: list[str], size: int) -> None:
     sentencepiece.SentencePieceTrainer.train(
-        # Blanks where rare characters stand: what sentencepiece leaves out by itself is at most 2 % of a text.
-        sentence_iterator=(line.translate(blanks) for line in lines),
+        sentence_iterator=iter(texts),
         model_writer=model,
         model_type=kind,
         vocab_size=size,
         character_coverage=1.0,
         hard_vocab_limit=False,
-        # Longer lines than this, in bytes, are left out; 4192 is sentencepiece's own.
-        max_sentence_length=max(4192, max(len(line.encode()) for line in lines)),
+        max_sentence_length=4 * _MAX_TRAINED_LENGTH,  # bytes; longer lines would be left out
         normalization_rule_name="identity",
-        pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS,
-        pad_piece=special[PAD], unk_piece=special[UNK], bos_piece=special[BOS], eos_piece=special[EOS],
+        pad_id=PAD,
+        unk_id=UNK,
+        bos_id=BOS,
+        eos_id=EOS,
+        pad_piece=special[PAD],
+        unk_piece=special[UNK],
+        bos_piece=special[BOS],
+        eos_piece=special[EOS],
         control_symbols=special[4:],
         num_threads=1,
         minloglevel=2,
-    )  # fmt: skip
-    return model.getvalue()
+    )

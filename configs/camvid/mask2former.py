@@ -30,7 +30,7 @@ def config():
             ),
         ),
         data=dict(data, num_workers=1),
-        optimizer=dict(type="AdamW", lr=4e-4, weight_decay=0.05, decay_norms_and_biases=False),
+        optimizer=dict(type="AdamW", lr=4e-4, weight_decay=0.05, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_steps=300),
         evaluator=dict(type="SemanticEvaluator"),
         train=dict(

@@ -10,7 +10,7 @@ CLASS_OF_ID = {
     28: "bus", 31: "train", 32: "motorcycle", 33: "bicycle",
 }  # fmt: skip
 THINGS = ["person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"]
-IGNORED = [value for value in range(34) if value not in CLASS_OF_ID] + [255]
+IGNORE_INDEX = [value for value in range(34) if value not in CLASS_OF_ID] + [255]
 
 
 def cityscapes_semantic(images_per_gpu=2, crop_size=(512, 1024), root="data/cityscapes"):
@@ -23,7 +23,7 @@ def cityscapes_semantic(images_per_gpu=2, crop_size=(512, 1024), root="data/city
             label_suffix="_gtFine_labelIds.png",
             classes=list(CLASS_OF_ID.values()),
             values=list(CLASS_OF_ID),
-            ignore=IGNORED,
+            ignore=IGNORE_INDEX,
         )
 
     return _with_crops(split("train"), split("val"), images_per_gpu, crop_size, root)

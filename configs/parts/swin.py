@@ -14,7 +14,7 @@ BACKBONES = {
 def with_swin(cfg, name):
     """A config with this backbone in place of its own; returned, and changed in place."""
     cfg["model"]["backbone"] = dict(**BACKBONES[name], drop_path=0.3)
-    cfg["optimizer"]["no_decay"] = ["relative_position_bias_table"]
+    cfg["optimizer"]["no_weight_decay"].append("relative_position_bias_table")
     return cfg
 
 

@@ -23,7 +23,7 @@ def config():
             val=dict(**world, num_images=500, split="val"),
             images_per_gpu=64, val_images_per_gpu=50, num_workers=0,
         ),
-        optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05, decay_norms_and_biases=False),
+        optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=0.5),
         evaluator=dict(type="CaptionEvaluator"),
         train=dict(

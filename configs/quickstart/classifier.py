@@ -19,7 +19,7 @@ def config():
             val=dict(**world, num_images=1000, split="val"),
             images_per_gpu=64, val_images_per_gpu=50, num_workers=0,
         ),
-        optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05, decay_norms_and_biases=False),
+        optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=1),
         evaluator=dict(type="ClassificationEvaluator"),
         train=dict(epochs=6, reference_batch_size=64, channels_last=True, best_metric="top1"),

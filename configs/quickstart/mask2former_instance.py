@@ -42,7 +42,7 @@ def config():
             val=dict(**world, num_images=200, split="val"),
             images_per_gpu=8, val_images_per_gpu=50, num_workers=0,
         ),
-        optimizer=dict(type="AdamW", lr=5e-4, weight_decay=0.05, decay_norms_and_biases=False),
+        optimizer=dict(type="AdamW", lr=5e-4, weight_decay=0.05, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_steps=200),
         evaluator=dict(type="CocoEvaluator", iou_types=["segm"]),
         train=dict(

@@ -18,7 +18,7 @@ def config():
             val=dict(type="NumberWords", num_pairs=1000, split="val"),
             tokens_per_gpu=2048, num_workers=0,
         ),
-        optimizer=dict(type="AdamW", lr=2e-3, betas=(0.9, 0.98), weight_decay=1e-4, decay_norms_and_biases=False),
+        optimizer=dict(type="AdamW", lr=2e-3, betas=(0.9, 0.98), weight_decay=1e-4, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=0.5),
         evaluator=dict(type="TextEvaluator"),
         train=dict(epochs=5, clip_grad_norm=1.0, reference_batch_size=2048, best_metric="exact_match"),

@@ -17,17 +17,24 @@ SPECS = {
     "swinv2": dict(type="SwinV2", **SWIN),
     "mvit": dict(type="MViT", embed_dim=16, depths=[1, 1, 2, 1], num_heads=1, image_size=64),
     "mvitv1": dict(
-        type="MViT", embed_dim=16, depths=[1, 1, 2, 1], num_heads=1, image_size=64, positions="absolute",
-        residual_pooling=False, expand_in_attention=False,
+        type="MViT",
+        embed_dim=16,
+        depths=[1, 1, 2, 1],
+        num_heads=1,
+        image_size=64,
+        positions="absolute",
+        residual_pooling=False,
+        expand_in_attention=False,
     ),
     "lrnet": dict(type="LRNet", depth=26, kernel_size=3),
     "clips": dict(type="ClipResNet", depth=50, positions={"res3": [1]}),
-}  # fmt: skip
-PYRAMIDS = [name for name in SPECS if name != "vit"]
+    "timesformer": dict(type="TimeSformer", d_model=32, depth=3, num_heads=2, image_size=64, num_frames=2),
+}
+PYRAMIDS = [name for name in SPECS if name not in ("vit", "timesformer")]
 
 
 def images(name, batch=2):
-    return torch.randn(batch, 3, 2, 36, 45) if name == "clips" else torch.randn(batch, 3, 36, 45)
+    return torch.randn(batch, 3, 2, 36, 45) if name in ("clips", "timesformer") else torch.randn(batch, 3, 36, 45)
 
 
 @pytest.mark.parametrize("name", PYRAMIDS)

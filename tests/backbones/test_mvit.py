@@ -6,19 +6,19 @@ from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from torch import nn
 from torchvision.models.video import mvit as tv
 
-from vitkit.backbones.mvit import MVIT_VARIANTS, MViT
+from vitkit.backbones.mvit import MVIT_VARIANTS
 from vitkit.checkpoint import load_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.nn.pooling_attention import PoolingAttention
+from vitkit.nn.pooling_attention import Pooling, PoolingAttention
 from vitkit.registry import BACKBONES
 
 TINY = dict(depths=(1, 2, 1, 1), embed_dim=16, num_heads=2, image_size=64)
 
 
 def tiny(**options):
-    return MViT(**{**TINY, **options})
+    return BACKBONES.build("MViT", **{**TINY, **options})
 
 
 def randomize(model):
@@ -181,7 +181,7 @@ def table_row(q, k, q_length, k_length):
 def test_windows_attend_by_themselves_and_to_their_zero_padding():
     torch.manual_seed(0)
     layer = PoolingAttention(
-        8, 12, num_heads=3, q_stride=(2, 2), kv_stride=(2, 2), residual=True, positions=(3, 3), window=6
+        8, 12, num_heads=3, pooling=Pooling(q_stride=(2, 2), kv_stride=(2, 2)), positions=(3, 3), window=6
     )
     x = torch.randn(2, 7 * 10, 8)
     found, size = layer(x, (7, 10))
@@ -221,7 +221,7 @@ def test_windows_attend_by_themselves_and_to_their_zero_padding():
 
 def test_relative_positions_of_other_sizes_are_interpolated_and_truncated():
     torch.manual_seed(0)
-    layer = PoolingAttention(4, 4, num_heads=1, kv_stride=(2, 2), residual=False, positions=(4, 4))
+    layer = PoolingAttention(4, 4, num_heads=1, pooling=Pooling(kv_stride=(2, 2), residual=False), positions=(4, 4))
     with torch.no_grad():
         layer.qkv.weight[4:8] = 0  # keys alike, so that the weights are those of the positions
         layer.qkv.bias[4:8] = 0

@@ -1,17 +1,12 @@
 """MViTv2-T with the golden weights against what the official implementation computed; golden/README.md's tolerances."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from golden.weights import compare, grad_projection, load_case
 from torch import nn
 
 from vitkit.checkpoint import load_weights
 from vitkit.registry import BACKBONES
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
-from weights import compare, grad_projection, load_case
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,16 @@ import pytest
 import torch
 import torchvision
 
-from vitkit.backbones.nonlocal_resnet import CLIP_RESNET_VARIANTS, NON_LOCAL_RESNET_VARIANTS, ClipResNet, NonLocalResNet
-from vitkit.backbones.resnet import ResNet
+from vitkit.backbones.nonlocal_resnet import CLIP_RESNET_VARIANTS, NON_LOCAL_RESNET_VARIANTS
 from vitkit.checkpoint import load_weights
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.nn.non_local import PAIRWISE, NonLocalBlock
 from vitkit.registry import BACKBONES
+
+build = BACKBONES.build
+
 
 # Of the official code, with 400 classes.
 OFFICIAL = {
@@ -33,9 +36,59 @@ def test_clip_features_have_the_promised_shapes(variant):
     with torch.device("meta"):
         model = BACKBONES.build(variant, out_features=["res2", "res5"]).eval()
         features = model(torch.zeros(1, 3, 6, 65, 39))
-    frames = 6 if variant.startswith("slow") else 3
-    assert features["res2"].shape == (1, 256, 6, 17, 10)
+    of_paper = "block" in variant
+    frames = 6 if variant.startswith("slow") else 1 if of_paper else 3
+    assert features["res2"].shape == (1, 256, 2 if of_paper else 6, 17, 10)
     assert features["res5"].shape == (1, 2048, frames, 3, 2)
+
+
+@pytest.mark.parametrize("kind", ["c2d", "i3d"])
+def test_the_papers_networks_have_its_sizes_and_blocks(kind):
+    for depth in (50, 101):
+        for count in (1, 5, 10):
+            with torch.device("meta"):
+                model = BACKBONES.build(f"nonlocal_{kind}_r{depth}_{count}block").eval()
+                features = model(torch.zeros(1, 3, 32, 224, 224))
+            # Table 1.
+            assert {name: tuple(x.shape[2:]) for name, x in features.items()} == {
+                "res2": (8, 56, 56),
+                "res3": (4, 28, 28),
+                "res4": (4, 14, 14),
+                "res5": (4, 7, 7),
+            }
+            blocks = [name for name, module in model.named_modules() if isinstance(module, NonLocalBlock)]
+            per_stage = {stage: sum(f"layers.{stage}." in name for name in blocks) for stage in ("res3", "res4")}
+            assert per_stage == {1: dict(res3=0, res4=1), 5: dict(res3=2, res4=3), 10: dict(res3=4, res4=6)}[count]
+
+
+@pytest.mark.parametrize("pairwise", PAIRWISE)
+def test_every_pairwise_function_learns_from_clips(pairwise):
+    torch.manual_seed(0)
+    model = build("ClipResNet", num_classes=3, positions={"res3": (0,)}, pairwise=pairwise, paper_pooling=True)
+    for module in model.modules():
+        if isinstance(module, NonLocalBlock):
+            torch.nn.init.ones_(module.norm.weight)  # which starts at 0
+    model(torch.randn(2, 3, 9, 33, 40)).square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["c2d", "i3d"])
+def test_an_inflated_resnet_sees_in_a_still_clip_what_the_resnet_sees(kind, tmp_path):
+    torch.manual_seed(0)
+    theirs = torchvision.models.resnet50(num_classes=5).eval()
+    torch.save(theirs.state_dict(), tmp_path / "w.pth")
+    model = build("ClipResNet", inflation=kind, num_classes=5, pretrained=str(tmp_path / "w.pth")).eval()
+    model.load_pretrained()
+    assert torch.equal(model.fc.weight, theirs.fc.weight)
+    if kind == "c2d":  # the frames at a clip's ends see zeros beyond it through kernels of several frames
+        images = torch.randn(2, 3, 64, 40)
+        clips = images[:, :, None].expand(-1, -1, 4, -1, -1)
+        torch.testing.assert_close(model(clips), theirs(images), atol=1e-4, rtol=1e-4)
+    else:
+        kernel = model.layers.res2.res0.branch2.a.weight
+        assert kernel.shape[2] == 3 and model.stem.conv.weight.shape[2] == 5
+        torch.testing.assert_close(kernel.sum(2), theirs.layer1[0].conv1.weight)
+        torch.testing.assert_close(model.stem.conv.weight[:, :, 1] * 5, theirs.conv1.weight)
 
 
 def official_names(state):
@@ -55,26 +108,30 @@ def official_names(state):
 
 def test_official_names_load():
     torch.manual_seed(0)
-    source = ClipResNet(num_classes=5).eval()
+    source = build("ClipResNet", num_classes=5).eval()
     official = official_names(source.state_dict())
     for name in (
-        "s1.pathway0_stem.conv.weight", "s2.pathway0_res0.branch1_bn.running_var", "s3.pathway0_nonlocal1.conv_g.bias",
-        "s4.pathway0_nonlocal5.norm.weight", "s5.pathway0_res2.branch2.c_bn.weight", "head.projection.weight",
-    ):  # fmt: skip
+        "s1.pathway0_stem.conv.weight",
+        "s2.pathway0_res0.branch1_bn.running_var",
+        "s3.pathway0_nonlocal1.conv_g.bias",
+        "s4.pathway0_nonlocal5.norm.weight",
+        "s5.pathway0_res2.branch2.c_bn.weight",
+        "head.projection.weight",
+    ):
         assert name in official
-    model = ClipResNet(num_classes=5).eval()
+    model = build("ClipResNet", num_classes=5).eval()
     report = load_weights(model, {"model_state": official, "epoch": 1}["model_state"])
     assert report.converter == "facebookresearch/SlowFast ResNet" and not report.missing and not report.unexpected
     clips = torch.randn(1, 3, 2, 33, 40)
     torch.testing.assert_close(model(clips), source(clips))
-    below = torch.nn.ModuleDict({"backbone": ClipResNet(num_classes=5)})
+    below = torch.nn.ModuleDict({"backbone": build("ClipResNet", num_classes=5)})
     load_weights(below, {f"backbone.{key}": value for key, value in official.items()})
     torch.testing.assert_close(below["backbone"].fc.weight, source.fc.weight)
 
 
 def test_clip_gradients_are_finite_and_frozen_stages_have_none():
     torch.manual_seed(0)
-    model = ClipResNet(inflation="slow", frozen_stages=1, out_features=["res3"], positions={"res3": (0,)})
+    model = build("ClipResNet", inflation="slow", frozen_stages=1, out_features=["res3"], positions={"res3": (0,)})
     model(torch.randn(2, 3, 1, 17, 22))["res3"].square().mean().backward()
     for name, p in model.named_parameters():
         assert (p.grad is None) == name.startswith(("stem.", "layers.res2.")), name
@@ -83,7 +140,7 @@ def test_clip_gradients_are_finite_and_frozen_stages_have_none():
 
 def test_clip_activations_can_be_recomputed():
     torch.manual_seed(0)
-    model = ClipResNet(out_features=["res3"])
+    model = build("ClipResNet", out_features=["res3"])
     clips = torch.randn(2, 3, 2, 16, 16)
     grads = []
     for enabled in (False, True):
@@ -101,21 +158,19 @@ def test_a_new_network_equals_the_resnet_whose_weights_it_loads(variant, tmp_pat
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
     model = BACKBONES.build(variant, pretrained=str(tmp_path / "w.pth"), out_features=["res4"]).eval()
     model.load_pretrained()
-    plain = ResNet(model.depth, out_features=["res4"]).eval()
+    plain = build("ResNet", depth=model.depth, out_features=["res4"]).eval()
     plain.load_state_dict(theirs.state_dict(), strict=False)
     images = torch.randn(1, 3, 45, 37)
     torch.testing.assert_close(model(images)["res4"], plain(images)["res4"])
     with AttentionRecorder(model) as maps:
         model(images)
-    assert [*maps] == [
-        *(f"layer2.non_local{i}" for i in (1, 3)), *(f"layer3.non_local{i}" for i in (1, 3, 5)),
-    ]  # fmt: skip
+    assert [*maps] == [*(f"layer2.non_local{i}" for i in (1, 3)), *(f"layer3.non_local{i}" for i in (1, 3, 5))]
 
 
 @pytest.mark.parametrize("norm", ["bn", "frozen_bn"])
 def test_gradients_are_finite_and_padding_is_not_seen(norm):
     torch.manual_seed(0)
-    model = NonLocalResNet(**SHALLOW, norm=norm).train()
+    model = build("NonLocalResNet", **SHALLOW, norm=norm).train()
     model(torch.randn(2, 3, 65, 65))["res5"].square().mean().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
     torch.nn.init.ones_(model.layer2.non_local0.norm.weight)
@@ -132,13 +187,13 @@ def test_gradients_are_finite_and_padding_is_not_seen(norm):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: NonLocalResNet(positions={"res6": (0,)}), "unknown stage 'res6'"),
-        (lambda: NonLocalResNet(positions={"res4": (5, 6)}), r"res4 has blocks 0 to 5, got \[6\]"),
-        (lambda: NonLocalResNet(pairwise="cosine"), "unknown pairwise function 'cosine'"),
-        (lambda: ClipResNet(depth=18), "depth 18: expected one of 50, 101"),
-        (lambda: ClipResNet(inflation="i3"), "unknown inflation 'i3'. Did you mean 'i3d'"),
-        (lambda: ClipResNet(pool=(2, 2)), r"pool=\(2, 2\): expected 3 numbers"),
-        (lambda: ClipResNet(out_features=["res1"]), "unknown feature 'res1'"),
+        (lambda: build("NonLocalResNet", positions={"res6": (0,)}), "unknown stage 'res6'"),
+        (lambda: build("NonLocalResNet", positions={"res4": (5, 6)}), r"res4 has blocks 0 to 5, got \[6\]"),
+        (lambda: build("NonLocalResNet", pairwise="cosine"), "unknown pairwise function 'cosine'"),
+        (lambda: build("ClipResNet", depth=18), "depth 18: expected one of 50, 101"),
+        (lambda: build("ClipResNet", inflation="i3"), "unknown inflation 'i3'. Did you mean 'i3d'"),
+        (lambda: build("ClipResNet", pool=(2, 2)), r"pool=\(2, 2\): expected 3 numbers"),
+        (lambda: build("ClipResNet", out_features=["res1"]), "unknown feature 'res1'"),
     ],
 )
 def test_wrong_arguments_are_named(build, message):
@@ -148,7 +203,7 @@ def test_wrong_arguments_are_named(build, message):
 
 def test_wrong_clips_are_named():
     with torch.device("meta"):
-        model = ClipResNet(out_features=["res2"])
+        model = build("ClipResNet", out_features=["res2"])
         with pytest.raises(DataError, match=r"images of shape \(1, 3, 8, 8\): expected \(B, 3, T, H, W\)"):
             model(torch.zeros(1, 3, 8, 8))
         with pytest.raises(DataError, match="clips of 1 frames"):

@@ -4,10 +4,12 @@ import torchvision
 from torchvision.models import resnet50
 from torchvision.ops import FrozenBatchNorm2d
 
-from vitkit.backbones.resnet import RESNET_VARIANTS, ResNet
+from vitkit.backbones.resnet import RESNET_VARIANTS
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
+
+build = BACKBONES.build
 
 
 def randomize_norms(model):
@@ -35,7 +37,7 @@ def test_classifier_equals_torchvisions(depth):
 @pytest.mark.parametrize("norm", ["bn", "frozen_bn"])
 def test_dilated_features_equal_torchvisions(norm):
     theirs = randomize_norms(resnet50(replace_stride_with_dilation=[False, False, True])).eval()
-    ours = ResNet(depth=50, norm=norm, dilation=True).eval()
+    ours = build("ResNet", depth=50, norm=norm, dilation=True).eval()
     ours.load_state_dict(theirs.state_dict(), strict=False)
     x = images = torch.randn(1, 3, 65, 97)
     x = theirs.maxpool(theirs.relu(theirs.bn1(theirs.conv1(x))))
@@ -62,13 +64,13 @@ def test_features_have_the_promised_shapes_and_finite_gradients(variant):
 
 
 def test_stages_beyond_the_deepest_feature_are_not_made():
-    model = ResNet(depth=18, out_features=["res3"])
+    model = build("ResNet", depth=18, out_features=["res3"])
     assert not any(name.startswith(("layer3", "layer4", "fc")) for name in model.state_dict())
     assert list(model(torch.randn(1, 3, 32, 32))) == ["res3"]
 
 
 def test_frozen_stages_get_no_gradient_and_keep_their_statistics():
-    model = ResNet(depth=18, norm="bn", frozen_stages=1).train()
+    model = build("ResNet", depth=18, norm="bn", frozen_stages=1).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model(torch.randn(2, 3, 64, 64))["res5"].square().mean().backward()
     frozen = {name for name, p in model.named_parameters() if p.grad is None}
@@ -79,14 +81,14 @@ def test_frozen_stages_get_no_gradient_and_keep_their_statistics():
 
 
 def test_frozen_norms_do_not_depend_on_the_mode_or_the_batch():
-    model = randomize_norms(ResNet(depth=18, norm="frozen_bn"))
+    model = randomize_norms(build("ResNet", depth=18, norm="frozen_bn"))
     images = torch.randn(2, 3, 64, 64)
     torch.testing.assert_close(model.train()(images)["res5"][:1], model.eval()(images[:1])["res5"])
     assert sum(isinstance(m, FrozenBatchNorm2d) for m in model.modules()) == 20
 
 
 def test_recomputing_activations_keeps_the_gradients():
-    model = randomize_norms(ResNet(depth=18, norm="frozen_bn", frozen_stages=1)).train()
+    model = randomize_norms(build("ResNet", depth=18, norm="frozen_bn", frozen_stages=1)).train()
     images = torch.randn(1, 3, 64, 64)
     grads = []
     for enabled in (False, True):
@@ -100,7 +102,7 @@ def test_recomputing_activations_keeps_the_gradients():
 
 @pytest.mark.parametrize("variant", [dict(depth=18), dict(depth=50), dict(depth=50, dilation=True)])
 def test_padding_that_is_masked_does_not_reach_the_image(variant):
-    model = randomize_norms(ResNet(**variant, norm="frozen_bn")).eval()
+    model = randomize_norms(build("ResNet", **variant, norm="frozen_bn")).eval()
     image = torch.randn(1, 3, 45, 71)
     alone = model(image)
     padded = torch.full((1, 3, 90, 101), 7.0)
@@ -117,7 +119,7 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
     path = tmp_path / "resnet50.pth"
     torch.save(theirs.state_dict(), path)
     for options in (dict(norm="frozen_bn", out_features=["res3"]), dict(num_classes=5), dict(num_classes=1000)):
-        model = ResNet(depth=50, pretrained=str(path), **options)
+        model = build("ResNet", depth=50, pretrained=str(path), **options)
         assert model.load_pretrained() == str(path)
         torch.testing.assert_close(model.layer2[3].bn3.running_var, theirs.layer2[3].bn3.running_var)
     torch.testing.assert_close(model.fc.weight, theirs.fc.weight)
@@ -125,11 +127,11 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
 
 def test_pretrained_weights_are_taken_from_torch_hubs_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("vitkit.download._check", lambda *_: None)
+    monkeypatch.setattr("vitkit.checkpoint.download._check", lambda *_: None)
     theirs = torchvision.models.resnet18()
     (tmp_path / "checkpoints").mkdir()
     torch.save(theirs.state_dict(), tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
-    model = ResNet(depth=18)
+    model = build("ResNet", depth=18)
     assert model.load_pretrained().endswith("resnet18-f37072fd.pth")
     torch.testing.assert_close(model.conv1.weight, theirs.conv1.weight)
 
@@ -141,18 +143,18 @@ def test_pretrained_weights_that_cannot_be_had_name_the_file_and_the_way_on(tmp_
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     monkeypatch.setattr("urllib.request.urlopen", offline)
     with pytest.raises(CheckpointError) as error:
-        ResNet(depth=50).load_pretrained()
+        build("ResNet", depth=50).load_pretrained()
     for part in (str(tmp_path / "checkpoints" / "resnet50-0676ba61.pth"), "model.backbone.pretrained=False"):
         assert part in str(error.value)
     with pytest.raises(CheckpointError, match=r"no file .nowhere\.pth.*pretrained=False"):
-        ResNet(depth=50, pretrained="nowhere.pth").load_pretrained()
-    assert ResNet(depth=50, pretrained=False).load_pretrained() is None
+        build("ResNet", depth=50, pretrained="nowhere.pth").load_pretrained()
+    assert build("ResNet", depth=50, pretrained=False).load_pretrained() is None
 
 
 def test_weights_of_another_depth_are_refused(tmp_path):
     torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="does not fit ResNet: 120 of the model.s 318"):
-        ResNet(depth=50, pretrained=str(tmp_path / "w.pth")).load_pretrained()
+        build("ResNet", depth=50, pretrained=str(tmp_path / "w.pth")).load_pretrained()
 
 
 @pytest.mark.parametrize(
@@ -169,20 +171,20 @@ def test_weights_of_another_depth_are_refused(tmp_path):
 )
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        ResNet(**arguments)
+        build("ResNet", **arguments)
 
 
 def test_random_stages_that_are_frozen_are_warned_of(caplog):
-    ResNet(18, frozen_stages=1, pretrained=False).load_pretrained()
+    build("ResNet", depth=18, frozen_stages=1, pretrained=False).load_pretrained()
     assert "random and frozen" in caplog.text and "model.backbone.frozen_stages=0" in caplog.text
 
 
 def test_random_stages_that_train_are_not_warned_of(caplog):
-    ResNet(18, pretrained=False).load_pretrained()
+    build("ResNet", depth=18, pretrained=False).load_pretrained()
     assert not caplog.records
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 32, 32), (3, 32, 32)], ids=str)
 def test_impossible_images_are_named(shape):
     with pytest.raises(DataError, match=r"ResNet: images of shape \(.*\): expected \(B, 3, H, W\)"):
-        ResNet(18)(torch.zeros(shape))
+        build("ResNet", depth=18)(torch.zeros(shape))

@@ -4,13 +4,16 @@ import torch
 import torchvision
 from torch import nn
 
-from vitkit.backbones.swin import SWIN_VARIANTS, Swin, resample_bias_table
-from vitkit.backbones.swinv2 import SWINV2_VARIANTS, SwinV2
+from vitkit.backbones.swin import SWIN_VARIANTS, WindowAttention
+from vitkit.backbones.swinv2 import SWINV2_VARIANTS
 from vitkit.checkpoint import load_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
+
+build = BACKBONES.build
+
 
 PARAMETERS = {  # the official implementations', with 1000 classes
     "swin_tiny": 28_288_354,
@@ -33,6 +36,7 @@ PARAMETERS = {  # the official implementations', with 1000 classes
     "swinv2_large_window12to24": 196_739_932,
 }
 SMALL = dict(embed_dim=16, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8), window=4)
+TINY = dict(embed_dim=8, depths=(2, 1, 1, 1), num_heads=(2, 2, 2, 2), window=3, out_features=["res2"])
 
 
 @pytest.fixture(autouse=True)
@@ -79,11 +83,22 @@ def test_classifier_with_timms_weights_equals_timms(name, theirs, size):
 
 def test_offsets_of_a_fine_tuned_v2_are_in_units_of_the_first_windows():
     theirs = timm.models.swin_transformer_v2.SwinTransformerV2(
-        img_size=256, window_size=16, embed_dim=32, depths=(1, 1, 2, 2), num_heads=(1, 2, 4, 8),
-        pretrained_window_sizes=(12, 12, 12, 6), num_classes=7,
-    )  # fmt: skip
-    ours = SwinV2(
-        32, (1, 1, 2, 2), num_heads=(1, 2, 4, 8), window=16, trained_windows=(12, 12, 12, 6), num_classes=7
+        img_size=256,
+        window_size=16,
+        embed_dim=32,
+        depths=(1, 1, 2, 2),
+        num_heads=(1, 2, 4, 8),
+        pretrained_window_sizes=(12, 12, 12, 6),
+        num_classes=7,
+    )
+    ours = build(
+        "SwinV2",
+        embed_dim=32,
+        depths=(1, 1, 2, 2),
+        num_heads=(1, 2, 4, 8),
+        window=16,
+        trained_windows=(12, 12, 12, 6),
+        num_classes=7,
     ).eval()
     load_weights(ours, randomize(theirs).state_dict())
     assert_same(ours, theirs, 256, batch=1)
@@ -104,8 +119,8 @@ def test_classifier_with_torchvisions_weights_equals_torchvisions(name, theirs, 
 
 
 def test_a_detectors_checkpoint_loads_into_its_backbone_alone():
-    model = Swin(**SMALL)
-    state = {f"backbone.{key}": value for key, value in randomize(Swin(**SMALL)).state_dict().items()}
+    model = build("Swin", **SMALL)
+    state = {f"backbone.{key}": value for key, value in randomize(build("Swin", **SMALL)).state_dict().items()}
     buffers = {"backbone.layers.0.blocks.0.attn.relative_position_index": torch.zeros(16, 16)}
     report = load_weights(model, {**state, **buffers, "neck.conv.weight": torch.zeros(1)})
     assert report.converter == "SwinTransformer/Swin-Transformer-Object-Detection"
@@ -116,7 +131,7 @@ def test_names_load_below_a_prefix():
     theirs = timm.models.SwinTransformer(
         img_size=32, window_size=4, embed_dim=16, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8), num_classes=0
     )
-    model = nn.ModuleDict({"backbone": Swin(**SMALL)})
+    model = nn.ModuleDict({"backbone": build("Swin", **SMALL)})
     state = {f"backbone.{key}": value for key, value in randomize(theirs).state_dict().items()}
     state["backbone.layers.0.blocks.1.attn_mask"] = torch.zeros(4, 16, 16)
     report = load_weights(model, state, strict=False)
@@ -130,10 +145,10 @@ def test_names_load_below_a_prefix():
 
 def test_pretrained_classifier_starts_a_dense_backbone(tmp_path):
     path = tmp_path / "classifier.pth"
-    torch.save({"model": Swin(**SMALL, num_classes=3).state_dict()}, path)
-    assert Swin(**SMALL, pretrained=str(path)).load_pretrained() == str(path)
+    torch.save({"model": build("Swin", **SMALL, num_classes=3).state_dict()}, path)
+    assert build("Swin", **SMALL, pretrained=str(path)).load_pretrained() == str(path)
     with pytest.raises(CheckpointError, match="layers.0.blocks.0.attn.logit_scale"):
-        SwinV2(**SMALL, pretrained=str(path)).load_pretrained()
+        build("SwinV2", **SMALL, pretrained=str(path)).load_pretrained()
 
 
 def test_pretrained_true_is_the_official_weights_of_the_size():
@@ -144,20 +159,24 @@ def test_pretrained_true_is_the_official_weights_of_the_size():
         assert v2 == f"{base}/v2.0.0/swinv2_base_patch4_window12to24_192to384_22kto1k_ft.pth"
         assert BACKBONES.build("swin_tiny")._address() == f"{base}/v1.0.0/swin_tiny_patch4_window7_224.pth"
     with pytest.raises(ConfigError, match="Swin has no weights of its own"):
-        Swin(**SMALL)._address()
+        build("Swin", **SMALL)._address()
 
 
 def test_bias_tables_are_resampled_when_the_window_changes():
-    places = torch.arange(7.0)
-    ramp = (places[:, None] + 10 * places).flatten()[:, None].repeat(1, 2)  # 7 x 7 offsets of windows of 4
-    wide = resample_bias_table(ramp, 13**2).view(13, 13, 2)
+    offsets = torch.arange(7.0)
+    state = {"relative_position_bias_table": (offsets[:, None] + 10 * offsets).flatten()[:, None].repeat(1, 2)}
+    WindowAttention(4, 2, window=7).adapt_state(state, "")
+    wide = state["relative_position_bias_table"].view(13, 13, 2)
     torch.testing.assert_close(wide[6, 6], torch.tensor([33.0, 33.0]))
     torch.testing.assert_close(wide, -wide.flip(0, 1) + 66, atol=1e-3, rtol=0)
     assert (wide[1:] > wide[:-1]).all() and (wide[:, 1:] > wide[:, :-1]).all()
-    model = Swin(**{**SMALL, "window": 7})
-    load_weights(model, Swin(**SMALL).state_dict())
+    model = build("Swin", **{**SMALL, "window": 7})
+    load_weights(model, build("Swin", **SMALL).state_dict())
     with pytest.raises(CheckpointError, match=r"patch_embed.proj.weight: checkpoint \(16, 3, 4, 4\), model \(32, 3, 4"):
-        load_weights(Swin(32, (2, 2, 2, 2), num_heads=(1, 2, 4, 8), window=4), Swin(**SMALL).state_dict())
+        load_weights(
+            build("Swin", embed_dim=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8), window=4),
+            build("Swin", **SMALL).state_dict(),
+        )
 
 
 def test_tables_of_stages_smaller_than_a_window_are_the_middle_of_a_whole_one():
@@ -165,7 +184,7 @@ def test_tables_of_stages_smaller_than_a_window_are_the_middle_of_a_whole_one():
     theirs = randomize(timm.models.swin_transformer.SwinTransformer(img_size=64, window_size=4, **sizes)).eval()
     tables = [len(layer.blocks[0].attn.relative_position_bias_table) for layer in theirs.layers]
     assert tables == [49, 49, 49, 9]
-    ours = Swin(window=4, **sizes).eval()
+    ours = build("Swin", window=4, **sizes).eval()
     load_weights(ours, theirs.state_dict())
     images = torch.randn(1, 3, 64, 64)
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-4)
@@ -178,7 +197,7 @@ def test_a_classifiers_small_map_is_one_window_with_the_middle_of_the_table():
             img_size=64, window_size=8, embed_dim=16, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8), num_classes=7
         )
     )
-    ours = Swin(**{**SMALL, "window": 8}, num_classes=7).eval()
+    ours = build("Swin", **{**SMALL, "window": 8}, num_classes=7).eval()
     state = theirs.state_dict()
     for key in [key for key in state if key.endswith("bias_table")]:
         side = int(len(state[key]) ** 0.5)
@@ -189,10 +208,10 @@ def test_a_classifiers_small_map_is_one_window_with_the_middle_of_the_table():
     assert_same(ours, theirs, 64)
 
 
-@pytest.mark.parametrize("cls", [Swin, SwinV2])
+@pytest.mark.parametrize("name", ["Swin", "SwinV2"])
 @pytest.mark.parametrize("size", [(4, 5), (33, 79), (64, 64)])
-def test_maps_have_the_promised_shapes_and_all_parameters_finite_gradients(cls, size):
-    model = cls(**SMALL, out_features=["res3", "res5"])
+def test_maps_have_the_promised_shapes_and_all_parameters_finite_gradients(name, size):
+    model = build(name, **SMALL, out_features=["res3", "res5"])
     features = model(torch.randn(2, 3, *size))
     assert list(features) == list(model.feature_info) == ["res3", "res5"]
     for name, (channels, stride) in model.feature_info.items():
@@ -201,20 +220,20 @@ def test_maps_have_the_promised_shapes_and_all_parameters_finite_gradients(cls, 
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("cls", [Swin, SwinV2])
-def test_classifiers_take_any_size(cls):
-    model = cls(**SMALL, num_classes=5)
+@pytest.mark.parametrize("name", ["Swin", "SwinV2"])
+def test_classifiers_take_any_size(name):
+    model = build(name, **SMALL, num_classes=5)
     for size in ((4, 4), (37, 150), (224, 224)):
         logits = model(torch.randn(1, 3, *size))
         assert logits.shape == (1, 5)
         assert torch.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("cls", [Swin, SwinV2])
-def test_gradients_are_those_of_finite_differences_with_padding_and_shift(cls):
+@pytest.mark.parametrize("name", ["Swin", "SwinV2"])
+def test_gradients_are_those_of_finite_differences_with_padding_and_shift(name):
     # With other weights a step may cross a kink of ReLU in SwinV2's position network, where differences are no slope.
     torch.manual_seed(2)
-    model = randomize(cls(8, (2, 1, 1, 1), num_heads=(2, 2, 2, 2), window=3, out_features=["res2"]).double())
+    model = randomize(build(name, **TINY).double())
     images = torch.randn(1, 3, 17, 14, dtype=torch.double)
     weights = torch.randn(1, 8, 5, 4, dtype=torch.double)
 
@@ -236,22 +255,22 @@ def test_gradients_are_those_of_finite_differences_with_padding_and_shift(cls):
 
 
 def test_stages_beyond_the_deepest_feature_are_not_made():
-    model = Swin(**SMALL, out_features=["res3"])
+    model = build("Swin", **SMALL, out_features=["res3"])
     assert len(model.layers) == 2
     assert model.layers[1].downsample is None
     assert {name.split(".")[0] for name in model.state_dict()} == {"patch_embed", "layers", "norm1"}
 
 
 def test_frozen_stages_get_no_gradient():
-    model = Swin(**SMALL, frozen_stages=1).train()
+    model = build("Swin", **SMALL, frozen_stages=1).train()
     sum(x.square().mean() for x in model(torch.randn(1, 3, 32, 32)).values()).backward()
     frozen = {name for name, p in model.named_parameters() if p.grad is None}
     assert frozen == {name for name, _ in model.named_parameters() if name.startswith(("patch_embed.", "layers.0."))}
 
 
-@pytest.mark.parametrize("cls", [Swin, SwinV2])
-def test_checkpointed_blocks_give_the_same_gradients(cls):
-    model = randomize(cls(**SMALL, drop_path=0.0)).train()
+@pytest.mark.parametrize("name", ["Swin", "SwinV2"])
+def test_checkpointed_blocks_give_the_same_gradients(name):
+    model = randomize(build(name, **SMALL, drop_path=0.0)).train()
     images = torch.randn(1, 3, 35, 50)
     gradients = []
     for enabled in (False, True):
@@ -264,14 +283,14 @@ def test_checkpointed_blocks_give_the_same_gradients(cls):
 
 
 def test_drop_path_grows_over_the_blocks():
-    model = Swin(**SMALL, drop_path=0.7)
-    rates = [getattr(block.drop_path, "drop_prob", 0.0) for layer in model.layers for block in layer.blocks]
+    model = build("Swin", **SMALL, drop_path=0.7)
+    rates = [block.drop_path.p for layer in model.layers for block in layer.blocks]
     assert rates == pytest.approx([0.1 * i for i in range(8)])
 
 
-@pytest.mark.parametrize("cls", [Swin, SwinV2])
-def test_attention_is_recorded_and_hides_what_the_shift_brought(cls):
-    model = randomize(cls(**SMALL))
+@pytest.mark.parametrize("name", ["Swin", "SwinV2"])
+def test_attention_is_recorded_and_hides_what_the_shift_brought(name):
+    model = randomize(build(name, **SMALL))
     images = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
         plain = model(images)
@@ -288,9 +307,9 @@ def test_attention_is_recorded_and_hides_what_the_shift_brought(cls):
         torch.testing.assert_close(recorded[name], x, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("cls", [Swin, SwinV2])
-def test_bfloat16_autocast_trains(cls):
-    model = randomize(cls(**SMALL)).train()
+@pytest.mark.parametrize("name", ["Swin", "SwinV2"])
+def test_bfloat16_autocast_trains(name):
+    model = randomize(build(name, **SMALL)).train()
     images = torch.randn(2, 3, 40, 52)
     expected = model.eval()(images)
     with torch.autocast("cpu", torch.bfloat16):
@@ -303,9 +322,9 @@ def test_bfloat16_autocast_trains(cls):
         assert (x - expected[name]).square().mean().sqrt() < 0.1 * expected[name].std(), name
 
 
-@pytest.mark.parametrize("cls", [Swin, SwinV2])
-def test_compiles_without_graph_breaks(cls):
-    model = randomize(cls(8, (2, 1, 1, 1), num_heads=(2, 2, 2, 2), window=3, out_features=["res2"]))
+@pytest.mark.parametrize("name", ["Swin", "SwinV2"])
+def test_compiles_without_graph_breaks(name):
+    model = randomize(build(name, **TINY))
     images, direction = torch.randn(1, 3, 17, 14), torch.randn(1, 8, 5, 4)
     gradients = []
     for run in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
@@ -329,18 +348,18 @@ def test_compiles_without_graph_breaks(cls):
 )
 def test_impossible_settings_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        Swin(**{**SMALL, **arguments})
+        build("Swin", **{**SMALL, **arguments})
 
 
 def test_wrong_windows_of_v2_and_unknown_variants_are_named():
     with pytest.raises(ConfigError, match=r"trained_windows=\[8\]: expected one for each of 4 stages"):
-        SwinV2(**SMALL, trained_windows=[8])
+        build("SwinV2", **SMALL, trained_windows=[8])
     with pytest.raises(ConfigError, match="unknown backbone 'swin_tinny'. Did you mean 'swin_tiny'"):
         BACKBONES.build("swin_tinny")
 
 
 def test_wrong_images_are_named():
-    model = Swin(**SMALL)
+    model = build("Swin", **SMALL)
     with pytest.raises(DataError, match=r"Swin: images of shape \(1, 4, 32, 32\): expected \(B, 3, H, W\)"):
         model(torch.randn(1, 4, 32, 32))
     with pytest.raises(DataError, match="Swin: images of 3 x 32 pixels: expected at least 4 x 4"):

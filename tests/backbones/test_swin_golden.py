@@ -1,22 +1,19 @@
 """Swin-T with the golden weights against what the official implementations computed; golden/README.md's tolerances."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
+from golden.weights import compare, grad_projection, load_case, normal_for
 
-from vitkit.backbones.swin import Swin
 from vitkit.checkpoint import load_weights
+from vitkit.registry import BACKBONES
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
-from weights import compare, grad_projection, load_case, normal_for
+build = BACKBONES.build
 
 
 def loaded(name, **options):
     case = load_case(name, check=True)
-    model = Swin(**options).eval()
+    model = build("Swin", **options).eval()
     report = load_weights(model, case.torch_state_dict())
     assert report.missing == report.unexpected == []
     assert sum(p.numel() for p in model.parameters()) == case.meta["num_params"]

@@ -9,12 +9,15 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from vitkit.backbones.vit import VIT_VARIANTS, Attention, ViT
+from vitkit.backbones.vit import VIT_VARIANTS, Attention
 from vitkit.checkpoint import load_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
+
+build = BACKBONES.build
+
 
 SMALL = dict(patch_size=8, d_model=24, depth=3, num_heads=2, image_size=32)
 THEIRS = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)
@@ -101,7 +104,7 @@ def test_every_size_and_patch_is_a_variant():
 )
 def test_timms_weights_give_timms_logits(ours, theirs):
     theirs = randomize(VisionTransformer(**THEIRS, **theirs))
-    ours = ViT(**SMALL, num_classes=5, **ours).eval()
+    ours = build("ViT", **SMALL, num_classes=5, **ours).eval()
     report = load_weights(ours, theirs.state_dict())
     assert not report.missing and not report.unexpected
     assert_same(ours, theirs, images(32, 32))
@@ -109,7 +112,7 @@ def test_timms_weights_give_timms_logits(ours, theirs):
 
 def test_deits_distilled_weights_give_the_mean_of_both_heads():
     theirs = randomize(timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=2, num_classes=5))
-    ours = ViT(d_model=192, depth=2, num_heads=3, image_size=32, distilled=True, num_classes=5).eval()
+    ours = build("ViT", d_model=192, depth=2, num_heads=3, image_size=32, distilled=True, num_classes=5).eval()
     load_weights(ours, {"model": theirs.state_dict()})
     assert_same(ours, theirs, images(32, 32), atol=1e-3)
 
@@ -117,7 +120,7 @@ def test_deits_distilled_weights_give_the_mean_of_both_heads():
 @pytest.mark.parametrize("size", [(32, 32), (45, 70), (8, 33)])
 def test_any_image_size_equals_timms_dynamic_size(size):
     theirs = randomize(VisionTransformer(**THEIRS, dynamic_img_size=True, dynamic_img_pad=True))
-    classifier, dense = ViT(**SMALL, num_classes=5).eval(), ViT(**SMALL).eval()
+    classifier, dense = build("ViT", **SMALL, num_classes=5).eval(), build("ViT", **SMALL).eval()
     load_weights(classifier, theirs.state_dict())
     load_weights(dense, theirs.state_dict(), strict=False)
     x = images(*size)
@@ -142,7 +145,7 @@ def test_torchvisions_weights_give_torchvisions_logits(mlp_names):
         key.replace(".mlp.0.", f".mlp.{mlp_names[0]}.").replace(".mlp.3.", f".mlp.{mlp_names[1]}."): value
         for key, value in theirs.state_dict().items()
     }
-    ours = ViT(**SMALL, num_classes=5).eval()
+    ours = build("ViT", **SMALL, num_classes=5).eval()
     assert load_weights(ours, state).converter == "torchvision ViT"
     assert_same(ours, theirs, images(32, 32))
 
@@ -150,7 +153,7 @@ def test_torchvisions_weights_give_torchvisions_logits(mlp_names):
 @pytest.mark.parametrize("prefix", ["backbone.", "model.backbone."])
 def test_torchvisions_names_load_below_any_prefix(prefix):
     theirs = torchvision_vit()
-    ours = ViT(**SMALL, num_classes=5).eval()
+    ours = build("ViT", **SMALL, num_classes=5).eval()
     owner = ours
     for name in reversed(prefix.split(".")[:-1]):
         owner = nn.ModuleDict({name: owner})
@@ -211,7 +214,7 @@ def test_the_original_files_give_what_timm_makes_of_them(tmp_path, prefix, optio
     np.savez(readable_path, **{timm_prefix + key: value for key, value in readable.items()})
     theirs = VisionTransformer(**THEIRS).eval()
     theirs.load_pretrained(str(readable_path))
-    ours = ViT(**SMALL, num_classes=5).eval()
+    ours = build("ViT", **SMALL, num_classes=5).eval()
     report = load_weights(ours, path)
     assert report.converter == "google-research/vision_transformer"
     assert_same(ours, theirs, images(32, 32))
@@ -221,7 +224,7 @@ def test_arrays_in_bfloat16_are_read(tmp_path):
     arrays = jax_arrays()
     arrays["cls"] = torch.ones(1, 1, 24, dtype=torch.bfloat16).view(torch.int16).numpy().view("V2")
     np.savez(tmp_path / "w.npz", **arrays)
-    model = ViT(**SMALL, num_classes=5)
+    model = build("ViT", **SMALL, num_classes=5)
     load_weights(model, tmp_path / "w.npz")
     assert torch.equal(model.cls_token, torch.ones(1, 1, 24))
 
@@ -231,12 +234,12 @@ def test_pickled_or_damaged_arrays_are_refused(tmp_path):
     (tmp_path / "damaged.npz").write_bytes(b"PK\x03\x04 and no more")
     for name in ("pickled.npz", "damaged.npz"):
         with pytest.raises(CheckpointError, match=rf"{name}: damaged, or holds more than numbers"):
-            load_weights(ViT(**SMALL), tmp_path / name)
+            load_weights(build("ViT", **SMALL), tmp_path / name)
 
 
 def test_weights_of_another_image_size_are_resampled_as_timm_does():
     theirs = randomize(VisionTransformer(**THEIRS))
-    model = ViT(**{**SMALL, "image_size": (40, 56)}, num_classes=5)
+    model = build("ViT", **{**SMALL, "image_size": (40, 56)}, num_classes=5)
     load_weights(model, theirs.state_dict())
     expected = resample_abs_pos_embed(theirs.pos_embed, (5, 7), num_prefix_tokens=1)
     torch.testing.assert_close(model.pos_embed, expected)
@@ -244,19 +247,19 @@ def test_weights_of_another_image_size_are_resampled_as_timm_does():
 
 def test_weights_with_other_tokens_fit():
     theirs = randomize(VisionTransformer(**THEIRS))
-    windowed = ViT(**SMALL, window_size=2)
+    windowed = build("ViT", **SMALL, window_size=2)
     report = load_weights(windowed, theirs.state_dict(), strict=False)
     assert not report.missing and {"cls_token", "norm.weight"} <= set(report.unexpected)
     torch.testing.assert_close(windowed.pos_embed, theirs.pos_embed[:, 1:])
-    distilled = ViT(**SMALL, distilled=True)
+    distilled = build("ViT", **SMALL, distilled=True)
     assert load_weights(distilled, theirs.state_dict(), strict=False).missing == ["dist_token"]
     torch.testing.assert_close(distilled.pos_embed[:, 1], torch.zeros(1, 24))
 
 
 def test_positions_that_are_no_square_ask_for_the_image_size():
-    state = ViT(**{**SMALL, "image_size": (32, 64)}).state_dict()
+    state = build("ViT", **{**SMALL, "image_size": (32, 64)}).state_dict()
     with pytest.raises(CheckpointError, match=r"pos_embed: 33 positions .*grid is 4 x 4"):
-        load_weights(ViT(**SMALL), state)
+        load_weights(build("ViT", **SMALL), state)
 
 
 def test_dinov2s_names_and_layer_scale_load():
@@ -264,15 +267,15 @@ def test_dinov2s_names_and_layer_scale_load():
     state = theirs.state_dict()
     state["register_tokens"] = state.pop("reg_token")
     state["mask_token"] = torch.zeros(1, 24)
-    ours = ViT(**SMALL, num_registers=2, num_classes=5).eval()
+    ours = build("ViT", **SMALL, num_registers=2, num_classes=5).eval()
     load_weights(ours, state)
     assert_same(ours, theirs, images(32, 32))
 
 
 def test_a_checkpoint_of_another_variant_shows_both_shapes():
-    state = ViT(**{**SMALL, "d_model": 48}).state_dict()
+    state = build("ViT", **{**SMALL, "d_model": 48}).state_dict()
     with pytest.raises(CheckpointError, match=r"checkpoint \(1, 1, 48\), model \(1, 1, 24\)"):
-        load_weights(ViT(**SMALL), state)
+        load_weights(build("ViT", **SMALL), state)
 
 
 def explicit_attention(attention: Attention, x, size):
@@ -327,7 +330,7 @@ def test_relative_positions_take_maps_of_any_size_and_are_resampled_linearly():
 )
 @pytest.mark.parametrize("size", [(33, 71), (32, 32)])
 def test_dense_maps_have_the_promised_shape_and_finite_gradients(options, size):
-    model = ViT(**SMALL, **options).train()
+    model = build("ViT", **SMALL, **options).train()
     features = model(images(*size))
     (info,) = model.feature_info.values()
     assert list(features) == list(model.feature_info) == ["res3"] and info == (24, 8)
@@ -348,7 +351,7 @@ def test_dense_maps_have_the_promised_shape_and_finite_gradients(options, size):
     ],
 )
 def test_classifiers_give_logits_and_gradients_to_every_parameter(options):
-    model = ViT(**SMALL, num_classes=7, **options).train()
+    model = build("ViT", **SMALL, num_classes=7, **options).train()
     logits = model(images(30, 41))
     assert logits.shape == (2, 7)
     logits.square().mean().backward()
@@ -356,17 +359,17 @@ def test_classifiers_give_logits_and_gradients_to_every_parameter(options):
 
 
 def test_patch_size_1_is_a_transformer_on_pixels():
-    model = ViT(1, d_model=8, depth=1, num_heads=1, image_size=4)
+    model = build("ViT", patch_size=1, d_model=8, depth=1, num_heads=1, image_size=4)
     assert model(images(5, 7))["res0"].shape == (2, 8, 5, 7)
     assert model.feature_info["res0"].stride == 1
 
 
 def test_patch_size_14_gives_the_nearest_name():
-    assert ViT(14, d_model=8, depth=1, num_heads=1, image_size=28).feature_info == {"res4": (8, 14)}
+    assert build("ViT", patch_size=14, d_model=8, depth=1, num_heads=1, image_size=28).feature_info == {"res4": (8, 14)}
 
 
 def test_frozen_stages_are_the_embeddings_and_the_first_blocks():
-    model = ViT(**SMALL, frozen_stages=2, drop_path=0.5).train()
+    model = build("ViT", **SMALL, frozen_stages=2, drop_path=0.5).train()
     model(images(32, 32))["res3"].square().mean().backward()
     frozen = {".".join(name.split(".")[:2]) for name, p in model.named_parameters() if p.grad is None}
     assert frozen == {"patch_embed.proj", "pos_embed", "cls_token", "blocks.0", "blocks.1"}
@@ -374,7 +377,7 @@ def test_frozen_stages_are_the_embeddings_and_the_first_blocks():
 
 
 def test_recomputing_activations_keeps_the_gradients():
-    model = ViT(**SMALL, window_size=3, relative_positions=4).train()
+    model = build("ViT", **SMALL, window_size=3, relative_positions=4).train()
     grads = []
     for enabled in (False, True):
         assert enable_activation_checkpointing(model, enabled) == 3
@@ -387,7 +390,7 @@ def test_recomputing_activations_keeps_the_gradients():
 
 @pytest.mark.parametrize("options", [{}, dict(window_size=2, relative_positions=4)])
 def test_the_recorder_sees_weights_that_sum_to_1_and_change_nothing(options):
-    model = randomize(ViT(**SMALL, **options))
+    model = randomize(build("ViT", **SMALL, **options))
     x = images(33, 32)
     with torch.no_grad():
         plain = model(x)["res3"]
@@ -401,7 +404,7 @@ def test_the_recorder_sees_weights_that_sum_to_1_and_change_nothing(options):
 
 @pytest.mark.parametrize("options", [{}, dict(window_size=2, relative_positions=4)])
 def test_double_precision_and_bfloat16_agree_with_single(options):
-    model = ViT(**SMALL, **options).eval()
+    model = build("ViT", **SMALL, **options).eval()
     x = images(32, 40)
     with torch.no_grad():
         single = model(x)["res3"]
@@ -415,7 +418,7 @@ def test_double_precision_and_bfloat16_agree_with_single(options):
 
 @pytest.mark.parametrize("options", [dict(num_classes=3), dict(window_size=3, relative_positions=4)])
 def test_the_graph_has_no_breaks(options):
-    model = ViT(**SMALL, **options).eval()
+    model = build("ViT", **SMALL, **options).eval()
     x = images(33, 47)
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="eager")(x)
@@ -439,7 +442,7 @@ def test_pretrained_names_the_published_file(variant, address):
 
 def test_sizes_without_published_weights_say_what_to_give():
     with pytest.raises(ConfigError, match=r"pretrained=True: ViT has no weights of its own"):
-        ViT(**SMALL, pretrained=True).load_pretrained()
+        build("ViT", **SMALL, pretrained=True).load_pretrained()
 
 
 def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
@@ -447,15 +450,15 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
     path = tmp_path / "vit.pth"
     torch.save({"model": theirs.state_dict()}, path)
     for options in (dict(), dict(num_classes=3), dict(window_size=2, relative_positions=4)):
-        model = ViT(**SMALL, **options, pretrained=str(path))
+        model = build("ViT", **SMALL, **options, pretrained=str(path))
         assert model.load_pretrained() == str(path)
         torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, theirs.blocks[2].mlp.fc2.weight)
 
 
 def test_a_mae_starts_a_classifier_that_has_another_norm(tmp_path):
-    state = {k: v for k, v in ViT(**SMALL, num_classes=3).state_dict().items() if not k.startswith("head.")}
+    state = {k: v for k, v in build("ViT", **SMALL, num_classes=3).state_dict().items() if not k.startswith("head.")}
     torch.save({"model": {**state, "mask_token": torch.zeros(1, 1, 8)}}, tmp_path / "mae.pth")
-    model = ViT(**SMALL, num_classes=3, pooling="mean_norm", pretrained=str(tmp_path / "mae.pth"))
+    model = build("ViT", **SMALL, num_classes=3, pooling="mean_norm", pretrained=str(tmp_path / "mae.pth"))
     assert model.load_pretrained() == str(tmp_path / "mae.pth")
     torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, state["blocks.2.mlp.fc2.weight"])
 
@@ -483,7 +486,7 @@ def test_a_mae_starts_a_classifier_that_has_another_norm(tmp_path):
 )
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        ViT(**{**SMALL, **arguments})
+        build("ViT", **{**SMALL, **arguments})
 
 
 @pytest.mark.parametrize(
@@ -495,7 +498,7 @@ def test_wrong_arguments_are_named(arguments, message):
 )
 def test_wrong_images_are_named(shape, message):
     with pytest.raises(DataError, match=message):
-        ViT(**SMALL)(torch.zeros(shape))
+        build("ViT", **SMALL)(torch.zeros(shape))
 
 
 def test_an_unknown_variant_names_the_nearest():

@@ -1,17 +1,12 @@
 """ViT-B/16 with the golden weights against what the original computed; golden/README.md's tolerances."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
+from golden.weights import compare, grad_projection, load_case
 
 from vitkit.checkpoint import load_weights
 from vitkit.registry import BACKBONES
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
-from weights import compare, grad_projection, load_case
 
 
 @pytest.fixture(scope="module")

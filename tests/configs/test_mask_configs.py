@@ -12,9 +12,15 @@ from vitkit.registry import CRITERIA, OPTIMIZERS
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 BACKBONES = ("r50", "r101", "swin_tiny", "swin_small", "swin_base", "swin_large")
 MASK2FORMER_TASKS = {
-    "coco_instance": 80, "coco_panoptic": 133, "ade20k_semantic": 150, "ade20k_panoptic": 150, "ade20k_instance": 100,
-    "cityscapes_semantic": 19, "cityscapes_panoptic": 19, "cityscapes_instance": 8,
-}  # fmt: skip
+    "coco_instance": 80,
+    "coco_panoptic": 133,
+    "ade20k_semantic": 150,
+    "ade20k_panoptic": 150,
+    "ade20k_instance": 100,
+    "cityscapes_semantic": 19,
+    "cityscapes_panoptic": 19,
+    "cityscapes_instance": 8,
+}
 NUM_CLASSES = (
     {f"mask2former_{b}_{task}": n for b in BACKBONES for task, n in MASK2FORMER_TASKS.items()}
     | {f"maskformer_{b}_ade20k": 150 for b in BACKBONES}
@@ -105,7 +111,7 @@ def test_a_config_is_valid_and_its_parts_fit_together(name):
     config = load(name)  # raises if a name or a type is wrong
     model = on_meta(name)
     CRITERIA.build(config["criterion"])
-    optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
+    optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)
     assert all(group["params"] for group in optimizer.param_groups)
     trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     assert trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -128,17 +134,23 @@ def test_a_config_says_how_to_run_it_and_what_to_expect(name):
 def decays(name):
     model = on_meta(name)
     names = {id(p): n for n, p in model.named_parameters()}
-    groups = OPTIMIZERS.build(load(name)["optimizer"], model=model).param_groups
+    groups = OPTIMIZERS.build(load(name)["optimizer"]).build(model).param_groups
     return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
 
 
 def test_norms_embeddings_and_tables_of_position_have_no_weight_decay():
     got = decays("mask2former_swin_tiny_coco_instance")
     without = (
-        "backbone.patch_embed.norm.weight", "backbone.layers.0.blocks.0.norm1.bias", "backbone.norm3.weight",
-        "neck.input_proj.0.1.weight", "neck.path.output.res2.1.bias", "head.query_feat.weight",
-        "head.query_embed.weight", "head.level_embed.weight", "head.decoder_norm.bias",
-    )  # fmt: skip
+        "backbone.patch_embed.norm.weight",
+        "backbone.layers.0.blocks.0.norm1.bias",
+        "backbone.norm3.weight",
+        "neck.input_proj.0.1.weight",
+        "neck.path.output.res2.1.bias",
+        "head.query_feat.weight",
+        "head.query_embed.weight",
+        "head.level_embed.weight",
+        "head.decoder_norm.bias",
+    )
     assert {got[name][1] for name in without} == {0.0}
     assert got["backbone.layers.0.blocks.0.attn.relative_position_bias_table"] == (1e-5, 0.0)
     # The pixel decoder's is a bare parameter, and decays; so do the biases of layers that are no norms.

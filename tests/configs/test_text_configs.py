@@ -61,7 +61,7 @@ def test_hard_attention_differs_from_soft_in_what_is_hard_alone():
 
 def _build_the_rest(config, model):
     CRITERIA.build(config["criterion"])
-    optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
+    optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)
     epochs = config["train"]["epochs"]
     SCHEDULES.build(config["schedule"], optimizer=optimizer, steps_per_epoch=100, epochs=epochs)
 

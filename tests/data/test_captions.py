@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.data.captions import CocoCaptions, ShapesCaptions, caption_words, write_features
-from vitkit.data.loader import build_loader
+from vitkit.data.datasets.captions import CocoCaptions, caption_words
+from vitkit.data.datasets.image_features import write_features
+from vitkit.data.loading.loader import DataSettings
 from vitkit.errors import ConfigError, DataError
+from vitkit.registry import DATASETS
 from vitkit.structures import BOS, EOS, PAD, UNK
 
 
@@ -72,7 +74,7 @@ def test_rare_words_are_unknown_and_validation_takes_the_trained_words(folder):
 
 
 def test_batches_hold_padded_captions(folder):
-    loader = build_loader(dataset(folder), batch_size=3, training=False)
+    loader = DataSettings(val_images_per_gpu=3, num_workers=0).val_loader(dataset(folder))
     (batch,) = loader
     captions = [target["tokens"].tolist() for target in batch.targets]
     longest = max(map(len, captions))
@@ -106,11 +108,14 @@ def test_missing_images_are_an_error_or_counted(folder, caplog):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda c: c["annotations"][1].update(image_id=99), r"annotation 3 has image_id 99, which is not among the 3"),
-        (lambda c: c["annotations"][1].update(caption=None), r"annotation 3 has caption None; expected text"),
-        (lambda c: c["annotations"][1].pop("caption"), r"entry 1 of 'annotations' has no 'caption'"),
-        (lambda c: c["images"][1].update(id=10), r"image id 10 is there twice"),
-        (lambda c: c.pop("annotations"), r"no list 'annotations', or an empty one"),
+        (lambda c: c["annotations"][1].update(image_id=99), r"annotation 3 .* has image_id 99; expected one of the 3"),
+        (
+            lambda c: c["annotations"][1].update(caption=None),
+            r"annotation 3 \(image '1.png'\) has caption None; expected text",
+        ),
+        (lambda c: c["annotations"][1].pop("caption"), r"annotation 3 .* has no 'caption'"),
+        (lambda c: c["images"][1].update(id=10), r"image 10 .* has id 10; expected an id that no earlier"),
+        (lambda c: c.pop("annotations"), r"no list 'annotations'"),
         (lambda c: c.update(annotations=[{"image_id": 10, "caption": "!"}]), r"no caption in .* has a word"),
     ],
 )
@@ -139,7 +144,7 @@ def test_missing_files_are_named_errors(folder):
 
 
 def test_synthetic_captions_are_of_known_words():
-    data = ShapesCaptions(20, max_objects=4)
+    data = DATASETS.build("ShapesCaptions", num_images=20, max_objects=4)
     for index in range(len(data)):
         tokens = data[index]["target"]["tokens"].tolist()
         assert data.target_vocabulary.decode(tokens) == data.references(index)[0]
@@ -151,7 +156,7 @@ def test_features_take_the_place_of_images(folder):
     maps = torch.arange(3 * 2 * 2 * 2, dtype=torch.float32).view(3, 2, 2, 2)
     write_features(folder / "maps.npy", maps.split(2), images, weights_key=17)
     data = dataset(folder, features=str(folder / "maps.npy"))
-    (batch,) = build_loader(data, batch_size=3, training=False)
+    (batch,) = DataSettings(val_images_per_gpu=3, num_workers=0).val_loader(data)
     assert torch.equal(batch.inputs["features"], maps)
     assert batch.inputs["features_key"] == 17
     assert "images" not in batch.inputs
@@ -170,7 +175,14 @@ def test_features_of_other_images_or_transforms_are_refused(folder):
         dataset(folder, features=str(path))
     change(folder, lambda c: c["images"].reverse())
     with pytest.raises(DataError, match=r"is of 3 images \w+; this dataset has 2 images of World\(.*split='val'"):
-        ShapesCaptions(2, split="val", features=str(path))
+        DATASETS.build("ShapesCaptions", num_images=2, split="val", features=str(path))
+    (folder / "cut.npy").write_bytes(path.read_bytes()[:-9])
+    (folder / "cut.json").write_text(path.with_suffix(".json").read_text())
+    with pytest.raises(DataError, match=r"features: cannot read '.*cut\.npy'.*Write it anew"):
+        dataset(folder, features=str(folder / "cut.npy"))[0]
+    (folder / "cut.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"features: '.*cut\.json' holds \[1\]; expected what tools/cache_features"):
+        dataset(folder, features=str(folder / "cut.npy"))
     with pytest.raises(DataError, match=r"image 30 has a map of \(2, 2, 3\)"):
         write_features(path, [torch.zeros(2, 2, 2, 2), torch.zeros(1, 2, 2, 3)], dataset(folder), weights_key=1)
     with pytest.raises(DataError, match="no file"):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vitkit.config import load_config
-from vitkit.data.loader import build_dataset
+from vitkit.data.loading.loader import build_dataset
 from vitkit.errors import ConfigError, DataError
 
 CAR, ROAD, PERSON = 26, 7, 24
@@ -53,9 +53,12 @@ def test_segments_are_those_of_the_published_script(root):
     ids, segments = dataset.load_panoptic(1)
     found = {s["id"]: (dataset.classes[s["label"]], s["iscrowd"]) for s in segments}
     assert found == {
-        ROAD: ("road", False), 1000 * CAR: ("car", False), 1000 * CAR + 1: ("car", False),
-        PERSON: ("person", True), 1000 * PERSON: ("person", False),
-    }  # fmt: skip
+        ROAD: ("road", False),
+        1000 * CAR: ("car", False),
+        1000 * CAR + 1: ("car", False),
+        PERSON: ("person", True),
+        1000 * PERSON: ("person", False),
+    }
     assert ids.dtype == np.int32 and set(np.unique(ids)) == {0, *found}
     assert dataset.image_size(1) == (40, 60) and dataset.aspect_ratios().tolist() == [1.5, 1.5]
 
@@ -80,8 +83,11 @@ def test_instances_are_of_things_alone(root):
     assert len(dataset[0]["target"]["labels"]) == 0
     annotations = dataset.ground_truth()["annotations"]
     assert [(a["image_id"], a["category_id"], a["iscrowd"]) for a in annotations] == [
-        (1, PERSON, 1), (1, PERSON, 0), (1, CAR, 0), (1, CAR, 0),
-    ]  # fmt: skip
+        (1, PERSON, 1),
+        (1, PERSON, 0),
+        (1, CAR, 0),
+        (1, CAR, 0),
+    ]
 
 
 def test_training_crops_have_one_size(root):

@@ -7,15 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.classification_transforms import ClassificationEvalTransforms, ClassificationTrainTransforms, seeded
-from vitkit.data.mixing import BatchMixing, TransformedLoader
+from vitkit.data.transforms.annotated_image import AnnotatedImage
+from vitkit.data.transforms.classification import ClassificationEvalTransforms, ClassificationTrainTransforms, seeded
+from vitkit.data.transforms.mixing import BatchMixing, TransformedLoader
 from vitkit.errors import ConfigError
 from vitkit.losses import ClassificationLoss
 from vitkit.ops.images import normalize_images
 from vitkit.registry import TRANSFORMS
 from vitkit.structures import Batch
-
-NO_BOXES, NO_LABELS = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
 
 
 def picture(height=50, width=70):
@@ -23,7 +22,7 @@ def picture(height=50, width=70):
 
 
 def apply(transforms, image, seed=0):
-    return transforms(image, NO_BOXES, NO_LABELS, None, seed=seed).image
+    return transforms(AnnotatedImage(image), seed=seed).image
 
 
 def test_the_same_seed_gives_the_same_picture_and_leaves_the_generators_alone():
@@ -88,7 +87,7 @@ def test_a_wrong_setting_is_named(arguments, message):
 
 def test_boxes_are_refused():
     with pytest.raises(ConfigError, match="ClassificationEvalTransforms cannot move boxes.*EvalResize"):
-        ClassificationEvalTransforms()(picture(), np.ones((1, 4), np.float32), np.zeros(1, np.int64))
+        ClassificationEvalTransforms()(AnnotatedImage(picture(), np.ones((1, 4), np.float32), np.zeros(1, np.int64)))
 
 
 def batch_of(num_images=6, size=32) -> Batch:
@@ -125,6 +124,22 @@ def test_erasing_touches_its_part_of_the_images_and_no_label():
     changed = (erased.inputs["images"] != normalize_images(batch.inputs["images"])).flatten(1).any(1)
     assert 0.15 < changed.float().mean() < 0.35
     assert erased.targets == batch.targets
+
+
+@pytest.mark.parametrize("method", ["mixup", "cutmix", "erasing"])
+def test_all_frames_of_a_clip_are_treated_alike(method):
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    frame = torch.randint(256, (6, 3, 1, 32, 32), dtype=torch.uint8)
+    batch = Batch({"images": frame.expand(-1, -1, 4, -1, -1)}, [{"label": i} for i in range(6)])
+    before = normalize_images(frame)
+    after = BatchMixing(6, **{method: 1.0})(batch).inputs["images"]
+    assert after.shape == (6, 3, 4, 32, 32)
+    changed = after != before
+    assert (changed.any() and not changed.all()) or method == "mixup"
+    if method == "erasing":
+        assert torch.equal(changed.any(1), changed.any(1)[:, :1].expand(-1, 4, -1, -1))
+    else:
+        torch.testing.assert_close(after, after[:, :, :1].expand_as(after))
 
 
 def test_an_odd_batch_cannot_be_mixed():

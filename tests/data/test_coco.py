@@ -11,8 +11,8 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
-from vitkit.data.coco import CocoDetection
-from vitkit.data.loader import build_dataset
+from vitkit.data.datasets.coco import CocoDetection
+from vitkit.data.loading.loader import build_dataset
 from vitkit.errors import ConfigError, DataError
 
 BIG_ID = 908400223648
@@ -31,13 +31,27 @@ def content():
             {"id": 3, "file_name": "b.png", "width": 40, "height": 30},
         ],
         "annotations": [
-            {"id": 17, "image_id": 7, "category_id": 5, "bbox": [10, 5, 20, 10], "area": 200, "iscrowd": 0,
-             "segmentation": [[10, 5, 30, 5, 30, 15, 10, 15]]},
-            {"id": BIG_ID, "image_id": 7, "category_id": 0, "bbox": [0, 0, 40, 30], "area": 1200, "iscrowd": 1,
-             "segmentation": {"size": [30, 40], "counts": [0, 1200]}},
+            {
+                "id": 17,
+                "image_id": 7,
+                "category_id": 5,
+                "bbox": [10, 5, 20, 10],
+                "area": 200,
+                "iscrowd": 0,
+                "segmentation": [[10, 5, 30, 5, 30, 15, 10, 15]],
+            },
+            {
+                "id": BIG_ID,
+                "image_id": 7,
+                "category_id": 0,
+                "bbox": [0, 0, 40, 30],
+                "area": 1200,
+                "iscrowd": 1,
+                "segmentation": {"size": [30, 40], "counts": [0, 1200]},
+            },
         ],
         "categories": [{"id": 5, "name": "dog"}, {"id": 0, "name": "cat"}],
-    }  # fmt: skip
+    }
 
 
 def write(folder, data, pictures=None):
@@ -173,31 +187,36 @@ def test_out_of_image_boxes_are_clipped_and_counted(tmp_path, caplog):
 
 
 BAD_BOXES = {
-    "negative": ([10, 20, -3, 5], "width must be positive"),
-    "no height": ([10, 20, 3, 0], "height must be positive"),
+    "negative": ([10, 20, -3, 5], "no size negative"),
+    "huge": ([10, 20, 3e9, 5], "below 2\\^31"),
+    "many digits": ([10, 20, 10**400, 5], "below 2\\^31"),
+    "true": ([10, 20, True, 5], "four finite numbers"),
     "nan": ([10, float("nan"), 3, 5], "finite"),
     "inf": ([10, 20, float("inf"), 5], "finite"),
-    "outside": ([41, 5, 3, 5], "outside the image of 40x30"),
-    "three numbers": ([1, 2, 3], "four numbers"),
-    "text": (["1", "2", "3", "4"], "four numbers"),
-    "none": (None, "four numbers"),
+    "three numbers": ([1, 2, 3], "four finite numbers"),
+    "text": (["1", "2", "3", "4"], "four finite numbers"),
+    "none": (None, "four finite numbers"),
 }
 
 
 @pytest.mark.parametrize(("bbox", "message"), BAD_BOXES.values(), ids=BAD_BOXES)
-def test_bad_box_is_an_error_that_names_annotation_and_image(tmp_path, bbox, message):
+@pytest.mark.parametrize("bad_boxes", ["error", "drop"])
+def test_malformed_box_is_an_error_that_names_annotation_and_image(tmp_path, bbox, message, bad_boxes):
     data = content()
     data["annotations"][0]["bbox"] = bbox
-    with pytest.raises(DataError, match=rf"annotation 17 .*{message}.*'a\.png'.*bad_boxes='drop'"):
-        load(tmp_path, data)
+    with pytest.raises(DataError, match=rf"annotation 17 \(image 'a\.png'\) has bbox .*; expected .*{message}"):
+        load(tmp_path, data, bad_boxes=bad_boxes)
 
 
-@pytest.mark.parametrize("case", ["negative", "three numbers", "text", "none"])
-def test_malformed_box_is_an_error_even_where_bad_boxes_are_dropped(tmp_path, case):
+@pytest.mark.parametrize(
+    ("bbox", "message"),
+    [([10, 20, 3, 0], "a height above 0"), ([41, 5, 3, 5], "a box inside the image of 40x30 pixels")],
+)
+def test_box_without_area_in_its_image_is_an_error_unless_it_is_dropped(tmp_path, bbox, message):
     data = content()
-    data["annotations"][0]["bbox"], message = BAD_BOXES[case]
-    with pytest.raises(DataError, match=rf"annotation 17 .*{message}"):
-        load(tmp_path, data, bad_boxes="drop")
+    data["annotations"][0]["bbox"] = bbox
+    with pytest.raises(DataError, match=rf"annotation 17 \(image 'a\.png'\) .*expected {message}.*bad_boxes='drop'"):
+        load(tmp_path, data)
 
 
 @pytest.mark.parametrize("bbox", [[10, 20, 0, 5], [10, 20, 5, 0], [41, 5, 3, 5]])
@@ -228,14 +247,39 @@ BAD_FILES = {
     "no categories key": (broken(lambda d: d.pop("categories")), r"no list 'categories'"),
     "no images": (broken(lambda d: d.update(images=[])), r"'images' .*is empty"),
     "no classes": (broken(lambda d: d.update(categories=[])), r"'categories' .*is empty"),
-    "no file_name": (broken(lambda d: d["images"][1].pop("file_name")), r"entry 1 of 'images' has no 'file_name'"),
-    "no bbox": (broken(lambda d: d["annotations"][0].pop("bbox")), r"entry 0 of 'annotations' has no 'bbox'"),
+    "no file_name": (broken(lambda d: d["images"][1].pop("file_name")), r"image 3 has no 'file_name'"),
+    "no bbox": (broken(lambda d: d["annotations"][0].pop("bbox")), r"annotation 17 .* has no 'bbox'"),
     "no width": (broken(lambda d: d["images"][0].update(width=0)), r"image 7 \('a\.png'\) has width 0"),
-    "image twice": (broken(lambda d: d["images"][1].update(id=7)), r"image id 7 is there twice"),
-    "class twice": (broken(lambda d: d["categories"][1].update(id=5)), r"category id 5 is there twice"),
-    "id is text": (broken(lambda d: d["images"][0].update(id="x")), r"image id 'x' is not a whole number"),
-    "unknown image": (broken(lambda d: d["annotations"][0].update(image_id=8)), r"annotation 17 has image_id 8"),
-    "unknown class": (broken(lambda d: d["annotations"][0].update(category_id=1)), r"annotation 17 has category_id 1"),
+    "image twice": (
+        broken(lambda d: d["images"][1].update(id=7)),
+        r"image 7 \('b\.png'\) has id 7; expected an id that no earlier",
+    ),
+    "class twice": (
+        broken(lambda d: d["categories"][1].update(id=5)),
+        r"category 5 .* has id 5; expected an id that no earlier",
+    ),
+    "id is text": (broken(lambda d: d["images"][0].update(id="x")), r"has id 'x'; expected a whole number"),
+    "unknown image": (
+        broken(lambda d: d["annotations"][0].update(image_id=8)),
+        r"annotation 17 .* has image_id 8; expected one of the 2 ids",
+    ),
+    "unknown class": (broken(lambda d: d["annotations"][0].update(category_id=1)), r"annotation 17 .* category_id 1"),
+    "class is true": (broken(lambda d: d["annotations"][0].update(category_id=True)), r"has category_id True"),
+    "no area": (broken(lambda d: d["annotations"][0].update(area=None)), r"annotation 17 .* has area None; expected"),
+    "area is nan": (broken(lambda d: d["annotations"][0].update(area=float("nan"))), r"annotation 17 .* has area nan"),
+    "area is text": (broken(lambda d: d["annotations"][0].update(area="9")), r"annotation 17 .* has area '9'"),
+    "no crowd": (broken(lambda d: d["annotations"][0].update(iscrowd=None)), r"has iscrowd None; expected 0 or 1"),
+    "crowd is text": (broken(lambda d: d["annotations"][0].update(iscrowd="0")), r"has iscrowd '0'; expected 0 or 1"),
+    "name is no text": (broken(lambda d: d["categories"][0].update(name=3)), r"category 5 \(3\) has name 3"),
+    "half a character": (broken(lambda d: d["images"][0].update(file_name="\ud800")), r"expected the name of a file"),
+    "entry is a number": (broken(lambda d: d["images"].append(3)), r"entry 2 of 'images' is 3; expected an object"),
+    "width is true": (broken(lambda d: d["images"][0].update(width=True)), r"image 7 .* has width True"),
+    "several faults": (
+        broken(lambda d: [a.update(area=-1, iscrowd="0") for a in d["annotations"]]),
+        r"annotation 17 .* has area -1; .* And 3 more: 2 x iscrowd, 1 x area; tools/doctor\.py lists all",
+    ),
+    "nested deep": ("[" * 200_000, r"nests lists too deep"),
+    "many digits": ('{"images": [{"id": ' + "7" * 5000 + "}]}", r"a number that is too long"),
 }
 
 
@@ -247,24 +291,41 @@ def test_bad_annotation_file_is_an_error(tmp_path, data, message):
 
 BAD_SEGMENTATIONS = {
     "missing": (None, "masks=True needs one"),
-    "empty": ([], "list of polygons"),
+    "empty": ([], "masks=True needs one"),
     "two points": ([[1, 2, 3, 4]], "three finite points"),
-    "nan": ([[1, 2, 3, 4, 5, float("nan")]], "three finite points"),
+    "nan": ([[1, 2, 3, 4, 5, float("nan")]], "finite coordinates"),
+    "far": ([[1, 2, 3, 4, 5, 2147483648]], "at most 10 times the size of the image, 40x30"),
+    "farther than a float": ([[1, 2, 3, 4, 5, 10**400]], "at most 10 times the size of the image"),
+    "polygon of text": ([["1", "2", "3", "4", "5", "6"]], "three finite points"),
     "text": ("abc", "list of polygons"),
-    "other size": ({"size": [40, 30], "counts": [1200]}, r"size \[40, 30\] is not the image's \[30, 40\]"),
-    "too short": ({"size": [30, 40], "counts": [10, 20]}, "cover 30 pixels of the image's 1200"),
-    "no runs": ({"size": [30, 40], "counts": ""}, "cover 0 pixels"),
-    "not run lengths": ({"size": [30, 40], "counts": "zz"}, "not run lengths"),
+    "other size": ({"size": [40, 30], "counts": [1200]}, r"run lengths of the image's size \[30, 40\]"),
+    "fractional size": ({"size": [30.0, 40], "counts": [1200]}, r"a size \[height, width\] of whole numbers"),
+    "too short": ({"size": [30, 40], "counts": [10, 20]}, "fill the image's 1200 pixels; their sum is 30"),
+    "fractional": ({"size": [30, 40], "counts": [0.5, 1199.5]}, "whole numbers above 0"),
+    "negative": ({"size": [30, 40], "counts": [1300, -100]}, "whole numbers above 0"),
+    "no runs": ({"size": [30, 40], "counts": ""}, "it is empty"),
+    "not run lengths": ({"size": [30, 40], "counts": "zz"}, "a character is not between"),
+    "endless number": ({"size": [30, 40], "counts": "o" * 100_000 + "0"}, "does not fit 32 bits"),
 }
 
 
 @pytest.mark.parametrize(("segmentation", "message"), BAD_SEGMENTATIONS.values(), ids=BAD_SEGMENTATIONS)
-def test_bad_segmentation_is_an_error_only_where_masks_are_wanted(tmp_path, segmentation, message):
+@pytest.mark.parametrize("crowd", [0, 1])
+def test_bad_segmentation_is_an_error_where_masks_are_wanted(tmp_path, segmentation, message, crowd):
+    data = content()
+    data["annotations"][0] |= {"segmentation": segmentation, "iscrowd": crowd}
+    with pytest.raises(DataError, match=rf"annotation 17 \(image 'a\.png'\) has segmentation .*{message}.*masks=False"):
+        load(tmp_path, data, masks=True)
+
+
+@pytest.mark.parametrize("segmentation", [case for case, _ in BAD_SEGMENTATIONS.values()], ids=BAD_SEGMENTATIONS)
+def test_bad_segmentation_is_removed_where_only_boxes_are_wanted(tmp_path, caplog, segmentation):
     data = content()
     data["annotations"][0]["segmentation"] = segmentation
-    load(tmp_path, data)
-    with pytest.raises(DataError, match=rf"annotation 17 has a bad segmentation: .*{message}.*'a\.png'"):
-        load(tmp_path, data, masks=True)
+    truth = load(tmp_path, data).ground_truth()["annotations"]
+    assert not truth[0].get("segmentation") and truth[1]["segmentation"] == data["annotations"][1]["segmentation"]
+    warned = "1 wrong masks are ignored, such as: annotation 17" in caplog.text
+    assert warned == (segmentation not in (None, []))
 
 
 def test_missing_root_file_and_image_name_the_config_key_and_path(tmp_path):

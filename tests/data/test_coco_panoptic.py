@@ -2,16 +2,18 @@
 
 import copy
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.coco import CocoDetection
-from vitkit.data.panoptic import CocoPanoptic
-from vitkit.data.segments import TASKS
-from vitkit.data.shapes import ShapesDetection, ShapesSegmentation
+from vitkit.data.datasets.coco import CocoDetection
+from vitkit.data.datasets.panoptic import CocoPanoptic
+from vitkit.data.datasets.panoptic_segments import Task
+from vitkit.data.synthetic.shapes import ShapesDetection, ShapesSegmentation
+from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError, DataError
 
 CAT, SKY, PAIR = 70000, 258, 5
@@ -24,7 +26,8 @@ CONTENT = {
     "annotations": [
         {"image_id": 4, "file_name": "a_map.png", "segments_info": []},
         {
-            "image_id": 9, "file_name": "b_map.png",
+            "image_id": 9,
+            "file_name": "b_map.png",
             "segments_info": [
                 {"id": SKY, "category_id": 120, "iscrowd": 0},
                 {"id": CAT, "category_id": 17, "iscrowd": 0},
@@ -37,7 +40,7 @@ CONTENT = {
         {"id": 17, "name": "cat", "isthing": 1},
         {"id": 30, "name": "sea", "isthing": 0},
     ],
-}  # fmt: skip
+}
 
 
 def save_map(path, ids):
@@ -149,13 +152,27 @@ def test_a_map_or_image_of_another_size_is_an_error(tmp_path):
     ("change", "message"),
     [
         (lambda c: c.pop("categories"), "no list 'categories'"),
-        (lambda c: c["annotations"][0].pop("segments_info"), r"has no 'segments_info'. Is it a file of boxes"),
-        (lambda c: c["annotations"].pop(0), "1 of 2 images have no annotation, such as image 4"),
-        (lambda c: c["annotations"][0].update(image_id=5), "image_id 5 of an annotation is not among the ids"),
-        (lambda c: c["annotations"][0].update(image_id=9), "image_id 9 of an annotation is there twice"),
+        (lambda c: c["annotations"][0].pop("segments_info"), r"has no 'segments_info'; .* Is it a file of boxes"),
+        (lambda c: c["annotations"].pop(0), "lacks an annotation for 1 of 2 images, such as image 4"),
+        (
+            lambda c: c["annotations"][0].update(image_id=5),
+            "annotation 0 of image 5 has image_id 5; expected one of the 2 ids",
+        ),
+        (lambda c: c["annotations"][0].update(image_id=9), "image_id 9; expected an id that no earlier entry has"),
         (lambda c: c["annotations"][1]["segments_info"][0].update(category_id=1), "segment 258 has category_id 1"),
-        (lambda c: c["annotations"][1]["segments_info"][0].update(id=CAT), "two segments of id 70000"),
-        (lambda c: c["annotations"][1]["segments_info"][0].update(id=0), "a segment of id 0; expected 1 to 16777215"),
+        (
+            lambda c: c["annotations"][1]["segments_info"][0].update(id=CAT),
+            "segment 70000 has id 70000; expected an id that no other",
+        ),
+        (lambda c: c["annotations"][1]["segments_info"][0].update(id=True), "segment True has id True; expected 1 to"),
+        (lambda c: c["annotations"][1]["segments_info"][0].update(iscrowd=None), "segment 258 has iscrowd None"),
+        (
+            lambda c: c["annotations"][1]["segments_info"][0].update(area="9"),
+            "segment 258 has area '9'; expected a fin",
+        ),
+        (lambda c: c["annotations"][1].update(segments_info=[7]), r"segments_info \[7\]; expected objects"),
+        (lambda c: c["categories"][0].update(isthing="0"), r"category 120 \('sky'\) has isthing '0'; expected 0 or 1"),
+        (lambda c: c["annotations"][1]["segments_info"][0].update(id=0), "segment 0 has id 0; expected 1 to 16777215"),
     ],
 )
 def test_wrong_files_are_errors(tmp_path, change, message):
@@ -201,15 +218,17 @@ def test_instances_of_panoptic_maps_equal_the_instance_file(shared_data):
     for index in range(4):
         ours = from_maps[index]["target"]
         theirs = from_file[position[ours["image_id"]]]["target"]
-        keys = [sorted((int(label), mask.numpy().tobytes()) for label, mask in zip(t["labels"], t["masks"]))
-                for t in (ours, theirs)]  # fmt: skip
+        keys = [
+            sorted((int(label), mask.numpy().tobytes()) for label, mask in zip(t["labels"], t["masks"]))
+            for t in (ours, theirs)
+        ]
         assert keys[0] == keys[1]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", get_args(Task))
 def test_synthetic_world_has_the_same_masks_for_every_task(task):
-    dataset = ShapesSegmentation(6, task=task, image_size=48)
-    detection = ShapesDetection(6, image_size=48, masks=True)
+    dataset = ShapesSegmentation(6, World(image_size=48), task=task)
+    detection = ShapesDetection(6, World(image_size=48), masks=True)
     for index in range(6):
         target, things = dataset[index]["target"], detection[index]["target"]
         assert target["masks"].sum(0).max() == 1 and target["image_id"] == index + 1
@@ -230,8 +249,8 @@ def test_synthetic_world_has_the_same_masks_for_every_task(task):
 def test_masks_that_a_resize_empties_are_left_out():
     shrink = dict(type="EvalResize", short_side=2, max_size=2)
     for dataset in (
-        ShapesDetection(8, image_size=64, max_objects=4, masks=True, transforms=shrink),
-        ShapesSegmentation(8, image_size=64, max_objects=4, transforms=shrink),
+        ShapesDetection(8, World(image_size=64, max_objects=4), masks=True, transforms=shrink),
+        ShapesSegmentation(8, World(image_size=64, max_objects=4), transforms=shrink),
     ):
         targets = [dataset[index]["target"] for index in range(8)]
         assert all(target["masks"].flatten(1).any(1).all() for target in targets)

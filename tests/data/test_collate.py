@@ -1,6 +1,6 @@
 import torch
 
-from vitkit.data.collate import collate
+from vitkit.data.loading.collate import collate
 
 
 def sample(height, width, value=7):
@@ -16,7 +16,3 @@ def test_images_are_padded_at_the_right_and_bottom():
     assert torch.equal(images.eq(0).all(dim=1), padding_mask)
     assert (~padding_mask).sum(dim=(1, 2)).tolist() == [24, 15]
     assert [target["image_id"] for target in batch.targets] == [1, 2] and len(batch) == 2
-
-
-def test_size_divisor_rounds_up():
-    assert collate([sample(4, 6)], size_divisor=4).inputs["images"].shape == (1, 3, 4, 8)

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from vitkit.data.crops import MultiScaleCrop, resized_size
+from vitkit.data.transforms.crops import Crop, MultiScaleCrop, resized_size
 
 BOXES = np.array([(20, 30, 220, 180), (300, 40, 630, 200), (100, 250, 400, 470)]) / np.array([640, 480] * 2)
 """xyxy in 0..1 of any image."""
@@ -28,7 +28,7 @@ def test_fold_equals_resize_crop_resize_within_a_pixel(shape):
     for seed in range(20):
         fold.set_random_seed(seed)
         drawn = fold.get_params_dependent_on_data({"shape": (*shape, 3)}, {})
-        folded = fold.apply_to_bboxes(BOXES, **drawn, shape=(*shape, 3)) * np.array([*drawn["size"][::-1]] * 2)
+        folded = fold.apply_to_bboxes(BOXES, **drawn, shape=(*shape, 3)) * np.array([*drawn["crop"].size[::-1]] * 2)
 
         numbers = random.Random(seed)
         numbers.random()
@@ -40,8 +40,8 @@ def test_fold_equals_resize_crop_resize_within_a_pixel(shape):
         steps = BOXES * np.array([first[1], first[0]] * 2) - np.array([left, top] * 2)
         steps = steps * np.array([last[1] / crop_width, last[0] / crop_height] * 2)
 
-        assert drawn["size"] == last
-        x0, y0, x1, y1 = drawn["place"]
+        assert drawn["crop"].size == last
+        x0, y0, x1, y1 = drawn["crop"].box
         source_pixel = np.array([last[1] / (x1 - x0), last[0] / (y1 - y0)] * 2)
         inside = BOXES.clip(np.array([x0 / width, y0 / height] * 2), np.array([x1 / width, y1 / height] * 2)) == BOXES
         assert (np.abs(folded - steps) / source_pixel)[inside].max(initial=0) <= 1
@@ -50,7 +50,7 @@ def test_fold_equals_resize_crop_resize_within_a_pixel(shape):
 def test_fold_crops_the_pixels_that_its_boxes_say():
     image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
     fold = MultiScaleCrop()
-    cropped = fold.apply(image, place=(100, 50, 400, 350), size=(300, 300))
+    cropped = fold.apply(image, crop=Crop((100, 50, 400, 350), (300, 300), (300, 300)))
     assert np.array_equal(cropped, image[50:350, 100:400])
 
 

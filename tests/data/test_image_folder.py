@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.image_folder import ImageFolder
-from vitkit.data.loader import build_dataset, build_loader, check_same_classes
-from vitkit.data.shapes import ShapesClassification
-from vitkit.data.shapes_world import THINGS
+from vitkit.data.datasets.image_folder import ImageFolder
+from vitkit.data.loading.loader import DataSettings, build_dataset, check_same_classes
+from vitkit.data.synthetic.shapes import ShapesClassification
+from vitkit.data.synthetic.world import THINGS
 from vitkit.errors import ConfigError, DataError
+from vitkit.registry import DATASETS
 
 
 def write_images(folder: Path, counts: dict[str, int], *, size=(40, 30)) -> str:
@@ -33,9 +34,7 @@ def test_classes_labels_and_ids_come_from_the_folders(tmp_path):
     assert dataset.image_ids == ["cat/0.png", "dog/0.png", "dog/1.png", "dog/deep/x.JPG"]
     assert [dataset[i]["target"]["label"] for i in range(4)] == [0, 1, 1, 1]
     sample = dataset[2]
-    assert sample["target"] == {
-        "label": 1, "image_id": "dog/1.png", "image_size": (30, 40), "original_size": (30, 40),
-    }  # fmt: skip
+    assert sample["target"] == {"label": 1, "image_id": "dog/1.png", "image_size": (30, 40), "original_size": (30, 40)}
     assert sample["image"].shape == (3, 30, 40) and sample["image"][:, 0, 0].tolist() == [0, 20, 1]
     assert np.array_equal(dataset.load_image(2)[0, 0], [0, 20, 1])
     assert dataset.aspect_ratios().tolist() == [1.0] * 4
@@ -55,8 +54,8 @@ def test_transforms_see_the_image_and_the_seed_alone(tmp_path):
 
 def test_albumentations_may_augment_classified_images_too(tmp_path):
     spec = dict(type="ComposedTransforms", transforms=[dict(type="HorizontalFlip", p=1.0)])
-    dataset = ShapesClassification(2, image_size=32, transforms=spec)
-    plain = ShapesClassification(2, image_size=32)
+    dataset = DATASETS.build("ShapesClassification", num_images=2, image_size=32, transforms=spec)
+    plain = DATASETS.build("ShapesClassification", num_images=2, image_size=32)
     assert (dataset[0]["image"] == plain[0]["image"].flip(2)).all()
 
 
@@ -91,7 +90,7 @@ def test_a_wrong_folder_is_named(tmp_path, counts, message):
 def test_an_unreadable_image_is_named_by_the_loader(tmp_path):
     folder = write_images(tmp_path, {"a": 2})
     (tmp_path / "a" / "1.png").write_bytes(b"no picture")
-    loader = build_loader(ImageFolder(folder), batch_size=2, training=False)
+    loader = DataSettings(val_images_per_gpu=2, num_workers=0).val_loader(ImageFolder(folder))
     with pytest.raises(DataError, match=r"cannot decode '.*a/1\.png'"):
         next(iter(loader))
 
@@ -106,7 +105,7 @@ def test_a_class_that_one_split_lacks_is_named(tmp_path):
 
 
 def test_the_shapes_world_has_one_thing_an_image_and_its_class():
-    dataset = ShapesClassification(60, image_size=32, split="val")
+    dataset = DATASETS.build("ShapesClassification", num_images=60, image_size=32, split="val")
     labels = [dataset[i]["target"]["label"] for i in range(60)]
     assert dataset.classes == list(THINGS) and len(dataset) == 60
     assert set(labels) == set(range(len(THINGS)))
@@ -116,3 +115,5 @@ def test_the_shapes_world_has_one_thing_an_image_and_its_class():
     assert [sample["target"]["image_id"] for sample in list(dataset)] == list(range(1, 61))
     with pytest.raises(ConfigError, match="num_images: got 0"):
         ShapesClassification(0)
+    with pytest.raises(ConfigError, match="max_objects: got 1 to 2 objects, expected 1"):
+        DATASETS.build("ShapesClassification", num_images=2, max_objects=2)

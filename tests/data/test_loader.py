@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.data.loader import DataSettings, build_dataset, build_loader, check_same_classes
+from vitkit.data.loading.loader import DataSettings, build_dataset, check_same_classes
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import SECTIONS
 
@@ -35,9 +35,10 @@ def seen(loader):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_workers_give_what_no_workers_give(training):
-    arguments = {"batch_size": 2, "training": training, "seed": 3}
-    alone = build_loader(Numbers(), num_workers=0, **arguments)
-    helped = build_loader(Numbers(), num_workers=2, **arguments)
+    alone, helped = (
+        settings.train_loader(Numbers(), seed=3) if training else settings.val_loader(Numbers())
+        for settings in (DataSettings(val_images_per_gpu=2, num_workers=num_workers) for num_workers in (0, 2))
+    )
     for epoch in range(2):
         if training:
             alone.set_position(epoch)
@@ -47,10 +48,10 @@ def test_workers_give_what_no_workers_give(training):
 
 
 def test_loader_resumes_without_loading_what_it_skips():
-    loader = build_loader(Numbers(), batch_size=2, training=True)
+    loader = DataSettings(images_per_gpu=2, num_workers=0).train_loader(Numbers(), seed=0)
     loader.set_position(2)
     expected = seen(loader)
-    fresh = build_loader(Numbers(), batch_size=2, training=True)
+    fresh = DataSettings(images_per_gpu=2, num_workers=0).train_loader(Numbers(), seed=0)
     fresh.set_position(2, 3)
     assert seen(fresh) == expected[3:]
 
@@ -59,23 +60,23 @@ def test_loading_leaves_the_global_random_numbers_alone():
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    loader = build_loader(Numbers(), batch_size=2, training=True, num_workers=1)
+    loader = DataSettings(images_per_gpu=2, num_workers=1).train_loader(Numbers(), seed=0)
     iter(loader).__next__()
     assert torch.equal(torch.rand(3), expected)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_data_error_arrives_as_it_was_raised(num_workers):
-    loader = build_loader(Numbers(bad=4), batch_size=1, training=False, num_workers=num_workers)
+    loader = DataSettings(val_images_per_gpu=1, num_workers=num_workers).val_loader(Numbers(bad=4))
     with pytest.raises(DataError) as caught:
         list(loader)
     assert str(caught.value) == "images: cannot read '4.jpg'"
 
 
 def test_grouping_can_be_switched_off():
-    loader = build_loader(Numbers(), batch_size=11, training=True, aspect_ratio_grouping=False)
+    loader = DataSettings(images_per_gpu=11, num_workers=0, aspect_ratio_grouping=False).train_loader(Numbers(), seed=0)
     assert len(loader) == 1
-    assert len(build_loader(Numbers(), batch_size=11, training=True)) == 2
+    assert len(DataSettings(images_per_gpu=11, num_workers=0).train_loader(Numbers(), seed=0)) == 2
 
 
 def test_settings_are_checked():
@@ -94,16 +95,32 @@ def test_train_and_val_need_the_same_classes():
         check_same_classes(dataset([1, 3], ["a", "b"]), dataset([1, 3], ["a", "c"]))
 
 
+def test_classes_without_ids_are_compared_in_their_order():
+    def dataset(*names):
+        return type("Classes", (), {"classes": list(names)})
+
+    check_same_classes(dataset("a", "b"), dataset("a", "b"))
+    with pytest.raises(DataError, match="differ at id 0: 'a' and 'b'"):
+        check_same_classes(dataset("a", "b"), dataset("b", "a"))
+    with pytest.raises(DataError, match="has 2 classes and data.val has 1"):
+        check_same_classes(dataset("a", "b"), type("Classes", (), {"classes": ["a"], "category_ids": [7]}))
+
+
 def test_an_epoch_over_coco_tiny_in_workers(shared_data):
     spec = {
         "type": "CocoDetection",
         "images": "{root}/train2017",
         "annotations": "{root}/annotations/instances_train2017.json",
-        "transforms": {"type": "DETRTrainTransforms", "scales": [96, 128], "max_size": 200, "crop_range": (64, 100),
-                       "crop_scales": [100]},
-    }  # fmt: skip
+        "transforms": {
+            "type": "DETRTrainTransforms",
+            "scales": [96, 128],
+            "max_size": 200,
+            "crop_range": (64, 100),
+            "crop_scales": [100],
+        },
+    }
     dataset = build_dataset(spec, str(shared_data / "coco_tiny"))
-    loader = build_loader(dataset, batch_size=4, training=True, num_workers=2)
+    loader = DataSettings(images_per_gpu=4, num_workers=2).train_loader(dataset, seed=0)
     ids = set()
     for batch in loader:
         images, padding_mask = batch.inputs["images"], batch.inputs["padding_mask"]

@@ -1,6 +1,6 @@
 import pytest
 
-from vitkit.data.number_words import NumberWords, english_number, german_number, is_training_number
+from vitkit.data.synthetic.number_words import NumberWords, english_number, german_number, is_training_number
 from vitkit.errors import ConfigError
 
 NUMBERS = {

@@ -12,15 +12,21 @@ from vitkit.configs.parts.camvid import camvid
 from vitkit.configs.parts.cityscapes import cityscapes_semantic
 from vitkit.configs.parts.coco_instance import coco_instance
 from vitkit.configs.parts.coco_panoptic import coco_panoptic, coco_panoptic_multi_scale
-from vitkit.data.loader import DataSettings, build_dataset
+from vitkit.data.loading.loader import DataSettings, build_dataset
 
 PARTS = {
     part.__name__: part
     for part in (
-        ade20k_instance, ade20k_panoptic, ade20k_semantic, camvid, cityscapes_semantic, coco_instance, coco_panoptic,
+        ade20k_instance,
+        ade20k_panoptic,
+        ade20k_semantic,
+        camvid,
+        cityscapes_semantic,
+        coco_instance,
+        coco_panoptic,
         coco_panoptic_multi_scale,
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PARTS)

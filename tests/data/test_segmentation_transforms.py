@@ -4,17 +4,16 @@ import cv2
 import numpy as np
 import pytest
 
-from vitkit.data.transforms import LargeScaleJitter, SemanticTrainTransforms
+from vitkit.data.transforms.annotated_image import AnnotatedImage
+from vitkit.data.transforms.pipelines import LargeScaleJitter, SemanticTrainTransforms
 from vitkit.errors import ConfigError
-
-NONE = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
 
 
 def regions(height=120, width=160):
-    """An image whose red tells the region of a pixel (1 to 4, in four vertical bands), its map, and the map's box."""
+    """An image whose red channel tells the region of a pixel (1 to 4, in four vertical bands), with its map."""
     numbers = np.repeat(np.arange(1, 5, dtype=np.uint8), width // 4)[None].repeat(height, axis=0)
     image = np.stack([numbers * 50, numbers * 0 + 90, numbers * 0 + 30], axis=2).astype(np.uint8)
-    return image, np.array([[0, 0, width, height]], np.float32), np.zeros(1, np.int64), numbers[None]
+    return AnnotatedImage(image, segment_map=numbers)
 
 
 def assert_map_follows(image, numbers):
@@ -28,20 +27,22 @@ def assert_map_follows(image, numbers):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_jitter_gives_one_size_and_moves_maps_with_the_image(seed):
-    image, _, _, maps = LargeScaleJitter(size=128)(*regions(), seed=seed)
-    assert image.shape == (128, 128, 3) and maps.shape == (1, 128, 128) and maps.dtype == np.uint8
-    assert_map_follows(image, maps[0])
+    result = LargeScaleJitter(size=128)(regions(), seed=seed)
+    assert result.image.shape == (128, 128, 3)
+    assert result.segment_map.shape == (128, 128) and result.segment_map.dtype == np.uint8
+    assert_map_follows(result.image, result.segment_map)
 
 
 def test_jitter_scales_what_fits_by_the_range():
-    image, boxes, labels, maps = regions(100, 200)
-    small = LargeScaleJitter(size=128, scale_range=(0.5, 0.5), flip_probability=0)(image, boxes, labels, maps, seed=0)
+    box, label = np.array([[0, 0, 200, 100]], np.float32), np.zeros(1, np.int64)
+    sample = regions(100, 200)._replace(boxes_xyxy=box, labels=label)
+    small = LargeScaleJitter(size=128, scale_range=(0.5, 0.5), flip_probability=0)(sample, seed=0)
     # 200 wide becomes 128 by a fit, and 64 by the factor; the rest is grey.
-    assert (small.masks[0] > 0).sum() == 64 * 32 and (small.masks[0][:32, :64] > 0).all()
+    assert (small.segment_map > 0).sum() == 64 * 32 and (small.segment_map[:32, :64] > 0).all()
     assert (small.image[32:] == 128).all() and (small.image[:, 64:] == 128).all()
     assert small.boxes_xyxy.tolist() == [[0, 0, 64, 32]]
-    large = LargeScaleJitter(size=128, scale_range=(4.0, 4.0))(image, boxes, labels, maps, seed=0)
-    assert (large.masks[0] > 0).all()
+    large = LargeScaleJitter(size=128, scale_range=(4.0, 4.0))(sample, seed=0)
+    assert (large.segment_map > 0).all()
 
 
 def test_jittered_boxes_follow_their_masks():
@@ -51,7 +52,9 @@ def test_jittered_boxes_follow_their_masks():
     for mask, (x0, y0, x1, y1) in zip(masks, boxes.astype(int)):
         mask[y0:y1, x0:x1] = 1
     for seed in range(12):
-        result = LargeScaleJitter(size=96, scale_range=(0.6, 2.0))(image, boxes, np.arange(2), masks, seed=seed)
+        result = LargeScaleJitter(size=96, scale_range=(0.6, 2.0))(
+            AnnotatedImage(image, boxes, np.arange(2), masks), seed=seed
+        )
         for box, mask in zip(result.boxes_xyxy, result.masks):
             ys, xs = np.nonzero(mask)
             if len(xs):
@@ -61,9 +64,9 @@ def test_jittered_boxes_follow_their_masks():
 @pytest.mark.parametrize("seed", range(6))
 def test_semantic_crops_have_one_size_and_follow_the_image(seed):
     transforms = SemanticTrainTransforms(crop_size=(64, 96), short_sides=[40, 80, 160], color_probability=0)
-    image, _, _, maps = transforms(*regions(), seed=seed)
-    assert image.shape == (64, 96, 3)
-    assert_map_follows(image, maps[0])
+    result = transforms(regions(), seed=seed)
+    assert result.image.shape == (64, 96, 3)
+    assert_map_follows(result.image, result.segment_map)
 
 
 def test_default_scales_are_the_originals():
@@ -73,9 +76,10 @@ def test_default_scales_are_the_originals():
 
 
 def test_crops_with_too_much_of_one_class_are_drawn_again():
-    image, boxes, labels, maps = regions(64, 256)
-    maps = np.where(maps == 1, 1, 2).astype(np.uint8)  # a quarter of class 1 at the left
-    maps[:, :8] = 0  # ignored pixels do not count
+    image, *_, segment_map = regions(64, 256)
+    segment_map = np.where(segment_map == 1, 1, 2).astype(np.uint8)  # a quarter of class 1 at the left
+    segment_map[:8] = 0  # ignored pixels do not count
+    sample = AnnotatedImage(image, segment_map=segment_map)
 
     def greatest_parts(max_class_area):
         transforms = SemanticTrainTransforms(
@@ -83,7 +87,7 @@ def test_crops_with_too_much_of_one_class_are_drawn_again():
         )
         parts = []
         for seed in range(60):
-            counts = np.bincount(transforms(image, boxes, labels, maps, seed=seed).masks.ravel(), minlength=3)[1:]
+            counts = np.bincount(transforms(sample, seed=seed).segment_map.ravel(), minlength=3)[1:]
             parts.append(counts.max() / counts.sum())
         return np.array(parts)
 
@@ -95,7 +99,8 @@ def test_crops_with_too_much_of_one_class_are_drawn_again():
 def test_images_without_objects_are_cropped_too():
     image = np.zeros((50, 60, 3), np.uint8)
     for transforms in (LargeScaleJitter(size=32), SemanticTrainTransforms(crop_size=(32, 32))):
-        result = transforms(image, *NONE, np.zeros((0, 50, 60), np.uint8), seed=0)
+        no_boxes, no_masks = np.zeros((0, 4), np.float32), np.zeros((0, 50, 60), np.uint8)
+        result = transforms(AnnotatedImage(image, no_boxes, np.zeros(0, np.int64), no_masks), seed=0)
         assert result.image.shape == (32, 32, 3) and result.masks.shape == (0, 32, 32)
 
 

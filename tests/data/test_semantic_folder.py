@@ -5,8 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.semantic import SemanticFolder, read_label_picture
+from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.errors import ConfigError, DataError
+from vitkit.ops.image_files import read_label_map
 
 CLASSES = ["sky", "road", "car"]
 
@@ -89,7 +90,7 @@ def test_grey_palette_and_deep_pictures_hold_values(tmp_path, mode):
         picture.putpalette([255, 0, 0, 0, 255, 0])
     picture.save(tmp_path / "labels.png")
     assert Image.open(tmp_path / "labels.png").mode == mode
-    assert read_label_picture(tmp_path / "labels.png").tolist() == values.tolist()
+    assert read_label_map(tmp_path / "labels.png").tolist() == values.tolist()
 
 
 def test_a_value_outside_the_classes_names_file_value_and_count(tmp_path):
@@ -118,7 +119,9 @@ def test_a_coloured_label_picture_is_an_error(tmp_path):
 def test_a_damaged_label_picture_is_an_error(tmp_path):
     write(tmp_path, np.zeros((4, 6), np.uint8))
     (tmp_path / "labels" / "a.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"cannot read '.*a.png' \(not a picture of a known format\)"):
+    with pytest.raises(
+        DataError, match=r"cannot decode '.*a.png' \(10 bytes\): not an image of a known format \(JPEG, "
+    ):
         load(tmp_path)[0]
 
 
@@ -150,7 +153,7 @@ def test_values_that_do_not_fit_are_errors(tmp_path):
 def test_camvid_and_ade20k(shared_data):
     from vitkit.configs.parts.ade20k import CLASSES as ADE20K
     from vitkit.configs.parts.camvid import camvid
-    from vitkit.data.loader import build_dataset
+    from vitkit.data.loading.loader import build_dataset
 
     data = camvid(root=str(shared_data / "camvid"))
     train = build_dataset(data["train"], data["root"])
@@ -161,5 +164,11 @@ def test_camvid_and_ade20k(shared_data):
     ade20k = load(folder, labels=str(folder / "annotations"), classes=ADE20K, zero_is_ignored=True)
     assert [ade20k[i]["target"]["original_size"] for i in range(3)] == [(512, 683), (364, 500), (300, 400)]
     assert {ADE20K[label] for label in ade20k[0]["target"]["labels"]} == {
-        "wall", "building", "sky", "tree", "road", "grass", "plant",
-    }  # fmt: skip
+        "wall",
+        "building",
+        "sky",
+        "tree",
+        "road",
+        "grass",
+        "plant",
+    }

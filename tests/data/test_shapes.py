@@ -5,9 +5,9 @@ import torch
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
-from vitkit.data.shapes import ShapesDetection
-from vitkit.data.shapes_world import GROUNDS, THINGS, Scene, Shape, World
-from vitkit.data.transforms import Transformed
+from vitkit.data.synthetic.shapes import ShapesDetection
+from vitkit.data.synthetic.world import GROUNDS, THINGS, Scene, Shape, World
+from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.errors import ConfigError
 from vitkit.registry import DATASETS
 
@@ -114,7 +114,7 @@ def test_a_clip_starts_at_its_scene_and_keeps_identities():
 
 
 def test_dataset_ground_truth_equals_its_samples():
-    dataset = ShapesDetection(12, image_size=64, max_image_size=90, split="val", masks=True)
+    dataset = ShapesDetection(12, World(image_size=64, max_image_size=90, split="val"), masks=True)
     truth = COCO()
     truth.dataset = dataset.ground_truth()
     truth.createIndex()
@@ -148,12 +148,13 @@ def test_dataset_is_built_from_a_config_and_ends():
 
 
 def test_dataset_hands_image_and_seed_to_its_transforms():
-    def keep_first(image, boxes_xyxy, labels, masks=None, *, seed=None):
+    def keep_first(sample, *, seed=None):
         assert seed == 11
-        return Transformed(image[:, ::2], boxes_xyxy[:1] * (0.5, 1, 0.5, 1), labels[:1], masks[:1, :, ::2])
+        image, boxes_xyxy, labels, masks, _ = sample
+        return AnnotatedImage(image[:, ::2], boxes_xyxy[:1] * (0.5, 1, 0.5, 1), labels[:1], masks[:1, :, ::2])
 
-    plain = ShapesDetection(4, image_size=64, min_objects=2, masks=True)
-    dataset = ShapesDetection(4, image_size=64, min_objects=2, masks=True, transforms=keep_first)
+    plain = ShapesDetection(4, World(image_size=64, min_objects=2), masks=True)
+    dataset = ShapesDetection(4, World(image_size=64, min_objects=2), masks=True, transforms=keep_first)
     target, before = dataset[(2, 11)]["target"], plain[2]["target"]
     assert target["image_size"] == (64, 32)
     assert target["original_size"] == (64, 64)
@@ -162,7 +163,7 @@ def test_dataset_hands_image_and_seed_to_its_transforms():
 
 
 def test_an_image_without_objects_has_empty_targets():
-    dataset = ShapesDetection(2, image_size=32, min_objects=0, max_objects=0, masks=True)
+    dataset = ShapesDetection(2, World(image_size=32, min_objects=0, max_objects=0), masks=True)
     target = dataset[0]["target"]
     assert target["labels"].shape == (0,)
     assert target["boxes_cxcywh"].shape == (0, 4)
@@ -183,4 +184,4 @@ def test_an_image_without_objects_has_empty_targets():
 )
 def test_a_wrong_setting_is_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        ShapesDetection(**arguments)
+        DATASETS.build("ShapesDetection", **arguments)

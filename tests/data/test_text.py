@@ -2,10 +2,10 @@ import gzip
 
 import pytest
 
-from vitkit.data.loader import DataSettings, build_dataset
-from vitkit.data.monolingual import MonolingualText
-from vitkit.data.text import TextLines, VocabularySettings
-from vitkit.data.text_pairs import ParallelText
+from vitkit.data.loading.loader import DataSettings, build_dataset
+from vitkit.data.text.datasets import TextLines, VocabularySettings
+from vitkit.data.text.monolingual import MonolingualText
+from vitkit.data.text.pairs import ParallelText
 from vitkit.errors import ConfigError, DataError
 from vitkit.structures import BOS, EOS, PAD
 from vitkit.vocabulary import Vocabulary

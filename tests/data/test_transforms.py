@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.transforms import ComposedTransforms, DETRTrainTransforms, EvalResize
-from vitkit.errors import ConfigError
+from vitkit.config import check_config
+from vitkit.data.transforms.annotated_image import AnnotatedImage
+from vitkit.data.transforms.pipelines import ComposedTransforms, DETRTrainTransforms, EvalResize
+from vitkit.errors import ConfigError, DataError
 from vitkit.registry import TRANSFORMS
 
 SCALES = set(range(480, 801, 32))
@@ -23,12 +25,12 @@ def blocks(height=480, width=640):
     for channel, (x0, y0, x1, y1) in enumerate(boxes.astype(int)):
         image[y0:y1, x0:x1, channel] = 255
         masks[channel, y0:y1, x0:x1] = 1
-    return image, boxes, np.arange(3), masks
+    return AnnotatedImage(image, boxes, np.arange(3), masks)
 
 
 def assert_consistent(result):
     """The box, the mask and the coloured pixels of each object agree within a pixel."""
-    image, boxes_xyxy, labels, masks = result
+    image, boxes_xyxy, labels, masks, _ = result
     assert len(boxes_xyxy) == len(labels) == len(masks)
     assert masks.shape[1:] == image.shape[:2] and image.dtype == np.uint8 and boxes_xyxy.dtype == np.float32
     for box, label, mask in zip(boxes_xyxy, labels, masks):
@@ -39,14 +41,13 @@ def assert_consistent(result):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_boxes_labels_and_masks_follow_the_image(seed):
-    assert_consistent(DETRTrainTransforms()(*blocks(), seed=seed))
+    assert_consistent(DETRTrainTransforms()(blocks(), seed=seed))
 
 
 def test_sizes_are_those_of_the_recipe():
     transforms = DETRTrainTransforms(crop_probability=0.0)
     image = np.zeros((480, 640, 3), np.uint8)
-    none = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
-    shapes = [transforms(image, *none, seed=seed).image.shape[:2] for seed in range(200)]
+    shapes = [transforms(AnnotatedImage(image), seed=seed).image.shape[:2] for seed in range(200)]
     assert {height for height, _ in shapes} == SCALES
     assert all((height, width) == (height, int(height * 640 / 480)) for height, width in shapes)
 
@@ -54,10 +55,9 @@ def test_sizes_are_those_of_the_recipe():
 def test_cropped_sizes_are_those_of_the_recipe():
     transforms = DETRTrainTransforms()
     image = np.zeros((100, 400, 3), np.uint8)  # 1600x400 and more before the crop, which is up to 600 wide
-    none = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
     whole = cropped = 0
     for seed in range(300):
-        height, width = transforms(image, *none, seed=seed).image.shape[:2]
+        height, width = transforms(AnnotatedImage(image), seed=seed).image.shape[:2]
         assert max(height, width) <= 1333
         if width / height > 3.9:
             whole += 1
@@ -72,25 +72,24 @@ def test_flip_and_crop_are_independent():
     """Sharing one seed between transforms would couple them."""
     image = np.zeros((100, 400, 3), np.uint8)
     image[:, :200] = 255
-    none = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
     transforms = DETRTrainTransforms()
-    results = [transforms(image, *none, seed=seed).image for seed in range(60)]
+    results = [transforms(AnnotatedImage(image), seed=seed).image for seed in range(60)]
     flipped_and_whole = {(result[0, 0, 0] == 0, result.shape[1] / result.shape[0] > 3.9) for result in results}
     assert len(flipped_and_whole) == 4
 
 
 def test_a_seed_decides_everything_and_none_is_fresh():
     transforms, data = DETRTrainTransforms(), blocks()
-    first = transforms(*data, seed=5)
-    transforms(*data)
-    again = transforms(*data, seed=5)
-    assert all(np.array_equal(a, b) for a, b in zip(first, again))
-    assert len({transforms(*data).image.shape for _ in range(20)}) > 5
+    first = transforms(data, seed=5)
+    transforms(data)
+    again = transforms(data, seed=5)
+    assert all(np.array_equal(a, b) for a, b in zip(first[:4], again[:4]))
+    assert len({transforms(data).image.shape for _ in range(20)}) > 5
 
 
 def test_objects_outside_the_crop_are_dropped_with_masks_and_labels():
     transforms = ComposedTransforms(transforms=[{"type": "Crop", "x_min": 0, "y_min": 0, "x_max": 260, "y_max": 220}])
-    result = transforms(*blocks())
+    result = transforms(blocks())
     assert result.labels.tolist() == [0] and result.masks.shape == (1, 220, 260)
     assert result.boxes_xyxy.tolist() == [[20, 30, 220, 180]]
 
@@ -100,29 +99,28 @@ def test_box_that_ends_where_the_crop_begins_is_dropped():
     boxes = np.array([[0, 0, 50, 50], [50, 50, 60, 60]], np.float32)
     for top in (0, 50):
         crop = {"type": "Crop", "x_min": 50, "x_max": 90, "y_min": top, "y_max": 90}
-        result = ComposedTransforms(transforms=[crop])(image, boxes, np.array([1, 2]))
+        result = ComposedTransforms(transforms=[crop])(AnnotatedImage(image, boxes, np.array([1, 2])))
         assert result.labels.tolist() == [2]
 
 
 def test_every_object_may_vanish():
-    image, boxes, labels, masks = blocks()
     crop = {"type": "Crop", "x_min": 630, "y_min": 470, "x_max": 640, "y_max": 480}
-    result = ComposedTransforms(transforms=[crop, {"type": "HorizontalFlip", "p": 1.0}])(image, boxes, labels, masks)
+    result = ComposedTransforms(transforms=[crop, {"type": "HorizontalFlip", "p": 1.0}])(blocks())
     assert result.boxes_xyxy.shape == (0, 4) and result.masks.shape == (0, 10, 10) and len(result.labels) == 0
 
 
 def test_picture_smaller_than_the_crop_range():
     image = np.zeros((3, 5, 3), np.uint8)
     transforms = DETRTrainTransforms(crop_scales=[3], crop_probability=1.0, scales=[6], max_size=12)
-    result = transforms(image, np.array([[0, 0, 5, 3]], np.float32), np.array([1]), seed=0)
+    result = transforms(AnnotatedImage(image, np.array([[0, 0, 5, 3]], np.float32), np.array([1])), seed=0)
     assert result.image.shape == (6, 10, 3) and result.boxes_xyxy.tolist() == [[0, 0, 10, 6]]
 
 
 def test_evaluation_resizes_as_pillow_and_torchvision_do():
     functional = pytest.importorskip("torchvision.transforms.functional")
-    image, boxes, labels, masks = blocks()
-    image = np.random.default_rng(0).integers(0, 256, image.shape, np.uint8)
-    result = EvalResize(short_side=300, max_size=350)(image, boxes, labels, masks)
+    boxes = blocks().boxes_xyxy
+    image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
+    result = EvalResize(short_side=300, max_size=350)(blocks()._replace(image=image))
     assert result.image.shape == (262, 349, 3)
     expected = functional.resize(Image.fromarray(image), [262, 349])
     assert np.array_equal(result.image, np.asarray(expected))
@@ -143,7 +141,7 @@ def test_composed_transforms_move_boxes_and_masks():
         }
     )
     for seed in range(4):
-        result = transforms(*blocks(), seed=seed)
+        result = transforms(blocks(), seed=seed)
         assert min(result.image.shape[:2]) == 200
         assert_consistent(result)
 
@@ -153,7 +151,9 @@ BAD_SPECS = {
     "argument": ({"type": "HorizontalFlip", "prob": 0.5}, r"HorizontalFlip: unknown argument 'prob'. .*Known: p"),
     "value": ({"type": "HorizontalFlip", "p": 7}, r"HorizontalFlip: (?s:.*)less than or equal to 1"),
     "inner": ({"type": "OneOf", "transforms": ["Flop"]}, r"transforms\[0\].transforms\[0\]: unknown transform 'Flop'"),
-    "volumes": ({"type": "RandomCrop3D", "size": (1, 2, 3)}, "cannot move boxes"),
+    "volumes": ({"type": "RandomCrop3D", "size": (1, 2, 3)}, "is for volumes"),
+    "several images": ({"type": "Mosaic"}, "Mosaic needs mosaic_metadata, and a dataset's transforms get one image"),
+    "several images within": ({"type": "OneOf", "transforms": [{"type": "FDA"}]}, "FDA needs fda_metadata"),
 }
 
 
@@ -165,13 +165,12 @@ def test_bad_specs_are_errors(spec, message):
 
 def test_normalised_images_are_refused():
     with pytest.raises(ConfigError, match="no uint8 RGB image"):
-        ComposedTransforms(transforms=[{"type": "Normalize"}])(*blocks())
+        ComposedTransforms(transforms=[{"type": "Normalize"}])(blocks())
 
 
 def test_shrinking_averages_pixels():
     image = (np.indices((400, 400)).sum(axis=0) % 2 * 255).astype(np.uint8)[..., None].repeat(3, axis=2)
-    none = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
-    result = DETRTrainTransforms(scales=[100], crop_probability=0.0)(image, *none, seed=0)
+    result = DETRTrainTransforms(scales=[100], crop_probability=0.0)(AnnotatedImage(image), seed=0)
     assert np.abs(result.image.astype(int) - 128).max() <= 1
 
 
@@ -180,6 +179,55 @@ def test_import_does_not_touch_the_network():
         "import socket\n"
         "def refuse(*args, **kwargs): raise SystemExit('the network was asked')\n"
         "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
-        "import vitkit.data.transforms"
+        "import vitkit.data.transforms.pipelines"
     )
     subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True, timeout=120)
+
+
+def test_multi_image_transforms_are_refused_when_the_config_is_checked():
+    mosaic = dict(type="ComposedTransforms", transforms=[dict(type="Mosaic")])
+    train = dict(type="ShapesDetection", num_images=1, transforms=mosaic)
+    with pytest.raises(ConfigError, match=r"data\.train\.transforms: .* Mosaic needs mosaic_metadata"):
+        check_config({"data": {"train": train}})
+
+
+def test_what_a_transform_raises_names_the_image_size():
+    crop = ComposedTransforms(transforms=[{"type": "RandomCrop", "height": 9000, "width": 9000}])
+    with pytest.raises(DataError, match=r"transforms: .* on an image of \d+x\d+ pixels .* with \d boxes: .*9000"):
+        crop(blocks())
+
+
+def test_slivers_that_a_crop_leaves_are_dropped_unless_the_recipe_keeps_them():
+    # The crop keeps columns 0 to 50: all of the first box, half of the second, a tenth, a twentieth, one pixel.
+    boxes = np.array(
+        [[0, 10, 40, 20], [40, 10, 60, 20], [48, 10, 68, 20], [49, 10, 69, 20], [49, 30, 50, 40]], np.float32
+    )
+    sample = AnnotatedImage(np.zeros((100, 100, 3), np.uint8), boxes, np.arange(5))
+    crop = [dict(type="Crop", x_min=0, y_min=0, x_max=50, y_max=100)]
+
+    def labels(**options):
+        return ComposedTransforms(transforms=crop, **options)(sample).labels.tolist()
+
+    assert labels() == [0, 1, 2]
+    assert labels(min_visible=0.3) == [0, 1]
+    assert labels(min_visible=0.0) == [0, 1, 2]
+    assert labels(min_visible=0.0, min_box_side=0.0) == [0, 1, 2, 3, 4]
+    assert labels(min_visible=0.0, min_box_side=0.9) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["DETRTrainTransforms", "LargeScaleJitter"])
+def test_recipes_keep_what_the_originals_keep_and_can_drop_slivers(name):
+    box = np.array([[0, 100, 320, 400]], np.float32)
+    sample = AnnotatedImage(np.zeros((480, 640, 3), np.uint8), box, np.zeros(1, np.int64))
+
+    def kept(**options):
+        transforms = TRANSFORMS.build(dict(type=name, **options))
+        return sum(len(transforms(sample, seed=seed).labels) for seed in range(60))
+
+    assert kept(min_visible=0.9) < kept() and kept(min_box_side=300.0) < kept()
+
+
+def test_shares_and_sides_are_checked():
+    for options, message in ((dict(min_visible=2), "0 to 1"), (dict(min_box_side=-1), "from 0")):
+        with pytest.raises(ConfigError, match=message):
+            DETRTrainTransforms(**options)

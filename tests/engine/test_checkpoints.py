@@ -1,27 +1,35 @@
 """What is saved when, what a full disk leaves, which checkpoint is the newest, and what may change in a run."""
 
 import errno
-import json
 import logging
+import math
+import multiprocessing
 import os
-import shutil
+import random
+import resource
 import signal
-import subprocess
-import time
+import tempfile
 from dataclasses import asdict
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from test_train import Batches, records, run
+from engine.test_train import Batches, records, run
 
 from vitkit.checkpoint import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.engine import checkpoints
-from vitkit.engine.checkpoints import BEST_NAME, LAST_NAME, Progress, newest_checkpoint, remove_stale
-from vitkit.engine.resuming import launch_of_process, mark_launch, report_changes, restarted_run, resume_command
-from vitkit.engine.stopping import Stopped, StopSignals
-from vitkit.errors import CheckpointError, ConfigError
-from vitkit.logging import LOG_NAME, RunLog
+from vitkit.engine.checkpoints import (
+    BEST_NAME,
+    LAST_NAME,
+    Progress,
+    newest_checkpoint,
+    remove_stale,
+    rng_state,
+    set_rng_state,
+)
+from vitkit.engine.hooks import Interrupted
+from vitkit.engine.run_folder import FolderLock
+from vitkit.errors import CheckpointError
 
 
 @pytest.fixture(autouse=True)
@@ -81,9 +89,9 @@ def steps_of(folder):
 @pytest.mark.parametrize("where", [(0, 0), (1, 4), (3, 7)])
 def test_a_run_stopped_within_an_epoch_and_resumed_equals_one_never_stopped(tmp_path, options, where):
     whole, _ = run(tmp_path / "whole", **options)
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(Interrupted) as interrupted:
         run(tmp_path / "parts", loader=StopsAt(*where), **options)
-    assert stopped.value.code == 143
+    assert interrupted.value.code == 143
     resumed, progress = run(tmp_path / "parts", resume=tmp_path / "parts" / LAST_NAME, **options)
     a, b = (read_checkpoint(tmp_path / name / LAST_NAME) for name in ("whole", "parts"))
     assert a["progress"] == b["progress"] == asdict(progress)
@@ -113,11 +121,22 @@ def test_checkpoints_within_epochs_come_by_steps_and_by_time_and_old_ones_go(tmp
     assert seen == [LAST_NAME] * 3
 
 
-def test_the_best_checkpoint_is_a_second_name_that_outlives_the_first(tmp_path):
-    metrics = iter([0.5, 0.2])
-    run(tmp_path / "run", evaluate=lambda model: {"bbox/AP": next(metrics)}, epochs=2)
-    assert read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 1
-    assert read_checkpoint(tmp_path / "run" / LAST_NAME)["progress"]["epoch"] == 2
+@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}])
+def test_the_best_checkpoint_holds_the_evaluated_weights_alone(tmp_path, options):
+    metrics, evaluated = iter([0.5, 0.2]), []
+
+    def evaluate(model):
+        evaluated.append({name: value.clone() for name, value in model.state_dict().items()})
+        return {"bbox/AP": next(metrics)}
+
+    run(tmp_path / "run", evaluate=evaluate, epochs=2, **options)
+    best, last = (read_checkpoint(tmp_path / "run" / name) for name in (BEST_NAME, LAST_NAME))
+    assert best.keys() == {"model", "progress", "classes"}
+    assert best["progress"]["epoch"] == 1 and last["progress"]["epoch"] == 2 and best["progress"]["best"] == 0.5
+    assert best["model"].keys() == evaluated[0].keys()
+    assert all(value.equal(evaluated[0][name]) for name, value in best["model"].items())
+    with pytest.raises(CheckpointError, match="cannot be resumed, it lacks .*optimizer.* use --init"):
+        run(tmp_path / "run", resume=tmp_path / "run" / BEST_NAME, **options)
 
 
 def full_disk(*args):
@@ -142,12 +161,119 @@ def test_a_full_disk_leaves_the_checkpoint_from_before_and_training_goes_on(tmp_
     assert not list((tmp_path / "run").glob("*.tmp"))
 
 
-def test_a_disk_that_stays_full_ends_the_run_with_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("full_at", [BEST_NAME, LAST_NAME])
+def test_a_best_that_was_not_written_does_not_count_as_best(tmp_path, monkeypatch, full_at):
+    metrics, evaluated = iter([0.5, 0.4, 0.3]), []
+
+    def evaluate(model):
+        evaluated.append({name: value.clone() for name, value in model.state_dict().items()})
+        return {"bbox/AP": next(metrics)}
+
+    def full_after_the_first_epoch(path, state, save=checkpoints.save_checkpoint):
+        if path.name == full_at and state["progress"]["epoch"] == 1:
+            raise CheckpointError(f"{path}: not saved (No space left on device).")
+        save(path, state)
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", full_after_the_first_epoch)
+    # A save within the next epoch must not write the weights of then as best.pth.
+    _, progress = run(tmp_path / "run", evaluate=evaluate, epochs=3, save_every_steps=3)
+    best = read_checkpoint(tmp_path / "run" / BEST_NAME)
+    epoch = 2 if full_at == BEST_NAME else 1
+    assert best["progress"]["epoch"] == epoch and progress.best == best["progress"]["best"] == [0.5, 0.4][epoch - 1]
+    assert all(value.equal(evaluated[epoch - 1][name]) for name, value in best["model"].items())
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The system's temporary folder."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def full_below(folder, monkeypatch, number=errno.ENOSPC):
+    """Let every write of a checkpoint below a folder fail."""
+    fsync = os.fsync
+
+    def failing(file):
+        if os.path.realpath(f"/proc/self/fd/{file}").startswith(f"{folder}/"):
+            raise OSError(number, os.strerror(number))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", failing)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EACCES, errno.EDQUOT])
+@pytest.mark.parametrize("options", [{"ema_decay": 0.9}, {"keep_checkpoints": 2}])
+def test_a_last_state_that_cannot_be_saved_is_in_the_temporary_folder(
+    tmp_path, temporary, monkeypatch, number, options
+):
+    whole, _ = run(tmp_path / "whole", **options)
+    run(tmp_path / "run", epochs=1, **options)
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError) as error:
+        full_below(tmp_path / "run", patch, number)
+        run(tmp_path / "run", epochs=2, resume=tmp_path / "run" / LAST_NAME, **options)
+    (folder,) = temporary.glob("run-*")
+    assert f"not saved ({os.strerror(number)})" in str(error.value)
+    assert f"The run's state is in {folder / LAST_NAME} instead: resume with --resume {folder}" in str(error.value)
+    assert read_checkpoint(tmp_path / "run" / LAST_NAME)["progress"]["epoch"] == 1  # intact
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", LAST_NAME]
+    resumed, _ = run(folder, resume=folder / LAST_NAME, **options)
+    assert all(value.equal(resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}])
+def test_where_the_state_does_not_fit_the_weights_are_saved(tmp_path, temporary, monkeypatch, options):
+    def too_large(path, state, save=checkpoints.save_checkpoint):
+        if "optimizer" in state and state["progress"]["step"] > 0:
+            raise CheckpointError(f"{path}: not saved (No space left on device).")
+        save(path, state)
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", too_large)
+    with pytest.raises(CheckpointError, match=r"The weights are in (.*) instead: .* with --init \1\.$"):
+        run(tmp_path / "run", epochs=1, **options)
+    (folder,) = temporary.glob("run-*")
+    saved = read_checkpoint(folder / LAST_NAME)
+    assert saved.keys() == {"model", "progress", "classes"} and saved["progress"]["step"] == 8
+
+
+def test_a_state_that_fits_nowhere_is_an_error_that_names_both_places(tmp_path, temporary, monkeypatch):
     run(tmp_path / "run", epochs=1)
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(CheckpointError, match=r"not saved \(No space left on device\)"):
+    full_below(tmp_path, monkeypatch)
+    with pytest.raises(CheckpointError) as error:
         run(tmp_path / "run", epochs=2, resume=tmp_path / "run" / LAST_NAME)
+    assert str(error.value).count("not saved (No space left on device)") == 2 and str(temporary) in str(error.value)
     assert read_checkpoint(tmp_path / "run" / LAST_NAME)["progress"]["epoch"] == 1
+
+
+def test_early_stopping_on_a_full_disk_saves_elsewhere_too(tmp_path, temporary, monkeypatch):
+    def evaluate(model):
+        full_below(tmp_path / "run", monkeypatch)
+        return {"bbox/AP": math.nan}
+
+    with pytest.raises(CheckpointError, match="The run's state is in"):
+        run(tmp_path / "run", evaluate=evaluate, patience=1)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_is_removed_while_a_run_trains_ends_it_with_its_state_elsewhere(tmp_path, temporary, replaced):
+    folder = tmp_path / "run"
+    lock = FolderLock(folder, option="--run-dir")
+
+    def remove(model):
+        folder.rename(tmp_path / "removed")  # rmtree would race with TensorBoard, which writes there
+        if replaced:
+            folder.mkdir()
+            (folder / LAST_NAME).write_text("another run's")
+        return {}
+
+    with pytest.raises(CheckpointError, match=r"run: was removed, or replaced by .* The run's state is in"):
+        run(folder, evaluate=remove, owns_folder=lock.is_mine)
+    lock.release()
+    (rescued,) = temporary.glob("run-*")  # besides what torch may keep there
+    assert read_checkpoint(rescued / LAST_NAME)["progress"]["epoch"] == 1
+    assert not folder.exists() or (folder / LAST_NAME).read_text() == "another run's"
 
 
 def test_torchs_own_error_of_a_full_disk_is_understood(tmp_path, monkeypatch):
@@ -162,25 +288,24 @@ def test_torchs_own_error_of_a_full_disk_is_understood(tmp_path, monkeypatch):
         save_checkpoint(tmp_path / "a.pth", {})
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True
-    )
-    if not mounted or mounted.returncode:
-        pytest.skip("no right to mount a small disk")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+def save_with_little_room(folder):
+    """In a process that may write no file above 1 MiB."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+    save_checkpoint(folder / LAST_NAME, {"a": torch.zeros(100_000)})
+    try:
+        save_checkpoint(folder / LAST_NAME, {"a": torch.zeros(300_000)})
+    except CheckpointError as error:
+        (folder / "error.txt").write_text(str(error))
 
 
-def test_a_disk_that_is_really_full(small_disk):
-    save_checkpoint(small_disk / LAST_NAME, {"a": torch.zeros(100_000)})
-    with pytest.raises(CheckpointError, match=r"not saved \(No space left on device\)\. The checkpoint that was there"):
-        save_checkpoint(small_disk / LAST_NAME, {"a": torch.zeros(200_000)})
-    assert len(read_checkpoint(small_disk / LAST_NAME)["a"]) == 100_000
-    assert [path.name for path in small_disk.iterdir()] == [LAST_NAME]
+def test_a_file_that_really_cannot_be_written_to_its_end_leaves_the_one_from_before(tmp_path):
+    process = multiprocessing.get_context("forkserver").Process(target=save_with_little_room, args=(tmp_path,))
+    process.start()
+    process.join()
+    message = (tmp_path / "error.txt").read_text()
+    assert "last.pth: not saved (File too large). The checkpoint that was there before is intact" in message
+    assert len(read_checkpoint(tmp_path / LAST_NAME)["a"]) == 100_000
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_a_link_is_copied_where_there_are_none_and_names_of_one_file_leave_nothing(tmp_path, monkeypatch):
@@ -197,10 +322,18 @@ def write(path, step):
     save_checkpoint(path, {"progress": asdict(Progress(step=step))})
 
 
+def test_random_numbers_go_on_as_if_never_stopped():
+    state = rng_state()
+    first = torch.rand(3), np.random.rand(3), random.random()
+    set_rng_state(state)
+    again = torch.rand(3), np.random.rand(3), random.random()
+    assert torch.equal(first[0], again[0]) and (first[1] == again[1]).all() and first[2] == again[2]
+
+
 def test_the_newest_checkpoint_that_is_whole_is_found(tmp_path, caplog):
     assert newest_checkpoint(tmp_path) is None
     write(tmp_path / BEST_NAME, 1)
-    assert newest_checkpoint(tmp_path).name == BEST_NAME
+    assert newest_checkpoint(tmp_path) is None  # it holds weights alone
     for step in (2, 10):
         write(tmp_path / f"step_{step:08d}.pth", step)
     assert newest_checkpoint(tmp_path).name == "step_00000010.pth"
@@ -227,112 +360,10 @@ def test_an_epoch_with_another_number_of_batches_goes_on_at_the_same_part(tmp_pa
             return 4
 
         def __iter__(self):
-            return (batch for number, batch in enumerate(super().__iter__()) if number % 2)
+            return iter(list(super().__iter__())[: 4 - self.batch])
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Interrupted):
         run(tmp_path / "run", loader=StopsAt(0, 5))
     _, progress = run(tmp_path / "run", loader=Half(), resume=tmp_path / "run" / LAST_NAME, epochs=1)
-    assert "the epoch had 8 batches and has 4 now: it goes on at batch 3" in caplog.text
-    assert progress.epoch == 1 and progress.step > 6
-
-
-def test_a_second_interrupt_stops_at_once_but_not_one_that_is_only_passed_on():
-    before = signal.getsignal(signal.SIGINT)  # ignored where a shell runs the tests in its background
-    with StopSignals() as signals:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        assert signals.received == signal.SIGINT
-        signals._since -= 2
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_request_interrupts_where_it_may():
-    with StopSignals() as signals:
-        with pytest.raises(Stopped), signals.interrupting():
-            signal.raise_signal(signal.SIGTERM)
-            time.sleep(5)
-        with pytest.raises(Stopped), signals.interrupting():
-            raise AssertionError("it was asked to stop before")
-        with signals.interrupting(enabled=False):
-            signal.raise_signal(signal.SIGTERM)
-    assert signals.received == signal.SIGTERM
-
-
-def test_changes_are_told_with_what_they_mean(tmp_path, caplog):
-    saved = {
-        "train": {"log_every": 50, "clip_grad_norm": 0.1},
-        "optimizer": {"type": "AdamW", "lr": 1e-4},
-        "data": {"root": "data"},
-    }
-    config = {**saved, "train": {"log_every": 20, "seed": 1}, "data": {"root": "data", "num_workers": 4}}
-    report_changes(tmp_path, saved, config)
-    assert caplog.messages == [
-        "resuming with a changed data.num_workers: not set -> 4 (allowed; each step trains as before)",
-        "resuming with a changed train.clip_grad_norm: 0.1 -> not set (allowed; from here on it is another run than "
-        "before)",
-        "resuming with a changed train.log_every: 50 -> 20 (allowed; each step trains as before)",
-        "resuming with a changed train.seed: not set -> 1 (allowed; from here on it is another run than before)",
-    ]
-    with pytest.raises(ConfigError, match=r"lr cannot change while a run goes on \(optimizer\.lr: 0\.0001 -> 1\.0\)"):
-        report_changes(tmp_path, saved, {**saved, "optimizer": {"type": "AdamW", "lr": 1.0}})
-
-
-def test_a_launch_knows_its_run_again_and_no_other(tmp_path, monkeypatch):
-    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("detr", "detr-2"):
-        (tmp_path / name).mkdir()
-
-    def found(run_dir=None):
-        return restarted_run([launch_of_process()], run_dir=run_dir, base=tmp_path / "detr")
-
-    mark_launch(tmp_path / "detr", [launch_of_process()])
-    assert found() is None
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    mark_launch(tmp_path / "detr-2", [launch_of_process()])
-    assert found() is None  # a second command of one job
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert found() == tmp_path / "detr-2" and found(tmp_path / "detr") == tmp_path / "detr"
-    monkeypatch.setenv("SLURM_JOB_ID", "18")
-    assert found() is None
-    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
-        monkeypatch.delenv(name)
-    alone = launch_of_process()
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert found() is None and found(tmp_path / "detr") is None
-    mark_launch(tmp_path / "detr", [alone, launch_of_process()])
-    # The same agent starts again, though it counts no restart, as another machine's process failed.
-    assert found() == found(tmp_path / "detr") == tmp_path / "detr"
-    assert resume_command(tmp_path / "a run").startswith("torchrun --nproc-per-node 8 ")
-    assert resume_command(tmp_path / "a run").endswith(f"--resume '{tmp_path / 'a run'}'")
-
-
-def test_a_log_is_cut_where_the_checkpoint_is(tmp_path):
-    lines = [{"kind": "train", "step": 4, "epoch": 1}, {"kind": "val", "step": 4, "epoch": 1},
-             {"kind": "train", "step": 8, "epoch": 2}, {"kind": "val", "step": 8, "epoch": 2}]  # fmt: skip
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-
-    def kept(position, end=""):
-        (tmp_path / LOG_NAME).write_text(text + end)
-        with RunLog(tmp_path, position=position):
-            pass
-        return len((tmp_path / LOG_NAME).read_text().splitlines())
-
-    assert kept(None) == kept((8, 2)) == 4
-    assert kept((8, 2), end='{"kind": "tr') == 4
-    assert kept((8, 1)) == 3  # stopped before the second epoch was evaluated
-    assert kept((7, 1)) == 2 and kept((4, 0)) == 1 and kept((0, 0)) == 0
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-def test_a_log_that_cannot_be_written_ends_no_run(tmp_path, capsys):
-    with RunLog(tmp_path) as log, Path("/dev/full").open("ab", buffering=0) as full:
-        file, log._file = log._file, full
-        log.validation({"step": 1, "epoch": 1, "metrics": {}}, epoch_label="")
-        assert "/dev/full: not written (No space left on device); training goes on" in capsys.readouterr().out
-        log._file = file
-        log.validation({"step": 2, "epoch": 2, "metrics": {}}, epoch_label="")
-    assert json.loads((tmp_path / LOG_NAME).read_text().strip())["step"] == 2
+    assert "the epoch had 8 batches and has 4 now: it continues at batch 3" in caplog.text
+    assert progress.epoch == 1 and progress.step == 7

@@ -29,5 +29,5 @@ def test_the_warm_up_may_be_counted_in_epochs_and_must_be_there():
 
 def test_the_optimizer_takes_the_papers_numbers():
     spec = dict(type="AdamW", lr=7e-4, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
-    (group,) = OPTIMIZERS.build(spec, model=nn.Linear(2, 2)).param_groups
+    (group,) = OPTIMIZERS.build(spec).build(nn.Linear(2, 2)).param_groups
     assert group["betas"] == (0.9, 0.98) and group["eps"] == 1e-9

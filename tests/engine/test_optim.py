@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.engine.optim import parameter_groups
+from vitkit.engine.optim import SGD
 from vitkit.errors import ConfigError
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 
@@ -15,41 +15,43 @@ class Model(nn.Module):
         self.head.bias.requires_grad_(False)
 
 
-def rates(model: Model, groups: list[dict]) -> dict[str, tuple[float, float]]:
+def rates(model: nn.Module, **settings) -> dict[str, tuple[float, float]]:
+    """Rate and weight decay of each parameter."""
     names = {id(p): name for name, p in model.named_parameters()}
+    groups = SGD(**{"lr": 1.0, "weight_decay": 0.1, **settings}).parameter_groups(model)
     return {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
 
 
 def test_every_trainable_parameter_is_in_one_group():
     model = Model()
-    groups = parameter_groups(model, 1.0, weight_decay=0.1)
-    assert sorted(rates(model, groups)) == sorted(n for n, p in model.named_parameters() if p.requires_grad)
+    groups = SGD(lr=1.0, weight_decay=0.1).parameter_groups(model)
+    assert sorted(rates(model)) == sorted(n for n, p in model.named_parameters() if p.requires_grad)
     assert sum(len(g["params"]) for g in groups) == 5
 
 
 def test_the_backbone_and_named_parts_have_their_own_rates():
     model = Model()
-    got = rates(model, parameter_groups(model, 1e-3, weight_decay=0.1, backbone_lr=1e-4, lr_multipliers={"head": 2.0}))
+    got = rates(model, lr=1e-3, weight_decay=0.1, backbone_lr=1e-4, lr_multipliers={"head": 2.0})
     assert got["backbone.0.weight"] == pytest.approx((1e-4, 0.1))
     assert got["head.weight"] == pytest.approx((2e-3, 0.1))
 
 
 def test_norms_and_biases_lose_weight_decay_only_where_asked():
     model = Model()
-    assert {d for _, d in rates(model, parameter_groups(model, 1.0, weight_decay=0.1)).values()} == {0.1}
-    got = rates(model, parameter_groups(model, 1.0, weight_decay=0.1, decay_norms_and_biases=False))
+    assert {d for _, d in rates(model).values()} == {0.1}
+    got = rates(model, no_weight_decay=["vectors"])
     assert got["backbone.0.weight"][1] == 0.1
     assert got["backbone.0.bias"][1] == got["backbone.1.weight"][1] == 0.0
 
 
 def test_a_multiplier_that_fits_nothing_names_the_nearest():
     with pytest.raises(ConfigError, match="no trainable parameter's name contains 'hed'.*'head'"):
-        parameter_groups(Model(), 1.0, weight_decay=0.1, lr_multipliers={"hed": 2.0})
+        rates(Model(), lr_multipliers={"hed": 2.0})
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_optimizers_are_built_by_name(name):
-    optimizer = OPTIMIZERS.build({"type": name, "lr": 0.5}, model=Model())
+    optimizer = OPTIMIZERS.build({"type": name, "lr": 0.5}).build(Model())
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
@@ -66,7 +68,7 @@ def curve(spec: dict, *, steps_per_epoch: int = 10, epochs: int = 4) -> list[flo
 
 
 def test_step_schedule_drops_after_the_named_epoch():
-    values = curve({"type": "StepLR", "drop_at_epoch": 3})
+    values = curve({"type": "MultiStepLR", "drop_at_epochs": [3]})
     assert values[:30] == [1.0] * 30
     assert values[30:] == pytest.approx([0.1] * 11)
 
@@ -92,7 +94,7 @@ class Blocks(nn.Module):
     """A stem, two blocks with a layer between, a norm after them, and a head beside the backbone."""
 
     class Block(nn.Module):
-        recompute = False
+        activation_checkpointing = False
 
         def __init__(self):
             super().__init__()
@@ -111,30 +113,34 @@ class Blocks(nn.Module):
 
 def test_layer_decay_lowers_the_rate_block_by_block():
     model = Blocks()
-    got = rates(model, parameter_groups(model, 1.0, weight_decay=0.1, layer_decay=0.5))
+    got = rates(model, layer_decay=0.5)
     expected = {
-        "backbone.pos_embed": 1 / 8, "backbone.stem.weight": 1 / 8,
-        "backbone.stage1.0.inner.weight": 1 / 4, "backbone.stage1.1.weight": 1 / 4,
-        "backbone.stage2.0.inner.bias": 1 / 2, "backbone.norm.weight": 1.0, "head.inner.weight": 1.0,
-    }  # fmt: skip
+        "backbone.pos_embed": 1 / 8,
+        "backbone.stem.weight": 1 / 8,
+        "backbone.stage1.0.inner.weight": 1 / 4,
+        "backbone.stage1.1.weight": 1 / 4,
+        "backbone.stage2.0.inner.bias": 1 / 2,
+        "backbone.norm.weight": 1.0,
+        "head.inner.weight": 1.0,
+    }
     assert {name: got[name][0] for name in expected} == expected
-    groups = parameter_groups(model, 1.0, weight_decay=0.1, layer_decay=0.5, backbone_lr=0.1)
-    assert rates(model, groups)["backbone.stage2.0.inner.bias"][0] == pytest.approx(0.05)
+    got = rates(model, layer_decay=0.5, backbone_lr=0.1)
+    assert got["backbone.stage2.0.inner.bias"][0] == pytest.approx(0.05)
 
 
 def test_layer_decay_needs_blocks_and_a_sensible_factor():
     with pytest.raises(ConfigError, match="layer_decay: the backbone of Model has no blocks"):
-        parameter_groups(Model(), 1.0, weight_decay=0.1, layer_decay=0.5)
+        rates(Model(), layer_decay=0.5)
     with pytest.raises(ConfigError, match="layer_decay: got 1.5"):
-        parameter_groups(Blocks(), 1.0, weight_decay=0.1, layer_decay=1.5)
+        rates(Blocks(), layer_decay=1.5)
 
 
 def test_named_parameters_have_no_weight_decay():
     model = Blocks()
-    got = rates(model, parameter_groups(model, 1.0, weight_decay=0.1, no_decay=["pos_embed"]))
+    got = rates(model, no_weight_decay=["pos_embed"])
     assert got["backbone.pos_embed"][1] == 0.0 and got["backbone.norm.weight"][1] == 0.1
-    with pytest.raises(ConfigError, match="optimizer.no_decay: .* contains 'posembed'.*'pos_embed'"):
-        parameter_groups(model, 1.0, weight_decay=0.1, no_decay=["posembed"])
+    with pytest.raises(ConfigError, match="optimizer.no_weight_decay: .* contains 'posembed'.*'pos_embed'"):
+        rates(model, no_weight_decay=["posembed"])
 
 
 def test_the_cosine_ends_at_its_part_of_every_groups_rate():
@@ -153,8 +159,8 @@ def test_the_cosine_ends_at_its_part_of_every_groups_rate():
 def test_the_warm_up_is_counted_one_way():
     with pytest.raises(ConfigError, match="warmup_steps=5 and warmup_epochs=1; expected one of them"):
         curve({"type": "CosineLR", "warmup_steps": 5, "warmup_epochs": 1})
-    assert curve({"type": "StepLR", "drop_at_epoch": 2, "warmup_epochs": 0.5})[:6] == pytest.approx(
-        curve({"type": "StepLR", "drop_at_epoch": 2, "warmup_steps": 5})[:6]
+    assert curve({"type": "MultiStepLR", "drop_at_epochs": [2], "warmup_epochs": 0.5})[:6] == pytest.approx(
+        curve({"type": "MultiStepLR", "drop_at_epochs": [2], "warmup_steps": 5})[:6]
     )
 
 
@@ -167,11 +173,15 @@ def test_norms_and_embeddings_lose_weight_decay_by_their_kind():
         )
     )
     model.table = nn.Parameter(torch.zeros(2, 4))
-    got = rates(model, parameter_groups(model, 1.0, weight_decay=0.1, decay_norms_and_embeddings=False))
+    got = rates(model, no_weight_decay=["norms", "embeddings"])
     without = {name for name, (_, decay) in got.items() if decay == 0}
     assert without == {
-        "convolution.1.weight", "convolution.1.bias", "convolution.2.weight", "convolution.2.bias", "queries.weight",
-    }  # fmt: skip
+        "convolution.1.weight",
+        "convolution.1.bias",
+        "convolution.2.weight",
+        "convolution.2.bias",
+        "queries.weight",
+    }
     assert got.keys() - without == {
         "convolution.0.weight",
         "convolution.0.bias",
@@ -190,3 +200,22 @@ def test_a_rate_may_drop_within_an_epoch():
     spec = {"type": "MultiStepLR", "drop_at_epochs": [44.44, 48.15]}
     schedule = SCHEDULES.build(spec, optimizer=optimizer, steps_per_epoch=7375, epochs=50)
     assert sorted(schedule.milestones) == pytest.approx([327_778, 355_092], rel=1e-3)
+
+
+def test_nesterov_looks_ahead_by_the_momentum():
+    def step(nesterov):
+        weight = nn.Parameter(torch.tensor([1.0]))
+        model = nn.Module()
+        model.weight = weight
+        optimizer = SGD(lr=0.1, weight_decay=0.0, nesterov=nesterov).build(model)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (2 * weight).sum().backward()
+            optimizer.step()
+        return weight.item()
+
+    # Momentum buffers are 2 and 3.8; Nesterov's steps are 2 + 0.9 * 2 and 2 + 0.9 * 3.8.
+    assert step(False) == pytest.approx(1 - 0.1 * (2 + 3.8))
+    assert step(True) == pytest.approx(1 - 0.1 * (3.8 + 5.42))
+    with pytest.raises(ConfigError, match=r"optimizer\.nesterov: needs momentum"):
+        SGD(lr=0.1, momentum=0.0, nesterov=True).build(nn.Linear(1, 1))

@@ -1,4 +1,4 @@
-"""A model whose weights are divided among two gloo ranks trains as one that is whole on both."""
+"""A model whose weights are sharded among two gloo ranks trains as one that is full on both."""
 
 import logging
 import time
@@ -12,23 +12,25 @@ from torch.distributed.tensor import DTensor
 
 from vitkit.checkpoint import read_checkpoint
 from vitkit.distributed import close_distributed, is_main, rank
+from vitkit.engine.checkpoints import LAST_NAME
 from vitkit.engine.evaluate import evaluate
+from vitkit.engine.loop import train
 from vitkit.engine.parallel import is_sharded, load_state, shard, state_of
+from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
-from vitkit.engine.train import LAST_NAME, train
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import run_block
+from vitkit.nn.layers import checkpoint_block
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 
 CPU = torch.device("cpu")
 needs_newer_torch = pytest.mark.skipif(
-    not hasattr(torch.cpu.Stream, "record_event"), reason="this torch divides no model among CPU processes"
+    not hasattr(torch.cpu.Stream, "record_event"), reason="this torch shards no model among CPU processes"
 )
 
 
 class Block(nn.Sequential):
-    recompute = False
+    activation_checkpointing = False
 
 
 class Blocks(nn.Module):
@@ -40,7 +42,7 @@ class Blocks(nn.Module):
 
     def forward(self, images):
         for block in self.blocks:
-            images = images + run_block(block, images)
+            images = images + checkpoint_block(block, images)
         return {"value": self.last(self.norm(images))[:, 0]}
 
 
@@ -51,6 +53,8 @@ class Error(nn.Module):
 
 class RankBatches:
     """Four batches, others on each rank; `poisoned` of rank 1 holds nan."""
+
+    num_skipped = num_padded = 0
 
     def __init__(self, poisoned=None):
         self.poisoned = poisoned
@@ -111,16 +115,16 @@ def run(folder: Path, strategy: str, *, poisoned: int | None = None, to_evaluate
     if strategy == "fsdp":
         model = shard(model, CPU)
         assert is_sharded(model) and is_sharded(model.blocks[0])
-    optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.01, "lr_multipliers": {"blocks": 0.5}}, model=model)
+    optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.01, "lr_multipliers": {"blocks": 0.5}}).build(model)
     schedule = SCHEDULES.build(
         {"type": "CosineLR", "warmup_steps": 1}, optimizer=optimizer, steps_per_epoch=2, epochs=3
     )
-    sums, whole = [], []
+    sums, full = [], []
 
     def validate(model):
         evaluator = Sums()
         first = model.blocks[0][0]
-        handle = model.last.register_forward_hook(lambda *_: whole.append(not isinstance(first.weight, DTensor)))
+        handle = model.last.register_forward_hook(lambda *_: full.append(not isinstance(first.weight, DTensor)))
         metrics = evaluate(model, EvalRankBatches(to_evaluate), evaluator, device=CPU)
         handle.remove()
         sums.extend(evaluator.sums)
@@ -132,11 +136,18 @@ def run(folder: Path, strategy: str, *, poisoned: int | None = None, to_evaluate
     resume = folder / LAST_NAME if (folder / LAST_NAME).exists() else None
     dist.barrier()
     options = {"epochs": 3, "accumulate": 2, "clip_grad_norm": 0.5, **settings}
-    train(
-        model, Error(), RankBatches(poisoned), optimizer=optimizer, schedule=schedule, device=CPU, run_dir=folder,
-        settings=TrainSettings(strategy=strategy, **options), evaluate=validate, resume=resume,
-    )  # fmt: skip
-    assert strategy == "ddp" or set(whole) <= {0 in to_evaluate}  # then a rank cannot keep in step with the others
+    state = TrainRun(
+        model=model,
+        criterion=Error(),
+        loader=RankBatches(poisoned),
+        optimizer=optimizer,
+        schedule=schedule,
+        settings=TrainSettings(strategy=strategy, **options),
+        device=CPU,
+        run_dir=folder,
+    )
+    train(state, validate=validate, resume=resume)
+    assert strategy == "ddp" or set(full) <= {0 in to_evaluate}  # then a rank cannot keep in step with the others
     return sums
 
 
@@ -154,11 +165,11 @@ def run_rank(number: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=number, world_size=2)
     folder = Path(folder)
     results = {strategy: run(folder / strategy, strategy) for strategy in ("ddp", "fsdp")}
-    faults = Warnings()
-    logging.getLogger("vitkit").addHandler(faults)
+    warnings = Warnings()
+    logging.getLogger("vitkit").addHandler(warnings)
     for strategy in ("ddp", "fsdp"):
         results[f"poisoned {strategy}"] = run(folder / f"poisoned_{strategy}", strategy, poisoned=2, epochs=1)
-    results["faults"] = faults.messages
+    results["warnings"] = warnings.messages
     results["one image"] = run(folder / "one_image", "fsdp", epochs=1, to_evaluate=(1, 0))
     results["parts"] = run(folder / "parts", "fsdp", epochs=1) + run(folder / "parts", "fsdp")
     torch.save(results, folder / f"rank{number}.pth")
@@ -179,7 +190,7 @@ def two_ranks(tmp_path_factory) -> tuple[Path, list[dict]]:
 
 
 @needs_newer_torch
-def test_divided_weights_have_the_losses_of_whole_ones(two_ranks):
+def test_sharded_weights_have_the_losses_of_full_ones(two_ranks):
     for results in two_ranks[1]:
         assert len(results["ddp"]) in (3, 6) and results["ddp"][0] != results["ddp"][-1]
         assert results["fsdp"] == pytest.approx(results["ddp"], rel=1e-4)
@@ -192,7 +203,7 @@ def test_a_rank_without_anything_to_evaluate_does_not_stop_the_other(two_ranks):
 
 
 @needs_newer_torch
-def test_their_checkpoint_is_whole_and_equals_that_of_whole_weights(two_ranks):
+def test_their_checkpoint_is_full_and_equals_that_of_full_weights(two_ranks):
     ddp, fsdp = (read_checkpoint(two_ranks[0] / name / LAST_NAME) for name in ("ddp", "fsdp"))
     assert fsdp["model"].keys() == ddp["model"].keys() and fsdp["progress"] == ddp["progress"]
     for name, value in ddp["model"].items():
@@ -201,10 +212,10 @@ def test_their_checkpoint_is_whole_and_equals_that_of_whole_weights(two_ranks):
 
 
 @needs_newer_torch
-def test_a_resumed_divided_run_equals_one_never_stopped(two_ranks):
-    whole, parts = (read_checkpoint(two_ranks[0] / name / LAST_NAME) for name in ("fsdp", "parts"))
-    assert whole["progress"] == parts["progress"]
-    assert all(value.equal(parts["model"][name]) for name, value in whole["model"].items())
+def test_a_resumed_sharded_run_equals_one_never_stopped(two_ranks):
+    full, parts = (read_checkpoint(two_ranks[0] / name / LAST_NAME) for name in ("fsdp", "parts"))
+    assert full["progress"] == parts["progress"]
+    assert all(value.equal(parts["model"][name]) for name, value in full["model"].items())
     for results in two_ranks[1]:
         assert results["parts"] == results["fsdp"]
 
@@ -216,9 +227,9 @@ def test_a_bad_batch_of_one_rank_is_skipped_by_both(two_ranks, strategy):
     saved = read_checkpoint(folder / f"poisoned_{strategy}" / LAST_NAME)
     assert saved["progress"]["step"] == 1 and saved["progress"]["epoch"] == 1
     assert all(value.isfinite().all() for value in saved["model"].values())
-    assert len(main["faults"]) == 2  # a run each
-    assert "rank 1: loss squared is nan; image 20, 20, 20, 20, 20. After 5" in main["faults"][0]
-    assert "rank 0" not in main["faults"][0]
+    assert len(main["warnings"]) == 2  # a run each
+    assert "rank 1: loss squared is nan; image 20, 20, 20, 20, 20. After 5" in main["warnings"][0]
+    assert "rank 0" not in main["warnings"][0]
 
 
 def test_an_optimisers_state_follows_the_memory_format_of_its_parameters():
@@ -230,7 +241,7 @@ def test_an_optimisers_state_follows_the_memory_format_of_its_parameters():
         for half, memory_format in zip(gradients.split(2), formats):
             model = nn.Conv2d(3, 6, 2, bias=False).to(memory_format=memory_format)
             model.weight.data.copy_(weight)
-            optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.1}, model=model)
+            optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.1}).build(model)
             if state:
                 load_state(optimizer, state, model)
             for gradient in half:
@@ -247,7 +258,7 @@ def test_an_optimisers_state_follows_the_memory_format_of_its_parameters():
 
 def test_a_run_from_before_optimisers_were_fused_goes_on_fused():
     model = nn.Linear(3, 2)
-    optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.1}, model=model)
+    optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.1}).build(model)
     old = torch.optim.AdamW(model.parameters(), lr=0.1)
     for made in (old, optimizer):
         model(torch.ones(1, 3)).sum().backward()
@@ -259,12 +270,22 @@ def test_a_run_from_before_optimisers_were_fused_goes_on_fused():
         load_state(optimizer, {"state": {}, "param_groups": []}, model)
 
 
-def test_one_process_has_nothing_to_divide_a_model_among():
+def test_one_process_has_nothing_to_shard_a_model_among():
     with pytest.raises(ConfigError, match="train.strategy=fsdp: there is one process"):
         shard(Blocks(), CPU)
 
 
-def test_settings_that_do_not_go_with_divided_weights_are_told():
+@needs_newer_torch
+def test_weights_in_channels_last_are_an_error_before_torchs_own():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ConfigError, match=r"train\.channels_last: .* Set it to false"):
+            shard(nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last), CPU)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_settings_that_do_not_go_with_sharded_weights_are_errors():
     with pytest.raises(ConfigError, match=r"train\.ema_decay: there is no average"):
         TrainSettings(epochs=1, strategy="fsdp", ema_decay=0.9)
     with pytest.raises(ConfigError, match=r"train\.precision=fp16"):

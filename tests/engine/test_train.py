@@ -6,9 +6,12 @@ import torch
 from torch import nn
 
 from vitkit.checkpoint import read_checkpoint
+from vitkit.engine.checkpoints import BEST_NAME, LAST_NAME
+from vitkit.engine.loop import train
+from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
-from vitkit.engine.train import BEST_NAME, LAST_NAME, _group_size, train
-from vitkit.errors import CheckpointError
+from vitkit.engine.step import train_step
+from vitkit.errors import CheckpointError, TrainingError
 from vitkit.logging import LOG_NAME, RatioMeter
 from vitkit.registry import SCHEDULES
 from vitkit.structures import Batch
@@ -40,6 +43,8 @@ class SquaredError(nn.Module):
 class Batches:
     """Eight batches of four samples, in an order that depends on the epoch."""
 
+    num_skipped = num_padded = 0
+
     def __init__(self):
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randn(32, 4, generator=generator)
@@ -58,20 +63,41 @@ class Batches:
             yield Batch({"images": self.images[rows]}, [{"value": v} for v in self.values[rows]])
 
 
-def run(run_dir, *, resume=None, evaluate=None, loader=None, model=None, criterion=None, **settings):
+def run(
+    run_dir,
+    *,
+    resume=None,
+    evaluate=None,
+    loader=None,
+    model=None,
+    criterion=None,
+    owns_folder=lambda: True,
+    **settings,
+):
     run_dir.mkdir(exist_ok=True)
     torch.manual_seed(0)
     model, criterion = model or Regression(), criterion or SquaredError()
     settings = TrainSettings(**{"epochs": 4, "log_every": 4, **settings})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     schedule = SCHEDULES.build(
-        {"type": "CosineLR", "warmup_steps": 3}, optimizer=optimizer, steps_per_epoch=8 // settings.accumulate, epochs=4
+        {"type": "CosineLR", "warmup_steps": 3},
+        optimizer=optimizer,
+        steps_per_epoch=max(1, 8 // settings.accumulate),
+        epochs=4,
     )
-    progress = train(
-        model, criterion, loader or Batches(), optimizer=optimizer, schedule=schedule, settings=settings, device=CPU,
-        run_dir=run_dir, resume=resume, evaluate=evaluate, saved_with={"classes": ["a"]},
-    )  # fmt: skip
-    return model, progress
+    state = TrainRun(
+        model=model,
+        criterion=criterion,
+        loader=loader or Batches(),
+        optimizer=optimizer,
+        schedule=schedule,
+        settings=settings,
+        device=CPU,
+        run_dir=run_dir,
+        saved_with={"classes": ["a"]},
+        owns_folder=owns_folder or (lambda: True),
+    )
+    return model, train(state, validate=evaluate, resume=resume)
 
 
 def records(run_dir, kind):
@@ -120,9 +146,17 @@ def test_two_accumulated_batches_are_one_batch_of_both(tmp_path):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
         schedule = SCHEDULES.build("CosineLR", optimizer=optimizer, steps_per_epoch=4, epochs=1)
         train(
-            model, SquaredError(), loader, optimizer=optimizer, schedule=schedule, device=CPU, run_dir=run_dir,
-            settings=TrainSettings(epochs=1, accumulate=accumulate),
-        )  # fmt: skip
+            TrainRun(
+                model=model,
+                criterion=SquaredError(),
+                loader=loader,
+                optimizer=optimizer,
+                schedule=schedule,
+                settings=TrainSettings(epochs=1, accumulate=accumulate),
+                device=CPU,
+                run_dir=run_dir,
+            )
+        )
         return model
 
     joined = without_dropout(Joined(), 1, tmp_path / "a")
@@ -133,13 +167,36 @@ def test_two_accumulated_batches_are_one_batch_of_both(tmp_path):
 
 def test_best_checkpoint_last_checkpoint_and_early_stopping(tmp_path):
     metrics = iter([0.2, 0.5, 0.4, 0.3, 0.9])
-    _, progress = run(
-        tmp_path / "run", evaluate=lambda model: {"bbox/AP": next(metrics)}, patience=2, epochs=5,
-    )  # fmt: skip
+    _, progress = run(tmp_path / "run", evaluate=lambda model: {"bbox/AP": next(metrics)}, patience=2, epochs=5)
     assert progress.epoch == 4 and progress.best == 0.5
     assert read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 2
     assert read_checkpoint(tmp_path / "run" / LAST_NAME)["progress"]["epoch"] == 4
     assert [r["metrics"]["bbox/AP"] for r in records(tmp_path / "run", "val")] == [0.2, 0.5, 0.4, 0.3]
+
+
+def test_a_run_that_was_stopped_early_trains_no_more_unless_patience_is_raised(tmp_path, capsys):
+    metrics = iter([0.5, 0.4, 0.3, 0.2])
+    options = {"evaluate": lambda model: {"bbox/AP": next(metrics)}, "resume": tmp_path / "run" / LAST_NAME}
+    run(tmp_path / "run", **{**options, "resume": None}, patience=1)
+    before = (tmp_path / "run" / LAST_NAME).read_bytes()
+    for _ in range(2):
+        capsys.readouterr()
+        _, progress = run(tmp_path / "run", patience=1, **options)
+        assert progress.epoch == 2 and (tmp_path / "run" / LAST_NAME).read_bytes() == before
+        assert "stopped early: 1 evaluations without a better bbox/AP, and train.patience=1. Raise" in (
+            capsys.readouterr().out
+        )
+    _, progress = run(tmp_path / "run", patience=2, **options)
+    assert progress.epoch == 3 and progress.worse_in_a_row == 2
+
+
+def test_a_complete_run_says_so_when_it_is_resumed(tmp_path, capsys):
+    run(tmp_path / "run")
+    before = (tmp_path / "run" / LAST_NAME).read_bytes()
+    capsys.readouterr()
+    run(tmp_path / "run", resume=tmp_path / "run" / LAST_NAME)
+    assert "all 4 epochs are done" in capsys.readouterr().out
+    assert (tmp_path / "run" / LAST_NAME).read_bytes() == before
 
 
 def test_evaluation_runs_every_n_epochs_and_at_the_end(tmp_path):
@@ -168,10 +225,27 @@ def test_resuming_from_weights_alone_says_what_is_lacking(tmp_path):
         run(tmp_path / "run", resume=tmp_path / "weights.pth")
 
 
-def test_an_epochs_last_and_smaller_group_is_averaged_over_its_own_size():
-    assert [_group_size(index, 8, 3) for index in range(1, 9)] == [3, 3, 3, 3, 3, 3, 2, 2]
-    assert [_group_size(index, 4, 2) for index in range(1, 5)] == [2] * 4
-    assert [_group_size(index, 2, 5) for index in range(1, 3)] == [2, 2]
+@pytest.mark.parametrize(("accumulate", "sizes"), [(3, [3, 3, 2]), (2, [2] * 4), (20, [8])])
+def test_an_epochs_last_and_smaller_group_is_averaged_over_its_own_size(tmp_path, monkeypatch, accumulate, sizes):
+    seen = []
+
+    def step(run, batches, num_batches):
+        seen.append(num_batches)
+        train_step(run, batches, num_batches)
+
+    monkeypatch.setattr("vitkit.engine.loop.train_step", step)
+    _, progress = run(tmp_path / "run", epochs=1, accumulate=accumulate)
+    assert seen == sizes and progress.step == len(sizes)
+
+
+@pytest.mark.parametrize(("accumulate", "num_batches"), [(1, 5), (4, 5), (4, 4)])
+def test_a_loader_that_ends_before_its_length_is_an_error_with_both_numbers(tmp_path, accumulate, num_batches):
+    class Short(Batches):
+        def __iter__(self):
+            return iter(list(super().__iter__())[:num_batches])
+
+    with pytest.raises(TrainingError, match=f"ended after {num_batches} batches of the epoch, but its length is 8"):
+        run(tmp_path / "run", loader=Short(), epochs=1, accumulate=accumulate)
 
 
 def test_a_slow_optimizer_is_not_taken_for_slow_data(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from vitkit.evaluation.caption_metrics import align, bleu, cider_d, exact_stem_f, rouge_l, stem, tokenize_caption
+from vitkit.evaluation.caption_metrics import bleu, cider_d, rouge_l, tokenize_caption
 
 
 def words(*texts):
@@ -81,38 +81,3 @@ def test_cider_d_of_one_image_is_zero_since_no_word_tells_it_from_others():
 def test_a_candidate_that_is_one_of_five_references_gets_two_from_it():
     references = [words("p q r s t", "b1", "b2", "b3", "b4"), words("other words")]
     assert cider_d([references[0][0], []], references)[0] == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("dogs", "dog"), ("passes", "pass"), ("ponies", "poni"), ("pony", "poni"), ("grass", "grass"), ("is", "is"),
-        ("hopping", "hop"), ("hopped", "hop"), ("hiking", "hike"), ("running", "run"), ("runs", "run"),
-        ("sing", "sing"),
-        ("red", "red"), ("feed", "feed"), ("agreed", "agree"), ("falling", "fall"), ("dated", "date"), ("sky", "sky"),
-        ("plays", "plai"), ("playing", "plai"), ("play", "plai"), ("y", "y"),
-    ],
-)  # fmt: skip
-def test_stems_are_those_of_porters_first_step(word, expected):
-    assert stem(word) == expected
-
-
-def test_alignment_prefers_few_chunks_to_near_words():
-    assert align(*words("a x a b", "a b")) == ((2, 0), (3, 1))
-    assert align(*words("the cat sat", "sat the cat")) == ((0, 1), (1, 2), (2, 0))
-    assert align(*words("b", "a")) == ()
-
-
-def test_exact_stem_f_of_hand_worked_sentences():
-    # Content words weigh 3/4, function words 1/4, a stem's match 0.6: matched (0.25 + 0.75 + 0.6 * 0.75) of
-    # candidate (0.25 + 0.75 + 0.75) and of reference (0.25 + 0.75 + 0.75 + 0.75); one chunk of three matches.
-    precision, recall = 1.45 / 1.75, 1.45 / 2.5
-    f_mean = precision * recall / (0.85 * precision + 0.15 * recall)
-    penalty = 0.6 * (1 / 3) ** 0.2
-    candidates, references = words("the dog running"), [words("the dog runs fast", "cat")]
-    assert exact_stem_f(candidates, references) == pytest.approx([(1 - penalty) * f_mean])
-
-
-def test_exact_stem_f_is_one_for_a_reference_and_zero_for_strangers():
-    assert exact_stem_f(words("a dog runs", "x"), [words("z", "a dog runs"), words("y")]) == [1.0, 0.0]
-    assert exact_stem_f([[]], [words("a dog")]) == [0.0]

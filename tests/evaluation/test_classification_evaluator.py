@@ -129,3 +129,13 @@ def test_two_ranks_count_every_image_once(tmp_path):
     main, other = (torch.load(tmp_path / f"rank{rank}.pth") for rank in range(2))
     assert main[0] == {"top1": 1 / 4, "top5": 3 / 4} and "4 images" in main[1]
     assert other == [{}, ""]
+
+
+def test_the_scores_of_an_images_views_are_averaged():
+    evaluator = ClassificationEvaluator(dataset_of(2))
+    views = [[0.6, 0.4, 0, 0, 0, 0, 0], [0.0, 0.9, 0.1, 0, 0, 0, 0], [0.2, 0.1, 0.7, 0, 0, 0, 0]]
+    predictions = [{"class_scores": torch.tensor(scores)} for scores in views]
+    evaluator.update(predictions, [target_of(0, "b"), target_of(0, "b"), target_of(1, "c")])
+    evaluator.update(predictions[:1], [target_of(0, "b")])  # a repeated image at the end changes nothing
+    assert evaluator.compute() == {"top1": 1.0, "top5": 1.0}
+    assert evaluator.answers["0.png"].scores[:2] == pytest.approx([0.65, 0.3])

@@ -8,9 +8,11 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation import coco as coco_module
+from vitkit.evaluation import base as base_module
 from vitkit.evaluation.coco import METRICS, CocoEvaluator
+from vitkit.evaluation.detection_report import best_threshold, threshold_rows
 from vitkit.registry import EVALUATORS
+from vitkit.structures import ScoreThresholds
 
 CATEGORY_IDS = [3, 90, 7]  # with gaps, and not in order
 CLASSES = ["cat", "kite", "dog"]
@@ -19,18 +21,25 @@ LARGE = [10.0, 20.0, 100.0, 120.0]  # xywh
 
 def annotation(id, image_id, category_id, bbox, iscrowd=0):
     return dict(
-        id=id, image_id=image_id, category_id=category_id, bbox=bbox, area=bbox[2] * bbox[3], iscrowd=iscrowd,
+        id=id,
+        image_id=image_id,
+        category_id=category_id,
+        bbox=bbox,
+        area=bbox[2] * bbox[3],
+        iscrowd=iscrowd,
         segmentation=[],
-    )  # fmt: skip
+    )
 
 
 def dataset_of(annotations, image_ids=(11, 5, 12)):
     images = [dict(id=i, file_name=f"{i}.jpg", width=640, height=480) for i in image_ids]
     categories = [dict(id=i, name=name) for i, name in zip(CATEGORY_IDS, CLASSES)]
     return SimpleNamespace(
-        classes=CLASSES, category_ids=CATEGORY_IDS, image_ids=image_ids,
+        classes=CLASSES,
+        category_ids=CATEGORY_IDS,
+        image_ids=image_ids,
         ground_truth=lambda: dict(images=images, annotations=annotations, categories=categories),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -144,11 +153,11 @@ def test_numbers_equal_pycocotools_own_reading_of_the_results_file(dataset, tmp_
     evaluation = COCOeval(coco, coco.loadRes(str(tmp_path / "results.json")), "bbox")
     evaluation.evaluate()
     evaluation.accumulate()
-    capsys.readouterr()
     evaluation.summarize()
     assert list(metrics.values()) == evaluation.stats.tolist()
-    assert evaluator.table() == capsys.readouterr().out.rstrip("\n")
-    assert len(evaluator.table().splitlines()) == 12
+    names, numbers = (line.split() for line in evaluator.table().splitlines())
+    assert names == list(METRICS) and numbers[0] == "boxes"
+    assert numbers[1:] == ["–" if value < 0 else f"{value:.3f}" for value in evaluation.stats]
     of_cats = evaluation.eval["precision"][:, :, 0, 0, -1]
     assert evaluator.per_class()["cat"] == pytest.approx(of_cats.mean())
 
@@ -168,7 +177,7 @@ def test_ranks_together_equal_one_process_though_an_image_came_twice(dataset, mo
     ranks = [CocoEvaluator(dataset), CocoEvaluator(dataset)]
     for position, image_id in enumerate([11, 5, 12, 11]):
         ranks[position % 2].update([predictions[image_id]], [dict(image_id=image_id)])
-    monkeypatch.setattr(coco_module, "gather_objects", lambda rows: [rank._rows for rank in ranks])
+    monkeypatch.setattr(base_module, "gather_objects", lambda rows: [rank.answers for rank in ranks])
     ranks[0].gather()
     assert ranks[0].compute() == expected
     assert ranks[0].results() == single.results()
@@ -176,8 +185,8 @@ def test_ranks_together_equal_one_process_though_an_image_came_twice(dataset, mo
 
 def test_other_ranks_compute_nothing(dataset, monkeypatch):
     evaluator = CocoEvaluator(dataset)
-    monkeypatch.setattr(coco_module, "gather_objects", lambda rows: [])
-    monkeypatch.setattr(coco_module, "is_main", lambda: False)
+    monkeypatch.setattr(base_module, "gather_objects", lambda rows: [])
+    monkeypatch.setattr(base_module, "is_main", lambda: False)
     assert run(evaluator, perfect(dataset)) == {}
     assert evaluator.per_class() == {}
     assert evaluator.table() == ""
@@ -205,3 +214,54 @@ def test_label_outside_the_classes_is_an_error(dataset):
 def test_unknown_iou_type_is_an_error(dataset):
     with pytest.raises(ConfigError, match=r"iou_types=\['boxes'\]; expected 'bbox', 'segm' or both"):
         CocoEvaluator(dataset, iou_types=["boxes"])
+
+
+def test_thresholds_are_those_of_the_highest_f1_of_each_class_and_of_all():
+    rng = np.random.default_rng(0)
+    annotations, predictions = [], []
+    for image_id in (11, 5, 12):
+        boxes = rng.uniform(0, 300, (8, 2)).round()
+        for number, corner in enumerate(boxes):
+            category = CATEGORY_IDS[number % 3]
+            annotations.append(annotation(0, image_id, category, [*corner, 40.0, 40.0], iscrowd=int(number == 7)))
+        corners = torch.tensor(np.concatenate([boxes + rng.uniform(-9, 9, boxes.shape), rng.uniform(0, 300, (9, 2))]))
+        labels = torch.tensor([k % 3 for k in range(8)] + [k % 2 for k in range(9)])
+        scores = torch.tensor(rng.uniform(0, 1, 17)) * torch.tensor([1.0] * 8 + [0.7] * 9)
+        boxes_xyxy = torch.cat([corners, corners + 40], dim=1)
+        predictions.append(dict(labels=labels, scores=scores.float(), boxes_xyxy=boxes_xyxy.float()))
+    for k, source in enumerate(annotations):
+        source["id"] = k
+    dataset = dataset_of(annotations)
+    evaluator = CocoEvaluator(dataset)
+    evaluator.update(predictions, [dict(image_id=i) for i in (11, 5, 12)])
+    evaluator.gather()
+    assert evaluator.score_thresholds() is None  # before they are computed
+    evaluator.compute()
+    found = evaluator.score_thresholds()
+    truth, results = dataset.ground_truth(), evaluator.results()
+    independent = best_threshold(truth, results)
+    scores = sorted(result["score"] for result in results)
+    below = [score for score in scores if score < independent.threshold]
+    assert found.overall == pytest.approx((independent.threshold + below[-1]) / 2)
+    (row,) = threshold_rows(truth, results, [found.overall])
+    assert row.f1 == independent.f1 > 0.3
+    for category_id, threshold in zip(CATEGORY_IDS, found.by_class):
+        own = dict(truth, annotations=[a for a in truth["annotations"] if a["category_id"] == category_id])
+        own_results = [r for r in results if r["category_id"] == category_id]
+        (row,) = threshold_rows(own, own_results, [threshold])
+        assert row.f1 == best_threshold(own, own_results).f1
+
+
+def test_a_class_of_which_nothing_is_right_has_no_threshold_of_its_own(dataset):
+    box = torch.tensor([[10.0, 20.0, 110.0, 140.0]])
+    evaluator = CocoEvaluator(dataset)
+    evaluator.update([dict(labels=torch.tensor([0]), scores=torch.tensor([0.25]), boxes_xyxy=box)], [dict(image_id=11)])
+    evaluator.gather()
+    evaluator.compute()
+    assert evaluator.score_thresholds() == ScoreThresholds(0.125, (0.125, None, None), "highest F1 in validation")
+    combined = EVALUATORS.build("CombinedEvaluator", dataset=dataset, evaluator=["CocoEvaluator"])
+    assert combined.score_thresholds() is None
+    wrong = CocoEvaluator(dataset)
+    wrong.update([dict(labels=torch.tensor([1]), scores=torch.tensor([0.25]), boxes_xyxy=box)], [dict(image_id=11)])
+    wrong.compute()
+    assert wrong.score_thresholds() is None

@@ -10,7 +10,8 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from vitkit.data.shapes import ShapesSegmentation
+from vitkit.data.synthetic.shapes import ShapesSegmentation
+from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.coco import METRICS, CocoEvaluator, masks_to_rle
 from vitkit.ops.masks import boxes_around_masks
@@ -19,7 +20,7 @@ from vitkit.registry import EVALUATORS
 
 @pytest.fixture(scope="module")
 def dataset():
-    return ShapesSegmentation(6, task="instance", image_size=64)
+    return ShapesSegmentation(6, World(image_size=64), task="instance")
 
 
 def shifted(dataset, index, by):
@@ -50,13 +51,13 @@ def test_perfect_masks_score_one(dataset):
     evaluator, metrics = run(dataset, 0, iou_types=["segm"])
     assert list(metrics) == [f"segm/{name}" for name in METRICS]
     assert metrics["segm/AP"] == metrics["segm/AR100"] == 1.0
-    assert len(evaluator.table().splitlines()) == 12
+    assert evaluator.table().splitlines()[1].split()[:2] == ["masks", "1.000"]
 
 
 def test_numbers_equal_pycocotools_own_reading_of_the_results_file(dataset, tmp_path, capsys):
     evaluator, metrics = run(dataset, 3, iou_types=["bbox", "segm"])
     assert 0 < metrics["segm/AP"] < 1
-    assert evaluator.table().splitlines()[0] == "boxes:" and evaluator.table().splitlines()[13] == "masks:"
+    assert [line.split()[0] for line in evaluator.table().splitlines()] == ["AP", "boxes", "masks"]
     evaluator.write_results(tmp_path / "results.json")
     (tmp_path / "truth.json").write_text(json.dumps(dataset.ground_truth()))
     coco = COCO(str(tmp_path / "truth.json"))
@@ -84,21 +85,80 @@ def test_written_results_score_the_same(dataset, tmp_path):
 def test_wrong_results_are_errors(dataset, tmp_path):
     path = tmp_path / "results.json"
     evaluator = CocoEvaluator(dataset)
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="results: no file"):
         evaluator.load_results(path)
     path.write_text("{")
-    with pytest.raises(DataError, match="is not JSON"):
+    with pytest.raises(DataError, match="not valid JSON at line 1"):
         evaluator.load_results(path)
     good = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 2, 2], "score": 0.5}
     path.write_text(json.dumps([good]))
-    with pytest.raises(DataError, match="each with category_id, image_id, score, segmentation"):
+    with pytest.raises(DataError, match="entry 0 has no 'segmentation'; expected run lengths"):
         CocoEvaluator(dataset, iou_types=["segm"]).load_results(path)
     path.write_text(json.dumps([good, {**good, "image_id": 77}]))
-    with pytest.raises(DataError, match="1 of 2 predictions have a image_id .* dataset's 6 images, such as 77"):
+    with pytest.raises(DataError, match="entry 1 has image_id 77; expected one of the 6 image_ids of the dataset"):
         evaluator.load_results(path)
     path.write_text(json.dumps([good, {**good, "category_id": 77}]))
-    with pytest.raises(DataError, match="1 of 2 predictions have a category_id .* dataset's 6 classes, such as 77"):
+    with pytest.raises(
+        DataError, match="entry 1 has category_id 77; expected one of the 6 category_ids of the dataset"
+    ):
         evaluator.load_results(path)
+
+
+SIZE = [30, 40]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"score": "0.5"}, "score '0.5'; expected a finite number"),
+        ({"score": float("nan")}, "score nan; expected a finite number"),
+        ({"score": True}, "score True; expected a finite number"),
+        ({"bbox": [0, 0, None, 2]}, r"bbox \[0, 0, None, 2\]; expected four finite numbers"),
+        ({"image_id": True}, "image_id True; expected one of"),
+        ({"segmentation": [[0, 0, 9, 0, 9, 9]]}, "expected run lengths"),
+        ({"segmentation": {"size": SIZE, "counts": [0.5, 1199.5]}}, "whole numbers above 0"),
+        ({"segmentation": {"size": SIZE, "counts": [2**40, -(2**40) + 1200]}}, "whole numbers above 0"),
+        ({"segmentation": {"size": SIZE, "counts": [1199]}}, "fill the image's 1200 pixels; their sum is 1199"),
+        ({"segmentation": {"size": SIZE, "counts": "oo"}}, "it ends within a number"),
+        ({"segmentation": {"size": [2**20, 2**20], "counts": [2**40]}}, "a size"),
+    ],
+)
+def test_wrong_values_of_results_are_named(dataset, tmp_path, change, message):
+    good = {"image_id": 1, "category_id": 1, "score": 0.5, "segmentation": {"size": SIZE, "counts": [1200]}}
+    (tmp_path / "results.json").write_text(json.dumps([good, {**good, **change}]))
+    with pytest.raises(DataError, match=f"results.json': entry 1 has .*{message}"):
+        CocoEvaluator(dataset, iou_types=["segm"]).load_results(tmp_path / "results.json")
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_masks_of_other_sizes_than_their_images_are_an_error(dataset, tmp_path, compressed):
+    """Pycocotools would compare them without end."""
+    counts = coco_mask.encode(np.ones((7, 5), np.uint8, order="F"))["counts"].decode() if compressed else [0, 35]
+    result = {"image_id": 1, "category_id": 1, "score": 0.5, "segmentation": {"size": [7, 5], "counts": counts}}
+    (tmp_path / "results.json").write_text(json.dumps([result]))
+    evaluator = CocoEvaluator(dataset, iou_types=["segm"])
+    evaluator.load_results(tmp_path / "results.json")
+    with pytest.raises(DataError, match=r"image 1: a predicted mask has the size \[7, 5\], .*that of the image"):
+        evaluator.compute()
+
+
+def test_uncompressed_run_lengths_score_as_compressed_ones(dataset, tmp_path):
+    truth = dataset.ground_truth()
+    image, annotation = truth["images"][0], next(a for a in truth["annotations"] if not a["iscrowd"])
+    image = next(i for i in truth["images"] if i["id"] == annotation["image_id"])
+    height, width = image["height"], image["width"]
+    flat = coco_mask.decode(annotation["segmentation"]).T.ravel()
+    changes = [0, *(np.flatnonzero(np.diff(flat)) + 1), height * width]
+    runs = [*([0] if flat[0] else []), *np.diff(changes).tolist()]
+    metrics = []
+    for counts in (runs, annotation["segmentation"]["counts"]):
+        result = {"image_id": image["id"], "category_id": annotation["category_id"], "score": 0.5}
+        result["segmentation"] = {"size": [height, width], "counts": counts}
+        (tmp_path / "results.json").write_text(json.dumps([result]))
+        evaluator = CocoEvaluator(dataset, iou_types=["segm", "bbox"])
+        evaluator.load_results(tmp_path / "results.json")
+        metrics.append(evaluator.compute())
+    assert metrics[0] == metrics[1] and metrics[0]["segm/AP"] > 0
 
 
 def test_a_model_without_masks_is_an_error(dataset):

@@ -12,7 +12,7 @@ IMAGES = [{"id": 1, "height": 100, "width": 100}, {"id": 2, "height": 100, "widt
 
 
 def truth(*objects):
-    """Of (image, category, box[, crowd])."""
+    """Ground truth of (image, category, box[, crowd])."""
     annotations = [
         {"id": k, "image_id": i, "category_id": c, "bbox": box, "area": box[2] * box[3], "iscrowd": int(bool(crowd))}
         for k, (i, c, box, *crowd) in enumerate(objects, start=1)
@@ -21,7 +21,7 @@ def truth(*objects):
 
 
 def found(*predictions):
-    """Of (image, category, box, score)."""
+    """Results of (image, category, box, score)."""
     return [dict(image_id=i, category_id=c, bbox=box, score=score) for i, c, box, score in predictions]
 
 
@@ -103,18 +103,21 @@ def test_details_are_the_coco_numbers_by_class_and_size():
     evaluator = CocoEvaluator(Dataset())
     assert evaluator.details() == ({}, {})
     evaluator.update(
-        [
-            dict(
-                boxes_xyxy=torch.tensor([[0.0, 0, 10, 10]]), labels=torch.tensor([0]), scores=torch.tensor([0.9]),
-            )
-        ],
+        [dict(boxes_xyxy=torch.tensor([[0.0, 0, 10, 10]]), labels=torch.tensor([0]), scores=torch.tensor([0.9]))],
         [{"image_id": 1}],
-    )  # fmt: skip
+    )
     metrics = evaluator.compute()
     by_class, by_size = evaluator.details()
     assert by_class["cat"]["objects"] == 2 and by_class["dog"] == {
-        "AP": 0.0, "AP50": 0.0, "AP75": 0.0, "AR": 0.0, "APs": -1.0, "APm": 0.0, "APl": -1.0, "objects": 1,
-    }  # fmt: skip
+        "AP": 0.0,
+        "AP50": 0.0,
+        "AP75": 0.0,
+        "AR": 0.0,
+        "APs": -1.0,
+        "APm": 0.0,
+        "APl": -1.0,
+        "objects": 1,
+    }
     assert by_class["cat"]["AP"] == pytest.approx(evaluator.per_class()["cat"])
     assert [by_size[size]["objects"] for size in ("small", "medium", "large")] == [1, 1, 1]
     assert by_size["small"]["AP"] == pytest.approx(metrics["bbox/APs"]) == 1.0

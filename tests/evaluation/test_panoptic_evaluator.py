@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.panoptic import CocoPanoptic
+from vitkit.data.datasets.panoptic import CocoPanoptic
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation import panoptic as panoptic_module
+from vitkit.evaluation import base as base_module
 from vitkit.evaluation.panoptic import PanopticEvaluator, match_segments
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PanopticMap
@@ -32,9 +32,12 @@ def dataset_of(truths):
     """From image id -> (map, segments)."""
     maps = [PanopticMap(*truth) for truth in truths.values()]
     return SimpleNamespace(
-        classes=CLASSES, category_ids=CATEGORY_IDS, things=THINGS, image_ids=list(truths),
+        classes=CLASSES,
+        category_ids=CATEGORY_IDS,
+        things=THINGS,
+        image_ids=list(truths),
         load_panoptic=maps.__getitem__,
-    )  # fmt: skip
+    )
 
 
 def predicted(ids, found):
@@ -60,11 +63,17 @@ def test_a_case_worked_by_hand():
     evaluator, metrics = run(dataset_of({3: TRUTH}), {3: found})
     assert metrics == pytest.approx(
         dict(
-            PQ=(0.6 / 1.5 + 0) / 2, SQ=(0.6 + 0) / 2, RQ=(1 / 1.5 + 0) / 2,
-            PQ_things=0.6 / 1.5, SQ_things=0.6, RQ_things=1 / 1.5,
-            PQ_stuff=0, SQ_stuff=0, RQ_stuff=0,
+            PQ=(0.6 / 1.5 + 0) / 2,
+            SQ=(0.6 + 0) / 2,
+            RQ=(1 / 1.5 + 0) / 2,
+            PQ_things=0.6 / 1.5,
+            SQ_things=0.6,
+            RQ_things=1 / 1.5,
+            PQ_stuff=0,
+            SQ_stuff=0,
+            RQ_stuff=0,
         )
-    )  # fmt: skip
+    )
     assert evaluator.per_class() == pytest.approx({"cat": 0.4, "sky": 0, "dog": -1})
     assert evaluator.table().splitlines()[1:] == [
         "all        20.0   30.0   33.3        2",
@@ -189,10 +198,10 @@ def test_ranks_together_equal_one_process_though_an_image_came_twice(monkeypatch
     ranks = [PanopticEvaluator(dataset), PanopticEvaluator(dataset)]
     for position, image_id in enumerate([8, 2, 700000, 8]):
         ranks[position % 2].update([predicted(*predictions[image_id])], [dict(image_id=image_id)])
-    monkeypatch.setattr(panoptic_module, "gather_objects", lambda item: [rank._answers for rank in ranks])
+    monkeypatch.setattr(base_module, "gather_objects", lambda item: [rank.answers for rank in ranks])
     ranks[0].gather()
     assert ranks[0].compute() == expected
-    monkeypatch.setattr(panoptic_module, "is_main", lambda: False)
+    monkeypatch.setattr(base_module, "is_main", lambda: False)
     assert ranks[1].compute() == {} and ranks[1].table() == "" and ranks[1].per_class() == {}
 
 
@@ -230,16 +239,19 @@ def write_wrong(folder, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a: a.update(image_id=1), "image_id 1 is not among the dataset's 3 images"),
-        (lambda a: a["segments_info"][0].update(category_id=1), "image 2 has a segment of category_id 1, which is not"),
+        (lambda a: a.update(image_id=1), "image_id 1; expected one of the 3 image_ids of the dataset"),
+        (
+            lambda a: a["segments_info"][0].update(category_id=1),
+            "image 2: segment 1000 has category_id 1; expected one of",
+        ),
         (lambda a: a["segments_info"].pop(), r"segment ids \[6000\] are in the predicted map and not in segments_info"),
         (lambda a: a["segments_info"].append({"id": 9, "category_id": 17}), r"\[9\] are in segments_info and not in"),
         (lambda a: a.update(file_name="x.png"), "cannot read .*x.png"),
-        (lambda a: a.pop("file_name"), "lacks one of file_name, image_id, segments_info"),
-        (lambda a: a.update(image_id=[2]), r"image_id \[2\]; expected a number or a name"),
-        (lambda a: a.update(image_id=8), "image 8 is there twice"),
-        (lambda a: a.update(segments_info=[7]), r"image 2 has segments_info \[7\]; expected segments, a list"),
-        (lambda a: a["segments_info"][0].pop("id"), "numbers 'id' and 'category_id' of each"),
+        (lambda a: a.pop("file_name"), "image 2 has no 'file_name'"),
+        (lambda a: a.update(image_id=[2]), r"image_id \[2\]; expected one of the 3"),
+        (lambda a: a.update(image_id=8), "image_id 8; expected an id that no earlier entry has"),
+        (lambda a: a.update(segments_info=[7]), r"image 2 has segments_info \[7\]; expected objects"),
+        (lambda a: a["segments_info"][0].pop("id"), "image 2: segment None has no 'id'"),
     ],
 )
 def test_wrong_results_are_errors(tmp_path, change, message):
@@ -250,10 +262,10 @@ def test_wrong_results_are_errors(tmp_path, change, message):
 
 def test_no_results_are_an_error(tmp_path):
     evaluator = PanopticEvaluator(random_dataset()[0])
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="results: no file"):
         evaluator.load_results(tmp_path / "results.json")
     (tmp_path / "results.json").write_text("[1]")
-    with pytest.raises(DataError, match="is no JSON of panoptic results"):
+    with pytest.raises(DataError, match="the file holds .*; expected panoptic results"):
         evaluator.load_results(tmp_path / "results.json")
 
 
@@ -281,7 +293,7 @@ def test_published_sample_matches_itself(shared_data):
     evaluator, metrics = run(dataset, maps)
     assert metrics["PQ"] == metrics["PQ_things"] == metrics["PQ_stuff"] == 1.0
     num_crowds = sum(s["iscrowd"] for found in maps.values() for s in found.segments_info)
-    assert sum(answer.matches[:, 1].sum() for answer in evaluator._answers.values()) == 50 - num_crowds
+    assert sum(answer.matches[:, 1].sum() for answer in evaluator.answers.values()) == 50 - num_crowds
     # Without the things, and with every second column of the stuff: nothing of the things, half or less of the stuff.
     halves = {}
     for image_id, (ids, found) in maps.items():

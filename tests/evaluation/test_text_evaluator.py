@@ -80,14 +80,14 @@ def test_bleu_by_length_groups_sentences_by_words_of_the_source():
     sources = ["a", "a b c d e", "a b c d e f", "a " * 11, ""]
     texts = ["w x y z", "w x y z", "w x y q", "w x y z", "w x y z"]
     groups = evaluated(texts, ["w x y z"] * 5, sources, smallest_group=1).by_length()
-    assert [(g.first, g.last, g.count) for g in groups] == [(1, 5, 3), (6, 10, 1), (11, 15, 1)]
+    assert [(g.min_words, g.max_words, g.count) for g in groups] == [(1, 5, 3), (6, 10, 1), (11, 15, 1)]
     assert groups[0].bleu == pytest.approx(100) and groups[1].bleu < 80
 
 
 def test_small_groups_are_joined():
     sources = ["a"] * 3 + ["a " * 7] + ["a " * 12] * 3 + ["a " * 30]
     groups = evaluated(["w x y z"] * 8, ["w x y z"] * 8, sources, smallest_group=3).by_length()
-    assert [(g.first, g.last, g.count) for g in groups] == [(1, 10, 4), (11, 30, 4)]
+    assert [(g.min_words, g.max_words, g.count) for g in groups] == [(1, 10, 4), (11, 30, 4)]
 
 
 def test_the_table_ends_with_the_signatures():
@@ -111,8 +111,25 @@ def test_results_can_be_read_back(tmp_path):
     again = TextEvaluator(range(2))
     again.load_results(tmp_path / "r.json")
     assert again.compute() == metrics
-    with pytest.raises(DataError, match=r"r\.txt: no texts that tools/test\.py wrote"):
+    with pytest.raises(DataError, match=r"r\.txt: not valid JSON"):
         again.load_results(tmp_path / "r.txt")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], r"the file holds \[\]; expected texts that tools/test\.py wrote"),
+        ({"sentences": [7]}, "entry 0 of 'sentences' is 7"),
+        ({"sentences": [{"index": [0], "text": "a", "source": "a", "references": ["a"]}]}, r"has index \[0\]"),
+        ({"sentences": [{"index": 2, "text": "a", "source": "a", "references": ["a"]}]}, "has index 2"),
+        ({"sentences": [{"index": 0, "text": None, "source": "a", "references": ["a"]}]}, "has text None"),
+        ({"sentences": [{"index": 0, "text": "a", "source": "a", "references": []}]}, r"has references \[\]"),
+    ],
+)
+def test_wrong_results_are_named(tmp_path, content, message):
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"r\.json': .*{message}"):
+        TextEvaluator(range(2)).load_results(tmp_path / "r.json")
 
 
 def test_curves_of_several_models_are_drawn_together(tmp_path):

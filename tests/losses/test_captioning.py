@@ -8,7 +8,7 @@ from vitkit.losses.captioning import CaptionLoss
 
 
 def soft_outputs():
-    """Two captions of two and one words over three places, the second's last place padding; uniform over two words."""
+    """Two captions of two and one words over three locations, the second's last one padding; uniform over two words."""
     attention = torch.tensor(
         [[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]], [[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]]], requires_grad=True
     )

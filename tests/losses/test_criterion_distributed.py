@@ -48,10 +48,12 @@ def make_step(counts: list[int]):
 def make_criterion() -> nn.Module:
     return CRITERIA.build(
         dict(
-            type="SetCriterion", no_object_weight=0.1, weights=dict(labels=1.0, l1=5.0, giou=2.0),
+            type="SetCriterion",
+            no_object_weight=0.1,
+            weights=dict(labels=1.0, l1=5.0, giou=2.0),
             matcher=dict(type="HungarianMatcher", cost_class=1.0, cost_l1=5.0, cost_giou=2.0),
         )
-    )  # fmt: skip
+    )
 
 
 def gradients(model: nn.Module, losses: dict[str, Tensor]) -> list[Tensor]:

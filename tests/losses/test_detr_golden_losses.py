@@ -22,13 +22,22 @@ def case() -> Case:
 def model(case: Case) -> torch.nn.Module:
     model = MODELS.build(
         dict(
-            type="DETR", num_queries=100, num_classes=91,
+            type="DETR",
+            num_queries=100,
+            num_classes=91,
             backbone=dict(type="ResNet", depth=50, norm="frozen_bn", frozen_stages=1),
             neck=dict(type="ChannelProjection", out_channels=256),
-            head=dict(type="DETRHead", d_model=256, num_heads=8, d_ffn=2048, dropout=0.1,
-                      num_encoder_layers=6, num_decoder_layers=6),
+            head=dict(
+                type="DETRHead",
+                d_model=256,
+                num_heads=8,
+                d_ffn=2048,
+                dropout=0.1,
+                num_encoder_layers=6,
+                num_decoder_layers=6,
+            ),
         )
-    )  # fmt: skip
+    )
     model.load_state_dict(convert_official(case.torch_state_dict(), model)[0])
     return model.eval()
 
@@ -48,10 +57,12 @@ def outputs(case: Case, model: torch.nn.Module) -> dict:
 def make_criterion() -> torch.nn.Module:
     return CRITERIA.build(
         dict(
-            type="SetCriterion", no_object_weight=0.1, weights=dict(labels=1.0, l1=5.0, giou=2.0),
+            type="SetCriterion",
+            no_object_weight=0.1,
+            weights=dict(labels=1.0, l1=5.0, giou=2.0),
             matcher=dict(type="HungarianMatcher", cost_class=1.0, cost_l1=5.0, cost_giou=2.0),
         )
-    )  # fmt: skip
+    )
 
 
 def targets_of(case: Case, variant: str) -> list[dict]:

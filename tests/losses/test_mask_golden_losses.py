@@ -15,28 +15,36 @@ BACKBONE = dict(type="ResNet", depth=50, norm="frozen_bn")
 SPECS = {
     "mask2former_r50_coco_instance": (
         dict(
-            type="MaskClassification", num_classes=80, backbone=BACKBONE,
-            neck=dict(type="DeformablePixelDecoder", out_channels=256), head=dict(type="Mask2FormerHead"),
+            type="MaskClassification",
+            num_classes=80,
+            backbone=BACKBONE,
+            neck=dict(type="DeformablePixelDecoder", out_channels=256),
+            head=dict(type="Mask2FormerHead"),
         ),
         dict(
-            type="MaskCriterion", weights=dict(labels=2.0, mask=5.0, dice=5.0), no_object_weight=0.1,
+            type="MaskCriterion",
+            weights=dict(labels=2.0, mask=5.0, dice=5.0),
+            no_object_weight=0.1,
             matcher=dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0),
         ),
     ),
     "maskformer_r50_ade20k_semantic": (
         dict(
-            type="MaskClassification", num_classes=150, backbone=BACKBONE,
-            neck=dict(type="FPNPixelDecoder", out_channels=256), head=dict(type="MaskFormerHead"),
+            type="MaskClassification",
+            num_classes=150,
+            backbone=BACKBONE,
+            neck=dict(type="FPNPixelDecoder", out_channels=256),
+            head=dict(type="MaskFormerHead"),
         ),
         dict(
-            type="MaskCriterion", mask_loss="focal", no_object_weight=0.1,
+            type="MaskCriterion",
+            mask_loss="focal",
+            no_object_weight=0.1,
             weights=dict(labels=1.0, mask=20.0, dice=1.0),
-            matcher=dict(
-                type="HungarianMaskMatcher", cost_class=1.0, cost_mask=20.0, cost_dice=1.0, mask_cost="focal"
-            ),
+            matcher=dict(type="HungarianMaskMatcher", cost_class=1.0, cost_mask=20.0, cost_dice=1.0, mask_cost="focal"),
         ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", params=SPECS)

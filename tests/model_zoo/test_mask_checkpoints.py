@@ -12,18 +12,11 @@ import torch
 from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
 from vitkit.errors import CheckpointError
-from vitkit.model_zoo.converters import (
-    COCO_CLASSES,
-    COCO_PANOPTIC_CATEGORY_IDS,
-    COCO_PANOPTIC_CLASSES,
-)
+from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
 
 TESTS = Path(__file__).resolve().parents[1]
-GOLDEN = {
-    "mask2former": "mask2former_r50_coco_instance",
-    "maskformer": "maskformer_r50_ade20k_semantic",
-}
+GOLDEN = {"mask2former": "mask2former_r50_coco_instance", "maskformer": "maskformer_r50_ade20k_semantic"}
 SWIN_CHANNELS = {256: 96, 512: 192, 1024: 384, 2048: 768}
 
 
@@ -66,11 +59,19 @@ def with_encoder(heads):
         f"{neck}input_proj.bias": (256,),
     }
     layer = {
-        "self_attn.in_proj_weight": (768, 256), "self_attn.in_proj_bias": (768,),
-        "self_attn.out_proj.weight": (256, 256), "self_attn.out_proj.bias": (256,),
-        "linear1.weight": (2048, 256), "linear1.bias": (2048,), "linear2.weight": (256, 2048), "linear2.bias": (256,),
-        "norm1.weight": (256,), "norm1.bias": (256,), "norm2.weight": (256,), "norm2.bias": (256,),
-    }  # fmt: skip
+        "self_attn.in_proj_weight": (768, 256),
+        "self_attn.in_proj_bias": (768,),
+        "self_attn.out_proj.weight": (256, 256),
+        "self_attn.out_proj.bias": (256,),
+        "linear1.weight": (2048, 256),
+        "linear1.bias": (2048,),
+        "linear2.weight": (256, 2048),
+        "linear2.bias": (256,),
+        "norm1.weight": (256,),
+        "norm1.bias": (256,),
+        "norm2.weight": (256,),
+        "norm2.bias": (256,),
+    }
     encoder = f"{neck}transformer.encoder.layers."
     return heads | {f"{encoder}{i}.{key}": shape for i in range(6) for key, shape in layer.items()}
 
@@ -165,7 +166,9 @@ def small(kind, num_classes, **options):
     if kind in ("DETR", "DETRSegmentation"):
         return build_model(
             dict(
-                type=kind, num_queries=4, num_classes=num_classes,
+                type=kind,
+                num_queries=4,
+                num_classes=num_classes,
                 backbone=dict(type="ResNet", depth=18, norm="frozen_bn"),
                 neck=dict(type="ChannelProjection", out_channels=128),
                 head=dict(
@@ -173,25 +176,30 @@ def small(kind, num_classes, **options):
                 ),
                 **options,
             )
-        )  # fmt: skip
+        )
     return build_model(
         dict(
-            type="MaskClassification", num_queries=4, num_classes=num_classes,
+            type="MaskClassification",
+            num_queries=4,
+            num_classes=num_classes,
             backbone=dict(type="ResNet", depth=18, norm="frozen_bn"),
             neck=dict(type="DeformablePixelDecoder", out_channels=32, mask_channels=32, num_layers=1),
             head=dict(type="Mask2FormerHead", d_model=32, num_decoder_layers=3),
             **options,
         )
-    )  # fmt: skip
+    )
 
 
 def official_detr(model):
     """A small DETR's weights, with or without masks, under the original's names."""
     names = (
-        (r"^backbone\.", "backbone.0.body."), (r"^neck\.projections\.res5\.", "input_proj."),
-        (r"^head\.(class_embed|bbox_embed|query_embed)", r"\1"), (r"^head\.", "transformer."),
-        (r"\.cross_attn\.", ".multihead_attn."), (r"\.ffn\.(linear\d)", r".\1"),
-    )  # fmt: skip
+        (r"^backbone\.", "backbone.0.body."),
+        (r"^neck\.projections\.res5\.", "input_proj."),
+        (r"^head\.(class_embed|bbox_embed|query_embed)", r"\1"),
+        (r"^head\.", "transformer."),
+        (r"\.cross_attn\.", ".multihead_attn."),
+        (r"\.ffn\.(linear\d)", r".\1"),
+    )
     masks = hasattr(model, "mask_head")
     state = {}
     for key, value in model.state_dict().items():
@@ -241,9 +249,11 @@ def test_a_mask_head_starts_anew_on_a_trained_detr():
 
 def test_a_frozen_class_head_cannot_start_anew():
     message = refusal(
-        small("DETRSegmentation", 133), official_detr(small("DETR", 91)), classes=COCO_PANOPTIC_CLASSES,
+        small("DETRSegmentation", 133),
+        official_detr(small("DETR", 91)),
+        classes=COCO_PANOPTIC_CLASSES,
         new_class_head=True,
-    )  # fmt: skip
+    )
     assert "head.class_embed.weight, head.class_embed.bias would start anew, but are not trained" in message
     assert "model.freeze_detr=false" in message
 

@@ -4,7 +4,7 @@ import torchvision
 from torch import nn
 
 from vitkit import build_model, load_weights
-from vitkit.errors import CheckpointError, ConfigError
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import normalize_images
 
 CLASSES = [f"class {i}" for i in range(10)]
@@ -37,6 +37,37 @@ def test_other_pixel_constants_are_those_of_the_backbone():
     expected = (images / 255 - 0.5) / torch.tensor([0.5, 0.5, 0.25]).view(3, 1, 1)
     torch.testing.assert_close(model(images)["logits"].view(1, 3, 4, 5), expected, rtol=0, atol=1e-5)
     assert not model.state_dict()
+
+
+CLIP_BACKBONES = {
+    "timesformer": dict(type="TimeSformer", d_model=16, depth=1, num_heads=2, image_size=32, num_frames=4),
+    "mvit": dict(type="MViT", embed_dim=16, depths=[1, 1, 1, 1], num_heads=1, image_size=32, num_frames=4),
+    "nonlocal": dict(type="ClipResNet", positions={"res3": [0]}),
+}
+
+
+@pytest.mark.parametrize("name", CLIP_BACKBONES)
+@pytest.mark.parametrize("pixels", [dict(), dict(pixel_mean=(0.45,) * 3, pixel_std=(0.225,) * 3)])
+def test_uint8_clips_are_normalised_and_classified(name, pixels):
+    spec = dict(type="Classifier", backbone=CLIP_BACKBONES[name], **pixels)
+    model = build_model(spec, classes=CLASSES).eval()
+    clips = images_of(2, 3, 4, 32, 32)
+    normalised = normalize_images(clips)
+    if pixels:
+        normalised = (clips / 255 - 0.45) / 0.225
+    with torch.no_grad():
+        outputs = model(clips)
+        torch.testing.assert_close(outputs["logits"], model.backbone(normalised), atol=1e-4, rtol=1e-4)
+    scores = model.postprocess(outputs, [(32, 32)] * 2)
+    assert len(scores) == 2 and scores[0]["class_scores"].shape == (10,)
+    with pytest.raises(DataError, match=r"expected \(B, 3, T, H, W\)"):
+        model(images_of(2, 3, 32, 32))
+
+
+def test_clips_are_refused_by_a_backbone_of_images():
+    model = build_model(dict(type="Classifier", backbone=dict(type="ViT", d_model=16, depth=1, num_heads=2)))
+    with pytest.raises(DataError, match=r"expected \(B, 3, H, W\)"):
+        model(images_of(2, 3, 4, 32, 32))
 
 
 def test_every_parameter_gets_a_finite_gradient():

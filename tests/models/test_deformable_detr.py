@@ -6,15 +6,11 @@ from vitkit.config import load_config
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.model_zoo.converters import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.models import build_model
-from vitkit.nn.deformable_transformer import boxes_around, flatten_levels, in_padded_maps, level_places
+from vitkit.nn.deformable_transformer import boxes_around, flatten_levels, in_padded_maps
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import CRITERIA
 
-VARIANTS = {
-    "plain": dict(),
-    "refine": dict(refine_boxes=True),
-    "two_stage": dict(refine_boxes=True, two_stage=True),
-}
+VARIANTS = {"plain": dict(), "refine": dict(refine_boxes=True), "two_stage": dict(refine_boxes=True, two_stage=True)}
 
 
 def small_spec(*, num_levels=3, num_queries=10, head=None, **options):
@@ -25,11 +21,18 @@ def small_spec(*, num_levels=3, num_queries=10, head=None, **options):
         backbone=dict(type="ResNet", depth=18, out_features=["res3", "res4"]),
         neck=dict(type="PyramidProjection", out_channels=32, num_levels=num_levels, num_groups=4),
         head=dict(
-            type="DeformableDETRHead", d_model=32, num_heads=4, num_points=2, d_ffn=64, dropout=0.0,
-            num_encoder_layers=1, num_decoder_layers=3, **(head or {}),
+            type="DeformableDETRHead",
+            d_model=32,
+            num_heads=4,
+            num_points=2,
+            d_ffn=64,
+            dropout=0.0,
+            num_encoder_layers=1,
+            num_decoder_layers=3,
+            **(head or {}),
         ),
         **options,
-    )  # fmt: skip
+    )
 
 
 def small_batch():
@@ -131,17 +134,18 @@ def test_at_first_boxes_lie_around_their_references():
     torch.testing.assert_close(moved, torch.tensor([[torch.tensor(1.0).sigmoid(), 0.25, 0.5, 0.5]]))
 
 
-def test_places_are_relative_to_the_image_without_its_padding():
+def test_locations_are_relative_to_the_image_without_its_padding():
     mask = torch.ones(1, 8, 8, dtype=torch.bool)
     mask[:, :4, :2] = False
-    levels = flatten_levels({"a": torch.zeros(1, 4, 4, 4), "b": torch.zeros(1, 4, 2, 2)}, mask, position_offset=-0.5)
+    maps = {"a": torch.zeros(1, 4, 4, 4), "b": torch.zeros(1, 4, 2, 2)}
+    levels = flatten_levels(maps, torch.zeros(2, 4), mask, position_offset=-0.5)
     torch.testing.assert_close(levels.valid_ratios, torch.tensor([[[0.25, 0.5], [0.5, 0.5]]]))
     assert levels.sizes == [16, 4] and levels.padding_mask[0].sum() == 14 + 3
-    places = level_places(levels.shapes, levels.valid_ratios)
-    torch.testing.assert_close(places[0, 0], torch.tensor([0.5, 0.25]))  # first of a 2 x 1 (h x w) image
-    torch.testing.assert_close(places[0, 4], torch.tensor([0.5, 0.75]))
-    torch.testing.assert_close(places[0, 16], torch.tensor([0.5, 0.5]))
-    in_maps = in_padded_maps(places[:, :1], levels.valid_ratios)
+    centers = levels.centers()
+    torch.testing.assert_close(centers[0, 0], torch.tensor([0.5, 0.25]))  # first of a 2 x 1 (h x w) image
+    torch.testing.assert_close(centers[0, 4], torch.tensor([0.5, 0.75]))
+    torch.testing.assert_close(centers[0, 16], torch.tensor([0.5, 0.5]))
+    in_maps = in_padded_maps(centers[:, :1], levels.valid_ratios)
     torch.testing.assert_close(in_maps, torch.tensor([[[[0.125, 0.125], [0.25, 0.125]]]]))
     boxes = in_padded_maps(torch.tensor([[[0.5, 0.5, 1.0, 1.0]]]), levels.valid_ratios)
     torch.testing.assert_close(boxes[0, 0, 0], torch.tensor([0.125, 0.25, 0.25, 0.5]))
@@ -179,7 +183,7 @@ def test_each_config_builds_and_names_its_parameter_groups(name):
     cfg = load_config(f"configs/deformable_detr_{name}.py")
     with torch.device("meta"):
         model = build_model(cfg["model"], classes=[f"class {i}" for i in range(80)])
-    optimizer = OPTIMIZERS.build(cfg["optimizer"], model=model)
+    optimizer = OPTIMIZERS.build(cfg["optimizer"]).build(model)
     assert sorted({round(group["lr"], 8) for group in optimizer.param_groups}) == [2e-5, 2e-4]
     CRITERIA.build(cfg["criterion"])
 
@@ -237,7 +241,7 @@ def test_weights_of_another_variant_say_which():
         (VARIANTS["refine"], {}, 3, "with box refinement does not fit a model of 3 levels without box refinement"),
         ({}, VARIANTS["refine"], 3, "without box refinement does not fit a model of 3 levels with box refinement"),
         ({}, {}, 2, "of 2 levels without box refinement does not fit a model of 3 levels"),
-    ]  # fmt: skip
+    ]
     for theirs, ours, levels, message in cases:
         with pytest.raises(CheckpointError, match=message):
             load_weights(model(**ours), official(model(levels, **theirs)))
@@ -298,9 +302,9 @@ def test_wrong_settings_are_named(spec, message):
 
 def test_images_that_are_too_small_are_named():
     images = torch.zeros(1, 3, 20, 31, dtype=torch.uint8)
-    with pytest.raises(DataError, match="images of 20x31 pixels are smaller than one place of the coarsest map"):
+    with pytest.raises(DataError, match="images of 20x31 pixels are smaller than one location of the coarsest map"):
         build_model(small_spec())(images)
-    with pytest.raises(DataError, match=r"11 places, fewer than the 12 queries.*model\.num_queries"):
+    with pytest.raises(DataError, match=r"11 locations, fewer than the 12 queries.*model\.num_queries"):
         build_model(small_spec(num_queries=12, head=VARIANTS["two_stage"]))(
             torch.zeros(1, 3, 16, 32, dtype=torch.uint8)
         )

@@ -52,28 +52,50 @@ def test_every_variant_equals_an_independent_implementation(variant):
     levels = 1 if variant == "single_scale" else 4
     theirs = transformers.DeformableDetrForObjectDetection(
         transformers.DeformableDetrConfig(
-            num_labels=7, num_queries=20, two_stage_num_proposals=20, d_model=64, encoder_layers=2, decoder_layers=3,
-            encoder_ffn_dim=96, decoder_ffn_dim=96, auxiliary_loss=True, num_feature_levels=levels,
-            two_stage=two_stage, with_box_refine=refine, class_cost=2, bbox_cost=5, giou_cost=2,
+            num_labels=7,
+            num_queries=20,
+            two_stage_num_proposals=20,
+            d_model=64,
+            encoder_layers=2,
+            decoder_layers=3,
+            encoder_ffn_dim=96,
+            decoder_ffn_dim=96,
+            auxiliary_loss=True,
+            num_feature_levels=levels,
+            two_stage=two_stage,
+            with_box_refine=refine,
+            class_cost=2,
+            bbox_cost=5,
+            giou_cost=2,
         )
-    ).eval()  # fmt: skip
+    ).eval()
     for name, parameter in theirs.named_parameters():
         if "backbone" not in name:
             torch.nn.init.normal_(parameter, std=0.5 if "bias" in name else 0.12)
     ours = build_model(
         dict(
-            type="DeformableDETR", num_queries=20, num_classes=7,
+            type="DeformableDETR",
+            num_queries=20,
+            num_classes=7,
             backbone=dict(
-                type="ResNet", depth=50, norm="frozen_bn",
+                type="ResNet",
+                depth=50,
+                norm="frozen_bn",
                 out_features=["res5"] if levels == 1 else ["res3", "res4", "res5"],
             ),
             neck=dict(type="PyramidProjection", out_channels=64, num_levels=levels),
             head=dict(
-                type="DeformableDETRHead", d_model=64, d_ffn=96, dropout=0.0, num_encoder_layers=2,
-                num_decoder_layers=3, refine_boxes=refine, two_stage=two_stage,
+                type="DeformableDETRHead",
+                d_model=64,
+                d_ffn=96,
+                dropout=0.0,
+                num_encoder_layers=2,
+                num_decoder_layers=3,
+                refine_boxes=refine,
+                two_stage=two_stage,
             ),
         )
-    ).eval()  # fmt: skip
+    ).eval()
     report = load_weights(ours, official_state(theirs, num_heads=4 if two_stage else 3), strict=False)
     assert report.converter == "fundamentalvision/Deformable-DETR"
     assert not report.missing and all(key.startswith("backbone.") for key in report.unexpected), report
@@ -97,10 +119,12 @@ def test_every_variant_equals_an_independent_implementation(variant):
 
     criterion = CRITERIA.build(
         dict(
-            type="SetCriterion", class_loss="focal", weights=dict(labels=1.0, l1=1.0, giou=1.0),
+            type="SetCriterion",
+            class_loss="focal",
+            weights=dict(labels=1.0, l1=1.0, giou=1.0),
             matcher=dict(type="HungarianMatcher", class_cost="focal", cost_class=2.0, cost_l1=5.0, cost_giou=2.0),
         )
-    )  # fmt: skip
+    )
     targets = [dict(labels=t["class_labels"], boxes_cxcywh=t["boxes"]) for t in labels]
     losses = criterion.eval()(outputs, targets)
     for name, key in (("labels", "loss_ce"), ("l1", "loss_bbox"), ("giou", "loss_giou")):

@@ -1,18 +1,13 @@
 """DETR-R50 with the golden weights against what the official implementation computed; golden/README.md's tolerances."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from golden.weights import compare, load_case
 
 from vitkit.model_zoo.converters import convert_official
 from vitkit.models import build_model
 from vitkit.nn.position import sine_positions_2d
 from vitkit.ops.images import resize_mask
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
-from weights import compare, load_case
 
 SPEC = dict(
     type="DETR",

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from vitkit.checkpoint import load_weights
 from vitkit.errors import ConfigError
 from vitkit.models import build_model, mask_postprocess
-from vitkit.models.detr_segmentation import instance_masks, surest
+from vitkit.models.detr_segmentation import instance_masks, mask_argmax
 from vitkit.registry import CRITERIA
 
 NAMES = (
@@ -40,14 +40,16 @@ NAMES = (
 
 def small_spec(**options):
     return dict(
-        type="DETRSegmentation", num_queries=6, num_classes=5,
+        type="DETRSegmentation",
+        num_queries=6,
+        num_classes=5,
         backbone=dict(type="ResNet", depth=50, norm="frozen_bn"),
         neck=dict(type="ChannelProjection", out_channels=128),
         head=dict(
             type="DETRHead", d_model=128, num_heads=8, d_ffn=64, dropout=0.0, num_encoder_layers=1, num_decoder_layers=2
         ),
         **options,
-    )  # fmt: skip
+    )
 
 
 def batch():
@@ -63,10 +65,15 @@ def test_masks_equal_an_independent_implementation():
     torch.manual_seed(0)
     theirs = transformers.DetrForSegmentation(
         transformers.DetrConfig(
-            num_labels=5, num_queries=6, d_model=128, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=64,
+            num_labels=5,
+            num_queries=6,
+            d_model=128,
+            encoder_layers=1,
+            decoder_layers=2,
+            encoder_ffn_dim=64,
             decoder_ffn_dim=64,
         )
-    ).eval()  # fmt: skip
+    ).eval()
     for name, parameter in theirs.named_parameters():
         if "backbone" not in name and parameter.dim() == 1 and "norm" not in name:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -95,21 +102,25 @@ def test_the_transformer_is_frozen_and_the_mask_head_learns():
     assert not model.head.training and model.mask_head.training
     criterion = CRITERIA.build(
         dict(
-            type="SetCriterion", no_object_weight=0.1, weights=dict(labels=1.0, l1=5.0, giou=2.0, mask=1.0, dice=1.0),
+            type="SetCriterion",
+            no_object_weight=0.1,
+            weights=dict(labels=1.0, l1=5.0, giou=2.0, mask=1.0, dice=1.0),
             matcher=dict(type="HungarianMatcher", cost_class=1.0, cost_l1=5.0, cost_giou=2.0),
         )
-    )  # fmt: skip
+    )
     images, mask = batch()
     targets = [
         dict(
-            labels=torch.tensor([0, 3]), boxes_cxcywh=torch.tensor([[0.3, 0.3, 0.2, 0.4], [0.6, 0.5, 0.4, 0.3]]),
+            labels=torch.tensor([0, 3]),
+            boxes_cxcywh=torch.tensor([[0.3, 0.3, 0.2, 0.4], [0.6, 0.5, 0.4, 0.3]]),
             masks=torch.rand(2, 96, 128) > 0.5,
         ),
         dict(
-            labels=torch.zeros(0, dtype=torch.int64), boxes_cxcywh=torch.zeros(0, 4),
+            labels=torch.zeros(0, dtype=torch.int64),
+            boxes_cxcywh=torch.zeros(0, 4),
             masks=torch.zeros(0, 70, 100, dtype=torch.bool),
         ),
-    ]  # fmt: skip
+    ]
     losses = criterion(model(images, mask), targets)
     assert {"mask", "dice", "aux0_labels"} <= losses.keys() and "aux0_mask" not in losses
     sum(losses.values()).backward()
@@ -146,7 +157,7 @@ def test_masks_some_at_a_time_are_those_of_all_at_once(chunk, monkeypatch):
     masks, padded, image, original = torch.randn(7, 8, 12), (32, 48), (29, 40), (51, 77)
     masks[5] = masks[2]  # of equal masks the first owns a pixel
     whole = F.interpolate(masks[None], padded, mode="bilinear", align_corners=False)[0]
-    assert torch.equal(surest(masks, padded), whole.argmax(0))
+    assert torch.equal(mask_argmax(masks, padded), whole.argmax(0))
     cut = (whole[:, : image[0], : image[1]].sigmoid() > 0.5).float()
     expected = F.interpolate(cut[None], original, mode="nearest")[0].bool()
     assert torch.equal(instance_masks(masks, padded, image, original), expected)
@@ -160,9 +171,12 @@ def test_post_processing_of_a_large_image_never_holds_all_masks_at_once(monkeypa
     )
     model = build_model(small_spec(tasks=["instance", "panoptic"], object_threshold=0.1))
     outputs = dict(
-        pred_logits=9 * torch.eye(6)[None], pred_boxes=torch.rand(1, 6, 4), pred_masks=torch.randn(1, 6, 16, 24),
-        input_size=(64, 96), image_sizes=torch.tensor([[64, 96]]),
-    )  # fmt: skip
+        pred_logits=9 * torch.eye(6)[None],
+        pred_boxes=torch.rand(1, 6, 4),
+        pred_masks=torch.randn(1, 6, 16, 24),
+        input_size=(64, 96),
+        image_sizes=torch.tensor([[64, 96]]),
+    )
     (result,) = model.postprocess(outputs, [(64, 96)])
     assert len(result["segments_info"]) > 2 and result["masks"].any(0).any()
     assert max(x.numel() for x in sizes) == 2 * 64 * 96

@@ -22,18 +22,28 @@ ONE_MAP = {"vit", "vit_windows"}
 
 HEADS = {
     "detr": dict(
-        type="DETR", neck=dict(type="ChannelProjection", out_channels=32),
+        type="DETR",
+        neck=dict(type="ChannelProjection", out_channels=32),
         head=dict(type="DETRHead", d_model=32, num_heads=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=2),
     ),
     "deformable_detr": dict(
-        type="DeformableDETR", neck=dict(type="PyramidProjection", out_channels=32, num_levels=4, num_groups=4),
+        type="DeformableDETR",
+        neck=dict(type="PyramidProjection", out_channels=32, num_levels=4, num_groups=4),
         head=dict(
-            type="DeformableDETRHead", d_model=32, num_heads=2, num_points=2, d_ffn=32, num_encoder_layers=1,
-            num_decoder_layers=2, refine_boxes=True, two_stage=True,
+            type="DeformableDETRHead",
+            d_model=32,
+            num_heads=2,
+            num_points=2,
+            d_ffn=32,
+            num_encoder_layers=1,
+            num_decoder_layers=2,
+            refine_boxes=True,
+            two_stage=True,
         ),
     ),
     "maskformer": dict(
-        type="MaskClassification", neck=dict(type="FPNPixelDecoder", out_channels=32, mask_channels=16),
+        type="MaskClassification",
+        neck=dict(type="FPNPixelDecoder", out_channels=32, mask_channels=16),
         head=dict(type="MaskFormerHead", d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=2),
     ),
     "mask2former": dict(
@@ -41,26 +51,36 @@ HEADS = {
         neck=dict(type="DeformablePixelDecoder", out_channels=32, mask_channels=16, num_heads=2, num_layers=1),
         head=dict(type="Mask2FormerHead", d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=3),
     ),
-}  # fmt: skip
+}
 CLASS_COST = dict(cost_class=1.0)
 CRITERIA_OF = {
     "detr": dict(
-        type="SetCriterion", weights=dict(labels=1.0, l1=5.0, giou=2.0), no_object_weight=0.1,
+        type="SetCriterion",
+        weights=dict(labels=1.0, l1=5.0, giou=2.0),
+        no_object_weight=0.1,
         matcher=dict(type="HungarianMatcher", cost_class=1.0, cost_l1=5.0, cost_giou=2.0),
     ),
     "deformable_detr": dict(
-        type="SetCriterion", class_loss="focal", weights=dict(labels=1.0, l1=5.0, giou=2.0),
+        type="SetCriterion",
+        class_loss="focal",
+        weights=dict(labels=1.0, l1=5.0, giou=2.0),
         matcher=dict(type="HungarianMatcher", class_cost="focal", cost_class=1.0, cost_l1=5.0, cost_giou=2.0),
     ),
     "maskformer": dict(
-        type="MaskCriterion", mask_loss="focal", weights=dict(labels=1.0, mask=20.0, dice=1.0), no_object_weight=0.1,
+        type="MaskCriterion",
+        mask_loss="focal",
+        weights=dict(labels=1.0, mask=20.0, dice=1.0),
+        no_object_weight=0.1,
         matcher=dict(type="HungarianMaskMatcher", mask_cost="focal", cost_class=1.0, cost_mask=20.0, cost_dice=1.0),
     ),
     "mask2former": dict(
-        type="MaskCriterion", weights=dict(labels=2.0, mask=5.0, dice=5.0), no_object_weight=0.1, num_points=64,
+        type="MaskCriterion",
+        weights=dict(labels=2.0, mask=5.0, dice=5.0),
+        no_object_weight=0.1,
+        num_points=64,
         matcher=dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0, num_points=64),
     ),
-}  # fmt: skip
+}
 
 
 def build(backbone, head):
@@ -77,14 +97,16 @@ def batch():
     images = torch.randint(0, 256, (2, 3, 69, 91), dtype=torch.uint8) * ~mask[:, None]
     targets = [
         dict(
-            labels=torch.tensor([0, 2]), boxes_cxcywh=torch.tensor([[0.3, 0.3, 0.2, 0.4], [0.6, 0.5, 0.4, 0.3]]),
+            labels=torch.tensor([0, 2]),
+            boxes_cxcywh=torch.tensor([[0.3, 0.3, 0.2, 0.4], [0.6, 0.5, 0.4, 0.3]]),
             masks=torch.rand(2, 69, 91) > 0.5,
         ),
         dict(
-            labels=torch.zeros(0, dtype=torch.int64), boxes_cxcywh=torch.zeros(0, 4),
+            labels=torch.zeros(0, dtype=torch.int64),
+            boxes_cxcywh=torch.zeros(0, 4),
             masks=torch.zeros(0, 50, 77, dtype=torch.bool),
         ),
-    ]  # fmt: skip
+    ]
     return images, mask, targets
 
 

@@ -7,20 +7,27 @@ from golden.weights import compare, load_case
 from vitkit.model_zoo.converters import convert_official
 from vitkit.models import build_model
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.masks import mask_logits
 
 BACKBONE = dict(type="ResNet", depth=50, norm="frozen_bn")
 SPECS = {
     "mask2former_r50_coco_instance": dict(
-        type="MaskClassification", num_queries=100, num_classes=80, backbone=BACKBONE,
+        type="MaskClassification",
+        num_queries=100,
+        num_classes=80,
+        backbone=BACKBONE,
         neck=dict(type="DeformablePixelDecoder", out_channels=256),
         head=dict(type="Mask2FormerHead", d_model=256, num_heads=8, d_ffn=2048, num_decoder_layers=9),
     ),
     "maskformer_r50_ade20k_semantic": dict(
-        type="MaskClassification", num_queries=100, num_classes=150, backbone=BACKBONE,
+        type="MaskClassification",
+        num_queries=100,
+        num_classes=150,
+        backbone=BACKBONE,
         neck=dict(type="FPNPixelDecoder", out_channels=256),
         head=dict(type="MaskFormerHead", d_model=256, num_heads=8, d_ffn=2048, num_decoder_layers=6),
     ),
-}  # fmt: skip
+}
 PARAMETERS = {"mask2former_r50_coco_instance": 43_970_257, "maskformer_r50_ade20k_semantic": 41_254_743}
 
 
@@ -72,7 +79,8 @@ def test_outputs_of_every_layer_equal_the_originals(case, model):
         handle.remove()
     features, maps = inner["features"], inner["maps"]
     layers = {f"aux{i}_": layer for i, layer in enumerate(outputs["aux_outputs"])} | {"": outputs}
-    expected = {f"{p}{name}": layer[name] for p, layer in layers.items() for name in ("pred_logits", "pred_masks")}
+    expected = {f"{p}pred_logits": layer["pred_logits"] for p, layer in layers.items()}
+    expected |= {f"{p}pred_masks": mask_logits(x["mask_embed"], x["mask_features"]) for p, x in layers.items()}
     expected |= {f"backbone_{name}": x for name, x in features.items()}
     expected["mask_features"] = maps["mask_features"]
     if "multi_scale_0" in case.expected:

@@ -7,7 +7,15 @@ from golden.weights import compare, load_case
 from vitkit.errors import ConfigError
 from vitkit.model_zoo.converters import convert_official
 from vitkit.models import build_model, mask_postprocess
-from vitkit.models.mask_postprocess import Geometry, instances, panoptic, resize_rows, semantic_map, semantic_scores
+from vitkit.models.mask_postprocess import (
+    Geometry,
+    MaskSettings,
+    instances,
+    panoptic,
+    resize_rows,
+    semantic_map,
+    semantic_scores,
+)
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.ops.masks import boxes_around_masks
 
@@ -89,7 +97,7 @@ def test_instances_are_the_best_pairs_with_sure_masks(chunk, monkeypatch):
 
 
 def panoptic_by_loop(probabilities, masks, *, things, object_threshold, overlap_threshold, cut_masks):
-    """The originals' loop over whole masks."""
+    """The originals' loop over full masks."""
     scores, labels = probabilities.max(-1)
     keep = (labels != len(things)) & (scores > object_threshold)
     scores, labels, p = scores[keep], labels[keep], whole_size(masks[keep]).sigmoid()
@@ -116,18 +124,17 @@ def panoptic_by_loop(probabilities, masks, *, things, object_threshold, overlap_
 def test_panoptic_maps_are_those_of_the_plain_loop(chunk, cut_masks, overlap, monkeypatch):
     monkeypatch.setattr(mask_postprocess, "CHUNK_VALUES", chunk)
     probabilities, masks = predictions(num_queries=12, num_classes=3)
-    options = dict(things=[True, False, False], object_threshold=0.3, overlap_threshold=overlap, cut_masks=cut_masks)
-    found = panoptic(probabilities, masks, GEOMETRY, **options)
-    ids, segments = panoptic_by_loop(probabilities, masks, **options)
+    options = dict(object_threshold=0.3, overlap_threshold=overlap, cut_masks=cut_masks)
+    things = [True, False, False]
+    found = panoptic(probabilities, masks, GEOMETRY, things=things, settings=MaskSettings(**options))
+    ids, segments = panoptic_by_loop(probabilities, masks, things=things, **options)
     assert [(s["id"], s["label"]) for s in found.segments] == segments and len(segments) > 1
     assert (found.segment_ids == ids).float().mean() > 0.999
 
 
 def test_no_sure_query_gives_an_empty_map():
     probabilities, masks = predictions()
-    found = panoptic(
-        probabilities, masks, GEOMETRY, things=[True] * 5, object_threshold=1.0, overlap_threshold=0.8, cut_masks=True
-    )
+    found = panoptic(probabilities, masks, GEOMETRY, things=[True] * 5, settings=MaskSettings(object_threshold=1.0))
     assert found.segments == [] and not found.segment_ids.any() and found.segment_ids.shape == GEOMETRY.original
 
 

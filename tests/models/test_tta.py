@@ -10,11 +10,14 @@ from vitkit.models.mask_postprocess import resize
 from vitkit.models.tta import MultiScaleFlip
 
 SMALL = dict(
-    type="MaskClassification", num_classes=4, num_queries=6, tasks=["semantic"],
+    type="MaskClassification",
+    num_classes=4,
+    num_queries=6,
+    tasks=["semantic"],
     backbone=dict(type="ResNet", depth=18, out_features=["res2", "res3"], pretrained=False),
     neck=dict(type="FPNPixelDecoder", out_channels=32, mask_channels=32),
     head=dict(type="MaskFormerHead", d_model=32, num_heads=4, d_ffn=32, num_decoder_layers=1),
-)  # fmt: skip
+)
 
 
 class Reds(nn.Module):
@@ -35,9 +38,12 @@ def image(height=24, width=40):
 
 
 PER_PIXEL = dict(
-    type="PerPixelClassification", num_classes=4, backbone=SMALL["backbone"], neck=SMALL["neck"],
+    type="PerPixelClassification",
+    num_classes=4,
+    backbone=SMALL["backbone"],
+    neck=SMALL["neck"],
     head="PerPixelBaselineHead",
-)  # fmt: skip
+)
 
 
 def small_model(spec=SMALL):

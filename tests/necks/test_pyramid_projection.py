@@ -1,9 +1,8 @@
 import pytest
 import torch
-from torch import nn
 
 from vitkit.errors import ConfigError
-from vitkit.necks.pyramid_projection import PyramidProjection, masked_group_norm
+from vitkit.necks.pyramid_projection import PyramidProjection
 from vitkit.structures import FeatureInfo
 
 INFO = {"res3": FeatureInfo(8, 8), "res4": FeatureInfo(12, 16), "res5": FeatureInfo(16, 32)}
@@ -39,19 +38,6 @@ def test_levels_never_take_the_name_of_a_map():
 def test_chosen_maps_alone_are_projected():
     neck = PyramidProjection(INFO, 32, in_features=["res4"])
     assert neck.feature_info == {"res4": FeatureInfo(32, 16)} and len(neck.levels) == 1
-
-
-def test_a_masked_group_norm_is_that_of_the_part_without_padding():
-    norm = nn.GroupNorm(4, 8)
-    nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.bias)
-    x = torch.randn(2, 8, 6, 7)
-    mask = torch.zeros(2, 6, 7, dtype=torch.bool)
-    mask[0, 4:] = mask[0, :, 5:] = True
-    got = masked_group_norm(x, mask, norm)
-    torch.testing.assert_close(got[0, :, :4, :5], norm(x[:1, :, :4, :5])[0])
-    torch.testing.assert_close(got[1], norm(x[1:])[0])
-    assert torch.isfinite(masked_group_norm(x, torch.ones_like(mask), norm)).all()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vitkit.backbones.vit import ViT
 from vitkit.checkpoint import load_weights
 from vitkit.errors import ConfigError
 from vitkit.necks.simple_pyramid import SimpleFeaturePyramid
-from vitkit.registry import NECKS
+from vitkit.registry import BACKBONES, NECKS
 from vitkit.structures import FeatureInfo
+
+build = BACKBONES.build
+VIT = dict(patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, window_size=2, relative_positions=4)
+
 
 INFO = {"res4": FeatureInfo(16, 16)}
 
@@ -89,7 +92,9 @@ def test_padding_that_is_masked_does_not_reach_the_image():
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_vitdets_names_load_into_backbone_and_neck(nested):
-    backbone = ViT(8, d_model=16, depth=2, num_heads=2, image_size=32, window_size=2, relative_positions=4)
+    backbone = build(
+        "ViT", patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, window_size=2, relative_positions=4
+    )
     neck = SimpleFeaturePyramid(backbone.feature_info, 8, strides=(2, 4, 8, 16))
     source = nn.ModuleDict({"backbone": backbone, "neck": neck})
     randomize(source)
@@ -100,7 +105,9 @@ def test_vitdets_names_load_into_backbone_and_neck(nested):
     pos_embed = "backbone.net.pos_embed" if nested else "net.pos_embed"
     # The original keeps the position of the class token that it does not have.
     official[pos_embed] = torch.cat((torch.full((1, 1, 16), 9.0), official[pos_embed]), dim=1)
-    backbone = ViT(8, d_model=16, depth=2, num_heads=2, image_size=32, window_size=2, relative_positions=4)
+    backbone = build(
+        "ViT", patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, window_size=2, relative_positions=4
+    )
     target = nn.ModuleDict(
         {"backbone": backbone, "neck": SimpleFeaturePyramid(INFO | backbone.feature_info, 8, strides=(2, 4, 8, 16))}
     )

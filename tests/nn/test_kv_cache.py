@@ -8,9 +8,9 @@ def test_a_cache_holds_what_was_appended_through_growth_and_selection():
     cache, expected = KeyValueCache(capacity=4), torch.empty(3, 0, 2)
     cache.select(torch.tensor([2, 0, 1]))  # nothing is there yet
     for step in range(40):
-        places = torch.randn(len(expected), 1 + step % 3, 2)
-        expected = torch.cat([expected, places], dim=1)
-        torch.testing.assert_close(cache.append(places), expected, atol=0, rtol=0)
+        tokens = torch.randn(len(expected), 1 + step % 3, 2)
+        expected = torch.cat([expected, tokens], dim=1)
+        torch.testing.assert_close(cache.append(tokens), expected, atol=0, rtol=0)
         assert cache.length == expected.shape[1]
         if step % 2:
             # More rows, fewer, and the same number in another order.

@@ -17,7 +17,7 @@ def block(*, seed=0, **options):
 
 
 def expected(made, x, *, pool=None):
-    """The paper's equation 1, place by place."""
+    """The paper's equation 1, location by location."""
     pooled = x if pool is None else (F.max_pool2d if x.ndim == 4 else F.max_pool3d)(x, pool)
     gaussian = made.pairwise == "gaussian"
     theta, phi = (x, pooled) if gaussian else (made.conv_theta(x), made.conv_phi(pooled))
@@ -76,7 +76,7 @@ def test_the_recorder_sees_the_weights(pairwise):
 
 
 @pytest.mark.parametrize("pairwise", PAIRWISE)
-def test_padded_places_are_not_looked_at(pairwise):
+def test_padded_locations_are_not_looked_at(pairwise):
     made = block(pairwise=pairwise, pool=(2, 2))
     x = torch.rand(1, 6, 4, 4)
     padded, padding = torch.zeros(1, 6, 6, 8), torch.ones(1, 1, 6, 8, dtype=torch.bool)
@@ -86,7 +86,7 @@ def test_padded_places_are_not_looked_at(pairwise):
     assert not output[..., 4:].any()
 
 
-def test_an_axis_shorter_than_the_pooling_is_one_place():
+def test_an_axis_shorter_than_the_pooling_is_one_location():
     made = block(pool=(4, 2))
     assert made(torch.randn(1, 6, 3, 1)).shape == (1, 6, 3, 1)
 

@@ -21,7 +21,7 @@ def test_2d_code_has_the_row_first_and_ends_at_two_pi():
     torch.testing.assert_close(code[0, 1, 0], torch.tensor(expected))
 
 
-def test_2d_code_counts_only_places_that_are_not_padded():
+def test_2d_code_counts_only_locations_that_are_not_padded():
     mask = torch.ones(2, 5, 6, dtype=torch.bool)
     mask[0, :3, :4] = False
     mask[1] = False
@@ -31,6 +31,6 @@ def test_2d_code_counts_only_places_that_are_not_padded():
     assert torch.isfinite(code).all()
 
 
-def test_offset_moves_places_before_they_are_normalised():
+def test_offset_moves_locations_before_they_are_normalised():
     code = sine_positions_2d((3, 3), 4, offset=-0.5)
     assert abs(code[0, 0, 0, 0] - math.sin(2 * math.pi * 0.5 / 3)) < 1e-5

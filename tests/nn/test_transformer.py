@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,11 +7,11 @@ from torch import nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
-from vitkit.nn.layers import FeedForward, _dropout_, enable_activation_checkpointing
-from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
+from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder, TransformerSettings
 
 D, HEADS, FFN = 16, 4, 32
-SIZES = dict(num_heads=HEADS, d_ffn=FFN, dropout=0.0)
+SETTINGS = TransformerSettings(HEADS, FFN, dropout=0.0)
 
 
 def pytorch_names(state):
@@ -19,7 +20,7 @@ def pytorch_names(state):
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_encoder_without_positions_equals_pytorchs(norm_first):
-    ours = TransformerEncoder(2, D, norm_first=norm_first, **SIZES).eval()
+    ours = TransformerEncoder(2, D, replace(SETTINGS, norm_first=norm_first)).eval()
     layer = nn.TransformerEncoderLayer(D, HEADS, FFN, 0.0, batch_first=True, norm_first=norm_first)
     norm = nn.LayerNorm(D) if norm_first else None
     theirs = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False).eval()
@@ -31,7 +32,7 @@ def test_encoder_without_positions_equals_pytorchs(norm_first):
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_decoder_without_positions_equals_pytorchs_and_normalises_every_layer(norm_first):
-    ours = TransformerDecoder(2, D, norm_first=norm_first, **SIZES).eval()
+    ours = TransformerDecoder(2, D, replace(SETTINGS, norm_first=norm_first)).eval()
     layer = nn.TransformerDecoderLayer(D, HEADS, FFN, 0.0, batch_first=True, norm_first=norm_first)
     theirs = nn.TransformerDecoder(layer, 2, nn.LayerNorm(D)).eval()
     theirs.load_state_dict(pytorch_names(ours.state_dict()))
@@ -44,7 +45,7 @@ def test_decoder_without_positions_equals_pytorchs_and_normalises_every_layer(no
 
 
 def test_positions_reach_queries_and_keys_but_not_values():
-    encoder = TransformerEncoder(1, D, **SIZES).eval()
+    encoder = TransformerEncoder(1, D, SETTINGS).eval()
     layer = encoder.layers[0]
     x, positions = torch.randn(2, 6, D), torch.randn(1, 6, D)
     attended = layer.self_attn(x + positions, x + positions, x)
@@ -52,7 +53,7 @@ def test_positions_reach_queries_and_keys_but_not_values():
     expected = layer.norm2(expected + layer.ffn(expected))
     torch.testing.assert_close(encoder(x, positions), expected)
 
-    decoder = TransformerDecoder(1, D, **SIZES).eval()
+    decoder = TransformerDecoder(1, D, SETTINGS).eval()
     layer = decoder.layers[0]
     q, q_pos = torch.randn(2, 5, D), torch.randn(1, 5, D)
     expected = layer.norm1(q + layer.self_attn(q + q_pos, q + q_pos, q))
@@ -65,8 +66,8 @@ def test_recomputing_activations_keeps_the_gradients():
     torch.manual_seed(0)
     model = nn.ModuleDict(
         dict(
-            encoder=TransformerEncoder(2, D, **{**SIZES, "dropout": 0.2}),
-            decoder=TransformerDecoder(2, D, **{**SIZES, "dropout": 0.2}),
+            encoder=TransformerEncoder(2, D, replace(SETTINGS, dropout=0.2)),
+            decoder=TransformerDecoder(2, D, replace(SETTINGS, dropout=0.2)),
         )
     )
     other = copy.deepcopy(model)
@@ -87,30 +88,3 @@ def test_recomputing_activations_keeps_the_gradients():
 def test_a_model_without_blocks_cannot_recompute():
     with pytest.raises(ConfigError, match="Linear has no blocks"):
         enable_activation_checkpointing(nn.Linear(2, 2))
-
-
-def test_dropout_after_relu_is_that_of_separate_layers():
-    ffn = FeedForward(8, 32, dropout=0.3).train()
-    x = torch.randn(4, 8, requires_grad=True)
-
-    torch.manual_seed(0)
-    kept = _dropout_(torch.ones(4, 32), 0.3)
-    assert len(kept.unique()) == 2 and kept.max() == pytest.approx(1 / 0.7)
-    separate = ffn.linear2(ffn.linear1(x).relu() * kept)
-    expected = torch.autograd.grad(separate.square().sum(), [x, *ffn.parameters()])
-    torch.manual_seed(0)
-    output = ffn(x)
-    gradients = torch.autograd.grad(output.square().sum(), [x, *ffn.parameters()])
-
-    torch.testing.assert_close(output, separate)
-    for got, wanted in zip(gradients, expected):
-        torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.99])
-def test_dropout_drops_its_share_and_keeps_the_mean(p):
-    torch.manual_seed(0)
-    dropped = _dropout_(torch.ones(1000, 1001), p)
-    assert (dropped == 0).float().mean().item() == pytest.approx(p, abs=2e-3)
-    assert dropped.mean().item() == pytest.approx(1, abs=2e-2)
-    assert not _dropout_(torch.ones(3, 3), 1.0).any()

@@ -1,14 +1,7 @@
 import torch
 from torchvision import ops as torchvision_ops
 
-from vitkit.ops.boxes import (
-    box_iou,
-    cxcywh_to_xyxy,
-    generalized_box_iou,
-    l1_and_giou,
-    scale_boxes,
-    xyxy_to_cxcywh,
-)
+from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou, scale_boxes, xyxy_to_cxcywh
 
 
 def random_boxes_xyxy(*shape: int) -> torch.Tensor:
@@ -31,17 +24,14 @@ def test_boxes_scale_by_their_own_image():
 def test_giou_by_hand():
     a = torch.tensor([0.0, 0.0, 2.0, 2.0])
     b = torch.tensor([[0.0, 0.0, 2.0, 2.0], [1.0, 1.0, 3.0, 3.0], [3.0, 0.0, 4.0, 2.0]])
-    torch.testing.assert_close(box_iou(a, b), torch.tensor([1, 1 / 7, 0]))
     torch.testing.assert_close(generalized_box_iou(a, b), torch.tensor([1, 1 / 7 - 2 / 9, -2 / 8]))
 
 
 def test_pairs_by_broadcasting_equal_torchvision():
     torch.manual_seed(0)
     a, b = random_boxes_xyxy(3, 5), random_boxes_xyxy(3, 4)
-    iou = box_iou(a[:, :, None], b[:, None])
     giou = generalized_box_iou(a[:, :, None], b[:, None])
     for i in range(3):
-        torch.testing.assert_close(iou[i], torchvision_ops.box_iou(a[i], b[i]))
         torch.testing.assert_close(giou[i], torchvision_ops.generalized_box_iou(a[i], b[i]))
 
 
@@ -57,7 +47,6 @@ def test_boxes_without_area_give_finite_values_and_gradients():
     b = torch.tensor([point, line, [0.2, 0.2, 0.2, 0.2]])
     giou = generalized_box_iou(a, b)
     assert giou.tolist() == [0, 0, -1]
-    assert box_iou(a, b).tolist() == [0, 0, 0]
     giou.sum().backward()
     assert a.grad.isfinite().all()
 
@@ -66,25 +55,3 @@ def test_giou_gradient_is_that_of_finite_differences():
     torch.manual_seed(0)
     a, b = random_boxes_xyxy(6).double().requires_grad_(), random_boxes_xyxy(6).double().requires_grad_()
     assert torch.autograd.gradcheck(generalized_box_iou, (a, b))
-
-
-def test_l1_and_giou_of_pairs_and_their_gradients():
-    torch.manual_seed(0)
-    a, b = (torch.rand(size, 4, dtype=torch.float64, requires_grad=True) for size in (5, 3))
-
-    def pairs(a, b):
-        return l1_and_giou(a[:, None].unbind(-1), b.unbind(-1))
-
-    l1, giou = pairs(a, b)
-    torch.testing.assert_close(l1, torch.cdist(a, b, p=1))
-    torch.testing.assert_close(giou, torchvision_ops.generalized_box_iou(cxcywh_to_xyxy(a), cxcywh_to_xyxy(b)))
-    assert torch.autograd.gradcheck(pairs, (a, b))
-
-
-def test_boxes_may_be_overwritten_for_the_same_l1_and_giou():
-    torch.manual_seed(0)
-    a, b = torch.rand(4, 7, 1).expand(4, 7, 3).clone(), torch.rand(4, 3)
-    kept = l1_and_giou(a, b)
-    before = a.clone()
-    torch.testing.assert_close(l1_and_giou(a.unbind(), b, overwrite_a=True), kept, rtol=0, atol=0)
-    assert not a.equal(before)

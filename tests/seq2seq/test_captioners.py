@@ -4,12 +4,13 @@ import logging
 import pytest
 import torch
 
-from vitkit.data.captions import ShapesCaptions, write_features
-from vitkit.data.loader import build_loader
+from vitkit.data.datasets.image_features import write_features
+from vitkit.data.loading.loader import DataSettings
+from vitkit.data.synthetic.shapes import ShapesCaptions
 from vitkit.errors import ConfigError, DataError
 from vitkit.losses import CaptionLoss, SequenceLoss
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.registry import MODELS
+from vitkit.registry import DATASETS, MODELS
 from vitkit.seq2seq import DecodingSettings, decode
 from vitkit.seq2seq.captioner import FeatureMap
 from vitkit.structures import BOS, UNK
@@ -18,9 +19,14 @@ BACKBONE = dict(type="resnet18", pretrained=False, out_features=["res3"])
 SIZE = 30
 SAT = dict(type="ShowAttendTell", d_embedding=8, d_model=12, d_attention=10, dropout=0.0)
 TRANSFORMER = dict(
-    type="TransformerCaptioner", d_model=16, num_heads=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=2,
+    type="TransformerCaptioner",
+    d_model=16,
+    num_heads=2,
+    d_ffn=32,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
     dropout=0.0,
-)  # fmt: skip
+)
 MODELS_OF_KIND = {
     "soft": SAT,
     "hard": SAT | dict(attention="hard"),
@@ -222,7 +228,7 @@ def test_weights_of_other_precision(model, dtype):
 def test_generate_writes_text():
     data = ShapesCaptions(3)
     model = build("transformer", target_size=None, target_vocabulary=data.target_vocabulary)
-    (batch,) = build_loader(data, batch_size=3, training=False)
+    (batch,) = DataSettings(val_images_per_gpu=3, num_workers=0).val_loader(data)
     for written in model.generate(batch.inputs):
         assert written["text"] == data.target_vocabulary.decode(written["tokens"])
 
@@ -230,12 +236,14 @@ def test_generate_writes_text():
 @pytest.mark.parametrize("kind", ["soft", "transformer"])
 def test_cached_features_give_the_very_numbers_of_the_images(kind, tmp_path):
     world, path = dict(num_images=4, image_size=64), tmp_path / "maps.npy"
-    data = ShapesCaptions(**world)
+    data = DATASETS.build("ShapesCaptions", **world)
     model = build(kind, freeze_backbone=True, target_size=len(data.target_vocabulary))
-    loader = build_loader(data, batch_size=4, training=False)
+    loader = DataSettings(val_images_per_gpu=4, num_workers=0).val_loader(data)
     write_features(path, model.feature_maps(loader, "cpu"), data, weights_key=model.weights_key())
     (on_the_fly,) = loader
-    (cached,) = build_loader(ShapesCaptions(**world, features=str(path)), batch_size=4, training=False)
+    (cached,) = DataSettings(val_images_per_gpu=4, num_workers=0).val_loader(
+        DATASETS.build("ShapesCaptions", **world, features=str(path))
+    )
     assert torch.equal(model(**on_the_fly.inputs)["logits"], model(**cached.inputs)["logits"])
     assert model.generate(on_the_fly.inputs) == model.generate(cached.inputs)
 

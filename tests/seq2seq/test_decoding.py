@@ -7,34 +7,34 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.seq2seq import (
-    CausalLanguageModel,
-    DecodingSettings,
-    RNNTranslator,
-    State,
-    Transformer,
-    decode,
-)
+from vitkit.registry import MODELS
+from vitkit.seq2seq import DecodingSettings, State, decode
 from vitkit.structures import BOS, EOS, PAD
 from vitkit.vocabulary import Vocabulary
 
 SIZE = 40
 SMALL = dict(num_layers=2, d_model=32, num_heads=4, d_ffn=48)
 SIZES = dict(source_size=SIZE, target_size=SIZE)
-MODELS = {
-    "post-norm": lambda: Transformer(**SIZES, **SMALL),
-    "pre-norm": lambda: Transformer(**SIZES, **SMALL, norm_first=True, positions="learned", shared_embeddings=False),
-    "unequal": lambda: Transformer(**SIZES, **{**SMALL, "num_layers": (1, 3)}, tied_output=False, final_norm=True),
-    "rnn": lambda: RNNTranslator(**SIZES, attention=None, d_embedding=16, d_hidden=24, cell="lstm"),
-    "rnnsearch": lambda: RNNTranslator(**SIZES, d_embedding=16, d_hidden=24, num_layers=2),
+
+make = MODELS.build
+BUILDERS = {
+    "post-norm": lambda: make("Transformer", **SIZES, **SMALL),
+    "pre-norm": lambda: make(
+        "Transformer", **SIZES, **SMALL, norm_first=True, positions="learned", shared_embeddings=False
+    ),
+    "unequal": lambda: make(
+        "Transformer", **SIZES, **{**SMALL, "num_layers": (1, 3)}, tied_output=False, final_norm=True
+    ),
+    "rnn": lambda: make("RNNTranslator", **SIZES, attention=None, d_embedding=16, d_hidden=24, cell="lstm"),
+    "rnnsearch": lambda: make("RNNTranslator", **SIZES, d_embedding=16, d_hidden=24, num_layers=2),
 }
 LENGTHS = [9, 4, 1, 7, 6, 6]
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=BUILDERS)
 def model(request):
     torch.manual_seed(1)
-    model = MODELS[request.param]().eval()
+    model = BUILDERS[request.param]().eval()
     # Sharper than at random, so that no two continuations are equally good but for rounding.
     output = getattr(model.decoder, "output", None)
     (model.decoder.embedding if output is None else output).weight.data.mul_(3)
@@ -57,7 +57,7 @@ def batch(sources, margin=0):
 
 @torch.no_grad()
 def log_probs_after(model, source, tokens):
-    """Of the next token, by a whole forward pass."""
+    """Log probabilities of the next token, by a full forward pass."""
     logits = model(source[None], None, torch.tensor([[BOS, *tokens]]))["logits"]
     log_probs = logits[0, -1].log_softmax(-1)
     log_probs[[PAD, BOS]] = -math.inf
@@ -258,7 +258,7 @@ def test_samples_have_their_probabilities(options, expected):
 @pytest.mark.parametrize("name", ["post-norm", "unequal", "rnnsearch"])
 def test_attention_belongs_to_its_tokens_and_never_falls_on_padding(name, method, sources):
     torch.manual_seed(0)
-    model = MODELS[name]().eval()
+    model = BUILDERS[name]().eval()
     settings = DecodingSettings(method=method, beams=3, n_best=1, max_length=12)
     decoded = decode(model, batch(sources), settings, return_attention=True)
     for source, hypotheses in zip(sources, decoded):
@@ -274,7 +274,7 @@ def test_attention_belongs_to_its_tokens_and_never_falls_on_padding(name, method
 
 @torch.no_grad()
 def rnn_attention(model, source, tokens):
-    """Of one source's tokens, forced."""
+    """Attention to one source, with its tokens forced."""
     state, rows = model.start(source[None]), []
     for token in [BOS, *tokens][: len(tokens)]:
         _, state, weights = model.step(torch.tensor([token]), state)
@@ -285,7 +285,7 @@ def rnn_attention(model, source, tokens):
 @pytest.mark.parametrize("method", ["greedy", "beam"])
 def test_prompts_of_any_lengths_go_on_as_whole_passes_do(method):
     torch.manual_seed(0)
-    model = CausalLanguageModel(target_size=SIZE, **SMALL).eval()
+    model = make("CausalLanguageModel", target_size=SIZE, **SMALL).eval()
     prompts = [[BOS], [BOS, 7, 9, 11, 30], [BOS, 5, 6]]
     tokens = torch.tensor([prompt + [PAD] * (5 - len(prompt)) for prompt in prompts])
     settings = DecodingSettings(method=method, beams=3, max_length=12)
@@ -303,7 +303,9 @@ def test_prompts_of_any_lengths_go_on_as_whole_passes_do(method):
 def test_generate_gives_the_text_and_the_best_hypotheses(sources):
     vocabulary = Vocabulary("word", ["<pad>", "<unk>", "<s>", "</s>", *(f"▁w{i}" for i in range(36))])
     decoding = dict(method="beam", beams=3, n_best=2, max_length=5)
-    model = Transformer(source_vocabulary=vocabulary, target_vocabulary=vocabulary, **SMALL, decoding=decoding).eval()
+    model = make(
+        "Transformer", source_vocabulary=vocabulary, target_vocabulary=vocabulary, **SMALL, decoding=decoding
+    ).eval()
     results = model.generate(batch(sources))
     assert len(results) == len(sources)
     for result in results:
@@ -329,7 +331,7 @@ def test_generate_gives_the_text_and_the_best_hypotheses(sources):
 )
 def test_impossible_settings_are_named(options, message):
     with pytest.raises(ConfigError) as error:
-        Transformer(**SIZES, **SMALL, decoding=options)
+        make("Transformer", **SIZES, **SMALL, decoding=options)
     assert message in str(error.value)
 
 
@@ -346,7 +348,7 @@ def test_settings_for_several_hypotheses():
 
 
 def test_a_text_longer_than_the_positions_is_an_error(sources):
-    model = Transformer(**SIZES, **SMALL, max_length=12).eval()
+    model = make("Transformer", **SIZES, **SMALL, max_length=12).eval()
     with pytest.raises(DataError, match="a text of 13 tokens or more, but the model has positions for 12"):
         decode(model, batch(sources), DecodingSettings(max_length=20, min_length=19))
 

@@ -7,7 +7,6 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import MODELS
-from vitkit.seq2seq import CausalLanguageModel, MaskedLanguageModel, RNNTranslator, Transformer
 from vitkit.structures import BOS, EOS, PAD
 from vitkit.vocabulary import Vocabulary
 
@@ -15,14 +14,17 @@ SIZE = 30
 SIZES = dict(source_size=SIZE, target_size=SIZE)
 SMALL = dict(num_layers=2, d_model=16, num_heads=2, d_ffn=32)
 RNN = dict(d_embedding=8, d_hidden=12)
+LSTM = dict(cell="lstm", num_layers=2)
 SCORES = ("additive", "dot", "scaled_dot", "general", "cosine")
+
+make = MODELS.build
 TRANSLATORS = {
-    "transformer": lambda: Transformer(**SIZES, **SMALL),
-    "transformer, pre-norm": lambda: Transformer(**SIZES, **SMALL, norm_first=True, positions="learned"),
-    "rnn": lambda: RNNTranslator(**SIZES, **RNN, attention=None),
-    "rnn, lstm": lambda: RNNTranslator(**SIZES, **RNN, attention=None, cell="lstm", num_layers=2, bidirectional=True),
-    **{score: lambda score=score: RNNTranslator(**SIZES, **RNN, attention=score) for score in SCORES},
-    "rnnsearch, lstm": lambda: RNNTranslator(**SIZES, **RNN, cell="lstm", num_layers=2),
+    "transformer": lambda: make("Transformer", **SIZES, **SMALL),
+    "transformer, pre-norm": lambda: make("Transformer", **SIZES, **SMALL, norm_first=True, positions="learned"),
+    "rnn": lambda: make("RNNTranslator", **SIZES, **RNN, attention=None),
+    "rnn, lstm": lambda: make("RNNTranslator", **SIZES, **RNN, attention=None, **LSTM, bidirectional=True),
+    **{score: lambda score=score: make("RNNTranslator", **SIZES, **RNN, attention=score) for score in SCORES},
+    "rnnsearch, lstm": lambda: make("RNNTranslator", **SIZES, **RNN, **LSTM),
 }
 LENGTHS = torch.tensor([7, 2, 5])
 
@@ -84,7 +86,7 @@ def test_published_sizes():
 
 def test_tables_are_shared_as_asked():
     def tables(**options):
-        names = Transformer(**SIZES, **SMALL, **options).state_dict()
+        names = make("Transformer", **SIZES, **SMALL, **options).state_dict()
         return {name for name in names if "embedding" in name or "output" in name}
 
     target = "decoder.embedding.weight"
@@ -94,7 +96,7 @@ def test_tables_are_shared_as_asked():
 
 
 def test_embeddings_start_with_the_positions_variance():
-    model = Transformer(source_size=2000, target_size=2000, **{**SMALL, "d_model": 64})
+    model = make("Transformer", source_size=2000, target_size=2000, **{**SMALL, "d_model": 64})
     scaled = model.decoder.embedding(torch.arange(2000))
     assert scaled.std().item() == pytest.approx(1, abs=0.02)
     matrix = model.encoder.layers[0].ffn.linear1.weight
@@ -102,7 +104,7 @@ def test_embeddings_start_with_the_positions_variance():
 
 
 def test_activations_can_be_recomputed(texts):
-    model = Transformer(**SIZES, **SMALL, dropout=0.0)
+    model = make("Transformer", **SIZES, **SMALL, dropout=0.0)
     expected = torch.autograd.grad(model(*texts)["logits"].square().sum(), model.decoder.embedding.weight)
     assert enable_activation_checkpointing(model) == 4
     got = torch.autograd.grad(model(*texts)["logits"].square().sum(), model.decoder.embedding.weight)
@@ -111,31 +113,40 @@ def test_activations_can_be_recomputed(texts):
 
 def test_a_vocabulary_sizes_the_model():
     vocabulary = Vocabulary("word", ["<pad>", "<unk>", "<s>", "</s>", "▁a", "▁b"])
-    model = RNNTranslator(source_vocabulary=vocabulary, target_vocabulary=vocabulary, **RNN)
+    model = make("RNNTranslator", source_vocabulary=vocabulary, target_vocabulary=vocabulary, **RNN)
     assert model.decoder.output.out_features == 6
     with pytest.raises(ConfigError, match="model.source_size=7, but the source vocabulary has 6 tokens."):
-        RNNTranslator(source_vocabulary=vocabulary, source_size=7, target_size=6, **RNN)
+        make("RNNTranslator", source_vocabulary=vocabulary, source_size=7, target_size=6, **RNN)
     with pytest.raises(ConfigError, match="model.target_size: not set; expected the number of tokens"):
-        RNNTranslator(source_size=7, **RNN)
+        make("RNNTranslator", source_size=7, **RNN)
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Transformer(source_size=5, target_size=6, **SMALL), "the source has 5 tokens and the target 6"),
-        (lambda: Transformer(**SIZES, **SMALL, positions="rotary"), "model.positions: got 'rotary'; expected 'sine'"),
         (
-            lambda: RNNTranslator(**SIZES, **RNN, attention="aditive"),
-            "unknown score 'aditive'. Did you mean",
+            lambda: make("Transformer", source_size=5, target_size=6, **SMALL),
+            "the source has 5 tokens and the target 6",
         ),
         (
-            lambda: Transformer(**SIZES, num_layers=1, d_model=9, num_heads=3, d_ffn=8),
+            lambda: make("Transformer", **SIZES, **SMALL, positions="rotary"),
+            "model.positions: got 'rotary'; expected 'sine'",
+        ),
+        (lambda: make("RNNTranslator", **SIZES, **RNN, attention="aditive"), "unknown score 'aditive'. Did you mean"),
+        (
+            lambda: make("Transformer", **SIZES, num_layers=1, d_model=9, num_heads=3, d_ffn=8),
             "model.d_model: got 9; expected an even number",
         ),
-        (lambda: RNNTranslator(**SIZES, **RNN, cell="rnn"), "model.cell: got 'rnn'; expected 'gru' or 'lstm'."),
-        (lambda: RNNTranslator(**SIZES, d_hidden=5, attention="dot"), "model.d_hidden=5: expected an even number"),
-        (lambda: MaskedLanguageModel(target_size=9), "model.mask_id: the vocabulary has no mask token."),
-        (lambda: MaskedLanguageModel(target_size=9, mask_id=4, mask_share=1.0), "model.mask_share: got 1.0; expected"),
+        (lambda: make("RNNTranslator", **SIZES, **RNN, cell="rnn"), "model.cell: got 'rnn'; expected 'gru' or 'lstm'."),
+        (
+            lambda: make("RNNTranslator", **SIZES, d_hidden=5, attention="dot"),
+            "model.d_hidden=5: expected an even number",
+        ),
+        (lambda: make("MaskedLanguageModel", target_size=9), "model.mask_id: the vocabulary has no mask token."),
+        (
+            lambda: make("MaskedLanguageModel", target_size=9, mask_id=4, mask_share=1.0),
+            "model.mask_share: got 1.0; expected",
+        ),
     ],
 )
 def test_impossible_models_are_named(build, message):
@@ -152,18 +163,18 @@ def test_a_text_without_a_token_is_an_error(texts):
 
 
 def test_attention_of_a_model_that_has_none_is_an_error(texts):
-    model = RNNTranslator(**SIZES, **RNN, attention=None).eval()
+    model = make("RNNTranslator", **SIZES, **RNN, attention=None).eval()
     state = model.start(*texts[:2])
     with pytest.raises(ConfigError, match="a context of fixed length has no attention to show"):
         model.step(torch.full((3,), BOS), state, with_attention=True)
-    model = CausalLanguageModel(target_size=SIZE, **SMALL).eval()
+    model = make("CausalLanguageModel", target_size=SIZE, **SMALL).eval()
     with pytest.raises(ConfigError, match="CausalLanguageModel has no source"):
         model.step(torch.full((3,), BOS), model.start(texts[2]), with_attention=True)
 
 
 def test_a_causal_model_sees_only_what_is_before():
     torch.manual_seed(0)
-    model = CausalLanguageModel(target_size=SIZE, **SMALL).eval()
+    model = make("CausalLanguageModel", target_size=SIZE, **SMALL).eval()
     tokens = torch.randint(4, SIZE, (2, 8))
     changed = tokens.clone()
     changed[:, 5:] = 9
@@ -177,7 +188,7 @@ class TestMaskedLanguageModel:
     @pytest.fixture
     def model(self):
         torch.manual_seed(0)
-        return MaskedLanguageModel(target_size=200, mask_id=4, **SMALL, dropout=0.0, max_length=600)
+        return make("MaskedLanguageModel", target_size=200, mask_id=4, **SMALL, dropout=0.0, max_length=600)
 
     def test_masks_as_published(self, model):
         tokens = torch.randint(5, 200, (100, 500))
@@ -217,5 +228,5 @@ class TestMaskedLanguageModel:
 
     def test_takes_the_mask_token_of_its_vocabulary(self):
         special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
-        model = MaskedLanguageModel(target_vocabulary=Vocabulary("word", [*special, "▁a"]), **SMALL)
+        model = make("MaskedLanguageModel", target_vocabulary=Vocabulary("word", [*special, "▁a"]), **SMALL)
         assert model.mask_id == 4 and len(model.output_bias) == 6

@@ -1,4 +1,4 @@
-"""tools/browse.py: sheets and a page of what the model will see."""
+"""tools/browse.py: figures and a report of what the model will see."""
 
 import base64
 import json
@@ -29,8 +29,8 @@ def config():
 """
 
 
-class Page(HTMLParser):
-    """What a page holds: the sources of its images, the classes of its figures, and whether its tags close."""
+class Report(HTMLParser):
+    """What a report holds: the sources of its images, the classes of its figures, and whether its tags close."""
 
     def __init__(self, path):
         super().__init__()
@@ -63,31 +63,38 @@ def config(tmp_path, monkeypatch):
     return "config.py"
 
 
-def test_page_and_sheets_hold_every_picture(config, capsys):
+def test_report_and_figures_hold_every_picture(config, capsys):
     browse.main([config, "--count", "5", "--views", "2", "--original", "--out", "look"])
-    page = Page("look/index.html")
-    pictures = list(page.pictures())
+    report = Report("look/index.html")
+    pictures = list(report.pictures())
     assert len(pictures) == 15 and all(picture.std() > 5 for picture in pictures)
-    assert not page.open and not page.links
-    assert page.classes[0] == [] and set(page.classes[1]) <= {"circle", "square", "triangle", "star", "ring", "cross"}
-    assert cv2.imread("look/sheet_1.png").std() > 10
+    assert not report.open and not report.links
+    assert report.classes[0] == [] and set(report.classes[1]) <= {
+        "circle",
+        "square",
+        "triangle",
+        "star",
+        "ring",
+        "cross",
+    }
+    assert cv2.imread("look/figure_1.png").std() > 10
     assert "15 pictures" in capsys.readouterr().out
 
 
 def test_views_differ_and_the_seed_repeats_them(config):
     for out, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         browse.main([config, "--images", "3", "--views", "3", "--seed", seed, "--out", out])
-    a, b, c = (Page(f"{name}/index.html").sources for name in "abc")
+    a, b, c = (Report(f"{name}/index.html").sources for name in "abc")
     assert a == b != c and len(set(a)) > 1
 
 
 def test_masks_and_classified_images_are_drawn(config):
     Path("config.py").write_text(CONFIG.format(masks=True, val="ShapesClassification"))
     browse.main([config, "--images", "1", "--out", "masks"])
-    (masks,) = Page("masks/index.html").pictures()
+    (masks,) = Report("masks/index.html").pictures()
     assert masks.shape[0] > masks.shape[1] == 320  # the legend is below
     browse.main([config, "--split", "val", "--out", "val"])
-    assert all(len(found) == 1 for found in Page("val/index.html").classes)
+    assert all(len(names) == 1 for names in Report("val/index.html").classes)
 
 
 def test_mixed_images_say_of_what(config):
@@ -99,7 +106,7 @@ def test_mixed_images_say_of_what(config):
 
 def test_one_class_alone(config):
     browse.main([config, "--class", "star", "--count", "2", "--out", "look"])
-    assert all("star" in found for found in Page("look/index.html").classes)
+    assert all("star" in names for names in Report("look/index.html").classes)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +126,12 @@ def test_wrong_arguments_end_with_an_error_that_helps(config, capsys, arguments,
     assert message in f"{error.value.code}\n{capsys.readouterr().err}"
 
 
-def test_names_are_escaped_on_the_page(tmp_path):
-    from vitkit.visualization.pages import Card, write_page
+def test_names_are_escaped_in_the_report(tmp_path):
+    from vitkit.visualization.report import Card, write_report
 
     card = Card('<b>"a"</b>', np.zeros((4, 4, 3), np.uint8), "x & y", ['<i>"q"', "it's"])
-    write_page([card], tmp_path / "page.html", title="<title>")
-    page = Page(tmp_path / "page.html")
-    assert page.classes == [['<i>"q"', "it's"]] and not page.open
+    write_report([card], tmp_path / "report.html", title="<title>")
+    report = Report(tmp_path / "report.html")
+    assert report.classes == [['<i>"q"', "it's"]] and not report.open
     with pytest.raises(ValueError, match="cards: got none"):
-        write_page([], tmp_path / "page.html", title="none")
+        write_report([], tmp_path / "report.html", title="none")

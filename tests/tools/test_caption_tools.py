@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from vitkit.checkpoint import read_checkpoint
-from vitkit.data.shapes_world import World
+from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError
+from vitkit.inference import load
 from vitkit.tools import cache_features, caption
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
@@ -89,6 +90,11 @@ def test_pictures_in_captions_and_attention_out(tiny, pictures, tmp_path, capsys
     assert {path.name for path in (tmp_path / "drawn").iterdir()} <= {"0.png", "1.png", "2.png"}
     caption.main([tiny, "runs/tiny/last.pth", "pictures/1.png", "model.attention=hard", "--device", "cpu"])
     assert capsys.readouterr().out.splitlines() == [lines[1]]  # it is alone what it is beside others
+    model = load("runs/tiny/last.pth")
+    assert model("pictures/1.png").text == lines[1].split("\t")[1]
+    assert [prediction.name for prediction in model(pictures)] == [f"pictures/{i}.png" for i in range(3)]
+    caption.main(["runs/tiny", "pictures/1.png", "--device", "cpu"])
+    assert capsys.readouterr().out.startswith("pictures/1.png\t")
     caption.main([*arguments, "--n-best", "2"])
     assert len(capsys.readouterr().out.splitlines()) == 8
     caption.main([*arguments[:2], *arguments[3:], "--beams", "1"])

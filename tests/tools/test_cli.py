@@ -1,8 +1,12 @@
+import errno
+import os
+import subprocess
 import sys
 import types
 
 import pytest
 
+import vitkit
 from vitkit.errors import ConfigError
 
 cli = pytest.importorskip("vitkit.tools.cli", reason="vitkit is not installed (pip install -e .)")
@@ -47,6 +51,18 @@ def test_help_lists_the_tools_with_their_summaries_and_imports_none(capsys, monk
         assert not any(line.split()[:1] in (["cli"], ["__init__"]) for line in lines)
 
 
+def test_help_and_version_do_not_import_torch():
+    script = """
+import sys
+from vitkit.tools.cli import main
+assert main(["--help"]) == 0 and main(["--version"]) == 0
+assert not {"torch", "numpy"} & sys.modules.keys()
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith(f"vitkit {vitkit.__version__}\n")
+
+
 def test_dashes_may_stand_for_underscores(monkeypatch):
     module = types.ModuleType("vitkit.tools.make_shapes")
     module.main = lambda argv: 7
@@ -57,3 +73,21 @@ def test_dashes_may_stand_for_underscores(monkeypatch):
 def test_unknown_tool_names_the_nearest(capsys):
     assert cli.main(["trian"]) == 2
     assert "no tool 'trian'. Did you mean 'train'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", ["train", "test"])
+def test_a_reader_that_has_read_enough_ends_the_printed_config_without_an_error(tool):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", f"vitkit.tools.{tool}", "configs/quickstart/detr.py", "--print-config"]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_a_full_disk_ends_a_tool_in_one_line():
+    from vitkit.tools.common import errors_in_one_line
+
+    ends = pytest.raises(SystemExit, match="predictions/a.jpg: No space left on device. Free space")
+    with ends, errors_in_one_line():
+        raise OSError(errno.ENOSPC, "No space left on device", "predictions/a.jpg")

@@ -1,4 +1,4 @@
-"""tools/doctor.py: every fault that it looks for, made on purpose, and sound data of every kind."""
+"""tools/doctor.py: every problem that it looks for, made on purpose, and correct data of every kind."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from vitkit import load_config
-from vitkit.doctor import CHECKS, Case, Options, diagnose
+from vitkit.doctor import CHECKS, VERDICTS, Case, Options, diagnose
 from vitkit.doctor.training_checks import memory
 from vitkit.tools import doctor
 
@@ -43,10 +43,15 @@ def write_coco(name, *, seed, num_images=6, categories=((1, "cat"), (2, "dog")),
             x, y, w, h = 4 + 20 * j, 6 + k, 16, 20
             annotations.append(
                 dict(
-                    id=len(annotations) + 1, image_id=k + 1, category_id=raw, bbox=[x, y, w, h], area=w * h, iscrowd=0,
+                    id=len(annotations) + 1,
+                    image_id=k + 1,
+                    category_id=raw,
+                    bbox=[x, y, w, h],
+                    area=w * h,
+                    iscrowd=0,
                     segmentation=[[x, y, x + w, y, x + w, y + h, x, y + h]],
                 )
-            )  # fmt: skip
+            )
     content = {
         "images": images,
         "annotations": annotations,
@@ -65,18 +70,17 @@ def coco(tmp_path, monkeypatch):
     return write_coco("train", seed=0, num_images=12)
 
 
-def findings(*overrides, checks=DATA_CHECKS, config="config.py", **options):
+def check_config(*overrides, checks=DATA_CHECKS, config="config.py", **options):
     options = Options(overfit_seconds=20, **options)
     return list(diagnose(load_config(config, overrides), options, checks=checks))
 
 
-def said(found, check, *, where="data.train"):
-    """(verdict, message) of the worst finding of a check."""
-    order = ["ok", "note", "warn", "fail"]
-    mine = [f for f in found if f.check == check and f.where == where]
-    assert mine, f"no finding {check!r} among {sorted({f.check for f in found})}"
-    worst = max(mine, key=lambda f: order.index(f.verdict))
-    return worst.verdict, worst.message
+def worst(issues, check, *, where="data.train"):
+    """(verdict, message) of the worst issue of a check."""
+    matching = [issue for issue in issues if issue.check == check and issue.where == where]
+    assert matching, f"no issue {check!r} among {sorted({issue.check for issue in issues})}"
+    issue = max(matching, key=lambda issue: VERDICTS.index(issue.verdict))
+    return issue.verdict, issue.message
 
 
 def rewrite(content, **changes):
@@ -91,85 +95,107 @@ def change(content, position=0, **changes):
 
 
 def test_sound_data_raises_nothing_above_a_note(coco):
-    found = findings()
-    assert {f.verdict for f in found} <= {"ok", "note"}, [f for f in found if f.verdict not in ("ok", "note")]
-    for check in ("category ids", "unknown categories", "degenerate boxes", "duplicate boxes", "masks against boxes"):
-        assert said(found, check)[0] == "ok"
-    assert said(found, "leakage", where="data.train, data.val")[0] == "ok"
+    issues = check_config()
+    assert {f.verdict for f in issues} <= {"ok", "note"}, [f for f in issues if f.verdict not in ("ok", "note")]
+    for check in ("category ids", "fields", "degenerate boxes", "duplicate boxes", "masks against boxes"):
+        assert worst(issues, check)[0] == "ok"
+    assert worst(issues, "leakage", where="data.train, data.val")[0] == "ok"
 
 
 @pytest.mark.parametrize(
     ("changes", "check", "verdict", "message"),
     [
-        ({"category_id": 9}, "unknown categories", "fail", "1 annotations have a category_id that is not in 'categori"),
-        ({"image_id": 99}, "unknown images", "fail", "1 annotations have a image_id"),
+        (
+            {"category_id": 9},
+            "wrong category_id",
+            "fail",
+            "1 in 'annotations': annotation 1 (image '0_image0.png') has",
+        ),
+        (
+            {"image_id": 99},
+            "wrong image_id",
+            "fail",
+            "annotation 1 (image 99) has image_id 99; expected one of the 12 ids",
+        ),
         ({"bbox": [4, 6, 0, 20]}, "degenerate boxes", "fail", "1 x no width or height (annotation 1)"),
-        ({"bbox": [4, 6, -3, 20]}, "degenerate boxes", "fail", "1 x negative width or height"),
+        ({"bbox": [4, 6, -3, 20]}, "wrong bbox", "fail", "has bbox [4, 6, -3, 20]; expected four finite numbers"),
         ({"bbox": [100, 6, 5, 5]}, "degenerate boxes", "fail", "1 x outside the image"),
-        ({"bbox": [4, 6, float("nan"), 5]}, "degenerate boxes", "fail", "1 x not finite"),
-        ({"bbox": "box"}, "degenerate boxes", "fail", "1 x not four numbers"),
+        (
+            {"bbox": [4, 6, float("nan"), 5]},
+            "wrong bbox",
+            "fail",
+            "has bbox [4, 6, nan, 5]; expected four finite numbers",
+        ),
+        ({"bbox": "box"}, "wrong bbox", "fail", "has bbox 'box'; expected four finite numbers"),
+        ({"area": None}, "wrong area", "fail", "has area None; expected a finite number"),
+        ({"iscrowd": "0"}, "wrong iscrowd", "fail", "has iscrowd '0'; expected 0 or 1"),
         ({"bbox": [50, 6, 26, 20]}, "boxes out of image", "warn", "at most 12 pixels (annotation 1); they are clipped"),
         ({"category_id": 2, "bbox": [24, 6, 16, 20]}, "duplicate boxes", "warn", "1 boxes are there twice with one cl"),
         ({"bbox": [24, 6, 16, 20]}, "duplicate boxes", "note", "twice with different classes"),
         ({"category_id": 2, "bbox": [24, 6, 16, 19]}, "duplicate boxes", "warn", "IoU above 0.8"),
-        ({"bbox": [4, 6, 16, 28]}, "masks against boxes", "note", "1 of 24 masks (4.2 %) reach over 2 pixels beyond"),
+        ({"bbox": [4, 6, 16, 28]}, "masks against boxes", "note", "1 of 24 masks (4.2 %) differ by over 2 pixels fr"),
         ({"bbox": [40, 20, 16, 20]}, "masks against boxes", "warn", "lie elsewhere than their boxes"),
-        ({"segmentation": [[1, 2, 3]]}, "wrong masks", "warn", "that of annotation 1: expected a list of polygons"),
+        (
+            {"segmentation": [[1, 2, 3]]},
+            "wrong segmentation",
+            "warn",
+            "has segmentation [[1, 2, 3]]; expected polygons",
+        ),
         ({"segmentation": None}, "masks", "warn", "1 annotations have none"),
         ({"id": 2}, "annotation ids", "warn", "1 are there twice, such as 2"),
         ({"id": 2**40}, "annotation ids", "note", "1 do not fit 32 bits"),
     ],
 )
-def test_faults_of_annotations(coco, changes, check, verdict, message):
+def test_problems_of_annotations(coco, changes, check, verdict, message):
     change(coco, **changes)
-    found = said(findings(checks=["annotations"]), check)
-    assert found[0] == verdict and message in found[1]
+    issues = worst(check_config(checks=["annotations"]), check)
+    assert issues[0] == verdict and message in issues[1]
 
 
 def test_boxes_that_are_dropped_are_a_warning_only(coco):
     change(coco, bbox=[4, 6, 0, 20])
-    found = findings("data.train.bad_boxes=drop", checks=["annotations"])
-    verdict, message = said(found, "degenerate boxes")
+    issues = check_config("data.train.bad_boxes=drop", checks=["annotations"])
+    verdict, message = worst(issues, "degenerate boxes")
     assert verdict == "warn" and "they are left out" in message
 
 
-def test_everything_wrong_is_found_at_once(coco):
+def test_everything_wrong_is_reported_at_once(coco):
     annotations = [dict(a) for a in coco["annotations"]]
     annotations[0]["category_id"] = 9
     annotations[1]["bbox"] = [0, 0, 0, 0]
     rewrite(coco, annotations=annotations)
-    found = findings(checks=["annotations"])
-    assert {f.check for f in found if f.verdict == "fail"} == {"builds", "unknown categories", "degenerate boxes"}
+    issues = check_config(checks=["annotations"])
+    assert {f.check for f in issues if f.verdict == "fail"} == {"builds", "wrong category_id", "degenerate boxes"}
 
 
 def test_classes_gaps_and_balance(coco):
     categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 9, "name": "cow"}]
     rewrite(coco, categories=categories, annotations=coco["annotations"][:13])
-    found = findings()
-    assert said(found, "category ids") == (
+    issues = check_config()
+    assert worst(issues, "category ids") == (
         "note",
         "3 classes, category ids 1 to 9 with 6 gaps (mapped to 0 to 2 without them; results are written in raw ids)",
     )
-    assert said(found, "absent classes")[1] == "1 classes have no object to learn from: cow"
-    assert said(found, "rare classes")[1].endswith("cat, dog")
-    assert said(found, "empty images") == ("note", "5 of 12 images have no object: 8, 9, 10, 11, 12")
-    verdict, message = said(found, "same classes", where="data.train, data.val")
+    assert worst(issues, "absent classes")[1] == "1 classes have no object to learn from: cow"
+    assert worst(issues, "rare classes")[1].endswith("cat, dog")
+    assert worst(issues, "empty images") == ("note", "5 of 12 images have no object: 8, 9, 10, 11, 12")
+    verdict, message = worst(issues, "same classes", where="data.train, data.val")
     assert verdict == "fail" and "9: 'cow' and None" in message
 
 
 def test_two_categories_of_one_name(coco):
     rewrite(coco, categories=[{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}])
-    assert said(findings(checks=["annotations"]), "class names")[0] == "warn"
+    assert worst(check_config(checks=["annotations"]), "class names")[0] == "warn"
 
 
 def test_images_that_cannot_be_read_or_have_other_colours(coco):
     Path("train/0_image3.png").write_bytes(b"nothing")
     cv2.imwrite("train/0_image4.png", np.zeros((20, 64, 3), np.uint8))
     cv2.imwrite("train/0_image5.png", cv2.imread("train/0_image5.png", cv2.IMREAD_GRAYSCALE))
-    found = findings(checks=["images"])
-    verdict, message = said(found, "images")
+    issues = check_config(checks=["images"])
+    verdict, message = worst(issues, "images")
     assert verdict == "fail" and "2 of 12 images cannot be read" in message and "0_image3.png" in message
-    assert said(found, "colour formats")[1].startswith("1 grey")
+    assert worst(issues, "colour formats")[1].startswith("1 grey")
 
 
 def test_leakage_of_files_pixels_and_look(coco):
@@ -177,12 +203,12 @@ def test_leakage_of_files_pixels_and_look(coco):
     val = json.loads(Path("val.json").read_text())
     image = cv2.imread("train/0_image2.png")
     cv2.imwrite("val/1_image0.png", image)
-    assert "1 images of val have the pixels of one of train: 3 = 1" in said(findings(), "leakage", where=where)[1]
+    assert "1 images of val have the pixels of one of train: 3 = 1" in worst(check_config(), "leakage", where=where)[1]
     cv2.imwrite("val/1_image0.png", cv2.convertScaleAbs(image, beta=1))
-    verdict, message = said(findings(), "near leakage", where=where)
+    verdict, message = worst(check_config(), "near leakage", where=where)
     assert verdict == "warn" and "3 ~ 1" in message
-    found = findings("data.val.images=train", "data.val.annotations=train.json")
-    assert any("12 files (100 % of val) are in both" in f.message and f.verdict == "fail" for f in found)
+    issues = check_config("data.val.images=train", "data.val.annotations=train.json")
+    assert any("12 files (100 % of val) are in both" in f.message and f.verdict == "fail" for f in issues)
     assert len(val["images"]) == 6
 
 
@@ -195,97 +221,97 @@ def test_frames_of_one_recording_in_both(coco):
             Path(split, image["file_name"]).rename(Path(split, new))
             image["file_name"] = new
         Path(f"{split}.json").write_text(json.dumps(content))
-    found = [f for f in findings(checks=["train_val_leakage"]) if f.verdict == "warn"]
-    assert [f.details["series"] for f in found] == [["b_"]]
+    issues = [f for f in check_config(checks=["train_val_leakage"]) if f.verdict == "warn"]
+    assert [f.details["series"] for f in issues] == [["b_"]]
 
 
 def test_images_that_are_there_twice(coco):
     Path("train/0_image3.png").write_bytes(Path("train/0_image4.png").read_bytes())
-    verdict, message = said(findings(checks=["images"]), "repeated images")
+    verdict, message = worst(check_config(checks=["images"]), "repeated images")
     assert verdict == "warn" and "2 images have the pixels of another one: 4, 5" in message
 
 
 def test_more_objects_than_queries(coco):
     checks = ["queries"]
-    assert said(findings(checks=checks), "queries") == ("ok", "at most 2 objects in an image, 10 queries")
-    verdict, message = said(findings("model.num_queries=1", checks=checks), "queries")
+    assert worst(check_config(checks=checks), "queries") == ("ok", "at most 2 objects in an image, 10 queries")
+    verdict, message = worst(check_config("model.num_queries=1", checks=checks), "queries")
     assert verdict == "fail" and "in 12 images some can never be found; set model.num_queries=10" in message
-    assert said(findings("model.num_queries=2", checks=checks), "queries")[0] == "note"
+    assert worst(check_config("model.num_queries=2", checks=checks), "queries")[0] == "note"
 
 
 def test_learning_rate_against_batch_size(coco):
     checks = ["learning_rate"]
-    assert said(findings(checks=checks), "learning rate", where="optimizer")[0] == "ok"
-    verdict, message = said(findings(checks=checks, gpus=8), "learning rate", where="optimizer")
+    assert worst(check_config(checks=checks), "learning rate", where="optimizer")[0] == "ok"
+    verdict, message = worst(check_config(checks=checks, gpus=8), "learning rate", where="optimizer")
     assert verdict == "warn" and "is meant for 2 images per step, this run has 16: multiply it" in message
-    assert said(findings("train.accumulate=2", checks=checks), "learning rate", where="optimizer")[0] == "note"
-    found = findings("optimizer.lr=0.1", checks=checks)
-    assert "is high for AdamW" in said(found, "learning rate", where="optimizer")[1]
+    assert worst(check_config("train.accumulate=2", checks=checks), "learning rate", where="optimizer")[0] == "note"
+    issues = check_config("optimizer.lr=0.1", checks=checks)
+    assert "is high for AdamW" in worst(issues, "learning rate", where="optimizer")[1]
 
 
 def test_step_budget(coco):
     checks = ["step_budget"]
-    verdict, message = said(findings(checks=checks), "step budget", where="train")
+    verdict, message = worst(check_config(checks=checks), "step budget", where="train")
     assert verdict == "warn" and message.startswith("18 steps: 3 epochs of 12 samples") and "--init" in message
-    assert said(findings("train.epochs=1000", checks=checks), "step budget", where="train")[0] == "note"
-    assert said(findings(checks=checks, init="detr_r50"), "step budget", where="train")[0] == "ok"
+    assert worst(check_config("train.epochs=1000", checks=checks), "step budget", where="train")[0] == "note"
+    assert worst(check_config(checks=checks, init="detr_r50"), "step budget", where="train")[0] == "ok"
 
 
 def test_sizes_after_resizing(coco):
     checks = ["weights", "sizes_after_resizing"]
-    verdict, message = said(findings(checks=checks), "sizes after resizing")
-    assert verdict == "ok" and "16 to 16 pixels (5 to 95 %), 16 in the middle" in message and "stride 8" in message
+    verdict, message = worst(check_config(checks=checks), "sizes after resizing")
+    assert verdict == "ok" and "16 to 16 pixels (5 to 95 %), median 16" in message and "stride 8" in message
     small = "data.train.transforms={'type': 'EvalResize', 'short_side': 16, 'max_size': 64}"
-    verdict, message = said(findings(small, checks=checks), "sizes after resizing")
-    assert verdict == "warn" and "100 % are smaller than a place of the finest map" in message
+    verdict, message = worst(check_config(small, checks=checks), "sizes after resizing")
+    assert verdict == "warn" and "100 % are smaller than a location of the finest map" in message
 
 
 def test_memory_against_the_device(coco):
-    verdict, message = said(findings(checks=["memory"], memory_gib=1000), "memory", where="train")
+    verdict, message = worst(check_config(checks=["memory"], memory_gib=1000), "memory", where="train")
     assert verdict == "ok" and "the device has 1e+03 GiB" in message
-    verdict, message = said(findings(checks=["memory"], memory_gib=0.001), "memory", where="train")
+    verdict, message = worst(check_config(checks=["memory"], memory_gib=0.001), "memory", where="train")
     assert verdict == "fail" and "data.images_per_gpu" in message
 
 
 def test_memory_grows_with_the_batch_and_counts_the_optimiser(coco):
     def details(*overrides, gpus=1):
         case = Case(load_config("config.py", overrides), Options(gpus=gpus))
-        (finding,) = memory(case)
-        model, _ = case.start
-        return finding.details, sum(4 * p.numel() for p in model.parameters())
+        (issue,) = memory(case)
+        model, _ = case.initial_model
+        return issue.details, sum(4 * p.numel() for p in model.parameters())
 
     two, weights = details()
     four, _ = details("data.images_per_gpu=4")
     assert four["activations"] == pytest.approx(2 * two["activations"])
     assert two["fixed"] == 4 * weights == four["fixed"]  # weights, gradients, two states of AdamW
-    divided, _ = details("train.strategy=fsdp", gpus=64)
-    assert divided["fixed"] < 3.5 * weights and divided["activations"] == two["activations"]
+    sharded, _ = details("train.strategy=fsdp", gpus=64)
+    assert sharded["fixed"] < 3.5 * weights and sharded["activations"] == two["activations"]
 
 
-def test_a_model_that_fails_is_a_finding(coco, monkeypatch):
+def test_a_model_that_fails_is_an_issue(coco, monkeypatch):
     def forward(self, *_, **__):
         raise RuntimeError("shapes do not fit")
 
     monkeypatch.setattr("vitkit.models.detr.DETR.forward", forward)
-    (found,) = findings(checks=["overfit"])
-    assert (found.verdict, found.message) == ("fail", "ends with RuntimeError: shapes do not fit")
+    (issue,) = check_config(checks=["overfit"])
+    assert (issue.verdict, issue.message) == ("fail", "ends with RuntimeError: shapes do not fit")
 
 
 def test_one_batch_is_overfitted_and_what_cannot_learn_is_told(coco):
     checks = ["overfit"]
-    found = findings("train.clip_grad_norm=0.1", "data.images_per_gpu=1", checks=checks, overfit_steps=120)
-    (learned,) = found
+    issues = check_config("train.clip_grad_norm=0.1", "data.images_per_gpu=1", checks=checks, overfit_steps=120)
+    (learned,) = issues
     assert learned.verdict in ("ok", "note") and learned.details["last"] < 0.5 * learned.details["first"]
-    (stuck,) = findings("optimizer.lr=0.0", checks=checks, overfit_steps=25)
+    (stuck,) = check_config("optimizer.lr=0.0", checks=checks, overfit_steps=25)
     assert stuck.verdict == "fail" and "it does not fall" in stuck.message
-    (exploded,) = findings("optimizer.lr=1e30", checks=checks, overfit_steps=25)
+    (exploded,) = check_config("optimizer.lr=1e30", checks=checks, overfit_steps=25)
     assert exploded.verdict == "fail"
 
 
 def test_weights_that_are_missing_fail(coco):
-    found = findings("model.backbone.pretrained=none.pth", checks=["weights"])
-    assert found[0].verdict == "fail" and "none.pth" in found[0].message
-    assert said(findings(checks=["weights"]), "weights", where="") == ("note", "random weights throughout")
+    issues = check_config("model.backbone.pretrained=none.pth", checks=["weights"])
+    assert issues[0].verdict == "fail" and "none.pth" in issues[0].message
+    assert worst(check_config(checks=["weights"]), "weights", where="") == ("note", "random weights throughout")
 
 
 SHAPES = "def config():\n    return dict(data=dict({}))\n"
@@ -296,10 +322,10 @@ def test_the_synthetic_world_is_sound(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     splits = (f'{name}=dict(type="{kind}", num_images=30, image_size=48, split="{name}")' for name in ("train", "val"))
     Path("config.py").write_text(SHAPES.format(", ".join(splits)))
-    found = findings()
-    assert {f.verdict for f in found} <= {"ok", "note", "warn"}
-    assert {f.check for f in found if f.verdict == "warn"} <= {"rare classes", "absent classes"}
-    assert said(found, "images")[1].startswith("30 images read: 48x48")
+    issues = check_config()
+    assert {f.verdict for f in issues} <= {"ok", "note", "warn"}
+    assert {f.check for f in issues if f.verdict == "warn"} <= {"rare classes", "absent classes"}
+    assert worst(issues, "images")[1].startswith("30 images read: 48x48")
 
 
 def test_label_pictures(tmp_path, monkeypatch):
@@ -314,13 +340,13 @@ def test_label_pictures(tmp_path, monkeypatch):
         cv2.imwrite(f"labels/{k}.png", labels)
     folder = 'type="SemanticFolder", images="images", labels="labels", classes=["sky", "sea", "tree"]'
     Path("config.py").write_text(SHAPES.format(f'train=dict({folder}, image_suffix=".png")'))
-    found = findings()
-    assert said(found, "void") == ("note", "50 % of the pixels are of no class and ignored")
-    assert "pixels of 2 of 3 classes: sky 25 %, sea 25 %" in said(found, "pixels of classes")[1]
+    issues = check_config()
+    assert worst(issues, "void") == ("note", "50 % of the pixels are of no class and ignored")
+    assert "pixels of 2 of 3 classes: sky 25 %, sea 25 %" in worst(issues, "pixels of classes")[1]
     labels[0, 0] = 7
     cv2.imwrite("labels/3.png", labels)
     cv2.imwrite("labels/2.png", labels[:10] * 0)
-    verdict, message = said(findings(), "maps")
+    verdict, message = worst(check_config(), "maps")
     assert verdict == "fail" and message.startswith("2 maps are wrong")
 
 
@@ -338,20 +364,21 @@ def test_panoptic_maps_that_disagree_with_their_list(tmp_path, monkeypatch):
         annotations = [{"image_id": 1, "file_name": "1.png", "segments_info": [segment | changes]}]
         content = {
             "images": [{"id": 1, "file_name": "1.png", "height": 20, "width": 30}],
-            "annotations": annotations, "categories": [{"id": 3, "name": "cat", "isthing": 1}],
-        }  # fmt: skip
+            "annotations": annotations,
+            "categories": [{"id": 3, "name": "cat", "isthing": 1}],
+        }
         Path("panoptic.json").write_text(json.dumps(content))
 
     dataset = 'type="CocoPanoptic", images="images", maps="maps", annotations="panoptic.json"'
     Path("config.py").write_text(SHAPES.format(f"train=dict({dataset})"))
     write()
-    assert said(findings(), "maps")[0] == "ok"
+    assert worst(check_config(), "maps")[0] == "ok"
     write(area=51)
-    assert "has area 51 in the JSON and 50 pixels in the map" in said(findings(), "maps")[1]
+    assert "has area 51 in the JSON and 50 pixels in the map" in worst(check_config(), "maps")[1]
     write(bbox=[2, 5, 11, 5])
-    assert "has bbox [2, 5, 11, 5] in the JSON" in said(findings(), "maps")[1]
+    assert "has bbox [2, 5, 11, 5] in the JSON" in worst(check_config(), "maps")[1]
     write(id=8)
-    assert "segment id 7 (50 pixels) is not in" in said(findings(), "maps")[1]
+    assert "segment id 7 (50 pixels) is not in" in worst(check_config(), "maps")[1]
 
 
 def test_text_and_its_oddities(tmp_path, monkeypatch):
@@ -363,12 +390,12 @@ def test_text_and_its_oddities(tmp_path, monkeypatch):
     train = 'train=dict(type="ParallelText", source="a.en", target="a.de", vocabulary=dict(kind="word"))'
     val = 'val=dict(type="ParallelText", source="b.en", target="b.de")'
     Path("config.py").write_text(SHAPES.format(f"{train}, {val}"))
-    found = findings()
-    messages = "\n".join(f.message for f in found)
+    issues = check_config()
+    messages = "\n".join(f.message for f in issues)
     assert "a.en: 1 are there more than once, 1 begin or end with blanks" in messages
     assert "a.de: 1 no-break spaces" in messages
-    verdict, message = said(found, "leakage", where="data.train, data.val")
-    assert verdict == "fail" and message == "1 of 1 lines of val are in train, too: 1"
+    verdict, message = worst(issues, "leakage", where="data.train, data.val")
+    assert verdict == "fail" and message == "1 of 1 lines of val are also in train: 1"
 
 
 def test_report_json_and_exit_status(coco, capsys):
@@ -380,7 +407,7 @@ def test_report_json_and_exit_status(coco, capsys):
     capsys.readouterr()
     assert doctor.main([*arguments[:2], "queries", "--json", "model.num_queries=1"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert report["findings"][0]["verdict"] == "fail" and report["findings"][0]["details"] == {"most": 2, "queries": 1}
+    assert report["issues"][0]["verdict"] == "fail" and report["issues"][0]["details"] == {"most": 2, "queries": 1}
 
 
 def test_wrong_arguments_end_with_an_error_that_helps(coco, capsys):
@@ -395,9 +422,9 @@ def test_wrong_arguments_end_with_an_error_that_helps(coco, capsys):
         assert message in f"{error.value.code}\n{capsys.readouterr().err}"
 
 
-def test_a_dataset_that_is_not_there_is_a_finding(coco):
-    found = findings("data.train.annotations=none.json", checks=list(CHECKS))
-    assert said(found, "builds")[0] == "fail" and "no file 'none.json'" in said(found, "builds")[1]
+def test_a_missing_dataset_is_an_issue(coco):
+    issues = check_config("data.train.annotations=none.json", checks=list(CHECKS))
+    assert worst(issues, "builds")[0] == "fail" and "no file 'none.json'" in worst(issues, "builds")[1]
 
 
 EXPECTED = {  # what the README of each dataset says
@@ -443,10 +470,10 @@ def test_real_data_is_what_its_readme_says(tmp_path, monkeypatch, shared_data, n
     Path("config.py").write_text(PARTS[name] + "\n\ndef config():\n    return dict(data=data())\n")
     if not (shared_data / name).is_dir():
         pytest.skip(f"no {name}")
-    found = findings(f"data.root={shared_data / name}")
+    issues = check_config(f"data.root={shared_data / name}")
     for where, check, text in EXPECTED[name]:
-        assert text in said(found, check, where=where)[1]
-    assert "fail" not in {f.verdict for f in found}
+        assert text in worst(issues, check, where=where)[1]
+    assert "fail" not in {f.verdict for f in issues}
 
 
 def test_run_lengths_of_every_kind_are_compared_with_boxes(coco):
@@ -458,5 +485,5 @@ def test_run_lengths_of_every_kind_are_compared_with_boxes(coco):
     uncompressed = {"size": [48, 64], "counts": [*runs, 48 * 64 - sum(runs)]}
     for segmentation, kind in ((compressed, "compressed run lengths"), (uncompressed, "uncompressed run lengths")):
         change(coco, segmentation=segmentation, bbox=[30, 10, 10, 10])
-        found = findings(checks=["annotations"])
-        assert f"1 {kind}" in said(found, "masks")[1] and said(found, "masks against boxes")[0] == "ok"
+        issues = check_config(checks=["annotations"])
+        assert f"1 {kind}" in worst(issues, "masks")[1] and worst(issues, "masks against boxes")[0] == "ok"

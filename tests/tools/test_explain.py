@@ -10,7 +10,7 @@ from torch import nn
 
 from vitkit import AttentionRecorder, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
-from vitkit.data.shapes_world import THINGS
+from vitkit.data.synthetic.world import THINGS
 from vitkit.tools import explain
 
 DETR = """
@@ -115,15 +115,17 @@ def test_detr_leaves_its_attention_over_the_image(detr, tmp_path, capsys):
 
 def test_drawn_maps_are_those_of_the_chosen_layers_points_and_queries(detr, monkeypatch):
     encoder, decoder = drawn(monkeypatch, "draw_encoder_attention"), drawn(monkeypatch, "draw_decoder_attention")
-    # 50x70 pixels at stride 8 are 7x9 places.
+    # 50x70 pixels at stride 8 are 7x9 locations.
     run(*detr, "--encoder-layer", 0, "--points", "0,0", "69,49", "--queries", 4, 2)
-    assert encoder[0]["weights"].shape == (2, 7, 9) and decoder[0]["weights"].shape == (2, 7, 9)
-    for call in (*encoder, *decoder):
-        assert call["weights"].sum(dim=(1, 2)) == pytest.approx(torch.ones(2))
+    queries = decoder[0]["queries"]
+    decoder_weights = torch.stack([query.weights for query in queries])
+    assert encoder[0]["weights"].shape == (2, 7, 9) and decoder_weights.shape == (2, 7, 9)
+    for call, weights in ((encoder[0], encoder[0]["weights"]), (decoder[0], decoder_weights)):
+        assert weights.sum(dim=(1, 2)) == pytest.approx(torch.ones(2))
         assert call["covered"] == (1.0, 1.0)
-    assert encoder[0]["points"] == [(0.0, 0.0), (69.0, 49.0)] and decoder[0]["queries"] == [4, 2]
+    assert encoder[0]["points"] == [(0.0, 0.0), (69.0, 49.0)] and [query.query for query in queries] == [4, 2]
     assert "layer 0" in encoder[0]["title"] and "layer 1" in decoder[0]["title"]
-    assert set(decoder[0]["names"]) <= set(THINGS)
+    assert {query.name for query in queries} <= set(THINGS)
 
     model = save_untrained("detr.py", "again.pth").eval()
     image = torch.from_numpy(np.array(Image.open("noise.png"))).permute(2, 0, 1)[None]
@@ -132,10 +134,11 @@ def test_drawn_maps_are_those_of_the_chosen_layers_points_and_queries(detr, monk
     expected = maps["head.encoder.layers.0.self_attn"][0][0].mean(dim=0)
     assert torch.allclose(encoder[0]["weights"][1].flatten(), expected[-1], atol=1e-6)
     expected = maps["head.decoder.layers.1.cross_attn"][0][0].mean(dim=0)
-    assert torch.allclose(decoder[0]["weights"].flatten(1), expected[[4, 2]], atol=1e-6)
-    boxes_xyxy = model.postprocess(outputs, [(50, 70)])[0]["boxes_xyxy"]
-    assert torch.allclose(decoder[0]["boxes_xyxy"], boxes_xyxy[[4, 2]], atol=1e-4)
-    assert torch.allclose(decoder[0]["scores"], model.postprocess(outputs, [(50, 70)])[0]["scores"][[4, 2]])
+    assert torch.allclose(decoder_weights.flatten(1), expected[[4, 2]], atol=1e-6)
+    expected = model.postprocess(outputs, [(50, 70)])[0]
+    boxes_xyxy = torch.stack([query.box_xyxy for query in queries])
+    assert torch.allclose(boxes_xyxy, expected["boxes_xyxy"][[4, 2]], atol=1e-4)
+    assert [query.score for query in queries] == pytest.approx(expected["scores"][[4, 2]].tolist())
 
 
 def test_maps_cover_the_padding_that_a_model_adds(detr, monkeypatch):
@@ -144,11 +147,11 @@ def test_maps_cover_the_padding_that_a_model_adds(detr, monkeypatch):
     assert decoder[0]["covered"] == pytest.approx((56 / 50, 72 / 70))
 
 
-def test_a_point_lies_in_its_place_of_the_map():
-    assert explain.place_of((0, 0), (50, 70), (5, 7), (1.0, 1.0)) == 0
-    assert explain.place_of((25.5, 10), (50, 70), (5, 7), (1.0, 1.0)) == 7 + 2
-    assert explain.place_of((69.9, 49.9), (50, 70), (5, 7), (1.0, 1.0)) == 34
-    assert explain.place_of((69.9, 49.9), (50, 70), (5, 7), (2.0, 2.0)) == 2 * 7 + 3
+def test_a_point_lies_in_its_cell_of_the_map():
+    assert explain.cell_of((0, 0), (50, 70), (5, 7), (1.0, 1.0)) == 0
+    assert explain.cell_of((25.5, 10), (50, 70), (5, 7), (1.0, 1.0)) == 7 + 2
+    assert explain.cell_of((69.9, 49.9), (50, 70), (5, 7), (1.0, 1.0)) == 34
+    assert explain.cell_of((69.9, 49.9), (50, 70), (5, 7), (2.0, 2.0)) == 2 * 7 + 3
 
 
 def test_dataset_draws_every_image_once(detr, monkeypatch, tmp_path, capsys):
@@ -156,7 +159,7 @@ def test_dataset_draws_every_image_once(detr, monkeypatch, tmp_path, capsys):
     run(*detr[:2], "--dataset", "--queries", 3)
     assert slots[0]["boxes_cxcywh"].shape == (6, 10, 4) and slots[0]["queries"] == [3]
     assert slots[0]["aspect_ratios"].tolist() == [1.0] * 6
-    assert "6 images" in slots[0]["title"] and "wrote runs/explain/query_slots.png" in capsys.readouterr().out
+    assert "wrote runs/explain/query_slots.png" in capsys.readouterr().out
 
 
 def test_deformable_detr_leaves_a_picture_per_query(deformable, monkeypatch, tmp_path, capsys):
@@ -220,7 +223,7 @@ def test_boxes_above_the_threshold_are_chosen_best_first(capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--image", "none.png"], "--image: no file 'none.png'"),
+        (["--image", "none.png"], "--image: cannot read 'none.png'"),
         (["--image", "detr.py"], "not an image of a known format"),
         (["--points", "70,20"], "--points: 70,20 is outside 'noise.png', which is 70x50 pixels (width x height)"),
         (["--queries", "3", "10"], "--queries: got 10; the model's queries are 0 to 9"),
@@ -249,12 +252,12 @@ def test_classes_are_the_checkpoints(detr, monkeypatch):
     decoder = drawn(monkeypatch, "draw_decoder_attention")
     save_untrained("detr.py", "two.pth", classes=["cat", "dog"])
     run(detr[0], "two.pth", *detr[2:], "--queries", 0)
-    assert decoder[0]["names"][0] in ("cat", "dog")
+    assert decoder[0]["queries"][0].name in ("cat", "dog")
 
 
 def test_usage_errors_say_what_is_missing(detr, capsys):
     assert "give a picture by --image, or --dataset" in usage_error(capsys, *detr[:2])
-    assert "--points are places of a picture" in usage_error(capsys, *detr[:2], "--dataset", "--points", "1,2")
+    assert "--points are pixels of a picture" in usage_error(capsys, *detr[:2], "--dataset", "--points", "1,2")
     assert "'12' is no point x,y" in usage_error(capsys, *detr, "--points", "12")
     assert "overrides go before --queries" in usage_error(capsys, *detr, "--queries", "1", "model.num_queries=10")
 

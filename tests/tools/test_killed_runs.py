@@ -1,11 +1,7 @@
 """Runs that are killed or stopped at any moment, and resumed, end in the same weights as one that never was."""
 
-import io
-import json
-import multiprocessing
 import os
 import random
-import re
 import signal
 import socket
 import subprocess
@@ -15,110 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from real_runs import CONFIG, LAST_STEP, assert_same, finish, of_ranks, reached, start, wait_for_step
 
-from vitkit import shard_files
 from vitkit.checkpoint import read_checkpoint
-from vitkit.engine.stopping import Stopped
+from vitkit.engine.hooks import Interrupted
+from vitkit.runs import training
 
 train = pytest.importorskip("vitkit.tools.train", reason="vitkit is not installed (pip install -e .)")
 
 ROOT = Path(__file__).resolve().parents[2]
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["vitkit.tools.train"])
 SLOW = pytest.mark.slow
-LAST_STEP = 12  # three epochs of eight batches, two batches a step
-CONFIG = """
-from vitkit.configs.quickstart.detr import config as quickstart
-
-
-def config():
-    world = dict(type="ShapesDetection", image_size=32)
-    cfg = quickstart()
-    cfg["model"]["neck"]["out_channels"] = 16
-    cfg["model"]["head"].update(
-        d_model=16, num_heads=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=1, dropout=0.1
-    )
-    cfg["data"] = dict(
-        train=dict(**world, num_images=32, transforms=dict(type="ComposedTransforms", transforms=[dict(type="D4")])),
-        val=dict(**world, num_images=2, split="val"), images_per_gpu=4, num_workers=0,
-    )
-    cfg["schedule"] = dict(type="CosineLR", warmup_steps=2)
-    cfg["train"] = dict(
-        epochs=3, log_every=1, accumulate=2, ema_decay=0.5, clip_grad_norm=0.1, save_every_steps=1, keep_checkpoints=2
-    )
-    return cfg
-"""
-
-
-def run_tool(argv: list[str], environment: dict[str, str], dies_in: tuple[str, int] | None) -> None:
-    """In a process of its own: the tool, which kills itself in the n-th call of a function if `dies_in` says so."""
-    os.environ.update(environment)
-    torch.set_num_threads(1)
-    output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    if dies_in:
-        die_in(*dies_in)
-    train.main([*argv, "--device", "cpu"])
-
-
-def die_in(function: str, call: int) -> None:
-    module, name = {
-        "save": (torch, "save"), "rename": (os, "replace"), "link": (os, "link"),
-        "shards": (shard_files.FileSystemWriter, "write_data"), "folder": (os, "rename"),
-    }[function]  # fmt: skip
-    original, calls = getattr(module, name), 0
-
-    def dying(*args, **options):
-        nonlocal calls
-        calls += args[-1] != "config.json"
-        if calls == call:
-            if function == "save":
-                whole = io.BytesIO()
-                original(args[0], whole)
-                args[1].write(whole.getvalue()[: len(whole.getvalue()) // 2])
-                args[1].flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*args, **options)
-
-    setattr(module, name, dying)
-
-
-def start(*argv: str, ranks: int = 1, dies_in: tuple[str, int] | None = None) -> list:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if ranks > 1 else {}
-    processes = []
-    for number in range(ranks):
-        environment = {**group, "RANK": str(number), "LOCAL_RANK": str(number)} if group else {}
-        process = PROCESSES.Process(target=run_tool, args=(list(argv), environment, dies_in))
-        process.start()
-        processes.append(process)
-    return processes
-
-
-def finish(processes: list) -> list[int]:
-    deadline = time.monotonic() + 90
-    for process in processes:
-        process.join(timeout=max(0, deadline - time.monotonic()))
-    hanging = [process for process in processes if process.is_alive()]
-    for process in hanging:
-        process.kill()
-    assert not hanging, "the run hangs: " + Path("output.txt").read_text()[-2000:]
-    return [process.exitcode for process in processes]
-
-
-def reached(run: str) -> int:
-    log = Path(run, "log.jsonl")
-    steps = re.findall(r'"step": (\d+)', log.read_text()) if log.exists() else []
-    return int(steps[-1]) if steps else 0
-
-
-def wait_for_step(run: str, step: int, processes: list) -> None:
-    deadline = time.monotonic() + 90
-    while reached(run) < step and all(process.is_alive() for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.002)
 
 
 @pytest.fixture(scope="module")
@@ -137,33 +39,6 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def in_folder(folder, monkeypatch):
     monkeypatch.chdir(folder)
-
-
-def of_ranks(ranks: int) -> list[str]:
-    return [f"data.images_per_gpu={4 // ranks}"]
-
-
-def assert_same(run: str, whole: str) -> None:
-    a, b = (read_checkpoint(Path(name, "last.pth")) for name in (run, whole))
-    assert a["progress"] == b["progress"] and a["progress"]["step"] == LAST_STEP
-    for key in {"model", "ema"} & a.keys():
-        assert a[key].keys() == b[key].keys()
-        for name, value in a[key].items():
-            assert value.equal(b[key][name]), f"{key} {name}"
-    for one, other in zip(a["optimizer"]["state"].values(), b["optimizer"]["state"].values(), strict=True):
-        assert all(value.equal(other[name]) for name, value in one.items())
-    assert a["schedule"] == b["schedule"]
-    assert all(one["torch"].equal(other["torch"]) for one, other in zip(a["rng"], b["rng"], strict=True))
-    assert log_of(run) == log_of(whole)
-    assert not list(Path(run).glob("*.tmp"))
-
-
-def log_of(run: str) -> list:
-    """The records without what is of that hour and machine, and without means that began anew."""
-    records = [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
-    kept = [(r["kind"], r["step"], r["epoch"], r.get("lr"), r.get("metrics"), r.get("loss")) for r in records]
-    assert len({entry[:3] for entry in kept}) == len(kept), "a record is there twice"
-    return kept
 
 
 @pytest.mark.parametrize(
@@ -196,20 +71,68 @@ def test_a_run_killed_while_it_saves_equals_one_never_stopped(dies_in):
     assert {path.name for path in Path(run).glob("step_*")} == {"step_00000011.pth", "step_00000012.pth"}
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.cpu.Stream, "record_event"), reason="this torch divides no model among CPU processes"
+needs_newer_torch = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="this torch shards no model among CPU processes"
 )
-def test_a_run_killed_while_its_ranks_save_their_parts_equals_one_never_stopped():
-    options = ["train.strategy=fsdp", "train.ema_decay=none", "train.sharded_checkpoints=true", *of_ranks(2)]
-    assert finish(start("tiny.py", "--run-dir", "divided", *options, ranks=2)) == [0, 0]
-    for dies_in in (("shards", 5), ("folder", 6)):
-        run = f"divided_{dies_in[0]}"
-        assert -signal.SIGKILL in finish(start("tiny.py", "--run-dir", run, *options, ranks=2, dies_in=dies_in))
-        assert list(Path(run).glob("*.shards.tmp"))
-        assert finish(start("--resume", run, ranks=2)) == [0, 0]
-        assert_same(run, "divided")
-        named = {read_checkpoint(path, whole=False)["shards"]["folder"] for path in Path(run).glob("*.pth")}
-        assert {path.name for path in Path(run).glob("*.shards")} == named
+SHARDED = ["train.strategy=fsdp", "train.ema_decay=none", "train.sharded_checkpoints=true", *of_ranks(2)]
+
+
+@pytest.fixture(scope="module")
+def sharded(folder) -> str:
+    """A run of two ranks that write their shards, never stopped."""
+    before = Path.cwd()
+    os.chdir(folder)
+    assert finish(start("tiny.py", "--run-dir", "sharded", *SHARDED, ranks=2)) == [0, 0]
+    os.chdir(before)
+    return "sharded"
+
+
+def assert_same_shards(run: str, whole: str) -> None:
+    assert_same(run, whole)
+    named = {read_checkpoint(path, with_shards=False)["shards"]["folder"] for path in Path(run).glob("*.pth")}
+    assert {path.name for path in Path(run).glob("*.shards")} == named
+
+
+@needs_newer_torch
+@pytest.mark.parametrize("dies_in", [("shards", 5), ("folder", 6)])
+def test_a_run_killed_while_its_ranks_save_their_shards_equals_one_never_stopped(sharded, dies_in):
+    run = f"sharded_{dies_in[0]}"
+    assert -signal.SIGKILL in finish(start("tiny.py", "--run-dir", run, *SHARDED, ranks=2, dies_in=dies_in))
+    assert list(Path(run).glob("*.shards.tmp"))
+    assert finish(start("--resume", run, ranks=2)) == [0, 0]
+    assert_same_shards(run, sharded)
+
+
+@needs_newer_torch
+@pytest.mark.parametrize(("seed", "kills"), [(0, 1), pytest.param(1, 20, marks=SLOW), pytest.param(2, 20, marks=SLOW)])
+def test_ranks_killed_at_any_moment_of_a_save_lose_nothing(sharded, seed, kills):
+    """One of the two or both, at once or some time apart; a run has no more steps, so that there are several."""
+    draw, done, number = random.Random(seed), 0, 0
+    while done < kills:
+        number, run = number + 1, f"shards{seed}-{number}"
+        argv = ["tiny.py", "--run-dir", run, *SHARDED]
+        for _ in range(min(5, kills - done)):
+            processes = start(*argv, ranks=2)
+            wait_for_step(run, min(reached(run) + draw.randint(1, 3), LAST_STEP - 1), processes)
+            wait_for_save(run, processes)
+            time.sleep(draw.random() * 0.02)
+            first, second = draw.sample(processes, 2)
+            first.kill()
+            time.sleep(draw.choice([0, 0.01, 0.5]))
+            second.kill()
+            done += -signal.SIGKILL in finish(processes)
+            argv = ["--resume", run]
+        assert finish(start("--resume", run, ranks=2)) == [0, 0], Path("output.txt").read_text()[-2000:]
+        assert_same_shards(run, sharded)
+
+
+def wait_for_save(run: str, processes: list) -> None:
+    """Wait until shards or what names them are being written."""
+    deadline = time.monotonic() + 5
+    while not list(Path(run).glob("*.tmp")) and all(process.is_alive() for process in processes):
+        time.sleep(0.001)
+        if time.monotonic() > deadline:
+            return
 
 
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
@@ -217,15 +140,21 @@ def test_a_signal_ends_the_step_saves_and_tells_how_to_go_on(ranks, number):
     run = f"signalled{ranks}"
     Path("output.txt").unlink(missing_ok=True)
     processes = start(
-        "tiny.py", "--run-dir", run, *of_ranks(ranks), "train.save_every_steps=none", "data.num_workers=1",
-        "data.start_workers=fork", ranks=ranks,
-    )  # fmt: skip
+        "tiny.py",
+        "--run-dir",
+        run,
+        *of_ranks(ranks),
+        "train.save_every_steps=none",
+        "data.num_workers=1",
+        "data.start_workers=fork",
+        ranks=ranks,
+    )
     wait_for_step(run, 6, processes)
     os.kill(processes[-1].pid, number)  # one rank alone: all of them stop
     statuses = finish(processes)
     assert statuses == [143 if ranks == 2 else 130] * ranks
     output = Path("output.txt").read_text()
-    assert f"{number.name}: saved. Go on with:" in output and f"--resume {run} --device cpu" in output
+    assert f"{number.name}: saved. Resume with:" in output and f"--resume {run} --device cpu" in output
     assert 6 <= read_checkpoint(Path(run, "last.pth"))["progress"]["step"] < LAST_STEP
     assert finish(start("--resume", run, "train.save_every_steps=1", ranks=ranks)) == [0] * ranks
     assert_same(run, f"whole{ranks}")
@@ -236,9 +165,12 @@ def test_a_whole_process_group_that_is_told_to_end_is_saved():
     command = [sys.executable, str(ROOT / "tools" / "train.py"), "tiny.py", "--run-dir", "group", "--device", "cpu"]
     process = subprocess.Popen(
         [*command, "data.num_workers=2", "train.epochs=200", "schedule.end_factor=1.0"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     while reached("group") < 3 and process.poll() is None:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGTERM)
@@ -255,10 +187,10 @@ def test_a_stop_during_evaluation_is_saved_at_once_and_evaluates_again(monkeypat
         time.sleep(60)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "evaluate", interrupted)
-        with pytest.raises(Stopped) as stopped:
+        patch.setattr(training, "evaluate", interrupted)
+        with pytest.raises(Interrupted) as interrupted:
             train.main(["tiny.py", "--run-dir", "evaluating", "--device", "cpu"])
-    assert stopped.value.code == 143
+    assert interrupted.value.code == 143
     progress = read_checkpoint("evaluating/last.pth")["progress"]
     assert (progress["epoch"], progress["batch"], progress["num_batches"]) == (0, 8, 8)
     assert finish(start("--resume", "evaluating")) == [0]
@@ -271,7 +203,7 @@ import signal
 from pathlib import Path
 
 from tiny import config as tiny
-from vitkit.data.shapes import ShapesDetection
+from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.registry import DATASETS
 
 
@@ -301,8 +233,11 @@ def agent(run: str, *options: str) -> subprocess.Popen:
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{Path.cwd()}", "BREAKING": run}
     return subprocess.Popen(
         [*command, *of_ranks(2), "--run-dir", run, "--device", "cpu"],
-        env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def torchrun(run: str, *options: str) -> tuple[int, str]:

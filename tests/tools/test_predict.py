@@ -7,11 +7,13 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vitkit import build_dataset, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
-from vitkit.evaluation.maps import read_ids, read_labels
+from vitkit.evaluation.maps import read_ids
+from vitkit.ops.image_files import read_label_map
 from vitkit.tools import predict
 
 DETR = """
@@ -73,14 +75,21 @@ def test_files_folders_and_patterns_are_drawn_and_written(run, capsys):
     result = predictions(run, "--input", "photos", "b.png", "photos/*.jpg", "--batch", 2, "--json-threshold", 0)
     images = result["images"]
     assert [entry["image"] for entry in images] == ["photos/a.jpg", "photos/deep/a.png", "b.png"]
-    assert [entry["drawn"] for entry in images] == ["a.png", "deep/a.png", "b.png"]
+    assert [entry["drawn"] for entry in images] == ["a.jpg", "deep/a.jpg", "b.jpg"]
     assert all(len(entry["objects"]) == 10 for entry in images) and result["classes"][0] == "circle"
     assert all(cv2.imread(f"out/{entry['drawn']}").std() > 10 for entry in images)
     assert "3 images, " in capsys.readouterr().out
 
 
+def test_inputs_are_not_overwritten_by_what_is_drawn(run):
+    before = Path("photos/a.jpg").read_bytes()
+    with pytest.raises(SystemExit, match="--out photos: drawing would overwrite the input 'photos/a.jpg'"):
+        predict.main([run, "--input", "photos", "--device", "cpu", "--out", "photos"])
+    assert Path("photos/a.jpg").read_bytes() == before
+
+
 def test_files_of_one_name_do_not_overwrite_each_other(run):
-    result = predictions(run, "--input", "photos/a.jpg", "photos/deep/a.png")
+    result = predictions(run, "--input", "photos/a.jpg", "photos/deep/a.png", "--format", "png")
     assert [entry["drawn"] for entry in result["images"]] == ["a.png", "a_2.png"]
 
 
@@ -92,11 +101,11 @@ def test_config_weights_and_overrides_may_be_given(run):
 
 def test_maps_are_written_for_panoptic_and_semantic_models(run):
     make_run(MASKS, "ShapesSegmentation")
-    entry = predictions("run", "--input", "b.png", "--task", "semantic")["images"][0]
+    entry = predictions("run", "--input", "b.png", "--task", "semantic", "--json-threshold", 0)["images"][0]
     ids = read_ids(Path("out") / entry["panoptic_map"])
     assert ids.shape == (48, 64)
     assert {s["id"] for s in entry["segments"]} == set(np.unique(ids).tolist()) - {0}
-    labels = read_labels(Path("out") / entry["semantic_map"])
+    labels = read_label_map(Path("out") / entry["semantic_map"])
     assert labels.shape == (48, 64) and sum(entry["areas"].values()) == pytest.approx(1)
     assert entry["objects"] and all(o["mask"]["size"] == [48, 64] for o in entry["objects"])
 
@@ -115,35 +124,29 @@ def test_a_video_becomes_a_video_and_frames(run):
 
 def test_broken_pictures_are_named_and_left_out(run, capsys):
     Path("photos/broken.jpg").write_bytes(b"\xff\xd8 no picture")
+    Path("photos/endless.jpg").symlink_to("/dev/zero")
+    Image.new("1", (20000, 20000)).save("photos/huge.png")
     assert len(predictions(run, "--input", "photos")["images"]) == 2
     error = capsys.readouterr().err
-    assert "left out: " in error and "broken.jpg" in error and "1 of 3 pictures could not be read" in error
+    assert "left out: " in error and all(f"{name}'" in error for name in ("broken.jpg", "endless.jpg", "huge.png"))
+    assert "3 of 5 pictures could not be read" in error
     assert "broken.jpg" in fails(capsys, run, "--input", "photos/broken.jpg")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--input", "none.jpg"], "--input none.jpg: no such file or folder, and as a pattern it fits no file"),
-        (["run", "--input", "empty"], "--input empty: the folder holds no picture and no video"),
+        (["run", "--input", "none.jpg"], "--input none.jpg: no such file or folder, and no file matches it"),
+        (["run", "--input", "empty"], "folder 'empty' holds no picture ("),
         (["run", "--input", "clip.mp4"], "no frame of the video can be read"),
         (["run", "--input", "b.png", "--task", "semantic"], "task 'semantic': the model does not predict it"),
         (["run", "--input", "b.png", "--batch", "0"], "--batch and --every are at least 1"),
         (["run", "--input", "b.png", "--threshold", "2"], "are scores, 0 to 1"),
         (["config.py", "--input", "b.png"], "a config has no weights"),
-        (["nothing", "--input", "b.png"], "'nothing' is neither a config file"),
+        (["nothing", "--input", "b.png"], "'nothing' is neither a model of the zoo"),
     ],
 )
 def test_wrong_arguments_end_with_an_error_that_helps(run, capsys, arguments, message):
     Path("empty").mkdir()
     Path("clip.mp4").write_bytes(b"no video")
     assert message in fails(capsys, *arguments)
-
-
-def test_progress_tells_rate_and_time_left(capsys, monkeypatch):
-    monkeypatch.setattr(predict, "PROGRESS_SECONDS", -1.0)
-    progress = predict.Progress(4, "images")
-    progress.start -= 2.0
-    progress.step()
-    line = capsys.readouterr().out
-    assert line.startswith("1/4 images  0.5") and "ETA 6 s" in line

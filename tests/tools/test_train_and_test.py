@@ -11,10 +11,15 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pycocotools.coco import COCO
 
-from vitkit import BACKBONES
+from vitkit import BACKBONES, build_dataset
 from vitkit.checkpoint import read_checkpoint
+from vitkit.evaluation.coco import CocoEvaluator
+from vitkit.inference import load
+from vitkit.structures import ScoreThresholds
+from vitkit.tools import analyze, browse, explain, predict
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
 
@@ -32,7 +37,7 @@ def config():
         train=dict(**world, num_images=8), val=dict(**world, num_images=5, split="val"),
         images_per_gpu=4, val_images_per_gpu=2, num_workers=0,
     )
-    cfg["schedule"] = dict(type="StepLR", drop_at_epoch=100)
+    cfg["schedule"] = dict(type="MultiStepLR", drop_at_epochs=[100])
     cfg["train"] = dict(epochs=1, log_every=1, best_metric="bbox/AP50")
     return cfg
 """
@@ -65,7 +70,9 @@ def evaluate(*args):
 
 
 def table_of(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if "Average" in line]
+    """The twelve numbers of the boxes."""
+    (line,) = (line for line in text.splitlines() if line.startswith("boxes "))
+    return line.split()[1:]
 
 
 def write_coco(folder: Path, *, ids=(3, 7, 90), names=("cat", "dog", "cow"), num_images=4, **changes) -> list[str]:
@@ -104,6 +111,7 @@ def test_a_run_leaves_all_its_files_and_prints_the_table(tiny, tmp_path, capsys)
     run = tmp_path / "runs" / "tiny"
     names = {path.name for path in run.iterdir()}
     assert {"config.json", "log.jsonl", "last.pth", "best.pth", "curves.png", "predictions.png"} <= names
+    assert {"run.json", "console.txt"} <= names
     for picture in ("curves.png", "predictions.png"):
         assert cv2.imread(str(run / picture)).std() > 10
     assert len(table_of(capsys.readouterr().out)) == 12
@@ -129,11 +137,50 @@ def test_testing_repeats_the_validation_and_writes_results_for_pycocotools(tiny,
     assert table_of(printed) == trained
     assert all(re.search(rf"{name}\s+AP", printed) for name in ("circle", "square", "cross"))
     truth = COCO()
-    truth.dataset = train_tool.build_dataset(dict(
-        type="ShapesDetection", image_size=32, max_objects=2, min_size=0.3, max_size=0.5, num_images=5, split="val"
-    )).ground_truth()  # fmt: skip
+    truth.dataset = build_dataset(
+        dict(
+            type="ShapesDetection", image_size=32, max_objects=2, min_size=0.3, max_size=0.5, num_images=5, split="val"
+        )
+    ).ground_truth()
     truth.createIndex()
     assert len(truth.loadRes(str(out)).anns) == 5 * 10
+
+
+def test_checkpoints_keep_what_the_evaluation_has_measured(tiny, monkeypatch, capsys):
+    found = ScoreThresholds(0.25, (0.5, *[None] * 5), "highest F1 in validation")
+    # So short a training finds nothing.
+    monkeypatch.setattr(CocoEvaluator, "score_thresholds", lambda evaluator: found)
+    train(tiny, "train.save_every_steps=1")
+    expected = {
+        "score_thresholds": {"overall": 0.25, "by_class": {"circle": 0.5}, "origin": "highest F1 in validation"},
+        "image_sizes": {"least_short": 32, "median_short": 32, "most_short": 32, "most_long": 32},
+    }
+    assert all(read_checkpoint(f"runs/tiny/{name}.pth")["measured"] == expected for name in ("best", "last"))
+    assert load("runs/tiny").thresholds == found
+    capsys.readouterr()
+    evaluate("runs/tiny/last.pth")
+    assert "objects are best shown from score 0.25 to 0.50, by class (highest F1" in capsys.readouterr().out
+    # A run that is resumed has them from the start, not only after its next evaluation.
+    monkeypatch.setattr(CocoEvaluator, "score_thresholds", lambda evaluator: None)
+    train("--resume", "runs/tiny")
+    assert read_checkpoint("runs/tiny/last.pth")["measured"] == expected
+
+
+@pytest.mark.parametrize("name", [["runs/tiny"], ["runs/tiny/best.pth"], ["runs/tiny/config.json", "runs/tiny"]])
+def test_every_tool_takes_a_run_by_any_name(tiny, tmp_path, capsys, name):
+    train(tiny, "train.epochs=1")
+    capsys.readouterr()
+    test_tool.main([*name, "data.val.num_images=2", "--device", "cpu"])
+    assert "results are in results.json" in capsys.readouterr().out
+    image = tmp_path / "shape.png"
+    Image.fromarray(build_dataset(dict(type="ShapesDetection", num_images=1)).load_image(0)).save(image)
+    explain.main([*name, "--image", str(image), "--device", "cpu"])
+    assert "shape_decoder.png" in capsys.readouterr().out
+    predict.main([*name, "--input", str(image), "--device", "cpu"])
+    assert "predictions.json" in capsys.readouterr().out
+    analyze.main([name[0], "--no-macs"])
+    browse.main([name[0], "--count", "1"])
+    assert "wrote runs/browse/index.html" in capsys.readouterr().out
 
 
 def test_a_resumed_run_equals_one_never_stopped_and_names_what_changed(tiny, tmp_path, capsys):
@@ -189,9 +236,12 @@ class Patches(nn.Module):
         return {"patches": self.conv(images)}
 """)
     (tmp_path / "my_config.py").write_text(
-        TINY.replace("    return cfg", '    cfg["imports"] = ["my_backbone.py"]\n'
-        '    cfg["model"]["backbone"] = dict(type="Patches", channels=16)\n    return cfg')
-    )  # fmt: skip
+        TINY.replace(
+            "    return cfg",
+            '    cfg["imports"] = ["my_backbone.py"]\n'
+            '    cfg["model"]["backbone"] = dict(type="Patches", channels=16)\n    return cfg',
+        )
+    )
     train(tmp_path / "my_config.py", "--run-dir", "run")
     assert "Patches" in BACKBONES.names()
     assert read_checkpoint("run/last.pth")["model"]["backbone.conv.weight"].shape == (16, 3, 8, 8)
@@ -217,8 +267,11 @@ def test_two_ranks_train_and_test_to_the_same_numbers_as_one(tiny, tmp_path, cap
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         result = subprocess.run(
             [*command, str(ROOT / "tools" / tool), *map(str, args), "--device", "cpu"],
-            env=environment, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         assert result.returncode == 0, result.stderr[-3000:]
         return result.stdout
 
@@ -270,10 +323,10 @@ def broken(case: str, folder: Path) -> list:
     [
         ("unknown image", r"annotation 1 .*999"),
         ("unknown category", r"annotation 1 .*category.* 4"),
-        ("negative box", r"annotation 1 has bbox \[10, 20, -3, 5\]"),
-        ("zero-size box", r"annotation 1 has bbox \[10, 20, 0, 5\]"),
-        ("nan box", r"annotation 1 has bbox \[10, 20, nan, 5\]"),
-        ("no images", r"images. in .* is empty; expected at least one image"),
+        ("negative box", r"annotation 1 \(image '0.jpg'\) has bbox \[10, 20, -3, 5\]"),
+        ("zero-size box", r"annotation 1 \(image '0.jpg'\) has bbox \[10, 20, 0, 5\]"),
+        ("nan box", r"annotation 1 \(image '0.jpg'\) has bbox \[10, 20, nan, 5\]"),
+        ("no images", r"the list 'images' is empty; expected at least one image"),
         ("malformed json", r"instances\.json.*line 1"),
         ("missing image", r"2\.jpg"),
         ("truncated image", r"2\.jpg"),
@@ -296,7 +349,7 @@ def test_wrong_data_ends_with_an_error_that_names_it(coco_config, tmp_path, caps
         (["{tiny}", "model.type=DETTR"], "Did you mean 'DETR'"),
         (["tinny.py"], "no config file 'tinny.py'. Did you mean 'tiny.py'"),
         (["--resume", "nothing"], "config.json"),
-        (["configs/detr_r50.py"], "no folder 'data/coco/train2017'"),
+        (["configs/detr_r50.py"], "data/coco/train2017'. Download the dataset"),
         (["{tiny}", "--init", "missing.pth"], "no checkpoint 'missing.pth'"),
         (["{tiny}", "model.num_classes=4"], "model.num_classes=4, but the dataset has 6 classes"),
         (["{tiny}", "model.head.num_heads=5"], "num_heads=5 must divide d_model=32"),
@@ -367,10 +420,20 @@ def test_a_detector_is_reported_by_class_size_threshold_and_confusion(tiny, tmp_
     [
         (["--thresholds", "2"], "--thresholds, --confusion and --iou are 0 to 1"),
         (["--eval-only", "none.json", "evaluator=ClassificationEvaluator", "--thresholds"], "reads no results"),
-        (["--eval-only", "none.json", "--confusion"], "cannot read 'none.json'"),
+        (["--eval-only", "none.json", "--confusion"], "no file 'none.json'"),
     ],
 )
 def test_wrong_report_options_end_with_an_error(tiny, capsys, arguments, message):
     with pytest.raises(SystemExit) as error:
         test_tool.main([tiny, *(arguments if "--eval-only" in arguments else ["w.pth", *arguments])])
     assert message in f"{error.value.code}\n{capsys.readouterr().err}"
+
+
+def test_a_run_on_data_in_a_relative_folder_is_tested_from_another_folder(coco_config, tmp_path, capsys, monkeypatch):
+    write_coco(tmp_path / "cows")
+    train(coco_config, "data.root=cows")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    capsys.readouterr()
+    evaluate("../runs/coco/config.json", "../runs/coco/last.pth")
+    assert len(table_of(capsys.readouterr().out)) == 12

@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from vitkit.checkpoint import read_checkpoint
+from vitkit.errors import DataError
+from vitkit.inference import load
+from vitkit.inference.translator import BATCH
+from vitkit.tools import predict, translate
 from vitkit.tools import test as evaluate_tool
 from vitkit.tools import train as train_tool
-from vitkit.tools import translate
 
 SMALL = [
     "data.train.num_pairs=200",
@@ -83,7 +86,7 @@ def test_a_line_for_each_line(translated, monkeypatch, tmp_path):
     printed = translated("one hundred", "", "seven €")
     assert len(printed.out.splitlines()) == 3 and printed.out.splitlines()[1] == ""
     assert "1 of 3 lines are empty: so are their translations" in printed.err
-    assert "does not know 1 of the characters or words: '€' 1x" in printed.err
+    assert "1 characters or words are not in the vocabulary: '€' 1x" in printed.err
 
     (tmp_path / "in.txt").write_text("one hundred\n\nseven €\n", encoding="utf-8")
     translated("--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "new" / "out.txt"))
@@ -91,6 +94,21 @@ def test_a_line_for_each_line(translated, monkeypatch, tmp_path):
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("one hundred\r\n\nseven €".encode())))
     assert translated().out == printed.out
+
+
+def test_a_loaded_run_translates_what_it_is_called_with(run, checkpoint, capsys):
+    translate.main([str(run), "--device", "cpu", "one hundred", "two"])
+    expected = capsys.readouterr().out.splitlines()
+    model = load(run)
+    assert [str(t) for t in model(["one hundred", "", "two"])] == [expected[0], "", expected[1]]
+    one = load(checkpoint)("two", beams=3, n_best=2)
+    assert one.source == "two" and len(one.n_best) == 2 and one.text == one.n_best[0][1]
+    stream = model(text for text in ["two"])
+    assert next(stream).text == expected[1] and model.predict("two")[0].text == expected[1]
+    with pytest.raises(DataError, match="got int; a translator expects text"):
+        model([1])
+    with pytest.raises(SystemExit, match="reads text, not pictures. Use tools/translate.py"):
+        predict.main([str(run), "--input", __file__, "--device", "cpu"])
 
 
 def test_several_translations_with_scores(translated):
@@ -106,9 +124,9 @@ def test_sampled_translations_follow_from_the_seed(translated, checkpoint, capsy
 
     assert sampled("3") == sampled("3") != sampled("5")
     assert len(sampled("3").splitlines()) == 6
-    lines = translated(*["one hundred"] * (2 * translate.BATCH), "--sample", "--seed", "3").out.splitlines()
-    assert lines[: translate.BATCH] != lines[translate.BATCH :]
-    for wrong, message in ((("--top-p", "0.5"), "are of --sample, add it"), (("--sample", "--beams", "2"), "give one")):
+    lines = translated(*["one hundred"] * (2 * BATCH), "--sample", "--seed", "3").out.splitlines()
+    assert lines[:BATCH] != lines[BATCH:]
+    for wrong, message in ((("--top-p", "0.5"), "need --sample"), (("--sample", "--beams", "2"), "give one")):
         with pytest.raises(SystemExit):
             translate.main([checkpoint, "one", *wrong])
         assert message in capsys.readouterr().err

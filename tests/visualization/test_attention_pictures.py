@@ -4,16 +4,17 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitkit.visualization import (
+from vitkit.visualization.attention import (
+    QueryAttention,
     QueryLayer,
-    class_color,
     draw_decoder_attention,
     draw_encoder_attention,
     draw_query_slots,
     draw_sampling_points,
     overlay_attention,
+    size_kinds,
 )
-from vitkit.visualization.attention import size_kinds
+from vitkit.visualization.canvas import class_color
 
 MAGENTA, GREEN, BLUE, RED, LIMEGREEN = (255, 0, 255), (44, 160, 44), (31, 119, 180), (214, 39, 40), (50, 205, 50)
 
@@ -63,8 +64,10 @@ def test_overlay_of_a_map_that_covers_padding_shows_the_images_part_alone():
     assert drawn[0, 30].tolist() == left and drawn[0, -1, 0] > left[0]
     weights[0, 2:] = 0
     assert overlay_attention(grey_image(), weights, color=(200, 0, 0), covered=(1.0, 2.0))[0, 0].tolist() == [
-        181, 11, 11,
-    ]  # fmt: skip
+        181,
+        11,
+        11,
+    ]
 
 
 def test_overlay_of_a_map_of_zeros_is_grey():
@@ -85,9 +88,13 @@ def test_decoder_attention_has_a_panel_per_box_with_its_query_class_and_score(tm
     boxes_xyxy = torch.tensor([[10.0, 10, 40, 50], [50.0, 5, 80, 25]])
     path = tmp_path / "decoder.png"
     draw_decoder_attention(
-        grey_image(), boxes_xyxy, ["cat", "dog"], torch.rand(2, 4, 6), path,
-        scores=torch.tensor([0.9, 0.75]), queries=[7, 3],
-    )  # fmt: skip
+        grey_image(),
+        [
+            QueryAttention(7, boxes_xyxy[0], "cat", 0.9, torch.rand(4, 6)),
+            QueryAttention(3, boxes_xyxy[1], "dog", 0.75, torch.rand(4, 6)),
+        ],
+        path,
+    )
     assert [panel.get_title() for panel in panels] == ["boxes", "query 7: cat 0.90", "query 3: dog 0.75"]
     box = panels[2].patches[0]
     assert box.get_bbox().bounds == pytest.approx((350, 35, 210, 140))
@@ -100,8 +107,11 @@ def test_sampling_has_a_row_per_layer_and_a_column_per_level_and_one_for_all(tmp
     path = tmp_path / "sampling.png"
     draw_sampling_points(grey_image(), layers, path, strides=[8, 16, 32])
     assert [panel.get_title() for panel in panels[:4]] == [
-        "level 0 (stride 8)", "level 1 (stride 16)", "level 2 (stride 32)", "all levels",
-    ]  # fmt: skip
+        "level 0 (stride 8)",
+        "level 1 (stride 16)",
+        "level 2 (stride 32)",
+        "all levels",
+    ]
     assert [panel.get_ylabel() for panel in panels[::4]] == ["layer 0\ncat 0.90", "layer 1\ncat 0.90"]
     assert [len(panel.collections[0].get_offsets()) for panel in panels[:4]] == [8, 8, 8, 24]
     assert [len(panel.patches) for panel in panels[::4]] == [1, 2]  # the second layer's reference is a box too
@@ -115,16 +125,11 @@ def test_sampling_points_lie_in_their_places_with_their_weights_the_largest_on_t
     weights[0, :, 0] = torch.tensor([0.7, 0.3])
     locations = torch.tensor([[0.1, 0.2], [0.9, 0.5]]).view(1, 2, 1, 2)
     layer = QueryLayer(locations, weights, torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5, 0.4, 0.2]), "cat", 0.9)
-    draw_sampling_points(grey_image(), [layer], tmp_path / "sampling.png")
+    draw_sampling_points(grey_image(), [layer], tmp_path / "sampling.png", strides=[8, 16])
     everything = panels[2].collections[0]
     assert everything.get_offsets().tolist() == pytest.approx(np.array([[567, 210], [63, 84]]))
     assert everything.get_array().tolist() == pytest.approx([0.3, 0.7])
     assert everything.norm.vmax == pytest.approx(0.7)
-
-
-def test_sampling_of_no_layer_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="layers: got none"):
-        draw_sampling_points(grey_image(), [], tmp_path / "sampling.png")
 
 
 def test_slots_have_a_panel_per_query_with_a_dot_per_image(tmp_path, panels):

@@ -1,26 +1,20 @@
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.shapes import ShapesSegmentation
-from vitkit.visualization import (
-    class_color,
-    draw_masks,
-    draw_panoptic,
-    draw_semantic,
-    instance_sheet,
-    panoptic_sheet,
-    semantic_sheet,
-)
+from vitkit.data.synthetic.shapes import ShapesSegmentation
+from vitkit.data.synthetic.world import World
+from vitkit.visualization.canvas import class_color
+from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
+from vitkit.visualization.predictions import save_pairs
 
 NAMES = ["cat", "dog", "sky"]
 BLACK = np.zeros((400, 500, 3), np.uint8)
 
 
 def half(label):
-    """The colour of a class on black."""
-    return tuple(int(0.5 * channel) for channel in class_color(label))
+    """The colour of a class on black, rounded."""
+    return tuple(np.rint(np.array(class_color(label)) * 0.5).tolist())
 
 
 def has_color(image, color):
@@ -72,30 +66,30 @@ def test_ignored_and_void_pixels_stay_uncoloured():
 
 
 def test_sheets_show_predictions_beside_the_truth(tmp_path):
-    panoptic = ShapesSegmentation(3, image_size=64, min_objects=0, max_objects=0)
+    panoptic = ShapesSegmentation(3, World(image_size=64, min_objects=0, max_objects=0))
     target, image = panoptic[0]["target"], panoptic.load_image(0)
     square = torch.zeros(2, 64, 64, dtype=torch.bool)
     square[0, 20:60, 10:40] = True
     square[1, 2:18, 2:60] = True
     predictions = {
-        "instance": dict(masks=square, labels=torch.tensor([0, 1]), scores=torch.tensor([0.9, 0.2])),
+        "masks": dict(masks=square, labels=torch.tensor([0, 1]), scores=torch.tensor([0.9, 0.2])),
         "semantic": dict(semantic=torch.where(square[0], 0, 9)),
         "panoptic": dict(panoptic=square[0].int() * 4, segments_info=[dict(id=4, label=0, score=0.9)]),
     }
-    sheets = {"instance": instance_sheet, "semantic": semantic_sheet, "panoptic": panoptic_sheet}
-    for task, sheet in sheets.items():
-        path = tmp_path / "new" / f"{task}.png"
-        sheet([(image, predictions[task], target)] * 3, panoptic.classes, path)
+    for field, prediction in predictions.items():
+        path = tmp_path / "new" / f"{field}.png"
+        save_pairs([(image, prediction, target)] * 3, panoptic.classes, field, path)
         picture = np.asarray(Image.open(path))
         left, right = np.array_split(picture[:, : picture.shape[1] // 2], 2, axis=1)
         assert has_color(left, class_color(0)) and not has_color(left, class_color(1))
         assert not has_color(right, class_color(0)) and has_color(right, class_color(int(target["labels"][0])))
-        with pytest.raises(ValueError, match="at least one"):
-            sheet([], panoptic.classes, path)
 
 
 def test_the_truth_may_have_another_size_than_the_image(tmp_path):
-    dataset = ShapesSegmentation(1, image_size=64, transforms=dict(type="EvalResize", short_side=96, max_size=96))
+    dataset = ShapesSegmentation(
+        1, World(image_size=64), transforms=dict(type="EvalResize", short_side=96, max_size=96)
+    )
     prediction = dict(semantic=torch.zeros(64, 64, dtype=torch.int64))
-    semantic_sheet([(dataset.load_image(0), prediction, dataset[0]["target"])], dataset.classes, tmp_path / "a.png")
+    rows = [(dataset.load_image(0), prediction, dataset[0]["target"])]
+    save_pairs(rows, dataset.classes, "semantic", tmp_path / "a.png")
     assert (tmp_path / "a.png").is_file()

@@ -5,10 +5,13 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.shapes import ShapesDetection
+from vitkit.data.synthetic.shapes import ShapesDetection
+from vitkit.data.synthetic.world import World
 from vitkit.errors import DataError
-from vitkit.visualization import class_color, draw_detections, plot_training, prediction_sheet, read_log
-from vitkit.visualization.curves import smooth
+from vitkit.visualization.boxes import draw_detections
+from vitkit.visualization.canvas import class_color
+from vitkit.visualization.curves import plot_training, read_log, smooth
+from vitkit.visualization.predictions import save_pairs
 
 NAMES = ["cat", "dog"]
 
@@ -53,7 +56,7 @@ def test_neighbouring_classes_have_distinct_colours():
 
 
 def test_the_sheet_holds_predictions_above_the_threshold_beside_the_truth(tmp_path):
-    dataset = ShapesDetection(3, image_size=64, min_objects=0, max_objects=0)
+    dataset = ShapesDetection(3, World(image_size=64, min_objects=0, max_objects=0))
     target = dataset[0]["target"]
     predictions = {
         "scores": torch.tensor([0.9, 0.2]),
@@ -62,17 +65,12 @@ def test_the_sheet_holds_predictions_above_the_threshold_beside_the_truth(tmp_pa
     }
     path = tmp_path / "new" / "sheet.png"
     rows = [(dataset.load_image(i), predictions, target) for i in range(3)]
-    prediction_sheet(rows, dataset.classes, path)
+    save_pairs(rows, dataset.classes, "boxes_xyxy", path)
     sheet = np.asarray(Image.open(path))
     left, right = np.array_split(sheet[:, : sheet.shape[1] // 2], 2, axis=1)
     assert has_color(left, class_color(0))
     assert not has_color(left, class_color(1))
     assert not has_color(right, class_color(0))
-
-
-def test_a_sheet_of_nothing_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="at least one"):
-        prediction_sheet([], NAMES, tmp_path / "sheet.png")
 
 
 def train_line(step: int, loss: float = 1.0) -> str:
@@ -101,6 +99,23 @@ def test_curves_are_drawn_from_whatever_there_is(tmp_path, lines):
     plot_training(log, tmp_path / "out" / "curves.png")
     picture = np.asarray(Image.open(tmp_path / "out" / "curves.png").convert("RGB"))
     assert (picture != 255).any()
+
+
+@pytest.mark.parametrize(
+    "losses, expected",
+    [
+        ({"labels": 1.0, "l1": 0.5, "aux0_labels": 9.0}, [["total"], ["labels", "l1"]]),
+        ({"labels": 3.0}, [["total"]]),  # the total once more
+    ],
+)
+def test_terms_of_the_loss_are_not_flat_below_the_total(losses, expected, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr("vitkit.visualization.curves.save_figure", lambda figure, *a, **k: figures.append(figure))
+    record = {"kind": "train", "step": 1, "epoch": 1, "loss": sum(losses.values()), "losses": losses}
+    (tmp_path / "log.jsonl").write_text(json.dumps(record))
+    plot_training(tmp_path / "log.jsonl", tmp_path / "curves.png")
+    (figure,) = figures
+    assert [[line.get_label() for line in axes.get_lines()] for axes in figure.axes] == expected
 
 
 def test_an_unfinished_line_is_passed_over_and_a_repeated_step_counts_once(tmp_path):

@@ -2,15 +2,11 @@
 
 from vitkit.backbones.lrnet import LRNET_VARIANTS, LRNet
 from vitkit.backbones.mvit import MVIT_VARIANTS, MViT
-from vitkit.backbones.nonlocal_resnet import (
-    CLIP_RESNET_VARIANTS,
-    NON_LOCAL_RESNET_VARIANTS,
-    ClipResNet,
-    NonLocalResNet,
-)
+from vitkit.backbones.nonlocal_resnet import CLIP_RESNET_VARIANTS, NON_LOCAL_RESNET_VARIANTS, ClipResNet, NonLocalResNet
 from vitkit.backbones.resnet import RESNET_VARIANTS, ResNet
 from vitkit.backbones.swin import SWIN_VARIANTS, Swin
 from vitkit.backbones.swinv2 import SWINV2_VARIANTS, SwinV2
+from vitkit.backbones.timesformer import TIMESFORMER_VARIANTS, TimeSformer
 from vitkit.backbones.timm_adapter import TimmBackbone
 from vitkit.backbones.vit import VIT_VARIANTS, ViT
 
@@ -22,6 +18,7 @@ __all__ = [
     "RESNET_VARIANTS",
     "SWINV2_VARIANTS",
     "SWIN_VARIANTS",
+    "TIMESFORMER_VARIANTS",
     "VIT_VARIANTS",
     "ClipResNet",
     "LRNet",
@@ -30,6 +27,7 @@ __all__ = [
     "ResNet",
     "Swin",
     "SwinV2",
+    "TimeSformer",
     "TimmBackbone",
     "ViT",
 ]

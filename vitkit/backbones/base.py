@@ -1,34 +1,65 @@
 """What all backbones share: the choice of features, frozen stages, pretrained weights."""
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitkit.checkpoint import load_weights
-from vitkit.download import cached_file
+from vitkit.checkpoint.download import cached_file
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.protocols import HasPretrained
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 
 logger = logging.getLogger("vitkit")
 
+STAGES = ("res2", "res3", "res4", "res5")
+"""The maps of a backbone of four stages, at strides 4 to 32."""
+
+
+@dataclass(frozen=True)
+class BackboneSettings:
+    """What all backbones can be told, beside their own arguments."""
+
+    out_features: Sequence[str] | None = None
+    """The maps to return, and no deeper stage is made; all if None."""
+    num_classes: int | None = None
+    """Makes it a classifier."""
+    frozen_stages: int = 0
+    """How many stages are not trained; 1 is the stem and res2, as in DETR; of a plain transformer, blocks and all that
+    is before them. Norms of returned maps are trained."""
+    drop_path: float = 0.0
+    """The last block's probability of being skipped in training (https://arxiv.org/abs/1603.09382); it grows from 0
+    over the blocks."""
+    pretrained: bool | str = False
+    """What `load_pretrained` loads: False, nothing; a file; "https://...#sha256=PREFIX", an address with the first
+    digits of its checksum; "timm/NAME", timm's weights of that name; True, the family's own choice."""
+
+
+def four_stages(channels: int) -> dict[str, FeatureInfo]:
+    """Return the maps of four stages, each of twice the channels of the one before, at strides 4 to 32."""
+    return {name: FeatureInfo(channels * 2**i, 4 * 2**i) for i, name in enumerate(STAGES)}
+
 
 def choose_features(
     owner: str, available: Mapping[str, FeatureInfo], out_features: Sequence[str] | None, *, num_classes: int | None
 ) -> dict[str, FeatureInfo]:
-    """The features that a backbone returns, fine to coarse.
+    """Return the features that a backbone returns, fine to coarse.
 
     Args:
         owner: the backbone's name in messages.
         available: all it could return, fine to coarse.
-        out_features: the names wanted; None for all.
+        out_features: the names asked for; None for all.
         num_classes: of a classifier, which returns logits and no features.
     Raises:
-        ConfigError: a name is unknown, none is wanted, or a classifier's features are; or it has no classes.
+        ConfigError: a name is unknown, no name is asked for, or one of a classifier's; or it has no classes.
     """
     if num_classes is not None and num_classes < 1:
         raise ConfigError(f"{owner}: num_classes={num_classes}: expected at least 1, or None for features.")
@@ -45,7 +76,7 @@ def choose_features(
 
 
 def drop_path_rates(owner: str, drop_path: float, num_blocks: int) -> list[float]:
-    """Each block's probability to be skipped in training (https://arxiv.org/abs/1603.09382): from 0 to `drop_path`.
+    """Return each block's probability to be skipped in training (https://arxiv.org/abs/1603.09382): 0 to `drop_path`.
 
     Raises:
         ConfigError: it is not in 0..1.
@@ -56,17 +87,16 @@ def drop_path_rates(owner: str, drop_path: float, num_blocks: int) -> list[float
 
 
 def check_images(owner: str, images: Tensor, *, least: int = 1, clips: bool = False) -> None:
-    """
+    """Raise DataError if images have a wrong shape, or are too small.
+
     Args:
         owner: the backbone's name in messages.
         least: the smallest height and width it takes, in pixels.
         clips: it takes (B, 3, T, H, W) rather than (B, 3, H, W).
-    Raises:
-        DataError: the images have another shape, or are smaller.
     """
-    wanted = "(B, 3, T, H, W)" if clips else "(B, 3, H, W)"
+    expected = "(B, 3, T, H, W)" if clips else "(B, 3, H, W)"
     if images.ndim != 4 + clips or images.shape[1] != 3:
-        raise DataError(f"{owner}: images of shape {tuple(images.shape)}: expected {wanted}.")
+        raise DataError(f"{owner}: images of shape {tuple(images.shape)}: expected {expected}.")
     height, width = images.shape[-2:]
     if min(height, width) < least:
         raise DataError(
@@ -74,15 +104,77 @@ def check_images(owner: str, images: Tensor, *, least: int = 1, clips: bool = Fa
         )
 
 
-class Backbone(nn.Module):
-    """`backbone(images: (B, 3, H, W)) -> dict[str, Tensor]`, or logits of a classifier.
+def check_feature_info(backbone: nn.Module) -> None:
+    """Compare a backbone's `feature_info` with the maps that it returns for a small image of zeros.
 
-    A subclass sets
-        feature_info: what it returns, fine to coarse,
-        pretrained: what `load_pretrained` loads: False, nothing; a file; "https://...#sha256=PREFIX", an address with
-            the first digits of its checksum; "timm/NAME", timm's weights of that name; True, the family's own choice,
-        frozen_stages: how many stages are not trained, stage 0 being the stem,
-    calls `freeze()` at the end of its constructor, and answers `stages()`.
+    It takes about as long as one training image of 64x96 pixels (the meta device would take two to six times as long),
+    and draws no random number. A backbone that refuses the image's size (DataError) is not checked. Nor is one
+    that raises another error, which is logged.
+
+    Raises:
+        ConfigError: names, order, channels or strides differ.
+    """
+    infos, name = backbone.feature_info, type(backbone).__name__
+    stride = max(info.stride for info in infos.values())
+    height = math.ceil(64 / stride) * stride
+    size = height, height + stride
+    device = next((weight.device for weight in backbone.parameters()), "cpu")
+    training = [module for module in backbone.modules() if module.training]
+    backbone.eval()
+    try:
+        with torch.no_grad():
+            maps = backbone(torch.zeros(1, 3, *size, device=device))
+    except DataError:  # it refuses this size
+        return
+    except Exception as error:  # whatever a user's backbone raises
+        reason = f"{type(error).__name__}: {error}"
+        logger.warning("backbone %s: feature_info is not checked: %dx%d pixels fail with %s", name, *size, reason)
+        return
+    finally:
+        for module in training:
+            module.training = True
+    if not isinstance(maps, Mapping):
+        raise ConfigError(f"backbone {name}: forward returns a {type(maps).__name__}; expected a dict of feature maps.")
+    if list(maps) != list(infos):
+        raise ConfigError(
+            f"backbone {name}: feature_info names {', '.join(infos)}, but forward returns {', '.join(maps)}. Expected "
+            "the same names in the same order, fine to coarse."
+        )
+    strides = [info.stride for info in infos.values()]
+    if strides != sorted(strides):
+        raise ConfigError(
+            f"backbone {name}: its features {', '.join(infos)} have strides {', '.join(map(str, strides))}. Expected "
+            "them fine to coarse, in feature_info and in what forward returns."
+        )
+    for (feature, info), x in zip(infos.items(), maps.values()):
+        expected = (1, info.channels, *(math.ceil(side / info.stride) for side in size))
+        if tuple(x.shape) != expected:
+            raise ConfigError(
+                f"backbone {name}: of an image of {size[0]}x{size[1]} pixels feature {feature!r} has shape "
+                f"{tuple(x.shape)}; expected {expected} by its feature_info ({info.channels} channels, stride "
+                f"{info.stride}). Correct feature_info, or what forward returns."
+            )
+
+
+class ModelOnBackbone(nn.Module):
+    """Base of models on a backbone, whose pretrained weights are theirs."""
+
+    backbone: nn.Module
+
+    def load_pretrained(self) -> str | None:
+        """Load the backbone's pretrained weights; return where they came from, or None if they stay random."""
+        return self.backbone.load_pretrained() if isinstance(self.backbone, HasPretrained) else None
+
+
+class BackboneBase(nn.Module):
+    """Base of vitkit's backbones: `backbone(images: (B, 3, H, W)) -> dict[str, Tensor]`, or logits of a classifier.
+
+    Images are float, normalised, of any height and width no less than the first map's stride. The maps are those of
+    `feature_info`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to coarse; a classifier returns
+    (B, num_classes). Images of another shape, or too small, are a DataError.
+
+    A subclass calls `configure` first and `freeze` last in its constructor. Its stem and the stages after it are `stem`
+    and `layers`, an `nn.ModuleDict`; or it answers `stages` and `drop_stages_after` in its own way.
     """
 
     class_head: tuple[str, ...] = ()
@@ -91,42 +183,63 @@ class Backbone(nn.Module):
     """Patterns ("*.rel_pos_h") of the entries that pretrained weights may lack."""
 
     feature_info: dict[str, FeatureInfo]
+    """What it returns, fine to coarse."""
     pretrained: bool | str = False
     frozen_stages: int = 0
+    is_classifier: bool = False
+
+    def configure(self, settings: BackboneSettings, available: Mapping[str, FeatureInfo]) -> list[str]:
+        """Take the settings; return the names of the stages down to the deepest that is needed.
+
+        Args:
+            available: all maps that it could return, fine to coarse.
+        Raises:
+            ConfigError: see `choose_features`.
+        """
+        name, num_classes = type(self).__name__, settings.num_classes
+        self.feature_info = choose_features(name, available, settings.out_features, num_classes=num_classes)
+        self.is_classifier = num_classes is not None
+        self.pretrained = settings.pretrained
+        self.frozen_stages = settings.frozen_stages
+        return list(available)[: list(available).index(list(self.feature_info)[-1]) + 1]
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
-        """What may be frozen, first the stem, then each stage."""
-        raise NotImplementedError
+        """Return what may be frozen: the stem, then each stage."""
+        return [[self.stem], *([layer] for layer in self.layers.values())]
 
     def norm_of(self, feature: str) -> str | None:
-        """The name of the norm that only this feature passes; None if there is none."""
+        """Return the name of the norm that only this feature passes; None if there is none."""
         return None
 
     def keep_features(self, names: Iterable[str]) -> None:
-        """Returns no other features any more: a model says what its neck reads.
+        """Return no other features any more: a model says what its neck reads.
 
         What only the others needed would never get a gradient, which DDP does not forgive, so it is removed.
         """
-        names = set(names)
+        names, deepest = set(names), list(self.feature_info)[-1]
         for name in self.feature_info.keys() - names:
             if self.norm_of(name):
                 delattr(self, self.norm_of(name))
         self.feature_info = {name: info for name, info in self.feature_info.items() if name in names}
-        self.drop_stages_after(list(self.feature_info)[-1])
+        if deepest not in names:
+            self.drop_stages_after(list(self.feature_info)[-1])
 
     def drop_stages_after(self, feature: str) -> None:
-        """Removes what is deeper than this feature, if anything is."""
+        """Remove what is deeper than this feature."""
+        names = list(self.layers)
+        for name in names[names.index(feature) + 1 :]:
+            del self.layers[name]
 
     def freeze(self) -> None:
-        """Takes the first `frozen_stages` out of training.
+        """Take the first `frozen_stages` out of training.
 
         Raises:
             ConfigError: there are not so many.
         """
         # The stem counts with the first stage, as DETR counts.
-        most = len(self.stages()) - 1
-        if not 0 <= self.frozen_stages <= most:
-            raise ConfigError(f"{type(self).__name__}: frozen_stages {self.frozen_stages}: expected 0 to {most}.")
+        num_stages = len(self.stages()) - 1
+        if not 0 <= self.frozen_stages <= num_stages:
+            raise ConfigError(f"{type(self).__name__}: frozen_stages {self.frozen_stages}: expected 0 to {num_stages}.")
         for part in self._frozen():
             part.requires_grad_(False)
 
@@ -134,7 +247,8 @@ class Backbone(nn.Module):
         stages = self.stages()[: self.frozen_stages + 1] if self.frozen_stages else []
         return [part for stage in stages for part in stage]
 
-    def train(self, mode: bool = True) -> "Backbone":
+    def train(self, mode: bool = True) -> "BackboneBase":
+        """Set the training mode, which frozen stages never enter."""
         super().train(mode)
         for part in self._frozen():
             if isinstance(part, nn.Module):
@@ -142,7 +256,7 @@ class Backbone(nn.Module):
         return self
 
     def load_pretrained(self) -> str | None:
-        """Loads what `pretrained` names. A run calls this at its start, unless a checkpoint follows anyway.
+        """Load what `pretrained` names. A run calls this at its start, unless a checkpoint follows anyway.
 
         Returns:
             where the weights came from, or None if `pretrained` is False.
@@ -171,7 +285,7 @@ class Backbone(nn.Module):
         return source.partition("#sha256=")[0]
 
     def _address(self) -> str:
-        """What `pretrained=True` means."""
+        """Return what `pretrained=True` means."""
         raise ConfigError(
             f"model.backbone.pretrained=True: {type(self).__name__} has no weights of its own. Expected a file, an "
             "address ('https://...#sha256=PREFIX') or a name of timm's ('timm/NAME')."
@@ -179,7 +293,7 @@ class Backbone(nn.Module):
 
 
 def _find(source: str) -> Path | dict[str, Any]:
-    """The file or state dict that `pretrained` means."""
+    """Return the file or state dict that `pretrained` means."""
     random_instead = "or start from random weights (model.backbone.pretrained=False)."
     if source.startswith("timm/"):
         return _timm_weights(source.removeprefix("timm/"), random_instead)

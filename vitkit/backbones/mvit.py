@@ -3,19 +3,18 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import Backbone, check_images, choose_features, drop_path_rates
+from vitkit.backbones.base import STAGES, BackboneBase, BackboneSettings, check_images, drop_path_rates
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import TokenMLP, run_block
-from vitkit.nn.linear import Linear
-from vitkit.nn.pooling_attention import PoolingAttention, make_pool, pool_places
-from vitkit.nn.position import resize_table
+from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
+from vitkit.nn.pooling_attention import Pooling, PoolingAttention, make_pool, pool_tokens
+from vitkit.nn.position import resize_positions_1d, resize_positions_2d
 from vitkit.registry import BACKBONES
 from vitkit.structures import FeatureInfo
 
@@ -46,13 +45,54 @@ MVIT_VARIANTS = {
     "mvitv1_b24_32x3": dict(depths=(2, 3, 16, 3), num_frames=32, pool_kernel=None, **(_V1 | _CLIP), drop_path=0.3),
 }
 
-FEATURES = ("res2", "res3", "res4", "res5")
 PATCH_STRIDE = 4
 FRAME_STRIDE = 2
 
 
+@dataclass(frozen=True)
+class StageSettings:
+    """The sizes of the four stages."""
+
+    depths: Sequence[int] = (1, 2, 5, 2)
+    """Blocks of each stage."""
+    embed_dim: int = 96
+    """Channels of res2; each stage doubles them."""
+    num_heads: int = 1
+    """Of res2; each stage doubles them."""
+    kv_stride: int = 4
+    """Pooling stride of keys and values in res2; each stage halves it."""
+
+    def check(self) -> None:
+        """Raise ConfigError if a size is impossible."""
+        if len(self.depths) != len(STAGES) or min(self.depths) < 1:
+            raise ConfigError(f"MViT: depths={tuple(self.depths)}: expected at least one block in each of 4 stages.")
+        for name, value in dict(embed_dim=self.embed_dim, kv_stride=self.kv_stride).items():
+            if value < 1:
+                raise ConfigError(f"MViT: {name}={value}: expected at least 1.")
+        if self.num_heads < 1 or self.embed_dim % self.num_heads:
+            raise ConfigError(f"MViT: num_heads={self.num_heads} must divide embed_dim={self.embed_dim}.")
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """What all blocks have in common."""
+
+    pool: str = "conv"
+    """One of "conv", "max" and "avg"."""
+    pool_kernel: int | None = 3
+    """Side of the pooling kernels; None for stride + 1."""
+    residual_pooling: bool = True
+    """Pools the queries of every block and adds them to its output."""
+    expand_in_attention: bool = True
+    """Channels grow in a stage's first attention, not in the last network of the one before."""
+    positions: str = "relative"
+    """Either "relative" (decomposed) or "absolute" (added to the patches; of clips space and time apart)."""
+    class_token: bool = False
+    """A classifier reads a class token, not the mean of all tokens."""
+
+
 class BlockShape(NamedTuple):
-    """What differs from block to block."""
+    """The settings that differ from block to block."""
 
     stage: int
     in_channels: int
@@ -61,7 +101,7 @@ class BlockShape(NamedTuple):
     q_stride: tuple[int, ...]
     kv_stride: tuple[int, ...]
     size: tuple[int, ...]
-    """The input map's for images of the size that the network was made for."""
+    """Size of the input map, for images of the size that the network was made for."""
     window: int | None
 
 
@@ -77,7 +117,7 @@ class PatchEmbed(nn.Module):
         )
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """(B, 3, H, W) or (B, 3, T, H, W) -> (B, places, channels), and the map's size."""
+        """(B, 3, H, W) or (B, 3, T, H, W) -> (B, tokens, channels), and the map's size."""
         # Then the tokens lie one after another in memory already.
         channels_last = torch.channels_last if images.ndim == 4 else torch.channels_last_3d
         maps = self.proj(images.contiguous(memory_format=channels_last))
@@ -89,41 +129,34 @@ class MViTBlock(nn.Module):
 
     Args:
         shape: channels, heads, strides and window.
-        pool, pool_kernel, residual_pooling, expand_in_attention, relative, class_token: as `MViT` has them.
-        drop_path: the probability to be skipped in training.
+        drop_path: probability of being skipped in training.
     """
 
-    recompute = False
+    activation_checkpointing = False
 
-    def __init__(
-        self,
-        shape: BlockShape,
-        *,
-        pool: str,
-        pool_kernel: int | None,
-        residual_pooling: bool,
-        expand_in_attention: bool,
-        relative: bool,
-        class_token: bool,
-        drop_path: float,
-    ):
+    def __init__(self, shape: BlockShape, settings: BlockSettings, *, drop_path: float):
         super().__init__()
-        channels = shape.out_channels if expand_in_attention else shape.in_channels
+        kernel, residual_pooling = settings.pool_kernel, settings.residual_pooling
+        channels = shape.out_channels if settings.expand_in_attention else shape.in_channels
+        relative = settings.positions == "relative"
         pooled = zip(shape.size, shape.q_stride, shape.kv_stride)
         pools_queries = residual_pooling or max(shape.q_stride) > 1
+        pooling = Pooling(
+            kind=settings.pool,
+            q_kernel=kernels(kernel, shape.q_stride) if pools_queries else (1,) * len(shape.size),
+            q_stride=shape.q_stride,
+            kv_kernel=kernels(kernel, shape.kv_stride),
+            kv_stride=shape.kv_stride,
+            residual=residual_pooling,
+        )
         self.norm1 = nn.LayerNorm(shape.in_channels, eps=1e-6)
         self.attn = PoolingAttention(
             shape.in_channels,
             channels,
             num_heads=shape.num_heads,
-            pool=pool,
-            q_kernel=kernels(pool_kernel, shape.q_stride) if pools_queries else (1,) * len(shape.size),
-            q_stride=shape.q_stride,
-            kv_kernel=kernels(pool_kernel, shape.kv_stride),
-            kv_stride=shape.kv_stride,
-            residual=residual_pooling,
+            pooling=pooling,
             positions=[max(size // q, size // kv) for size, q, kv in pooled] if relative else None,
-            class_token=class_token,
+            class_token=settings.class_token,
             window=shape.window,
         )
         self.norm2 = nn.LayerNorm(channels, eps=1e-6)
@@ -132,22 +165,23 @@ class MViTBlock(nn.Module):
         self.proj = Linear(shape.in_channels, shape.out_channels) if grows else None
         self.pool_skip = make_pool("max", channels, kernels(None, shape.q_stride), shape.q_stride)
         self.drop_path = StochasticDepth(drop_path, "row")
-        self.expand_in_attention = expand_in_attention
-        self.class_token = class_token
+        self.expand_in_attention = settings.expand_in_attention
+        self.class_token = settings.class_token
 
     def forward(self, x: Tensor, size: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-        """
+        """Attend and transform.
+
         Args:
-            x: (B, [1 +] places, in_channels).
+            x: (B, [1 +] tokens, in_channels).
             size: of the map.
         Returns:
-            (B, [1 +] pooled places, out_channels), and the pooled map's size.
+            (B, [1 +] pooled tokens, out_channels), and the pooled map's size.
         """
         normed = self.norm1(x)
         attended, pooled_size = self.attn(normed, size)
         if self.proj is not None and self.expand_in_attention:
             x = self.proj(normed)
-        x, _ = pool_places(x, size, self.pool_skip, class_token=self.class_token)
+        x, _ = pool_tokens(x, size, self.pool_skip, class_token=self.class_token)
         x = x + self.drop_path(attended)
         normed = self.norm2(x)
         if self.proj is not None and not self.expand_in_attention:
@@ -156,39 +190,24 @@ class MViTBlock(nn.Module):
 
 
 def kernels(kernel: int | None, strides: Sequence[int]) -> tuple[int, ...]:
-    """A pooling kernel along each axis; None: stride + 1, and 1 where the stride is."""
+    """Return the pooling kernel along each axis; None means stride + 1, and 1 where the stride is 1."""
     return tuple(kernel or (s + 1 if s > 1 else 1) for s in strides)
 
 
 @BACKBONES.register
-class MViT(Backbone):
-    """Maps "res2" to "res5" at strides 4 to 32, or a classifier; official state dicts of both forms fit.
+class MViT(BackboneBase):
+    """MViT: maps "res2" to "res5" at strides 4 to 32, or a classifier; official state dicts of both forms fit.
 
-    The classifier attends to the whole map, with pooled keys. The other form is the paper's for detection (section
-    4.3): the blocks attend within windows, except for the last ones of res3, res4 and res5, of which the first two
-    pool their keys twice as much; no class token; each map that is returned has a norm of its own. Of clips both
-    forms attend to the whole.
+    The classifier attends to the full map, with pooled keys. The backbone is the paper's for detection (section 4.3):
+    the blocks attend within windows, except for the last ones of res3, res4 and res5, of which the first two pool
+    their keys twice as much; no class token; a norm for each map that is returned. With clips both attend to the full
+    map.
 
     Args:
-        depths: blocks of each stage.
-        embed_dim: channels of res2; each stage doubles them.
-        num_heads: of res2; each stage doubles them.
-        image_size: side of the images in pixels that the tables of positions are made for. They are resized for others.
+        image_size: side of the images, in pixels, that the position tables are made for. They are resized for others.
         num_frames: the same of clips, which are then the input; None for images.
-        kv_stride: pooling stride of keys and values in res2; each stage halves it.
-        pool: "conv", "max" or "avg".
-        pool_kernel: side of the pooling kernels; None for stride + 1.
-        residual_pooling: pools the queries of every block and adds them to its output.
-        expand_in_attention: channels grow in a stage's first attention, not in the last network of the one before.
-        positions: "relative" (decomposed), or "absolute" (added to the patches; of clips space and time apart).
-        class_token: a classifier reads its answer from a token of its own, not from the mean of all places.
-        window_size: side of res2's windows in places; each stage halves it. None: the whole map.
+        window_size: side of res2's windows in tokens; each stage halves it. None: the full map.
         dropout: share of a classifier's inputs dropped in training.
-        drop_path: the last block's probability to be skipped in training; it grows from 0 over the blocks.
-        out_features: the maps to return, and no deeper stage is made; all four if None.
-        num_classes: makes it a classifier.
-        frozen_stages: how many stages are not trained; 1 is the patches and res2. Norms of returned maps are.
-        pretrained: what `load_pretrained` loads: a path, an address or a name of timm's; False, nothing.
     Raises:
         ConfigError: an argument is impossible.
     """
@@ -198,104 +217,72 @@ class MViT(Backbone):
 
     def __init__(
         self,
-        depths: Sequence[int] = (1, 2, 5, 2),
+        stages: StageSettings = StageSettings(),
         *,
-        embed_dim: int = 96,
-        num_heads: int = 1,
+        blocks: BlockSettings = BlockSettings(),
         image_size: int = 224,
         num_frames: int | None = None,
-        kv_stride: int = 4,
-        pool: str = "conv",
-        pool_kernel: int | None = 3,
-        residual_pooling: bool = True,
-        expand_in_attention: bool = True,
-        positions: str = "relative",
-        class_token: bool = False,
         window_size: int | None = 56,
         dropout: float = 0.0,
-        drop_path: float = 0.1,
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
-        pretrained: bool | str = False,
+        settings: BackboneSettings = BackboneSettings(drop_path=0.1),
     ):
         super().__init__()
-        if len(depths) != len(FEATURES) or min(depths) < 1:
-            raise ConfigError(f"MViT: depths={tuple(depths)}: expected at least one block in each of 4 stages.")
-        for what, value in dict(embed_dim=embed_dim, kv_stride=kv_stride).items():
-            if value < 1:
-                raise ConfigError(f"MViT: {what}={value}: expected at least 1.")
-        if num_heads < 1 or embed_dim % num_heads:
-            raise ConfigError(f"MViT: num_heads={num_heads} must divide embed_dim={embed_dim}.")
+        stages.check()
+        embed_dim, positions = stages.embed_dim, blocks.positions
         if positions not in ("relative", "absolute"):
             raise ConfigError(f"MViT: positions={positions!r}: expected 'relative' or 'absolute'.")
         if window_size is not None and window_size < 1:
-            raise ConfigError(f"MViT: window_size={window_size}: expected at least 1, or None for the whole map.")
+            raise ConfigError(f"MViT: window_size={window_size}: expected at least 1, or None for the full map.")
         if image_size < 8 * PATCH_STRIDE or (num_frames is not None and num_frames < FRAME_STRIDE):
             raise ConfigError(
                 f"MViT: image_size={image_size}, num_frames={num_frames}: expected at least {8 * PATCH_STRIDE} pixels, "
                 f"and {FRAME_STRIDE} frames of clips."
             )
-        self.is_classifier = num_classes is not None
+        self.is_classifier = settings.num_classes is not None
         self.axes = 2 if num_frames is None else 3
-        self.class_token = class_token and self.is_classifier
-        self.pretrained = pretrained
+        self.class_token = blocks.class_token and self.is_classifier
         side = image_size // PATCH_STRIDE
         self.grid = (side, side) if num_frames is None else (num_frames // FRAME_STRIDE, side, side)
 
         shapes = block_shapes(
-            depths,
-            embed_dim,
-            num_heads,
+            stages,
             grid=self.grid,
-            kv_stride=kv_stride,
-            expand_in_attention=expand_in_attention,
+            expand_in_attention=blocks.expand_in_attention,
             window=None if self.is_classifier or num_frames is not None else window_size,
         )
-        channels = {FEATURES[shape.stage]: shape.out_channels for shape in shapes}
-        available = {name: FeatureInfo(channels[name], PATCH_STRIDE * 2**i) for i, name in enumerate(FEATURES)}
-        self.feature_info = choose_features("MViT", available, out_features, num_classes=num_classes)
-        num_stages = FEATURES.index(list(self.feature_info)[-1]) + 1
+        channels = {STAGES[shape.stage]: shape.out_channels for shape in shapes}
+        available = {name: FeatureInfo(channels[name], PATCH_STRIDE * 2**i) for i, name in enumerate(STAGES)}
+        num_stages = len(self.configure(settings, available))
         self.stage_of_block = [shape.stage for shape in shapes if shape.stage < num_stages]
 
         self.patch_embed = PatchEmbed(embed_dim, self.axes)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if self.class_token else None
+        self.pos_embed = self.pos_embed_spatial = None
         if positions == "absolute":
             self._make_positions(embed_dim)
-        rates = drop_path_rates("MViT", drop_path, len(shapes))
+        rates = drop_path_rates("MViT", settings.drop_path, len(shapes))
+        blocks = replace(blocks, class_token=self.class_token)
         self.blocks = nn.ModuleList(
-            MViTBlock(
-                shape,
-                pool=pool,
-                pool_kernel=pool_kernel,
-                residual_pooling=residual_pooling,
-                expand_in_attention=expand_in_attention,
-                relative=positions == "relative",
-                class_token=self.class_token,
-                drop_path=rate,
-            )
-            for shape, rate in zip(shapes, rates)
-            if shape.stage < num_stages
+            MViTBlock(shape, blocks, drop_path=rate) for shape, rate in zip(shapes, rates) if shape.stage < num_stages
         )
         if self.is_classifier:
             self.norm = nn.LayerNorm(shapes[-1].out_channels, eps=1e-6)
             self.head = nn.Sequential()
             self.head.add_module("dropout", nn.Dropout(dropout))
-            self.head.add_module("projection", nn.Linear(shapes[-1].out_channels, num_classes))
+            self.head.add_module("projection", nn.Linear(shapes[-1].out_channels, settings.num_classes))
         else:
             for name, info in self.feature_info.items():
                 self.add_module(norm_name(name), nn.LayerNorm(info.channels, eps=1e-6))
         self._init_weights()
-        self.frozen_stages = frozen_stages
         self.freeze()
 
     def _make_positions(self, channels: int) -> None:
-        """Clips have tables of space, of time and of the class token; images one of all."""
-        places = math.prod(self.grid[-2:])
+        """Make absolute positions: tables of space, time and class token for clips, a single one for images."""
+        tokens = math.prod(self.grid[-2:])
         if self.axes == 2:
-            self.pos_embed = nn.Parameter(torch.zeros(1, places + self.class_token, channels))
+            self.pos_embed = nn.Parameter(torch.zeros(1, tokens + self.class_token, channels))
             return
-        self.pos_embed_spatial = nn.Parameter(torch.zeros(1, places, channels))
+        self.pos_embed_spatial = nn.Parameter(torch.zeros(1, tokens, channels))
         self.pos_embed_temporal = nn.Parameter(torch.zeros(1, self.grid[0], channels))
         if self.class_token:
             self.pos_embed_class = nn.Parameter(torch.zeros(1, 1, channels))
@@ -313,21 +300,25 @@ class MViT(Backbone):
         return list(self.parameters(recurse=False))
 
     def norm_of(self, feature: str) -> str:
+        """Return the name of the norm of a returned map."""
         return norm_name(feature)
 
     def drop_stages_after(self, feature: str) -> None:
-        deepest = FEATURES.index(feature)
+        """Remove the stages after a feature."""
+        deepest = STAGES.index(feature)
         self.stage_of_block = [stage for stage in self.stage_of_block if stage <= deepest]
         self.blocks = self.blocks[: len(self.stage_of_block)]
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
+        """List what may be frozen: the stem, then each stage."""
         blocks = [[] for _ in range(self.stage_of_block[-1] + 1)]
         for stage, block in zip(self.stage_of_block, self.blocks):
             blocks[stage].append(block)
         return [[self.patch_embed, *self._stem_parameters()], *blocks]
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
-        """
+        """Compute the features, or a classifier's logits.
+
         Args:
             images: (B, 3, H, W) float, normalised, any H and W from 4; of clips (B, 3, T, H, W), any T.
         Returns:
@@ -341,8 +332,8 @@ class MViT(Backbone):
         x = self._add_positions(x, size)
         features = {}
         for i, (stage, block) in enumerate(zip(self.stage_of_block, self.blocks)):
-            x, size = run_block(block, x, size)
-            name = FEATURES[stage]
+            x, size = checkpoint_block(block, x, size)
+            name = STAGES[stage]
             if stage not in self.stage_of_block[i + 1 :] and name in self.feature_info and not self.is_classifier:
                 normed = self.get_submodule(norm_name(name))(x)
                 features[name] = normed.transpose(1, 2).unflatten(2, size).contiguous()
@@ -352,30 +343,26 @@ class MViT(Backbone):
         return self.head(x[:, 0] if self.class_token else x.mean(1))
 
     def _add_positions(self, x: Tensor, size: tuple[int, ...]) -> Tensor:
-        """Puts the class token before the places, and adds absolute positions."""
-        if hasattr(self, "pos_embed"):
-            token, places = self.pos_embed.split([int(self.class_token), math.prod(self.grid)], dim=1)
-            x = x + resize_grid(places, self.grid, size)
-        elif hasattr(self, "pos_embed_spatial"):
-            space = resize_grid(self.pos_embed_spatial, self.grid[1:], size[1:])
-            time = resize_table(self.pos_embed_temporal[0], size[0])[None]
+        """Add absolute positions, and put the class token before the others."""
+        class_token = self.cls_token
+        if self.pos_embed is not None:
+            token_position, table = self.pos_embed.split([int(self.class_token), math.prod(self.grid)], dim=1)
+            x = x + resize_positions_2d(table, self.grid, size, mode="bilinear")
+            class_token = class_token + token_position if self.class_token else None
+        elif self.pos_embed_spatial is not None:
+            space = resize_positions_2d(self.pos_embed_spatial, self.grid[1:], size[1:], mode="bilinear")
+            time = resize_positions_1d(self.pos_embed_temporal[0], size[0])[None]
             x = x + (time[:, :, None] + space[:, None]).flatten(1, 2)
-            token = getattr(self, "pos_embed_class", None)
-        else:
-            token = None
-        if not self.class_token:
-            return x
-        class_token = self.cls_token if token is None else self.cls_token + token
-        return torch.cat((class_token.expand(len(x), -1, -1), x), dim=1)
+            class_token = class_token + self.pos_embed_class if self.class_token else None
+        return x if class_token is None else torch.cat((class_token.expand(len(x), -1, -1), x), dim=1)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Fits official weights of another image size, or of the other form, to this network."""
+        """Fit official weights of another image size, or of the other form, to this network."""
         merge_projections(state, prefix)
         if not self.class_token:
             state.pop(f"{prefix}cls_token", None)
             state.pop(f"{prefix}pos_embed_class", None)
-        own = self.state_dict()
-        for name, parameter in own.items():
+        for name, parameter in self.state_dict().items():
             key = prefix + name
             if key not in state or state[key].shape == parameter.shape:
                 continue
@@ -383,43 +370,36 @@ class MViT(Backbone):
             if value.ndim == parameter.ndim + 1 and value.ndim == 5 and value.shape[2] == 1:
                 state[key] = value.squeeze(2)  # kernels of one frame
             elif "rel_pos_" in name and value.ndim == 2:
-                state[key] = resize_table(value, len(parameter))
+                state[key] = resize_positions_1d(value, len(parameter))
             elif name == "pos_embed_temporal":
-                state[key] = resize_table(value[0], parameter.shape[1])[None]
+                state[key] = resize_positions_1d(value[0], parameter.shape[1])[None]
             elif name in ("pos_embed", "pos_embed_spatial"):
                 state[key] = self._adapt_positions(value, has_token=name == "pos_embed" and self.class_token)
 
     def _adapt_positions(self, value: Tensor, *, has_token: bool) -> Tensor:
-        """A table of other images, with or without a row of the class token before it, as this network's."""
+        """Resize the table of another image size, with or without a row for the class token before it, to this grid."""
         side = math.isqrt(value.shape[1])
         if value.shape[1] - side**2 not in (0, 1):
-            return value  # not of a square: `load_weights` reports the shapes
-        token, places = value[:, : value.shape[1] - side**2], value[:, value.shape[1] - side**2 :]
-        places = resize_grid(places, (side, side), self.grid[-2:])
-        return torch.cat((token, places), dim=1) if has_token else places
+            return value  # not of a square image: `load_weights` reports the shapes
+        token, table = value[:, : value.shape[1] - side**2], value[:, value.shape[1] - side**2 :]
+        table = resize_positions_2d(table, (side, side), self.grid[-2:], mode="bilinear")
+        return torch.cat((token, table), dim=1) if has_token else table
 
 
 def block_shapes(
-    depths: Sequence[int],
-    embed_dim: int,
-    num_heads: int,
-    *,
-    grid: tuple[int, ...],
-    kv_stride: int,
-    expand_in_attention: bool,
-    window: int | None,
+    stages: StageSettings, *, grid: tuple[int, ...], expand_in_attention: bool, window: int | None
 ) -> list[BlockShape]:
-    """Channels, heads, strides and windows of all blocks, in order (tables 1 of both papers)."""
+    """List the channels, heads, strides and windows of all blocks, in order (tables 1 of both papers)."""
 
     def along_axes(stride: int) -> tuple[int, ...]:
         return (1,) * (len(grid) - 2) + (stride, stride)
 
     shapes = []
-    channels, size = embed_dim, grid
+    channels, size, depths = stages.embed_dim, grid, stages.depths
     for stage, depth in enumerate(depths):
         for i in range(depth):
             first, last = i == 0 and stage > 0, i == depth - 1
-            keys = max(kv_stride >> stage, 1)
+            keys = max(stages.kv_stride >> stage, 1)
             hybrid = window is not None and last and stage > 0
             if hybrid and stage < len(depths) - 1:
                 keys *= 2
@@ -429,7 +409,7 @@ def block_shapes(
                     stage,
                     in_channels=channels,
                     out_channels=2 * channels if grows_here else channels,
-                    num_heads=num_heads << stage,
+                    num_heads=stages.num_heads << stage,
                     q_stride=along_axes(2 if first else 1),
                     kv_stride=along_axes(keys),
                     size=size,
@@ -444,20 +424,12 @@ def block_shapes(
 
 
 def norm_name(feature: str) -> str:
-    """As the official detectors call the norm of a returned map."""
+    """Return the official detectors' name for the norm of a returned map."""
     return f"scale{feature.removeprefix('res')}_norm"
 
 
-def resize_grid(table: Tensor, grid: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-    """(1, h * w, C) of a grid h x w -> (1, H * W, C) of another, interpolated linearly."""
-    if grid == size:
-        return table
-    maps = table.mT.unflatten(2, grid)
-    return F.interpolate(maps, size=size, mode="bilinear").flatten(2).mT
-
-
 def merge_projections(state: dict[str, Tensor], prefix: str) -> None:
-    """Joins the three projections of queries, keys and values that older official weights hold apart."""
+    """Join the projections of queries, keys and values, which are three in older official weights."""
     for key in list(state):
         if not key.startswith(prefix) or ".attn.q." not in key:
             continue

@@ -1,29 +1,38 @@
 """ResNets with non-local blocks (Wang et al. 2018, https://arxiv.org/abs/1711.07971), of images and of clips."""
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import Backbone, check_images, choose_features, drop_path_rates
-from vitkit.backbones.resnet import ResNet
+from vitkit.backbones.base import STAGES, BackboneBase, BackboneSettings, check_images, drop_path_rates, four_stages
+from vitkit.backbones.resnet import ResNet, resnet_address
 from vitkit.errors import ConfigError, DataError
-from vitkit.nn.layers import run_block
+from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.non_local import NonLocalBlock
 from vitkit.registry import BACKBONES, nearest
-from vitkit.structures import FeatureInfo
 
 FIVE_BLOCKS = {"res3": (1, 3), "res4": (1, 3, 5)}
 """The paper's section 4: after every second block of res3 and res4 of a 50-layer network."""
 
-NON_LOCAL_RESNET_VARIANTS = {
-    "nonlocal_resnet50": dict(depth=50),
-    "nonlocal_resnet101": dict(depth=101),
-}
+NON_LOCAL_RESNET_VARIANTS = {"nonlocal_resnet50": dict(depth=50), "nonlocal_resnet101": dict(depth=101)}
 """The paper's table 5, one block before the last of res4, has `positions={"res4": (4,)}`."""
+
+_PAPER_POSITIONS = {
+    (50, 1): {"res4": (4,)},
+    (50, 5): FIVE_BLOCKS,
+    (50, 10): {"res3": range(4), "res4": range(6)},
+    (101, 1): {"res4": (21,)},
+    (101, 5): {"res3": (1, 3), "res4": (6, 13, 20)},
+    # Not in the authors' code; spread as evenly as their five.
+    (101, 10): {"res3": range(4), "res4": (3, 6, 10, 13, 17, 20)},
+}
+"""Depth and number of blocks -> positions, by section 5.1 of the paper and the authors' code."""
 
 CLIP_RESNET_VARIANTS = {
     "c2d_r50": dict(depth=50, inflation="c2d", positions={}),
@@ -34,13 +43,21 @@ CLIP_RESNET_VARIANTS = {
     "i3d_nln_r101": dict(depth=101, inflation="i3d"),
     "slow_r50": dict(depth=50, inflation="slow", positions={}),
     "slow_nln_r50": dict(depth=50, inflation="slow", pairwise="dot_product"),
+    **{
+        f"nonlocal_{kind}_r{depth}_{count}block": dict(
+            depth=depth, inflation=kind, positions=positions, paper_pooling=True
+        )
+        for kind in ("c2d", "i3d")
+        for (depth, count), positions in _PAPER_POSITIONS.items()
+    },
 }
-"""SlowFast's configs/Kinetics: C2D, I3D and SLOW, with and without _NLN_; the paper's tables 1 and 2."""
+"""SlowFast's configs/Kinetics: C2D, I3D and SLOW, with and without _NLN_; then the networks of the paper's tables 1
+and 2 (c, e), made for clips of 32 frames and more.
+"""
 
-_STAGES = ("res2", "res3", "res4", "res5")
 _DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
-# Frames that a kernel spans: the stem's, then of each stage those of its blocks in turn; whether frames are halved
-# after res2.
+# The frames that kernels span: in the stem, then in the blocks of each stage in turn; whether frames are halved after
+# res2.
 _INFLATIONS = {
     "c2d": (1, ((1,), (1,), (1,), (1,)), True),
     "i3d": (5, ((3,), (3, 1), (3, 1), (1, 3)), True),
@@ -48,79 +65,75 @@ _INFLATIONS = {
 }
 
 
+@dataclass(frozen=True)
+class NonLocalSettings:
+    """Where non-local blocks stand, and how they compare locations."""
+
+    positions: Mapping[str, Sequence[int]] = field(default_factory=lambda: FIVE_BLOCKS)
+    """Stage -> the blocks, counted from 0, that a non-local block follows."""
+    pairwise: str = "embedded_gaussian"
+    """One of `PAIRWISE`, as `NonLocalBlock` says."""
+    scaled: bool = True
+    """Divide the Gaussian ones' scores by the square root of the number of compared channels, as SlowFast does."""
+
+
 @BACKBONES.register
 class NonLocalResNet(ResNet):
     """`ResNet` with non-local blocks between its blocks; torchvision's weights fit, without those of the new blocks.
 
     Args:
-        depth, norm, frozen_stages, dilation, out_features, num_classes, drop_path, pretrained: see `ResNet`.
-        positions: stage -> the blocks, counted from 0, that a non-local block follows.
-        pairwise, scaled: see `NonLocalBlock`.
+        depth, norm, dilation, settings: see `ResNet`.
         pool: side of the max pooling of keys and values; 1 for none.
     Raises:
-        ConfigError: an argument is impossible, or there is no such block.
+        ConfigError: an argument is impossible, or a block does not exist.
     """
 
     optional_weights = (
-        "*num_batches_tracked", "*.pair", *(f"*.norm.{x}" for x in ("weight", "bias", "running_mean", "running_var")),
+        "*num_batches_tracked",
+        "*.pair",
+        *(f"*.norm.{x}" for x in ("weight", "bias", "running_mean", "running_var")),
         *(f"*.conv_{name}.{x}" for name in ("theta", "phi", "g", "out") for x in ("weight", "bias")),
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
         depth: int = 50,
         *,
-        positions: Mapping[str, Sequence[int]] = FIVE_BLOCKS,
-        pairwise: str = "embedded_gaussian",
-        scaled: bool = True,
+        non_local: NonLocalSettings = NonLocalSettings(),
         pool: int = 2,
         norm: str = "bn",
-        frozen_stages: int = 0,
         dilation: bool = False,
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        drop_path: float = 0.0,
-        pretrained: bool | str = True,
+        settings: BackboneSettings = BackboneSettings(pretrained=True),
     ):
-        super().__init__(
-            depth,
-            norm=norm,
-            dilation=dilation,
-            out_features=out_features,
-            num_classes=num_classes,
-            drop_path=drop_path,
-            pretrained=pretrained,
-        )
-        counts = {name: len(self._blocks(name)) for name in self.stage_names}
-        for name, after in check_positions("NonLocalResNet", positions, counts).items():
-            channels = 64 * 2 ** _STAGES.index(name) * self._blocks(name)[0].expansion
+        super().__init__(depth, norm=norm, dilation=dilation, settings=settings)
+        layers = self.layers
+        counts = {name: len(layer) for name, layer in layers.items()}
+        for name, after in check_positions("NonLocalResNet", non_local.positions, counts).items():
+            stage = STAGES.index(name)
+            channels = 64 * 2**stage * layers[name][0].expansion
             # Named after the blocks that they follow, so that all others keep their names.
             blocks: dict[str, nn.Module] = {}
-            for i, block in enumerate(self._blocks(name)):
+            for i, block in enumerate(layers[name]):
                 blocks[str(i)] = block
                 if i in after:
                     blocks[f"non_local{i}"] = NonLocalBlock(
-                        channels, pairwise=pairwise, scaled=scaled, pool=(pool, pool)
+                        channels, pairwise=non_local.pairwise, scaled=non_local.scaled, pool=(pool, pool)
                     )
-            setattr(self, f"layer{_STAGES.index(name) + 1}", nn.Sequential(OrderedDict(blocks)))
-        self.frozen_stages = frozen_stages
+            setattr(self, f"layer{stage + 1}", nn.Sequential(OrderedDict(blocks)))
         self.freeze()
-
-    def _blocks(self, name: str) -> nn.Sequential:
-        return getattr(self, f"layer{_STAGES.index(name) + 1}")
 
 
 def check_positions(
     owner: str, positions: Mapping[str, Sequence[int]], counts: Mapping[str, int]
 ) -> dict[str, set[int]]:
-    """Those of the stages in `counts`; others may lie beyond the deepest feature.
+    """Check the positions and select those of the stages in `counts`; others may lie beyond the deepest feature.
 
     Raises:
-        ConfigError: there is no such stage or block.
+        ConfigError: a stage or block does not exist.
     """
     for name, after in positions.items():
-        if name not in _STAGES:
-            raise ConfigError(f"{owner}: positions has unknown stage {name!r}. {nearest(name, _STAGES)}")
+        if name not in STAGES:
+            raise ConfigError(f"{owner}: positions has unknown stage {name!r}. {nearest(name, STAGES)}")
         wrong = [i for i in after if name in counts and not 0 <= i < counts[name]]
         if wrong:
             raise ConfigError(f"{owner}: positions: {name} has blocks 0 to {counts[name] - 1}, got {wrong}.")
@@ -138,7 +151,7 @@ class ClipBottleneck(nn.Module):
         drop_path: probability of skipping the block in training.
     """
 
-    recompute = False
+    activation_checkpointing = False
 
     def __init__(self, in_channels: int, width: int, *, frames: int, stride: int = 1, drop_path: float = 0.0):
         super().__init__()
@@ -158,6 +171,7 @@ class ClipBottleneck(nn.Module):
         self.drop_path = StochasticDepth(drop_path, "row")
 
     def forward(self, x: Tensor) -> Tensor:
+        """(B, in_channels, T, H, W) -> (B, 4 * width, T, ceil(H / stride), ceil(W / stride))."""
         branch = self.branch2
         out = F.relu_(branch.a_bn(branch.a(x)))
         out = F.relu_(branch.b_bn(branch.b(out)))
@@ -167,66 +181,56 @@ class ClipBottleneck(nn.Module):
 
 
 @BACKBONES.register
-class ClipResNet(Backbone):
-    """ResNets of clips: C2D, I3D and SlowFast's slow pathway, with non-local blocks; SlowFast's state dicts fit.
+class ClipResNet(BackboneBase):
+    """ResNet of clips: C2D, I3D or SlowFast's slow pathway, with non-local blocks; SlowFast's state dicts fit.
 
-    Maps "res2" to "res5" at strides 4 to 32 in space; frames are halved after res2, but for "slow".
+    Maps "res2" to "res5" at strides 4 to 32 in space; frames are halved after res2, but for "slow". torchvision's
+    ImageNet weights of a ResNet are inflated (section 4 of the paper): each frame of a kernel has an equal share.
 
     Args:
         depth: 50 or 101.
         inflation: which convolutions span frames: "c2d" (none), "i3d" or "slow".
-        positions: stage -> the blocks, counted from 0, that a non-local block follows.
-        pairwise, scaled: see `NonLocalBlock`.
         pool: frames, rows and columns of the max pooling of keys and values; (1, 1, 1) for none.
-        out_features: the maps to return, and no deeper stage is made; all four if None.
-        num_classes: makes it a classifier.
+        paper_pooling: halves the frames as the paper's table 1 does, in the stem's convolution, its pooling and after
+            res2, where SlowFast only does the last.
         dropout: share of a classifier's last features dropped in training.
-        frozen_stages: how many stages are not trained; 1 is the stem and res2.
-        drop_path: the last block's probability to be skipped in training; it grows from 0 over the blocks.
-        pretrained: what `load_pretrained` loads: a path or an address; False, nothing.
+        settings: see `BackboneSettings`; pretrained=True means torchvision's ImageNet weights.
     Raises:
-        ConfigError: an argument is impossible, or there is no such block.
+        ConfigError: an argument is impossible, or a block does not exist.
     """
 
     class_head = ("fc.",)
-    optional_weights = ("*num_batches_tracked",)
+    optional_weights = ("*num_batches_tracked", "*.nonlocal*")
 
     def __init__(
         self,
         depth: int = 50,
         *,
         inflation: str = "i3d",
-        positions: Mapping[str, Sequence[int]] = FIVE_BLOCKS,
-        pairwise: str = "embedded_gaussian",
-        scaled: bool = True,
+        non_local: NonLocalSettings = NonLocalSettings(),
         pool: Sequence[int] = (1, 2, 2),
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
+        paper_pooling: bool = False,
         dropout: float = 0.5,
-        frozen_stages: int = 0,
-        drop_path: float = 0.0,
-        pretrained: bool | str = False,
+        settings: BackboneSettings = BackboneSettings(),
     ):
         super().__init__()
         if depth not in _DEPTHS:
             raise ConfigError(f"ClipResNet: depth {depth}: expected one of {', '.join(map(str, _DEPTHS))}.")
         if inflation not in _INFLATIONS:
             raise ConfigError(f"ClipResNet: unknown inflation {inflation!r}. {nearest(inflation, _INFLATIONS)}")
-        available = {name: FeatureInfo(256 * 2**i, 4 * 2**i) for i, name in enumerate(_STAGES)}
-        self.feature_info = choose_features("ClipResNet", available, out_features, num_classes=num_classes)
-        self.is_classifier = num_classes is not None
-        self.pretrained = pretrained
-
+        names = self.configure(settings, four_stages(256))
+        self.depth = depth
+        self.paper_pooling = paper_pooling
         stem_frames, stage_frames, self.halves_frames = _INFLATIONS[inflation]
-        names = _STAGES[: _STAGES.index(list(self.feature_info)[-1]) + 1]
         counts = dict(zip(names, _DEPTHS[depth]))
-        after = check_positions("ClipResNet", positions, counts)
+        after = check_positions("ClipResNet", non_local.positions, counts)
         self.stem = nn.Module()
         size, margin = (stem_frames, 7, 7), (stem_frames // 2, 3, 3)
-        self.stem.conv = nn.Conv3d(3, 64, size, stride=(1, 2, 2), padding=margin, bias=False)
+        stride = (2 if paper_pooling else 1, 2, 2)
+        self.stem.conv = nn.Conv3d(3, 64, size, stride=stride, padding=margin, bias=False)
         self.stem.bn = nn.BatchNorm3d(64)
-        rates = iter(drop_path_rates("ClipResNet", drop_path, sum(_DEPTHS[depth])))
-        non_local: dict[str, Any] = dict(pairwise=pairwise, scaled=scaled, pool=pool, axes=3)
+        rates = iter(drop_path_rates("ClipResNet", settings.drop_path, sum(_DEPTHS[depth])))
+        options: dict[str, Any] = dict(pairwise=non_local.pairwise, scaled=non_local.scaled, pool=pool, axes=3)
         in_channels = 64
         self.layers = nn.ModuleDict()
         for stage, (name, count) in enumerate(counts.items()):
@@ -240,48 +244,74 @@ class ClipResNet(Backbone):
                 )
                 in_channels = 4 * width
                 if i in after.get(name, ()):
-                    blocks[f"nonlocal{i}"] = NonLocalBlock(in_channels, **non_local)
+                    blocks[f"nonlocal{i}"] = NonLocalBlock(in_channels, **options)
             self.layers[name] = blocks
         if self.is_classifier:
             self.dropout = nn.Dropout(dropout)
-            self.fc = nn.Linear(in_channels, num_classes)
+            self.fc = nn.Linear(in_channels, settings.num_classes)
         self.apply(_init_weights)
-        self.frozen_stages = frozen_stages
         self.freeze()
 
-    def stages(self) -> list[list[nn.Module]]:
-        return [[self.stem], *([layer] for layer in self.layers.values())]
-
-    def drop_stages_after(self, feature: str) -> None:
-        names = list(self.layers)
-        for name in names[names.index(feature) + 1 :]:
-            del self.layers[name]
-
     def forward(self, clips: Tensor) -> dict[str, Tensor] | Tensor:
-        """
+        """Compute the features, or a classifier's logits.
+
         Args:
             clips: (B, 3, T, H, W) float, normalised; any H and W from 4, and T from 2 where frames are halved.
         Returns:
-            the maps named by `out_features`, each (B, channels, T or T // 2, ceil(H / stride), ceil(W / stride)), fine
-            to coarse; a classifier returns (B, num_classes) logits.
+            the maps named by `out_features`, each (B, channels, frames, ceil(H / stride), ceil(W / stride)), fine to
+            coarse: T frames in res2, T // 2 or (slow) T in the others, with `paper_pooling` ceil(T / 4) and
+            ceil(T / 8); a classifier returns (B, num_classes) logits.
         Raises:
             DataError: the clips have not three channels, or are too small.
         """
-        least = 2 if self.halves_frames else 1
+        least = 2 if self.halves_frames and not self.paper_pooling else 1
         check_images("ClipResNet", clips, least=4, clips=True)
         if clips.shape[2] < least:
             raise DataError(f"ClipResNet: clips of {clips.shape[2]} frames: expected at least {least}.")
         x = F.relu_(self.stem.bn(self.stem.conv(clips)))
-        x = F.max_pool3d(x, (1, 3, 3), stride=(1, 2, 2), padding=(0, 1, 1))
+        if self.paper_pooling:
+            x = F.max_pool3d(x, 3, stride=2, padding=1)
+        else:
+            x = F.max_pool3d(x, (1, 3, 3), stride=(1, 2, 2), padding=(0, 1, 1))
         features = {}
         for name, layer in self.layers.items():
             for block in layer.values():
-                x = run_block(block, x)
+                x = checkpoint_block(block, x)
             if name in self.feature_info:
                 features[name] = x
-            if name == "res2" and self.halves_frames:
+            if name == "res2" and self.paper_pooling:
+                x = F.max_pool3d(x, (3, 1, 1), stride=(2, 1, 1), padding=(1, 0, 0))
+            elif name == "res2" and self.halves_frames:
                 x = F.max_pool3d(x, (2, 1, 1))
         return self.fc(self.dropout(x.mean((2, 3, 4)))) if self.is_classifier else features
+
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Rename torchvision's ResNet, and inflate kernels of images."""
+        if f"{prefix}layer1.0.conv1.weight" in state:
+            for key in [key for key in state if key.startswith(prefix)]:
+                name = key.removeprefix(prefix)
+                for pattern, replacement in _FROM_TORCHVISION:
+                    name = re.sub(pattern, replacement, name)
+                state[prefix + name] = state.pop(key)
+        for name, parameter in self.named_parameters():
+            kernel = state.get(prefix + name)
+            if parameter.ndim == 5 and kernel is not None and kernel.ndim == 4:
+                frames = parameter.shape[2]
+                state[prefix + name] = kernel[:, :, None].expand(-1, -1, frames, -1, -1) / frames
+
+    def _address(self) -> str:
+        return resnet_address(self.depth)
+
+
+_FROM_TORCHVISION = (
+    (r"^conv1\.", "stem.conv."),
+    (r"^bn1\.", "stem.bn."),
+    (r"^layer(\d)\.(\d+)\.", lambda m: f"layers.res{int(m[1]) + 1}.res{m[2]}."),
+    (r"\.downsample\.0\.", ".branch1."),
+    (r"\.downsample\.1\.", ".branch1_bn."),
+    (r"\.conv([123])\.", lambda m: f".branch2.{'abc'[int(m[1]) - 1]}."),
+    (r"\.bn([123])\.", lambda m: f".branch2.{'abc'[int(m[1]) - 1]}_bn."),
+)
 
 
 def _init_weights(module: nn.Module) -> None:

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath
 from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import Backbone, check_images, choose_features, drop_path_rates
+from vitkit.backbones.base import STAGES, BackboneBase, BackboneSettings, check_images, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
+from vitkit.kernels.linear import linear
+from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.nn.attention import attend
-from vitkit.nn.layers import TokenMLP, run_block
-from vitkit.nn.linear import Linear, linear
-from vitkit.nn.windows import WindowGrid, relative_places
+from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
+from vitkit.nn.position import resize_positions_2d
+from vitkit.nn.windows import relative_position_index, shift_bias
 from vitkit.registry import BACKBONES
-from vitkit.structures import FeatureInfo
 
 _TINY = dict(embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), drop_path=0.2)
 _SMALL = dict(embed_dim=96, depths=(2, 2, 18, 2), num_heads=(3, 6, 12, 24), drop_path=0.3)
@@ -44,14 +45,13 @@ _WEIGHTS = {
 """The official ImageNet-1k weights by width, blocks of the third stage and window; no checksums are published."""
 
 _COMPUTED = ("relative_position_index", "relative_coords_table", "attn_mask")
-"""Ends of the names of official buffers that follow from the settings."""
+"""Suffixes of official buffers that follow from the settings."""
 
 PATCH = 4
-FEATURES = ("res2", "res3", "res4", "res5")
 
 
 class PatchEmbed(nn.Module):
-    """Patches of 4 x 4 pixels to tokens."""
+    """Linear projection of patches of 4 x 4 pixels, then a norm."""
 
     def __init__(self, d_model: int):
         super().__init__()
@@ -67,7 +67,7 @@ class PatchEmbed(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Four neighbours to one place of twice the channels."""
+    """Patch merging: four pixels become one of twice the channels."""
 
     def __init__(self, d_model: int):
         super().__init__()
@@ -76,11 +76,14 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 2 * C)."""
-        return self.reduction(self.norm(neighbours(x)))
+        return self.reduction(self.norm(merge_patches(x)))
 
 
-def neighbours(x: Tensor) -> Tensor:
-    """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 4 * C): first the left two, from above, then the right two."""
+def merge_patches(x: Tensor) -> Tensor:
+    """Concatenate the channels of 2 x 2 pixels: the left two, from above, then the right two.
+
+    (B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 4 * C).
+    """
     height, width = x.shape[1:3]
     if height % 2 or width % 2:
         x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
@@ -88,8 +91,8 @@ def neighbours(x: Tensor) -> Tensor:
     return x.permute(0, 1, 3, 4, 2, 5).flatten(3)
 
 
-class WindowAttention(nn.Module):
-    """Attention in windows; a subclass says how its weights depend on the offset between two places."""
+class BaseWindowAttention(nn.Module):
+    """Attention in windows; a subclass says how its weights depend on the offset between query and key."""
 
     def __init__(self, d_model: int, num_heads: int, *, qkv_bias: bool = True):
         super().__init__()
@@ -100,42 +103,46 @@ class WindowAttention(nn.Module):
         self.proj = Linear(d_model, d_model)
 
     def position_bias(self, window: int) -> Tensor:
-        """(heads, N, N)."""
+        """Return the bias of each query and key of a window, (heads, N, N)."""
         raise NotImplementedError
 
     def qkv_bias(self) -> Tensor:
-        """(3 * C,)."""
+        """Return the bias of the projection to queries, keys and values, (3 * C,)."""
         return self.qkv.bias
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         """(B * M, heads, N, d) each, and the bias broadcastable to (B * M, heads, N, N), to (B * M, heads, N, d)."""
         return attend(q, k, v, bias)
 
-    def forward(self, x: Tensor, grid: WindowGrid, shift_bias: Tensor | None) -> Tensor:
-        """
+    def forward(self, x: Tensor, window: int, shift: int, mask_bias: Tensor | None) -> Tensor:
+        """Attend in windows.
+
         Args:
             x: (B, H, W, C).
-            grid: how it is cut.
-            shift_bias: (M, 1, N, N), the grid's; None without a shift.
+            window: side of the windows, in pixels of the map.
+            shift: by how many pixels the windows are shifted.
+            mask_bias: (M, 1, N, N), the `shift_bias`; None without a shift.
         Returns:
             (B, H, W, C).
         """
+        batch_size, height, width, _ = x.shape
         qkv_bias = self.qkv_bias()
-        if grid.is_padded:
+        if height % window or width % window:
             # Padding is zero, so its projection is the bias, which need not be computed.
-            qkv = grid.cut(linear(x, self.qkv.weight, qkv_bias), qkv_bias)
+            qkv = linear(x, self.qkv.weight, qkv_bias)
+            qkv = window_partition(qkv, window, shift=shift, padding_value=qkv_bias)
         else:
-            qkv = linear(grid.cut(x), self.qkv.weight, qkv_bias)
+            qkv = linear(window_partition(x, window, shift=shift), self.qkv.weight, qkv_bias)
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        bias = self.position_bias(grid.window)[None]
-        if shift_bias is not None:
-            bias = (bias + shift_bias).repeat(len(x), 1, 1, 1)
+        bias = self.position_bias(window)[None]
+        if mask_bias is not None:
+            bias = (bias + mask_bias).repeat(batch_size, 1, 1, 1)
         x = self.attend(q, k, v, bias)
-        return self.proj(grid.join(x.transpose(1, 2).flatten(2)))
+        return self.proj(window_reverse(x.transpose(1, 2).flatten(2), window, (height, width), shift=shift))
 
 
-class TableAttention(WindowAttention):
-    """A bias learned for each offset between two places of a window (section 3.2)."""
+class WindowAttention(BaseWindowAttention):
+    """Window attention with a bias learned for each offset between query and key (section 3.2)."""
 
     def __init__(self, d_model: int, num_heads: int, *, window: int):
         super().__init__(d_model, num_heads)
@@ -144,24 +151,26 @@ class TableAttention(WindowAttention):
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
 
     def position_bias(self, window: int) -> Tensor:
+        """Return the bias of each query and key of a window, (heads, N, N)."""
         table = self.relative_position_bias_table
         if window < self.window:
             inner = slice(self.window - window, self.window + window - 1)
             table = table.unflatten(0, (2 * self.window - 1, -1))[inner, inner].flatten(0, 1)
-        return table[relative_places(window, table.device)].permute(2, 0, 1).contiguous()
+        return table[relative_position_index(window, table.device)].permute(2, 0, 1).contiguous()
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Resamples a table that was learned for windows of another size."""
+        """Resample a table that was learned for windows of another size."""
         key = f"{prefix}relative_position_bias_table"
         if key in state:
-            state[key] = resample_bias_table(state[key], len(self.relative_position_bias_table))
+            old, new = (math.isqrt(len(table)) for table in (state[key], self.relative_position_bias_table))
+            state[key] = resize_positions_2d(state[key][None], (old, old), (new, new))[0]
 
 
 class SwinBlock(nn.Module):
-    """Attention in windows, then the two-layer network, each after its norm."""
+    """Window attention, then the two-layer network, each after its norm."""
 
-    recompute = False
-    attention = TableAttention
+    activation_checkpointing = False
+    attention = WindowAttention
 
     def __init__(self, d_model: int, num_heads: int, *, window: int, drop_path: float):
         super().__init__()
@@ -169,24 +178,24 @@ class SwinBlock(nn.Module):
         self.attn = self.attention(d_model, num_heads, window=window)
         self.norm2 = nn.LayerNorm(d_model)
         self.mlp = TokenMLP(d_model, 4 * d_model)
-        self.drop_path = DropPath(drop_path) if drop_path else None
+        self.drop_path = StochasticDepth(drop_path, "row")
 
-    def forward(self, x: Tensor, grid: WindowGrid, shift_bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, window: int, shift: int, mask_bias: Tensor | None) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
-        x = self.add(x, self.attn(self.norm1(x), grid, shift_bias))
+        x = self.add(x, self.attn(self.norm1(x), window, shift, mask_bias))
         return self.add(x, self.mlp(self.norm2(x)))
 
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
-        """`x + branch`, in the branch's memory where it can; training drops the branch of some images."""
-        if self.training and self.drop_path is not None:
-            # What it makes of ones is the factor of each image: one pass over memory in place of two.
+        """Return `x + branch`, in the branch's memory where possible; training drops the branch of some images."""
+        if self.training and self.drop_path.p:
+            # Applied to ones it gives the factor of each image: one pass over memory in place of two.
             return torch.addcmul(x, branch, self.drop_path(x.new_ones(len(x), 1, 1, 1)))
         # Under autocast the sum keeps the precision of `x`.
         return branch.add_(x) if branch.dtype == x.dtype else branch + x
 
 
 class SwinStage(nn.Module):
-    """Blocks without and with a shift in turn, and the merging that follows them."""
+    """Blocks without and with a shift in turn, and the patch merging that follows them."""
 
     def __init__(self, blocks: Sequence[nn.Module], window: int, downsample: nn.Module | None):
         super().__init__()
@@ -195,43 +204,37 @@ class SwinStage(nn.Module):
         self.downsample = downsample
 
     def forward(self, x: Tensor, *, shrink: bool) -> Tensor:
-        """
+        """Run the blocks.
+
         Args:
             x: (B, H, W, C).
             shrink: a map no larger than a window becomes one smaller window, without a shift.
         Returns:
-            (B, H, W, C), before the merging.
+            (B, H, W, C), before the patch merging.
         """
         height, width = x.shape[1:3]
-        whole = shrink and min(height, width) <= self.window
-        size = min(height, width) if whole else self.window
-        plain = shifted = WindowGrid(height, width, size, device=x.device), None
-        if not whole:
-            grid = WindowGrid(height, width, size, shift=size // 2, device=x.device)
-            shifted = grid, grid.shift_bias(x.device)
+        window, shift = self.window, self.window // 2
+        if shrink and min(height, width) <= window:
+            window, shift = min(height, width), 0
+        mask_bias = shift_bias((height, width), window, shift, device=x.device) if shift else None
         for i, block in enumerate(self.blocks):
-            x = run_block(block, x, *(shifted if i % 2 else plain))
+            x = checkpoint_block(block, x, window, *((shift, mask_bias) if i % 2 else (0, None)))
         return x
 
 
 @BACKBONES.register
-class Swin(Backbone):
-    """Maps "res2" to "res5" at strides 4 to 32, or a classifier; official state dicts of both forms fit.
+class Swin(BackboneBase):
+    """Swin Transformer: maps "res2" to "res5" at strides 4 to 32, or a classifier; official state dicts of both fit.
 
-    The two differ as the originals do: a classifier makes a map that is no larger than a window one smaller window,
-    the other pads it, attends to the padding, and gives each map that it returns a norm of its own.
+    The two differ as the originals do: a classifier makes a map that is no larger than a window one smaller window;
+    the backbone pads it, attends to the padding, and has a norm for each map that it returns.
 
     Args:
         embed_dim: channels of res2; each stage doubles them.
         depths: blocks of each stage.
         num_heads: of each stage.
-        window: places of a window's side.
-        out_features: the maps to return, and no deeper stage is made; all four if None.
-        num_classes: makes it a classifier.
-        frozen_stages: how many stages are not trained; 1 is the patches and res2.
-        drop_path: the last block's probability to be skipped in training; it grows from 0 over the blocks.
-        pretrained: what `load_pretrained` loads: True, the official weights; a path, an address or a name of timm's;
-            False, nothing.
+        window: side of the windows, in pixels of the map.
+        settings: see `BackboneSettings`; pretrained=True means the official weights.
     Raises:
         ConfigError: an argument is impossible.
     """
@@ -249,30 +252,23 @@ class Swin(Backbone):
         *,
         num_heads: Sequence[int] = (3, 6, 12, 24),
         window: int = 7,
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
-        drop_path: float = 0.2,
-        pretrained: bool | str = False,
+        settings: BackboneSettings = BackboneSettings(drop_path=0.2),
     ):
         super().__init__()
         name = type(self).__name__
-        for what, value in dict(embed_dim=embed_dim, window=window).items():
+        for argument, value in dict(embed_dim=embed_dim, window=window).items():
             if value < 1:
-                raise ConfigError(f"{name}: {what}={value}: expected at least 1.")
-        if not len(depths) == len(num_heads) == len(FEATURES):
+                raise ConfigError(f"{name}: {argument}={value}: expected at least 1.")
+        if not len(depths) == len(num_heads) == len(STAGES):
             raise ConfigError(
                 f"{name}: depths={depths}, num_heads={num_heads}: expected one number for each of 4 stages."
             )
-        channels = [embed_dim * 2**i for i in range(len(FEATURES))]
-        available = {f: FeatureInfo(c, PATCH * 2**i) for i, (f, c) in enumerate(zip(FEATURES, channels))}
-        self.feature_info = choose_features(name, available, out_features, num_classes=num_classes)
-        self.is_classifier = num_classes is not None
-        self.pretrained = pretrained
+        available = four_stages(embed_dim)
+        num_stages = len(self.configure(settings, available))
+        channels = [info.channels for info in available.values()]
         self.published = (embed_dim, depths[2], window)
 
-        num_stages = FEATURES.index(list(self.feature_info)[-1]) + 1
-        rates = iter(drop_path_rates(name, drop_path, sum(depths)))
+        rates = iter(drop_path_rates(name, settings.drop_path, sum(depths)))
         self.patch_embed = PatchEmbed(embed_dim)
         self.layers = nn.ModuleList()
         for i in range(num_stages):
@@ -282,39 +278,33 @@ class Swin(Backbone):
             self.layers.append(SwinStage(blocks, window, self.merging(channels[i]) if i + 1 < num_stages else None))
         if self.is_classifier:
             self.norm = nn.LayerNorm(channels[-1])
-            self.head = nn.Linear(channels[-1], num_classes)
+            self.head = nn.Linear(channels[-1], settings.num_classes)
         else:
-            for i, feature in enumerate(FEATURES):
+            for i, feature in enumerate(STAGES):
                 if feature in self.feature_info:
                     self.add_module(f"norm{i}", nn.LayerNorm(channels[i]))
         self.apply(init_weights)
-        self.frozen_stages = frozen_stages
         self.freeze()
 
     def norm_of(self, feature: str) -> str:
-        return f"norm{FEATURES.index(feature)}"
+        """Return the name of the norm of a returned map."""
+        return f"norm{STAGES.index(feature)}"
 
     def drop_stages_after(self, feature: str) -> None:
-        self.layers = self.layers[: FEATURES.index(feature) + 1]
+        """Remove the stages after a feature."""
+        self.layers = self.layers[: STAGES.index(feature) + 1]
         self.layers[-1].downsample = None
 
     def stages(self) -> list[list[nn.Module]]:
+        """List what may be frozen: the stem, then each stage."""
         return [[self.patch_embed], *([layer] for layer in self.layers)]
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
-        """
-        Args:
-            images: (B, 3, H, W) float, normalised; any H and W from 4.
-        Returns:
-            the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to
-            coarse; a classifier returns (B, num_classes) logits.
-        Raises:
-            DataError: the images have not three channels, or are smaller than a patch.
-        """
+        """Compute the features, or a classifier's logits, of images from 4 pixels."""
         check_images(type(self).__name__, images, least=PATCH)
         x = self.patch_embed(images)
         features = {}
-        for i, (name, layer) in enumerate(zip(FEATURES, self.layers)):
+        for i, (name, layer) in enumerate(zip(STAGES, self.layers)):
             x = layer(x, shrink=self.is_classifier)
             if name in self.feature_info and not self.is_classifier:
                 features[name] = self.get_submodule(f"norm{i}")(x).permute(0, 3, 1, 2)
@@ -323,11 +313,11 @@ class Swin(Backbone):
         return self.head(self.norm(x).mean((1, 2))) if self.is_classifier else features
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Takes the names of timm, which counts the merging to the stage after it, and drops what is computed."""
+        """Accept timm's names, which count the patch merging to the stage after it, and drop what is computed."""
         for key in [key for key in state if key.startswith(prefix)]:
             if key.endswith(_COMPUTED):
                 del state[key]
-        if any(key.startswith(f"{prefix}layers.{len(FEATURES) - 1}.downsample.") for key in state):
+        if any(key.startswith(f"{prefix}layers.{len(STAGES) - 1}.downsample.") for key in state):
             pattern = re.compile(re.escape(prefix) + r"layers\.(\d)\.downsample\.")
             for key in sorted(key for key in state if pattern.match(key)):
                 stage = int(pattern.match(key)[1]) - 1
@@ -344,18 +334,11 @@ class Swin(Backbone):
         return f"https://github.com/SwinTransformer/storage/releases/download/{self.weights[self.published]}.pth"
 
 
-def resample_bias_table(table: Tensor, length: int) -> Tensor:
-    """Bicubic resampling of a table of offsets, ((2 * w - 1)**2, heads), to (length, heads)."""
-    if len(table) == length:
-        return table
-    old, new = math.isqrt(len(table)), math.isqrt(length)
-    grid = table.float().T.unflatten(1, (old, old))[None]
-    return F.interpolate(grid, size=(new, new), mode="bicubic")[0].flatten(1).T.to(table.dtype)
-
-
 def _widen_tables(state: dict[str, Tensor], prefix: str) -> None:
-    """An official classifier's tables are smaller in stages whose maps, at its own image size, are smaller than a
-    window: they become the middle of a whole one, which is what such maps take of it."""
+    """Pad tables of windows that are smaller than the others to the middle of a full one.
+
+    Official classifiers have them in stages whose maps, at the trained image size, are smaller than a window.
+    """
     keys = [key for key in state if key.startswith(prefix) and key.endswith("relative_position_bias_table")]
     side = math.isqrt(max((len(state[key]) for key in keys), default=0))
     for key in keys:
@@ -366,7 +349,7 @@ def _widen_tables(state: dict[str, Tensor], prefix: str) -> None:
 
 
 def init_weights(module: nn.Module) -> None:
-    """The official initialisation of linear layers."""
+    """Initialise linear layers as the official code does."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vitkit.backbones.swin import FEATURES, Swin, SwinBlock, WindowAttention, neighbours
+from vitkit.backbones.base import STAGES, BackboneSettings
+from vitkit.backbones.swin import BaseWindowAttention, Swin, SwinBlock, merge_patches
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import attend
-from vitkit.nn.linear import Linear
-from vitkit.nn.windows import WindowGrid, relative_places
+from vitkit.nn.layers import Linear
+from vitkit.nn.windows import relative_position_index
 from vitkit.registry import BACKBONES
 
 _TINY = dict(embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), drop_path=0.2)
@@ -62,9 +63,9 @@ MAX_BIAS = 16
 EPSILON = 1e-12
 
 
-class CosineAttention(WindowAttention):
-    """Attention by the cosine of queries and keys, at a learned temperature, with a bias that a small network computes
-    from the logarithm of the offset (sections 3.3 and 3.4).
+class CosineAttention(BaseWindowAttention):
+    """Window attention by the cosine of queries and keys, at a learned temperature, with a bias that a small network
+    computes from the logarithm of the offset (sections 3.3 and 3.4).
 
     Attributes:
         trained_window: the offsets are measured in units of its largest.
@@ -79,18 +80,21 @@ class CosineAttention(WindowAttention):
         self.v_bias = nn.Parameter(torch.zeros(d_model))
 
     def position_bias(self, window: int) -> Tensor:
+        """Return the bias of each query and key of a window, (heads, N, N)."""
         device = self.logit_scale.device
         offsets = torch.arange(1 - window, window, device=device) * (8 / max(self.trained_window - 1, 1))
         offsets = (offsets.sign() * torch.log2(offsets.abs() + 1) / 3).to(self.logit_scale.dtype)
         pairs = torch.cartesian_prod(offsets, offsets)
         table = MAX_BIAS * torch.sigmoid(self.cpb_mlp(pairs))
-        return table[relative_places(window, device)].permute(2, 0, 1).contiguous()
+        return table[relative_position_index(window, device)].permute(2, 0, 1).contiguous()
 
     def qkv_bias(self) -> Tensor:
+        """Return the bias of the projection to queries, keys and values, (3 * C,)."""
         # One for keys would add the same to all scores of a query.
         return torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """Attend by scaled cosine similarity, see `BaseWindowAttention.attend`."""
         scale = self.logit_scale.clamp(max=MAX_LOGIT_SCALE).exp()
         q = q * (scale / q.norm(dim=-1, keepdim=True).clamp(min=EPSILON))
         k = k * k.norm(dim=-1, keepdim=True).clamp(min=EPSILON).reciprocal()
@@ -99,18 +103,18 @@ class CosineAttention(WindowAttention):
 
 
 class SwinV2Block(SwinBlock):
-    """Attention in windows, then the two-layer network, each before its norm."""
+    """Window attention, then the two-layer network, each before its norm."""
 
     attention = CosineAttention
 
-    def forward(self, x: Tensor, grid: WindowGrid, shift_bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, window: int, shift: int, mask_bias: Tensor | None) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
-        x = self.add(x, self.norm1(self.attn(x, grid, shift_bias)))
+        x = self.add(x, self.norm1(self.attn(x, window, shift, mask_bias)))
         return self.add(x, self.norm2(self.mlp(x)))
 
 
 class PatchMergingV2(nn.Module):
-    """Four neighbours to one place of twice the channels, and only then the norm."""
+    """Patch merging: four pixels become one of twice the channels, and only then the norm."""
 
     def __init__(self, d_model: int):
         super().__init__()
@@ -119,26 +123,20 @@ class PatchMergingV2(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 2 * C)."""
-        return self.norm(self.reduction(neighbours(x)))
+        return self.norm(self.reduction(merge_patches(x)))
 
 
 @BACKBONES.register
 class SwinV2(Swin):
-    """Maps "res2" to "res5" at strides 4 to 32, or a classifier; official state dicts fit. See `Swin`.
+    """Swin Transformer V2: maps "res2" to "res5" at strides 4 to 32, or a classifier; official state dicts fit.
 
     Args:
         embed_dim: channels of res2; each stage doubles them.
         depths: blocks of each stage.
         num_heads: of each stage.
-        window: places of a window's side.
+        window: side of the windows, in pixels of the map.
         trained_windows: of each stage, the window in whose units offsets are measured: the one that the weights were
             first trained with, which is smaller than `window` where the map was; None for `window`.
-        out_features: the maps to return, and no deeper stage is made; all four if None.
-        num_classes: makes it a classifier.
-        frozen_stages: how many stages are not trained; 1 is the patches and res2.
-        drop_path: the last block's probability to be skipped in training; it grows from 0 over the blocks.
-        pretrained: what `load_pretrained` loads: True, the official weights; a path, an address or a name of timm's;
-            False, nothing.
     Raises:
         ConfigError: an argument is impossible.
     """
@@ -155,25 +153,11 @@ class SwinV2(Swin):
         num_heads: Sequence[int] = (3, 6, 12, 24),
         window: int = 8,
         trained_windows: Sequence[int] | None = None,
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
-        drop_path: float = 0.2,
-        pretrained: bool | str = False,
+        settings: BackboneSettings = BackboneSettings(drop_path=0.2),
     ):
-        super().__init__(
-            embed_dim,
-            depths,
-            num_heads=num_heads,
-            window=window,
-            out_features=out_features,
-            num_classes=num_classes,
-            frozen_stages=frozen_stages,
-            drop_path=drop_path,
-            pretrained=pretrained,
-        )
-        trained_windows = trained_windows or [window] * len(FEATURES)
-        if len(trained_windows) != len(FEATURES) or min(trained_windows) < 1:
+        super().__init__(embed_dim, depths, num_heads=num_heads, window=window, settings=settings)
+        trained_windows = trained_windows or [window] * len(STAGES)
+        if len(trained_windows) != len(STAGES) or min(trained_windows) < 1:
             raise ConfigError(f"SwinV2: trained_windows={list(trained_windows)}: expected one for each of 4 stages.")
         self.published = (*self.published, trained_windows[0])
         for layer, trained_window in zip(self.layers, trained_windows):

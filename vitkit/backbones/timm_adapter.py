@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import timm
 import torch
@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from timm.models import group_parameters
 from torch import Tensor, nn
 
-from vitkit.backbones.base import Backbone, check_images, choose_features
+from vitkit.backbones.base import BackboneBase, check_images, choose_features
 from vitkit.errors import ConfigError
+from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 
@@ -19,8 +20,16 @@ _ANY_SIZE = (dict(dynamic_img_size=True, dynamic_img_pad=True), dict(strict_img_
 """What lets a family take images of any size; the first that a model knows is used."""
 
 
+@runtime_checkable
+class SetsGradCheckpointing(Protocol):
+    """A timm model whose blocks can recompute their activations."""
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Switch it."""
+
+
 @BACKBONES.register
-class TimmBackbone(Backbone):
+class TimmBackbone(BackboneBase):
     """Any timm model: `BACKBONES.build("timm/convnext_tiny")`, `model.backbone=timm/convnext_tiny`.
 
     Attention inside timm's models does not run through vitkit's core, so that AttentionRecorder does not see it.
@@ -32,7 +41,7 @@ class TimmBackbone(Backbone):
         num_classes: makes it a classifier.
         frozen_stages: how many of timm's parameter groups are not trained, beside the stem.
         drop_path: timm's `drop_path_rate`; None: the model's default.
-        pretrained: as `Backbone` says; True: timm's weights of that name.
+        pretrained: as `BackboneBase` says; True: timm's weights of that name.
     Raises:
         ConfigError: timm has no model of that name, or it gives no such maps.
     """
@@ -57,6 +66,7 @@ class TimmBackbone(Backbone):
         self.pretrained = pretrained
         self.frozen_stages = frozen_stages
         self.is_classifier = num_classes is not None
+        self._activation_checkpointing = False
         options = {} if drop_path is None else {"drop_path_rate": drop_path}
         if self.is_classifier:
             self.feature_info = choose_features(name, {}, out_features, num_classes=num_classes)
@@ -80,6 +90,7 @@ class TimmBackbone(Backbone):
         return _create(self.name, features_only=True, out_indices=chosen, **self.options)
 
     def keep_features(self, names: Iterable[str]) -> None:
+        """Return only these maps from now on; timm's network is built anew without what the others need."""
         names = set(names)
         if names >= self.feature_info.keys():
             return
@@ -90,9 +101,13 @@ class TimmBackbone(Backbone):
         if self.frozen_stages:
             self.freeze()
 
+    def drop_stages_after(self, feature: str) -> None:
+        """Do nothing: `keep_features` builds timm's network anew."""
+
     @staticmethod
     def check_arguments(name: str, **_: Any) -> None:
-        """
+        """Check a config without building anything.
+
         Raises:
             ConfigError: timm has no such model.
         """
@@ -101,14 +116,15 @@ class TimmBackbone(Backbone):
             raise ConfigError(
                 f"timm {timm.__version__} has no model {architecture!r}. {nearest(architecture, timm.list_models())}"
             )
-        known = timm.list_pretrained(f"{architecture}.*")
-        if tag and name not in known:
-            raise ConfigError(f"timm {timm.__version__} has no weights {name!r}. {nearest(name, known)}")
+        pretrained_names = timm.list_pretrained(f"{architecture}.*")
+        if tag and name not in pretrained_names:
+            raise ConfigError(f"timm {timm.__version__} has no weights {name!r}. {nearest(name, pretrained_names)}")
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
-        """
+        """Return feature maps, or logits.
+
         Args:
-            images: (B, 3, H, W) float, normalised; zero-padded inside to whole places of the coarsest map.
+            images: (B, 3, H, W) float, normalised; zero-padded inside to a multiple of the total stride.
         Returns:
             the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to
             coarse; a classifier returns (B, num_classes) logits.
@@ -129,54 +145,58 @@ class TimmBackbone(Backbone):
         }
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
-        """timm's coarse parameter groups, as far as they are kept."""
+        """Return timm's coarse parameter groups, as far as they are kept."""
         with torch.device("meta"):
             full = timm.create_model(self.name)
         groups = group_parameters(full, full.group_matcher(coarse=True))
-        own = dict(self.named_parameters())
-        kept = [[key for key in self._own_keys(names).values() if key in own] for _, names in sorted(groups.items())]
-        return [[self._owner(key) for key in keys] for keys in kept if keys]
+        parameters = dict(self.named_parameters())
+        stages = [
+            [key for key in self._renamed(names).values() if key in parameters] for _, names in sorted(groups.items())
+        ]
+        return [[self._layer_of(key) for key in keys] for keys in stages if keys]
 
-    def _owner(self, key: str) -> nn.Module | nn.Parameter:
-        """The layer of a parameter, which may have statistics, too; the parameter itself if it is of a container."""
+    def _layer_of(self, key: str) -> nn.Module | nn.Parameter:
+        """Return the layer of a parameter, which may have statistics, too; of a container's, the parameter itself."""
         module = self.get_submodule(key.rpartition(".")[0])
         return self.get_parameter(key) if any(True for _ in module.children()) else module
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Renames timm's keys, of whole models, to those of the part that is kept here."""
+        """Rename timm's keys, of full models, to those of the part that is kept here."""
         names = [key.removeprefix(prefix) for key in state if key.startswith(prefix)]
-        for name, own_key in self._own_keys(names).items():
-            if own_key != name:
-                state[prefix + own_key] = state.pop(prefix + name)
+        for name, key in self._renamed(names).items():
+            if key != name:
+                state[prefix + key] = state.pop(prefix + name)
 
-    def _own_keys(self, names: Iterable[str]) -> dict[str, str]:
-        """timm's name -> the key here: timm wraps models that return features, or joins a name's first two parts."""
-        own = self.state_dict().keys()
+    def _renamed(self, names: Iterable[str]) -> dict[str, str]:
+        """Map timm's names to the keys here: timm wraps models of features, or joins a name's first two parts."""
+        keys = self.state_dict().keys()
         forms = ("{0}", "net.{0}", "net.{1}", "net.model.{0}")
         return {
-            name: next((k for form in forms if (k := form.format(name, name.replace(".", "_", 1))) in own), name)
+            name: next((k for form in forms if (k := form.format(name, name.replace(".", "_", 1))) in keys), name)
             for name in names
         }
 
     @property
-    def recompute(self) -> bool:
+    def activation_checkpointing(self) -> bool:
         """Whether timm's blocks recompute their activations in the backward pass."""
-        return getattr(self, "_recompute", False)
+        return self._activation_checkpointing
 
-    @recompute.setter
-    def recompute(self, enabled: bool) -> None:
-        model = self.net if hasattr(self.net, "set_grad_checkpointing") else getattr(self.net, "model", None)
-        if not hasattr(model, "set_grad_checkpointing"):
+    @activation_checkpointing.setter
+    def activation_checkpointing(self, enabled: bool) -> None:
+        """Turn activation checkpointing of timm's network on or off; ConfigError if it has none."""
+        # timm wraps the models that return features.
+        model = next((m for m in (self.net, child(self.net, "model")) if isinstance(m, SetsGradCheckpointing)), None)
+        if model is None:
             raise ConfigError(f"timm's {self.name} cannot recompute its activations.")
         model.set_grad_checkpointing(enabled)
-        self._recompute = enabled
+        self._activation_checkpointing = enabled
 
     def _address(self) -> str:
         return f"timm/{self.name}"
 
 
 def _create(name: str, **options: Any) -> nn.Module:
-    """timm's model in the form that takes the most image sizes."""
+    """Build timm's model in the form that takes the most image sizes."""
     for any_size in _ANY_SIZE:
         try:
             return timm.create_model(name, **options, **any_size)
@@ -188,7 +208,7 @@ def _create(name: str, **options: Any) -> nn.Module:
 
 
 def _features(name: str) -> tuple[dict[str, int], dict[str, FeatureInfo]]:
-    """Feature name -> timm's index, and what it is; fine to coarse.
+    """Return feature name -> timm's index, and feature name -> its info; fine to coarse.
 
     Raises:
         ConfigError: the model gives no maps.

@@ -1,54 +1,17 @@
 """Datasets, transforms, collation and loading.
 
-A dataset has `len()`, `dataset[index]` and `dataset[(index, seed)]` -> Sample, `classes`, `category_ids`, `image_ids`,
-`aspect_ratios()`, `load_image(index)` and what its evaluator asks for: `ground_truth()` (see `CocoDetection`),
-`load_semantic(index)` (`SemanticFolder`), `load_panoptic(index)` and `things` (`SegmentationDataset`).
-
-One of text has `target_vocabulary`, `source_vocabulary` where it is translated from, `use_vocabularies_of(dataset)` and
-`lengths()` (`TextDataset`) in place of classes and images. A dataset's own `collate` makes its batches.
+What the parts ask of a dataset is said in vitkit.protocols; datasets of images share `BaseImageDataset`, those of text
+`TextDataset`.
 """
 
 import os
 
-# albumentations asks the network for a newer version when it is imported; loading data must not.
+# On import albumentations looks for a newer version on the network; loading data must not.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
-from vitkit.data import (
-    captions,
-    cityscapes,
-    classification_transforms,
-    coco,
-    collate,
-    image_folder,
-    loader,
-    mixing,
-    monolingual,
-    number_words,
-    panoptic,
-    segments,
-    semantic,
-    shapes,
-    text,
-    text_pairs,
-    transforms,
-)
-
-__all__ = [
-    "captions",
-    "cityscapes",
-    "classification_transforms",
-    "coco",
-    "collate",
-    "image_folder",
-    "loader",
-    "mixing",
-    "monolingual",
-    "number_words",
-    "panoptic",
-    "segments",
-    "semantic",
-    "shapes",
-    "text",
-    "text_pairs",
-    "transforms",
-]
+# Importing a module registers its classes.
+from vitkit.data.datasets import captions, cityscapes, coco, image_folder, panoptic, semantic, video  # noqa: F401
+from vitkit.data.loading import loader  # noqa: F401
+from vitkit.data.synthetic import motion, number_words, shapes  # noqa: F401
+from vitkit.data.text import monolingual, pairs  # noqa: F401
+from vitkit.data.transforms import classification, clips, mixing, pipelines  # noqa: F401

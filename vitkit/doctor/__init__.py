@@ -1,50 +1,43 @@
-"""What is wrong with a config's data and settings, found before hours are spent.
-
-Each check takes the case and yields findings; they run in this order.
-"""
+"""Checks of a config's data and settings before hours are spent on a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from vitkit.doctor import data_checks, training_checks
 from vitkit.doctor.case import Case, Options
-from vitkit.doctor.data_checks import (
-    annotations,
-    class_balance,
-    empty_images,
-    images,
-    same_classes,
-    text,
-    train_val_leakage,
-)
-from vitkit.doctor.findings import VERDICTS, Finding, report
-from vitkit.doctor.training_checks import (
-    learning_rate,
-    memory,
-    overfit,
-    queries,
-    sizes_after_resizing,
-    step_budget,
-    weights,
-)
+from vitkit.doctor.issues import VERDICTS, Issue, report
 from vitkit.errors import VitkitError
 
-CHECKS: dict[str, Callable[[Case], Iterator[Finding]]] = {
+CHECKS: dict[str, Callable[[Case], Iterator[Issue]]] = {
     check.__name__: check
     for check in (
-        annotations, images, same_classes, class_balance, empty_images, train_val_leakage, text,
-        weights, queries, sizes_after_resizing, step_budget, learning_rate, memory, overfit,
+        data_checks.annotations,
+        data_checks.images,
+        data_checks.same_classes,
+        data_checks.class_balance,
+        data_checks.empty_images,
+        data_checks.train_val_leakage,
+        data_checks.text,
+        training_checks.weights,
+        training_checks.queries,
+        training_checks.sizes_after_resizing,
+        training_checks.step_budget,
+        training_checks.learning_rate,
+        training_checks.memory,
+        training_checks.overfit,
     )
-}  # fmt: skip
+}
+"""All checks by name, in the order in which they run."""
 
 
 def diagnose(
     config: Mapping[str, Any], options: Options | None = None, *, checks: Sequence[str] = tuple(CHECKS)
-) -> Iterator[Finding]:
-    """Looks at a config and its data.
+) -> Iterator[Issue]:
+    """Check a config and its data.
 
     Args:
-        config: as `load_config` returns it; with `data` alone only the data is looked at.
-        options: how thorough, and for which machine.
+        config: as `load_config` returns it; with `data` alone only the data is checked.
+        options: how thoroughly, and for which machine.
         checks: names from CHECKS.
     """
     case = Case(config, options or Options())
@@ -52,9 +45,9 @@ def diagnose(
         try:
             yield from CHECKS[name](case)
         except VitkitError as error:
-            yield Finding(name.replace("_", " "), "fail", str(error))
+            yield Issue(name.replace("_", " "), "fail", str(error))
         except (RuntimeError, MemoryError) as error:  # of the model: shapes that do not fit, no memory left
-            yield Finding(name.replace("_", " "), "fail", f"ends with {type(error).__name__}: {error}")
+            yield Issue(name.replace("_", " "), "fail", f"ends with {type(error).__name__}: {error}")
 
 
-__all__ = ["CHECKS", "VERDICTS", "Case", "Finding", "Options", "diagnose", "report"]
+__all__ = ["CHECKS", "VERDICTS", "Case", "Issue", "Options", "diagnose", "report"]

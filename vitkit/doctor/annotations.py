@@ -1,256 +1,270 @@
-"""Faults of annotation files, all of them: of COCO's boxes and masks, and of panoptic segments."""
+"""All issues of annotation files: of COCO's boxes and masks, and of panoptic segments."""
 
-import json
-import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from pycocotools import mask as coco_mask
+from torchvision.ops import box_convert, box_iou
 
-from vitkit.data.coco_file import box_fault, is_well_formed_box, segmentation_fault
-from vitkit.doctor.findings import Finding, Verdict, percent, some
-from vitkit.ops.boxes import box_iou
+from vitkit.data.datasets.coco import BOX_TOLERANCE
+from vitkit.data.datasets.coco_file import bad_box_faults
+from vitkit.doctor.issues import Issue, Verdict, enumerate_items, percent
+from vitkit.ops.coco_schema import Fault, segmentation_faults
+from vitkit.ops.segmentations import encode_segmentation
 
-_STICKS_OUT = 0.01  # pixels, as `CocoDetection` counts
 _MASK_TOLERANCE = 2.0
 """Pixels by which a mask's extent may differ from its box: annotation tools round both."""
-_LEAST_OVERLAP = 0.5  # IoU of a mask's extent and its box; below it one of them is wrong
-_TINY = 16.0  # pixels of area, 4 x 4
-_SAME_OBJECT = 0.8
-"""IoU from which two boxes of one class are taken for one object that is labelled twice."""
-_MOST_MASKS = 50_000  # drawn, to compare them with their boxes
+_MIN_MASK_IOU = 0.5  # of a mask's extent and its box; below it one of them is wrong
+_TINY_AREA = 16.0  # pixels, 4 x 4
+_SAME_OBJECT_IOU = 0.8
+"""IoU above which two boxes of one class probably label one object twice."""
+_MAX_MASKS = 50_000  # that are decoded to be compared with their boxes
 
 
-def detection_findings(
-    parts: Mapping[str, list[dict]], file_name: str, where: str, *, masks: bool, drop: bool
-) -> Iterator[Finding]:
-    """
+def fault_issues(faults: Sequence[Fault], where: str, verdict: Verdict = "fail") -> Iterator[Issue]:
+    """Report the faults of a file, by field."""
+    groups: dict[tuple[str, str], list[Fault]] = defaultdict(list)
+    for fault in faults:
+        groups[fault.part, fault.field].append(fault)
+    for (part, field), group in groups.items():
+        entries = [fault.entry for fault in group]
+        message = f"{len(group)} in {repr(part) if part else 'the file'}: {group[0]}"
+        message += f" Likewise: {enumerate_items(entries[1:])}" if entries[1:] else ""
+        yield Issue(f"wrong {field}", verdict, message, where, {"faults": len(group), "entries": entries})
+    if not faults:
+        yield Issue("fields", "ok", "all fields hold what COCO's format says", where)
+
+
+@dataclass(frozen=True)
+class DetectionFile:
+    """A detection annotation file in COCO's format, of which only entries without `detection_faults` are kept.
+
     Args:
-        parts: `images`, `annotations` and `categories` of the file, as they are.
-        masks, drop: whether the dataset loads masks, and drops bad boxes.
+        name: of the file.
+        where: the config's key of the dataset.
+        images, annotations, categories: parts of the file.
+        needs_masks: the dataset loads masks.
+        drops_bad_boxes: the dataset drops boxes without an area in their image.
     """
-    images = {image.get("id"): image for image in parts["images"]}
-    known = {category.get("id") for category in parts["categories"]}
-    annotations = parts["annotations"]
-    crowds = [a for a in annotations if a.get("iscrowd")]
-    yield Finding(
-        "annotations", "ok",
-        f"{file_name}: {len(images)} images, {len(annotations) - len(crowds)} objects, {len(crowds)} crowd regions",
-        where, {"images": len(images), "objects": len(annotations) - len(crowds), "crowds": len(crowds)},
-    )  # fmt: skip
-    yield from _categories(parts["categories"], where)
-    yield from _references(annotations, images, known, where)
-    yield from _ids(parts, where)
-    placed = [a for a in annotations if _known(a.get("image_id"), images)]
-    yield from _boxes(placed, images, where, drop=drop)
-    yield from _duplicates(placed, where)
-    yield from _masks(placed, images, where, needed=masks)
+
+    name: str
+    where: str
+    images: Sequence[Mapping[str, Any]]
+    annotations: Sequence[Mapping[str, Any]]
+    categories: Sequence[Mapping[str, Any]]
+    needs_masks: bool
+    drops_bad_boxes: bool
+
+    @cached_property
+    def content(self) -> dict[str, Sequence[Mapping[str, Any]]]:
+        """The parts by their names."""
+        return {"images": self.images, "annotations": self.annotations, "categories": self.categories}
+
+    @cached_property
+    def image_of(self) -> dict[int, Mapping[str, Any]]:
+        """The image entry of each image id."""
+        return {image["id"]: image for image in self.images}
+
+    @cached_property
+    def bad_boxes(self) -> dict[int, Fault]:
+        """Boxes without an area in their image, by the position of their annotation."""
+        return {fault.position: fault for fault in bad_box_faults(self.content)}
+
+    @cached_property
+    def usable(self) -> list[Mapping[str, Any]]:
+        """The annotations with an area in their image."""
+        return [a for position, a in enumerate(self.annotations) if position not in self.bad_boxes]
+
+    def issues(self) -> Iterator[Issue]:
+        """Check all parts of the file."""
+        num_crowds = sum(bool(a.get("iscrowd")) for a in self.annotations)
+        counts = {"images": len(self.image_of), "objects": len(self.annotations) - num_crowds, "crowds": num_crowds}
+        message = "{}: {images} images, {objects} objects, {crowds} crowd regions".format(self.name, **counts)
+        yield Issue("annotations", "ok", message, self.where, counts)
+        yield from category_issues(self.categories, self.where)
+        yield from self._ids()
+        yield from self._boxes()
+        yield from self._duplicates()
+        yield from self._masks()
+
+    def _ids(self) -> Iterator[Issue]:
+        ids = [a["id"] for a in self.annotations if "id" in a]
+        duplicates = _duplicates(ids)
+        if duplicates:
+            message = f"{len(duplicates)} are there twice, such as {duplicates[0]}"
+            yield Issue("annotation ids", "warn", message, self.where)
+        large = [id_ for id_ in ids if abs(id_) >= 2**31]
+        if large:
+            message = f"{len(large)} do not fit 32 bits, up to {max(large)}: other tools may truncate them; here they "
+            details = {"large": len(large), "largest": max(large)}
+            yield Issue("annotation ids", "note", message + "are unused", self.where, details)
+        duplicates = _duplicates(image["file_name"] for image in self.images)
+        if duplicates:
+            message = f"{len(duplicates)} are listed twice, such as {duplicates[0]}"
+            yield Issue("file names", "warn", message, self.where)
+
+    def _boxes(self) -> Iterator[Issue]:
+        outside, tiny, areas = [], [], []
+        for annotation in self.usable:
+            image, id_ = self.image_of[annotation["image_id"]], annotation.get("id")
+            x, y, width, height = annotation["bbox"]
+            excess = max(-x, -y, x + width - image["width"], y + height - image["height"])
+            if excess > BOX_TOLERANCE:
+                outside.append((excess, id_))
+            if not annotation.get("iscrowd"):
+                areas.append(annotation.get("area") or width * height)
+                tiny += [id_] if areas[-1] < _TINY_AREA else []
+        if self.bad_boxes:
+            kinds = Counter(_box_problem(self.annotations[position]["bbox"]) for position in self.bad_boxes)
+            counts = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+            ids = enumerate_items([self.annotations[position].get("id") for position in self.bad_boxes])
+            # They are a warning if they are dropped, and end a run otherwise.
+            verdict = "warn" if self.drops_bad_boxes else "fail"
+            hint = "they are left out" if self.drops_bad_boxes else "correct them, or drop them by bad_boxes='drop'"
+            message = f"{len(self.bad_boxes)} boxes cannot be used: {counts} (annotation {ids}); {hint}"
+        else:
+            verdict, message = "ok", "every box has an area inside its image"
+        yield Issue("degenerate boxes", verdict, message, self.where, {"boxes": len(self.bad_boxes)})
+        if outside:
+            largest, id_ = max(outside, key=lambda pair: pair[0])
+            message = f"{len(outside)} of {len(self.usable)} boxes extend beyond their image, at most {largest:.3g} "
+            message += f"pixels (annotation {id_}); they are clipped"
+            verdict = "warn" if len(outside) > 0.01 * len(self.usable) or largest > 10 else "note"
+            details = {"boxes": len(outside), "pixels": largest}
+            yield Issue("boxes out of image", verdict, message, self.where, details)
+        else:
+            yield Issue("boxes out of image", "ok", "no box extends beyond its image", self.where, {"boxes": 0})
+        if areas:
+            message = f"areas of {min(areas):.4g} to {max(areas):.4g} pixels, median {np.median(areas):.4g}"
+            message += f"; {len(tiny)} below {_TINY_AREA:g} (annotation {enumerate_items(tiny)})" if tiny else ""
+            details = {"smallest": min(areas), "tiny": tiny}
+            yield Issue("object sizes", "note" if tiny else "ok", message, self.where, details)
+
+    def _duplicates(self) -> Iterator[Issue]:
+        groups: dict[tuple, list] = defaultdict(list)
+        for annotation in self.annotations:
+            key = (annotation["image_id"], *(round(value, 1) for value in annotation["bbox"]))
+            groups[key].append((annotation["category_id"], annotation.get("id")))
+        same_class, other_class = [], []
+        for entries in groups.values():
+            num_classes = len({category for category, _ in entries})
+            same_class += [entries[-1][1]] * (len(entries) - num_classes)
+            other_class += [entries[-1][1]] * (num_classes - 1)
+        if same_class:
+            message = f"{len(same_class)} boxes are there twice with one class (annotation "
+            message += f"{enumerate_items(same_class)}): the copies cannot be found and count as missed"
+            yield Issue("duplicate boxes", "warn", message, self.where, {"boxes": len(same_class)})
+        pairs = self._overlapping_pairs()
+        if pairs:
+            ids = enumerate_items([f"{a} and {b}" for a, b in pairs], 3)
+            message = f"{len(pairs)} pairs of boxes of one class overlap with an IoU above {_SAME_OBJECT_IOU:g}, as if "
+            message += f"one object were labelled twice (annotations {ids})"
+            verdict: Verdict = "warn" if len(pairs) > 0.01 * len(self.annotations) else "note"
+            yield Issue("duplicate boxes", verdict, message, self.where, {"overlapping_pairs": len(pairs)})
+        if other_class:
+            message = f"{len(other_class)} boxes are there twice with different classes (annotation "
+            message += f"{enumerate_items(other_class)})"
+            yield Issue("duplicate boxes", "note", message, self.where, {"boxes_of_other_classes": len(other_class)})
+        if not same_class and not other_class and not pairs:
+            yield Issue("duplicate boxes", "ok", "no box is there twice", self.where, {"boxes": 0})
+
+    def _overlapping_pairs(self) -> list[tuple[Any, Any]]:
+        """Return the ids of pairs that seem to be one object of one image; pairs of equal boxes are not counted."""
+        groups: dict[tuple, list] = defaultdict(list)
+        for annotation in self.usable:
+            if not annotation.get("iscrowd"):
+                key = (annotation["image_id"], annotation["category_id"])
+                groups[key].append((annotation["bbox"], annotation.get("id")))
+        pairs = []
+        for entries in groups.values():
+            boxes = torch.tensor([box for box, _ in entries], dtype=torch.float64)
+            boxes_xyxy = box_convert(boxes, "xywh", "xyxy")
+            overlaps = box_iou(boxes_xyxy, boxes_xyxy).triu(diagonal=1)
+            for i, j in (overlaps > _SAME_OBJECT_IOU).nonzero().tolist():
+                if [round(v, 1) for v in entries[i][0]] != [round(v, 1) for v in entries[j][0]]:
+                    pairs.append((entries[i][1], entries[j][1]))
+        return pairs
+
+    def _masks(self) -> Iterator[Issue]:
+        with_mask = [a for a in self.usable if a.get("segmentation") not in (None, [])]
+        severity: Verdict = "fail" if self.needs_masks else "warn"
+        if not with_mask:
+            verdict: Verdict = "note" if not self.needs_masks else "fail" if self.usable else "ok"
+            message = "no annotation has a segmentation: boxes only"
+            yield Issue("masks", verdict, message, self.where, {"masks": 0})
+            return
+        different, misplaced, max_distance, kinds = [], [], 0.0, Counter()
+        faults = segmentation_faults({**self.content, "annotations": with_mask}, required=False)
+        wrong = {fault.position for fault in faults}
+        step = -(-len(with_mask) // _MAX_MASKS)
+        for position, annotation in enumerate(with_mask):
+            if position in wrong:
+                continue
+            segmentation, box = annotation["segmentation"], annotation["bbox"]
+            image = self.image_of[annotation["image_id"]]
+            kinds[_kind(segmentation)] += 1
+            if kinds.total() % step:
+                continue
+            extent = coco_mask.toBbox(encode_segmentation(segmentation, image["height"], image["width"]))
+            edges, box_edges = ((x, y, x + width, y + height) for x, y, width, height in (extent.tolist(), box))
+            distance = max(abs(a - b) for a, b in zip(edges, box_edges))
+            if distance > _MASK_TOLERANCE:
+                different.append(annotation.get("id"))
+                max_distance = max(max_distance, distance)
+            if coco_mask.iou(extent[None], np.array([box], np.float64), [0]) < _MIN_MASK_IOU:
+                misplaced.append(annotation.get("id"))
+        num_missing = len(self.usable) - len(with_mask)
+        message = f"{len(with_mask)} masks: {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}"
+        message += f"; {num_missing} annotations have none" if num_missing else ""
+        details = {"masks": len(with_mask), "lacking": num_missing, **kinds}
+        yield Issue("masks", severity if num_missing else "ok", message, self.where, details)
+        if faults:
+            yield from fault_issues(faults, self.where, severity)
+        if misplaced:
+            message = f"{len(misplaced)} masks lie elsewhere than their boxes (IoU below {_MIN_MASK_IOU:g}): "
+            message += f"annotation {enumerate_items(misplaced)}"
+            yield Issue("masks against boxes", severity, message, self.where)
+        if different:
+            share = percent(len(different), len(with_mask))
+            message = f"{len(different)} of {len(with_mask)} masks ({share}) differ by over {_MASK_TOLERANCE:g} pixels "
+            message += f"from their boxes, at most {max_distance:.3g} pixels "
+            message += f"(annotation {enumerate_items(different, 3)})"
+            verdict = "warn" if len(different) > 0.1 * len(with_mask) else "note"
+            details = {"masks": len(different), "pixels": max_distance}
+            yield Issue("masks against boxes", verdict, message, self.where, details)
+        elif not misplaced:
+            message = f"masks and boxes agree within {_MASK_TOLERANCE:g} pixels"
+            yield Issue("masks against boxes", "ok", message, self.where, {"masks": 0})
 
 
-def _known(value: Any, known: Any) -> bool:
-    return isinstance(value, int) and value in known
-
-
-def _categories(categories: Sequence[Mapping[str, Any]], where: str) -> Iterator[Finding]:
-    ids = sorted(c["id"] for c in categories if isinstance(c.get("id"), int))
-    names = Counter(str(c.get("name")) for c in categories)
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:
-        yield Finding("class names", "warn", f"several categories are named {some(twice)}", where, {"names": twice})
+def category_issues(categories: Sequence[Mapping[str, Any]], where: str) -> Iterator[Issue]:
+    """Check the names and ids of categories."""
+    duplicates = _duplicates(category["name"] for category in categories)
+    if duplicates:
+        message = f"several categories are named {enumerate_items(duplicates)}"
+        yield Issue("class names", "warn", message, where, {"names": duplicates})
+    ids = sorted(category["id"] for category in categories)
     if not ids:
         return
-    gaps = ids[-1] - ids[0] + 1 - len(set(ids))
+    num_gaps = ids[-1] - ids[0] + 1 - len(set(ids))
     message = f"{len(ids)} classes, category ids {ids[0]} to {ids[-1]}"
-    if gaps:
-        message += f" with {gaps} gaps (mapped to 0 to {len(ids) - 1} without them; results are written in raw ids)"
-    yield Finding("category ids", "note" if gaps else "ok", message, where, {"classes": len(ids), "gaps": gaps})
+    if num_gaps:
+        message += f" with {num_gaps} gaps (mapped to 0 to {len(ids) - 1} without them; results are written in raw ids)"
+    details = {"classes": len(ids), "gaps": num_gaps}
+    yield Issue("category ids", "note" if num_gaps else "ok", message, where, details)
 
 
-def _references(
-    annotations: Sequence[Mapping[str, Any]], images: Mapping[Any, Any], categories: set, where: str
-) -> Iterator[Finding]:
-    for key, known, part in (("category_id", categories, "categories"), ("image_id", images, "images")):
-        unknown = [a.get(key) for a in annotations if not _known(a.get(key), known)]
-        check = "unknown categories" if key == "category_id" else "unknown images"
-        if unknown:
-            values = some(sorted({repr(value) for value in unknown}))
-            message = f"{len(unknown)} annotations have a {key} that is not in '{part}': {values}"
-            yield Finding(check, "fail", message, where, {"annotations": len(unknown)})
-        else:
-            yield Finding(check, "ok", f"every {key} is in '{part}'", where)
+def _duplicates(values: Iterable[Any]) -> list[Any]:
+    return [value for value, count in Counter(values).items() if count > 1]
 
 
-def _ids(parts: Mapping[str, Sequence[Mapping[str, Any]]], where: str) -> Iterator[Finding]:
-    for part, check in (("images", "image ids"), ("annotations", "annotation ids"), ("categories", "category ids")):
-        ids = [json.dumps(entry.get("id")) for entry in parts[part] if "id" in entry]
-        twice = [value for value, count in Counter(ids).items() if count > 1]
-        if twice:
-            verdict: Verdict = "warn" if part == "annotations" else "fail"
-            yield Finding(check, verdict, f"{len(twice)} are there twice, such as {twice[0]}", where)
-    large = [a["id"] for a in parts["annotations"] if isinstance(a.get("id"), int) and abs(a["id"]) >= 2**31]
-    if large:
-        message = f"{len(large)} do not fit 32 bits, up to {max(large)}: other tools may cut them; here they are unused"
-        yield Finding("annotation ids", "note", message, where, {"large": len(large), "largest": max(large)})
-    names = Counter(str(image.get("file_name")) for image in parts["images"])
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:
-        yield Finding("file names", "warn", f"{len(twice)} are listed twice, such as {twice[0]}", where)
-
-
-def _boxes(
-    annotations: Sequence[Mapping[str, Any]], images: Mapping[Any, Mapping[str, Any]], where: str, *, drop: bool
-) -> Iterator[Finding]:
-    faults: dict[str, list] = defaultdict(list)
-    outside, tiny, areas = [], [], []
-    for annotation in annotations:
-        box, image = annotation.get("bbox"), images[annotation["image_id"]]
-        if not all(isinstance(image.get(side), int) for side in ("width", "height")):
-            continue  # the dataset says so when it is built
-        fault = _fault(box, image)
-        if fault is not None:
-            # What can be dropped is a warning where it is dropped, and ends a run where it is not.
-            faults["fail" if not (drop and is_well_formed_box(box)) else "warn"].append((annotation.get("id"), fault))
-            continue
-        x, y, width, height = box
-        beyond = max(-x, -y, x + width - image["width"], y + height - image["height"])
-        if beyond > _STICKS_OUT:
-            outside.append((beyond, annotation.get("id")))
-        if not annotation.get("iscrowd"):
-            area = annotation.get("area")
-            areas.append(area if isinstance(area, int | float) and area > 0 else width * height)
-            tiny += [annotation.get("id")] if areas[-1] < _TINY else []
-    for verdict, found in faults.items():
-        kinds = Counter(fault for _, fault in found)
-        message = f"{len(found)} boxes are wrong: " + some([f"{count} x {fault}" for fault, count in kinds.items()])
-        message += f" (annotation {some([number for number, _ in found])})"
-        hint = "; they are left out" if verdict == "warn" else "; correct them, or bad_boxes='drop' for empty ones"
-        yield Finding("degenerate boxes", verdict, message + hint, where, {"boxes": len(found)})
-    if not faults:
-        yield Finding("degenerate boxes", "ok", "every box has an area inside its image", where, {"boxes": 0})
-    if outside:
-        farthest, number = max(outside, key=lambda pair: pair[0])
-        message = f"{len(outside)} of {len(annotations)} boxes reach out of their image, at most {farthest:.3g} pixels "
-        message += f"(annotation {number}); they are clipped"
-        verdict = "warn" if len(outside) > 0.01 * len(annotations) or farthest > 10 else "note"
-        yield Finding("boxes out of image", verdict, message, where, {"boxes": len(outside), "pixels": farthest})
-    else:
-        yield Finding("boxes out of image", "ok", "no box reaches out of its image", where, {"boxes": 0})
-    if areas:
-        message = f"areas of {min(areas):.4g} to {max(areas):.4g} pixels, {np.median(areas):.4g} in the middle"
-        message += f"; {len(tiny)} below {_TINY:g} (annotation {some(tiny)})" if tiny else ""
-        yield Finding("object sizes", "note" if tiny else "ok", message, where, {"smallest": min(areas), "tiny": tiny})
-
-
-def _fault(box: Any, image: Mapping[str, Any]) -> str | None:
-    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(v, int | float) for v in box):
-        return "not four numbers"
-    fault = box_fault(box, image)
-    if fault and fault.startswith("it lies outside"):
-        return "outside the image"
-    if fault and all(map(math.isfinite, box)):
-        return "negative width or height" if min(box[2:]) < 0 else "no width or height"
-    return fault and "not finite"
-
-
-def _duplicates(annotations: Sequence[Mapping[str, Any]], where: str) -> Iterator[Finding]:
-    seen: dict[tuple, list] = defaultdict(list)
-    for annotation in annotations:
-        box = annotation.get("bbox")
-        if isinstance(box, list) and len(box) == 4 and all(isinstance(v, int | float) for v in box):
-            key = (annotation["image_id"], *(round(float(v), 1) if math.isfinite(v) else str(v) for v in box))
-            seen[key].append((annotation.get("category_id"), annotation.get("id")))
-    same, other = [], []
-    for entries in seen.values():
-        counts = Counter(category for category, _ in entries)
-        same += [entries[-1][1]] * (len(entries) - len(counts))
-        other += [entries[-1][1]] * (len(counts) - 1)
-    if same:
-        message = f"{len(same)} boxes are there twice with one class (annotation {some(same)}): the copies cannot be "
-        yield Finding("duplicate boxes", "warn", message + "found and count as missed", where, {"boxes": len(same)})
-    near = _overlapping(annotations)
-    if near:
-        message = (
-            f"{len(near)} pairs of boxes of one class overlap with an IoU above {_SAME_OBJECT:g}, as if one object "
-        )
-        message += f"were labelled twice (annotations {some([f'{a} and {b}' for a, b in near], 3)})"
-        verdict: Verdict = "warn" if len(near) > 0.01 * len(annotations) else "note"
-        yield Finding("duplicate boxes", verdict, message, where, {"overlapping_pairs": len(near)})
-    if other:
-        message = f"{len(other)} boxes are there twice with different classes (annotation {some(other)})"
-        yield Finding("duplicate boxes", "note", message, where, {"boxes_of_other_classes": len(other)})
-    if not same and not other and not near:
-        yield Finding("duplicate boxes", "ok", "no box is there twice", where, {"boxes": 0})
-
-
-def _overlapping(annotations: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
-    """Ids of pairs that seem to be one object of one image, but for those with one box."""
-    groups: dict[tuple, list] = defaultdict(list)
-    for annotation in annotations:
-        box = annotation.get("bbox")
-        if _fault(box, {"width": math.inf, "height": math.inf}) is None and not annotation.get("iscrowd"):
-            groups[annotation["image_id"], str(annotation.get("category_id"))].append((box, annotation.get("id")))
-    pairs = []
-    for entries in groups.values():
-        boxes = torch.tensor([box for box, _ in entries], dtype=torch.float64)
-        boxes_xyxy = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1)
-        overlaps = box_iou(boxes_xyxy[:, None], boxes_xyxy).triu(diagonal=1)
-        for i, j in (overlaps > _SAME_OBJECT).nonzero().tolist():
-            if [round(v, 1) for v in entries[i][0]] != [round(v, 1) for v in entries[j][0]]:
-                pairs.append((entries[i][1], entries[j][1]))
-    return pairs
-
-
-def _masks(
-    annotations: Sequence[Mapping[str, Any]], images: Mapping[Any, Mapping[str, Any]], where: str, *, needed: bool
-) -> Iterator[Finding]:
-    with_mask = [a for a in annotations if a.get("segmentation")]
-    if not with_mask:
-        verdict: Verdict = "fail" if needed and annotations else "note" if not needed else "ok"
-        yield Finding("masks", verdict, "no annotation has a segmentation: boxes only", where, {"masks": 0})
-        return
-    faults, differing, wrong, farthest, kinds = [], [], [], 0.0, Counter()
-    step, number = -(-len(with_mask) // _MOST_MASKS), 0
-    for annotation in with_mask:
-        segmentation, image = annotation["segmentation"], images[annotation["image_id"]]
-        fault = segmentation_fault(segmentation, image)
-        if fault:
-            faults.append((annotation.get("id"), fault))
-            continue
-        kinds[_kind(segmentation)] += 1
-        box = annotation.get("bbox")
-        if (number := number + 1) % step or _fault(box, image) is not None:
-            continue
-        x, y, width, height = _extent(segmentation, image)
-        sides = zip((x, y, x + width, y + height), (box[0], box[1], box[0] + box[2], box[1] + box[3]))
-        distance = max(abs(a - b) for a, b in sides)
-        if distance > _MASK_TOLERANCE:
-            differing.append(annotation.get("id"))
-            farthest = max(farthest, distance)
-        if _overlap((x, y, width, height), box) < _LEAST_OVERLAP:
-            wrong.append(annotation.get("id"))
-    lacking = len(annotations) - len(with_mask)
-    message = f"{len(with_mask)} masks: {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}"
-    message += f"; {lacking} annotations have none" if lacking else ""
-    details = {"masks": len(with_mask), "lacking": lacking, **kinds}
-    yield Finding("masks", "fail" if lacking and needed else "warn" if lacking else "ok", message, where, details)
-    if faults:
-        message = f"{len(faults)} masks are wrong, such as that of annotation {faults[0][0]}: {faults[0][1]}"
-        yield Finding("wrong masks", "fail" if needed else "warn", message, where, {"masks": len(faults)})
-    if wrong:
-        message = f"{len(wrong)} masks lie elsewhere than their boxes (IoU below {_LEAST_OVERLAP:g}): annotation "
-        yield Finding("masks against boxes", "fail" if needed else "warn", message + some(wrong), where)
-    if differing:
-        share = percent(len(differing), len(with_mask))
-        message = f"{len(differing)} of {len(with_mask)} masks ({share}) reach over {_MASK_TOLERANCE:g} pixels beyond "
-        message += f"or short of their boxes, at most {farthest:.3g} pixels (annotation {some(differing, 3)})"
-        verdict = "warn" if len(differing) > 0.1 * len(with_mask) else "note"
-        yield Finding("masks against boxes", verdict, message, where, {"masks": len(differing), "pixels": farthest})
-    elif not wrong:
-        message = f"masks and boxes agree within {_MASK_TOLERANCE:g} pixels"
-        yield Finding("masks against boxes", "ok", message, where, {"masks": 0})
+def _box_problem(bbox: Sequence[float]) -> str:
+    return "no width or height" if min(bbox[2:]) <= 0 else "outside the image"
 
 
 def _kind(segmentation: Any) -> str:
@@ -259,63 +273,41 @@ def _kind(segmentation: Any) -> str:
     return "uncompressed run lengths" if isinstance(segmentation["counts"], list) else "compressed run lengths"
 
 
-def _extent(segmentation: Any, image: Mapping[str, Any]) -> tuple[float, float, float, float]:
-    """xywh in pixels of a mask as it is drawn."""
-    size = image["height"], image["width"]
-    if isinstance(segmentation, list):
-        segmentation = coco_mask.merge(coco_mask.frPyObjects(segmentation, *size))
-    elif isinstance(segmentation["counts"], list):
-        segmentation = coco_mask.frPyObjects(segmentation, *size)
-    x, y, width, height = coco_mask.toBbox(segmentation).tolist()
-    return x, y, width, height
+def panoptic_issues(
+    entries: Sequence[Mapping[str, Any]], categories: Sequence[Mapping[str, Any]], name: str, where: str
+) -> Iterator[Issue]:
+    """Check the segments of a panoptic file.
 
-
-def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
-    """IoU of two boxes xywh."""
-    width = min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0])
-    height = min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1])
-    inside = max(width, 0) * max(height, 0)
-    union = a[2] * a[3] + b[2] * b[3] - inside
-    return inside / union if union > 0 else 0.0
-
-
-def panoptic_findings(
-    dataset: Any, entries: Sequence[Mapping[str, Any]], categories: Sequence[Mapping[str, Any]], name: str, where: str
-) -> Iterator[Finding]:
-    """
     Args:
-        dataset: built.
         entries: of `annotations`, one for each image.
         categories, name: of the file.
     """
     segments = [segment for entry in entries for segment in entry["segments_info"]]
-    crowds = sum(bool(segment.get("iscrowd")) for segment in segments)
-    things = {c["id"] for c in categories if c["isthing"]}
-    of_things = sum(segment["category_id"] in things for segment in segments)
+    thing_ids = {category["id"] for category in categories if category["isthing"]}
     present = {segment["category_id"] for segment in segments}
-    message = (
-        f"{name}: {len(entries)} images, {len(segments)} segments, {of_things} of them of things, {crowds} crowds; "
-    )
-    message += f"{len(present & things)} of {len(things)} thing classes and {len(present - things)} of "
-    message += f"{len(categories) - len(things)} stuff classes are there"
-    counts = {"images": len(entries), "segments": len(segments), "things": of_things, "crowds": crowds}
-    yield Finding("annotations", "ok", message, where, counts)
-    yield from _categories(categories, where)
+    counts = {
+        "images": len(entries),
+        "segments": len(segments),
+        "things": sum(segment["category_id"] in thing_ids for segment in segments),
+        "crowds": sum(bool(segment.get("iscrowd")) for segment in segments),
+    }
+    message = "{}: {images} images, {segments} segments, {things} of them of things, {crowds} crowds; "
+    message = message.format(name, **counts) + f"{len(present & thing_ids)} of {len(thing_ids)} thing classes and "
+    message += f"{len(present - thing_ids)} of {len(categories) - len(thing_ids)} stuff classes are there"
+    yield Issue("annotations", "ok", message, where, counts)
+    yield from category_issues(categories, where)
     without_things = [
-        entry["image_id"] for entry in entries if not any(s["category_id"] in things for s in entry["segments_info"])
+        entry["image_id"] for entry in entries if not any(s["category_id"] in thing_ids for s in entry["segments_info"])
     ]
     if without_things:
-        message = f"{len(without_things)} images show stuff only: {some(without_things)}"
-        yield Finding("images without things", "note", message, where, {"images": without_things})
-    areas = [(s["area"], s["id"]) for s in segments if isinstance(s.get("area"), int | float) and not s.get("iscrowd")]
+        message = f"{len(without_things)} images show stuff only: {enumerate_items(without_things)}"
+        yield Issue("images without things", "note", message, where, {"images": without_things})
+    measured = [segment for segment in segments if "area" in segment]
+    areas = [segment["area"] for segment in measured if not segment.get("iscrowd")]
     if areas:
-        least = min(area for area, _ in areas)
-        tiny = sum(area < _TINY for area, _ in areas)
-        of_things = [
-            s["area"] for s in segments if isinstance(s.get("area"), int | float) and s["category_id"] in things
-        ]
-        message = (
-            f"segments of {least:g} to {max(a for a, _ in areas):g} pixels, things from {min(of_things, default=0):g}"
-        )
-        message += f"; {tiny} below {_TINY:g}"
-        yield Finding("object sizes", "note" if tiny else "ok", message, where, {"smallest": least, "tiny": tiny})
+        thing_areas = [segment["area"] for segment in measured if segment["category_id"] in thing_ids]
+        num_tiny = sum(area < _TINY_AREA for area in areas)
+        message = f"segments of {min(areas):g} to {max(areas):g} pixels, things from {min(thing_areas, default=0):g}"
+        message += f"; {num_tiny} below {_TINY_AREA:g}"
+        details = {"smallest": min(areas), "tiny": num_tiny}
+        yield Issue("object sizes", "note" if num_tiny else "ok", message, where, details)

@@ -1,4 +1,4 @@
-"""What the checks look at: a config, its data, and how much of it they may take."""
+"""What the checks examine: a config, its data, and how much of it they may load."""
 
 import functools
 from collections.abc import Mapping
@@ -9,28 +9,29 @@ import torch
 from torch import nn
 
 from vitkit.checkpoint import load_weights
-from vitkit.data.loader import DataSettings
-from vitkit.doctor.findings import Finding
-from vitkit.doctor.pictures import Pictures, look_at
-from vitkit.doctor.surveys import Survey, survey
+from vitkit.data.loading.loader import DataSettings
+from vitkit.doctor.images import ImageScan, scan_images
+from vitkit.doctor.issues import Issue
+from vitkit.doctor.statistics import DatasetStatistics, dataset_statistics
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import VitkitError
 from vitkit.models import build_model
+from vitkit.protocols import HasPretrained, HasThings, HasVocabularies
 from vitkit.registry import MODELS, parameters_of
 from vitkit.vocabulary import vocabularies_of
 
 
 @dataclass
 class Options:
-    """How thorough, and for which machine."""
+    """How thorough the checks are, and for which machine."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     gpus: int = 1
-    """Processes that train."""
+    """Number of training processes."""
     memory_gib: float | None = None
-    """Of the device that will train; None: of `device`."""
+    """Memory of the device that will train; None: of `device`."""
     init: str | None = None
-    """The weights that the run starts from, as tools/train.py --init takes them."""
+    """Weights to start from, as tools/train.py --init takes them."""
     max_images: int = 1000
     """Images of each dataset that are loaded."""
     overfit_steps: int = 200
@@ -41,8 +42,8 @@ class Case:
     """One config with its data.
 
     Args:
-        config: as `load_config` returns it; what it lacks is not checked.
-        options: see there.
+        config: as `load_config` returns it; missing sections are not checked.
+        options: see `Options`.
     """
 
     def __init__(self, config: Mapping[str, Any], options: Options):
@@ -50,59 +51,61 @@ class Case:
         self.options = options
         self.data = DataSettings(**config.get("data", {}))
         self.settings = TrainSettings(**config["train"]) if "train" in config else None
-        self.surveys = {
-            f"data.{name}": survey(spec, self.data.root, f"data.{name}")
-            for name, spec in (("train", self.data.train), ("val", self.data.val))
-            if spec is not None
+        self.statistics = {
+            f"data.{split}": dataset_statistics(self.data, split)
+            for split in ("train", "val")
+            if getattr(self.data, split) is not None
         }
-        if self.train and self.val and hasattr(self.val.dataset, "use_vocabularies_of") and self.train.dataset:
+        if self.train and self.train.dataset and self.val and isinstance(self.val.dataset, HasVocabularies):
             self.val.dataset.use_vocabularies_of(self.train.dataset)
 
     @property
-    def train(self) -> Survey | None:
-        return self.surveys.get("data.train")
+    def train(self) -> DatasetStatistics | None:
+        """Statistics of the training data, if there is any."""
+        return self.statistics.get("data.train")
 
     @property
-    def val(self) -> Survey | None:
-        return self.surveys.get("data.val")
+    def val(self) -> DatasetStatistics | None:
+        """Statistics of the validation data, if there is any."""
+        return self.statistics.get("data.val")
 
     @functools.cache  # noqa: B019 - a case lives as long as the program
-    def pictures(self, where: str) -> Pictures:
-        """The images of a dataset, or as many of them as are to be loaded."""
-        return look_at(self.surveys[where], self.options.max_images)
+    def scan(self, where: str) -> ImageScan:
+        """Load the images of a dataset, or as many as the options allow, once."""
+        return scan_images(self.statistics[where], self.options.max_images)
 
     @functools.cached_property
-    def start(self) -> tuple[nn.Module | None, list[Finding]]:
-        """The model with the weights that a run would start from, and what is wrong with them; no model: no start."""
+    def initial_model(self) -> tuple[nn.Module | None, list[Issue]]:
+        """The model with the weights that a run would start from, if it can be built, and the issues of both."""
         if "model" not in self.config or self.train is None or self.train.dataset is None:
             return None, []
-        dataset, findings = self.train.dataset, []
+        dataset, classes = self.train.dataset, self.train.classes or None
         try:
             model = build_model(
                 self.config["model"],
-                classes=self.train.classes or None,
-                things=getattr(dataset, "things", None),
+                classes=classes,
+                things=dataset.things if isinstance(dataset, HasThings) else None,
                 vocabularies=vocabularies_of(dataset),
             )
         except VitkitError as error:
-            return None, [Finding("model", "fail", str(error))]
+            return None, [Issue("model", "fail", str(error))]
         try:
             if self.options.init:
-                report = load_weights(model, self.options.init, classes=self.train.classes or None, new_class_head=True)
-                findings.append(Finding("weights", "ok", str(report)))
+                report = load_weights(model, self.options.init, classes=classes, new_class_head=True)
+                issue = Issue("weights", "ok", str(report))
             else:
-                source = model.load_pretrained() if hasattr(model, "load_pretrained") else None
+                source = model.load_pretrained() if isinstance(model, HasPretrained) else None
                 message = f"backbone from {source}" if source else "random weights throughout"
-                findings.append(Finding("weights", "ok" if source else "note", message))
+                issue = Issue("weights", "ok" if source else "note", message)
         except VitkitError as error:
             message = f"the run cannot start: {error} The checks below go on with random weights."
-            findings.append(Finding("weights", "fail", message))
-        return model.to(self.options.device), findings
+            issue = Issue("weights", "fail", message)
+        return model.to(self.options.device), [issue]
 
     def model_argument(self, name: str) -> Any:
-        """What the config, or the model's default, says of an argument; None if the model has no such."""
+        """Return an argument of the model from the config or its default; None if the model has no such argument."""
         if "model" not in self.config:
             return None
-        constructor, given = MODELS.resolve(self.config["model"])
+        constructor, arguments = MODELS.resolve(self.config["model"])
         parameter = parameters_of(constructor).get(name)
-        return given.get(name, None if parameter is None else parameter.default)
+        return arguments.get(name, None if parameter is None else parameter.default)

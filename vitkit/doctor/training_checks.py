@@ -1,5 +1,6 @@
-"""Checks of what a run would do with the data: each takes a case and gives its findings."""
+"""Checks of what a run would do with the data: each takes a case and yields issues."""
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -10,130 +11,132 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitkit.analysis import OPTIMIZER_STATES, kept_bytes, training_memory
-from vitkit.data.loader import Loader
+from vitkit.analysis.memory import OPTIMIZER_STATES, saved_bytes, training_memory
+from vitkit.data.loading.loader import BatchLoader
 from vitkit.doctor.case import Case
-from vitkit.doctor.findings import Finding, percent
-from vitkit.engine.evaluate import autocast
+from vitkit.doctor.issues import VERDICTS, Issue, percent
+from vitkit.engine.step import autocast
 from vitkit.errors import VitkitError
+from vitkit.protocols import child
 from vitkit.registry import CRITERIA, OPTIMIZERS
 from vitkit.structures import Batch
 
-_SAMPLES = 48
-"""Training samples that sizes are taken of."""
-_MOST_BATCHES = 20  # looked through for one with an object
+_NUM_SAMPLES = 48
+"""Samples whose sizes are measured."""
+_MAX_BATCHES = 20  # searched for one with an object
 _GIB = 2**30
 
 
-class Need(NamedTuple):
-    """How long a model has to be trained from random heads."""
+class StepsNeeded(NamedTuple):
+    """Optimiser steps for which a model with random heads has to be trained."""
 
-    least: int
-    """Optimiser steps that the smallest runs took which learned anything (configs/quickstart, configs/bccd)."""
+    minimum: int
+    """Optimiser steps of the smallest runs that learned anything (configs/quickstart, configs/bccd)."""
     published: int
     """Optimiser steps of the published run, from a pretrained backbone."""
     source: str
 
 
 STEPS_NEEDED = {
-    "DETR": Need(4000, 1_109_000, "COCO, 150 epochs of batch 16"),
-    "DETRSegmentation": Need(1000, 185_000, "COCO, 25 epochs of batch 16, from a trained DETR"),
-    "DeformableDETR": Need(1600, 184_800, "COCO, 50 epochs of batch 32"),
-    "MaskClassification": Need(1500, 160_000, "ADE20K, batch 16 (Mask2Former; on COCO 368,750)"),
-    "Classifier": Need(500, 375_000, "ImageNet, 300 epochs of batch 1024"),
+    "DETR": StepsNeeded(4000, 1_109_000, "COCO, 150 epochs of batch 16"),
+    "DETRSegmentation": StepsNeeded(1000, 185_000, "COCO, 25 epochs of batch 16, from a trained DETR"),
+    "DeformableDETR": StepsNeeded(1600, 184_800, "COCO, 50 epochs of batch 32"),
+    "MaskClassification": StepsNeeded(1500, 160_000, "ADE20K, batch 16 (Mask2Former; on COCO 368,750)"),
+    "Classifier": StepsNeeded(500, 375_000, "ImageNet, 300 epochs of batch 1024"),
 }
-"""Other models are not judged."""
+"""Models whose number of steps is checked."""
 
 
-def weights(case: Case) -> Iterator[Finding]:
-    """The model can be built for these classes, and the weights that it starts from are there."""
-    yield from case.start[1]
+def weights(case: Case) -> Iterator[Issue]:
+    """The model can be built for these classes, and the weights that it starts from exist."""
+    yield from case.initial_model[1]
 
 
-def queries(case: Case) -> Iterator[Finding]:
+def queries(case: Case) -> Iterator[Issue]:
     """No image has more objects than the model has queries."""
     num_queries = case.model_argument("num_queries")
     if not isinstance(num_queries, int):
         return
-    for where, survey in case.surveys.items():
-        if survey.kind == "semantic":
-            most, what = _most_classes(case, where), "classes"
-        elif len(survey.owners):
-            most, what = int(survey.objects_per_image().max()), "objects"
+    for where, statistics in case.statistics.items():
+        counts = statistics.objects_per_image()
+        if statistics.kind == "semantic":
+            most, noun = _most_classes(case, where), "classes"
+        elif len(statistics.image_indices):
+            most, noun = int(counts.max()), "objects"
         else:
             continue
         details = {"most": most, "queries": num_queries}
-        message = f"at most {most} {what} in an image, {num_queries} queries"
+        message = f"at most {most} {noun} in an image, {num_queries} queries"
         if most > num_queries:
-            counts = survey.objects_per_image()
-            images = int((counts > num_queries).sum())
-            message += f": in {images} images some can never be found; set model.num_queries={_round_up(most)}"
+            suggested = math.ceil(1.3 * most / 10) * 10
+            message += f": in {(counts > num_queries).sum()} images some can never be found; set model.num_queries="
+            message += f"{suggested}"
             verdict = "fail" if where == "data.train" else "warn"
         else:
             verdict = "note" if most > 0.7 * num_queries else "ok"
-            message += ": little to spare, since not every query answers for every place" if verdict == "note" else ""
-        yield Finding("queries", verdict, message, where, details)
+            message += ": little to spare, since each query specialises in some locations" if verdict == "note" else ""
+        yield Issue("queries", verdict, message, where, details)
 
 
 def _most_classes(case: Case, where: str) -> int:
-    survey, most = case.surveys[where], 0
-    if len(survey.owners):
-        return max(len(set(survey.labels[survey.owners == k])) for k in np.unique(survey.owners))
-    # Of semantic folders: no image shows more classes than are seen anywhere.
-    most = sum(1 for label in case.pictures(where).label_images if label < len(survey.classes))
-    return most
+    """Return the largest number of classes in an image, or a bound of it for label maps that are not listed."""
+    statistics = case.statistics[where]
+    if len(statistics.image_indices):
+        pairs = np.unique(np.stack([statistics.image_indices, statistics.labels], axis=1), axis=0)
+        return int(np.bincount(pairs[:, 0]).max())
+    return sum(label < len(statistics.classes) for label in case.scan(where).label_pixels)
 
 
-def _round_up(count: int) -> int:
-    return math.ceil(1.3 * count / 10) * 10
-
-
-def sizes_after_resizing(case: Case) -> Iterator[Finding]:
-    """How large objects are when the model sees them, against the places of its finest map."""
-    for where, survey in case.surveys.items():
-        if survey.dataset is None or survey.kind not in ("detection", "instance", "panoptic"):
+def sizes_after_resizing(case: Case) -> Iterator[Issue]:
+    """How large objects are when the model sees them, compared with the stride of its finest map."""
+    stride = _finest_stride(case)
+    for where, statistics in case.statistics.items():
+        if statistics.dataset is None or statistics.kind not in ("detection", "instance", "panoptic"):
             continue
-        shorter, sizes, empty, total = [], [], 0, min(_SAMPLES, len(survey.image_ids))
-        for index in np.linspace(0, len(survey.image_ids) - 1, total).astype(int).tolist():
-            try:
-                target = survey.dataset[(index, index)]["target"]
-            except VitkitError:
-                continue  # `images` names it
-            height, width = target["image_size"]
-            extents = target["boxes_cxcywh"][:, 2:] * torch.tensor([width, height])
-            shorter += extents.min(dim=1).values.tolist()
-            sizes.append((height, width))
-            empty += not len(extents)
-        if not shorter:
+        targets = [sample["target"] for sample in _samples(statistics.dataset)]
+        sides = [
+            (target["boxes_cxcywh"][:, 2:] * torch.tensor(target["image_size"][::-1])).min(dim=1).values
+            for target in targets
+            if len(target["labels"])
+        ]
+        if not sides:
             continue
-        stride = _finest_stride(case)
-        low, middle, high = np.quantile(shorter, [0.05, 0.5, 0.95])
-        (height, width) = np.median(sizes, axis=0)
-        message = f"shorter sides of objects {low:.0f} to {high:.0f} pixels (5 to 95 %), {middle:.0f} in the middle, "
+        shorter_sides = torch.cat(sides).numpy()
+        num_empty = len(targets) - len(sides)
+        low, median, high = np.quantile(shorter_sides, [0.05, 0.5, 0.95])
+        height, width = np.median([target["image_size"] for target in targets], axis=0)
+        message = f"shorter sides of objects {low:.0f} to {high:.0f} pixels (5 to 95 %), median {median:.0f}, "
         message += f"in images of about {width:.0f}x{height:.0f}"
-        verdict = "ok"
+        severities = ["ok"]
         if stride is not None:
-            small = float(np.mean(np.array(shorter) < stride))
-            message += f"; {percent(small, 1)} are smaller than a place of the finest map (stride {stride})"
-            verdict = "warn" if small > 0.5 else "note" if small > 0.1 else "ok"
-        if empty > 0.2 * total:
-            message += f"; {empty} of {total} samples have no object left"
-            verdict = "warn" if empty > 0.5 * total else max(verdict, "note", key=["ok", "note", "warn"].index)
-        details = {"quantiles": [float(low), float(middle), float(high)], "stride": stride}
-        yield Finding("sizes after resizing", verdict, message, where, details)
+            small = float(np.mean(shorter_sides < stride))
+            message += f"; {percent(small, 1)} are smaller than a location of the finest map (stride {stride})"
+            severities.append("warn" if small > 0.5 else "note" if small > 0.1 else "ok")
+        if num_empty > 0.2 * len(targets):
+            message += f"; {num_empty} of {len(targets)} samples have no object left"
+            severities.append("warn" if num_empty > 0.5 * len(targets) else "note")
+        details = {"quantiles": [float(low), float(median), float(high)], "stride": stride}
+        yield Issue("sizes after resizing", max(severities, key=VERDICTS.index), message, where, details)
+
+
+def _samples(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield a few transformed samples, evenly spread; those that cannot be read are reported by `images`."""
+    for index in np.linspace(0, len(dataset) - 1, min(_NUM_SAMPLES, len(dataset))).astype(int).tolist():
+        with contextlib.suppress(VitkitError):
+            yield dataset[(index, index)]
 
 
 def _finest_stride(case: Case) -> int | None:
-    model = case.start[0]
-    for part in ("neck", "backbone"):
-        infos = getattr(getattr(model, part, None), "feature_info", None)
-        if infos:
-            return min(info.stride for info in infos.values())
+    model = case.initial_model[0]
+    for name in ("neck", "backbone") if model is not None else ():
+        part = child(model, name)
+        if part is not None:
+            return min(info.stride for info in part.feature_info.values())
     return None
 
 
-def step_budget(case: Case) -> Iterator[Finding]:
-    """Enough optimiser steps for such a model."""
+def step_budget(case: Case) -> Iterator[Issue]:
+    """The number of optimiser steps is enough for the model."""
     if case.settings is None or case.train is None or case.train.dataset is None:
         return
     batches = len(_loader(case))
@@ -141,27 +144,26 @@ def step_budget(case: Case) -> Iterator[Finding]:
     images = case.settings.epochs * len(case.train.dataset)
     message = f"{steps:,} steps: {case.settings.epochs} epochs of {len(case.train.dataset):,} samples"
     details = {"steps": steps, "samples": images}
-    name = case.config["model"] if isinstance(case.config.get("model"), str) else case.config.get("model", {})
-    name = name.get("type") if isinstance(name, Mapping) else name
-    need = STEPS_NEEDED.get(name)
-    if need is None or case.options.init:
+    name = _type_name(case.config.get("model", ""))
+    needed = STEPS_NEEDED.get(name)
+    if needed is None or case.options.init:
         message += f", from {case.options.init}" if case.options.init else ""
-        yield Finding("step budget", "ok", message, "train", details)
+        yield Issue("step budget", "ok", message, "train", details)
         return
-    message += f"; the published {name} took {need.published:,} ({need.source}), the smallest synthetic world here "
-    message += f"{need.least:,}"
-    if steps < need.least:
+    message += f"; the published {name} took {needed.published:,} ({needed.source}), the smallest synthetic world here "
+    message += f"{needed.minimum:,}"
+    if steps < needed.minimum:
         message += ". Train longer (train.epochs), or start from a trained model (--init)"
         verdict = "warn"
     else:
-        real = case.train.files is not None
-        verdict = "note" if real and steps < 0.1 * need.published else "ok"
+        has_photos = case.train.files is not None
+        verdict = "note" if has_photos and steps < 0.1 * needed.published else "ok"
         message += ": from random heads it may not be enough for photos; --init needs far less" * (verdict == "note")
-    yield Finding("step budget", verdict, message, "train", details)
+    yield Issue("step budget", verdict, message, "train", details)
 
 
-def learning_rate(case: Case) -> Iterator[Finding]:
-    """The learning rate is meant for as many images per step as there are."""
+def learning_rate(case: Case) -> Iterator[Issue]:
+    """The learning rate is meant for the number of images per step."""
     optimizer = case.config.get("optimizer")
     if case.settings is None or not isinstance(optimizer, Mapping) or "lr" not in optimizer:
         return
@@ -170,26 +172,26 @@ def learning_rate(case: Case) -> Iterator[Finding]:
     reference = case.settings.reference_batch_size
     details = {"lr": lr, "images_per_step": per_step, "reference": reference}
     if case.data.tokens_per_gpu is not None:
-        yield Finding("learning rate", "ok", f"lr {lr:g}", "optimizer", details)
+        yield Issue("learning rate", "ok", f"lr {lr:g}", "optimizer", details)
     elif reference is None:
         message = f"lr {lr:g} with {per_step} images per step; train.reference_batch_size does not say for how many "
-        yield Finding("learning rate", "note", message + "it is meant", "optimizer", details)
+        yield Issue("learning rate", "note", message + "it is meant", "optimizer", details)
     elif reference == per_step:
-        yield Finding("learning rate", "ok", f"lr {lr:g} is meant for {per_step} images per step", "optimizer", details)
+        yield Issue("learning rate", "ok", f"lr {lr:g} is meant for {per_step} images per step", "optimizer", details)
     else:
         factor = per_step / reference
         message = f"lr {lr:g} is meant for {reference} images per step, this run has {per_step}: multiply it (and "
         message += f"backbone_lr) by {factor:.3g}, or set train.accumulate so that the product fits"
         verdict = "warn" if not 0.5 <= factor <= 2 else "note"
-        yield Finding("learning rate", verdict, message, "optimizer", details)
+        yield Issue("learning rate", verdict, message, "optimizer", details)
     if optimizer.get("type") in ("AdamW", "Adam") and lr > 2e-3:
         message = f"lr {lr:g} is high for {optimizer['type']}: transformers take 1e-5 to 1e-3"
-        yield Finding("learning rate", "warn", message, "optimizer")
+        yield Issue("learning rate", "warn", message, "optimizer")
 
 
-def memory(case: Case) -> Iterator[Finding]:
-    """The memory of a training step, estimated from one image's: what autograd keeps, weights, gradients, optimiser."""
-    model = case.start[0]
+def memory(case: Case) -> Iterator[Issue]:
+    """Memory of a training step, estimated from one image: saved activations, weights, gradients, optimiser."""
+    model = case.initial_model[0]
     if model is None or case.settings is None or "criterion" not in case.config:
         return
     batch = _first_batch(case, images=1)
@@ -203,19 +205,20 @@ def memory(case: Case) -> Iterator[Finding]:
             return sum(criterion(model(**inputs), targets).values())
 
     try:
-        kept = kept_bytes(lambda: step(batch.inputs, batch.targets), [model, criterion])
+        saved = saved_bytes(lambda: step(batch.inputs, batch.targets), [model, criterion])
     except (VitkitError, RuntimeError, MemoryError) as error:
-        yield Finding("memory", "fail", f"a training step ends with {type(error).__name__}: {error}", "train")
+        yield Issue("memory", "fail", f"a training step ends with {type(error).__name__}: {error}", "train")
         return
-    share = _largest_share(case, batch)
-    activations = kept * share * (case.data.images_per_gpu if "images" in batch.inputs else 1)
-    divided = case.settings.strategy == "fsdp"
-    own = training_memory(model, states=_optimizer_states(case), gpus=case.options.gpus, divided=divided)
-    fixed = own.total + (own.weights if case.settings.ema_decay is not None else 0)
-    # Workspaces of kernels, the allocator's gaps, and gradients of activations, which come and go.
+    has_images = "images" in batch.inputs
+    activations = saved * (_largest_ratio(case, batch) * case.data.images_per_gpu if has_images else 1)
+    sharded = case.settings.strategy == "fsdp"
+    states = OPTIMIZER_STATES.get(_type_name(case.config.get("optimizer", "")), 2)
+    parameters = training_memory(model, states=states, gpus=case.options.gpus, sharded=sharded)
+    fixed = parameters.total + (parameters.weights if case.settings.ema_decay is not None else 0)
+    # Workspaces of kernels, gaps of the allocator, and temporary gradients of activations.
     total = fixed + 1.25 * activations
     message = f"about {total / _GIB:.2g} GiB a process: weights, gradients and optimiser {fixed / _GIB:.2g}"
-    message += f" (divided among {case.options.gpus}), " if divided else ", "
+    message += f" (sharded over {case.options.gpus}), " if sharded else ", "
     message += f"activations of {case.data.images_per_gpu} images of the largest size {activations / _GIB:.2g}, "
     message += "a quarter of them for workspaces"
     capacity, name = _capacity(case)
@@ -227,31 +230,23 @@ def memory(case: Case) -> Iterator[Finding]:
     if verdict != "ok":
         message += ". Less by data.images_per_gpu with train.accumulate, train.activation_checkpointing=true, "
         message += "train.precision=bf16, smaller images, train.strategy=fsdp"
-    yield Finding("memory", verdict, message, "train", details)
+    yield Issue("memory", verdict, message, "train", details)
 
 
-def _optimizer_states(case: Case) -> int:
-    """Numbers that the optimiser keeps for each weight."""
-    optimizer = case.config.get("optimizer", {})
-    name = optimizer if isinstance(optimizer, str) else optimizer.get("type", "")
-    return OPTIMIZER_STATES.get(name, 2)
+def _type_name(spec: Any) -> str:
+    """Return the registered name in a spec."""
+    return spec.get("type", "") if isinstance(spec, Mapping) else spec
 
 
-def _largest_share(case: Case, batch: Batch) -> float:
-    """How much larger than the batch's image the largest training image is, in pixels."""
-    if "images" not in batch.inputs:
-        return 1.0
+def _largest_ratio(case: Case, batch: Batch) -> float:
+    """Return the ratio of the largest padded training image to the batch's image, in pixels."""
     sizes = [tuple(batch.inputs["images"].shape[-2:])]
-    for index in np.linspace(0, len(case.train.dataset) - 1, min(_SAMPLES, len(case.train.dataset))).astype(int):
-        try:
-            sizes.append(tuple(case.train.dataset[(int(index), int(index))]["image"].shape[-2:]))
-        except VitkitError:
-            continue
-    groups = {wide: [size for size in sizes if (size[1] >= size[0]) is wide] for wide in (True, False)}
+    sizes += [tuple(sample["image"].shape[-2:]) for sample in _samples(case.train.dataset)]
+    groups = [[size for size in sizes if (size[1] >= size[0]) is wide] for wide in (True, False)]
     if not case.data.aspect_ratio_grouping:
-        groups = {None: sizes}
+        groups = [sizes]
     # Images of a batch are padded to the largest height and the largest width among them.
-    padded = [max(h for h, _ in group) * max(w for _, w in group) for group in groups.values() if group]
+    padded = [max(h for h, _ in group) * max(w for _, w in group) for group in groups if group]
     return max(padded) / math.prod(sizes[0])
 
 
@@ -268,31 +263,31 @@ def _capacity(case: Case) -> tuple[int | None, str]:
         return None, ""
 
 
-def overfit(case: Case) -> Iterator[Finding]:
-    """One batch, again and again: its loss comes near zero, if labels, model, losses and learning rate are sound."""
-    model = case.start[0]
+def overfit(case: Case) -> Iterator[Issue]:
+    """The loss of one repeated batch comes near zero if labels, model, losses and learning rate are correct."""
+    model = case.initial_model[0]
     if model is None or case.settings is None or not {"criterion", "optimizer"} <= case.config.keys():
         return
     batch = _first_batch(case, images=min(case.data.images_per_gpu, 2))
     if batch is None:
-        yield Finding("overfit", "warn", "no batch has an object to learn", "train")
+        yield Issue("overfit", "warn", "no batch has an object to learn", "train")
         return
     torch.manual_seed(case.settings.seed)
     criterion = CRITERIA.build(case.config["criterion"]).to(case.options.device).eval()
-    optimizer = OPTIMIZERS.build(case.config["optimizer"], model=model)
-    _without_noise(model)
+    optimizer = OPTIMIZERS.build(case.config["optimizer"]).build(model)
+    _disable_dropout(model)
     losses: list[float] = []
     terms: dict[str, float] = {}
     start = time.monotonic()
     rates = [group["lr"] for group in optimizer.param_groups]
     for step in range(case.options.overfit_steps + 1):
         with autocast(case.options.device, case.settings.precision):
-            found = criterion(model(**batch.inputs), batch.targets)
-            loss = sum(found.values())
+            batch_losses = criterion(model(**batch.inputs), batch.targets)
+            loss = sum(batch_losses.values())
         losses.append(float(loss.detach()))
-        terms = {name: float(value.detach()) for name, value in found.items() if not name.startswith("aux")}
-        ended = step == case.options.overfit_steps or time.monotonic() - start > case.options.overfit_seconds
-        if ended or not math.isfinite(losses[-1]):
+        terms = {name: float(value.detach()) for name, value in batch_losses.items() if not name.startswith("aux")}
+        is_last = step == case.options.overfit_steps or time.monotonic() - start > case.options.overfit_seconds
+        if is_last or not math.isfinite(losses[-1]):
             break
         for group, rate in zip(optimizer.param_groups, rates):
             group["lr"] = rate * min(1.0, (step + 1) / 20)
@@ -304,49 +299,51 @@ def overfit(case: Case) -> Iterator[Finding]:
     yield _judge_overfit(losses, terms, batch, start)
 
 
-def _judge_overfit(losses: list[float], terms: dict[str, float], batch: Batch, start: float) -> Finding:
-    steps, first, last = len(losses) - 1, losses[0], losses[-1]
+def _judge_overfit(losses: list[float], terms: dict[str, float], batch: Batch, start: float) -> Issue:
+    num_steps, initial_loss, final_loss = len(losses) - 1, losses[0], losses[-1]
     listed = ", ".join(f"{name} {value:.3g}" for name, value in terms.items())
-    message = f"the loss of one batch of {len(batch)} went from {first:.4g} to {last:.3g} in {steps} steps "
+    message = (
+        f"the loss of one batch of {len(batch)} went from {initial_loss:.4g} to {final_loss:.3g} in {num_steps} steps "
+    )
     message += f"({time.monotonic() - start:.0f} s; {listed})"
-    details = {"first": first, "last": last, "steps": steps, "terms": terms}
-    left = last / first if first else 0.0
-    if not math.isfinite(last):
+    details = {"first": initial_loss, "last": final_loss, "steps": num_steps, "terms": terms}
+    ratio = final_loss / initial_loss if initial_loss else 0.0
+    if not math.isfinite(final_loss):
         bad = [name for name, value in terms.items() if not math.isfinite(value)]
-        return Finding("overfit", "fail", f"{message}: {', '.join(bad)} is not finite", "train", {"steps": steps})
-    if left < 0.15:
-        return Finding("overfit", "ok", message, "train", details)
-    if left < 0.8 and losses[-1] < min(losses[: max(1, 3 * len(losses) // 4)]):
-        return Finding("overfit", "note", f"{message}: it falls, and more steps would tell more", "train", details)
-    if left < 0.8:
-        return Finding("overfit", "warn", f"{message}: it does not go on falling", "train", details)
-    if steps < 20:
-        return Finding("overfit", "note", f"{message}: too few steps in that time to tell", "train", details)
-    return Finding("overfit", "fail", f"{message}: it does not fall. Check labels and learning rate", "train", details)
+        return Issue("overfit", "fail", f"{message}: {', '.join(bad)} is not finite", "train", {"steps": num_steps})
+    if ratio < 0.15:
+        return Issue("overfit", "ok", message, "train", details)
+    if ratio < 0.8 and losses[-1] < min(losses[: max(1, 3 * len(losses) // 4)]):
+        return Issue("overfit", "note", f"{message}: it falls, and more steps would tell more", "train", details)
+    if ratio < 0.8:
+        return Issue("overfit", "warn", f"{message}: it does not go on falling", "train", details)
+    if num_steps < 20:
+        return Issue("overfit", "note", f"{message}: too few steps in that time to tell", "train", details)
+    return Issue("overfit", "fail", f"{message}: it does not fall. Check labels and learning rate", "train", details)
 
 
-def _without_noise(model: nn.Module) -> None:
-    """No dropout: it would keep the loss up. Batch norms need the batch's statistics where weights are random."""
+def _disable_dropout(model: nn.Module) -> None:
+    """Switch to evaluation without the batch norms, which need the batch's statistics while weights are random."""
     model.eval()
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.train()
 
 
-def _loader(case: Case, **changes: Any) -> Loader:
+def _loader(case: Case, **changes: Any) -> BatchLoader:
     data = dataclasses.replace(case.data, num_workers=0, pin_memory=False, **changes)
     return data.train_loader(case.train.dataset, case.settings.seed)
 
 
 def _first_batch(case: Case, *, images: int) -> Batch | None:
-    """The first training batch in which there is anything to learn, on the device."""
+    """Return the first training batch with an object, on the device; None if there is none."""
     loader = _loader(case, images_per_gpu=images)
     try:
         for number, batch in enumerate(loader):
             labels = [target["labels"] for target in batch.targets if "labels" in target]
             if not labels or all(map(len, labels)):
                 return batch.to(case.options.device)
-            if number == _MOST_BATCHES:
+            if number == _MAX_BATCHES:
                 return None
     except VitkitError:
         return None  # `images` names what cannot be read

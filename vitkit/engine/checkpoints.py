@@ -1,44 +1,41 @@
-"""A run's state in files: what is saved, which file is the newest, and how a run goes on from one."""
+"""A run's state in files: what is saved, which file is the newest, and how a run resumes from one."""
 
+import json
 import logging
 import math
-import os
+import random
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from vitkit.checkpoint import (
-    TEMPORARY_SUFFIX,
-    link_checkpoint,
-    read_checkpoint,
-    rng_state,
-    save_checkpoint,
-    set_rng_state,
-    shards_of,
-)
+from vitkit.checkpoint import link_checkpoint, read_checkpoint, save_checkpoint
+from vitkit.checkpoint.files import TEMPORARY_SUFFIX, shards_folder_of
+from vitkit.checkpoint.sharded import SHARDS_SUFFIX, check_shards, read_local, write_shards
 from vitkit.distributed import broadcast_object, gather_objects, is_main, rank, world_size
-from vitkit.engine.parallel import divided_state, is_sharded, load_state, state_of
+from vitkit.engine.parallel import is_sharded, load_state, local_state, state_of
 from vitkit.errors import CheckpointError
 from vitkit.logging import RatioMeter
-from vitkit.shard_files import read_shards, write_shards
-from vitkit.shards import SHARDS_SUFFIX, check_shards, join, split
 
 logger = logging.getLogger("vitkit")
 LAST_NAME, BEST_NAME = "last.pth", "best.pth"
+CONFIG_NAME = "config.json"
 STEP_NAME = "step_{:08d}.pth"
 _STEP_PATTERN = "step_*.pth"
-_OF_OTHER_STATES = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+_UNFIT_STATE_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 """What objects raise that are given the state of another kind of object."""
 
 
 @dataclass
 class Progress:
-    """How far a run is: what a checkpoint counts."""
+    """How far a run has come: what a checkpoint counts."""
 
     epoch: int = 0
     """Epochs that are complete, with their evaluation."""
@@ -49,49 +46,55 @@ class Progress:
     worse_in_a_row: int = 0
     """Evaluations since then."""
     batch: int = 0
-    """Batches of the next epoch that are done; a checkpoint is made after whole steps only."""
+    """Batches of the next epoch that are done; a checkpoint is made after complete steps only."""
     num_batches: int = 0
     """Batches of that epoch."""
     bad_in_a_row: int = 0
     """Steps up to now that were skipped because something was not finite."""
 
 
+@dataclass
 class RunCheckpoints:
-    """Saves a run's state in its folder, and puts it back.
+    """Saves a run's state in its folder, and restores it.
 
-    last.pth is the newest state and best.pth the best one. Each is written under another name and renamed, so that a
-    run may be killed at any moment; older ones are removed only then.
-
-    Args:
-        parts: the objects of the run that have a state, by name; None for one that this run does not use.
-        meters: of the criterion; every rank has its own sums.
-        saved_with: plain values that every checkpoint shall hold.
-        keep: how many of the newest are also kept as step_00001234.pth.
-        device: where the meters count.
-        sharded: of a divided model each rank writes its own parts, into a folder that the checkpoint names.
+    last.pth is the newest state; best.pth holds the weights alone that scored best, the moving average's if there is
+    one. Each is written under another name and renamed, so that a run may be killed at any moment; older ones are
+    removed only then.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        parts: Mapping[str, Any],
-        *,
-        meters: Mapping[str, RatioMeter],
-        saved_with: Mapping[str, Any],
-        keep: int,
-        device: torch.device,
-        sharded: bool = False,
-    ):
-        self.run_dir = run_dir
-        self.parts = {name: part for name, part in parts.items() if part is not None}
-        self.meters = meters
-        self.saved_with = saved_with
-        self.keep = keep
-        self.device = device
-        self.sharded = sharded and is_sharded(parts["model"])
+    run_dir: Path
+    parts: Mapping[str, Any]
+    """The objects of the run that have a state, by name; None for one that this run does not use."""
+    _: KW_ONLY
+    meters: Mapping[str, RatioMeter]
+    """The criterion's; every rank has its own sums."""
+    saved_with: Mapping[str, Any]
+    """Plain values that every checkpoint shall hold."""
+    measured: dict[str, Any] = field(default_factory=dict)
+    """Plain values that change with evaluations; resuming restores them."""
+    keep: int
+    """How many of the newest are also kept as step_00001234.pth."""
+    device: torch.device
+    """Where the meters count."""
+    sharded: bool = False
+    """Each rank writes its shards of a sharded model, into a folder that the checkpoint names."""
+    owns_folder: Callable[[], bool] = lambda: True
+    """Whether the folder still is this run's, and was not removed or replaced."""
 
-    def of_ranks(self) -> list[dict[str, Any]]:
-        """What each rank has of its own, on the main process; an empty list elsewhere. All ranks call it."""
+    def __post_init__(self) -> None:
+        self.parts = {name: part for name, part in self.parts.items() if part is not None}
+        self.sharded = self.sharded and is_sharded(self.parts["model"])
+
+    def _plain_values(self, progress: Progress) -> dict[str, Any]:
+        """Return what a checkpoint holds beside tensors."""
+        measured = {"measured": dict(self.measured)} if self.measured else {}
+        return {"progress": asdict(progress), **measured, **self.saved_with}
+
+    def per_rank_state(self) -> list[dict[str, Any]]:
+        """Return the state that differs between ranks, on the main process; an empty list elsewhere.
+
+        All ranks call it.
+        """
         sums = {name: meter.state_dict()["sums"] for name, meter in self.meters.items()}
         on_cpu = {name: None if value is None else value.cpu() for name, value in sums.items()}
         return gather_objects({"rng": rng_state(), "meters": on_cpu})
@@ -101,72 +104,120 @@ class RunCheckpoints:
         progress: Progress,
         *,
         is_best: bool = False,
-        must: bool = False,
-        of_ranks: Sequence[Mapping[str, Any]] | None = None,
-    ) -> None:
-        """All ranks call it; with `of_ranks`, and whole weights on every rank, the main process may do so alone.
+        raise_on_error: bool = False,
+        per_rank: Sequence[Mapping[str, Any]] | None = None,
+    ) -> set[str]:
+        """Write last.pth. All ranks call it; with `per_rank`, and full weights on every rank, the main one may alone.
 
         Args:
-            is_best: make it best.pth, too.
-            must: raise when it cannot be written. Otherwise that is said and training goes on: the checkpoint before
-                is intact, and there may be room again for the next.
-            of_ranks: the result of `of_ranks` from earlier; None for now.
+            is_best: write best.pth, too, and first: a run that is killed between the two evaluates again.
+            raise_on_error: if it cannot be written; the state is saved in the temporary folder then. Otherwise that is
+                logged and training continues: the checkpoint before is intact, and there may be room for the next.
+            per_rank: the result of `per_rank_state` from earlier; None for now.
+        Returns:
+            which of best.pth and last.pth were written, on the main process.
         Raises:
-            CheckpointError: see `must`.
+            CheckpointError: see `raise_on_error`, or the folder is not this run's any more.
         """
-        if of_ranks is None:
-            of_ranks = self.of_ranks()
-        model = self.parts["model"]
-        state = {name: state_of(part, model, whole=not self.sharded) for name, part in self.parts.items()}
-        try:
-            if self.sharded:
-                state = self._write_shards(state, progress.step)
-            if not is_main():
-                return
-            state |= {
-                "progress": asdict(progress),
-                "rng": [own["rng"] for own in of_ranks],
-                "meters": [own["meters"] for own in of_ranks],
-                **self.saved_with,
-            }
-            self._write(state, progress.step, is_best=is_best)
-        except CheckpointError as error:
-            if must:
-                raise
-            if is_main():
-                logger.error("%s Training goes on; the next checkpoint is tried in its turn.", error)
-        finally:
-            # Of a checkpoint that was replaced, or could not be completed.
-            if is_main():
-                remove_unused_shards(self.run_dir)
-
-    def _write_shards(self, state: Mapping[str, Any], step: int) -> dict[str, Any]:
-        """Writes the divided tensors; the rest of the state, with what reading them takes."""
-        rest, divided = split({name: state[name] for name in ("model", "optimizer")})
-        folder = broadcast_object(_free_folder(self.run_dir, step) if is_main() else None)
-        temporary = folder.with_name(folder.name + TEMPORARY_SUFFIX)
-        return {**state, **rest, "shards": write_shards(folder, divided, temporary=temporary)}
-
-    def _write(self, state: Mapping[str, Any], step: int, *, is_best: bool) -> None:
-        last = self.run_dir / LAST_NAME
-        if self.keep:
-            newest = self.run_dir / STEP_NAME.format(step)
-            save_checkpoint(newest, state)
-            link_checkpoint(newest, last)
-        else:
-            save_checkpoint(last, state)
+        if per_rank is None:
+            per_rank = self.per_rank_state()
+        per_rank_lists = {name: [own[name] for own in per_rank] for name in ("rng", "meters")}
+        values = self._plain_values(progress)
+        files = {LAST_NAME: (self.parts, values | per_rank_lists)}
         if is_best:
-            link_checkpoint(last, self.run_dir / BEST_NAME)
-        for old in _step_checkpoints(self.run_dir)[self.keep :] if self.keep else ():
-            old.unlink(missing_ok=True)
+            files = {BEST_NAME: ({"model": self.parts.get("ema", self.parts["model"])}, values), **files}
+        written: set[str] = set()
+        failure = self._agreed(self._lost_folder())
+        is_lost = failure is not None
+        for name, (parts, beside) in files.items():
+            if failure is None:
+                failure = self._agreed(self._write(name, parts, beside))
+                written |= set() if failure else {name}
+        if is_main() and not is_lost:
+            # Those of a checkpoint that was replaced, or could not be completed.
+            remove_unused_shards(self.run_dir)
+        if failure is not None and (raise_on_error or is_lost):
+            raise CheckpointError(failure + self._rescue(progress, per_rank_lists))
+        if failure is not None and is_main():
+            logger.error("%s Training continues; a checkpoint will be tried at the next save.", failure)
+        return written
+
+    def _agreed(self, failure: str | None) -> str | None:
+        """Return the main process's failure on all ranks where they save together, so that each then does the same."""
+        return broadcast_object(failure) if is_sharded(self.parts["model"]) else failure
+
+    def _lost_folder(self) -> str | None:
+        """Return the problem if the folder is not this run's any more."""
+        if not is_main() or self.owns_folder():
+            return None
+        return f"{self.run_dir}: was removed, or replaced by another run's, while this run was training."
+
+    def _write(self, name: str, parts: Mapping[str, Any], beside: Mapping[str, Any]) -> str | None:
+        """Write the parts' states, and plain values beside them; return the problem, if any. All ranks call it."""
+        step = beside["progress"]["step"]
+        try:
+            state = self._gather(parts, step) | beside
+            if is_main() and name == LAST_NAME and self.keep:
+                self._write_kept(state, step)
+            elif is_main():
+                save_checkpoint(self.run_dir / name, state)
+        except CheckpointError as error:
+            return str(error)
+        return None
+
+    def _gather(self, parts: Mapping[str, Any], step: int) -> dict[str, Any]:
+        """Return the parts' states for a file; shards are written into a folder beside it. All ranks call it."""
+        model = self.parts["model"]
+        state = {name: state_of(part, model, full=not self.sharded) for name, part in parts.items()}
+        if not self.sharded:
+            return state
+        return write_shards(broadcast_object(_free_folder(self.run_dir, step) if is_main() else None), state)
+
+    def _write_kept(self, state: Mapping[str, Any], step: int) -> None:
+        newest = self.run_dir / STEP_NAME.format(step)
+        save_checkpoint(newest, state)
+        link_checkpoint(newest, self.run_dir / LAST_NAME)
+        for old in _step_checkpoints(self.run_dir)[self.keep :]:
+            with suppress(OSError):
+                old.unlink()
+
+    def _rescue(self, progress: Progress, per_rank_lists: Mapping[str, Sequence]) -> str:
+        """Save in the temporary folder what could not be saved in the run's; return a sentence that says where.
+
+        Of a sharded state the full weights alone: other machines' shards could not be written there.
+        """
+        if progress.step == 0:
+            return ""
+        parts = {"model": self.parts["model"]} if self.sharded else self.parts
+        state = {name: state_of(part, self.parts["model"]) for name, part in parts.items()}
+        if not is_main():
+            return ""
+        values = self._plain_values(progress)
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=f"{self.run_dir.name}-"))
+        except OSError as error:
+            return f" Nor is there a temporary folder ({error.strerror}): the run's last steps are lost."
+        path = folder / LAST_NAME
+        try:
+            if not self.sharded:
+                save_checkpoint(path, state | values | per_rank_lists)
+                (folder / CONFIG_NAME).write_text(str(self.saved_with.get("config", "{}")), encoding="utf-8")
+                return f" The run's state is in {path} instead: resume with --resume {folder}."
+        except (CheckpointError, OSError):
+            pass  # there may be room for less
+        try:
+            save_checkpoint(path, {"model": state.get("ema", state["model"])} | values)
+        except CheckpointError as error:
+            return f" Nor could it be saved in the temporary folder: {error}"
+        return f" The weights are in {path} instead: a new run starts from them with --init {path}."
 
     def resume(self, path: Path) -> Progress:
-        """Puts back what `save` wrote. All ranks call it, and must see the same file.
+        """Restore what `save` wrote. All ranks call it, and must see the same file.
 
         Raises:
             CheckpointError: the file does not fit this run, or ranks read different ones.
         """
-        state = read_checkpoint(path, whole=not is_sharded(self.parts["model"]))
+        state = read_checkpoint(path, with_shards=not is_sharded(self.parts["model"]))
         lacking = [name for name in (*self.parts, "progress", "rng") if name not in state]
         if lacking:
             raise CheckpointError(
@@ -183,73 +234,68 @@ class RunCheckpoints:
         for name, part in self.parts.items():
             try:
                 self._load(name, part, path, state)
-            except _OF_OTHER_STATES as error:
+            except _UNFIT_STATE_ERRORS as error:
                 reason = " ".join(str(error).split())
                 raise CheckpointError(
                     f"{path}: its {name} does not fit this config's ({reason}). Resume with the run's own config; to "
                     "start a new run from its weights use --init."
                 ) from error
         _check_same(path, progress)
+        measured = state.get("measured")
+        self.measured.update(measured if isinstance(measured, Mapping) else {})
         if isinstance(self.parts.get("ema"), AveragedModel):
             self.parts["ema"].n_averaged.fill_(progress.step)
         try:
-            self._resume_rank(path, state)
-        except _OF_OTHER_STATES as error:
-            raise CheckpointError(f"{path}: damaged: its random numbers or meters cannot be put back.") from error
+            self._load_per_rank(path, state)
+        except _UNFIT_STATE_ERRORS as error:
+            raise CheckpointError(f"{path}: damaged: its random numbers or meters cannot be restored.") from error
         if is_main():
             remove_stale(self.run_dir)
         return progress
 
     def _load(self, name: str, part: Any, path: Path, state: Mapping[str, Any]) -> None:
         model, stored = self.parts["model"], state[name]
-        if "shards" not in state or name not in ("model", "optimizer") or stored.get("divided"):
-            load_state(part, stored, model)
-            return
-        divided = split({name: divided_state(part, model)})[1]
-        read_shards(path, state["shards"], divided, below=f"{name}/")
-        load_state(part, join({name: stored}, divided)[name], model, whole=False)
+        # Before its first step a sharded model's optimiser has no state.
+        in_shards = "shards" in state and (name == "model" or (name == "optimizer" and "state" in stored))
+        if in_shards:
+            stored = read_local(path, state, name, local_state(part, model))
+        load_state(part, stored, model, full=not in_shards)
 
-    def _resume_rank(self, path: Path, state: Mapping[str, Any]) -> None:
+    def _load_per_rank(self, path: Path, state: Mapping[str, Any]) -> None:
         if not state["rng"] or not isinstance(state["rng"], list):
-            raise ValueError("of no rank")
+            raise ValueError("it holds no per-rank state")
         if len(state["rng"]) != world_size():
             logger.warning(
-                "%s was saved by %d ranks, this run has %d: it goes on, but not as the same run would have.",
-                path, len(state["rng"]), world_size(),
-            )  # fmt: skip
+                "%s was saved by %d ranks, this run has %d: it continues, but results will differ from "
+                "an uninterrupted run.",
+                path,
+                len(state["rng"]),
+                world_size(),
+            )
             return
         set_rng_state(state["rng"][rank()])
-        own = state.get("meters", [{}] * world_size())[rank()]
+        meters = state.get("meters", [{}] * world_size())[rank()]
         for name, meter in self.meters.items():
-            sums = own.get(name)
+            sums = meters.get(name)
             meter.load_state_dict({"sums": None if sums is None else sums.to(self.device)})
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The furthest checkpoint of a run that can be read; None if there is none.
+    """Return the furthest checkpoint of a run that can be read and resumed from; None if there is none.
 
-    One that is damaged is said and passed over.
+    One that is damaged is logged and passed over. best.pth is none of them.
     """
     last, steps = folder / LAST_NAME, _step_checkpoints(folder)
-    if last.is_file():
-        reached = _reached(last)
-        # A run that was killed right after it wrote a checkpoint had no time to give it its second name.
-        if reached is not None and not any(_step_of(path) > reached for path in steps):
-            return last
-        steps = [path for path in steps if reached is None or _step_of(path) > reached]
-    else:
-        reached = None
+    reached = _reached(last) if last.is_file() else None
+    # A run that was killed right after it wrote a checkpoint had no time to give it its second name.
     for path in steps:
-        if _reached(path) is not None:
+        if (reached is None or _step_of(path) > reached) and _reached(path) is not None:
             return path
-    if reached is not None:
-        return last
-    best = folder / BEST_NAME
-    return best if best.is_file() and _reached(best) is not None else None
+    return None if reached is None else last
 
 
 def remove_stale(folder: Path) -> None:
-    """Removes what a killed run was writing."""
+    """Remove what a killed run was writing."""
     for path in folder.glob(f"*.pth{TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)
     for path in folder.glob(f"*{SHARDS_SUFFIX}{TEMPORARY_SUFFIX}"):
@@ -258,21 +304,21 @@ def remove_stale(folder: Path) -> None:
 
 
 def remove_unused_shards(folder: Path) -> None:
-    """Removes the folders of shards that no checkpoint names any more."""
-    there = list(folder.glob(f"*{SHARDS_SUFFIX}"))
-    if not there:
+    """Remove the folders of shards that no checkpoint names any more."""
+    shard_folders = list(folder.glob(f"*{SHARDS_SUFFIX}"))
+    if not shard_folders:
         return
     try:
-        used = {shards_of(path) for path in folder.glob("*.pth")}
+        used = {shards_folder_of(path) for path in folder.glob("*.pth")}
     except CheckpointError:
         return  # the damaged one may name any
-    for path in there:
+    for path in shard_folders:
         if path.name not in used:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _free_folder(run_dir: Path, step: int) -> Path:
-    """For shards. A step may be saved twice, before and after its evaluation, and the first is in use then."""
+    """Return a name for shards. A step may be saved several times, and the first folder is in use then."""
     number, folder = 1, run_dir / f"step_{step:08d}{SHARDS_SUFFIX}"
     while folder.exists():
         number += 1
@@ -281,9 +327,9 @@ def _free_folder(run_dir: Path, step: int) -> Path:
 
 
 def _reached(path: Path) -> int | None:
-    """The number of steps of a checkpoint; None if it cannot be read."""
+    """Return the number of steps of a checkpoint; None if it cannot be read."""
     try:
-        state = read_checkpoint(path, whole=False)
+        state = read_checkpoint(path, with_shards=False)
         if "shards" in state:
             check_shards(path, state["shards"], checksums=True)
         return int(state["progress"]["step"])
@@ -293,7 +339,7 @@ def _reached(path: Path) -> int | None:
 
 
 def _step_checkpoints(folder: Path) -> list[Path]:
-    """Newest first."""
+    """Return them newest first."""
     return sorted(folder.glob(_STEP_PATTERN), key=_step_of, reverse=True)
 
 
@@ -313,21 +359,43 @@ def _progress(path: Path, saved: Any) -> Progress:
 
 
 def _check_same(path: Path, progress: Progress) -> None:
-    """That all ranks have read the same state: each opens the path by itself."""
-    found = gather_objects((os.fspath(path), progress.step, progress.epoch, progress.batch))
-    different = [(number, own) for number, own in enumerate(found) if own[1:] != found[0][1:]]
+    """Check that all ranks have read the same state: each opens the path by itself."""
+    per_rank = gather_objects((progress.step, progress.epoch, progress.batch))
+    different = [(number, position) for number, position in enumerate(per_rank) if position != per_rank[0]]
     if different:
-        number, own = different[0]
+        number, position = different[0]
         raise CheckpointError(
-            f"{path}: rank 0 reads one of {found[0][1]} steps there, rank {number} one of {own[1]}. The run's folder "
-            "must be the same on all machines."
+            f"{path}: rank 0 reads one of {per_rank[0][0]} steps there, rank {number} one of {position[0]}. The run's "
+            "folder must be the same on all machines."
         )
 
 
 def _lengths(schedule_state: Mapping[str, Any]) -> list:
-    """The numbers of steps that a schedule of torch, or a sequence of them, was built with."""
+    """Return the numbers of steps that a schedule of torch, or a sequence of them, was built with."""
     if not isinstance(schedule_state, Mapping):
         return [schedule_state]
-    own = [schedule_state[name] for name in ("T_max", "total_iters", "milestones") if name in schedule_state]
+    lengths = [schedule_state[name] for name in ("T_max", "total_iters", "milestones") if name in schedule_state]
     inner = schedule_state.get("_schedulers")
-    return own + [_lengths(state) for state in inner] if isinstance(inner, list) else own
+    return lengths + [_lengths(state) for state in inner] if isinstance(inner, list) else lengths
+
+
+def rng_state() -> dict[str, Any]:
+    """Return the state of every global random number generator of this process, as tensors and plain values."""
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
+        "python": json.dumps(random.getstate()),
+    }
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Restore what `rng_state` returned."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    version, internal, gauss = json.loads(state["python"])
+    random.setstate((version, tuple(internal), gauss))

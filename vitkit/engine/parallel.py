@@ -1,4 +1,4 @@
-"""Models over several processes: whole on each (DDP), or divided among them (FSDP2)."""
+"""Models over several processes: full on each (DDP), or sharded among them (FSDP2)."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,43 +25,46 @@ from torch.optim.swa_utils import AveragedModel
 from vitkit.distributed import world_size
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
+from vitkit.protocols import SupportsActivationCheckpointing
 
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_DIVIDED = StateDictOptions()
+_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_SHARDED = StateDictOptions()
 
 
 def shard(model: nn.Module, device: torch.device) -> nn.Module:
-    """Divides a model's weights among the ranks, in place, before its optimiser is built, whose state is divided alike.
+    """Shard a model's weights among the ranks, in place, before its optimiser is built, whose state is sharded alike.
 
-    A block's weights are whole only while it computes. Blocks are what `enable_activation_checkpointing` knows as such.
+    A block's weights are full only while it computes. Blocks are those that support activation checkpointing.
 
     Raises:
-        ConfigError: there is no process group, or this torch cannot do it on this device.
+        ConfigError: there is no process group, or torch cannot shard this model, or cannot shard on this device.
     """
     if not dist.is_initialized():
         raise ConfigError(
-            "train.strategy=fsdp: there is one process, and nothing to divide a model among. Start it by torchrun "
+            "train.strategy=fsdp: there is one process, and nothing to shard a model among. Start it by torchrun "
             "--nproc-per-node …, or set train.strategy=ddp."
         )
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise ConfigError(
-            f"train.strategy=fsdp: torch {torch.__version__} divides no model among CPU processes. Use a newer "
+            f"train.strategy=fsdp: torch {torch.__version__} shards no model among CPU processes. Use a newer "
             "one, GPUs, or train.strategy=ddp."
         )
+    if not all(parameter.is_contiguous() for parameter in model.parameters()):
+        raise ConfigError("train.channels_last: torch shards no weights of that memory format. Set it to false.")
     mesh = init_device_mesh(device.type, (world_size(),))
     for module in model.modules():
-        if hasattr(module, "recompute"):
+        if isinstance(module, SupportsActivationCheckpointing):
             fully_shard(module, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether the weights are divided among the ranks."""
+    """Whether the weights are sharded among the ranks."""
     return isinstance(model, FSDPModule)
 
 
 def wrap(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.Module:
-    """The model as the loop calls it; parameters are shared with `model`."""
+    """Return the model as the loop calls it; parameters are shared with `model`."""
     if settings.compile:
         model = torch.compile(model)
     if world_size() > 1 and settings.strategy == "ddp":
@@ -72,15 +75,15 @@ def wrap(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.
     return model
 
 
-def unsynchronised(trained: nn.Module) -> AbstractContextManager:
-    """Within it a backward pass keeps its gradients to its own rank, as a later one of the same step shares them."""
+def no_sync(trained: nn.Module) -> AbstractContextManager:
+    """Keep gradients local to each rank within it, as a later backward pass of the same step shares them."""
     if isinstance(trained, DistributedDataParallel):
         return trained.no_sync()
-    return _unsynchronised_shards(trained) if is_sharded(trained) else nullcontext()
+    return _no_sync_of_shards(trained) if is_sharded(trained) else nullcontext()
 
 
 @contextmanager
-def _unsynchronised_shards(model: FSDPModule) -> Iterator[None]:
+def _no_sync_of_shards(model: FSDPModule) -> Iterator[None]:
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -89,8 +92,8 @@ def _unsynchronised_shards(model: FSDPModule) -> Iterator[None]:
 
 
 @contextmanager
-def whole_weights(model: nn.Module) -> Iterator[None]:
-    """Within it every rank has all weights and computes by itself, such as another number of batches than others."""
+def full_weights(model: nn.Module) -> Iterator[None]:
+    """Give every rank all weights within it, so that each computes by itself, such as other numbers of batches."""
     sharded = [module for module in model.modules() if is_sharded(module)]
     for module in sharded:
         module.set_reshard_after_forward(False, recurse=False)
@@ -104,54 +107,44 @@ def whole_weights(model: nn.Module) -> Iterator[None]:
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The norm of all gradients together, the same on every rank."""
-    norm = nn.utils.get_total_norm(_gradients(parameters))
+    """Return the norm of all gradients together, the same on every rank."""
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], norm: Tensor, max_norm: float) -> None:
-    """Scales the gradients, whose norm is given, down to a largest norm."""
-    gradients = _gradients(parameters)
-    if not any(isinstance(gradient, DTensor) for gradient in gradients):
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.to_local().mul_(factor)
-
-
-def _gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
-
-
-def state_of(part: Any, model: nn.Module, *, whole: bool = True) -> Mapping[str, Any]:
-    """The state of a part of a run as a checkpoint holds it; all ranks ask for it.
+def state_of(part: Any, model: nn.Module, *, full: bool = True) -> Mapping[str, Any]:
+    """Return the state of a part of a run as a checkpoint holds it; all ranks ask for it.
 
     Args:
-        whole: of divided ones the main process alone gets it, with whole tensors; else each rank gets its own parts.
+        full: gather what is sharded: the main process alone gets it, with full tensors. Else each rank gets its shards.
     """
-    options = _WHOLE if whole else _DIVIDED
-    if is_sharded(model) and part is model:
-        return get_model_state_dict(model, options=options)
-    if is_sharded(model) and isinstance(part, Optimizer):
-        # Asked for its state before its first step, torch would make that step.
-        return get_optimizer_state_dict(model, part, options=options) if part.state else {"divided": True}
+    if is_sharded(model) and isinstance(part, Optimizer) and not part.state:
+        return {}  # asked for its state before its first step, torch would make that step
+    if is_sharded(model) and (part is model or isinstance(part, Optimizer)):
+        return local_state(part, model, options=_FULL if full else _SHARDED)
     return part.module.state_dict() if isinstance(part, AveragedModel) else part.state_dict()
 
 
-def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, whole: bool = True) -> None:
-    """Puts back what `state_of` gave; `whole` as there, but that all ranks have it."""
-    options = _WHOLE if whole else _DIVIDED
+def local_state(part: Any, model: nn.Module, *, options: StateDictOptions = _SHARDED) -> Mapping[str, Any]:
+    """Return the state of a sharded model, or of its optimiser: each rank's shards, to be overwritten in place."""
+    if part is model:
+        return get_model_state_dict(model, options=options)
+    return get_optimizer_state_dict(model, part, options=options)
+
+
+def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, full: bool = True) -> None:
+    """Load what `state_of` returned; `full` as there, except that all ranks have it."""
+    options = _FULL if full else _SHARDED
     if is_sharded(model) and part is model:
         set_model_state_dict(model, dict(state), options=options)
-    elif isinstance(part, Optimizer) and is_sharded(model):
+    elif is_sharded(model) and isinstance(part, Optimizer):
         if "state" in state:
             set_optimizer_state_dict(model, part, optim_state_dict=dict(state), options=options)
     elif isinstance(part, Optimizer):
         # Which of its kernels it takes is this run's to say, not that of a run from before they were fused.
-        own, saved = part.param_groups, state["param_groups"]
-        if len(own) == len(saved):  # else torch says what is wrong
-            kernels = [{"fused": group["fused"]} if "fused" in group else {} for group in own]
+        groups, saved = part.param_groups, state["param_groups"]
+        if len(groups) == len(saved):  # else torch says what is wrong
+            kernels = [{"fused": group["fused"]} if "fused" in group else {} for group in groups]
             state = {**state, "param_groups": [group | kernel for group, kernel in zip(saved, kernels)]}
         part.load_state_dict(state)
         _lay_out_as_parameters(part)
@@ -160,7 +153,7 @@ def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, whole: 
 
 
 def _lay_out_as_parameters(optimizer: Optimizer) -> None:
-    """Gives state of another memory format its parameter's, which `train.channels_last` may have changed since.
+    """Give state of another memory format its parameter's, which `train.channels_last` may have changed since.
 
     torch's fused optimisers read parameter, gradient and state in the order in which they lie in memory.
     """
@@ -168,10 +161,3 @@ def _lay_out_as_parameters(optimizer: Optimizer) -> None:
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def divided_state(part: Any, model: nn.Module) -> Mapping[str, Any]:
-    """The state of a divided model, or of its optimiser, each rank's own parts, to be overwritten in place."""
-    if part is model:
-        return get_model_state_dict(model, options=_DIVIDED)
-    return get_optimizer_state_dict(model, part, options=_DIVIDED)

@@ -1,11 +1,14 @@
 """The `train` section of a config."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitkit.errors import ConfigError
-from vitkit.registry import SECTIONS
+from vitkit.registry import SECTIONS, Spec
+
+logger = logging.getLogger("vitkit")
 
 
 @SECTIONS.register(name="train")
@@ -27,13 +30,13 @@ class TrainSettings:
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass: less memory, about a third more time."""
     compile: bool = False
-    """torch.compile the model."""
+    """torch.compile the model: the first step takes minutes, later ones less; what it does is said meanwhile."""
     channels_last: bool = False
     """Convolution weights in channels-last layout (faster with bf16 on GPUs)."""
     reference_batch_size: int | None = None
     """Images per optimiser step for which `optimizer.lr` is declared; a run with another number warns."""
     log_every: int = 50
-    """Steps between progress lines."""
+    """Steps between records of the log; the console also has a line after the first step, and every 20 seconds."""
     eval_every: int = 1
     """Epochs between evaluations (the last epoch is always evaluated)."""
     best_metric: str = "bbox/AP"
@@ -47,11 +50,13 @@ class TrainSettings:
     keep_checkpoints: int = 0
     """Besides the last and the best, keep so many of the newest checkpoints under names of their own."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """"ddp": every GPU holds the whole model; "fsdp": weights, gradients and the optimiser's state are divided among
-    the GPUs, for models that one cannot hold."""
+    """"ddp": every GPU holds the full model; "fsdp": weights, gradients and the optimiser's state are sharded over the
+    GPUs, for models that one cannot hold."""
     sharded_checkpoints: bool = False
-    """Of "fsdp": each GPU writes its own parts, into a folder that the checkpoint names, so that no process holds the
-    whole model; any number of GPUs goes on from it, and all tools read it."""
+    """With "fsdp": each GPU writes its shard, into a folder that the checkpoint names, so that no process holds the
+    full model; any number of GPUs can resume from it, and all tools read it."""
+    hooks: Sequence[Spec] = ()
+    """What else takes part in the run, see `vitkit.engine.hooks.Hook`."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "accumulate", "log_every", "eval_every"):
@@ -66,19 +71,31 @@ class TrainSettings:
         if self.keep_checkpoints < 0:
             raise ConfigError(f"train.keep_checkpoints: got {self.keep_checkpoints}; expected at least 0.")
         if self.strategy == "fsdp" and self.ema_decay is not None:
-            raise ConfigError("train.ema_decay: there is no average of weights that train.strategy=fsdp divides.")
+            raise ConfigError("train.ema_decay: there is no average of weights that train.strategy=fsdp shards.")
         if self.strategy == "fsdp" and self.precision == "fp16":
-            raise ConfigError("train.precision=fp16: loss scaling is for whole weights; use bf16 with fsdp.")
+            raise ConfigError("train.precision=fp16: losses are not scaled for sharded weights; use bf16 with fsdp.")
         if self.sharded_checkpoints and self.strategy != "fsdp":
-            raise ConfigError("train.sharded_checkpoints: only train.strategy=fsdp has weights in parts to write.")
+            raise ConfigError("train.sharded_checkpoints: only train.strategy=fsdp has shards to write.")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"train.seed: got {self.seed}; expected 0 to 2^32 - 1.")
         if self.ema_decay is not None and not 0 <= self.ema_decay <= 1:
             raise ConfigError(f"train.ema_decay: got {self.ema_decay}; expected 0 to 1, such as 0.9998.")
 
+    def check_batch_size(self, batch_size: int) -> None:
+        """Warn if `batch_size`, of an optimiser step, is another than the learning rate is declared for."""
+        reference = self.reference_batch_size
+        if reference is not None and reference != batch_size:
+            logger.warning(
+                "optimizer.lr is declared for %d images (of text: tokens) per step, this run has %d: multiply "
+                "optimizer.lr (and backbone_lr) by about %.3g, or set train.accumulate so that the product fits.",
+                reference,
+                batch_size,
+                batch_size / reference,
+            )
+
 
 def require(config: Mapping[str, Any], *keys: str) -> None:
-    """Checks that a config sets what a tool needs.
+    """Check that a config sets what a tool needs.
 
     Args:
         keys: dotted, such as "train.epochs".

@@ -1,6 +1,7 @@
 """Accuracy and confusions of image classification."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -11,20 +12,18 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitkit.distributed import gather_objects, is_main
 from vitkit.errors import DataError
+from vitkit.evaluation.base import SampleEvaluator
+from vitkit.protocols import HasClasses, HasImageIds
 from vitkit.registry import EVALUATORS
 
-_KEPT = 5
-_MOST_NAMED = 40  # more classes are not named in the picture
-_MOST_COUNTED = 20  # nor are images counted in its fields
+_NUM_BEST = 5
+_MOST_NAMED = 40  # more classes are not named in the figure
+_MOST_COUNTED = 20  # nor are images counted in its cells
 
 
-class ClassifiedDataset(Protocol):
-    """What the evaluator asks of a dataset."""
-
-    classes: Sequence[str]
-    image_ids: Sequence[Any]
+class ClassifiedDataset(HasClasses, HasImageIds, Protocol):
+    """What the evaluator needs of a dataset."""
 
 
 class _Answer(NamedTuple):
@@ -35,7 +34,7 @@ class _Answer(NamedTuple):
 
 
 @EVALUATORS.register
-class ClassificationEvaluator:
+class ClassificationEvaluator(SampleEvaluator):
     """Top-1 and top-5 accuracy, and which classes are taken for which.
 
     Every image of the dataset counts once: one without a prediction counts as wrong.
@@ -48,15 +47,13 @@ class ClassificationEvaluator:
     """What `per_class` gives."""
 
     def __init__(self, dataset: ClassifiedDataset):
-        self.dataset = dataset
-        self._answers: dict[Any, _Answer] = {}
-        self._metrics: dict[str, float] = {}
+        super().__init__(dataset)
 
     def update(self, predictions: Sequence[Mapping[str, Tensor]], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Takes one batch; an image that was seen before is left out.
+        """Add one batch; an image that was seen before is left out.
 
         Args:
-            predictions: class_scores (C,) each.
+            predictions: class_scores (C,) each. Those of one image_id, such as several views of a video, are averaged.
             targets: the same images' `image_id` and `label`.
         Raises:
             DataError: there are not as many scores as the dataset has classes.
@@ -70,60 +67,51 @@ class ClassificationEvaluator:
                 f"got scores of {scores.shape[1]} classes, but the dataset has {num_classes}. Was the model built or "
                 "trained for other classes?"
             )
-        scores, labels = (found.tolist() for found in scores.float().topk(min(_KEPT, num_classes)))
-        for target, best, of_best in zip(targets, labels, scores, strict=True):
-            self._answers.setdefault(target["image_id"], _Answer(int(target["label"]), best, of_best))
+        views = defaultdict(list)
+        for target, view_scores in zip(targets, scores.float(), strict=True):
+            views[target["image_id"], int(target["label"])].append(view_scores)
+        scores = torch.stack([torch.stack(of_one).mean(dim=0) for of_one in views.values()])
+        scores, labels = (values.tolist() for values in scores.topk(min(_NUM_BEST, num_classes)))
+        for (image_id, label), best, best_scores in zip(views, labels, scores):
+            self.answers.setdefault(image_id, _Answer(label, best, best_scores))
 
-    def gather(self) -> None:
-        """Moves the predictions of all ranks to the main process; an image that several ranks saw is kept once."""
-        merged = {}
-        for answers in gather_objects(self._answers):
-            merged = answers | merged
-        if is_main():
-            self._answers = merged
-
-    def compute(self) -> dict[str, float]:
-        """The metrics "top1" and "top5" in 0..1, on the main process; an empty dict elsewhere."""
-        if not is_main():
-            return {}
-        answers, num_images = self._answers.values(), len(self.dataset.image_ids)
+    def _compute(self) -> dict[str, float]:
+        """top1 and top5 in 0..1."""
+        answers, num_images = self.answers.values(), len(self.dataset.image_ids)
         top1 = sum(answer.label == answer.best[0] for answer in answers)
         top5 = sum(answer.label in answer.best for answer in answers)
-        self._metrics = {"top1": top1 / num_images, "top5": top5 / num_images}
-        return dict(self._metrics)
+        return {"top1": top1 / num_images, "top5": top5 / num_images}
 
     def confusion_matrix(self) -> np.ndarray:
-        """(C, C) int64: images of the row's class that were taken for the column's."""
+        """Return (C, C) int64: images of the row's class that were taken for the column's."""
         num_classes = len(self.dataset.classes)
         matrix = np.zeros((num_classes, num_classes), np.int64)
-        for answer in self._answers.values():
+        for answer in self.answers.values():
             matrix[answer.label, answer.best[0]] += 1
         return matrix
 
-    def table(self) -> str:
-        """The accuracies of the last `compute()` and the most frequent confusions; empty on other processes."""
-        if not self._metrics:
-            return ""
+    def _table_lines(self) -> list[str]:
+        """The accuracies and the most frequent confusions."""
         names, matrix = self.dataset.classes, self.confusion_matrix()
         lines = [
-            f"top-1 accuracy {self._metrics['top1']:.4f}   top-5 accuracy {self._metrics['top5']:.4f}   "
-            f"{len(self.dataset.image_ids)} images, {len(names)} classes"
+            f"top-1 accuracy {self.metrics['top1']:.4f}   top-5 accuracy {self.metrics['top5']:.4f}   "
+            f"{len(self.dataset.image_ids)} {getattr(self.dataset, 'noun', 'images')}, {len(names)} classes"
         ]
         wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))
-        for place in np.argsort(-wrong, axis=None, kind="stable")[:3]:
-            row, column = np.unravel_index(place, wrong.shape)
+        for position in np.argsort(-wrong, axis=None, kind="stable")[:3]:
+            row, column = np.unravel_index(position, wrong.shape)
             if wrong[row, column]:
                 lines.append(f"  {wrong[row, column]} of {matrix[row].sum()} {names[row]} taken for {names[column]}")
-        return "\n".join(lines)
+        return lines
 
     def per_class(self) -> dict[str, float]:
-        """Class name -> part of its images that are right, -1 for a class without images."""
+        """Return class name -> part of its images that are right, -1 for a class without images."""
         matrix = self.confusion_matrix()
-        right, all_ = matrix.diagonal(), matrix.sum(axis=1)
-        return {name: float(r / n) if n else -1.0 for name, r, n in zip(self.dataset.classes, right, all_)}
+        correct, total = matrix.diagonal(), matrix.sum(axis=1)
+        return {name: float(c / n) if n else -1.0 for name, c, n in zip(self.dataset.classes, correct, total)}
 
     def write_results(self, path: str | Path) -> list[Path]:
-        """Writes metrics, confusion matrix and best classes of each image as JSON, and the matrix as a picture.
+        """Write metrics, confusion matrix and best classes of each image as JSON, and the matrix as a figure.
 
         Returns:
             the files: `path`, and NAME_confusion.png for NAME.json.
@@ -137,25 +125,25 @@ class ClassificationEvaluator:
                 "predicted": [names[label] for label in answer.best],
                 "scores": answer.scores,
             }
-            for image_id, answer in self._answers.items()
+            for image_id, answer in self.answers.items()
         ]
-        result = {**self._metrics, "classes": list(names), "confusion_matrix": matrix.tolist(), "images": images}
+        result = {**self.metrics, "classes": list(names), "confusion_matrix": matrix.tolist(), "images": images}
         path.write_text(json.dumps(result), encoding="utf-8")
-        picture = path.with_name(f"{path.stem}_confusion.png")
-        draw_confusion_matrix(matrix, names, picture)
-        return [path, picture]
+        figure = path.with_name(f"{path.stem}_confusion.png")
+        draw_confusion_matrix(matrix, names, figure)
+        return [path, figure]
 
 
 def draw_confusion_matrix(
     matrix: np.ndarray, class_names: Sequence[str], path: str | Path, *, what: str = "images"
 ) -> None:
-    """Saves a PNG: a row for each class, its images' parts by predicted class, from white to dark.
+    """Save a PNG: a row for each class, its images' parts by predicted class, from white to dark.
 
     Args:
         matrix: (C, C) counts, rows true, columns predicted.
         class_names: C names, written where there are few.
         path: of the PNG.
-        what: is counted.
+        what: what is counted, in the plural.
     """
     num_classes = len(class_names)
     parts = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -13,28 +13,26 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 
-from vitkit.distributed import gather_objects, is_main
 from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation.base import SampleEvaluator, read_results
+from vitkit.evaluation.detection_report import best_row
+from vitkit.ops.coco_schema import raise_faults, result_faults
+from vitkit.ops.segmentations import encode_segmentation
+from vitkit.protocols import HasCategoryIds, HasGroundTruth, HasImageIds
 from vitkit.registry import EVALUATORS
-from vitkit.structures import Detections, DetectionTarget, Instances
+from vitkit.structures import Detections, DetectionTarget, Instances, ScoreThresholds
 
 METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 """In the order of COCOeval's statistics."""
 IOU_TYPES = ("bbox", "segm")
-_CHUNK = 16  # masks that are turned into run lengths at once
+_CHUNK = 16  # masks that are encoded as run lengths at once
 
 
-class CocoDataset(Protocol):
-    """What the evaluator asks of a dataset."""
-
-    classes: Sequence[str]
-    category_ids: Sequence[int]
-    image_ids: Iterable[int]
-
-    def ground_truth(self) -> dict[str, Any]: ...
+class CocoDataset(HasCategoryIds, HasImageIds, HasGroundTruth, Protocol):
+    """What the evaluator needs of a dataset."""
 
 
-class _Rows(NamedTuple):
+class _Predictions(NamedTuple):
     """The predictions for one image."""
 
     category_ids: np.ndarray
@@ -48,15 +46,15 @@ class _Rows(NamedTuple):
 
 
 @EVALUATORS.register
-class CocoEvaluator:
+class CocoEvaluator(SampleEvaluator):
     """The twelve COCO numbers of detected boxes, of instance masks, or of both.
 
-    Every image of the dataset counts: one without predictions counts as missed. Of masks only run lengths are kept.
+    Every image of the dataset counts: one without predictions counts as missed. Masks are stored as run lengths.
 
     Args:
         dataset: the evaluated dataset; `ground_truth()` is in COCO's format, every annotation with area and iscrowd,
             and for masks with a segmentation.
-        iou_types: what overlaps are taken of: "bbox", "segm" or both.
+        iou_types: what overlaps are computed of: "bbox", "segm" or both.
     Raises:
         ConfigError: an unknown IoU type.
     """
@@ -64,16 +62,13 @@ class CocoEvaluator:
     def __init__(self, dataset: CocoDataset, *, iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",)):
         if not iou_types or not set(iou_types) <= set(IOU_TYPES):
             raise ConfigError(f"CocoEvaluator: got iou_types={list(iou_types)}; expected 'bbox', 'segm' or both.")
-        self.dataset = dataset
+        super().__init__(dataset)
         self.iou_types = tuple(iou_types)
         self._category_ids = np.asarray(dataset.category_ids, dtype=np.int64)
-        self._rows: dict[int, _Rows] = {}
-        """By raw image id."""
         self._evaluations: dict[str, COCOeval] = {}
-        self._table = ""
 
     def update(self, predictions: Sequence[Detections | Instances], targets: Sequence[DetectionTarget]) -> None:
-        """Takes one batch; an image that was seen before is left out (samplers repeat some to fill the last batch).
+        """Add one batch; an image that was seen before is left out.
 
         Args:
             predictions: in pixels of the original images; with masks, if they are evaluated.
@@ -84,7 +79,7 @@ class CocoEvaluator:
         """
         for prediction, target in zip(predictions, targets, strict=True):
             image_id = int(target["image_id"])
-            if image_id in self._rows:
+            if image_id in self.answers:
                 continue
             labels = prediction["labels"].cpu().numpy()
             if len(labels) and not 0 <= labels.min() <= labels.max() < len(self._category_ids):
@@ -103,70 +98,58 @@ class CocoEvaluator:
                         f"{', '.join(prediction)}. Choose ['bbox'], or a model and task with masks."
                     )
                 masks = masks_to_rle(prediction["masks"])
-            self._rows[image_id] = _Rows(self._category_ids[labels], boxes_xywh, scores, masks)
+            self.answers[image_id] = _Predictions(self._category_ids[labels], boxes_xywh, scores, masks)
 
-    def gather(self) -> None:
-        """Moves the predictions of all ranks to the main process; an image that several ranks saw is kept once."""
-        merged = {}
-        for rows in gather_objects(self._rows):
-            merged = rows | merged
-        if is_main():
-            self._rows = merged
-
-    def compute(self) -> dict[str, float]:
-        """The metrics "bbox/AP", "bbox/AP50", … "segm/ARl" on the main process, an empty dict elsewhere.
-
-        They are in 0..1, and -1 where no object of that size exists, as pycocotools prints them.
+    def _compute(self) -> dict[str, float]:
+        """bbox/AP, bbox/AP50, … segm/ARl in 0..1, and -1 where no object of that size exists, as pycocotools prints.
 
         Raises:
             DataError: masks are evaluated and an annotation has none.
         """
-        if not is_main():
-            return {}
         truth = self.dataset.ground_truth()
         results = self.results()
-        metrics, lines = {}, []
+        metrics = {}
         for iou_type in self.iou_types:
-            evaluation, summary = self._evaluate(iou_type, truth, results)
-            self._evaluations[iou_type] = evaluation
-            lines += [f"{_TITLES[iou_type]}:", summary] if len(self.iou_types) > 1 else [summary]
+            evaluation = self._evaluations[iou_type] = self._evaluate(iou_type, truth, results)
             numbers = zip(METRICS, evaluation.stats, strict=True)
             metrics |= {f"{iou_type}/{name}": float(value) for name, value in numbers}
-        self._table = "\n".join(lines)
         return metrics
 
-    def _evaluate(self, iou_type: str, truth: dict[str, Any], results: list[dict[str, Any]]) -> tuple[COCOeval, str]:
+    def _evaluate(self, iou_type: str, truth: dict[str, Any], results: list[dict[str, Any]]) -> COCOeval:
         if iou_type == "segm":
-            without = [a for a in truth["annotations"] if not a.get("segmentation")]
-            if without:
+            unmasked = [a for a in truth["annotations"] if not a.get("segmentation")]
+            if unmasked:
                 raise DataError(
-                    f"{len(without)} of {len(truth['annotations'])} annotations have no segmentation, such as "
-                    f"{without[0]['id']} (image {without[0]['image_id']}). To evaluate masks, every object needs one."
+                    f"{len(unmasked)} of {len(truth['annotations'])} annotations have no segmentation, such as "
+                    f"{unmasked[0]['id']} (image {unmasked[0]['image_id']}). To evaluate masks, every object needs one."
                 )
+            _check_mask_sizes(truth, results)
             results = [{**result, "area": int(coco_mask.area(result["segmentation"]))} for result in results]
         else:
             results = [{**result, "area": result["bbox"][2] * result["bbox"][3]} for result in results]
         results = [{**result, "iscrowd": 0} for result in results]
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stdout(io.StringIO()):
             evaluation = COCOeval(_indexed(truth, truth["annotations"]), _indexed(truth, results), iou_type)
             evaluation.params.imgIds = [int(image_id) for image_id in self.dataset.image_ids]
             evaluation.params.catIds = self._category_ids.tolist()
             evaluation.evaluate()
             evaluation.accumulate()
-            printed.truncate(0)
-            printed.seek(0)
             evaluation.summarize()
-        return evaluation, printed.getvalue().rstrip("\n")
+        return evaluation
 
-    def table(self) -> str:
-        """The twelve lines that pycocotools prints of the last `compute()`, for each IoU type; empty on other
-        processes."""
-        return self._table
+    def _table_lines(self) -> list[str]:
+        """A line for each IoU type, below the names of the numbers."""
+        lines = ["".join(f"{name:>7}" for name in ("", *METRICS))]
+        for iou_type in self.iou_types:
+            values = (self.metrics[f"{iou_type}/{name}"] for name in METRICS)
+            lines.append(f"{_TITLES[iou_type]:<7}" + "".join(f"{'–' if v < 0 else f'{v:.3f}':>7}" for v in values))
+        return lines
 
     def per_class(self) -> dict[str, float]:
-        """Class name -> AP of the last `compute()`, of masks if they were evaluated, -1 for a class without objects;
-        empty on other processes."""
+        """Return class name -> AP of the last `compute()`, of masks if they were evaluated.
+
+        It is -1 for a class without objects; the dict is empty on other processes.
+        """
         if not self._evaluations:
             return {}
         evaluation = self._evaluations.get("segm") or self._evaluations["bbox"]
@@ -176,7 +159,7 @@ class CocoEvaluator:
         return {name: by_id[category_id] for name, category_id in zip(self.dataset.classes, self._category_ids)}
 
     def details(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-        """Of the last `compute()`, of masks if they were evaluated: AP, AP50, AP75 and AR by class and by size.
+        """Return AP, AP50, AP75 and AR of the last `compute()` by class and by size, of masks if they were evaluated.
 
         Returns:
             class name -> numbers, also APs, APm and APl; "small", "medium", "large" -> numbers; each with `objects`,
@@ -192,7 +175,7 @@ class CocoEvaluator:
             k = evaluation.params.catIds.index(category_id)
             by_class[name] = _numbers(precision[:, :, k, 0, -1], recall[:, k, 0, -1])
             for size, title in enumerate(("APs", "APm", "APl"), start=1):
-                by_class[name][title] = _mean_of_known(precision[:, :, k, size, -1])
+                by_class[name][title] = _mean_of_valid(precision[:, :, k, size, -1])
             by_class[name]["objects"] = self._count_objects(evaluation, 0, category_id)
         by_size = {}
         for size, title in enumerate(("small", "medium", "large"), start=1):
@@ -209,107 +192,155 @@ class CocoEvaluator:
             if category_id is None or annotation["category_id"] == category_id
         )
 
+    def score_thresholds(self) -> ScoreThresholds | None:
+        """Return the scores with the highest F1 in the last `compute()`, over all classes and of each class.
+
+        A prediction is right if its IoU with an object of its class is at least 0.5, of masks if they were evaluated. A
+        threshold lies halfway to the next lower score, so that rounding does not decide. Classes of which nothing is
+        right have none of their own. Returns None if no prediction is right, and on other processes.
+        """
+        if not self._evaluations:
+            return None
+        matches = _matches_at_50(self._evaluations.get("segm") or self._evaluations["bbox"])
+        scores, right = (np.concatenate([match[i] for match in matches.values()]) for i in (0, 1))
+        overall = _best_threshold(scores, right, sum(match.num_objects for match in matches.values()))
+        if overall is None:
+            return None
+        by_class = tuple(_best_threshold(*matches[category_id]) for category_id in self._category_ids.tolist())
+        return ScoreThresholds(overall, by_class, origin="highest F1 in validation")
+
     def results(self) -> list[dict[str, Any]]:
-        """All predictions in COCO's result format (raw ids, boxes xywh in pixels, masks as run lengths), sorted by
-        image."""
+        """Return all predictions in COCO's result format, sorted by image.
+
+        Category ids are the dataset's own, boxes are xywh in pixels, and masks are run lengths.
+        """
         results = []
-        for image_id, rows in sorted(self._rows.items()):
-            columns = (column.tolist() for column in rows[:3])
+        for image_id, predictions in sorted(self.answers.items()):
+            columns = (column.tolist() for column in predictions[:3])
             for position, (category_id, box, score) in enumerate(zip(*columns)):
                 result = {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
-                if rows.masks is not None:
-                    result["segmentation"] = rows.masks[position]
+                if predictions.masks is not None:
+                    result["segmentation"] = predictions.masks[position]
                 results.append(result)
         return results
 
     def write_results(self, path: str | Path) -> None:
-        """Writes `results()` as JSON, which pycocotools' `loadRes` and COCO's server read."""
+        """Write `results()` as JSON, which pycocotools' `loadRes` and COCO's server read."""
         Path(path).write_text(json.dumps(self.results()), encoding="utf-8")
 
     def load_results(self, path: str | Path) -> None:
-        """Takes predictions that were written before, in place of `update`.
+        """Read predictions that were written before, in place of `update`.
 
         Args:
             path: a JSON file in COCO's result format.
         Raises:
             DataError: the file is missing or wrong, or of other images or classes.
         """
-        results = _read_results(Path(path), self.iou_types)
-        known_images, known_classes = {int(i) for i in self.dataset.image_ids}, set(self._category_ids.tolist())
-        for key, known, of in (("image_id", known_images, "images"), ("category_id", known_classes, "classes")):
-            unknown = [result[key] for result in results if result[key] not in known]
-            if unknown:
-                raise DataError(
-                    f"results '{path}': {len(unknown)} of {len(results)} predictions have a {key} that is not among "
-                    f"the dataset's {len(known)} {of}, such as {unknown[0]!r}. Give results of the config's data.val."
-                )
+        has_masks = "segm" in self.iou_types
+        image_ids = {int(image_id) for image_id in self.dataset.image_ids}
+        results = read_results(path)
+        raise_faults(
+            result_faults(results, image_ids, set(self._category_ids.tolist()), masks=has_masks), f"results '{path}'"
+        )
         by_image: dict[int, list[dict[str, Any]]] = {}
         for result in results:
             by_image.setdefault(result["image_id"], []).append(result)
-        for image_id, found in by_image.items():
-            masks = [result["segmentation"] for result in found] if "segm" in self.iou_types else None
-            boxes = [r["bbox"] if "bbox" in r else coco_mask.toBbox(r["segmentation"]).tolist() for r in found]
-            self._rows[image_id] = _Rows(
-                np.array([result["category_id"] for result in found], np.int64),
+        for image_id, image_results in by_image.items():
+            masks = None
+            if has_masks:
+                encoded = (result["segmentation"] for result in image_results)
+                masks = [encode_segmentation(mask, *mask["size"]) for mask in encoded]
+            boxes = [
+                result["bbox"] if "bbox" in result else coco_mask.toBbox(masks[position]).tolist()
+                for position, result in enumerate(image_results)
+            ]
+            self.answers[image_id] = _Predictions(
+                np.array([result["category_id"] for result in image_results], np.int64),
                 np.array(boxes, np.float64),
-                np.array([result["score"] for result in found], np.float64),
+                np.array([result["score"] for result in image_results], np.float64),
                 masks,
             )
 
 
+class _Matches(NamedTuple):
+    """Predictions of a class in all images."""
+
+    scores: np.ndarray
+    """(N,) float64; those on crowds are left out."""
+    right: np.ndarray
+    """(N,) bool."""
+    num_objects: int
+    """That are no crowds."""
+
+
+def _matches_at_50(evaluation: COCOeval) -> dict[int, _Matches]:
+    """Return by category id what COCOeval has matched at an IoU of 0.5, in objects of all sizes."""
+    num_images, num_sizes = len(evaluation.params.imgIds), len(evaluation.params.areaRng)
+    matches = {}
+    for k, category_id in enumerate(evaluation.params.catIds):
+        start = k * num_sizes * num_images  # by class, size and image; the first size is all
+        images = [image for image in evaluation.evalImgs[start : start + num_images] if image is not None]
+        counted = [~image["dtIgnore"][0].astype(bool) for image in images]
+        scores = [np.asarray(image["dtScores"], np.float64)[keep] for image, keep in zip(images, counted)]
+        right = [image["dtMatches"][0][keep] > 0 for image, keep in zip(images, counted)]
+        num_objects = sum(int((~np.asarray(image["gtIgnore"], bool)).sum()) for image in images)
+        empty = [np.zeros(0)]
+        matches[category_id] = _Matches(
+            np.concatenate(scores or empty), np.concatenate(right or empty).astype(bool), num_objects
+        )
+    return matches
+
+
+def _best_threshold(scores: np.ndarray, right: np.ndarray, num_objects: int) -> float | None:
+    """Return the threshold with the highest F1, halfway to the next lower score; None if nothing is right."""
+    if not right.any():
+        return None
+    threshold = best_row(scores, right, num_objects).threshold
+    return float((threshold + scores[scores < threshold].max(initial=0.0)) / 2)
+
+
 def _numbers(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
-    """
-    Args:
-        precision: (IoU, ...), recall: (IoU, ...); -1 where there is nothing.
-    """
+    """Average (IoU, ...) precisions and recalls, which are -1 where there is nothing."""
     return {
-        "AP": _mean_of_known(precision),
-        "AP50": _mean_of_known(precision[0]),
-        "AP75": _mean_of_known(precision[5]),
-        "AR": _mean_of_known(recall),
+        "AP": _mean_of_valid(precision),
+        "AP50": _mean_of_valid(precision[0]),
+        "AP75": _mean_of_valid(precision[5]),
+        "AR": _mean_of_valid(recall),
     }
 
 
-def _mean_of_known(values: np.ndarray) -> float:
-    known = values[values > -1]
-    return float(known.mean()) if known.size else -1.0
+def _mean_of_valid(values: np.ndarray) -> float:
+    valid = values[values > -1]
+    return float(valid.mean()) if valid.size else -1.0
+
+
+def _check_mask_sizes(truth: dict[str, Any], results: list[dict[str, Any]]) -> None:
+    """Check that predicted masks cover their images: pycocotools never ends where they do not."""
+    sizes = {image["id"]: [image["height"], image["width"]] for image in truth["images"]}
+    for result in results:
+        got, expected = result["segmentation"]["size"], sizes[result["image_id"]]
+        if got != expected:
+            raise DataError(
+                f"image {result['image_id']}: a predicted mask has the size {got}, [height, width]; expected "
+                f"{expected}, that of the image. Predict in the sizes of the original images."
+            )
 
 
 _TITLES = {"bbox": "boxes", "segm": "masks"}
 
 
-def _read_results(path: Path, iou_types: Sequence[str]) -> list[dict[str, Any]]:
-    try:
-        results = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"results: cannot read '{path}' ({error.strerror}).") from error
-    except ValueError as error:
-        raise DataError(f"results: '{path}' is not JSON: {error}.") from error
-    needed = {"image_id", "category_id", "score"} | ({"segmentation"} if "segm" in iou_types else {"bbox"})
-    if not isinstance(results, list) or not all(isinstance(r, dict) and needed <= r.keys() for r in results):
-        raise DataError(
-            f"results '{path}': expected a list of predictions in COCO's format, each with {', '.join(sorted(needed))}."
-        )
-    return results
-
-
 def masks_to_rle(masks: Tensor) -> list[dict[str, Any]]:
-    """
-    Args:
-        masks: (N, H, W) bool.
-    Returns:
-        N masks as COCO's compressed run lengths, with text, as JSON holds them.
-    """
+    """Return (N, H, W) bool masks as COCO's compressed run lengths, as text, which JSON holds."""
     encoded = []
-    for some in masks.split(_CHUNK):
+    for chunk in masks.split(_CHUNK):
         # Run lengths go down the columns: (N, W, H) in memory is (H, W, N) in Fortran's order.
-        columns = some.transpose(1, 2).contiguous().cpu().numpy().view(np.uint8)
+        columns = chunk.transpose(1, 2).contiguous().cpu().numpy().view(np.uint8)
         encoded += coco_mask.encode(columns.transpose(2, 1, 0))
     return [{"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")} for rle in encoded]
 
 
 def _indexed(truth: dict[str, Any], annotations: list[dict[str, Any]]) -> COCO:
-    """pycocotools' index of annotations; its own `loadRes` fails on an empty list."""
+    """Return pycocotools' index of annotations; its own `loadRes` fails on an empty list."""
     coco = COCO()
     # Copies, since COCOeval writes into them, with ids from 1, since it takes id 0 for "not matched".
     numbered = [{**annotation, "id": number} for number, annotation in enumerate(annotations, start=1)]

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import ConfigError
+from vitkit.protocols import FindsThresholds, NamesPerClassMetric
 from vitkit.registry import EVALUATORS, Spec
+from vitkit.structures import ScoreThresholds
 
 
 @EVALUATORS.register
@@ -23,51 +25,61 @@ class CombinedEvaluator:
         if not evaluator:
             raise ConfigError("CombinedEvaluator: evaluator is empty; expected a list of evaluators.")
         self.evaluators = [EVALUATORS.build(spec, dataset=dataset) for spec in evaluator]
-        self.per_class_metric = getattr(self.evaluators[0], "per_class_metric", "AP")
+        first = self.evaluators[0]
+        self.per_class_metric = first.per_class_metric if isinstance(first, NamesPerClassMetric) else "AP"
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Takes one batch: what all of them need."""
+        """Add one batch to each of them."""
         for evaluator in self.evaluators:
             evaluator.update(predictions, targets)
 
     def gather(self) -> None:
-        """Brings all ranks' batches to the main process."""
+        """Bring all ranks' batches to the main process."""
         for evaluator in self.evaluators:
             evaluator.gather()
 
     def compute(self) -> dict[str, float]:
-        """All metrics, on the main process; an empty dict elsewhere."""
+        """Return all metrics on the main process; an empty dict elsewhere."""
         return {name: value for evaluator in self.evaluators for name, value in evaluator.compute().items()}
 
     def table(self) -> str:
-        """The tables one below the other; empty on other processes."""
+        """Return the tables one below the other; empty on other processes."""
         return "\n\n".join(filter(None, (evaluator.table() for evaluator in self.evaluators)))
 
     def per_class(self) -> dict[str, float]:
-        """Of the first evaluator."""
+        """Return the first evaluator's figures."""
         return self.evaluators[0].per_class()
 
+    def score_thresholds(self) -> ScoreThresholds | None:
+        """Return those of the first evaluator that finds any; see `CocoEvaluator`."""
+        found = (e.score_thresholds() for e in self.evaluators if isinstance(e, FindsThresholds))
+        return next((thresholds for thresholds in found if thresholds is not None), None)
+
     def write_results(self, path: str | Path) -> list[Path]:
-        """Writes what each of them writes: the first to `path`, the others to NAME_EVALUATOR.json beside it
-        (NAME_EVALUATOR2.json and so on, if there are several of a kind)."""
+        """Write each evaluator's results.
+
+        Returns:
+            the files: the first's `path`, the others' NAME_EVALUATOR.json beside it (NAME_EVALUATOR2.json and so on, if
+            there are several of a kind), and what belongs to them.
+        """
         written = []
-        for evaluator, own in zip(self.evaluators, self._paths(path)):
-            written += evaluator.write_results(own) or [own]
+        for evaluator, file in zip(self.evaluators, self._paths(path)):
+            written += evaluator.write_results(file) or [file]
         return written
 
     def load_results(self, path: str | Path) -> None:
-        """Takes predictions that `write_results` wrote before, in place of `update`.
+        """Read predictions that `write_results` wrote before, in place of `update`.
 
         Raises:
             DataError: a file is missing or wrong.
         """
-        for evaluator, own in zip(self.evaluators, self._paths(path)):
-            evaluator.load_results(own)
+        for evaluator, file in zip(self.evaluators, self._paths(path)):
+            evaluator.load_results(file)
 
     def _paths(self, path: str | Path) -> list[Path]:
         path = Path(path)
         names = [type(evaluator).__name__ for evaluator in self.evaluators]
-        # Of several of a kind the later ones are numbered.
+        # The second and later ones of a kind are numbered.
         numbers = [names[1:k].count(name) + 1 for k, name in enumerate(names)]
         suffixes = [f"{name}{number if number > 1 else ''}" for name, number in zip(names, numbers)]
         return [path, *(path.with_name(f"{path.stem}_{suffix}.json") for suffix in suffixes[1:])]

@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from vitkit.ops.segmentations import encode_segmentation
+
 IouType = Literal["bbox", "segm"]
 MATCHED = 0.5
 """Least IoU of a prediction with the object that it is right about."""
@@ -54,37 +56,49 @@ def threshold_rows(
     rows = []
     for threshold in thresholds:
         kept = scores >= threshold
-        found, wrong = int((right & kept).sum()), int((~right & kept).sum())
-        precision = found / (found + wrong) if found + wrong else 1.0
-        recall = found / num_objects if num_objects else 0.0
+        num_right, num_wrong = int((right & kept).sum()), int((~right & kept).sum())
+        precision = num_right / (num_right + num_wrong) if num_right + num_wrong else 1.0
+        recall = num_right / num_objects if num_objects else 0.0
         f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-        rows.append(ThresholdRow(threshold, precision, recall, f1, found, wrong, num_objects - found))
+        rows.append(ThresholdRow(threshold, precision, recall, f1, num_right, num_wrong, num_objects - num_right))
     return rows
 
 
 def best_threshold(
-    truth: Mapping[str, Any],
-    results: Sequence[Mapping[str, Any]],
-    *,
-    iou_type: IouType = "bbox",
-    iou: float = MATCHED,
+    truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], *, iou_type: IouType = "bbox", iou: float = MATCHED
 ) -> ThresholdRow:
     """The row with the highest F1, of all scores that occur; arguments as of `threshold_rows`."""
     scores, right = match_by_class(truth, results, iou_type=iou_type, iou=iou)
     num_objects = sum(not annotation.get("iscrowd") for annotation in truth["annotations"])
+    return best_row(scores, right, num_objects)
+
+
+def best_row(scores: np.ndarray, right: np.ndarray, num_objects: int) -> ThresholdRow:
+    """The row with the highest F1, of all scores that occur; with none right, a row at 1.
+
+    Args:
+        scores: (N,) float, of all predictions that count.
+        right: (N,) bool, whether each is.
+        num_objects: that are to be found.
+    """
     if not len(scores) or not right.any():
         return ThresholdRow(1.0, 1.0, 0.0, 0.0, 0, 0, num_objects)
     order = np.argsort(-scores, kind="stable")
-    found = right[order].cumsum()
-    f1 = 2 * found / (np.arange(1, len(order) + 1) + num_objects)
+    num_right = right[order].cumsum()
+    f1 = 2 * num_right / (np.arange(1, len(order) + 1) + num_objects)
     # A threshold takes all predictions of a score or none.
     last_of_score = np.append(scores[order][1:] != scores[order][:-1], True)
     best = int(np.where(last_of_score, f1, -1).argmax())
-    precision, recall = found[best] / (best + 1), found[best] / num_objects
+    precision, recall = num_right[best] / (best + 1), num_right[best] / num_objects
     return ThresholdRow(
-        float(scores[order][best]), float(precision), float(recall), float(f1[best]),
-        int(found[best]), int(best + 1 - found[best]), int(num_objects - found[best]),
-    )  # fmt: skip
+        float(scores[order][best]),
+        float(precision),
+        float(recall),
+        float(f1[best]),
+        int(num_right[best]),
+        int(best + 1 - num_right[best]),
+        int(num_objects - num_right[best]),
+    )
 
 
 def match_by_class(
@@ -99,11 +113,11 @@ def match_by_class(
     scores: list[float] = []
     right: list[bool] = []
     sizes = {image["id"]: (image["height"], image["width"]) for image in truth["images"]}
-    for key, found in predictions.items():
-        found = sorted(found, key=lambda result: -result["score"])
-        overlaps, crowd = overlaps_of(found, objects.get(key, []), iou_type, sizes[key[0]])
+    for key, unsorted in predictions.items():
+        by_score = sorted(unsorted, key=lambda result: -result["score"])
+        overlaps, crowd = overlaps_of(by_score, objects.get(key, []), iou_type, sizes[key[0]])
         free = ~crowd
-        for result, row in zip(found, overlaps):
+        for result, row in zip(by_score, overlaps):
             candidates = np.where(free, row, -1.0)
             best = int(candidates.argmax()) if len(row) else -1
             if best >= 0 and candidates[best] >= iou:
@@ -118,7 +132,7 @@ def match_by_class(
 
 
 def overlaps_of(
-    found: Sequence[Mapping[str, Any]],
+    predictions: Sequence[Mapping[str, Any]],
     objects: Sequence[Mapping[str, Any]],
     iou_type: IouType,
     size: tuple[int, int],
@@ -131,20 +145,18 @@ def overlaps_of(
         (predictions, objects) float64, and which objects are crowds, bool.
     """
     crowd = np.array([bool(annotation.get("iscrowd")) for annotation in objects], bool)
-    if not found or not objects:
-        return np.zeros((len(found), len(objects))), crowd
+    if not predictions or not objects:
+        return np.zeros((len(predictions), len(objects))), crowd
     if iou_type == "bbox":
-        ours, theirs = (np.array([entry["bbox"] for entry in entries], np.float64) for entries in (found, objects))
+        ours, theirs = (
+            np.array([entry["bbox"] for entry in entries], np.float64) for entries in (predictions, objects)
+        )
     else:
-        ours, theirs = ([run_lengths(e["segmentation"], size) for e in entries] for entries in (found, objects))
+        ours, theirs = (
+            [encode_segmentation(entry["segmentation"], *size) for entry in entries]
+            for entries in (predictions, objects)
+        )
     return np.asarray(coco_mask.iou(ours, theirs, crowd.astype(np.uint8))), crowd
-
-
-def run_lengths(segmentation: Any, size: tuple[int, int]) -> Mapping[str, Any]:
-    """Polygons, or run lengths of any kind, as compressed ones."""
-    if isinstance(segmentation, list):
-        return coco_mask.merge(coco_mask.frPyObjects(segmentation, *size))
-    return coco_mask.frPyObjects(segmentation, *size) if isinstance(segmentation["counts"], list) else segmentation
 
 
 def confusion_matrix(
@@ -178,10 +190,10 @@ def confusion_matrix(
         if result["score"] >= threshold:
             predictions[result["image_id"]].append(result)
     for image in truth["images"]:
-        found, there = predictions[image["id"]], objects[image["id"]]
-        overlaps, crowd = overlaps_of(found, there, iou_type, (image["height"], image["width"]))
+        image_predictions, image_objects = predictions[image["id"]], objects[image["id"]]
+        overlaps, crowd = overlaps_of(image_predictions, image_objects, iou_type, (image["height"], image["width"]))
         # A stable order of equal overlaps: the prediction with the higher score comes first.
-        order = np.argsort([-result["score"] for result in found], kind="stable")
+        order = np.argsort([-result["score"] for result in image_predictions], kind="stable")
         pairs = [(-overlaps[i, j], rank, i, j) for rank, i in enumerate(order) for j in np.flatnonzero(~crowd)]
         used, taken = set(), set()
         for negative, _, i, j in sorted(pairs):
@@ -190,11 +202,12 @@ def confusion_matrix(
             if i not in used and j not in taken:
                 used.add(i)
                 taken.add(j)
-                matrix[label_of[there[j]["category_id"]], label_of[found[i]["category_id"]]] += 1
-        for i, result in enumerate(found):
+                true, predicted = image_objects[j]["category_id"], image_predictions[i]["category_id"]
+                matrix[label_of[true], label_of[predicted]] += 1
+        for i, result in enumerate(image_predictions):
             if i not in used and not (overlaps[i, crowd] >= iou).any():
                 matrix[background, label_of[result["category_id"]]] += 1
-        for j, annotation in enumerate(there):
+        for j, annotation in enumerate(image_objects):
             if not crowd[j] and j not in taken:
                 matrix[label_of[annotation["category_id"]], background] += 1
     return matrix

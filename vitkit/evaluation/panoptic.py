@@ -4,24 +4,17 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from vitkit.distributed import gather_objects, is_main
 from vitkit.errors import DataError
-from vitkit.evaluation.maps import (
-    check_size,
-    encode_ids,
-    map_folder,
-    map_name,
-    positions_of,
-    predicted_field,
-    read_ids,
-    require_method,
-    write_map,
-)
+from vitkit.evaluation.base import SampleEvaluator, predicted_field, read_results, require_annotations
+from vitkit.evaluation.maps import check_size, encode_ids, map_folder, map_name, positions_of, read_ids, write_map
+from vitkit.ops.coco_schema import panoptic_result_faults, raise_faults
+from vitkit.ops.image_files import MAX_PIXELS, check_inside
 from vitkit.ops.label_maps import count_values
+from vitkit.protocols import HasCategoryIds, HasImageIds, HasPanoptic, HasThings
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PanopticMap, PanopticPrediction, SegmentInfo
 
@@ -31,30 +24,24 @@ _VOID = 0
 _OFFSET = 1 << 24
 
 
-class PanopticDataset(Protocol):
-    """What the evaluator asks of a dataset."""
-
-    classes: Sequence[str]
-    category_ids: Sequence[int]
-    things: Sequence[bool]
-    image_ids: Sequence[int]
-
-    def load_panoptic(self, index: int) -> PanopticMap: ...
+@runtime_checkable
+class PanopticDataset(HasThings, HasCategoryIds, HasImageIds, HasPanoptic, Protocol):
+    """What the evaluator needs of a dataset."""
 
 
 class _Answer(NamedTuple):
-    """What is kept of one image."""
+    """What the metrics and the results need of one image."""
 
     matches: np.ndarray
     """(C, 4) float64, see `match_segments`."""
     segments: list[SegmentInfo]
-    picture: bytes
+    png: bytes
     """The predicted map as PNG."""
 
 
 @EVALUATORS.register
-class PanopticEvaluator:
-    """PQ, SQ and RQ over all classes, those of things and those of stuff, by the definition of COCO's panopticapi.
+class PanopticEvaluator(SampleEvaluator):
+    """PQ, SQ and RQ of all classes, of things and of stuff, by the definition of COCO's panopticapi.
 
     Every image counts: where one has no prediction, its segments count as missed. Classes without any segment, true or
     wrongly predicted, do not count for the means.
@@ -69,15 +56,13 @@ class PanopticEvaluator:
     """What `per_class` gives."""
 
     def __init__(self, dataset: PanopticDataset):
-        require_method(dataset, "load_panoptic", "PanopticEvaluator")
-        self.dataset = dataset
+        require_annotations(dataset, PanopticDataset, "PanopticEvaluator")
+        super().__init__(dataset)
         self._position_of = positions_of(dataset.image_ids)
-        self._answers: dict[int, _Answer] = {}
-        self._metrics: dict[str, float] = {}
         self._quality = np.zeros((len(dataset.classes), 4))
 
     def update(self, predictions: Sequence[PanopticPrediction], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Takes one batch; an image that was seen before is left out.
+        """Add one batch; an image that was seen before is left out.
 
         Args:
             predictions: `panoptic` (H, W) and `segments_info`, of the original images.
@@ -88,7 +73,7 @@ class PanopticEvaluator:
             ConfigError: the model predicts no panoptic maps.
         """
         for prediction, target in zip(predictions, targets, strict=True):
-            if target["image_id"] not in self._answers:
+            if target["image_id"] not in self.answers:
                 ids = predicted_field(prediction, "panoptic", "PanopticEvaluator").cpu().numpy()
                 self._add(target["image_id"], PanopticMap(ids, prediction["segments_info"]))
 
@@ -103,23 +88,12 @@ class PanopticEvaluator:
             for s in predicted.segments_info
         ]
         matches = match_segments(truth, predicted, len(self.dataset.classes))
-        self._answers[image_id] = _Answer(matches, segments, encode_ids(predicted.panoptic))
+        self.answers[image_id] = _Answer(matches, segments, encode_ids(predicted.panoptic))
 
-    def gather(self) -> None:
-        """Moves the answers of all ranks to the main process; an image that several ranks saw is kept once."""
-        merged = {}
-        for answers in gather_objects(self._answers):
-            merged = answers | merged
-        if is_main():
-            self._answers = merged
-
-    def compute(self) -> dict[str, float]:
-        """The metrics "PQ", "SQ", "RQ" of all classes, "PQ_things", …, "PQ_stuff", … in 0..1, on the main process; an
-        empty dict elsewhere. They are -1 where there is no class to take the mean of."""
-        if not is_main():
-            return {}
-        sums = sum((answer.matches for answer in self._answers.values()), np.zeros((len(self.dataset.classes), 4)))
-        missing = [position for image_id, position in self._position_of.items() if image_id not in self._answers]
+    def _compute(self) -> dict[str, float]:
+        """PQ, SQ and RQ of all classes, PQ_things, …, PQ_stuff, … in 0..1; -1 where there is no class to average."""
+        sums = sum((answer.matches for answer in self.answers.values()), np.zeros((len(self.dataset.classes), 4)))
+        missing = [position for image_id, position in self._position_of.items() if image_id not in self.answers]
         if missing:
             logger.warning(
                 "%d of %d images have no prediction and count as missed", len(missing), len(self._position_of)
@@ -128,38 +102,37 @@ class PanopticEvaluator:
             truth = self.dataset.load_panoptic(position)
             sums += match_segments(truth, PanopticMap(np.zeros_like(truth.panoptic), []), len(sums))
         iou, right, too_many, missed = sums.T
-        found = right + too_many + missed
+        num_segments = right + too_many + missed
         weight = np.maximum(right + 0.5 * too_many + 0.5 * missed, 0.5)
-        self._quality = np.stack([iou / weight, iou / np.maximum(right, 1), right / weight, found])
+        self._quality = np.stack([iou / weight, iou / np.maximum(right, 1), right / weight, num_segments])
         things = np.asarray(self.dataset.things, bool)
-        self._metrics = {}
+        metrics = {}
         for suffix, chosen in (("", things | True), ("_things", things), ("_stuff", ~things)):
-            counted = chosen & (found > 0)
+            counted = chosen & (num_segments > 0)
             means = self._quality[:3, counted].mean(axis=1) if counted.any() else (-1.0,) * 3
-            self._metrics |= {f"{name}{suffix}": float(mean) for name, mean in zip(("PQ", "SQ", "RQ"), means)}
-        return dict(self._metrics)
+            metrics |= {f"{name}{suffix}": float(mean) for name, mean in zip(("PQ", "SQ", "RQ"), means)}
+        return metrics
 
-    def table(self) -> str:
-        """The nine numbers of the last `compute()` in percent, and of how many classes; empty on other processes."""
-        if not self._metrics:
-            return ""
-        things, found = np.asarray(self.dataset.things, bool), self._quality[3] > 0
+    def _table_lines(self) -> list[str]:
+        """The nine numbers in percent, and of how many classes."""
+        things, has_segments = np.asarray(self.dataset.things, bool), self._quality[3] > 0
         lines = [f"{'':<8}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'classes':>9}"]
-        for name, suffix, chosen in (("all", "", found), ("things", "_things", things), ("stuff", "_stuff", ~things)):
-            values = (self._metrics[f"{metric}{suffix}"] for metric in ("PQ", "SQ", "RQ"))
-            shown = "".join(f"{'-' if value < 0 else f'{100 * value:.1f}':>7}" for value in values)
-            lines.append(f"{name:<8}{shown}{np.count_nonzero(chosen & found):>9}")
-        return "\n".join(lines)
+        groups = (("all", "", things | True), ("things", "_things", things), ("stuff", "_stuff", ~things))
+        for name, suffix, chosen in groups:
+            values = (self.metrics[f"{metric}{suffix}"] for metric in ("PQ", "SQ", "RQ"))
+            shown = "".join(f"{'–' if value < 0 else f'{100 * value:.1f}':>7}" for value in values)
+            lines.append(f"{name:<8}{shown}{np.count_nonzero(chosen & has_segments):>9}")
+        return lines
 
     def per_class(self) -> dict[str, float]:
-        """Class name -> PQ of the last `compute()`, -1 for a class without segments; empty on other processes."""
-        if not self._metrics:
+        """Return class name -> PQ of the last `compute()`, -1 for a class without segments; empty elsewhere."""
+        if not self.metrics:
             return {}
-        quality, _, _, found = self._quality
-        return {name: float(q) if n else -1.0 for name, q, n in zip(self.dataset.classes, quality, found)}
+        quality, _, _, num_segments = self._quality
+        return {name: float(q) if n else -1.0 for name, q, n in zip(self.dataset.classes, quality, num_segments)}
 
     def write_results(self, path: str | Path) -> list[Path]:
-        """Writes the predictions in COCO's panoptic format, which panopticapi and COCO's server read.
+        """Write the predictions in COCO's panoptic format, which panopticapi and COCO's server read.
 
         Returns:
             the file `path`, and the folder of the maps: NAME for NAME.json.
@@ -167,9 +140,9 @@ class PanopticEvaluator:
         path = Path(path)
         folder = map_folder(path)
         annotations = []
-        for image_id, answer in sorted(self._answers.items()):
+        for image_id, answer in sorted(self.answers.items()):
             name = map_name(image_id)
-            write_map(folder, name, answer.picture)
+            write_map(folder, name, answer.png)
             segments = [
                 {name: value for name, value in segment.items() if name != "label"}
                 | {"category_id": int(self.dataset.category_ids[segment["label"]])}
@@ -185,7 +158,7 @@ class PanopticEvaluator:
         return [path, folder]
 
     def load_results(self, path: str | Path) -> None:
-        """Takes predictions that were written before, in place of `update`.
+        """Read predictions that were written before, in place of `update`.
 
         Args:
             path: the JSON file, whose maps lie in the folder of that name; or that folder.
@@ -195,61 +168,28 @@ class PanopticEvaluator:
         path = Path(path)
         path = path.with_suffix(".json") if path.is_dir() else path
         label_of = {raw: label for label, raw in enumerate(self.dataset.category_ids)}
-        for annotation in _read_annotations(path):
-            image_id = annotation["image_id"]
-            if image_id not in self._position_of:
-                raise DataError(
-                    f"results '{path}': image_id {image_id!r} is not among the dataset's {len(self._position_of)} "
-                    "images. Give results of the config's data.val."
-                )
-            unknown = [s for s in annotation["segments_info"] if s.get("category_id") not in label_of]
-            if unknown:
-                raise DataError(
-                    f"results '{path}': image {image_id} has a segment of category_id "
-                    f"{unknown[0].get('category_id')!r}, which is not among the dataset's {len(label_of)} classes."
-                )
+        content = read_results(path)
+        raise_faults(panoptic_result_faults(content, self._position_of, label_of), f"results '{path}'")
+        annotations = content["annotations"]
+        check_inside(map_folder(path), (annotation["file_name"] for annotation in annotations), f"results '{path}'")
+        max_pixels = getattr(self.dataset, "max_image_pixels", MAX_PIXELS)
+        for annotation in annotations:
             segments = [
                 {key: value for key, value in s.items() if key in ("id", "score")}
                 | {"label": label_of[s["category_id"]]}
                 for s in annotation["segments_info"]
             ]
-            self._add(image_id, PanopticMap(read_ids(map_folder(path) / annotation["file_name"]), segments))
-
-
-def _read_annotations(path: Path) -> list[dict[str, Any]]:
-    try:
-        annotations = json.loads(path.read_bytes())["annotations"]
-    except OSError as error:
-        raise DataError(f"results: cannot read '{path}' ({error.strerror}).") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"results: '{path}' is no JSON of panoptic results, {{'annotations': [...]}}.") from error
-    keys = {"image_id", "file_name", "segments_info"}
-    if not all(isinstance(annotation, dict) and keys <= annotation.keys() for annotation in annotations):
-        raise DataError(f"results '{path}': an entry of 'annotations' lacks one of {', '.join(sorted(keys))}.")
-    seen = set()
-    for annotation in annotations:
-        image_id, segments = annotation["image_id"], annotation["segments_info"]
-        if not isinstance(image_id, int | str):
-            raise DataError(f"results '{path}': image_id {image_id!r:.120}; expected a number or a name.")
-        if image_id in seen:
-            raise DataError(f"results '{path}': image {image_id!r} is there twice. Leave one of them out.")
-        seen.add(image_id)
-        if not isinstance(segments, list) or not all(
-            isinstance(s, dict) and all(isinstance(s.get(key), int) for key in ("id", "category_id")) for s in segments
-        ):
-            raise DataError(
-                f"results '{path}': image {image_id!r} has segments_info {segments!r:.120}; expected segments, "
-                "a list with the numbers 'id' and 'category_id' of each."
-            )
-    return annotations
+            ids = read_ids(map_folder(path) / annotation["file_name"], max_pixels=max_pixels)
+            self._add(annotation["image_id"], PanopticMap(ids, segments))
 
 
 def _check_prediction(predicted: PanopticMap, image_id: int, num_classes: int) -> None:
+    """Raise a DataError where map and segments_info do not fit each other, or the dataset."""
     listed = [segment["id"] for segment in predicted.segments_info]
-    found = set(np.unique(count_values(predicted.panoptic)[0]).tolist()) - {_VOID}
+    in_map = set(count_values(predicted.panoptic)[0].tolist()) - {_VOID}
     for ids, what in (
-        (found - set(listed), "in the predicted map and not in segments_info"),
-        (set(listed) - found, "in segments_info and not in the predicted map"),
+        (in_map - set(listed), "in the predicted map and not in segments_info"),
+        (set(listed) - in_map, "in segments_info and not in the predicted map"),
         ({i for i in listed if listed.count(i) > 1}, "in segments_info more than once"),
         ({i for i in listed if not 0 < i < _OFFSET}, f"not between 1 and {_OFFSET - 1}"),
     ):
@@ -264,7 +204,7 @@ def _check_prediction(predicted: PanopticMap, image_id: int, num_classes: int) -
 
 
 def match_segments(truth: PanopticMap, predicted: PanopticMap, num_classes: int) -> np.ndarray:
-    """Which segments of one image are found.
+    """Match the predicted segments of one image with the true ones.
 
     A predicted and a true segment of one class match if their IoU is above one half, void pixels of the truth left
     out; no segment then has two matches. Crowds match nothing. Not counted as wrong is a predicted segment that lies

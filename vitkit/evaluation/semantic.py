@@ -4,27 +4,19 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import cv2
 import numpy as np
 
-from vitkit.distributed import gather_objects, is_main
 from vitkit.errors import DataError
-from vitkit.evaluation.maps import (
-    check_size,
-    encode_labels,
-    map_folder,
-    map_name,
-    positions_of,
-    predicted_field,
-    read_labels,
-    require_method,
-    write_map,
-)
+from vitkit.evaluation.base import SampleEvaluator, predicted_field, require_annotations
+from vitkit.evaluation.maps import check_size, encode_labels, map_folder, map_name, positions_of, write_map
+from vitkit.ops.image_files import MAX_PIXELS, read_label_map
 from vitkit.ops.label_maps import count_values
+from vitkit.protocols import HasCategoryIds, HasImageIds, HasSemantic
 from vitkit.registry import EVALUATORS
-from vitkit.structures import IGNORED, SemanticPrediction
+from vitkit.structures import IGNORE_INDEX, SemanticPrediction
 
 logger = logging.getLogger("vitkit")
 
@@ -34,29 +26,24 @@ BOUNDARY_WIDTH = 0.02
 """Width of a boundary as a part of the image's diagonal."""
 
 
-class SemanticDataset(Protocol):
-    """What the evaluator asks of a dataset."""
-
-    classes: Sequence[str]
-    category_ids: Sequence[int]
-    image_ids: Sequence[Any]
-
-    def load_semantic(self, index: int) -> np.ndarray: ...
+@runtime_checkable
+class SemanticDataset(HasCategoryIds, HasImageIds, HasSemantic, Protocol):
+    """What the evaluator needs of a dataset."""
 
 
 class _Answer(NamedTuple):
-    """What is kept of one image."""
+    """What the metrics and the results need of one image."""
 
     confusions: tuple[np.ndarray, np.ndarray]
     """Codes true class * (C + 1) + predicted class, C being none, and the pixels of each."""
     boundaries: np.ndarray
     """(3, C) int32 pixels: of both boundaries, of the true one, of the predicted one."""
-    picture: bytes
+    png: bytes
     """The prediction as PNG of raw category ids."""
 
 
 @EVALUATORS.register
-class SemanticEvaluator:
+class SemanticEvaluator(SampleEvaluator):
     """Mean IoU, pixel accuracy and mean class accuracy over all pixels of the dataset, ignored pixels left out.
 
     Every image counts: where one has no prediction, its pixels count as missed. A class of which no pixel is true has
@@ -76,18 +63,16 @@ class SemanticEvaluator:
     """What `per_class` gives."""
 
     def __init__(self, dataset: SemanticDataset, *, boundary: bool = True):
-        require_method(dataset, "load_semantic", "SemanticEvaluator")
-        self.dataset = dataset
+        require_annotations(dataset, SemanticDataset, "SemanticEvaluator")
+        super().__init__(dataset)
         self.boundary = boundary
         self._position_of = positions_of(dataset.image_ids)
-        self._answers: dict[Any, _Answer] = {}
         self._raw = np.asarray(dataset.category_ids, np.int64)
         self._raw = self._raw.astype(np.uint8 if self._raw.max() < 256 else np.uint16)
-        self._metrics: dict[str, float] = {}
         self._per_class: dict[str, np.ndarray] = {}
 
     def update(self, predictions: Sequence[SemanticPrediction], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Takes one batch; an image that was seen before is left out.
+        """Add one batch; an image that was seen before is left out.
 
         Args:
             predictions: `semantic` (H, W) of the original images.
@@ -97,10 +82,9 @@ class SemanticEvaluator:
             ConfigError: the model predicts no semantic maps.
         """
         for prediction, target in zip(predictions, targets, strict=True):
-            if target["image_id"] not in self._answers:
-                self._add(
-                    target["image_id"], predicted_field(prediction, "semantic", "SemanticEvaluator").cpu().numpy()
-                )
+            if target["image_id"] not in self.answers:
+                semantic = predicted_field(prediction, "semantic", "SemanticEvaluator")
+                self._add(target["image_id"], semantic.cpu().numpy())
 
     def _add(self, image_id: Any, predicted: np.ndarray) -> None:
         if predicted.min() < 0 or predicted.max() >= len(self.dataset.classes):
@@ -111,7 +95,7 @@ class SemanticEvaluator:
         predicted = predicted.astype(np.uint8)
         truth = self.dataset.load_semantic(self._position_of[image_id])
         check_size(predicted, truth, image_id)
-        self._answers[image_id] = _Answer(
+        self.answers[image_id] = _Answer(
             self._confusions(truth, predicted),
             boundary_counts(truth, predicted, len(self.dataset.classes)) if self.boundary else _NO_BOUNDARIES,
             encode_labels(self._raw[predicted]),
@@ -119,28 +103,14 @@ class SemanticEvaluator:
 
     def _confusions(self, truth: np.ndarray, predicted: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
         codes = truth.astype(np.int32) * (len(self.dataset.classes) + 1) + predicted
-        return count_values(codes[truth != IGNORED])
+        return count_values(codes[truth != IGNORE_INDEX])
 
-    def gather(self) -> None:
-        """Moves the answers of all ranks to the main process; an image that several ranks saw is kept once."""
-        merged = {}
-        for answers in gather_objects(self._answers):
-            merged = answers | merged
-        if is_main():
-            self._answers = merged
-
-    def compute(self) -> dict[str, float]:
-        """The metrics "mIoU", "pixel_accuracy", "mean_accuracy" and "boundary_mIoU" in 0..1, on the main process; an
-        empty dict elsewhere. They are -1 where no pixel is labelled."""
-        if not is_main():
-            return {}
+    def _compute(self) -> dict[str, float]:
+        """mIoU, pixel_accuracy, mean_accuracy and boundary_mIoU in 0..1; -1 where no pixel is labelled."""
         matrix = self.confusion_matrix()
         right, predicted, true = matrix.diagonal(), matrix[:, :-1].sum(axis=0), matrix.sum(axis=1)
-        self._per_class = {
-            "IoU": _ratio(right, true + predicted - right, true),
-            "accuracy": _ratio(right, true, true),
-        }
-        self._metrics = {
+        self._per_class = {"IoU": _ratio(right, true + predicted - right, true), "accuracy": _ratio(right, true, true)}
+        metrics = {
             "mIoU": _mean(self._per_class["IoU"]),
             "pixel_accuracy": float(right.sum() / true.sum()) if true.any() else -1.0,
             "mean_accuracy": _mean(self._per_class["accuracy"]),
@@ -149,14 +119,14 @@ class SemanticEvaluator:
             both, near_true, near_predicted = self._boundary_sums()
             boundary = _ratio(both, near_true + near_predicted - both, near_true)
             self._per_class["boundary IoU"] = boundary
-            self._metrics["boundary_mIoU"] = _mean(boundary)
-        return dict(self._metrics)
+            metrics["boundary_mIoU"] = _mean(boundary)
+        return metrics
 
     def confusion_matrix(self) -> np.ndarray:
-        """(C, C + 1) int64 pixels: rows are true classes, columns predicted ones, the last being no prediction."""
+        """Return (C, C + 1) int64 pixels: rows are true classes, columns predicted ones, the last no prediction."""
         num_classes = len(self.dataset.classes)
         flat = np.zeros(num_classes * (num_classes + 1), np.int64)
-        for codes, pixels in (answer.confusions for answer in self._answers.values()):
+        for codes, pixels in (answer.confusions for answer in self.answers.values()):
             flat[codes] += pixels
         missing = self._missing()
         if missing:
@@ -171,20 +141,18 @@ class SemanticEvaluator:
     def _boundary_sums(self) -> np.ndarray:
         num_classes = len(self.dataset.classes)
         sums = np.zeros((3, num_classes), np.int64)
-        for answer in self._answers.values():
+        for answer in self.answers.values():
             sums += answer.boundaries
         for position in self._missing():
             truth = self.dataset.load_semantic(position)
-            sums += boundary_counts(truth, np.full_like(truth, IGNORED), num_classes)
+            sums += boundary_counts(truth, np.full_like(truth, IGNORE_INDEX), num_classes)
         return sums
 
     def _missing(self) -> list[int]:
-        return [position for image_id, position in self._position_of.items() if image_id not in self._answers]
+        return [position for image_id, position in self._position_of.items() if image_id not in self.answers]
 
-    def table(self) -> str:
-        """The means in percent of the last `compute()`, and a line for each class if there are few; empty elsewhere."""
-        if not self._metrics:
-            return ""
+    def _table_lines(self) -> list[str]:
+        """The means in percent, and a line for each class if there are few."""
         columns = list(self._per_class)
         width = max(len("all classes"), *map(len, self.dataset.classes))
         lines = [f"{'class':<{width}} " + " ".join(f"{column:>12}" for column in columns)]
@@ -194,34 +162,34 @@ class SemanticEvaluator:
             lines.append(f"{name:<{width}} " + " ".join(f"{_percent(value):>12}" for value in values))
         means = (_mean(values) for values in self._per_class.values())
         lines.append(f"{'all classes':<{width}} " + " ".join(f"{_percent(value):>12}" for value in means))
-        accuracy = _percent(self._metrics["pixel_accuracy"])
+        accuracy = _percent(self.metrics["pixel_accuracy"])
         lines.append(f"pixel accuracy {accuracy} % of {len(self.dataset.image_ids)} images")
-        return "\n".join(lines)
+        return lines
 
     def per_class(self) -> dict[str, float]:
-        """Class name -> IoU of the last `compute()`, -1 for a class without pixels; empty on other processes."""
+        """Return class name -> IoU of the last `compute()`, -1 for a class without pixels; empty on other processes."""
         values = self._per_class.get("IoU", ())
         return {name: float(value) for name, value in zip(self.dataset.classes, values)}
 
     def write_results(self, path: str | Path) -> list[Path]:
-        """Writes the metrics of the last `compute()` as JSON, and the predictions as PNG of raw category ids.
+        """Write the metrics of the last `compute()` as JSON, and the predictions as PNG of raw category ids.
 
         Returns:
             the file `path`, and the folder of the PNG: NAME for NAME.json.
         """
         path = Path(path)
         folder = map_folder(path)
-        for image_id, answer in self._answers.items():
-            write_map(folder, map_name(image_id), answer.picture)
+        for image_id, answer in self.answers.items():
+            write_map(folder, map_name(image_id), answer.png)
         classes = [
             {"id": raw, "name": name, **{key: float(values[label]) for key, values in self._per_class.items()}}
             for label, (raw, name) in enumerate(zip(self._raw.tolist(), self.dataset.classes))
         ]
-        path.write_text(json.dumps({**self._metrics, "classes": classes}), encoding="utf-8")
+        path.write_text(json.dumps({**self.metrics, "classes": classes}), encoding="utf-8")
         return [path, folder]
 
     def load_results(self, path: str | Path) -> None:
-        """Takes predictions that were written before, in place of `update`.
+        """Read predictions that were written before, in place of `update`.
 
         Args:
             path: the folder of the PNG, or the results file that it belongs to.
@@ -233,24 +201,25 @@ class SemanticEvaluator:
         label_of = {raw: label for label, raw in enumerate(self._raw.tolist())}
         table = np.full(1 << 16, len(label_of), np.int64)
         table[list(label_of)] = list(label_of.values())
+        max_pixels = getattr(self.dataset, "max_image_pixels", MAX_PIXELS)
         for image_id in self._position_of:
-            picture = folder / map_name(image_id)
-            if not picture.is_file():
+            path = folder / map_name(image_id)
+            if not path.is_file():
                 continue
-            raw = read_labels(picture)
+            raw = read_label_map(path, "results", max_pixels=max_pixels)
             labels = table[raw]
             if labels.max() == len(label_of):
                 values, counts = count_values(raw[labels == len(label_of)])
                 raise DataError(
-                    f"results '{picture}': value {values[0]} at {counts[0]} pixels is no category id of the dataset "
+                    f"results '{path}': value {values[0]} at {counts[0]} pixels is no category id of the dataset "
                     f"({len(label_of)} classes, {self._raw.min()} to {self._raw.max()})."
                 )
             self._add(image_id, labels)
-        if not self._answers:
-            first = map_name(next(iter(self._position_of)))
+        if not self.answers:
+            example = folder / map_name(next(iter(self._position_of)))
             raise DataError(
                 f"results: '{folder}' holds no prediction for any of {len(self._position_of)} images; expected PNG of "
-                f"category ids, such as '{folder / first}'."
+                f"category ids, such as '{example}'."
             )
 
 
@@ -258,7 +227,7 @@ _NO_BOUNDARIES = np.zeros((3, 0), np.int32)
 
 
 def boundary_counts(truth: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
-    """Pixels of each class near the edge of its region.
+    """Count the pixels of each class near the edge of its region.
 
     Args:
         truth, predicted: (H, W) uint8 label maps, 255 = none; where `truth` has none, no pixel counts.
@@ -267,15 +236,15 @@ def boundary_counts(truth: np.ndarray, predicted: np.ndarray, num_classes: int) 
     """
     height, width = truth.shape
     distance = max(1, round(BOUNDARY_WIDTH * float(np.hypot(height, width))))
-    near_true = near_edge(truth, distance) & (truth != IGNORED)
-    near_predicted = near_edge(predicted, distance) & (truth != IGNORED)
+    near_true = near_edge(truth, distance) & (truth != IGNORE_INDEX)
+    near_predicted = near_edge(predicted, distance) & (truth != IGNORE_INDEX)
     both = near_true & near_predicted & (truth == predicted)
     pixels = (truth[both], truth[near_true], predicted[near_predicted])
     return np.stack([np.bincount(labels, minlength=256)[:num_classes] for labels in pixels]).astype(np.int32)
 
 
 def near_edge(labels: np.ndarray, distance: int) -> np.ndarray:
-    """The pixels of which another label, or the outside of the image, is at most `distance` rows and columns away.
+    """Find the pixels that have another label, or the outside of the image, within `distance` rows and columns.
 
     For every class at once it is what the class's mask loses by `distance` erosions with a 3x3 square.
 
@@ -284,21 +253,21 @@ def near_edge(labels: np.ndarray, distance: int) -> np.ndarray:
     Returns:
         (H, W) bool.
     """
-    # A label that is found nowhere else stands for the outside: uint16 holds it beside all of uint8's.
+    # A label that occurs nowhere else stands for the outside: uint16 holds it beside all of uint8's.
     padded = cv2.copyMakeBorder(labels.astype(np.uint16), 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=256)
     square = cv2.getStructuringElement(cv2.MORPH_RECT, (2 * distance + 1,) * 2)
     largest, least = cv2.dilate(padded, square), cv2.erode(padded, square)
     return (largest != least)[1:-1, 1:-1]
 
 
-def _ratio(part: np.ndarray, whole: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """(C,) float64, -1 for classes of which nothing is true."""
-    return np.where(true > 0, part / np.maximum(whole, 1), -1.0)
+def _ratio(part: np.ndarray, total: np.ndarray, true: np.ndarray) -> np.ndarray:
+    """Return (C,) float64, -1 for classes of which nothing is true."""
+    return np.where(true > 0, part / np.maximum(total, 1), -1.0)
 
 
 def _mean(values: np.ndarray) -> float:
-    kept = values[values >= 0]
-    return float(kept.mean()) if len(kept) else -1.0
+    valid = values[values >= 0]
+    return float(valid.mean()) if len(valid) else -1.0
 
 
 def _percent(value: float) -> str:

@@ -1,28 +1,42 @@
-"""Deformable DETR's head: a transformer that attends to a few places of several maps."""
+"""Deformable DETR's head: a transformer that attends to a few locations of several maps."""
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.deformable_transformer import (
     DeformableDecoder,
     DeformableEncoder,
+    DeformableSettings,
     Levels,
     box_head,
     flatten_levels,
-    level_places,
+    init_deformable,
 )
 from vitkit.nn.position import sine_positions_boxes
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
 
 PRIOR_PROBABILITY = 0.01
-"""Of a class at the start of training, so that the many empty queries do not swamp the focal loss."""
+"""Probability of a class at the start of training: so low that the many empty queries do not swamp the focal loss."""
+
+
+@dataclass(frozen=True)
+class DeformableDETRSettings(DeformableSettings):
+    """An encoder and a decoder with deformable attention."""
+
+    d_model: int = 256
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    refine_boxes: bool = False
+    """Iterative bounding box refinement."""
+    two_stage: bool = False
+    """Queries start from the encoder's best boxes instead of learned ones; needs `refine_boxes`."""
 
 
 @HEADS.register
@@ -33,9 +47,6 @@ class DeformableDETRHead(nn.Module):
         feature_info: of the neck's maps, fine to coarse; each must have `d_model` channels.
         num_classes: the logits per query; there is none for "no object".
         num_queries: boxes predicted per image.
-        num_points: places that each head reads on each level.
-        refine_boxes: iterative bounding box refinement.
-        two_stage: queries start from the encoder's best boxes instead of learned ones; needs `refine_boxes`.
     Raises:
         ConfigError: a map has other than `d_model` channels, or the options exclude each other.
     """
@@ -46,17 +57,10 @@ class DeformableDETRHead(nn.Module):
         num_classes: int,
         *,
         num_queries: int,
-        d_model: int = 256,
-        num_heads: int = 8,
-        num_points: int = 4,
-        d_ffn: int = 1024,
-        dropout: float = 0.1,
-        num_encoder_layers: int = 6,
-        num_decoder_layers: int = 6,
-        refine_boxes: bool = False,
-        two_stage: bool = False,
+        settings: DeformableDETRSettings = DeformableDETRSettings(),
     ):
         super().__init__()
+        d_model, refine_boxes, two_stage = settings.d_model, settings.refine_boxes, settings.two_stage
         for name, info in feature_info.items():
             if info.channels != d_model:
                 raise ConfigError(
@@ -67,15 +71,15 @@ class DeformableDETRHead(nn.Module):
             raise ConfigError(f"DeformableDETRHead: num_queries={num_queries}, expected at least 1.")
         if two_stage and not refine_boxes:
             raise ConfigError("DeformableDETRHead: two_stage needs refine_boxes=True (model.head.refine_boxes).")
-        self.num_queries = num_queries
-        sizes = dict(
-            num_heads=num_heads, num_levels=len(feature_info), num_points=num_points, d_ffn=d_ffn, dropout=dropout
+        self.two_stage = two_stage
+        num_levels = len(feature_info)
+        self.level_embed = nn.Parameter(torch.empty(num_levels, d_model))
+        self.encoder = DeformableEncoder(settings.num_encoder_layers, d_model, num_levels, settings)
+        self.decoder = DeformableDecoder(
+            settings.num_decoder_layers, d_model, num_levels, settings, refine_boxes=refine_boxes
         )
-        self.level_embed = nn.Parameter(torch.empty(len(feature_info), d_model))
-        self.encoder = DeformableEncoder(num_encoder_layers, d_model, **sizes)
-        self.decoder = DeformableDecoder(num_decoder_layers, d_model, refine_boxes=refine_boxes, **sizes)
         self.class_embed = nn.ModuleList(
-            class_head(d_model, num_classes) for _ in range(num_decoder_layers if refine_boxes else 1)
+            class_head(d_model, num_classes) for _ in range(settings.num_decoder_layers if refine_boxes else 1)
         )
         if two_stage:
             self.proposals = EncoderProposals(d_model, num_classes, num_queries=num_queries)
@@ -84,41 +88,29 @@ class DeformableDETRHead(nn.Module):
             self.reference_points = nn.Linear(d_model, 2)
             # A box begins around its point a tenth of the image wide.
             nn.init.constant_(self.decoder.bbox_embed[0].layers[-1].bias[2:], -2.0)
-        self._initialize_transformer()
-
-    def _initialize_transformer(self) -> None:
         nn.init.normal_(self.level_embed)
-        for part in (self.encoder.layers, self.decoder.layers):
-            for matrix in part.parameters():
-                if matrix.dim() > 1:
-                    nn.init.xavier_uniform_(matrix)
-        for module in self.modules():
-            if isinstance(module, MultiScaleDeformableAttention):
-                module.reset_parameters()
-        if hasattr(self, "reference_points"):
+        init_deformable(self.encoder.layers, self.decoder.layers)
+        if not two_stage:
             nn.init.xavier_uniform_(self.reference_points.weight)
             nn.init.zeros_(self.reference_points.bias)
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
-        """
-        Args:
-            features: the neck's maps, each (B, d_model, h, w).
-            padding_mask: (B, H, W) bool of the images, True = padding.
+        """Predict a box and class logits per query.
+
         Returns:
             pred_logits: (B, Q, num_classes), one sigmoid per class.
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
-            reference_points: (B, Q, 2 or 4), where the layer looked: points (x, y) or boxes cxcywh in 0..1.
+            reference_points: (B, Q, 2 or 4), what the layer sampled around: points (x, y) or boxes cxcywh in 0..1.
             aux_outputs: the same three of each decoder layer but the last, first layer first.
-            enc_outputs: with two stages, pred_logits and pred_boxes of every place (B, S, ...).
+            enc_outputs: with two stages, pred_logits and pred_boxes of every location (B, S, ...).
         Raises:
-            DataError: with two stages, the maps have fewer places than there are queries.
+            DataError: with two stages, the maps have fewer locations than there are queries.
         """
-        levels = flatten_levels(features, padding_mask, position_offset=-0.5)
-        level_codes = torch.cat([e.expand(n, -1) for e, n in zip(self.level_embed, levels.sizes)])
-        memory = self.encoder(levels, levels.positions + level_codes)
+        levels = flatten_levels(features, self.level_embed, padding_mask, position_offset=-0.5)
+        memory = self.encoder(levels)
 
         extra = {}
-        if hasattr(self, "proposals"):
+        if self.two_stage:
             proposals = self.proposals(memory, levels)
             positions, queries, references = proposals.positions, proposals.queries, proposals.boxes_cxcywh
             extra["enc_outputs"] = dict(pred_logits=proposals.all_logits, pred_boxes=proposals.all_boxes_cxcywh)
@@ -140,7 +132,7 @@ class DeformableDETRHead(nn.Module):
 
 
 class Proposals(NamedTuple):
-    """The first stage's result: Q queries to decode, and what each of the S places predicts."""
+    """The first stage's result: Q queries to decode, and what each of the S locations predicts."""
 
     positions: Tensor
     """(B, Q, d_model)."""
@@ -149,13 +141,13 @@ class Proposals(NamedTuple):
     boxes_cxcywh: Tensor
     """(B, Q, 4) in 0..1, without gradient."""
     all_logits: Tensor
-    """(B, S, num_classes), of which the first tells objects of any class."""
+    """(B, S, num_classes); the first class stands for objects of any class."""
     all_boxes_cxcywh: Tensor
     """(B, S, 4) in 0..1."""
 
 
 class EncoderProposals(nn.Module):
-    """The first of two stages (Zhu et al. 2021, appendix A.4): each place proposes a box, the best are decoded."""
+    """The first of two stages (Zhu et al. 2021, appendix A.4): each location proposes a box, the best are decoded."""
 
     def __init__(self, d_model: int, num_classes: int, *, num_queries: int):
         super().__init__()
@@ -170,22 +162,23 @@ class EncoderProposals(nn.Module):
         self.bbox_embed = box_head(d_model)
 
     def forward(self, memory: Tensor, levels: Levels) -> Proposals:
-        """
+        """Propose a box at each location.
+
         Args:
             memory: (B, S, d_model), the encoded levels.
         Raises:
-            DataError: there are fewer places than queries.
+            DataError: there are fewer locations than queries.
         """
         if memory.shape[1] < self.num_queries:
             raise DataError(
-                f"two-stage Deformable DETR: the maps {levels.shapes} have {memory.shape[1]} places, fewer than the "
+                f"two-stage Deformable DETR: the maps {levels.shapes} have {memory.shape[1]} locations, fewer than the "
                 f"{self.num_queries} queries that are chosen from them. Use larger images, or fewer queries "
                 "(model.num_queries)."
             )
-        anchors, unusable = place_boxes(levels)
+        anchors, unusable = anchor_boxes(levels)
         x = self.enc_output_norm(self.enc_output(memory.masked_fill(unusable, 0)))
         logits = self.class_embed(x)
-        # An unusable place stays at infinity: its box is the constant 1, without gradient.
+        # An unusable location stays at infinity: its box is the constant 1, without gradient.
         box_logits = self.bbox_embed(x).float() + torch.logit(anchors).masked_fill(unusable, torch.inf)
 
         best = logits[..., 0].topk(self.num_queries, dim=1).indices
@@ -195,14 +188,14 @@ class EncoderProposals(nn.Module):
         return Proposals(positions, queries, references, logits, box_logits.sigmoid())
 
 
-def place_boxes(levels: Levels) -> tuple[Tensor, Tensor]:
-    """The box that each place starts from: around its centre, 0.05 of the image wide, doubled with each level.
+def anchor_boxes(levels: Levels) -> tuple[Tensor, Tensor]:
+    """Return the box that each location starts from: around its centre, 0.05 of the image wide, doubled per level.
 
     Returns:
         boxes_cxcywh: (B, S, 4) in 0..1 of the un-padded image.
         unusable: (B, S, 1) bool: padded, or nearer than 0.01 to an end of the range.
     """
-    centres = level_places(levels.shapes, levels.valid_ratios)
+    centres = levels.centers()
     widths = torch.cat([centres.new_full((n, 2), 0.05 * 2**level) for level, n in enumerate(levels.sizes)])
     boxes = torch.cat([centres, widths.expand_as(centres)], dim=-1)
     unusable = ((boxes <= 0.01) | (boxes >= 0.99)).any(-1, keepdim=True)
@@ -212,6 +205,7 @@ def place_boxes(levels: Levels) -> tuple[Tensor, Tensor]:
 
 
 def class_head(d_model: int, num_classes: int) -> nn.Linear:
+    """Return a linear layer to class logits, biased to `PRIOR_PROBABILITY`."""
     head = nn.Linear(d_model, num_classes)
     nn.init.constant_(head.bias, -math.log((1 - PRIOR_PROBABILITY) / PRIOR_PROBABILITY))
     return head

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import attention_weights, mask_bias
+from vitkit.nn.padding import extend_edges, group_norm, zero_padding
 
 
 class BoxAttention(nn.Module):
-    """Where each query looks in the encoded map, per head; what is drawn from it are the weights, no values."""
+    """Attention weights of each query on the encoded map, per head; there are no values."""
 
     def __init__(self, d_model: int, num_heads: int):
         super().__init__()
@@ -24,7 +25,8 @@ class BoxAttention(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, queries: Tensor, memory: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """
+        """Return the weights.
+
         Args:
             queries: (B, Q, d_model).
             memory: (B, d_model, h, w).
@@ -44,11 +46,11 @@ class BoxAttention(nn.Module):
 
 
 class MaskConvHead(nn.Module):
-    """Convolutions from the attention of each query up to stride 4, with the backbone's maps on the way.
+    """Convolutions from the attention of each query up to stride 4, to which the backbone's maps are added.
 
     Args:
         channels: of the first map: the width of the transformer and one for each head.
-        context: width of the transformer, from which the others follow.
+        context: width of the transformer; those of the layers are fractions of it.
         feature_channels: of the backbone's maps, coarse to fine.
         num_groups: of the group norms.
     Raises:
@@ -77,21 +79,29 @@ class MaskConvHead(nn.Module):
                 nn.init.kaiming_uniform_(module.weight, a=1)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, image: Tensor, attention: Tensor, features: Sequence[Tensor]) -> Tensor:
-        """
+    def forward(
+        self, image: Tensor, attention: Tensor, features: Sequence[Tensor], padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """Predict a mask per query.
+
         Args:
             image: (B, d_model, h, w), the projected map that the transformer read.
             attention: (B, Q, heads, h, w).
             features: the backbone's three finer maps, coarse to fine, each (B, channels, H, W).
+            padding_mask: (B, H', W') bool of the images, True = padding, which is kept out of the image; None: it
+                counts like the image, as in the original.
         Returns:
             (B, Q, H, W) logits at the finest map's size.
         """
         batch_size, num_queries = attention.shape[:2]
+        padding = None if padding_mask is None else padding_mask.repeat_interleave(num_queries, dim=0)
         x = torch.cat([image.repeat_interleave(num_queries, dim=0), attention.flatten(0, 1)], dim=1)
-        x = F.relu_(self.gn1(self.lay1(x)))
-        x = F.relu_(self.gn2(self.lay2(x)))
+        x = F.relu_(group_norm(self.lay1(zero_padding(x, padding)), padding, self.gn1))
+        x = F.relu_(group_norm(self.lay2(zero_padding(x, padding)), padding, self.gn2))
         for i, feature in enumerate(features, start=1):
+            layer, norm = self.get_submodule(f"lay{i + 2}"), self.get_submodule(f"gn{i + 2}")
             finer = self.get_submodule(f"adapter{i}")(feature).repeat_interleave(num_queries, dim=0)
             x = finer + F.interpolate(x, size=finer.shape[-2:], mode="nearest")
-            x = F.relu_(self.get_submodule(f"gn{i + 2}")(self.get_submodule(f"lay{i + 2}")(x)))
-        return self.out_lay(x).view(batch_size, num_queries, *x.shape[-2:])
+            x = F.relu_(group_norm(layer(zero_padding(x, padding)), padding, norm))
+        masks = self.out_lay(zero_padding(x, padding))
+        return extend_edges(masks, padding).view(batch_size, num_queries, *x.shape[-2:])

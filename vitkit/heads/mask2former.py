@@ -1,4 +1,4 @@
-"""Mask2Former's head: queries that attend only where their masks are."""
+"""Mask2Former's head: queries that attend only inside their masks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.heads.mask_predictions import MaskPredictions, check_pixel_decoder, masks_of
+from vitkit.heads.maskformer import check_pixel_decoder
 from vitkit.nn.attention import MultiHeadAttention, mask_bias
-from vitkit.nn.layers import MLP, FeedForward, run_block
+from vitkit.nn.layers import MLP, FeedForward, checkpoint_block, init_xavier
 from vitkit.nn.position import sine_positions_2d
+from vitkit.nn.transformer import LayerSettings
+from vitkit.ops.images import resize_mask
+from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
 
@@ -19,13 +22,14 @@ from vitkit.structures import FeatureInfo
 class MaskedDecoderLayer(nn.Module):
     """Cross-attention before self-attention, post-norm (Cheng et al. 2022, section 3.2)."""
 
-    recompute = False
+    activation_checkpointing = False
 
-    def __init__(self, d_model: int, num_heads: int, *, d_ffn: int, dropout: float = 0.0):
+    def __init__(self, d_model: int, settings: LayerSettings):
         super().__init__()
-        self.cross_attn = MultiHeadAttention(d_model, num_heads, dropout)
-        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
-        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
+        dropout = settings.dropout
+        self.cross_attn = MultiHeadAttention(d_model, settings.num_heads, dropout)
+        self.self_attn = MultiHeadAttention(d_model, settings.num_heads, dropout)
+        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.norm3 = nn.LayerNorm(d_model)
@@ -34,7 +38,8 @@ class MaskedDecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, *, memory_keys: Tensor, positions: Tensor, memory_bias: Tensor
     ) -> Tensor:
-        """
+        """Attend to the memory, then to each other.
+
         Args:
             x: (B, Q, d_model).
             memory: (B, S, d_model), the values of the cross-attention.
@@ -70,11 +75,9 @@ class Mask2FormerHead(nn.Module):
         *,
         num_queries: int,
         d_model: int = 256,
-        num_heads: int = 8,
-        d_ffn: int = 2048,
-        dropout: float = 0.0,
         num_decoder_layers: int = 9,
         num_levels: int = 3,
+        settings: LayerSettings = LayerSettings(dropout=0.0),
     ):
         super().__init__()
         if num_levels < 1:
@@ -82,7 +85,7 @@ class Mask2FormerHead(nn.Module):
         check_pixel_decoder("Mask2FormerHead", feature_info, num_levels=num_levels)
         names = list(feature_info)
         self.level_names = names[: -num_levels - 1 : -1]
-        self.num_heads = num_heads
+        self.num_heads = settings.num_heads
         self.input_proj = nn.ModuleList(
             nn.Identity()
             if feature_info[name].channels == d_model
@@ -92,35 +95,32 @@ class Mask2FormerHead(nn.Module):
         self.level_embed = nn.Embedding(num_levels, d_model)
         self.query_feat = nn.Embedding(num_queries, d_model)
         self.query_embed = nn.Embedding(num_queries, d_model)
-        self.layers = nn.ModuleList(
-            MaskedDecoderLayer(d_model, num_heads, d_ffn=d_ffn, dropout=dropout) for _ in range(num_decoder_layers)
-        )
-        for matrix in self.layers.parameters():
-            if matrix.dim() > 1:
-                nn.init.xavier_uniform_(matrix)
+        self.layers = nn.ModuleList(MaskedDecoderLayer(d_model, settings) for _ in range(num_decoder_layers))
+        init_xavier(self.layers)
         self.decoder_norm = nn.LayerNorm(d_model)
         self.class_embed = nn.Linear(d_model, num_classes + 1)
         self.mask_embed = MLP((d_model, d_model, d_model, feature_info["mask_features"].channels))
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
-        """
-        Args:
-            features: of a pixel decoder.
-            padding_mask: not used: as in the original, padding is attended to.
+        """Predict class logits and a mask per query.
+
         Returns:
             pred_logits: (B, Q, num_classes + 1), the last for no object.
             pred_masks: (B, Q, h, w) logits at the stride of the map for masks.
-            aux_outputs: the same two of the queries themselves and of each decoder layer but the last.
+            mask_embed: (B, Q, channels), and mask_features: (B, channels, h, w), whose product they are.
+            aux_outputs: the same of the queries themselves and of each decoder layer but the last, without pred_masks.
         """
         mask_features = features["mask_features"]
-        memories, keys, small_features = [], [], []
+        memories, keys, paddings, small_features = [], [], [], []
         for name, project, code in zip(self.level_names, self.input_proj, self.level_embed.weight):
             x = project(features[name])
             size = x.shape[-2:]
+            padding = None if padding_mask is None else resize_mask(padding_mask, size)
             memory = x.flatten(2).transpose(1, 2) + code
-            positions = sine_positions_2d(size, x.shape[1], device=x.device).flatten(1, 2).to(x.dtype)
+            positions = sine_positions_2d(size, x.shape[1], padding_mask=padding, device=x.device)
             memories.append(memory)
-            keys.append(memory + positions)
+            keys.append(memory + positions.flatten(1, 2).to(x.dtype))
+            paddings.append(padding)
             # Resizing and the product with the queries commute, so the features are resized, once, and not every mask.
             small_features.append(
                 F.interpolate(mask_features, size=size, mode="bilinear", align_corners=False).detach()
@@ -131,17 +131,28 @@ class Mask2FormerHead(nn.Module):
         outputs = [self._predict(x, mask_features)]
         for i, layer in enumerate(self.layers):
             level = i % len(memories)
-            bias = self._outside_masks(outputs[-1]["mask_embed"], small_features[level], memories[level].dtype)
-            x = run_block(layer, x, memories[level], memory_keys=keys[level], positions=positions, memory_bias=bias)
+            outside = outside_masks(outputs[-1]["mask_embed"], small_features[level], paddings[level])
+            bias = mask_bias(outside, memories[level].dtype)[:, None]
+            x = checkpoint_block(
+                layer, x, memories[level], memory_keys=keys[level], positions=positions, memory_bias=bias
+            )
             outputs.append(self._predict(x, mask_features))
-        return dict(outputs[-1], pred_masks=outputs[-1]["pred_masks"], aux_outputs=outputs[:-1])
+        last = outputs.pop()
+        return dict(last, pred_masks=mask_logits(last["mask_embed"], mask_features), aux_outputs=outputs)
 
-    def _predict(self, x: Tensor, mask_features: Tensor) -> MaskPredictions:
+    def _predict(self, x: Tensor, mask_features: Tensor) -> dict[str, Tensor]:
         x = self.decoder_norm(x)
-        return MaskPredictions(self.class_embed(x), self.mask_embed(x), mask_features)
+        return dict(pred_logits=self.class_embed(x), mask_embed=self.mask_embed(x), mask_features=mask_features)
 
-    @staticmethod
-    def _outside_masks(mask_embed: Tensor, small_features: Tensor, dtype: torch.dtype) -> Tensor:
-        """The bias that keeps a query inside its mask, (B, 1, Q, S); a query with an empty mask looks everywhere."""
-        logits = masks_of(mask_embed.detach(), small_features).flatten(2)
-        return mask_bias(logits < 0, dtype)[:, None]
+
+def outside_masks(mask_embed: Tensor, small_features: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """Return the locations that each query may not attend to, (B, Q, S) bool: padding, and what is outside its mask.
+
+    (`mask_bias` lets a query attend everywhere where that is all; here padding stays masked then.)
+    """
+    outside = mask_logits(mask_embed.detach(), small_features).flatten(2) < 0
+    if padding_mask is None:
+        return outside
+    padding = padding_mask.flatten(1)[:, None]  # (B, 1, S)
+    outside = outside | padding
+    return torch.where(outside.all(-1, keepdim=True), padding, outside)

@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit.heads.mask_predictions import check_pixel_decoder, masks_of
-from vitkit.heads.maskformer import MaskFormerHead
+from vitkit.heads.maskformer import MaskFormerHead, check_pixel_decoder
+from vitkit.nn.transformer import EncoderDecoderSettings
+from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
 
@@ -31,10 +32,8 @@ class PerPixelBaselineHead(nn.Module):
         nn.init.zeros_(self.predictor.bias)
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
-        """
-        Args:
-            features: of a pixel decoder.
-            padding_mask: not used: padding counts like any other place.
+        """Classify pixels.
+
         Returns:
             pred_semantic: (B, num_classes, h, w) logits.
         """
@@ -49,7 +48,6 @@ class PerPixelBaselinePlusHead(MaskFormerHead):
     Args:
         feature_info: of a pixel decoder's maps: "mask_features" first, then what the queries attend to.
         num_classes: of the pixels.
-        d_model, num_heads, d_ffn, dropout, num_encoder_layers, num_decoder_layers: see `MaskFormerHead`.
     Raises:
         ConfigError: there is no map for masks, or no other.
     """
@@ -59,27 +57,18 @@ class PerPixelBaselinePlusHead(MaskFormerHead):
         feature_info: Mapping[str, FeatureInfo],
         num_classes: int,
         *,
-        d_model: int = 256,
-        num_heads: int = 8,
-        d_ffn: int = 2048,
-        dropout: float = 0.1,
-        num_encoder_layers: int = 0,
-        num_decoder_layers: int = 6,
+        settings: EncoderDecoderSettings = EncoderDecoderSettings(num_encoder_layers=0),
     ):
-        super().__init__(
-            feature_info, num_classes, num_queries=num_classes, d_model=d_model, num_heads=num_heads, d_ffn=d_ffn,
-            dropout=dropout, num_encoder_layers=num_encoder_layers, num_decoder_layers=num_decoder_layers,
-        )  # fmt: skip
+        super().__init__(feature_info, num_classes, num_queries=num_classes, settings=settings)
         del self.class_embed
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
-        """
-        Args:
-            features, padding_mask: see `MaskFormerHead`.
+        """Classify pixels.
+
         Returns:
             pred_semantic: (B, num_classes, h, w) logits.
             aux_outputs: the same of each decoder layer but the last, first layer first.
         """
         embeddings = self.mask_embed(self.decode(features, padding_mask))  # (L, B, num_classes, channels)
-        *earlier, last = (dict(pred_semantic=masks_of(x, features["mask_features"])) for x in embeddings)
+        *earlier, last = (dict(pred_semantic=mask_logits(x, features["mask_features"])) for x in embeddings)
         return dict(last, aux_outputs=earlier)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from vitkit.ops.boxes import l1_and_giou
+from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
 
 
 def box_l1_loss(pred_cxcywh: Tensor, target_cxcywh: Tensor) -> Tensor:
@@ -26,4 +26,4 @@ def box_giou_loss(pred_cxcywh: Tensor, target_cxcywh: Tensor) -> Tensor:
     Returns:
         (...) float in 0..2.
     """
-    return 1 - l1_and_giou(pred_cxcywh.unbind(-1), target_cxcywh.unbind(-1))[1]
+    return 1 - generalized_box_iou(cxcywh_to_xyxy(pred_cxcywh), cxcywh_to_xyxy(target_cxcywh))

@@ -1,4 +1,4 @@
-"""What attention over an image adds to the loss of its caption (Xu et al. 2015, https://arxiv.org/abs/1502.03044)."""
+"""The loss of captions by attention over the image (Xu et al. 2015, https://arxiv.org/abs/1502.03044)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,12 +20,12 @@ _BASELINE_MOMENTUM = 0.9
 class CaptionLoss(nn.Module):
     """The cross entropy of the words, and terms that shape the attention.
 
-    doubly_stochastic (equation 14): over a caption every place of the image should be looked at once; the squared
-    difference, summed over the places.
+    doubly_stochastic (equation 14): over a caption the attention to every location of the image should sum to 1; the
+    squared difference, summed over the locations.
 
-    reinforce and entropy (section 4.1) train hard attention: the gradient of the log weights of the drawn places, times
-    by how much the caption's log probability exceeded its moving average; and of the weights' entropy, which is to be
-    large.
+    reinforce and entropy (section 4.1) train hard attention: the gradient of the log weights of the drawn locations,
+    times by how much the caption's log probability exceeded its moving average; and of the weights' entropy, which is
+    to be large.
 
     As in the paper each term belongs to a caption, beside the log probability of all its words; all are divided by the
     number of words, as is the cross entropy.
@@ -58,7 +58,8 @@ class CaptionLoss(nn.Module):
         self.entropy = entropy
 
     def forward(self, outputs: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """
+        """Compute the losses.
+
         Args:
             outputs: of `ShowAttendTell`.
             targets: B targets with `tokens` (T_i,).
@@ -76,15 +77,15 @@ class CaptionLoss(nn.Module):
             tokens = tokens.to(outputs["logits"].device)
             real = tokens != PAD
             attention = outputs["attention"].float() * real[..., None]
-            looked = (1 - attention.sum(1)).square().masked_fill(outputs["annotation_padding"], 0.0)
+            missing = (1 - attention.sum(1)).square().masked_fill(outputs["annotation_padding"], 0.0)
             num_words = self._normalizer(real)
-            losses["doubly_stochastic"] = self.doubly_stochastic * looked.sum() / num_words
+            losses["doubly_stochastic"] = self.doubly_stochastic * missing.sum() / num_words
             if "reward_baseline" in outputs:
                 losses |= self._hard_losses(outputs, attention, tokens, num_words)
         return losses
 
     def _normalizer(self, real: Tensor) -> Tensor:
-        """The words of a rank on average."""
+        """Return the words of a rank on average."""
         num_words = real.sum().float()
         # In evaluation ranks do not wait for each other, as in SequenceLoss.
         return (all_reduce_mean(num_words) if self.training else num_words).clamp(min=1)
@@ -96,16 +97,16 @@ class CaptionLoss(nn.Module):
         log_probs = outputs["logits"].detach().float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
         rewards = (log_probs * real).sum(1)
         drawn = (outputs["sampled_log_weights"].float() * real).sum(1)
-        advantages = rewards - self._moved(outputs["reward_baseline"], rewards.mean())
-        # Clamped: places without weight, such as padding, would have infinite gradients.
+        advantages = rewards - self._moving_average(outputs["reward_baseline"], rewards.mean())
+        # Clamped: locations without weight, such as padding, would have infinite gradients.
         entropy = -(attention * attention.clamp(min=1e-12).log()).sum()
         return {
             "reinforce": -self.reinforce * (advantages * drawn).sum() / num_words,
             "entropy": -self.entropy * entropy / num_words,
         }
 
-    def _moved(self, baseline: Tensor, reward: Tensor) -> Tensor:
-        """The moving average of the rewards, this batch's included, which starts at the first; moved in training."""
+    def _moving_average(self, baseline: Tensor, reward: Tensor) -> Tensor:
+        """Update the moving average of the rewards in training, which starts at the first batch's; return it."""
         value, count = baseline.clone().unbind()
         if self.training:
             reward = all_reduce_mean(reward)

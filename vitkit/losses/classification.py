@@ -14,9 +14,9 @@ from vitkit.registry import CRITERIA
 
 @CRITERIA.register
 class ClassificationLoss(nn.Module):
-    """Cross entropy with labels, or with shares of classes where images are mixed.
+    """Cross entropy with labels, or with class weights where images are mixed.
 
-    `meters["accuracy"]` counts how many images' first class is right; of a mixed image, its greater part's.
+    `meters["accuracy"]` counts the images whose most probable class is right; a mixed image's is that of most weight.
 
     Args:
         label_smoothing: part of each target that is spread over all classes (https://arxiv.org/abs/1512.00567), in
@@ -33,7 +33,8 @@ class ClassificationLoss(nn.Module):
         self.meters = {"accuracy": RatioMeter()}
 
     def forward(self, outputs: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """
+        """Compute the loss.
+
         Args:
             outputs: logits (B, C).
             targets: B targets with `label` in 0..C-1, or with `class_weights` (C,) that sum to 1.
@@ -47,14 +48,14 @@ class ClassificationLoss(nn.Module):
         smoothing = self.label_smoothing if self.training else 0.0
         with torch.autocast(logits.device.type, enabled=False):
             logits = logits.float()
-            wanted, labels = self._wanted(targets, logits)
-            loss = F.cross_entropy(logits, wanted, label_smoothing=smoothing)
+            class_targets, labels = self._class_targets(targets, logits)
+            loss = F.cross_entropy(logits, class_targets, label_smoothing=smoothing)
         correct = (logits.detach().argmax(-1) == labels).sum()
         self.meters["accuracy"].add(correct, torch.full_like(correct, len(targets)))
         return {"cross_entropy": loss}
 
-    def _wanted(self, targets: Sequence[Mapping[str, Any]], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """What the cross entropy takes, and each image's first class, (B,) int64."""
+    def _class_targets(self, targets: Sequence[Mapping[str, Any]], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the targets of the cross entropy, and each image's main class, (B,) int64."""
         if "class_weights" in targets[0]:
             weights = torch.stack([target["class_weights"] for target in targets])
             return weights, weights.argmax(-1)

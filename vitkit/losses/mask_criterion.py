@@ -8,14 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
+from vitkit.kernels.whole_mask_losses import dice_loss, whole_mask_losses
 from vitkit.logging import RatioMeter
-from vitkit.losses.masks import dice_loss, whole_mask_losses
-from vitkit.losses.set_terms import SurplusWarning, class_weight_sum, matched_indices, normalizers, set_cross_entropy
-from vitkit.ops.masks import most_uncertain, points_in_part, sample_points
-from vitkit.registry import CRITERIA, MATCHERS, Spec, nearest
-from vitkit.structures import DetectionTarget
-
-Matches = Sequence[Sequence[tuple[Tensor, Tensor]]]
+from vitkit.losses.set_terms import (
+    SurplusWarning,
+    check_weights,
+    class_weight_sum,
+    count_correct_classes,
+    decoder_layers,
+    matched_indices,
+    normalizers,
+    set_cross_entropy,
+)
+from vitkit.ops.masks import most_uncertain, pad_masks, points_in_part, sample_points
+from vitkit.registry import CRITERIA, MATCHERS, Spec
+from vitkit.structures import DetectionTarget, Matches
 
 TERMS = ("labels", "mask", "dice")
 
@@ -24,14 +31,14 @@ TERMS = ("labels", "mask", "dice")
 class MaskCriterion(nn.Module):
     """Cross entropy of every query, mask and dice losses of the matched ones, for every decoder layer.
 
-    `meters["matched_accuracy"]` counts how many of the last layer's matched queries name their target's class first.
+    `meters["matched_accuracy"]` counts how many of the last layer's matched queries predict their target's class.
 
     Args:
-        matcher: what builds the matcher (see `HungarianMaskMatcher`), or the matcher.
+        matcher: a spec of the matcher (see `HungarianMaskMatcher`), or the matcher.
         weights: the weight of each of the terms labels, mask, dice.
         no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
         mask_loss: "points": binary cross entropy and dice at points, most of them where the prediction is uncertain
-            (Mask2Former); "focal": focal loss and dice over whole masks at the targets' size (MaskFormer).
+            (Mask2Former); "focal": focal loss and dice over full masks at the targets' size (MaskFormer).
         num_points: of "points", per mask.
         oversample: candidates drawn per point, from which the uncertain ones are chosen.
         importance: the share of uncertain points; the others are uniform.
@@ -51,14 +58,7 @@ class MaskCriterion(nn.Module):
         importance: float = 0.75,
     ):
         super().__init__()
-        for name in weights:
-            if name not in TERMS:
-                raise ConfigError(f"criterion.weights: unknown term {name!r}. {nearest(name, TERMS)}")
-        missing = [name for name in TERMS if name not in weights]
-        if missing:
-            raise ConfigError(
-                f"criterion.weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss."
-            )
+        check_weights(weights, TERMS)
         if not no_object_weight > 0:
             raise ConfigError(f"criterion.no_object_weight: got {no_object_weight}; expected a positive number.")
         if not (0 <= importance <= 1 and oversample >= 1 and num_points >= 1):
@@ -79,9 +79,10 @@ class MaskCriterion(nn.Module):
         self._warn_of_surplus = SurplusWarning()
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
-        """
+        """Match, and compute the losses of every layer.
+
         Args:
-            outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks as `MaskPredictions` has them;
+            outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks as `matched_masks` takes them;
                 input_size (height, width) that the images were padded to, which the masks cover; aux_outputs, a list of
                 such dicts of the earlier layers, optional.
             targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images.
@@ -90,11 +91,8 @@ class MaskCriterion(nn.Module):
             others. The keys are the same for any targets, and each term depends on the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
-            TrainingError: a matching cost is not finite.
         """
-        earlier = outputs.get("aux_outputs", ())
-        layers = [outputs, *earlier]
-        prefixes = ["", *(f"aux{i}_" for i in range(len(earlier)))]
+        prefixes, layers = zip(*decoder_layers(outputs).items())
         input_size = outputs["input_size"]
         counts = [len(target["labels"]) for target in targets]
         device = outputs["pred_logits"].device
@@ -104,7 +102,7 @@ class MaskCriterion(nn.Module):
             matches = self.matcher(layers, targets, input_size=input_size)
             layer, image, query, target = matched_indices(matches, counts, device)
             labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
-            self._count_correct(logits[0, image[0], query[0]], labels[0])
+            count_correct_classes(self.meters["matched_accuracy"], logits[0, image[0], query[0]], labels[0])
 
             num_queries = logits[0, ..., 0].numel()
             class_weights = class_weight_sum(num_queries, labels.shape[1], self.no_object_weight)
@@ -125,7 +123,7 @@ class MaskCriterion(nn.Module):
         return losses
 
     def draw_points(self, purpose: Literal["over", "rand"], layer: int, num_masks: int, count: int, device) -> Tensor:
-        """(num_masks, count, 2) uniform in 0..1: candidates ("over") or the points that are not chosen ("rand")."""
+        """Draw (num_masks, count, 2) uniform in 0..1: candidates ("over"), or points that are not chosen ("rand")."""
         return torch.rand(num_masks, count, 2, device=device)
 
     def _mask_losses(
@@ -136,59 +134,59 @@ class MaskCriterion(nn.Module):
         targets: Sequence[DetectionTarget],
         input_size: tuple[int, int],
     ) -> tuple[Tensor, Tensor]:
-        """Sums over the matched queries of one layer, whose masks are `logits` (M, h, w): the mask and dice terms."""
+        """Return the mask and dice terms, summed over the matched queries of one layer with `logits` (M, h, w)."""
         if not len(logits):
             return logits.sum(), logits.sum()
         if self.mask_loss == "focal":
-            masks = [t["masks"][j] for t, (_, j) in zip(targets, matches)]
-            focal, dice = whole_mask_losses(logits, masks, input_size)
+            masks = [pad_masks(t["masks"][j], input_size) for t, (_, j) in zip(targets, matches)]
+            focal, dice = whole_mask_losses(logits, torch.cat(masks))
             return focal.sum(), dice.sum()
         points = self._choose_points(index, logits.detach())
-        starts = points.split([len(query) for query, _ in matches])
-        wanted = torch.cat([wanted_at(p, t["masks"][j], input_size) for p, t, (_, j) in zip(starts, targets, matches)])
+        by_image = points.split([len(query) for query, _ in matches])
+        labels = torch.cat(
+            [labels_at(p, t["masks"][j], input_size) for p, t, (_, j) in zip(by_image, targets, matches)]
+        )
         logits = sample_points(logits[:, None], points)[:, 0]
-        losses = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
-        return losses.mean(1).sum(), dice_loss(logits, wanted).sum()
+        losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        return losses.mean(1).sum(), dice_loss(logits, labels).sum()
 
     def _choose_points(self, layer: int, logits: Tensor) -> Tensor:
-        """(M, num_points, 2) for masks (M, h, w)."""
+        """Choose (M, num_points, 2) for masks (M, h, w)."""
         num_uncertain = int(self.importance * self.num_points)
         over = self.draw_points("over", layer, len(logits), int(self.oversample * self.num_points), logits.device)
         uncertain = most_uncertain(over, sample_points(logits[:, None], over)[:, 0], num_uncertain)
         rest = self.draw_points("rand", layer, len(logits), self.num_points - num_uncertain, logits.device)
         return torch.cat([uncertain, rest], dim=1)
 
-    def _count_correct(self, matched_logits: Tensor, labels: Tensor) -> None:
-        correct = (matched_logits.detach().argmax(-1) == labels).sum()
-        self.meters["matched_accuracy"].add(correct, torch.full_like(correct, len(labels)))
-
 
 def matched_masks(layers: Sequence[Mapping[str, Any]], matches: Matches) -> Sequence[Tensor]:
-    """Of each layer (M, h, w) float32 logits of the matched queries' masks; only these are computed.
+    """Return each layer's mask logits of the matched queries, (M, h, w) float32; no others are computed.
 
     Args:
         layers: with pred_masks (B, Q, h, w), or mask_embed (B, Q, C) and all the same mask_features (B, C, h, w).
     """
     if "mask_embed" not in layers[0]:
-        return [picked(layer["pred_masks"], pairs) for layer, pairs in zip(layers, matches)]
+        return [select_matched(layer["pred_masks"], pairs) for layer, pairs in zip(layers, matches)]
     features = layers[0]["mask_features"].float()
-    embeds = torch.stack([picked(layer["mask_embed"], pairs) for layer, pairs in zip(layers, matches)])  # (L, M, C)
+    embeds = torch.stack(
+        [select_matched(layer["mask_embed"], pairs) for layer, pairs in zip(layers, matches)]
+    )  # (L, M, C)
     # One product per image for all layers: each would have a gradient as large as the features.
     counts = [len(query) for query, _ in matches[0]]
     masks = [
-        (own.flatten(0, 1) @ maps.flatten(1)).view(len(layers), count, *maps.shape[1:])
-        for own, maps, count in zip(embeds.split(counts, dim=1), features.unbind(), counts)
+        (embed.flatten(0, 1) @ maps.flatten(1)).view(len(layers), count, *maps.shape[1:])
+        for embed, maps, count in zip(embeds.split(counts, dim=1), features.unbind(), counts)
     ]
     return torch.cat(masks, dim=1).unbind()
 
 
-def picked(x: Tensor, matches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """(B, Q, ...) -> (M, ...) float32 of the matched queries, image by image."""
-    return torch.cat([own[query.to(x.device)] for own, (query, _) in zip(x.unbind(), matches)]).float()
+def select_matched(x: Tensor, matches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return (B, Q, ...) as (M, ...) float32 of the matched queries, image by image."""
+    return torch.cat([image[query.to(x.device)] for image, (query, _) in zip(x.unbind(), matches)]).float()
 
 
-def wanted_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
-    """(M, P): masks (M, H, W) bool of an un-padded image, bilinearly, at points (M, P, 2) of the padded one."""
+def labels_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
+    """Sample masks (M, H, W) of an un-padded image at points (M, P, 2) of the padded one, bilinearly: (M, P)."""
     if not len(masks):
         return points.new_zeros(0, points.shape[1])
     return sample_points(masks[:, None].float(), points_in_part(points, input_size, masks.shape[-2:]))[:, 0]

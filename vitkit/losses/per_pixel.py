@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from vitkit.errors import DataError
 from vitkit.logging import RatioMeter
-from vitkit.losses.set_terms import normalizers
+from vitkit.losses.set_terms import decoder_layers, normalizers
 from vitkit.registry import CRITERIA
-from vitkit.structures import DetectionTarget
+from vitkit.structures import DetectionTarget, describe_image
 
 _NO_CLASS = -1
 
@@ -20,7 +20,7 @@ _NO_CLASS = -1
 class PerPixelCriterion(nn.Module):
     """The mean cross entropy of the labelled pixels of all ranks, for every decoder layer.
 
-    `meters["pixel_accuracy"]` counts the pixels whose own class has the highest logit in the last layer.
+    `meters["pixel_accuracy"]` counts the pixels whose class has the highest logit in the last layer.
     """
 
     def __init__(self):
@@ -28,7 +28,8 @@ class PerPixelCriterion(nn.Module):
         self.meters = {"pixel_accuracy": RatioMeter()}
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
-        """
+        """Compute the losses.
+
         Args:
             outputs: pred_semantic (B, C, h, w) logits; input_size (height, width) that they cover; aux_outputs, a list
                 of such dicts of the earlier layers, optional.
@@ -40,8 +41,6 @@ class PerPixelCriterion(nn.Module):
         Raises:
             DataError: a label is out of range.
         """
-        earlier = outputs.get("aux_outputs", ())
-        layers = {"": outputs} | {f"aux{i}_": layer for i, layer in enumerate(earlier)}
         size, device = outputs["input_size"], outputs["pred_semantic"].device
         labels = torch.stack([label_map(target, size) for target in targets])  # (B, H, W)
         _check_labels(labels, targets, num_classes=outputs["pred_semantic"].shape[1])
@@ -49,18 +48,18 @@ class PerPixelCriterion(nn.Module):
         _, normalizer = normalizers(0, num_labelled, device, training=self.training)
         losses = {}
         with torch.autocast(device.type, enabled=False):
-            for prefix, layer in layers.items():
+            for prefix, layer in decoder_layers(outputs).items():
                 logits = F.interpolate(layer["pred_semantic"].float(), size=size, mode="bilinear", align_corners=False)
                 total = F.cross_entropy(logits, labels, ignore_index=_NO_CLASS, reduction="sum")
                 losses[f"{prefix}semantic"] = total / normalizer
                 if not prefix:
-                    right = (logits.detach().argmax(1) == labels).sum()
-                    self.meters["pixel_accuracy"].add(right, torch.full_like(right, num_labelled))
+                    correct = (logits.detach().argmax(1) == labels).sum()
+                    self.meters["pixel_accuracy"].add(correct, torch.full_like(correct, num_labelled))
         return losses
 
 
 def label_map(target: DetectionTarget, size: tuple[int, int]) -> Tensor:
-    """(*size) int64: the class of every pixel, -1 for none; masks are padded at the right and bottom."""
+    """Return (*size) int64, the class of every pixel, -1 for none; masks are padded at the right and bottom."""
     masks = target["masks"]
     if not len(masks):
         return target["labels"].new_full(size, _NO_CLASS)
@@ -74,8 +73,7 @@ def _check_labels(labels: Tensor, targets: Sequence[DetectionTarget], *, num_cla
     if wrong.any():
         image = int(wrong.flatten(1).any(1).nonzero()[0])
         target = targets[image]
-        image_id = f" (image_id {target['image_id']})" if "image_id" in target else ""
         raise DataError(
-            f"cross entropy: image {image} of the batch{image_id} has labels {target['labels'].unique().tolist()}; "
+            f"cross entropy: {describe_image(image, target)} has labels {target['labels'].unique().tolist()}; "
             f"expected 0..{num_classes - 1}. Is the model's num_classes that of the dataset?"
         )

@@ -18,7 +18,7 @@ from vitkit.structures import PAD
 class SequenceLoss(nn.Module):
     """Cross entropy of every token but padding, averaged over the tokens of all ranks.
 
-    `meters["token_accuracy"]` counts the tokens that are predicted first, `meters["nll"]` is the negative log
+    `meters["token_accuracy"]` counts the tokens that are the most probable ones, `meters["nll"]` is the negative log
     probability of a token, in nats and not smoothed: its exponential is the perplexity.
 
     Args:
@@ -36,9 +36,10 @@ class SequenceLoss(nn.Module):
         self.meters = {"token_accuracy": RatioMeter(), "nll": RatioMeter()}
 
     def forward(self, outputs: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """
+        """Compute the loss.
+
         Args:
-            outputs: logits (B, T, V); masked (B, T) bool, optional: only these places count, as in masked language
+            outputs: logits (B, T, V); masked (B, T) bool, optional: only these tokens count, as in masked language
                 models.
             targets: B targets with `tokens`, (T_i,) int64 with T the longest.
         Returns:
@@ -52,7 +53,7 @@ class SequenceLoss(nn.Module):
         if tokens.shape != logits.shape[:2]:
             raise DataError(
                 f"targets: {tokens.shape[0]} of up to {tokens.shape[1]} tokens, but the model predicted "
-                f"{logits.shape[0]} of {logits.shape[1]}; expected the token that follows each place of its input."
+                f"{logits.shape[0]} of {logits.shape[1]}; expected the token that follows each token of its input."
             )
         counted = tokens != PAD
         if "masked" in outputs:
@@ -71,7 +72,7 @@ class SequenceLoss(nn.Module):
         return {"cross_entropy": loss / self._normalizer(count)}
 
     def _normalizer(self, count: Tensor) -> Tensor:
-        """The tokens of a rank on average, so that the mean of the ranks' gradients is that of the joined batch."""
+        """Return the mean tokens of a rank, so that the mean of the ranks' gradients is that of the joined batch."""
         if not self.training:
             # In evaluation ranks may have different numbers of batches, so one cannot wait for the others.
             return count.float().clamp(min=1)

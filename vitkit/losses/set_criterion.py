@@ -8,15 +8,22 @@ from torch import Tensor, nn
 from torchvision.ops import sigmoid_focal_loss
 
 from vitkit.errors import ConfigError
+from vitkit.kernels.whole_mask_losses import whole_mask_losses
 from vitkit.logging import RatioMeter
 from vitkit.losses.boxes import box_giou_loss, box_l1_loss
-from vitkit.losses.masks import whole_mask_losses
-from vitkit.losses.set_terms import SurplusWarning, class_weight_sum, matched_indices, normalizers, set_cross_entropy
-from vitkit.registry import CRITERIA, MATCHERS, Spec, nearest
-from vitkit.structures import DetectionTarget
-
-Matches = list[list[tuple[Tensor, Tensor]]]
-"""Of a matcher: per layer and image the indices of queries and of their targets."""
+from vitkit.losses.set_terms import (
+    SurplusWarning,
+    check_weights,
+    class_weight_sum,
+    count_correct_classes,
+    decoder_layers,
+    matched_indices,
+    normalizers,
+    set_cross_entropy,
+)
+from vitkit.ops.masks import pad_masks
+from vitkit.registry import CRITERIA, MATCHERS, Spec
+from vitkit.structures import DetectionTarget, Matches
 
 TERMS = ("labels", "l1", "giou")
 MASK_TERMS = ("mask", "dice")
@@ -27,17 +34,17 @@ class SetCriterion(nn.Module):
     """A class loss of every query, L1 and GIoU losses of the matched ones, for every decoder layer.
 
     Each layer is matched by itself and all layers weigh the same. `meters["matched_accuracy"]` counts how many of the
-    last layer's matched queries name their target's class first.
+    last layer's matched queries predict their target's class.
 
     Args:
-        matcher: what builds the matcher (see `HungarianMatcher`), or the matcher.
+        matcher: a spec of the matcher (see `HungarianMatcher`), or the matcher.
         weights: the weight of each of the terms labels, l1, giou; and of mask (focal) and dice for a model that
             predicts masks, in its last layer.
         class_loss: "cross_entropy", whose last logit is "no object" (DETR); or "focal", the sigmoid focal loss of every
             class (Lin et al. 2017, https://arxiv.org/abs/1708.02002) over the number of targets (Deformable DETR).
         no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
-        focal_alpha: the weight of a matched query's own class in the focal loss; all others have 1 - alpha.
-        focal_gamma: how much the focal loss passes over what is well classified.
+        focal_alpha: the weight of a matched query's class in the focal loss; all others have 1 - alpha.
+        focal_gamma: the exponent by which the focal loss reduces what is well classified.
     Raises:
         ConfigError: a term is unknown or missing, no_object_weight is not positive or is given to the focal loss, or
             the matcher's costs are for other logits.
@@ -54,15 +61,7 @@ class SetCriterion(nn.Module):
         focal_gamma: float = 2.0,
     ):
         super().__init__()
-        for name in weights:
-            if name not in TERMS + MASK_TERMS:
-                raise ConfigError(f"criterion.weights: unknown term {name!r}. {nearest(name, TERMS + MASK_TERMS)}")
-        wanted = TERMS + MASK_TERMS if set(MASK_TERMS) & set(weights) else TERMS
-        missing = [name for name in wanted if name not in weights]
-        if missing:
-            raise ConfigError(
-                f"criterion.weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss."
-            )
+        check_weights(weights, TERMS, optional=MASK_TERMS)
         if class_loss == "cross_entropy" and not (no_object_weight or 0) > 0:
             raise ConfigError(f"criterion.no_object_weight: got {no_object_weight}; expected a positive number.")
         if class_loss == "focal" and no_object_weight is not None:
@@ -71,9 +70,10 @@ class SetCriterion(nn.Module):
             )
         self.matcher = MATCHERS.build(matcher)
         expected = {"cross_entropy": "softmax", "focal": "focal"}[class_loss]
-        if getattr(self.matcher, "class_cost", expected) != expected:
+        class_cost = getattr(self.matcher, "class_cost", expected)
+        if class_cost != expected:
             raise ConfigError(
-                f"criterion.matcher.class_cost={self.matcher.class_cost!r} is for other logits than "
+                f"criterion.matcher.class_cost={class_cost!r} is for other logits than "
                 f"criterion.class_loss={class_loss!r}: expected {expected!r}."
             )
         self.weights = dict(weights)
@@ -85,12 +85,13 @@ class SetCriterion(nn.Module):
         self._warn_of_surplus = SurplusWarning()
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
-        """
+        """Match, and compute the losses of every layer.
+
         Args:
             outputs: pred_logits (B, Q, C + 1), the last class being "no object", or (B, Q, C) for the focal loss;
                 pred_boxes (B, Q, 4) cxcywh in 0..1; aux_outputs, a list of such dicts of the earlier layers, optional;
-                enc_outputs, such a dict of the first of two stages, optional, whose first logit is trained to tell
-                objects of any class, and the others to be low; with mask terms also pred_masks (B, Q, h, w) logits and
+                enc_outputs, such a dict of the first of two stages, optional, for which every target has class 0
+                (an object of any class); with mask terms also pred_masks (B, Q, h, w) logits and
                 input_size (height, width) that they cover.
             targets: B targets with labels in 0..C-1, with mask terms also masks (N, H, W) bool.
         Returns:
@@ -99,54 +100,45 @@ class SetCriterion(nn.Module):
             depends on the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
-            TrainingError: a matching cost is not finite.
             ConfigError: there are weights of mask terms, but the model predicts no masks.
         """
-        earlier = outputs.get("aux_outputs", ())
-        layers = [outputs, *earlier]
-        prefixes = ["", *(f"aux{i}_" for i in range(len(earlier)))]
+        layers = decoder_layers(outputs)
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
-        losses = self._weighted_losses(prefixes, layers, targets)
-        if "enc_outputs" in outputs:
-            objects = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
-            losses |= self._weighted_losses(["enc_"], [outputs["enc_outputs"]], objects)
-        return losses
-
-    def _weighted_losses(
-        self, prefixes: Sequence[str], layers: Sequence[Mapping[str, Tensor]], targets: Sequence[DetectionTarget]
-    ) -> dict[str, Tensor]:
-        with torch.autocast(layers[0]["pred_logits"].device.type, enabled=False):
-            logits = torch.stack([layer["pred_logits"] for layer in layers]).float()  # (L, B, Q, C [+ 1])
-            boxes = torch.stack([layer["pred_boxes"] for layer in layers]).float()  # (L, B, Q, 4)
-            matches = self.matcher(logits, boxes, targets)
-            terms, normalizer = self._layer_losses(logits, boxes, targets, matches, count_correct="" in prefixes)
-            losses = {
-                f"{prefix}{name}": self.weights[name] * terms[name][layer]
-                for layer, prefix in enumerate(prefixes)
-                for name in TERMS
-            }
-            if "" in prefixes and "mask" in self.weights:
-                for name, value in self._mask_losses(layers[0], matches[0], targets).items():
+        with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
+            accuracy = self.meters["matched_accuracy"]
+            losses, matches, normalizer = self._layer_losses(layers, targets, accuracy=accuracy)
+            if "mask" in self.weights:
+                for name, value in self._mask_losses(outputs, matches[0], targets).items():
                     losses[name] = self.weights[name] * value / normalizer
+            if "enc_outputs" in outputs:
+                objects = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
+                losses |= self._layer_losses({"enc_": outputs["enc_outputs"]}, objects)[0]
         return losses
 
     def _layer_losses(
         self,
-        logits: Tensor,
-        boxes: Tensor,
+        layers: Mapping[str, Mapping[str, Tensor]],
         targets: Sequence[DetectionTarget],
-        matches: Matches,
         *,
-        count_correct: bool,
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """The unweighted terms, each (L,), and what sums over the matched queries are divided by."""
+        accuracy: RatioMeter | None = None,
+    ) -> tuple[dict[str, Tensor], Matches, Tensor]:
+        """Match L layers, whose keys are the prefixes of their losses.
+
+        Args:
+            accuracy: counts the first layer's matched queries that predict their target's class.
+        Returns:
+            the weighted losses, the matches, and what sums over the matched queries are divided by.
+        """
+        logits = torch.stack([layer["pred_logits"] for layer in layers.values()]).float()  # (L, B, Q, C [+ 1])
+        boxes = torch.stack([layer["pred_boxes"] for layer in layers.values()]).float()  # (L, B, Q, 4)
+        matches = self.matcher(logits, boxes, targets)
         counts = [len(target["labels"]) for target in targets]
         layer, image, query, target = matched_indices(matches, counts, logits.device)
         labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
         target_boxes = torch.cat([t["boxes_cxcywh"] for t in targets]).float()[target]  # (L, M, 4)
         matched_boxes = boxes[layer, image, query]
-        if count_correct:
-            self._count_correct(logits[0, image[0], query[0]], labels[0])
+        if accuracy is not None:
+            count_correct_classes(accuracy, logits[0, image[0], query[0]], labels[0])
 
         num_queries, num_matched = logits[0, ..., 0].numel(), labels.shape[1]
         class_weights = class_weight_sum(num_queries, num_matched, self.no_object_weight or 0)
@@ -164,15 +156,15 @@ class SetCriterion(nn.Module):
             "l1": box_l1_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
             "giou": box_giou_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
         }
-        return terms, box_normalizer
+        losses = {
+            f"{prefix}{name}": self.weights[name] * terms[name][i] for i, prefix in enumerate(layers) for name in TERMS
+        }
+        return losses, matches, box_normalizer
 
     def _mask_losses(
-        self,
-        layer: Mapping[str, Any],
-        matches: Sequence[tuple[Tensor, Tensor]],
-        targets: Sequence[DetectionTarget],
+        self, layer: Mapping[str, Any], matches: Sequence[tuple[Tensor, Tensor]], targets: Sequence[DetectionTarget]
     ) -> dict[str, Tensor]:
-        """Sums over the matched queries of one layer, whole masks at the input's size."""
+        """Return the sums over the matched queries of one layer, of full masks at the input's size."""
         if "pred_masks" not in layer:
             raise ConfigError(
                 "criterion.weights: mask and dice are of a model that predicts masks (model.type=DETRSegmentation); "
@@ -182,17 +174,13 @@ class SetCriterion(nn.Module):
         matched = torch.cat([masks[i, query.to(masks.device)] for i, (query, _) in enumerate(matches)])
         if not len(matched):
             return dict.fromkeys(MASK_TERMS, 0.0 * masks.sum())
-        targets_of_matched = [t["masks"][j.to(masks.device)] for t, (_, j) in zip(targets, matches)]
-        focal, dice = whole_mask_losses(matched, targets_of_matched, layer["input_size"])
+        target_masks = [pad_masks(t["masks"][j], layer["input_size"]) for t, (_, j) in zip(targets, matches)]
+        focal, dice = whole_mask_losses(matched, torch.cat(target_masks))
         return {"mask": focal.sum(), "dice": dice.sum()}
 
     def _focal_loss(self, logits: Tensor, where: tuple[Tensor, ...], labels: Tensor) -> Tensor:
-        """(L,) sums over all queries and classes; arguments as of `set_cross_entropy`."""
+        """Return (L,) sums over all queries and classes; arguments as of `set_cross_entropy`."""
         is_class = torch.zeros_like(logits)
         is_class[(*where, labels)] = 1
         losses = sigmoid_focal_loss(logits, is_class, alpha=self.focal_alpha, gamma=self.focal_gamma)
         return losses.flatten(1).sum(1)
-
-    def _count_correct(self, matched_logits: Tensor, labels: Tensor) -> None:
-        correct = (matched_logits.detach().argmax(-1) == labels).sum()
-        self.meters["matched_accuracy"].add(correct, torch.full_like(correct, len(labels)))

@@ -1,4 +1,4 @@
-"""What the losses of every set prediction share: indices of the matched queries, the class term, normalisers."""
+"""Parts of every set prediction's loss: indices of the matched queries, the class term, normalisers."""
 
 import itertools
 import logging
@@ -10,31 +10,57 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.distributed import all_reduce_mean, world_size
+from vitkit.errors import ConfigError
+from vitkit.logging import RatioMeter
+from vitkit.registry import nearest
+from vitkit.structures import Matches
 
 logger = logging.getLogger("vitkit")
 
 
 class SurplusWarning:
-    """Says, once, that an image has more targets than the model has queries; what is not matched does not train."""
+    """Warn once that an image has more targets than the model has queries, so that some stay unmatched."""
 
     def __init__(self):
-        self.given = False
+        self.warned = False
 
     def __call__(self, targets: Sequence[Mapping[str, Any]], num_queries: int) -> None:
         image, most = max(enumerate(len(target["labels"]) for target in targets), key=lambda pair: pair[1])
-        if most <= num_queries or self.given:
+        if most <= num_queries or self.warned:
             return
-        self.given = True
+        self.warned = True
         image_id = f" {targets[image]['image_id']}" if "image_id" in targets[image] else ""
         logger.warning(
-            "image%s has %d targets, but the model has %d queries: %d of the targets are matched with none and train "
-            "nothing. Set model.num_queries to at least the most objects of an image. This is said once.",
-            image_id, most, num_queries, most - num_queries,
-        )  # fmt: skip
+            "image%s has %d targets, but the model has %d queries: %d of the targets stay unmatched and do not "
+            "contribute to the loss. Set model.num_queries to at least the most objects of an image. This warning is "
+            "shown once.",
+            image_id,
+            most,
+            num_queries,
+            most - num_queries,
+        )
 
 
-def matched_indices(matches: list[list[tuple[Tensor, Tensor]]], counts: Sequence[int], device: torch.device) -> Tensor:
-    """Where the M matched queries of each layer are, and their targets, in one transfer.
+def decoder_layers(outputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return each layer's outputs by the prefix of its losses: "" of the last, "aux0_", "aux1_" ... of the others."""
+    return {"": outputs} | {f"aux{i}_": layer for i, layer in enumerate(outputs.get("aux_outputs", ()))}
+
+
+def check_weights(weights: Mapping[str, float], terms: Sequence[str], *, optional: Sequence[str] = ()) -> None:
+    """Raise ConfigError unless there is a weight for each term, and for all or none of the optional ones."""
+    for name in weights:
+        if name not in (*terms, *optional):
+            raise ConfigError(f"criterion.weights: unknown term {name!r}. {nearest(name, (*terms, *optional))}")
+    expected = (*terms, *optional) if set(optional) & set(weights) else terms
+    missing = [name for name in expected if name not in weights]
+    if missing:
+        raise ConfigError(
+            f"criterion.weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss."
+        )
+
+
+def matched_indices(matches: Matches, counts: Sequence[int], device: torch.device) -> Tensor:
+    """Return the indices of the M matched queries of each layer and of their targets, in one transfer.
 
     Args:
         matches: of a matcher.
@@ -51,8 +77,14 @@ def matched_indices(matches: list[list[tuple[Tensor, Tensor]]], counts: Sequence
     return torch.stack(torch.broadcast_tensors(layer, image, query, target)).to(device, non_blocking=True)
 
 
+def count_correct_classes(meter: RatioMeter, matched_logits: Tensor, labels: Tensor) -> None:
+    """Count which of the M matched queries predict their target's class; (M, C) logits and (M,) labels."""
+    correct = (matched_logits.detach().argmax(-1) == labels).sum()
+    meter.add(correct, torch.full_like(correct, len(labels)))
+
+
 def normalizers(class_weight_sum: float, num_targets: int, device: torch.device, *, training: bool) -> list[Tensor]:
-    """The means over all ranks of the class losses' weights and of the targets, the latter at least one in all.
+    """Return the means over all ranks of the class losses' weights and of the targets, the latter at least one in all.
 
     The original averages the cross entropy per rank, and clamps the mean number of targets at 1. With the sums of
     all ranks as normalisers, the gradients that DDP averages are those of one process on the joined batch; on one rank
@@ -67,12 +99,12 @@ def normalizers(class_weight_sum: float, num_targets: int, device: torch.device,
 
 
 def class_weight_sum(num_queries: int, num_matched: int, no_object_weight: float) -> float:
-    """The sum of the cross entropy's weights."""
+    """Return the sum of the cross entropy's weights."""
     return num_matched + no_object_weight * (num_queries - num_matched)
 
 
 def set_cross_entropy(logits: Tensor, where: Sequence[Tensor], labels: Tensor, *, no_object_weight: float) -> Tensor:
-    """Cross entropy of every query; whoever is not matched shall say "no object", the last class.
+    """Cross entropy of every query; the target of an unmatched one is "no object", the last class.
 
     Args:
         logits: (L, B, Q, C + 1).

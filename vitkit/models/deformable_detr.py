@@ -14,13 +14,13 @@ NUM_DETECTIONS = 100
 
 @MODELS.register
 class DeformableDETR(DETR):
-    """A DETR whose classes have a sigmoid each; arguments as DETR's."""
+    """A DETR on several maps, whose classes have a sigmoid each; arguments as DETR's."""
 
     class_head = ("head.class_embed.", "head.proposals.class_embed.")
 
     @staticmethod
     def variant_of(names: Iterable[str]) -> str:
-        """Which variant a state dict's names are of, in words, such as "of 4 levels with box refinement"."""
+        """Return the variant that the names of a state dict belong to, such as "of 4 levels with box refinement"."""
         names = set(names)
         levels = sum(name.startswith("neck.levels.") and name.endswith(".0.weight") for name in names)
         if "head.proposals.enc_output.weight" in names:
@@ -31,11 +31,8 @@ class DeformableDETR(DETR):
         return f"of {levels} level{'s' if levels > 1 else ''} {stages}"
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
-        """The best pairs of a query and a class, so that a query may answer for several classes.
+        """Return the best pairs of a query and a class: a query may answer for several classes.
 
-        Args:
-            outputs: of `forward`.
-            image_sizes: (height, width) of each original image, in pixels.
         Returns:
             one Detections per image, of 100 rows (of all pairs, if they are fewer), best first.
         """

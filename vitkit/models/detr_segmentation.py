@@ -1,7 +1,8 @@
 """DETR with masks: a mask head on a trained DETR (Carion et al. 2020, section 4.4, https://arxiv.org/abs/2005.12872)."""
 
+import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,30 +12,29 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.heads.detr_masks import BoxAttention, MaskConvHead
+from vitkit.models.base import check_tasks
 from vitkit.models.detr import DETR
-from vitkit.models.mask_postprocess import Panoptic, chunks, resize
-from vitkit.ops.images import normalize_images, unpadded_sizes
-from vitkit.registry import MODELS, Spec, nearest
+from vitkit.models.mask_postprocess import Panoptic, SegmentationSettings, chunks, resize
+from vitkit.ops.images import unpadded_sizes
+from vitkit.registry import MODELS, Spec
 
-TASKS = ("instance", "panoptic")
 SMALLEST_AREA = 4
 """Panoptic segments of no more pixels are dropped."""
 
 
 @MODELS.register
 class DETRSegmentation(DETR):
-    """
+    """A DETR with a mask for each query.
+
     Args:
-        backbone, neck, head, num_queries, num_classes: as DETR's; the backbone returns four maps.
+        backbone, neck, head, num_queries, num_classes, isolate_padding: as DETR's; the backbone returns four maps.
         freeze_detr: trains the mask head alone, as the original does from a trained DETR.
-        tasks: what `postprocess` returns besides the boxes: "instance" masks, or a "panoptic" map.
-        things: of each class whether it has instances; None: all have. A run sets its dataset's.
-        object_threshold: queries of a panoptic map need a higher class probability.
+        settings: what `postprocess` returns besides the boxes: "instance" masks, or a "panoptic" map.
     Raises:
         ConfigError: the backbone has fewer than four maps, or a task is unknown.
     """
 
-    drops_features = False
+    needs_all_features = True
     new_parts = ("bbox_attention.", "mask_head.")
     """Prefixes of what a checkpoint to start training from may lack: that of a DETR without masks does."""
 
@@ -47,14 +47,13 @@ class DETRSegmentation(DETR):
         num_queries: int = 100,
         num_classes: int = 250,
         freeze_detr: bool = True,
-        tasks: Sequence[Literal["instance", "panoptic"]] = ("panoptic",),
-        things: Sequence[bool] | None = None,
-        object_threshold: float = 0.85,
+        settings: SegmentationSettings = SegmentationSettings(("panoptic",), object_threshold=0.85),
+        isolate_padding: bool = False,
     ):
-        super().__init__(backbone, neck, head, num_queries=num_queries, num_classes=num_classes)
-        for task in tasks:
-            if task not in TASKS:
-                raise ConfigError(f"model.tasks: unknown task {task!r}. {nearest(task, TASKS)}")
+        super().__init__(
+            backbone, neck, head, num_queries=num_queries, num_classes=num_classes, isolate_padding=isolate_padding
+        )
+        check_tasks(settings.tasks, ("instance", "panoptic"))
         infos = list(self.backbone.feature_info.values())
         if len(infos) < 4:
             raise ConfigError(
@@ -66,26 +65,25 @@ class DETRSegmentation(DETR):
         finer = [info.channels for info in infos[-2:-5:-1]]
         self.mask_head = MaskConvHead(d_model + num_heads, d_model, finer)
         self.freeze_detr = freeze_detr
-        if freeze_detr:
-            for part in self._trained_parts():
-                part.requires_grad_(False)
-        self.tasks = tuple(tasks)
-        self.things = list(things) if things is not None else [True] * num_classes
-        self.object_threshold = object_threshold
+        for part in self._frozen_parts():
+            part.requires_grad_(False)
+        self.tasks = tuple(settings.tasks)
+        self.things = list(settings.things) if settings.things is not None else [True] * num_classes
+        self.object_threshold = settings.object_threshold
 
-    def _trained_parts(self) -> list[nn.Module]:
+    def _frozen_parts(self) -> list[nn.Module]:
         return [self.backbone, self.neck, self.head] if self.freeze_detr else []
 
     def train(self, mode: bool = True) -> "DETRSegmentation":
+        """Set the training mode, which a frozen DETR never enters."""
         super().train(mode)
-        for part in self._trained_parts():
+        for part in self._frozen_parts():
             part.eval()
         return self
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
-        """
-        Args:
-            images, padding_mask: as DETR's.
+        """Predict a box, class logits and a mask per query.
+
         Returns:
             what DETR returns, and of the last layer
             pred_masks: (B, Q, h, w) logits at the finest map's stride.
@@ -93,54 +91,58 @@ class DETRSegmentation(DETR):
             image_sizes: (B, 2) int64, height and width of each image without padding.
         """
         image_sizes = unpadded_sizes(images, padding_mask)
-        images = normalize_images(images, padding_mask)
-        features = self.backbone(images)
-        projected = self.neck(features)
-        decoded = self.head.decode(projected, padding_mask)
+        images, padding_mask = self.prepare(images, padding_mask)
+        maps = self.backbone_maps(images, padding_mask)
+        features = self.neck_maps(maps, padding_mask)
+        decoded = self.head.decode(features, padding_mask)
         attention = self.bbox_attention(decoded.states[-1], decoded.memory, decoded.padding_mask)
-        finer = list(features.values())[-2:-5:-1]
-        masks = self.mask_head(projected[self.head.feature_name], attention, finer)
+        finer = list(maps.values())[-2:-5:-1]
+        isolated = padding_mask if self.isolate_padding else None
+        masks = self.mask_head(features[self.head.feature_name], attention, finer, isolated)
         outputs = self.head.predict(decoded.states)
         return dict(outputs, pred_masks=masks, input_size=tuple(images.shape[-2:]), image_sizes=image_sizes)
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """
-        Args:
-            outputs: of `forward`.
-            image_sizes: (height, width) of each original image, in pixels.
+        """Return boxes, and masks or panoptic maps, of the original images.
+
         Returns:
-            one dict per image, of the original image: every query's scores, labels and boxes_xyxy as DETR's, and by
-            task instance: masks (Q, H, W) bool; panoptic: panoptic (H, W) int32 segment ids from 1, and segments_info.
+            one dict per image: every query's scores, labels and boxes_xyxy as DETR's, and by task
+            instance: masks (Q, H, W) bool;
+            panoptic: panoptic (H, W) int32 segment ids from 1, and segments_info.
         """
         results = [dict(result) for result in super().postprocess(outputs, image_sizes)]
         for i, (result, original) in enumerate(zip(results, image_sizes)):
+            masks, padded = outputs["pred_masks"][i].float(), outputs["input_size"]
             inside = tuple(outputs["image_sizes"][i].tolist())
             if "instance" in self.tasks:
-                result["masks"] = instance_masks(
-                    outputs["pred_masks"][i].float(), outputs["input_size"], inside, original
-                )
+                result["masks"] = instance_masks(masks, padded, inside, original)
             if "panoptic" in self.tasks:
+                # The original resizes the padding, too.
+                if self.isolate_padding:
+                    height, width = (
+                        math.ceil(n * m / side) for n, m, side in zip(inside, masks.shape[-2:], padded, strict=True)
+                    )
+                    masks = masks[:, :height, :width]
                 probabilities = outputs["pred_logits"][i].float().softmax(-1)
-                found = self._panoptic(probabilities, outputs["pred_masks"][i].float(), inside, original)
-                result |= dict(panoptic=found.segment_ids, segments_info=found.segments)
+                panoptic = self._panoptic(probabilities, masks, inside, original)
+                result |= dict(panoptic=panoptic.segment_ids, segments_info=panoptic.segments)
         return results
 
     def _panoptic(
         self, probabilities: Tensor, masks: Tensor, processed: tuple[int, int], original: tuple[int, int]
     ) -> Panoptic:
-        """Every pixel goes to the query whose mask is surest; small segments are dropped, pixels shared anew."""
+        """Assign each pixel to the query of the highest mask logit; drop small segments, assign their pixels anew."""
         scores, labels = probabilities.max(-1)
-        kept = (labels != probabilities.shape[-1] - 1) & (scores > self.object_threshold)
-        scores, labels, masks = scores[kept], labels[kept].tolist(), masks[kept]
+        confident = (labels != probabilities.shape[-1] - 1) & (scores > self.object_threshold)
+        scores, labels, masks = scores[confident], labels[confident].tolist(), masks[confident]
         # Stuff is merged in the first round alone.
-        first_of = [labels.index(label) if not self.things[label] else i for i, label in enumerate(labels)]
+        first_of_class = [labels.index(label) if not self.things[label] else i for i, label in enumerate(labels)]
         chosen, owner = list(range(len(labels))), torch.zeros(processed, dtype=torch.int64)
         first_round = True
         while chosen:
-            # As the original, which does not crop the padding first.
-            owner = surest(masks[chosen], processed).cpu()
+            owner = mask_argmax(masks[chosen], processed).cpu()
             if first_round:
-                owner = torch.tensor(first_of)[owner]
+                owner = torch.tensor(first_of_class)[owner]
                 first_round = False
             owner = resize_nearest(owner, original)
             areas = owner.flatten().bincount(minlength=len(chosen)).tolist()
@@ -158,27 +160,27 @@ class DETRSegmentation(DETR):
 
 
 def instance_masks(masks: Tensor, padded: tuple[int, int], image: tuple[int, int], original: tuple[int, int]) -> Tensor:
-    """(Q, h, w) logits -> (Q, H, W) bool of the original image, thresholded before the last, nearest, resizing."""
+    """Resize (Q, h, w) logits to (Q, H, W) bool of the original image; the threshold comes before the last resizing."""
     original = tuple(original)
-    inside = torch.zeros(len(masks), *original, dtype=torch.bool, device=masks.device)
-    for chosen in chunks(len(masks), (padded, original)):
-        some = resize(masks[chosen], padded)[:, : image[0], : image[1]].sigmoid() > 0.5
-        inside[chosen] = F.interpolate(some[:, None].float(), size=original, mode="nearest")[:, 0].bool()
-    return inside
+    resized = torch.zeros(len(masks), *original, dtype=torch.bool, device=masks.device)
+    for chunk in chunks(len(masks), (padded, original)):
+        inside = resize(masks[chunk], padded)[:, : image[0], : image[1]].sigmoid() > 0.5
+        resized[chunk] = F.interpolate(inside[:, None].float(), size=original, mode="nearest")[:, 0].bool()
+    return resized
 
 
-def surest(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """(*size) int64: which of N > 0 masks, logits (N, h, w), is highest at each pixel; the first of equal ones."""
+def mask_argmax(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return (*size) int64: which of N > 0 masks (N, h, w) is highest at each pixel; of equal ones the first."""
     best = masks.new_full(size, -torch.inf)
     owner = torch.zeros(size, dtype=torch.int64, device=masks.device)
-    for chosen in chunks(len(masks), (size,)):
-        value, index = resize(masks[chosen], size).max(0)
-        owner = torch.where(value > best, index + chosen.start, owner)
+    for chunk in chunks(len(masks), (size,)):
+        value, index = resize(masks[chunk], size).max(0)
+        owner = torch.where(value > best, index + chunk.start, owner)
         best = torch.maximum(best, value)
     return owner
 
 
 def resize_nearest(labels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Pillow's nearest resizing of a (h, w) map, as the original's."""
+    """Resize a (h, w) map as Pillow does, which the original uses."""
     resized = Image.fromarray(labels.int().numpy()).resize((size[1], size[0]), Image.Resampling.NEAREST)
     return torch.from_numpy(np.array(resized)).long()

@@ -1,11 +1,12 @@
-"""From queries' classes and masks to semantic maps, instances and panoptic maps, some rows or queries at a time.
+"""From queries' classes and masks to semantic maps, instances and panoptic maps, in bands of rows or chunks of queries.
 
-Predicted masks are enlarged to the padded input, cropped to the image in it, and resized to the original image, always
+Predicted masks are upsampled to the padded input, cropped to the image in it, and resized to the original image, always
 bilinearly, as the originals do. At 2048x2048 all masks at once would take gigabytes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,34 @@ from torch import Tensor
 
 CHUNK_VALUES = 1 << 25
 """Values of the largest intermediate tensor, 128 MiB in float32."""
+
+
+@dataclass(frozen=True)
+class SegmentationSettings:
+    """What a model's `postprocess` returns."""
+
+    tasks: Sequence[Literal["semantic", "instance", "panoptic"]]
+    things: Sequence[bool] | None = None
+    """For each class, whether it has instances, for "instance" and "panoptic"; None: all have. A run sets its
+    dataset's."""
+    object_threshold: float = 0.8
+    """Queries of a panoptic map need a higher class probability."""
+
+
+@dataclass(frozen=True)
+class MaskSettings(SegmentationSettings):
+    """How MaskFormer and Mask2Former get their results from masks."""
+
+    tasks: Sequence[Literal["semantic", "instance", "panoptic"]] = ("instance",)
+    num_instances: int = 100
+    """Pairs of query and class chosen per image."""
+    overlap_threshold: float = 0.8
+    """A panoptic segment needs at least this share of its mask."""
+    cut_masks: bool = True
+    """Pixels outside a segment's own mask are void (Mask2Former), and not the segment's (MaskFormer)."""
+    resize_masks: bool | None = None
+    """Masks are resized to the original image before the classes are summed, and not the sums; None: True if there is
+    another task than "semantic", as in the originals."""
 
 
 class Geometry(NamedTuple):
@@ -26,40 +55,40 @@ class Geometry(NamedTuple):
     """The image as stored."""
 
 
-def enlarge(masks: Tensor, geometry: Geometry) -> Tensor:
-    """(N, h, w) logits -> (N, H, W) of the original image."""
+def upsample(masks: Tensor, geometry: Geometry) -> Tensor:
+    """Upsample (N, h, w) logits to (N, H, W) of the original image."""
     height, width = geometry.image
     masks = resize(masks, geometry.padded)[:, :height, :width]
     return resize(masks, geometry.original)
 
 
 def resize(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear, (N, h, w) -> (N, *size)."""
+    """Resize bilinearly, (N, h, w) -> (N, *size)."""
     if maps.shape[-2:] == size or not len(maps):
         return maps.new_zeros(0, *size) if not len(maps) else maps
     return F.interpolate(maps[None], size=size, mode="bilinear", align_corners=False)[0]
 
 
 def resize_rows(
-    maps: Tensor, size: tuple[int, int], rows: range, *, first: int = 0, height: int | None = None
+    maps: Tensor, size: tuple[int, int], rows: range, *, first_row: int = 0, height: int | None = None
 ) -> Tensor:
-    """Some rows of `resize(maps, size)`.
+    """Compute some rows of `resize(maps, size)`.
 
     Args:
-        maps: (N, h, w), or some of its rows.
-        rows: those wanted.
-        first: which row of the whole the first of `maps` is.
-        height: of the whole; that of `maps` if None.
+        maps: (N, h, w), or a band of its rows.
+        rows: of the result.
+        first_row: the row of the full map at which `maps` begins.
+        height: of the full map; None: `maps` is the full one.
     Returns:
         (N, len(rows), W).
     """
     upper, lower, share = source_rows(rows, size[0], height or maps.shape[1], maps.device)
-    band = torch.lerp(maps[:, upper - first], maps[:, lower - first], share[:, None].to(maps.dtype))
+    band = torch.lerp(maps[:, upper - first_row], maps[:, lower - first_row], share[:, None].to(maps.dtype))
     return resize(band, (len(rows), size[1]))
 
 
 def source_rows(rows: range, new_height: int, height: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The two rows of a map of `height` that each of `rows` lies between, and the share of the lower one."""
+    """Return the two rows of a map of `height` that each of `rows` lies between, and the share of the lower one."""
     y = (torch.arange(rows.start, rows.stop, dtype=torch.float32, device=device) + 0.5) * (height / new_height) - 0.5
     y = y.clamp(0, height - 1)
     upper = y.floor().long()
@@ -69,14 +98,14 @@ def source_rows(rows: range, new_height: int, height: int, device: torch.device)
 def semantic_scores(
     probabilities: Tensor, masks: Tensor, geometry: Geometry, *, resize_masks: bool, within: range | None = None
 ) -> Iterator[tuple[range, Tensor]]:
-    """Class scores of the original image's pixels, a band of rows at a time.
+    """Yield class scores of the original image's pixels, a band of rows at a time.
 
     Args:
         probabilities: (Q, C) of the classes, without "no object".
         masks: (Q, h, w) logits.
         resize_masks: masks are resized to the original image before the classes are summed (as in panoptic models), and
             not the sums.
-        within: the rows of the original image that are wanted; None: all.
+        within: the rows of the original image to score; None: all.
     Yields:
         the rows, and (C, rows, W) float32 scores.
     """
@@ -95,11 +124,11 @@ def _sum_over_queries(probabilities: Tensor, masks: Tensor) -> Tensor:
 
 
 def resized_bands(maps: Tensor, geometry: Geometry, *, within: range | None = None) -> Iterator[tuple[range, Tensor]]:
-    """`enlarge(maps, geometry)`, a band of rows at a time.
+    """Yield `upsample(maps, geometry)`, a band of rows at a time.
 
     Args:
         maps: (N, h, w).
-        within: the rows of the original image that are wanted; None: all.
+        within: the rows of the original image to score; None: all.
     Yields:
         the rows, and (N, rows, W).
     """
@@ -110,34 +139,34 @@ def resized_bands(maps: Tensor, geometry: Geometry, *, within: range | None = No
 def _bands(
     maps: Tensor, geometry: Geometry, depth: int, within: range | None
 ) -> Iterator[tuple[range, Tensor, dict[str, Any]]]:
-    """Rows of the original image, those of the image before its last resizing that they are made of, and what
-    `resize_rows` needs to know to make them; `depth` maps of a band are in memory at once."""
+    """Yield rows of the original image, the rows before the last resizing that they are made of, and the options of
+    `resize_rows` that make them; `depth` maps of a band are in memory at once."""
     (height, width), (new_height, new_width) = geometry.image, geometry.original
     step = max(1, CHUNK_VALUES // (max(geometry.padded[1], new_width) * depth))
     within = within if within is not None else range(new_height)
     for start in range(within.start, within.stop, step):
         rows = range(start, min(start + step, within.stop))
         upper, lower, _ = source_rows(rows, new_height, height, maps.device)
-        first = int(upper[0])
-        needed = range(first, int(lower[-1]) + 1)
+        first_row = int(upper[0])
+        needed = range(first_row, int(lower[-1]) + 1)
         band = resize_rows(maps, geometry.padded, needed)[:, :, :width]
-        yield rows, band, dict(size=geometry.original, rows=rows, first=first, height=height)
+        yield rows, band, dict(size=geometry.original, rows=rows, first_row=first_row, height=height)
 
 
 def semantic_map(probabilities: Tensor, masks: Tensor, geometry: Geometry, *, resize_masks: bool) -> Tensor:
-    """(H, W) int64, the class of every pixel of the original image; arguments as of `semantic_scores`."""
+    """Return (H, W) int64, the class of every pixel of the original image; arguments as of `semantic_scores`."""
     bands = semantic_scores(probabilities, masks, geometry, resize_masks=resize_masks)
     return torch.cat([scores.argmax(0) for _, scores in bands])
 
 
 def query_chunks(masks: Tensor, geometry: Geometry) -> Iterator[tuple[slice, Tensor]]:
-    """Masks (N, h, w), some at a time, at the original size."""
+    """Yield masks (N, h, w) at the original size, some at a time."""
     for chosen in chunks(len(masks), geometry):
-        yield chosen, enlarge(masks[chosen], geometry)
+        yield chosen, upsample(masks[chosen], geometry)
 
 
 def chunks(count: int, sizes: Iterable[tuple[int, int]]) -> Iterator[slice]:
-    """Some of `count` masks at a time, as many as may be in memory in the largest of `sizes` (height, width)."""
+    """Yield slices of `count` masks: as many as may be in memory in the largest of `sizes` (height, width)."""
     step = max(1, CHUNK_VALUES // max(height * width for height, width in sizes))
     for start in range(0, count, step):
         yield slice(start, start + step)
@@ -157,28 +186,28 @@ class Instances(NamedTuple):
 def instances(
     probabilities: Tensor, masks: Tensor, geometry: Geometry, *, things: Sequence[bool], num_instances: int
 ) -> Instances:
-    """Mask2Former's: the best pairs of query and class, whose scores count how sure the masks are.
+    """Return the best pairs of query and class as Mask2Former does: scores include the confidence of the masks.
 
     Args:
         probabilities: (Q, C) of the classes, without "no object".
         masks: (Q, h, w) logits.
-        things: of each class whether it has instances; pairs of other classes are left out after the choice.
+        things: for each class, whether it has instances; pairs of other classes are left out after the choice.
         num_instances: pairs to choose, in no order.
     """
     num_classes = probabilities.shape[1]
     scores, best = probabilities.flatten().topk(min(num_instances, probabilities.numel()), sorted=False)
     query, labels = best // num_classes, best % num_classes
-    wanted = torch.tensor(things, device=labels.device)[labels]
-    scores, query, labels = scores[wanted], query[wanted], labels[wanted]
+    is_thing = torch.tensor(things, device=labels.device)[labels]
+    scores, query, labels = scores[is_thing], query[is_thing], labels[is_thing]
     # A query may be chosen for several classes, but has one mask.
     queries, position = query.unique(return_inverse=True)
     inside = torch.zeros(len(queries), *geometry.original, dtype=torch.bool, device=masks.device)
-    certainty = torch.zeros(len(queries), device=masks.device)
+    confidence = torch.zeros(len(queries), device=masks.device)
     for chosen, logits in query_chunks(masks[queries], geometry):
         inside[chosen] = logits > 0
         sums = logits.sigmoid().mul_(inside[chosen]).flatten(1).sum(1)
-        certainty[chosen] = sums / (inside[chosen].flatten(1).sum(1) + 1e-6)
-    return Instances(scores * certainty[position], labels, inside[position])
+        confidence[chosen] = sums / (inside[chosen].flatten(1).sum(1) + 1e-6)
+    return Instances(scores * confidence[position], labels, inside[position])
 
 
 class Panoptic(NamedTuple):
@@ -191,28 +220,18 @@ class Panoptic(NamedTuple):
 
 
 def panoptic(
-    probabilities: Tensor,
-    masks: Tensor,
-    geometry: Geometry,
-    *,
-    things: Sequence[bool],
-    object_threshold: float,
-    overlap_threshold: float,
-    cut_masks: bool,
+    probabilities: Tensor, masks: Tensor, geometry: Geometry, *, things: Sequence[bool], settings: MaskSettings
 ) -> Panoptic:
-    """Every pixel goes to the query whose class and mask are surest; segments that lose most of their mask are dropped.
+    """Assign each pixel to the query of the most confident class and mask; drop segments that lose most of their mask.
 
     Args:
         probabilities: (Q, C + 1), the last for no object.
         masks: (Q, h, w) logits.
-        things: of each class whether it has instances; segments of another class are one.
-        object_threshold: queries need a higher class probability.
-        overlap_threshold: a segment needs at least this share of its mask.
-        cut_masks: pixels outside a segment's own mask are void (Mask2Former), and not the segment's (MaskFormer).
+        things: for each class, whether it has instances; segments of another class are one.
     """
     scores, labels = probabilities.max(-1)
-    kept = (labels != len(things)) & (scores > object_threshold)
-    scores, labels, masks = scores[kept], labels[kept], masks[kept]
+    confident = (labels != len(things)) & (scores > settings.object_threshold)
+    scores, labels, masks = scores[confident], labels[confident], masks[confident]
     segment_ids = torch.zeros(geometry.original, dtype=torch.int32, device=masks.device)
     if not len(masks):
         return Panoptic(segment_ids, [])
@@ -232,16 +251,16 @@ def panoptic(
     owned = owner.flatten().bincount(minlength=len(masks))
     segments, stuff = [], {}
     for i, (label, score) in enumerate(zip(labels.tolist(), scores.tolist())):
-        place = owner == i
-        if cut_masks:
-            place &= inside
-        if not (owned[i] and areas[i] and place.any()) or owned[i] / areas[i] < overlap_threshold:
+        region = owner == i
+        if settings.cut_masks:
+            region &= inside
+        if not (owned[i] and areas[i] and region.any()) or owned[i] / areas[i] < settings.overlap_threshold:
             continue
         if not things[label] and label in stuff:
-            segment_ids[place] = stuff[label]
+            segment_ids[region] = stuff[label]
             continue
         segments.append(dict(id=len(segments) + 1, label=label, score=score, is_thing=bool(things[label])))
-        segment_ids[place] = len(segments)
+        segment_ids[region] = len(segments)
         if not things[label]:
             stuff[label] = len(segments)
     return Panoptic(segment_ids, segments)

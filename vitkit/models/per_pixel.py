@@ -6,64 +6,56 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitkit.models.base import DensePredictionModel
 from vitkit.models.mask_classification import geometry_of
 from vitkit.models.mask_postprocess import resized_bands
-from vitkit.ops.images import normalize_images, unpadded_sizes
-from vitkit.registry import BACKBONES, HEADS, MODELS, NECKS, Spec
+from vitkit.ops.images import unpadded_sizes
+from vitkit.registry import MODELS, Spec
 
 
 @MODELS.register
-class PerPixelClassification(nn.Module):
+class PerPixelClassification(DensePredictionModel):
     """A class for every pixel (PerPixelBaseline and PerPixelBaseline+ of Cheng et al. 2021, section 4.2,
     https://arxiv.org/abs/2107.06278).
 
     Args:
         backbone: spec or module, as are `neck` (a pixel decoder) and `head`.
         num_classes: a run sets its dataset's number.
+        isolate_padding: see `DensePredictionModel`.
     """
 
     class_head = ("head.predictor.", "head.query_embed.")
     tasks = ("semantic",)
 
     def __init__(
-        self, backbone: Spec | nn.Module, neck: Spec | nn.Module, head: Spec | nn.Module, *, num_classes: int = 150
+        self,
+        backbone: Spec | nn.Module,
+        neck: Spec | nn.Module,
+        head: Spec | nn.Module,
+        *,
+        num_classes: int = 150,
+        isolate_padding: bool = False,
     ):
-        super().__init__()
-        self.backbone = BACKBONES.build(backbone)
-        self.neck = NECKS.build(neck, feature_info=self.backbone.feature_info)
-        self.head = HEADS.build(head, feature_info=self.neck.feature_info, num_classes=num_classes)
+        super().__init__(backbone, neck, head, num_classes=num_classes, isolate_padding=isolate_padding)
         self.stride = next(iter(self.neck.feature_info.values())).stride
 
-    def load_pretrained(self) -> str | None:
-        """Loads the backbone's pretrained weights, if it has any, as a new run does; see `Backbone.load_pretrained`."""
-        load = getattr(self.backbone, "load_pretrained", None)
-        return load() if load else None
-
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
-        """
-        Args:
-            images: (B, 3, H, W) uint8 RGB, zero-padded at the right and bottom; or float, already normalised.
-            padding_mask: (B, H, W) bool, True = padding; None if no image is padded. It only makes padded pixels 0
-                after the normalisation.
+        """Predict class logits per pixel. Unless padding is isolated, its pixels are only 0 after the normalisation.
+
         Returns:
             what the head returns: pred_semantic (B, num_classes, h, w) logits, perhaps aux_outputs.
             input_size: (height, width) that they cover, H and W rounded up to the stride.
             image_sizes: (B, 2) int64, height and width of each image without padding.
         """
         image_sizes = unpadded_sizes(images, padding_mask)
-        images = normalize_images(images, padding_mask)
-        outputs = self.head(self.neck(self.backbone(images)))
+        images, padding_mask = self.prepare(images, padding_mask)
+        features = self.features(images, padding_mask)
+        outputs = self.head(features, padding_mask if self.isolate_padding else None)
         input_size = tuple(side * self.stride for side in outputs["pred_semantic"].shape[-2:])
         return dict(outputs, input_size=input_size, image_sizes=image_sizes)
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """
-        Args:
-            outputs: of `forward`.
-            image_sizes: (height, width) of each original image, in pixels.
-        Returns:
-            one dict per image: semantic (H, W) int64, the class of every pixel of the original image.
-        """
+        """Return one dict per image: semantic (H, W) int64, the class of every pixel of the original image."""
         return [
             dict(semantic=torch.cat([logits.argmax(0) for _, logits in self._logits(outputs, i, original)]))
             for i, original in enumerate(image_sizes)
@@ -72,7 +64,7 @@ class PerPixelClassification(nn.Module):
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:
-        """Class probabilities of an image's pixels; see `MaskClassification.semantic_scores`."""
+        """Yield class probabilities of an image's pixels; see `MaskClassification.semantic_scores`."""
         for rows, logits in self._logits(outputs, index, original, within=within):
             yield rows, logits.softmax(0)
 

@@ -11,9 +11,9 @@ from vitkit.errors import ConfigError
 from vitkit.ops.images import unpadded_sizes
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
-"""Of MaskFormer's and Mask2Former's multi-scale results."""
+"""Scales of MaskFormer's and Mask2Former's multi-scale results."""
 _BAND_ROWS = 64  # pixels' class scores in all sizes at once would take gigabytes
-_OF_TRAINING = ("aux_outputs", "mask_embed", "mask_features")
+_TRAINING_OUTPUTS = ("aux_outputs", "mask_embed", "mask_features")
 
 
 class MultiScaleFlip(nn.Module):
@@ -21,8 +21,8 @@ class MultiScaleFlip(nn.Module):
     each pixel (Cheng et al. 2021, https://arxiv.org/abs/2107.06278, section 4).
 
     It evaluates as the model itself does, and takes about `2 * sum(scale ** 2)` times as long: 17 with the defaults.
-    All sizes are made of the image as it is evaluated; the originals make them of the stored one, which shows more than
-    that where it is larger.
+    All sizes are made of the image as it is evaluated; the originals make them of the stored one, which has more detail
+    where it is larger.
 
     Args:
         model: has `semantic_scores`, see `MaskClassification`.
@@ -34,13 +34,13 @@ class MultiScaleFlip(nn.Module):
 
     def __init__(self, model: nn.Module, *, scales: Sequence[float] = SCALES, flip: bool = True):
         super().__init__()
-        tasks = getattr(model, "tasks", ())
-        if not hasattr(model, "semantic_scores") or (tasks and "semantic" not in tasks):
-            of = f" of task {', '.join(tasks)}" if tasks else ""
+        tasks, has_scores = getattr(model, "tasks", ()), hasattr(model, "semantic_scores")
+        if not has_scores or (tasks and "semantic" not in tasks):
+            of_task = f" of task {', '.join(tasks)}" if tasks else ""
             raise ConfigError(
-                f"test-time augmentation: not defined for {type(model).__name__}{of}: it averages the class scores of "
-                "pixels, which semantic segmentation has. Evaluate without it"
-                + (", or set model.tasks=['semantic']." if hasattr(model, "semantic_scores") else ".")
+                f"test-time augmentation: not defined for {type(model).__name__}{of_task}: it averages the class "
+                "scores of pixels, which semantic segmentation has. Evaluate without it"
+                + (", or set model.tasks=['semantic']." if has_scores else ".")
             )
         if not scales or min(scales) <= 0:
             raise ConfigError(f"test-time augmentation: got scales {list(scales)}; expected numbers above 0.")
@@ -49,11 +49,12 @@ class MultiScaleFlip(nn.Module):
         self.flip = flip
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
-        """
+        """Run the model on all views of each image.
+
         Args:
             images, padding_mask: as the model takes them.
         Returns:
-            views: of each image a list with the model's outputs for each scale: one image, or it and its mirror image.
+            views: for each image, a list of the model's outputs for each scale: one image, or it and its mirror image.
         """
         sizes = unpadded_sizes(images, padding_mask).tolist()
         return dict(
@@ -67,16 +68,10 @@ class MultiScaleFlip(nn.Module):
         size = [max(1, round(side * scale)) for side in image.shape[-2:]]
         image = resize(image, size, antialias=True)
         outputs = self.model(torch.cat([image, image.flip(-1)]) if self.flip else image)
-        return {name: value for name, value in outputs.items() if name not in _OF_TRAINING}
+        return {name: value for name, value in outputs.items() if name not in _TRAINING_OUTPUTS}
 
     def postprocess(self, outputs: Mapping[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """
-        Args:
-            outputs: of `forward`.
-            image_sizes: (height, width) of each original image, in pixels.
-        Returns:
-            one dict per image: semantic (H, W) int64, the class of every pixel.
-        """
+        """Return one dict per image: semantic (H, W) int64, the class of every pixel."""
         return [
             dict(semantic=self._semantic_map(views, tuple(size))) for views, size in zip(outputs["views"], image_sizes)
         ]
@@ -89,7 +84,7 @@ class MultiScaleFlip(nn.Module):
         return torch.cat(bands)
 
     def _scores(self, view: Mapping[str, Any], size: tuple[int, int], rows: range) -> Tensor:
-        """(C, rows, W), summed over the image and its mirror image."""
+        """Return scores (C, rows, W), summed over the image and its mirror image."""
         scores = torch.cat([scores for _, scores in self.model.semantic_scores(view, 0, size, within=rows)], dim=1)
         if not self.flip:
             return scores

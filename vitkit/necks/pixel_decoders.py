@@ -1,4 +1,8 @@
-"""Pixel decoders: a map for masks at the finest stride, and maps for the queries to attend to."""
+"""Pixel decoders: a map for masks at the finest stride, and maps for the queries to attend to.
+
+With a padding mask, (B, H, W) bool of the images with True = padding, padding does not reach into an image; without one
+it counts like the image, as in the originals.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -10,10 +14,11 @@ from torchvision.ops import Conv2dNormActivation
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
-from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
-from vitkit.nn.deformable_transformer import DeformableEncoder, flatten_levels
+from vitkit.nn.deformable_transformer import DeformableEncoder, DeformableSettings, flatten_levels, init_deformable
+from vitkit.nn.layers import init_xavier
+from vitkit.nn.padding import extend_edges, group_norm, zero_padding
 from vitkit.nn.position import sine_positions_2d
-from vitkit.nn.transformer import TransformerEncoder
+from vitkit.nn.transformer import TransformerEncoder, TransformerSettings
 from vitkit.ops.images import resize_mask
 from vitkit.registry import NECKS
 from vitkit.structures import FeatureInfo
@@ -22,17 +27,38 @@ MASK_FEATURES = "mask_features"
 """The name of the map whose product with a query's embedding is its mask."""
 
 
-def conv_norm(in_channels: int, out_channels: int, kernel_size: int, *, relu: bool) -> nn.Sequential:
-    """Convolution without bias, group norm of 32 groups, ReLU if wanted."""
-    layer = Conv2dNormActivation(
-        in_channels,
-        out_channels,
-        kernel_size,
-        norm_layer=partial(nn.GroupNorm, 32),
-        activation_layer=nn.ReLU if relu else None,
-    )
-    nn.init.kaiming_uniform_(layer[0].weight, a=1)
-    return layer
+class ConvNorm(Conv2dNormActivation):
+    """Convolution without bias, group norm of 32 groups, ReLU if asked for."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, *, relu: bool):
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            norm_layer=partial(nn.GroupNorm, 32),
+            activation_layer=nn.ReLU if relu else None,
+        )
+        nn.init.kaiming_uniform_(self[0].weight, a=1)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """(B, in_channels, H, W) -> (B, out_channels, H, W)."""
+        convolution, norm, *activation = self
+        x = convolution(zero_padding(x, padding_mask))
+        x = group_norm(x, padding_mask, norm)
+        return activation[0](x) if activation else x
+
+
+class MaskProjection(nn.Conv2d):
+    """The convolution to the map for masks, which may be resized bilinearly."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, kernel_size: int):
+        super().__init__(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
+        nn.init.kaiming_uniform_(self.weight, a=1)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """(B, in_channels, H, W) -> (B, out_channels, H, W)."""
+        return extend_edges(super().forward(zero_padding(x, padding_mask)), padding_mask)
 
 
 class TopDownPath(nn.Module):
@@ -40,28 +66,31 @@ class TopDownPath(nn.Module):
 
     Args:
         feature_info: of the maps to add to, fine to coarse.
-        mode: how a coarse map is enlarged, "nearest" or "bilinear".
+        mode: how a coarse map is upsampled, "nearest" or "bilinear".
     """
 
     def __init__(self, feature_info: Mapping[str, FeatureInfo], channels: int, *, mode: str):
         super().__init__()
         self.mode = mode
         self.lateral = nn.ModuleDict(
-            {name: conv_norm(info.channels, channels, 1, relu=False) for name, info in feature_info.items()}
+            {name: ConvNorm(info.channels, channels, 1, relu=False) for name, info in feature_info.items()}
         )
-        self.output = nn.ModuleDict({name: conv_norm(channels, channels, 3, relu=True) for name in feature_info})
+        self.output = nn.ModuleDict({name: ConvNorm(channels, channels, 3, relu=True) for name in feature_info})
 
-    def forward(self, features: Mapping[str, Tensor], coarse: Tensor) -> Tensor:
-        """`coarse` (B, channels, h, w) carried down to the finest of the features."""
+    def forward(self, features: Mapping[str, Tensor], coarse: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Carry `coarse` (B, channels, h, w) down to the finest of the features."""
         options = {} if self.mode == "nearest" else dict(align_corners=False)
         for name in reversed(list(self.lateral)):
+            if self.mode == "bilinear":
+                coarse = extend_edges(coarse, padding_mask)
             # At the finest stride these are the largest tensors of all: summed in place, and none kept for the layers
             # after the one that reads it.
-            x = self.lateral[name](features[name])
+            x = self.lateral[name](features[name], padding_mask)
             x += F.interpolate(coarse, size=x.shape[-2:], mode=self.mode, **options)
-            for layer in self.output[name]:
-                x = layer(x)
-            coarse = x
+            convolution, norm, relu = self.output[name]
+            x = convolution(zero_padding(x, padding_mask))
+            x = group_norm(x, padding_mask, norm)
+            coarse = relu(x)
         return coarse
 
 
@@ -79,9 +108,9 @@ class FPNPixelDecoder(nn.Module):
     def __init__(self, feature_info: Mapping[str, FeatureInfo], out_channels: int, *, mask_channels: int = 256):
         super().__init__()
         *finer, self.coarsest = feature_info
-        self.top = conv_norm(feature_info[self.coarsest].channels, out_channels, 3, relu=True)
+        self.top = ConvNorm(feature_info[self.coarsest].channels, out_channels, 3, relu=True)
         self.path = TopDownPath({name: feature_info[name] for name in finer}, out_channels, mode="nearest")
-        self.mask_features = mask_projection(out_channels, mask_channels, kernel_size=3)
+        self.mask_features = MaskProjection(out_channels, mask_channels, kernel_size=3)
         finest = next(iter(feature_info.values()))
         self.feature_info = {
             MASK_FEATURES: FeatureInfo(mask_channels, finest.stride),
@@ -89,10 +118,10 @@ class FPNPixelDecoder(nn.Module):
         }
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """name -> (B, channels, H, W); padding counts like any other place."""
+        """name -> (B, channels, H, W)."""
         coarsest = features[self.coarsest]
-        finest = self.path(features, self.top(coarsest))
-        return {MASK_FEATURES: self.mask_features(finest), self.coarsest: coarsest}
+        finest = self.path(features, self.top(coarsest, padding_mask), padding_mask)
+        return {MASK_FEATURES: self.mask_features(finest, padding_mask), self.coarsest: coarsest}
 
 
 @NECKS.register
@@ -101,7 +130,7 @@ class TransformerPixelDecoder(nn.Module):
 
     Args:
         feature_info, out_channels, mask_channels: see `FPNPixelDecoder`.
-        num_heads, d_ffn, dropout, num_layers: of the encoder.
+        num_layers, settings: of the encoder.
     Returns of `forward`: as `FPNPixelDecoder`, but the coarsest map is the encoder's.
     """
 
@@ -111,10 +140,8 @@ class TransformerPixelDecoder(nn.Module):
         out_channels: int,
         *,
         mask_channels: int = 256,
-        num_heads: int = 8,
-        d_ffn: int = 2048,
-        dropout: float = 0.1,
         num_layers: int = 6,
+        settings: TransformerSettings = TransformerSettings(),
     ):
         super().__init__()
         *finer, self.coarsest = feature_info
@@ -122,13 +149,11 @@ class TransformerPixelDecoder(nn.Module):
         self.input_proj = nn.Conv2d(info.channels, out_channels, kernel_size=1)
         nn.init.kaiming_uniform_(self.input_proj.weight, a=1)
         nn.init.zeros_(self.input_proj.bias)
-        self.encoder = TransformerEncoder(num_layers, out_channels, num_heads=num_heads, d_ffn=d_ffn, dropout=dropout)
-        for matrix in self.encoder.parameters():
-            if matrix.dim() > 1:
-                nn.init.xavier_uniform_(matrix)
-        self.top = conv_norm(out_channels, out_channels, 3, relu=True)
+        self.encoder = TransformerEncoder(num_layers, out_channels, settings)
+        init_xavier(self.encoder)
+        self.top = ConvNorm(out_channels, out_channels, 3, relu=True)
         self.path = TopDownPath({name: feature_info[name] for name in finer}, out_channels, mode="nearest")
-        self.mask_features = mask_projection(out_channels, mask_channels, kernel_size=3)
+        self.mask_features = MaskProjection(out_channels, mask_channels, kernel_size=3)
         finest = next(iter(feature_info.values()))
         self.feature_info = {
             MASK_FEATURES: FeatureInfo(mask_channels, finest.stride),
@@ -136,33 +161,30 @@ class TransformerPixelDecoder(nn.Module):
         }
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """
-        Args:
-            features: name -> (B, channels, H, W).
-            padding_mask: (B, H, W) bool of the images, True = padding, which is then not attended to.
-        """
+        """name -> (B, channels, H, W)."""
         x = self.input_proj(features[self.coarsest])
         size = x.shape[-2:]
         mask = None if padding_mask is None else resize_mask(padding_mask, size)
         bias = None if mask is None else padding_bias(mask.flatten(1), x.dtype)
         positions = sine_positions_2d(size, x.shape[1], padding_mask=mask, device=x.device).flatten(1, 2).to(x.dtype)
         x = self.encoder(x.flatten(2).transpose(1, 2), positions, bias=bias).transpose(1, 2).unflatten(2, size)
-        finest = self.path(features, self.top(x))
-        return {MASK_FEATURES: self.mask_features(finest), self.coarsest: x}
+        finest = self.path(features, self.top(x, padding_mask), padding_mask)
+        return {MASK_FEATURES: self.mask_features(finest, padding_mask), self.coarsest: x}
 
 
 @NECKS.register
 class DeformablePixelDecoder(nn.Module):
-    """Mask2Former's (Cheng et al. 2022, https://arxiv.org/abs/2112.01527): deformable attention over the coarse maps,
-    one pyramid step to the finest.
+    """Mask2Former's pixel decoder (Cheng et al. 2022, https://arxiv.org/abs/2112.01527): deformable attention over the
+    coarse maps, one pyramid step to the finest.
 
-    Under autocast it computes in the lower precision, where the original keeps to float32; sampling places stay so.
+    Under autocast it computes in the lower precision, where the original keeps to float32; sampling locations stay in
+    float32.
 
     Args:
         feature_info: of the backbone's maps, fine to coarse; the last `num_levels` are attended to.
         out_channels: of the encoder and the pyramid.
         mask_channels: of the map for masks.
-        num_heads, num_points, d_ffn, dropout, num_layers: of the encoder.
+        num_layers, settings: of the encoder.
     Returns of `forward`: "mask_features" at the finest stride, then the encoder's maps, fine to coarse.
     Raises:
         ConfigError: the backbone has too few maps.
@@ -175,11 +197,8 @@ class DeformablePixelDecoder(nn.Module):
         *,
         mask_channels: int = 256,
         num_levels: int = 3,
-        num_heads: int = 8,
-        num_points: int = 4,
-        d_ffn: int = 1024,
-        dropout: float = 0.0,
         num_layers: int = 6,
+        settings: DeformableSettings = DeformableSettings(dropout=0.0),
     ):
         super().__init__()
         names = list(feature_info)
@@ -202,47 +221,28 @@ class DeformablePixelDecoder(nn.Module):
             nn.init.xavier_uniform_(convolution.weight)
             nn.init.zeros_(convolution.bias)
         self.level_embed = nn.Parameter(torch.empty(num_levels, out_channels))
-        self.encoder = DeformableEncoder(
-            num_layers, out_channels, num_heads=num_heads, num_levels=num_levels, num_points=num_points, d_ffn=d_ffn,
-            dropout=dropout,
-        )  # fmt: skip
-        self._initialize_encoder()
+        self.encoder = DeformableEncoder(num_layers, out_channels, num_levels, settings)
+        nn.init.normal_(self.level_embed)
+        init_deformable(self.encoder)
         finer = names[: len(names) - num_levels]
         self.path = TopDownPath({name: feature_info[name] for name in finer}, out_channels, mode="bilinear")
-        self.mask_features = mask_projection(out_channels, mask_channels, kernel_size=1)
+        self.mask_features = MaskProjection(out_channels, mask_channels, kernel_size=1)
         self.feature_info = {MASK_FEATURES: FeatureInfo(mask_channels, feature_info[names[0]].stride)} | {
             name: FeatureInfo(out_channels, feature_info[name].stride) for name in reversed(self.levels)
         }
 
-    def _initialize_encoder(self) -> None:
-        nn.init.normal_(self.level_embed)
-        for matrix in self.encoder.parameters():
-            if matrix.dim() > 1:
-                nn.init.xavier_uniform_(matrix)
-        for module in self.encoder.modules():
-            if isinstance(module, MultiScaleDeformableAttention):
-                module.reset_parameters()
-
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """
-        Args:
-            features: name -> (B, channels, H, W).
-            padding_mask: (B, H, W) bool of the images, True = padding, which then reads as 0.
-        """
-        maps = {name: project(features[name]) for name, project in zip(self.levels, self.input_proj)}
-        levels = flatten_levels(maps, padding_mask, position_offset=0.0)
-        codes = torch.cat([e.expand(n, -1) for e, n in zip(self.level_embed, levels.sizes)])
-        memory = self.encoder(levels, levels.positions + codes)
+        """name -> (B, channels, H, W)."""
+        maps = {
+            name: group_norm(convolution(features[name]), padding_mask, norm)
+            for name, (convolution, norm) in zip(self.levels, self.input_proj)
+        }
+        levels = flatten_levels(maps, self.level_embed, padding_mask, position_offset=0.0)
+        memory = self.encoder(levels)
         encoded = {
             name: x.transpose(1, 2).unflatten(2, shape)
             for name, x, shape in zip(self.levels, memory.split(levels.sizes, dim=1), levels.shapes)
         }
-        finest = self.path(features, encoded[self.levels[-1]])
-        return {MASK_FEATURES: self.mask_features(finest)} | {name: encoded[name] for name in reversed(self.levels)}
-
-
-def mask_projection(in_channels: int, out_channels: int, *, kernel_size: int) -> nn.Conv2d:
-    projection = nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
-    nn.init.kaiming_uniform_(projection.weight, a=1)
-    nn.init.zeros_(projection.bias)
-    return projection
+        finest = self.path(features, encoded[self.levels[-1]], padding_mask)
+        masks = {MASK_FEATURES: self.mask_features(finest, padding_mask)}
+        return masks | {name: encoded[name] for name in reversed(self.levels)}

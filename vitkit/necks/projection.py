@@ -38,5 +38,5 @@ class ChannelProjection(nn.Module):
         )
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """name -> (B, channels, H, W) to name -> (B, out_channels, H, W); no place depends on padded ones anyway."""
+        """name -> (B, channels, H, W) to name -> (B, out_channels, H, W). Padding cannot reach into an image."""
         return {name: project(features[name]) for name, project in self.projections.items()}

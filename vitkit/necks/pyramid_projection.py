@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.ops.images import resize_mask
+from vitkit.nn.padding import group_norm, zero_padding
 from vitkit.registry import NECKS, nearest
 from vitkit.structures import FeatureInfo
 
@@ -14,8 +14,8 @@ from vitkit.structures import FeatureInfo
 class PyramidProjection(nn.Module):
     """Deformable DETR's levels (Zhu et al. 2021, section 4.1, https://arxiv.org/abs/2010.04159).
 
-    A 1x1 convolution of each map; then, up to `num_levels`, 3x3 convolutions of stride 2, the first of them on the raw
-    coarsest map, each next one on the level before. Every level has a group norm.
+    A 1x1 convolution of each map; then, up to `num_levels`, 3x3 convolutions of stride 2, the first on the raw coarsest
+    map, each next one on the level before. Every level has a group norm.
 
     Args:
         feature_info: of the backbone's maps, fine to coarse.
@@ -73,11 +73,12 @@ class PyramidProjection(nn.Module):
         self.levels = nn.ModuleList(nn.Sequential(c, nn.GroupNorm(num_groups, out_channels)) for c in convolutions)
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """
+        """Return the levels.
+
         Args:
             features: name -> (B, channels, H, W).
             padding_mask: (B, H, W) bool of the images, True = padding, which is then kept out of convolutions and
-                norms; None: padding counts like any other place, as in the original.
+                norms; None: it counts like the image, as in the original.
         Returns:
             name -> (B, out_channels, H, W), fine to coarse.
         """
@@ -90,34 +91,12 @@ class PyramidProjection(nn.Module):
 
     def _level(self, level: nn.Sequential, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         convolution, norm = level
-        if padding_mask is None:
-            return norm(convolution(x))
-        if convolution.stride != (1, 1):
-            x = x.masked_fill(resize_mask(padding_mask, x.shape[-2:])[:, None], 0)
-        x = convolution(x)
-        return masked_group_norm(x, resize_mask(padding_mask, x.shape[-2:]), norm)
+        return group_norm(convolution(zero_padding(x, padding_mask)), padding_mask, norm)
 
 
 def free_name(stride: int, taken: Iterable[str]) -> str:
-    """res{log2 stride}, or the next number that is free: a dilated res5 has the stride of res4."""
+    """Return res{log2 stride}, or the next number that is free: a dilated res5 has the stride of res4."""
     number = stride.bit_length() - 1
     while f"res{number}" in taken:
         number += 1
     return f"res{number}"
-
-
-def masked_group_norm(x: Tensor, padding_mask: Tensor, norm: nn.GroupNorm) -> Tensor:
-    """`norm` with the statistics of the places that are no padding.
-
-    Args:
-        x: (B, C, H, W).
-        padding_mask: (B, H, W) bool, True = padding.
-    """
-    padding = padding_mask[:, None, None]  # (B, 1, 1, H, W)
-    groups = x.float().unflatten(1, (norm.num_groups, -1))
-    count = (~padding).sum((2, 3, 4), keepdim=True).clamp(min=1) * groups.shape[2]
-    mean = groups.masked_fill(padding, 0).sum((2, 3, 4), keepdim=True) / count
-    centred = (groups - mean).masked_fill(padding, 0)
-    variance = centred.square().sum((2, 3, 4), keepdim=True) / count
-    normalized = (centred * (variance + norm.eps).rsqrt()).flatten(1, 2)
-    return (normalized * norm.weight.view(-1, 1, 1) + norm.bias.view(-1, 1, 1)).to(x.dtype)

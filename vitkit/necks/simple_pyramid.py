@@ -7,7 +7,7 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.ops.images import resize_mask
+from vitkit.nn.padding import zero_padding
 from vitkit.registry import NECKS, Spec, nearest
 from vitkit.structures import FeatureInfo
 
@@ -20,12 +20,13 @@ class ConvNorm(nn.Conv2d):
         self.norm = LayerNorm2d(out_channels, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Convolve and normalise: (B, in_channels, H, W) -> (B, out_channels, H, W)."""
         return self.norm(super().forward(x))
 
 
 @NECKS.register
 class SimpleFeaturePyramid(nn.Module):
-    """Maps "res2" to "res5" (res{log2 stride}), each made from one map, so that a plain ViT serves heads that want
+    """Maps "res2" to "res5" (res{log2 stride}), each made from one map, so that a plain ViT serves heads that read
     several levels (Li et al. 2022, section 3, https://arxiv.org/abs/2203.16527).
 
     Finer maps come by transposed convolutions, coarser ones by max pooling; a 1x1 and a 3x3 convolution follow, each
@@ -65,11 +66,11 @@ class SimpleFeaturePyramid(nn.Module):
                 raise ConfigError(f"SimpleFeaturePyramid: stride {value} of {whose}: expected a power of 2.")
         if not strides:
             raise ConfigError("SimpleFeaturePyramid: strides is empty; expected powers of 2, such as (4, 8, 16, 32).")
-        most = stride // strides[0]
-        if channels % max(most, 1):
+        factor = stride // strides[0]
+        if channels % max(factor, 1):
             raise ConfigError(
                 f"SimpleFeaturePyramid: the map's {channels} channels cannot be halved down to stride {strides[0]}: "
-                f"expected a multiple of {most}, or coarser strides."
+                f"expected a multiple of {factor}, or coarser strides."
             )
         levels = {f"res{int(math.log2(s))}": FeatureInfo(out_channels, s) for s in strides}
         self.levels = nn.ModuleDict(
@@ -82,42 +83,39 @@ class SimpleFeaturePyramid(nn.Module):
         self.feature_info = levels if neck is None else self.neck.feature_info
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """
+        """Return the pyramid, or what `neck` makes of it.
+
         Args:
             features: name -> (B, channels, h, w).
             padding_mask: (B, H, W) bool, True = padding, zeroed before kernels that reach over an image's border;
-                None: no padding, or padding like any other place.
+                None: it counts like the image.
         Returns:
             name -> (B, out_channels, ceil(h * s), ceil(w * s)) with s = stride of the map / stride of the level; or
             what `neck` makes of these.
         """
-        x = _zero(features[self.in_feature], padding_mask)
+        x = zero_padding(features[self.in_feature], padding_mask)
         maps = {}
         for name, level in self.levels.items():
             *before, last = level
             y = x
             for layer in before:
                 y = layer(y)
-            maps[name] = last(_zero(y, padding_mask))
+            maps[name] = last(zero_padding(y, padding_mask))
         return maps if self.neck is None else self.neck(maps, padding_mask)
 
 
-def _zero(x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    return x if padding_mask is None else x.masked_fill(resize_mask(padding_mask, x.shape[-2:])[:, None], 0.0)
-
-
-def _rescale(channels: int, stride: int, wanted: int, out_channels: int) -> list[nn.Module]:
-    """The layers from a map of `stride` to one of `wanted`; each doubling of the map halves its channels."""
+def _rescale(channels: int, stride: int, new_stride: int, out_channels: int) -> list[nn.Module]:
+    """Return the layers from a map of `stride` to one of `new_stride`; doubling the map's size halves its channels."""
     layers: list[nn.Module] = []
-    while stride > wanted:
+    while stride > new_stride:
         if layers:
             layers += [LayerNorm2d(channels, eps=1e-6), nn.GELU()]
         layers.append(nn.ConvTranspose2d(channels, channels // 2, kernel_size=2, stride=2))
         channels, stride = channels // 2, stride // 2
-    if stride < wanted:
-        # A coarser map may have no place for an odd border; it then counts alone.
+    if stride < new_stride:
+        # The last row or column of an odd map is pooled alone.
         layers += [
-            nn.MaxPool2d(kernel_size=2, stride=2, ceil_mode=True) for _ in range(int(math.log2(wanted // stride)))
+            nn.MaxPool2d(kernel_size=2, stride=2, ceil_mode=True) for _ in range(int(math.log2(new_stride // stride)))
         ]
     return [
         *layers,

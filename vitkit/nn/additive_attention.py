@@ -1,4 +1,4 @@
-"""Alignment scores: how well a query fits each key, in the forms that the literature has compared.
+"""Alignment scores: how well a query fits each key, in the forms that have been compared in the literature.
 
 A score is a module of two steps: `score.keys(x)` prepares the keys, once per sentence or picture, and
 `score(queries, keys)` compares queries with them, at every step of a decoder. Their softmax is
@@ -18,14 +18,15 @@ class AlignmentScore(nn.Module):
     """The base of all scores: a dot product of queries and prepared keys."""
 
     def keys(self, keys: Tensor) -> Tensor:
-        """(B, S, d_key) -> (B, S, ...), as `forward` takes them."""
+        """Prepare keys: (B, S, d_key) -> (B, S, ...), as `forward` takes them."""
         return keys
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """
+        """Score each query against each key.
+
         Args:
             queries: (B, L, d_query), or (B, d_query) for one query each.
-            keys: of `self.keys`.
+            keys: the result of `self.keys`.
         Returns:
             (B, L, S), or (B, S).
         """
@@ -34,7 +35,7 @@ class AlignmentScore(nn.Module):
         return self.compare(queries, keys)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """`forward` of (B, L, d_query)."""
+        """Score queries (B, L, d_query) against prepared keys: (B, L, S)."""
         return queries @ keys.mT
 
 
@@ -58,6 +59,7 @@ class ScaledDotScore(DotScore):
     """q . k / sqrt(d) (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return the score of each pair of a query and a key."""
         return (queries * queries.shape[-1] ** -0.5) @ keys.mT
 
 
@@ -72,9 +74,11 @@ class CosineScore(DotScore):
         self.strength = nn.Parameter(torch.tensor(10.0))
 
     def keys(self, keys: Tensor) -> Tensor:
+        """Return what `compare` compares the queries with."""
         return F.normalize(keys, dim=-1)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return the score of each pair of a query and a key."""
         return self.strength * (F.normalize(queries, dim=-1) @ keys.mT)
 
 
@@ -86,6 +90,7 @@ class GeneralScore(AlignmentScore):
         self.of_keys = nn.Linear(d_key, d_query, bias=False)
 
     def keys(self, keys: Tensor) -> Tensor:
+        """Return what `compare` compares the queries with."""
         return self.of_keys(keys)
 
 
@@ -104,9 +109,11 @@ class AdditiveScore(AlignmentScore):
         self.of_sums = nn.Linear(d_attention, 1, bias=False)
 
     def keys(self, keys: Tensor) -> Tensor:
+        """Return what `compare` compares the queries with."""
         return self.of_keys(keys)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return the score of each pair of a query and a key."""
         sums = self.of_queries(queries)[:, :, None] + keys[:, None]
         return self.of_sums(sums.tanh())[..., 0]
 
@@ -121,7 +128,7 @@ SCORES = {
 
 
 class AlignmentAttention(nn.Module):
-    """Attention of one head by any alignment score.
+    """Single-head attention by any alignment score.
 
     Args:
         score: one of `SCORES`.
@@ -140,14 +147,15 @@ class AlignmentAttention(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, *, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """
+        """Attend from queries to keys that are prepared already.
+
         Args:
             queries: (B, L, d_query).
-            keys: of `self.score.keys`.
+            keys: the result of `self.score.keys`.
             values: (B, S, d_value).
             padding_mask: (B, S) bool, True = padding, which gets no weight.
         Returns:
-            what is attended to (B, L, d_value), and the weights (B, L, S) float32.
+            the weighted values (B, L, d_value), and the weights (B, L, S) float32.
         """
         bias = None if padding_mask is None else mask_bias(padding_mask[:, None])
         weights = attention_weights(self.score(queries, keys), bias)

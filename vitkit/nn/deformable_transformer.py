@@ -1,10 +1,11 @@
 """Transformer layers on multi-scale deformable attention (Zhu et al. 2021, https://arxiv.org/abs/2010.04159).
 
 Reference points and boxes are relative to the un-padded image; `valid_ratios`, (B, levels, 2), is the share of each
-level's width and height that is not padding, and places them in the padded maps. S counts the places of all levels.
+level's width and height that is not padding, and maps them to the padded maps. S counts the tokens of all levels.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,9 +14,19 @@ from torch import Tensor, nn
 
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
-from vitkit.nn.layers import MLP, FeedForward, run_block
+from vitkit.nn.layers import MLP, FeedForward, checkpoint_block, init_xavier
 from vitkit.nn.position import sine_positions_2d
+from vitkit.nn.transformer import LayerSettings
 from vitkit.ops.images import resize_mask
+
+
+@dataclass(frozen=True)
+class DeformableSettings(LayerSettings):
+    """Layers with multi-scale deformable attention."""
+
+    d_ffn: int = 1024
+    num_points: int = 4
+    """Locations that each head samples on each level."""
 
 
 class Levels(NamedTuple):
@@ -24,7 +35,7 @@ class Levels(NamedTuple):
     tokens: Tensor
     """(B, S, d_model)."""
     positions: Tensor
-    """(B or 1, S, d_model), without a code of the level."""
+    """(B or 1, S, d_model), the level's embedding included."""
     shapes: list[tuple[int, int]]
     """(H, W) of each level."""
     padding_mask: Tensor | None
@@ -34,16 +45,32 @@ class Levels(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """Places of each level."""
+        """Tokens of each level."""
         return [height * width for height, width in self.shapes]
+
+    def centers(self) -> Tensor:
+        """Return the centre of every token, relative to the un-padded image.
+
+        Returns:
+            (B, S, 2) float32 as (x, y); above 1 in the padding.
+        """
+        centers = []
+        for (height, width), ratio in zip(self.shapes, self.valid_ratios.unbind(1)):
+            y = (torch.arange(height, device=ratio.device) + 0.5) / height
+            x = (torch.arange(width, device=ratio.device) + 0.5) / width
+            grid = torch.stack((x.expand(height, -1), y[:, None].expand(-1, width)), dim=-1)
+            centers.append(grid.flatten(0, 1) / ratio[:, None])
+        return torch.cat(centers, dim=1)
 
 
 def flatten_levels(
-    features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, position_offset: float
+    features: Mapping[str, Tensor], level_embed: Tensor, padding_mask: Tensor | None = None, *, position_offset: float
 ) -> Levels:
-    """
+    """Concatenate maps to one sequence, with their positions and padding.
+
     Args:
         features: maps (B, d_model, H, W) in the order of the sequence.
+        level_embed: (levels, d_model).
         padding_mask: (B, H, W) bool of the images, True = padding.
         position_offset: of `sine_positions_2d`; Deformable DETR has -0.5.
     """
@@ -54,10 +81,11 @@ def flatten_levels(
         sine_positions_2d(shape, x.shape[1], padding_mask=mask, offset=position_offset, device=x.device).flatten(1, 2)
         for x, shape, mask in zip(maps, shapes, masks)
     ]
+    codes = [embed.expand(height * width, -1) for embed, (height, width) in zip(level_embed, shapes)]
     ratios = [_valid_ratio(mask) for mask in masks if mask is not None]
     return Levels(
         tokens=torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1),
-        positions=torch.cat(positions, dim=1).to(maps[0].dtype),
+        positions=torch.cat(positions, dim=1).to(maps[0].dtype) + torch.cat(codes),
         shapes=shapes,
         padding_mask=torch.cat([mask.flatten(1) for mask in masks], dim=1) if ratios else None,
         valid_ratios=torch.stack(ratios, dim=1) if ratios else torch.ones(1, len(maps), 2, device=maps[0].device),
@@ -65,25 +93,10 @@ def flatten_levels(
 
 
 def _valid_ratio(mask: Tensor) -> Tensor:
-    """(B, H, W) bool -> (B, 2): the share of the width and height that is free, on the first row and column."""
-    # An image that is all padding counts as one place: no division by 0.
+    """(B, H, W) bool -> (B, 2): the share of the width and height that is not padding, on the first row and column."""
+    # An image that is all padding counts as one pixel: no division by 0.
     sides = (mask[:, 0, :], mask[:, :, 0])
     return torch.stack([(~side).float().mean(1).clamp(min=1 / side.shape[1]) for side in sides], dim=-1)
-
-
-def level_places(shapes: Sequence[tuple[int, int]], valid_ratios: Tensor) -> Tensor:
-    """The centre of every place, relative to the un-padded image.
-
-    Returns:
-        (B, S, 2) float32 as (x, y); above 1 in the padding.
-    """
-    places = []
-    for (height, width), ratio in zip(shapes, valid_ratios.unbind(1)):
-        y = (torch.arange(height, device=ratio.device) + 0.5) / height
-        x = (torch.arange(width, device=ratio.device) + 0.5) / width
-        grid = torch.stack((x.expand(height, -1), y[:, None].expand(-1, width)), dim=-1)
-        places.append(grid.flatten(0, 1) / ratio[:, None])
-    return torch.cat(places, dim=1)
 
 
 def in_padded_maps(references: Tensor, valid_ratios: Tensor) -> Tensor:
@@ -94,14 +107,13 @@ def in_padded_maps(references: Tensor, valid_ratios: Tensor) -> Tensor:
 class DeformableEncoderLayer(nn.Module):
     """Deformable self-attention and a feed-forward network, post-norm."""
 
-    recompute = False
+    activation_checkpointing = False
 
-    def __init__(
-        self, d_model: int, num_heads: int, *, num_levels: int, num_points: int, d_ffn: int, dropout: float = 0.1
-    ):
+    def __init__(self, d_model: int, num_levels: int, settings: DeformableSettings):
         super().__init__()
-        self.self_attn = MultiScaleDeformableAttention(d_model, num_heads, num_levels=num_levels, num_points=num_points)
-        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
+        heads, points, dropout = settings.num_heads, settings.num_points, settings.dropout
+        self.self_attn = MultiScaleDeformableAttention(d_model, heads, num_levels=num_levels, num_points=points)
+        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.dropout = nn.Dropout(dropout)
@@ -115,7 +127,8 @@ class DeformableEncoderLayer(nn.Module):
         shapes: Sequence[tuple[int, int]],
         padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """
+        """Attend and transform.
+
         Args:
             x: (B, S, d_model).
             positions: (B or 1, S, d_model).
@@ -130,59 +143,39 @@ class DeformableEncoderLayer(nn.Module):
 
 
 class DeformableEncoder(nn.Module):
-    """Every place of every level attends around itself on all levels."""
+    """Encoder in which each token of each level attends around itself on all levels."""
 
-    def __init__(
-        self,
-        num_layers: int,
-        d_model: int,
-        *,
-        num_heads: int,
-        num_levels: int,
-        num_points: int,
-        d_ffn: int,
-        dropout: float = 0.1,
-    ):
+    def __init__(self, num_layers: int, d_model: int, num_levels: int, settings: DeformableSettings):
         super().__init__()
-        self.layers = nn.ModuleList(
-            DeformableEncoderLayer(
-                d_model, num_heads, num_levels=num_levels, num_points=num_points, d_ffn=d_ffn, dropout=dropout
-            )
-            for _ in range(num_layers)
-        )
+        self.layers = nn.ModuleList(DeformableEncoderLayer(d_model, num_levels, settings) for _ in range(num_layers))
 
-    def forward(self, levels: Levels, positions: Tensor) -> Tensor:
-        """
-        Args:
-            positions: (B or 1, S, d_model), with the code of the level.
-        Returns:
-            (B, S, d_model).
-        """
+    def forward(self, levels: Levels) -> Tensor:
+        """Encode the levels: (B, S, d_model)."""
         x = levels.tokens
-        places = level_places(levels.shapes, levels.valid_ratios)
-        reference_points = in_padded_maps(places, levels.valid_ratios).expand(len(x), -1, -1, -1)
+        reference_points = in_padded_maps(levels.centers(), levels.valid_ratios).expand(len(x), -1, -1, -1)
         for layer in self.layers:
-            x = run_block(
-                layer, x, positions, reference_points=reference_points, shapes=levels.shapes,
+            x = checkpoint_block(
+                layer,
+                x,
+                levels.positions,
+                reference_points=reference_points,
+                shapes=levels.shapes,
                 padding_mask=levels.padding_mask,
-            )  # fmt: skip
+            )
         return x
 
 
 class DeformableDecoderLayer(nn.Module):
     """Self-attention, deformable cross-attention and a feed-forward network, post-norm."""
 
-    recompute = False
+    activation_checkpointing = False
 
-    def __init__(
-        self, d_model: int, num_heads: int, *, num_levels: int, num_points: int, d_ffn: int, dropout: float = 0.1
-    ):
+    def __init__(self, d_model: int, num_levels: int, settings: DeformableSettings):
         super().__init__()
-        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
-        self.cross_attn = MultiScaleDeformableAttention(
-            d_model, num_heads, num_levels=num_levels, num_points=num_points
-        )
-        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
+        heads, points, dropout = settings.num_heads, settings.num_points, settings.dropout
+        self.self_attn = MultiHeadAttention(d_model, heads, dropout)
+        self.cross_attn = MultiScaleDeformableAttention(d_model, heads, num_levels=num_levels, num_points=points)
+        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.norm3 = nn.LayerNorm(d_model)
@@ -198,7 +191,8 @@ class DeformableDecoderLayer(nn.Module):
         shapes: Sequence[tuple[int, int]],
         padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """
+        """Attend to the queries, then to the memory, and transform.
+
         Args:
             x: (B, L, d_model).
             memory: (B, S, d_model).
@@ -217,50 +211,43 @@ class DeformableDecoderLayer(nn.Module):
 
 
 class DecodedLayer(NamedTuple):
-    """What one decoder layer gives."""
+    """The output of a decoder layer."""
 
     states: Tensor
     """(B, L, d_model)."""
     references: Tensor
-    """(B, L, 2 or 4): where the layer looked."""
+    """(B, L, 2 or 4): the reference points or boxes that the layer attended around."""
     boxes_cxcywh: Tensor
     """(B, L, 4) in 0..1 of the un-padded image."""
 
 
 class DeformableDecoder(nn.Module):
-    """Queries look around their reference points, and predict boxes relative to them.
+    """Decoder whose queries attend around their reference points, and predict boxes relative to them.
 
     Args:
-        refine_boxes: each layer has a box head of its own, and its boxes are the next layer's references; otherwise all
-            layers share one box head and the first references.
+        refine_boxes: each layer has its own box head, and its boxes are the next layer's references; otherwise all
+            layers share one box head and the initial references.
     """
 
     def __init__(
         self,
         num_layers: int,
         d_model: int,
-        *,
-        num_heads: int,
         num_levels: int,
-        num_points: int,
-        d_ffn: int,
-        dropout: float = 0.1,
+        settings: DeformableSettings,
+        *,
         refine_boxes: bool = False,
     ):
         super().__init__()
         self.refine_boxes = refine_boxes
-        self.layers = nn.ModuleList(
-            DeformableDecoderLayer(
-                d_model, num_heads, num_levels=num_levels, num_points=num_points, d_ffn=d_ffn, dropout=dropout
-            )
-            for _ in range(num_layers)
-        )
+        self.layers = nn.ModuleList(DeformableDecoderLayer(d_model, num_levels, settings) for _ in range(num_layers))
         self.bbox_embed = nn.ModuleList(box_head(d_model) for _ in range(num_layers if refine_boxes else 1))
 
     def forward(
         self, x: Tensor, memory: Tensor, levels: Levels, *, positions: Tensor, references: Tensor
     ) -> list[DecodedLayer]:
-        """
+        """Decode the queries.
+
         Args:
             x: (B, L, d_model).
             memory: (B, S, d_model), the encoded `levels`.
@@ -269,10 +256,15 @@ class DeformableDecoder(nn.Module):
         """
         outputs = []
         for i, layer in enumerate(self.layers):
-            x = run_block(
-                layer, x, memory, positions=positions, shapes=levels.shapes, padding_mask=levels.padding_mask,
+            x = checkpoint_block(
+                layer,
+                x,
+                memory,
+                positions=positions,
+                shapes=levels.shapes,
+                padding_mask=levels.padding_mask,
                 reference_points=in_padded_maps(references, levels.valid_ratios),
-            )  # fmt: skip
+            )
             boxes = boxes_around(references, self.bbox_embed[i if self.refine_boxes else 0](x))
             outputs.append(DecodedLayer(x, references, boxes))
             if self.refine_boxes:
@@ -280,8 +272,16 @@ class DeformableDecoder(nn.Module):
         return outputs
 
 
+def init_deformable(*stacks: nn.Module) -> None:
+    """Initialise layers as the original does: Xavier's distribution, and deformable attention in its own way."""
+    init_xavier(*stacks)
+    for module in (module for stack in stacks for module in stack.modules()):
+        if isinstance(module, MultiScaleDeformableAttention):
+            module.reset_parameters()
+
+
 def box_head(d_model: int) -> MLP:
-    """Predicts nothing but the reference at first."""
+    """Make a box head that, when initialised, predicts the reference itself."""
     head = MLP((d_model, d_model, d_model, 4))
     nn.init.zeros_(head.layers[-1].weight)
     nn.init.zeros_(head.layers[-1].bias)
@@ -289,7 +289,8 @@ def box_head(d_model: int) -> MLP:
 
 
 def boxes_around(references: Tensor, deltas: Tensor) -> Tensor:
-    """
+    """Add deltas to reference points or boxes, in logits.
+
     Args:
         references: (..., 2) points or (..., 4) boxes cxcywh in 0..1.
         deltas: (..., 4), added to them before the sigmoid; of a point's box they give the size alone.

@@ -1,4 +1,4 @@
-"""Keys and values of the places that a decoder has written already, so that each step computes its own alone."""
+"""A cache of the keys and values of the tokens that a decoder has written, so that each step computes only its own."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ class KeyValueCache:
     """The keys and values of one layer for N rows, in a buffer that is written in place and doubled when it is full.
 
     Args:
-        capacity: places that there is room for at first.
+        capacity: how many tokens there is room for at first.
     """
 
     def __init__(self, *, capacity: int = 32):
@@ -18,12 +18,12 @@ class KeyValueCache:
         self._spare: Tensor | None = None  # where `select` writes to, with at least N rows
 
     def append(self, keys_values: Tensor) -> Tensor:
-        """Adds L places.
+        """Append L tokens.
 
         Args:
             keys_values: (N, L, C).
         Returns:
-            (N, length, C), those of all places; a view that is valid until the next call.
+            (N, length, C), those of all tokens; a view that is valid until the next call.
         """
         end = self.length + keys_values.shape[1]
         if self._buffer is None or end > self._buffer.shape[1]:
@@ -33,7 +33,7 @@ class KeyValueCache:
         return self._buffer[:, :end]
 
     def select(self, rows: Tensor) -> None:
-        """Takes other rows: repeated, in another order, or fewer.
+        """Keep these rows: repeated, in another order, or fewer.
 
         Args:
             rows: (M,) int64, of 0..N-1.

@@ -1,4 +1,4 @@
-"""Small layers, and the switch that trades activation memory for a second forward pass."""
+"""Small layers, and activation checkpointing."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,12 +10,30 @@ import torch
 import torch.nn.functional as F
 from timm.layers import Mlp
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import ConfigError
-from vitkit.nn.linear import Linear
+from vitkit.kernels.in_parts import in_parts
+from vitkit.kernels.linear import linear
+from vitkit.kernels.relu_dropout import relu_dropout
+from vitkit.protocols import SupportsActivationCheckpointing
+
+
+def init_xavier(*modules: nn.Module) -> None:
+    """Draw all matrices and kernels, but no vector, from Xavier's uniform distribution."""
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` by the processor's fastest matrix product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        return linear(x, self.weight, self.bias)
 
 
 class MLP(nn.Module):
@@ -30,6 +48,7 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(channels))
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., channels[0]) -> (..., channels[-1])."""
         for layer in self.layers[:-1]:
             x = F.relu_(layer(x))
         return self.layers[-1](x)
@@ -45,9 +64,10 @@ class FeedForward(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) -> (..., d_model)."""
         x = self.linear1(x)
         if self.training and self.dropout:
-            x = _ReluDropout.apply(x, self.dropout)
+            x = relu_dropout(x, self.dropout)
         else:
             # In place, the gradient of `linear`'s view would be copied; what ReLU reads is not kept in either case.
             x = F.relu(x) if x.requires_grad else F.relu_(x)
@@ -57,61 +77,20 @@ class FeedForward(nn.Module):
 class TokenMLP(Mlp):
     """The two-layer network of a block of a vision transformer, with GELU between."""
 
-    part = 512
-    """Tokens at a time and thread, more or less, on a CPU when no gradient is wanted: their hidden channels stay in the
-    cache."""
-
     def __init__(self, d_model: int, d_hidden: int, d_out: int | None = None):
         super().__init__(d_model, d_hidden, d_out)
         self.fc1, self.fc2 = Linear(d_model, d_hidden), Linear(d_hidden, d_out or d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return super().forward(x)
-        # Equal parts, as a few left over would take the matrix products longer than their number says.
-        num_parts = round(x.shape[:-1].numel() / (self.part * torch.get_num_threads()))
-        if num_parts < 2:
-            return super().forward(x)
-        parts = [super(TokenMLP, self).forward(part) for part in x.flatten(0, -2).tensor_split(num_parts)]
-        return torch.cat(parts).unflatten(0, x.shape[:-1])
-
-
-class _ReluDropout(torch.autograd.Function):
-    """ReLU, then dropout. Its output tells both where a gradient passes, so nothing else is kept for the backward pass:
-    the widest activations of a transformer are kept once in place of three times."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        output = _dropout_(x.relu(), p)
-        ctx.save_for_backward(output)
-        ctx.scale = 1 / (1 - p) if p < 1 else 0.0
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (output,) = ctx.saved_tensors
-        return (grad * ctx.scale).masked_fill_(output == 0, 0), None
-
-
-def _dropout_(x: Tensor, p: float) -> Tensor:
-    """Dropout, in place on a CPU."""
-    if x.device.type != "cpu":
-        return F.dropout(x, p)
-    return x.masked_fill_(draw_dropped(x.shape, p), 0).mul_(1 / (1 - p) if p < 1 else 0.0)
-
-
-def draw_dropped(shape: torch.Size, p: float) -> Tensor:
-    """What dropout drops, bool on the CPU, where a float drawn for each element takes an eighth of a training step."""
-    # Four elements share one draw of 64 bits; p is kept to 1 in 65536.
-    draws = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    return draws[: shape.numel()].view(shape) < round(p * 2**16) - 2**15
+        """(..., d_model) -> (..., d_out)."""
+        return in_parts(super().forward, x)
 
 
 def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> int:
-    """Lets the blocks of a model forget their activations and recompute them in the backward pass.
+    """Let the blocks of a model free their activations and recompute them in the backward pass.
 
-    A block takes part by the class attribute `recompute = False`; its owner calls it through `run_block`.
+    A block takes part if its class has the attribute `activation_checkpointing = False` and its owner calls it through
+    `checkpoint_block`.
     Gradients and statistics stay the same; a training step takes about a third longer.
 
     Returns:
@@ -119,31 +98,32 @@ def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> i
     Raises:
         ConfigError: the model has no such block.
     """
-    blocks = [module for module in model.modules() if hasattr(module, "recompute")]
+    blocks = [module for module in model.modules() if isinstance(module, SupportsActivationCheckpointing)]
     if not blocks:
         raise ConfigError(f"{type(model).__name__} has no blocks that can recompute their activations.")
     for block in blocks:
-        block.recompute = enabled
+        block.activation_checkpointing = enabled
     return len(blocks)
 
 
-def run_block(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """`block(...)`, its activations recomputed in the backward pass where `enable_activation_checkpointing` says so."""
-    if not (block.recompute and block.training):
+def checkpoint_block(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Return `block(...)`, its activations recomputed in the backward pass where that is enabled."""
+    if not (block.activation_checkpointing and block.training):
         return block(*args, **kwargs)
     if torch.compiler.is_compiling():
         return checkpoint(block, *args, use_reentrant=False, **kwargs)
-    contexts = partial(_recompute_contexts, block)
+    contexts = partial(_checkpoint_contexts, block)
     return checkpoint(block, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
-def _recompute_contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
+def _checkpoint_contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Return the contexts of a block's forward pass and of its recomputation."""
     return nullcontext(), _keep_statistics(block)
 
 
 @contextmanager
 def _keep_statistics(block: nn.Module) -> Iterator[None]:
-    """Batch norms see a batch a second time when it is recomputed; it counts once."""
+    """Keep batch norms from counting a batch a second time when it is recomputed."""
     norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     before = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
     for norm in norms:

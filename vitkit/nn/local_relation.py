@@ -1,23 +1,14 @@
-"""The local relation layer (Hu et al. 2019, https://arxiv.org/abs/1904.11491): each place weighs those of its window.
-
-Its operators, and what the letters of shapes mean, are in vitkit.nn.local_windows.
-"""
+"""The local relation layer (Hu et al. 2019, https://arxiv.org/abs/1904.11491): a weighted mean of each window."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
+from vitkit.kernels import local_relation as kernel
+from vitkit.kernels.local_relation import SIMILARITIES, plain
 from vitkit.nn.attention import record_weights, recording
 from vitkit.nn.layers import MLP
-from vitkit.nn.local_windows import (
-    SIMILARITIES,
-    parts_of_maps,
-    precise,
-    weights_shape,
-    window_sum,
-    window_weights,
-)
 from vitkit.registry import nearest
 
 
@@ -32,54 +23,20 @@ def local_relation(
     scale: float = 1.0,
     similarity: str = "product",
 ) -> Tensor:
-    """Each place's weighted mean of its window; the weights are a softmax of appearance and geometry.
+    """`vitkit.kernels.local_relation`, whose arguments it checks; an `AttentionRecorder` sees the weights.
 
-    Group g has the g-th part of the channels of query, key and value. Its weights are the softmax over the window of
-    `prior[g]` + `scale` * the sum of `similarity` over its query and key channels; outside the map of `prior[g]` - 100,
-    where values are 0.
+    Those are (B, G, h * w, k * k).
 
-    Args:
-        query: (B, G * c, h, w).
-        key: (B, G * c + S, H, W). The last S channels, if any, are saliency: channel `g * S // G` is added to the
-            similarity of each of group g's c channels, unscaled.
-        value: (B, G * channels, H, W).
-        prior: (G, k, k), over rows and columns of the window, whose middle is place k // 2.
-        stride: of outputs on the map.
-        dilation: distance of the window's places.
-        similarity: one of `SIMILARITIES`.
-    Returns:
-        (B, G * channels, h, w), of the value's type. An `AttentionRecorder` sees weights (B, G, h * w, k * k).
     Raises:
         ConfigError: the similarity is unknown, or a shape does not fit the others.
     """
     _check(query, key, value, prior, stride, similarity)
-    num_groups = len(prior)
-    num_channels = query.shape[1]
-    key, salient = key[:, :num_channels], key[:, num_channels:]
-    saliency = None
-    if salient.shape[1]:
-        groups = torch.arange(num_groups, device=key.device)
-        saliency = salient[:, groups * salient.shape[1] // num_groups] * (num_channels // num_groups)
-        saliency = saliency.flatten(0, 1)[:, None]
-    query, key, maps = (x.unflatten(1, (num_groups, -1)).flatten(0, 1) for x in (query, key, value))
-    (prior,) = precise(prior)
-    priors = prior.repeat(len(value), 1, 1)
-    settings = (stride, dilation, scale, similarity)
-    trains = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, prior))
-    if trains or recording() or torch.compiler.is_compiling():
-        weights = window_weights(query, key, priors, saliency, *settings)
-        if recording():
-            height, width = query.shape[-2:]
-            by_group = weights.unflatten(0, (len(value), num_groups)).unflatten(3, (height, -1))[..., :width]
-            record_weights(by_group.flatten(3).transpose(2, 3))
-        output = window_sum(weights, maps, stride, dilation)
-    else:  # Weights that nothing needs afterwards need not be in memory all at once.
-        output = maps.new_empty(*maps.shape[:2], *query.shape[2:])
-        for part in parts_of_maps(weights_shape(key, priors, stride, dilation), maps.device):
-            saliency_of_part = None if saliency is None else saliency[part]
-            weights = window_weights(query[part], key[part], priors[part], saliency_of_part, *settings)
-            output[part] = window_sum(weights, maps[part], stride, dilation)
-    return output.unflatten(0, (len(value), num_groups)).flatten(1, 2)
+    settings = dict(stride=stride, dilation=dilation)
+    if not recording():
+        return kernel.local_relation(query, key, value, prior, **settings, scale=scale, similarity=similarity)
+    weights = plain.window_weights(query, key, prior, **settings, scale=scale, similarity=similarity)
+    record_weights(weights.transpose(2, 3))
+    return plain.window_sum(weights, value, **settings)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, prior: Tensor, stride: int, similarity: str) -> None:
@@ -107,7 +64,7 @@ class GeometryPrior(nn.Module):
     Args:
         num_groups: scores per position.
         kernel_size: side of the window. The network has the same parameters for any.
-        dilation: distance of the window's places.
+        dilation: distance of the window's locations.
     """
 
     positions: Tensor
@@ -135,7 +92,7 @@ class LocalRelation(nn.Module):
         kernel_size: side of the window; odd.
         channels_per_weight: m, how many neighbouring channels share a weight. The last group may have fewer.
         stride: of outputs on the map.
-        dilation: distance of the window's places.
+        dilation: distance of the window's locations.
         similarity: one of `SIMILARITIES`.
     Raises:
         ConfigError: a size is impossible, or the similarity is unknown.
@@ -173,7 +130,8 @@ class LocalRelation(nn.Module):
         self.proj = nn.Conv2d(channels, channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """
+        """Aggregate each location's window with weights computed from query, key and geometry.
+
         Args:
             x: (B, channels, H, W).
         Returns:

@@ -1,4 +1,4 @@
-"""Non-local blocks (Wang et al. 2018, https://arxiv.org/abs/1711.07971): every place of a map or clip sees all."""
+"""Non-local blocks (Wang et al. 2018, https://arxiv.org/abs/1711.07971): every location of a map or clip sees all."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from vitkit.nn.attention import attend, mask_bias, record_weights
 from vitkit.registry import nearest
 
 PAIRWISE = ("gaussian", "embedded_gaussian", "dot_product", "concatenation")
-"""The paper's four functions of two places (its equations 2 to 5)."""
+"""The paper's four functions of two locations (its equations 2 to 5)."""
 
 _CONVS = {2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -19,7 +19,7 @@ _POOLS = {2: F.max_pool2d, 3: F.max_pool3d}
 
 
 class NonLocalBlock(nn.Module):
-    """x + norm(W y), where y of a place is the mean of g over all places, weighted by a function of both.
+    """x + norm(W y), where y of a location is the mean of g over all locations, weighted by a function of both.
 
     The norm's scale starts at zero, so that the block starts as the identity and may be put into a trained network.
     State dicts of SlowFast's blocks fit, whose "softmax" is "embedded_gaussian".
@@ -27,8 +27,8 @@ class NonLocalBlock(nn.Module):
     Args:
         channels: of input and output.
         inner_channels: of queries, keys and values; half of `channels` if None.
-        pairwise: one of `PAIRWISE`. The Gaussian ones are softmaxes over the places; the others are divided by the
-            number of places. "gaussian" compares the inputs themselves.
+        pairwise: one of `PAIRWISE`. The Gaussian ones are softmaxes over the locations; the others are divided by
+            the number of locations. "gaussian" compares the inputs themselves.
         scaled: divides the Gaussian ones' scores by the square root of the number of compared channels, as SlowFast
             does; the paper does not.
         pool: sizes of the max pooling of what keys and values are made from, one per axis; None for none.
@@ -37,7 +37,7 @@ class NonLocalBlock(nn.Module):
         ConfigError: an argument is impossible.
     """
 
-    recompute = False
+    activation_checkpointing = False
     stride = 1
 
     def __init__(
@@ -77,42 +77,45 @@ class NonLocalBlock(nn.Module):
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """
+        """Add to each location what it sees of all others.
+
         Args:
             x: (B, channels, [T,] H, W).
-            padding: (B, 1, [T,] H, W) bool, True = a place that none looks at; it comes out zero. None: no such place.
+            padding: (B, 1, [T,] H, W) bool, True = padding, which no location sees and which comes out zero; or None.
         Returns:
             as `x`.
         """
         pooled = self._pooled(x)
-        q = _places(x if self.pairwise == "gaussian" else self.conv_theta(x))
-        k = _places(pooled if self.pairwise == "gaussian" else self.conv_phi(pooled))
-        v = _places(self.conv_g(pooled))
-        blocked = None if padding is None else _places(self._pooled(padding.to(x.dtype), lowest=True)) > 0
-        y = self._attend(q, k, v, None if blocked is None else blocked[..., 0])
+        q = _tokens(x if self.pairwise == "gaussian" else self.conv_theta(x))
+        k = _tokens(pooled if self.pairwise == "gaussian" else self.conv_phi(pooled))
+        v = _tokens(self.conv_g(pooled))
+        if padding is None:
+            y = self._attend(q, k, v, None)
+        else:
+            y = self._attend(q, k, v, _tokens(self._pooled(padding.to(x.dtype), lowest=True))[..., 0] > 0)
         y = y[:, 0].transpose(1, 2).unflatten(2, x.shape[2:])
         x = x + self.norm(self.conv_out(y))
         return x if padding is None else x.masked_fill(padding, 0.0)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None) -> Tensor:
-        """(B, 1, places, inner_channels)."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, masked: Tensor | None) -> Tensor:
+        """Return y, (B, 1, locations, inner_channels); `masked` (B, 1, locations) bool, True = not to be seen."""
         if "gaussian" in self.pairwise:
-            bias = None if blocked is None else mask_bias(blocked[:, :, None], q.dtype)
+            bias = None if masked is None else mask_bias(masked[:, :, None], q.dtype)
             return attend(q, k, v, bias, scale=None if self.scaled else 1.0)
-        free = None if blocked is None else ~blocked[..., None]
-        count = k.shape[2] if free is None else free.sum(2, keepdim=True).clamp(min=1)
+        visible = None if masked is None else ~masked[..., None]
+        count = k.shape[2] if visible is None else visible.sum(2, keepdim=True).clamp(min=1)
         if self.pairwise == "concatenation":
             by_query, by_key = q @ self.pair[0], k @ self.pair[1]
             weights = F.relu(by_query[..., None] + by_key[..., None, :]) / count
         else:
             weights = q @ k.transpose(2, 3) / count
-        if free is not None:
-            weights = weights * free.transpose(2, 3)
+        if visible is not None:
+            weights = weights * visible.transpose(2, 3)
         record_weights(weights)
         return weights.to(v.dtype) @ v
 
     def _pooled(self, x: Tensor, *, lowest: bool = False) -> Tensor:
-        """`x` after max pooling, or min pooling; an axis that is shorter than its window becomes one place."""
+        """Return `x` after max or min pooling; an axis that is shorter than its window becomes one location."""
         if self.pool is None:
             return x
         size = [min(window, length) for window, length in zip(self.pool, x.shape[2:])]
@@ -120,13 +123,13 @@ class NonLocalBlock(nn.Module):
         return -pool(-x, size) if lowest else pool(x, size)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """A clip's 1x1x1 kernels fit a map's block, and the other way about."""
+        """Reshape a clip's 1x1x1 kernels for a map's block, or the reverse, in place."""
         for name in ("conv_theta", "conv_phi", "conv_g", "conv_out"):
             key = f"{prefix}{name}.weight"
             if key in state and state[key].shape[2:].numel() == 1:
                 state[key] = state[key].reshape(*state[key].shape[:2], *(1,) * self.axes)
 
 
-def _places(x: Tensor) -> Tensor:
-    """(B, C, ...) to one head's (B, 1, places, C)."""
+def _tokens(x: Tensor) -> Tensor:
+    """(B, C, ...) -> (B, 1, locations, C), the tokens of one head."""
     return x.flatten(2).transpose(1, 2)[:, None]

@@ -1,38 +1,34 @@
 """Pooling attention (Fan et al. 2021, https://arxiv.org/abs/2104.11227; Li et al. 2022, https://arxiv.org/abs/2112.01526).
 
 Shapes: B batch, L queries and S keys after pooling, d channels per head. `size` is a map's, (H, W), or a clip's,
-(T, H, W); a class token, where there is one, stands before its places and is never pooled.
+(T, H, W); a class token, where there is one, precedes its tokens and is never pooled.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
+from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.nn.attention import attend
-from vitkit.nn.linear import Linear
-from vitkit.nn.position import decomposed_positions
-from vitkit.nn.windows import WindowGrid
+from vitkit.nn.layers import Linear
+from vitkit.nn.relative_attention import attend_relative
 
 POOLS = ("conv", "max", "avg")
 _CONVS = {2: nn.Conv2d, 3: nn.Conv3d}
-_POOLS = {
-    ("max", 2): nn.MaxPool2d,
-    ("max", 3): nn.MaxPool3d,
-    ("avg", 2): nn.AvgPool2d,
-    ("avg", 3): nn.AvgPool3d,
-}
+_POOLS = {("max", 2): nn.MaxPool2d, ("max", 3): nn.MaxPool3d, ("avg", 2): nn.AvgPool2d, ("avg", 3): nn.AvgPool3d}
 
 Size = tuple[int, ...]
 
 
 def make_pool(kind: str, channels: int, kernel: Sequence[int], stride: Sequence[int]) -> nn.Module | None:
-    """What pools a map of `channels`, each by itself, to ceil(size / stride); None where it would change nothing.
+    """Make the layer that pools each channel of a map to ceil(size / stride); None where it would change nothing.
 
     Raises:
-        ConfigError: the kind is none of `POOLS`, or a kernel is even.
+        ConfigError: the kind is not in `POOLS`, or a kernel is even.
     """
     if kind not in POOLS:
         raise ConfigError(f"pool {kind!r}: expected one of {', '.join(POOLS)}.")
@@ -47,25 +43,44 @@ def make_pool(kind: str, channels: int, kernel: Sequence[int], stride: Sequence[
     return _CONVS[len(kernel)](channels, channels, kernel, stride, padding, groups=channels, bias=False)
 
 
-def pool_places(x: Tensor, size: Size, pool: nn.Module | None, *, class_token: bool) -> tuple[Tensor, Size]:
-    """Pools the places of a sequence.
+def pool_tokens(x: Tensor, size: Size, pool: nn.Module | None, *, class_token: bool) -> tuple[Tensor, Size]:
+    """Pool the tokens of a map, given as a sequence.
 
     Args:
-        x: (..., [1 +] places, C).
+        x: (..., [1 +] tokens, C).
         size: of the map.
         pool: a pooling layer; None for none.
         class_token: the sequence begins with one, which is not pooled.
     Returns:
-        (..., [1 +] pooled places, C), and the pooled map's size.
+        (..., [1 +] pooled tokens, C), and the pooled map's size.
     """
     if pool is None:
         return x, size
-    token, places = (x[..., :1, :], x[..., 1:, :]) if class_token else (None, x)
-    maps = places.reshape(-1, *size, x.shape[-1]).movedim(-1, 1)  # channels last in memory, where pooling is fastest
+    class_tokens, tokens = (x[..., :1, :], x[..., 1:, :]) if class_token else (None, x)
+    maps = tokens.reshape(-1, *size, x.shape[-1]).movedim(-1, 1)  # channels last in memory, where pooling is fastest
     maps = pool(maps).movedim(1, -1)
     size = tuple(maps.shape[1:-1])
-    places = maps.reshape(*x.shape[:-2], -1, x.shape[-1])
-    return (places if token is None else torch.cat((token, places), dim=-2)), size
+    tokens = maps.reshape(*x.shape[:-2], -1, x.shape[-1])
+    return (tokens if class_tokens is None else torch.cat((class_tokens, tokens), dim=-2)), size
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How queries, keys and values are pooled.
+
+    Attributes:
+        kind: "conv" (one kernel per channel, shared by the heads, then a norm), "max" or "avg".
+        q_kernel, q_stride: of the queries, along each axis.
+        kv_kernel, kv_stride: of keys and values.
+        residual: adds the pooled queries to the output (residual pooling).
+    """
+
+    kind: str = "conv"
+    q_kernel: Sequence[int] = (3, 3)
+    q_stride: Sequence[int] = (1, 1)
+    kv_kernel: Sequence[int] = (3, 3)
+    kv_stride: Sequence[int] = (1, 1)
+    residual: bool = True
 
 
 class PoolingAttention(nn.Module):
@@ -75,17 +90,12 @@ class PoolingAttention(nn.Module):
         in_channels: of the input.
         out_channels: of queries, keys, values and output.
         num_heads: a divisor of `out_channels`.
-        pool: "conv" (one kernel per channel, shared by the heads, then a norm), "max" or "avg".
-        q_kernel: pooling kernel of the queries, along each axis.
-        q_stride: their pooling stride.
-        kv_kernel: pooling kernel of keys and values.
-        kv_stride: their pooling stride.
-        residual: adds the pooled queries to the output (residual pooling).
+        pooling: kernels and strides.
         positions: adds relative positions, decomposed; the length of the longer of queries and keys along each axis.
             The tables `rel_pos_t` (of clips), `rel_pos_h` and `rel_pos_w` are resized for other maps. None for none.
         class_token: the sequences begin with one.
-        window: side of the windows that attention is restricted to, in places of the input map, which is padded
-            with zeros that are attended to; None for the whole map.
+        window: side of the windows that attention is restricted to, in tokens of the input map, which is padded
+            with zeros that are attended to; None for the full map.
     Raises:
         ConfigError: heads do not divide the channels, or strides the window.
     """
@@ -96,12 +106,7 @@ class PoolingAttention(nn.Module):
         out_channels: int,
         *,
         num_heads: int,
-        pool: str = "conv",
-        q_kernel: Sequence[int] = (3, 3),
-        q_stride: Sequence[int] = (1, 1),
-        kv_kernel: Sequence[int] = (3, 3),
-        kv_stride: Sequence[int] = (1, 1),
-        residual: bool = True,
+        pooling: Pooling,
         positions: Sequence[int] | None = None,
         class_token: bool = False,
         window: int | None = None,
@@ -109,27 +114,28 @@ class PoolingAttention(nn.Module):
         super().__init__()
         if num_heads < 1 or out_channels % num_heads:
             raise ConfigError(f"pooling attention: num_heads={num_heads} must divide its {out_channels} channels.")
+        q_stride, kv_stride = tuple(pooling.q_stride), tuple(pooling.kv_stride)
         if window is not None and (window < 1 or any(window % s for s in (*q_stride, *kv_stride))):
             raise ConfigError(
-                f"pooling attention: window={window}: expected a multiple of the strides, {tuple(q_stride)} of queries "
-                f"and {tuple(kv_stride)} of keys."
+                f"pooling attention: window={window}: expected a multiple of the strides, {q_stride} of queries and "
+                f"{kv_stride} of keys."
             )
         assert window is None or not class_token, "windows have no class token"
         self.num_heads = num_heads
-        self.residual = residual
+        self.residual = pooling.residual
         self.class_token = class_token
         self.window = window
-        self.q_stride, self.kv_stride = tuple(q_stride), tuple(kv_stride)
+        self.q_stride, self.kv_stride = q_stride, kv_stride
         channels = out_channels // num_heads
         self.qkv = Linear(in_channels, 3 * out_channels)
         self.proj = Linear(out_channels, out_channels)
         for name, kernel, stride in (
-            ("q", q_kernel, q_stride),
-            ("k", kv_kernel, kv_stride),
-            ("v", kv_kernel, kv_stride),
+            ("q", pooling.q_kernel, q_stride),
+            ("k", pooling.kv_kernel, kv_stride),
+            ("v", pooling.kv_kernel, kv_stride),
         ):
-            layer = make_pool(pool, channels, kernel, stride)
-            has_norm = pool == "conv" and layer is not None
+            layer = make_pool(pooling.kind, channels, kernel, stride)
+            has_norm = pooling.kind == "conv" and layer is not None
             self.add_module(f"pool_{name}", layer)
             self.add_module(f"norm_{name}", nn.LayerNorm(channels, eps=1e-6) if has_norm else None)
         self.positions = [] if positions is None else [f"rel_pos_{axis}" for axis in "thw"[-len(positions) :]]
@@ -138,19 +144,20 @@ class PoolingAttention(nn.Module):
             self.register_parameter(name, nn.init.trunc_normal_(table, std=0.02))
 
     def forward(self, x: Tensor, size: Size) -> tuple[Tensor, Size]:
-        """
+        """Attend over a map, whose queries, keys and values are pooled.
+
         Args:
-            x: (B, [1 +] places, in_channels).
+            x: (B, [1 +] tokens, in_channels).
             size: of the map.
         Returns:
-            (B, [1 +] pooled places, out_channels), and the pooled map's size.
+            (B, [1 +] pooled tokens, out_channels), and the pooled map's size.
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, q_size = self._pool(q, size, self.pool_q, self.norm_q)
         k, k_size = self._pool(k, size, self.pool_k, self.norm_k)
         v, _ = self._pool(v, size, self.pool_v, self.norm_v)
         if self.window is None:
-            output = attend(q, k, v, self._bias(q, q_size, k_size))
+            output = self._attend(q, k, v, q_size, k_size)
         else:
             output = self._attend_windows(q, k, v, q_size, k_size)
         if self.residual:
@@ -158,27 +165,24 @@ class PoolingAttention(nn.Module):
         return self.proj(output.transpose(1, 2).flatten(2)), q_size
 
     def _pool(self, x: Tensor, size: Size, pool: nn.Module | None, norm: nn.Module | None) -> tuple[Tensor, Size]:
-        x, size = pool_places(x, size, pool, class_token=self.class_token)
+        x, size = pool_tokens(x, size, pool, class_token=self.class_token)
         return (x if norm is None else norm(x)), size
 
-    def _bias(self, q: Tensor, q_size: Size, k_size: Size) -> Tensor | None:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, q_size: Size, k_size: Size) -> Tensor:
         if not self.positions:
-            return None
+            return attend(q, k, v)
         tables = [getattr(self, name) for name in self.positions]
-        if not self.class_token:
-            return decomposed_positions(q, tables, q_size, k_size)
-        return F.pad(decomposed_positions(q[:, :, 1:], tables, q_size, k_size), (1, 0, 1, 0))
+        return attend_relative(q, k, v, tables, q_size, k_size, class_token=self.class_token)
 
     def _attend_windows(self, q: Tensor, k: Tensor, v: Tensor, q_size: Size, k_size: Size) -> Tensor:
-        """(B, heads, L, d) of the whole map, to the same."""
+        """Attend within windows: (B, heads, L, d) of the full map to the same."""
         q_window, k_window = self.window // self.q_stride[0], self.window // self.kv_stride[0]
-        q_grid, k_grid = WindowGrid(*q_size, q_window), WindowGrid(*k_size, k_window)
         q, k, v = (
-            grid.cut(x.unflatten(2, (grid.height, grid.width)).permute(0, 2, 3, 1, 4).flatten(3))
+            window_partition(x.unflatten(2, size).permute(0, 2, 3, 1, 4).flatten(3), window)
             .unflatten(-1, (self.num_heads, -1))
             .transpose(1, 2)
-            for x, grid in ((q, q_grid), (k, k_grid), (v, k_grid))
+            for x, size, window in ((q, q_size, q_window), (k, k_size, k_window), (v, k_size, k_window))
         )
-        output = attend(q, k, v, self._bias(q, (q_window, q_window), (k_window, k_window)))
-        output = q_grid.join(output.transpose(1, 2).flatten(2))
+        output = self._attend(q, k, v, (q_window, q_window), (k_window, k_window))
+        output = window_reverse(output.transpose(1, 2).flatten(2), q_window, q_size)
         return output.flatten(1, 2).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

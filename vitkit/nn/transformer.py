@@ -8,33 +8,67 @@ Dropout follows each attention and feed-forward network. Post-norm normalises af
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.kv_cache import KeyValueCache
-from vitkit.nn.layers import FeedForward, run_block
+from vitkit.nn.layers import FeedForward, checkpoint_block
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """What the layers of a transformer have in common."""
+
+    num_heads: int = 8
+    d_ffn: int = 2048
+    """Channels inside the feed-forward network."""
+    dropout: float = 0.1
+
+
+@dataclass(frozen=True)
+class TransformerSettings(LayerSettings):
+    """Layers whose norms may stand in two ways."""
+
+    norm_first: bool = False
+    """Normalise the input of each branch (Xiong et al. 2020, https://arxiv.org/abs/2002.04745), in place of each sum,
+    as published."""
+
+
+@dataclass(frozen=True)
+class EncoderDecoderSettings(TransformerSettings):
+    """An encoder and a decoder."""
+
+    d_model: int = 256
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
 
 
 def with_positions(x: Tensor, positions: Tensor | None) -> Tensor:
+    """Return x + positions, or x without any."""
     return x if positions is None else x + positions
 
 
 class TransformerEncoderLayer(nn.Module):
-    recompute = False
+    """Self-attention and a feed-forward network, each with dropout, a residual sum and a norm."""
 
-    def __init__(self, d_model: int, num_heads: int, *, d_ffn: int, dropout: float = 0.1, norm_first: bool = False):
+    activation_checkpointing = False
+
+    def __init__(self, d_model: int, settings: TransformerSettings):
         super().__init__()
-        self.norm_first = norm_first
-        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
-        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
+        dropout = settings.dropout
+        self.norm_first = settings.norm_first
+        self.self_attn = MultiHeadAttention(d_model, settings.num_heads, dropout)
+        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, bias: Tensor | None = None) -> Tensor:
-        """
+        """Encode tokens: (B, S, d_model) -> (B, S, d_model).
+
         Args:
             x: (B, S, d_model).
             positions: (B or 1, S, d_model).
@@ -48,8 +82,10 @@ class TransformerEncoderLayer(nn.Module):
         return self._with_residuals(x, self_attention)
 
     def step(self, x: Tensor, cache: KeyValueCache, *, bias: Tensor | None = None) -> Tensor:
-        """`forward` of the places (B, L, d_model) that follow on those in the cache, which they are added to; see
-        `MultiHeadAttention.attend_on`."""
+        """Encode the tokens (B, L, d_model) that follow those in the cache, and add them to it.
+
+        See `MultiHeadAttention.attend_on`.
+        """
         return self._with_residuals(x, lambda x: self.self_attn.attend_on(x, cache, bias=bias))
 
     def _with_residuals(self, x: Tensor, self_attention: Callable[[Tensor], Tensor]) -> Tensor:
@@ -61,14 +97,17 @@ class TransformerEncoderLayer(nn.Module):
 
 
 class TransformerDecoderLayer(nn.Module):
-    recompute = False
+    """Self-attention, cross-attention and a feed-forward network, each with dropout, a residual sum and a norm."""
 
-    def __init__(self, d_model: int, num_heads: int, *, d_ffn: int, dropout: float = 0.1, norm_first: bool = False):
+    activation_checkpointing = False
+
+    def __init__(self, d_model: int, settings: TransformerSettings):
         super().__init__()
-        self.norm_first = norm_first
-        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
-        self.cross_attn = MultiHeadAttention(d_model, num_heads, dropout)
-        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
+        dropout = settings.dropout
+        self.norm_first = settings.norm_first
+        self.self_attn = MultiHeadAttention(d_model, settings.num_heads, dropout)
+        self.cross_attn = MultiHeadAttention(d_model, settings.num_heads, dropout)
+        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.norm3 = nn.LayerNorm(d_model)
@@ -84,7 +123,8 @@ class TransformerDecoderLayer(nn.Module):
         bias: Tensor | None = None,
         memory_bias: Tensor | None = None,
     ) -> Tensor:
-        """
+        """Decode tokens: (B, L, d_model) -> (B, L, d_model).
+
         Args:
             x: (B, L, d_model).
             memory: (B, S, d_model), the values of the cross-attention.
@@ -112,11 +152,11 @@ class TransformerDecoderLayer(nn.Module):
         memory_bias: Tensor | None = None,
         with_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """`forward` of the one place that follows on those in the cache, which it is added to.
+        """Decode the one token that follows those in the cache, and add it to the cache.
 
         Args:
             x: (N, 1, d_model); N is a multiple of B, and the rows that share a memory stand together.
-            memory: (2, B, heads, S, d), of `MultiHeadAttention.project_memory`.
+            memory: (2, B, heads, S, d), from `MultiHeadAttention.project_memory`.
             memory_bias: float, broadcastable to (B, heads, 1, S).
             with_weights: whether the second result is wanted.
         Returns:
@@ -154,28 +194,16 @@ class TransformerEncoder(nn.Module):
             `nn.Transformer` always does.
     """
 
-    def __init__(
-        self,
-        num_layers: int,
-        d_model: int,
-        *,
-        num_heads: int,
-        d_ffn: int,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        final_norm: bool | None = None,
-    ):
+    def __init__(self, num_layers: int, d_model: int, settings: TransformerSettings, *, final_norm: bool | None = None):
         super().__init__()
-        self.layers = nn.ModuleList(
-            TransformerEncoderLayer(d_model, num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first)
-            for _ in range(num_layers)
-        )
-        self.norm = nn.LayerNorm(d_model) if (norm_first if final_norm is None else final_norm) else nn.Identity()
+        self.layers = nn.ModuleList(TransformerEncoderLayer(d_model, settings) for _ in range(num_layers))
+        final_norm = settings.norm_first if final_norm is None else final_norm
+        self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, bias: Tensor | None = None) -> Tensor:
-        """(B, S, d_model) -> (B, S, d_model); arguments as a layer's."""
+        """Encode tokens: (B, S, d_model) -> (B, S, d_model); arguments as a layer's."""
         for layer in self.layers:
-            x = run_block(layer, x, positions, bias=bias)
+            x = checkpoint_block(layer, x, positions, bias=bias)
         return self.norm(x)
 
 
@@ -183,7 +211,8 @@ class TransformerDecoder(nn.Module):
     """A stack of decoder layers.
 
     Args:
-        final_norm: whether the output is normalised, by one norm that the outputs of all layers share.
+        final_norm: whether the output is normalised, by one norm that the outputs of all layers share; None: with
+            `norm_first` alone.
         all_layers: whether the outputs of all layers are returned, as losses after each of them need.
     """
 
@@ -191,20 +220,15 @@ class TransformerDecoder(nn.Module):
         self,
         num_layers: int,
         d_model: int,
+        settings: TransformerSettings,
         *,
-        num_heads: int,
-        d_ffn: int,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        final_norm: bool = True,
+        final_norm: bool | None = True,
         all_layers: bool = True,
     ):
         super().__init__()
         self.all_layers = all_layers
-        self.layers = nn.ModuleList(
-            TransformerDecoderLayer(d_model, num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first)
-            for _ in range(num_layers)
-        )
+        self.layers = nn.ModuleList(TransformerDecoderLayer(d_model, settings) for _ in range(num_layers))
+        final_norm = settings.norm_first if final_norm is None else final_norm
         self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
 
     def forward(
@@ -217,7 +241,8 @@ class TransformerDecoder(nn.Module):
         bias: Tensor | None = None,
         memory_bias: Tensor | None = None,
     ) -> Tensor:
-        """
+        """Decode tokens with every layer.
+
         Args:
             memory_positions: (B or 1, S, d_model). The others as a layer's.
         Returns:
@@ -227,7 +252,7 @@ class TransformerDecoder(nn.Module):
         memory_keys = with_positions(memory, memory_positions)
         outputs = []
         for layer in self.layers:
-            x = run_block(
+            x = checkpoint_block(
                 layer, x, memory, memory_keys=memory_keys, positions=positions, bias=bias, memory_bias=memory_bias
             )
             outputs.append(x)

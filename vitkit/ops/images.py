@@ -4,34 +4,60 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.errors import DataError
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-"""Of RGB values in 0..1, as are the deviations."""
+"""Mean of RGB values in 0..1; IMAGENET_STD is their standard deviation."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def normalize_images(images: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-    """Pixels to what ImageNet backbones were trained on; images that are float already pass unchanged.
+    """Normalise pixels as for ImageNet backbones; float images are returned unchanged.
 
     Args:
-        images: (B, 3, H, W) uint8 RGB in 0..255, or float, already normalised.
-        padding_mask: (B, H, W) bool, True = padding; padded places of uint8 images become 0 after normalisation.
+        images: (B, 3, H, W), of clips (B, 3, T, H, W), uint8 RGB in 0..255, or float, already normalised.
+        padding_mask: (B, H, W) bool, True = padding; padded pixels of uint8 images become 0 after normalisation.
     Returns:
-        (B, 3, H, W) float.
+        as `images`, float.
+    Raises:
+        DataError: the images have another number of channels or axes.
     """
+    if images.ndim == 5 and images.shape[1] != 3:
+        remedy = "Put channels before frames: clips.transpose(1, 2)." if images.shape[2] == 3 else "Convert them."
+        raise DataError(f"clips of shape {tuple(images.shape)}: expected (B, 3, T, H, W), RGB. {remedy}")
+    if images.shape[1:2] != (3,):
+        kinds = {1: " (grey)", 2: " (grey and alpha)", 4: " (RGB and alpha)"}
+        got = f"{images.shape[1]} channels{kinds.get(images.shape[1], '')}" if images.ndim > 1 else "no channels"
+        raise DataError(
+            f"images of shape {tuple(images.shape)} have {got}; expected (B, 3, H, W), RGB. Convert them, such as by "
+            "Pillow's image.convert('RGB')."
+        )
+    if images.ndim not in (4, 5):
+        raise DataError(f"images of shape {tuple(images.shape)}: expected (B, 3, H, W), or (B, 3, T, H, W) of clips.")
     if images.is_floating_point():
         return images
-    mean, std = (torch.tensor(c, device=images.device).view(3, 1, 1) * 255 for c in (IMAGENET_MEAN, IMAGENET_STD))
+    mean, std = (
+        per_channel(torch.tensor(c, device=images.device) * 255, images) for c in (IMAGENET_MEAN, IMAGENET_STD)
+    )
     images = images.float().sub_(mean).div_(std)
-    return images if padding_mask is None else images.masked_fill_(padding_mask[:, None], 0.0)
+    if padding_mask is None:
+        return images
+    hidden = padding_mask[:, None] if images.ndim == 4 else padding_mask[:, None, None]
+    return images.masked_fill_(hidden, 0.0)
+
+
+def per_channel(values: Tensor, images: Tensor) -> Tensor:
+    """Give (3,) values the axes to meet the channels of images (B, 3, H, W) or clips (B, 3, T, H, W)."""
+    return values.view(-1, *(1,) * (images.ndim - 2))
 
 
 def resize_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
-    """Nearest-neighbour resizing of a (B, H, W) bool mask to (B, *size), as the official detectors do it."""
+    """Resize a (B, H, W) bool mask to (B, *size) by nearest neighbour, as the official detectors do."""
     return F.interpolate(mask[:, None].float(), size=size)[:, 0].bool()
 
 
-def pad_to_multiple(images: Tensor, padding_mask: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
-    """Pads at the right and bottom until height and width are multiples.
+def pad_to_multiple(images: Tensor, padding_mask: Tensor | None, multiple: int) -> tuple[Tensor, Tensor | None]:
+    """Pad at the right and bottom until height and width are multiples.
 
     Args:
         images: (B, C, H, W), padded with 0.
@@ -39,7 +65,7 @@ def pad_to_multiple(images: Tensor, padding_mask: Tensor, multiple: int) -> tupl
     """
     height, width = images.shape[-2:]
     margins = (0, -width % multiple, 0, -height % multiple)
-    return F.pad(images, margins), F.pad(padding_mask, margins, value=True)
+    return F.pad(images, margins), None if padding_mask is None else F.pad(padding_mask, margins, value=True)
 
 
 def unpadded_sizes(images: Tensor, padding_mask: Tensor | None) -> Tensor:

@@ -1,17 +1,33 @@
-"""Counting and replacing the values of label maps and panoptic maps.
+"""Label maps and panoptic maps: counting and replacing their values, and the colours that encode segment ids.
 
-Neighbouring pixels are mostly equal, so both work on runs of equal values: several times faster than sorting pixels.
+Adjacent pixels are mostly equal, so counting and replacing work on runs of equal values: several times faster than
+sorting pixels.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
 
+MAX_SEGMENT_ID = (1 << 24) - 1
+"""Three bytes, the channels of a panoptic PNG."""
+
+
+def ids_to_colors(ids: np.ndarray) -> np.ndarray:
+    """Encode (H, W) segment ids as (H, W, 3) uint8 RGB of a panoptic PNG: id = R + 256 G + 65536 B."""
+    return np.stack([ids & 255, ids >> 8 & 255, ids >> 16 & 255], axis=2).astype(np.uint8)
+
+
+def colors_to_ids(colors: np.ndarray) -> np.ndarray:
+    """Decode (H, W, 3) uint8 RGB of a panoptic PNG to (H, W) int32 segment ids."""
+    red, green, blue = (colors[:, :, channel].astype(np.int32) for channel in range(3))
+    return red | green << 8 | blue << 16
+
 
 def value_runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """
+    """Split integers into runs of equal values.
+
     Args:
-        values: whole numbers, of any shape, taken row by row.
+        values: of any shape, taken row by row.
     Returns:
         the value and the length of each run, (R,) each.
     """
@@ -23,29 +39,31 @@ def value_runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def count_values(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """
+    """Count how often each value occurs.
+
     Args:
-        values: whole numbers, of any shape.
+        values: integers of any shape.
     Returns:
-        the values that occur, ascending, and how often each does as int64, (K,) each.
+        the values that occur, ascending, and their counts as int64, (K,) each.
     """
-    found, lengths = value_runs(values)
-    unique, inverse = np.unique(found, return_inverse=True)
+    run_values, lengths = value_runs(values)
+    unique, inverse = np.unique(run_values, return_inverse=True)
     counts = np.zeros(len(unique), np.int64)
     np.add.at(counts, inverse, lengths)
     return unique, counts
 
 
 def replace_values(values: np.ndarray, new: Mapping[int, int], *, dtype: np.dtype, default: int = 0) -> np.ndarray:
-    """
+    """Replace values by those of a mapping.
+
     Args:
-        values: whole numbers, of any shape.
-        new: what stands for each value.
-        default: what stands for the values that are not in `new`.
+        values: integers of any shape.
+        new: value -> new value.
+        default: new value of the values that are not in `new`.
     Returns:
-        of the same shape, and `dtype`.
+        array of the same shape and of `dtype`.
     """
-    found, lengths = value_runs(values)
-    unique, inverse = np.unique(found, return_inverse=True)
+    run_values, lengths = value_runs(values)
+    unique, inverse = np.unique(run_values, return_inverse=True)
     table = np.array([new.get(value, default) for value in unique.tolist()], dtype)
     return np.repeat(table[inverse.reshape(-1)], lengths).reshape(values.shape)

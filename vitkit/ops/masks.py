@@ -1,4 +1,4 @@
-"""Masks at points."""
+"""Masks of queries, masks at points, boxes around masks."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def sample_points(maps: Tensor, points: Tensor) -> Tensor:
-    """Bilinear values of maps at points; outside a map is 0.
+    """Sample maps bilinearly at points; outside a map is 0.
 
     Args:
         maps: (N, C, H, W) float.
@@ -18,7 +18,7 @@ def sample_points(maps: Tensor, points: Tensor) -> Tensor:
 
 
 def most_uncertain(points: Tensor, logits: Tensor, count: int) -> Tensor:
-    """The points whose logits are nearest to 0 (Kirillov et al. 2020, https://arxiv.org/abs/1912.08193).
+    """Choose the points whose logits are nearest to 0 (Kirillov et al. 2020, https://arxiv.org/abs/1912.08193).
 
     Args:
         points: (N, P, 2).
@@ -31,23 +31,28 @@ def most_uncertain(points: Tensor, logits: Tensor, count: int) -> Tensor:
     return points.gather(1, best[..., None].expand(-1, -1, 2))
 
 
+def mask_logits(mask_embed: Tensor, mask_features: Tensor) -> Tensor:
+    """Return the masks of queries: (..., Q, C) and (..., C, h, w) -> (..., Q, h, w)."""
+    return (mask_embed @ mask_features.flatten(-2)).unflatten(-1, mask_features.shape[-2:])
+
+
 def pad_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """(N, h, w) padded with False at the right and bottom to (N, *size)."""
+    """Pad (N, h, w) with False at the right and bottom to (N, *size)."""
     height, width = masks.shape[-2:]
     return F.pad(masks, (0, size[1] - width, 0, size[0] - height))
 
 
-def points_in_part(points: Tensor, whole: tuple[int, int], part: tuple[int, int]) -> Tensor:
-    """Points of a padded image, (..., 2) in 0..1, as points of its un-padded part at the top left.
+def points_in_part(points: Tensor, padded: tuple[int, int], part: tuple[int, int]) -> Tensor:
+    """Convert points of a padded image, (..., 2) in 0..1, to points of its un-padded part at the top left.
 
     Args:
-        whole, part: (height, width).
+        padded, part: (height, width).
     """
-    return points * torch.tensor([whole[1] / part[1], whole[0] / part[0]], dtype=points.dtype, device=points.device)
+    return points * torch.tensor([padded[1] / part[1], padded[0] / part[0]], dtype=points.dtype, device=points.device)
 
 
 def boxes_around_masks(masks: Tensor) -> Tensor:
-    """The smallest box around each mask's pixels; zeros where a mask is empty.
+    """Return the smallest box around each mask's pixels; zeros where a mask is empty.
 
     Args:
         masks: (N, H, W) bool.

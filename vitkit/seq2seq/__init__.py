@@ -1,14 +1,7 @@
 """Sequence to sequence: models that write text, and the decoding that they share."""
 
 from vitkit.seq2seq.captioner import Captioner
-from vitkit.seq2seq.decoding import (
-    Decodable,
-    DecodingSettings,
-    GenerativeModel,
-    Hypothesis,
-    State,
-    decode,
-)
+from vitkit.seq2seq.decoding import Decodable, DecodingSettings, Hypothesis, State, TextGenerator, decode
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
 from vitkit.seq2seq.rnn import RNNTranslator
 from vitkit.seq2seq.show_attend_tell import ShowAttendTell
@@ -20,13 +13,13 @@ __all__ = [
     "CausalLanguageModel",
     "Decodable",
     "DecodingSettings",
-    "GenerativeModel",
     "Hypothesis",
     "MaskedLanguageModel",
     "RNNTranslator",
     "ShowAttendTell",
     "State",
     "TextDecoder",
+    "TextGenerator",
     "Transformer",
     "TransformerCaptioner",
     "decode",

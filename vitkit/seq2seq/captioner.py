@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitkit.backbones.base import ModelOnBackbone, check_feature_info
 from vitkit.errors import DataError
 from vitkit.ops.images import normalize_images, resize_mask
+from vitkit.protocols import KeepsFeatures
 from vitkit.registry import BACKBONES, Spec
-from vitkit.seq2seq.decoding import DecodingSettings, GenerativeModel
+from vitkit.seq2seq.decoding import DecodingSettings, TextGenerator
 from vitkit.structures import UNK
 from vitkit.vocabulary import Vocabulary
 
@@ -19,34 +21,34 @@ logger = logging.getLogger("vitkit")
 
 
 class FeatureMap(NamedTuple):
-    """What a backbone makes of images."""
+    """A backbone's features of images."""
 
     features: Tensor
     """(B, C, h, w)."""
     padding_mask: Tensor | None
-    """(B, h, w) bool, True = padding; None: no place is padded."""
+    """(B, h, w) bool, True = padding; None: nothing is padded."""
 
     def annotations(self) -> Tensor:
-        """(B, S, C), the places in a row."""
+        """The features as a sequence of locations, (B, S, C)."""
         # One order in memory, whatever the backbone's is: sums are then rounded the same for features from a file.
         return self.features.flatten(2).transpose(1, 2).contiguous()
 
     def padding(self) -> Tensor:
-        """(B, S) bool, True = padding."""
+        """The padding mask as a sequence of locations, (B, S) bool, True = padding."""
         if self.padding_mask is None:
             return torch.zeros_like(self.features[:, 0], dtype=torch.bool).flatten(1)
         return self.padding_mask.flatten(1)
 
 
-class Captioner(GenerativeModel):
+class Captioner(ModelOnBackbone, TextGenerator):
     """Base of models that describe an image.
 
     Args:
-        backbone: spec or module. Its coarsest map is looked at (`out_features=["res4"]` gives a finer one).
+        backbone: spec or module. Its coarsest map is used (`out_features=["res4"]` gives a finer one).
         freeze_backbone: it is not trained, its running statistics included. Only then may inputs be features of
             `tools/cache_features.py` in place of images.
         target_vocabulary: of the captions; a run sets its dataset's.
-        decoding: see `GenerativeModel`.
+        decoding: see `TextGenerator`.
     """
 
     def __init__(
@@ -59,9 +61,10 @@ class Captioner(GenerativeModel):
     ):
         super().__init__(target_vocabulary, decoding)
         self.backbone = BACKBONES.build(backbone)
+        check_feature_info(self.backbone)
         self.feature, info = list(self.backbone.feature_info.items())[-1]
         self.feature_channels = info.channels
-        if hasattr(self.backbone, "keep_features"):
+        if isinstance(self.backbone, KeepsFeatures):
             self.backbone.keep_features([self.feature])
         self.freeze_backbone = freeze_backbone
         if freeze_backbone:
@@ -70,16 +73,16 @@ class Captioner(GenerativeModel):
         self.register_load_state_dict_post_hook(_forget_weights_key)
 
     def train(self, mode: bool = True) -> "Captioner":
+        """Set training mode; a frozen backbone stays in evaluation mode."""
         super().train(mode)
         if self.freeze_backbone:
             self.backbone.eval()
         return self
 
     def load_pretrained(self) -> str | None:
-        """Loads the backbone's pretrained weights, if it has any, as a new run does; see `Backbone.load_pretrained`."""
+        """Load the backbone's pretrained weights, if it has any, and warn of a frozen one without."""
         self._weights_key = None
-        load = getattr(self.backbone, "load_pretrained", None)
-        source = load() if load else None
+        source = super().load_pretrained()
         if source is None and self.freeze_backbone:
             logger.warning(
                 "backbone: random and frozen, so it never learns to see. Set model.backbone.pretrained, or train it: "
@@ -95,7 +98,8 @@ class Captioner(GenerativeModel):
         features: Tensor | None = None,
         features_key: Tensor | None = None,
     ) -> FeatureMap:
-        """
+        """Compute the feature map, or take it from `features`.
+
         Args:
             images: (B, 3, H, W) uint8 RGB, zero-padded at the right and bottom; or float, already normalised.
             padding_mask: (B, H, W) bool, True = padding; None if no image is padded.
@@ -112,8 +116,8 @@ class Captioner(GenerativeModel):
         return FeatureMap(map_, None if padding_mask is None else resize_mask(padding_mask, map_.shape[-2:]))
 
     @staticmethod
-    def only_known(logits: Tensor) -> Tensor:
-        """(N, V) logits of which the unknown word is none: it trains, but nobody wants to read it."""
+    def mask_unknown(logits: Tensor) -> Tensor:
+        """Mask the unknown word in logits (N, V): it trains, but must not be written."""
         return logits.index_fill(-1, torch.tensor(UNK, device=logits.device), float("-inf"))
 
     def _check_features(self, features: Tensor, features_key: Tensor | None) -> None:
@@ -130,7 +134,7 @@ class Captioner(GenerativeModel):
             )
 
     def weights_key(self) -> int:
-        """A number that names the backbone's weights and the map that is taken from it: 63 bits of their SHA-256."""
+        """A fingerprint of the backbone's weights and of the feature map's name: 63 bits of their SHA-256."""
         if self._weights_key is None:
             digest = hashlib.sha256(f"{type(self.backbone).__name__} {self.feature}".encode())
             for name, value in sorted(self.backbone.state_dict().items()):
@@ -141,7 +145,7 @@ class Captioner(GenerativeModel):
 
     @torch.no_grad()
     def feature_maps(self, batches: Iterator[Any], device: torch.device | str) -> Iterator[Tensor]:
-        """(B, C, h, w) float32 of each batch of images, to be stored."""
+        """The feature maps (B, C, h, w) float32 of batches of images, to be stored."""
         self.eval()
         for batch in batches:
             batch = batch.to(device)

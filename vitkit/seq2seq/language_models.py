@@ -2,58 +2,61 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
+from vitkit.kernels.linear import linear
 from vitkit.nn.attention import mask_bias, padding_bias
 from vitkit.nn.kv_cache import KeyValueCache
-from vitkit.nn.linear import Linear, linear
+from vitkit.nn.layers import Linear
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS
-from vitkit.seq2seq.decoding import DecodingSettings, GenerativeModel, State, vocabulary_size
-from vitkit.seq2seq.transformer import ScaledEmbedding, TextPositions, causal_bias, init_matrices
+from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
+from vitkit.seq2seq.transformer import ScaledEmbedding, TextPositions, TextSettings, causal_bias, init_matrices
 from vitkit.structures import EOS, PAD
 from vitkit.vocabulary import Vocabulary
+
+BASE = dict(d_model=768, num_heads=12, d_ffn=3072, positions="learned")
+"""The sizes of GPT-2's smallest model and of BERT's base model."""
 
 
 @dataclass
 class PromptState(State):
-    """What a causal language model knows of N rows, whose prompts may differ in length."""
+    """The decoding state of N rows, whose prompts may differ in length."""
 
     caches: list[KeyValueCache]
-    """Of each layer: the prompts without their last token, then what has been written."""
+    """Per layer: the prompts without their last token, then the decoded tokens."""
     prompt_lengths: Tensor
     """(N,) int64, without the last token."""
     prompt_padding: Tensor
-    """(N, P) bool, True = the cache's place is behind the prompt's end."""
+    """(N, P) bool, True = the cached position is behind the prompt's end."""
     tokens: Tensor | None = None
     """(N,) int64, the last token of each prompt."""
 
     @property
     def num_written(self) -> int:
+        """Number of tokens cached after the prompts."""
         return self.caches[0].length - self.prompt_padding.shape[1]
 
     def select(self, rows: Tensor) -> "PromptState":
+        """Return the state of other rows."""
         for cache in self.caches:
             cache.select(rows)
         return PromptState(self.caches, self.prompt_lengths[rows], self.prompt_padding[rows], self.tokens[rows])
 
 
 @MODELS.register
-class CausalLanguageModel(GenerativeModel):
+class CausalLanguageModel(TextGenerator):
     """Decoder-only: predicts each token from those before it (Radford et al. 2019, "Language Models are Unsupervised
     Multitask Learners", whose sizes and norms the config gives).
 
     Args:
         target_vocabulary: a run sets its dataset's.
         target_size: of a vocabulary that is not given.
-        num_layers, d_model, num_heads, d_ffn, dropout, norm_first, final_norm: see `TransformerEncoder`.
-        positions, max_length: see `TextPositions`.
-        tied_output: the output projection is the embedding table.
         decoding: see `DecodingSettings`.
     """
 
@@ -63,30 +66,21 @@ class CausalLanguageModel(GenerativeModel):
         target_vocabulary: Vocabulary | None = None,
         target_size: int | None = None,
         num_layers: int = 12,
-        d_model: int = 768,
-        num_heads: int = 12,
-        d_ffn: int = 3072,
-        dropout: float = 0.1,
-        norm_first: bool = True,
-        final_norm: bool | None = None,
-        positions: Literal["sine", "learned"] = "learned",
-        max_length: int = 1024,
-        tied_output: bool = True,
+        settings: TextSettings = TextSettings(**BASE, norm_first=True),
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         super().__init__(target_vocabulary, decoding)
         size = vocabulary_size("target", target_vocabulary, target_size)
+        d_model = settings.d_model
         self.embedding = ScaledEmbedding(size, d_model)
-        self.positions = TextPositions(positions, max_length, d_model=d_model, dropout=dropout)
-        self.stack = TransformerEncoder(
-            num_layers, d_model, num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first,
-            final_norm=final_norm,
-        )  # fmt: skip
-        self.output = None if tied_output else Linear(d_model, size, bias=False)
+        self.positions = TextPositions(settings)
+        self.stack = TransformerEncoder(num_layers, d_model, settings, final_norm=settings.final_norm)
+        self.output = None if settings.tied_output else Linear(d_model, size, bias=False)
         init_matrices(self)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """
+        """Predict the token that follows each position.
+
         Args:
             tokens: (B, T) int64, BOS and the text, then PAD.
             padding_mask: comes with every batch of texts. No token sees what follows it, padding included.
@@ -97,7 +91,8 @@ class CausalLanguageModel(GenerativeModel):
         return {"logits": self.logits(self.stack(x, bias=causal_bias(x.shape[1], x.device)))}
 
     def start(self, tokens: Tensor, padding_mask: Tensor | None = None) -> PromptState:
-        """
+        """Encode the prompts without their last tokens, which are the first step's input.
+
         Args:
             tokens: (B, P) int64, BOS and the beginning of each text, then PAD.
             padding_mask: (B, P) bool, True = padding.
@@ -121,7 +116,7 @@ class CausalLanguageModel(GenerativeModel):
     def step(
         self, tokens: Tensor, state: PromptState, *, with_attention: bool = False
     ) -> tuple[Tensor, PromptState, Tensor | None]:
-        """See `Decodable.step`; there is no source to attend to.
+        """Advance every row by one token; there is no source to attend to.
 
         Raises:
             ConfigError: attention is asked for.
@@ -129,9 +124,9 @@ class CausalLanguageModel(GenerativeModel):
         if with_attention:
             raise ConfigError(f"{type(self).__name__} has no source, and so no attention to it.")
         written = state.num_written
-        places = (state.prompt_lengths + written)[:, None]
-        x = self.positions(self.embedding(tokens[:, None]), first=state.caches[0].length, places=places)
-        # The places between a prompt's end and the longest prompt's hold nothing of that row.
+        positions = (state.prompt_lengths + written)[:, None]
+        x = self.positions(self.embedding(tokens[:, None]), offset=state.caches[0].length, positions=positions)
+        # Positions between a prompt's end and that of the longest prompt hold nothing of that row.
         bias = mask_bias(F.pad(state.prompt_padding, (0, written + 1)))[:, None, None]
         for layer, cache in zip(self.stack.layers, state.caches):
             x = layer.step(x, cache, bias=bias)
@@ -147,15 +142,13 @@ class MaskedLanguageModel(nn.Module):
     """Encoder-only: predicts tokens that are hidden, from both sides (Devlin et al. 2019, section 3.1,
     https://arxiv.org/abs/1810.04805).
 
-    Of the text's tokens `mask_share` are chosen; 80 % of these become the mask token, 10 % a random one, 10 % stay. In
+    A share `mask_share` of the tokens is chosen; 80 % of these become the mask token, 10 % a random one, 10 % stay. In
     evaluation the choice is the same every time.
 
     Args:
         target_vocabulary: a run sets its dataset's; it has a mask token (`vocabulary.mask_id`).
-        target_size, mask_id: of a vocabulary that is not given.
+        target_size, mask_id: of the vocabulary, where none is set.
         mask_share: 0.15 in the paper.
-        num_layers, d_model, num_heads, d_ffn, dropout, norm_first, final_norm: see `TransformerEncoder`.
-        positions, max_length: see `TextPositions`.
     Raises:
         ConfigError: a size is missing, there is no mask token, or mask_share is not in 0..1.
     """
@@ -168,14 +161,7 @@ class MaskedLanguageModel(nn.Module):
         mask_id: int | None = None,
         mask_share: float = 0.15,
         num_layers: int = 12,
-        d_model: int = 768,
-        num_heads: int = 12,
-        d_ffn: int = 3072,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        final_norm: bool | None = None,
-        positions: Literal["sine", "learned"] = "learned",
-        max_length: int = 512,
+        settings: TextSettings = TextSettings(**BASE, max_length=512),
     ):
         super().__init__()
         size = vocabulary_size("target", target_vocabulary, target_size)
@@ -188,24 +174,24 @@ class MaskedLanguageModel(nn.Module):
         self.vocabulary = target_vocabulary
         self.mask_id = mask_id
         self.mask_share = mask_share
+        d_model = settings.d_model
         self.embedding = ScaledEmbedding(size, d_model)
-        self.positions = TextPositions(positions, max_length, d_model=d_model, dropout=dropout)
-        self.encoder = TransformerEncoder(
-            num_layers, d_model, num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first,
-            final_norm=final_norm,
-        )  # fmt: skip
+        self.positions = TextPositions(settings)
+        self.encoder = TransformerEncoder(num_layers, d_model, settings, final_norm=settings.final_norm)
         self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.LayerNorm(d_model))
+        self.output = None if settings.tied_output else Linear(d_model, size, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(size))
         init_matrices(self)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """
+        """Mask some of the tokens, and predict the token at each position.
+
         Args:
             tokens: (B, S) int64, the text, then PAD.
             padding_mask: (B, S) bool, True = padding.
         Returns:
-            logits: (B, S, V) of the token at each place.
-            masked: (B, S) bool, the places that were chosen; the loss counts these alone.
+            logits: (B, S, V) of the token at each position.
+            masked: (B, S) bool, the positions that were chosen; the loss counts only these.
         """
         if padding_mask is None:
             padding_mask = tokens == PAD
@@ -213,10 +199,11 @@ class MaskedLanguageModel(nn.Module):
         return {"logits": self.predict(hidden, padding_mask), "masked": masked}
 
     def predict(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, S, V) of the token at each place, of texts that are masked already or not at all."""
+        """Logits (B, S, V) of the token at each position, for texts that are masked already or not at all."""
         bias = None if padding_mask is None else padding_bias(padding_mask)
         x = self.encoder(self.positions(self.embedding(tokens)), bias=bias)
-        return linear(self.head(x), self.embedding.weight, self.output_bias)
+        table = self.embedding if self.output is None else self.output
+        return linear(self.head(x), table.weight, self.output_bias)
 
     def mask(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S) int64 -> the tokens with some hidden, and which were chosen, (B, S) bool."""

@@ -1,7 +1,7 @@
 """Recurrent encoder and decoder: with a context of fixed length, or attending to the source (RNNsearch)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -11,42 +11,67 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.additive_attention import AlignmentAttention
 from vitkit.registry import MODELS
-from vitkit.seq2seq.decoding import DecodingSettings, GenerativeModel, State, vocabulary_size
+from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
 from vitkit.vocabulary import Vocabulary
 
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
 
 
+@dataclass(frozen=True)
+class RNNSettings:
+    """What the recurrent encoder and decoder have in common."""
+
+    cell: Literal["gru", "lstm"] = "gru"
+    num_layers: int = 1
+    d_embedding: int = 620
+    d_hidden: int = 1000
+    """Of the decoder, and of each direction of the encoder. Where "dot", "scaled_dot" or "cosine" compare the two, both
+    directions together have as many."""
+    dropout: float = 0.0
+    """Of embeddings, between layers, and before the output."""
+
+    def make(self, d_input: int, *, bidirectional: bool = False) -> nn.GRU | nn.LSTM:
+        """Make the recurrent layers."""
+        dropout = self.dropout if self.num_layers > 1 else 0.0
+        options = dict(batch_first=True, bidirectional=bidirectional, dropout=dropout)
+        return CELLS[self.cell](d_input, self.d_hidden, self.num_layers, **options)
+
+
 @dataclass
 class Memory:
-    """What the decoder reads of B sources."""
+    """The encoded sources that the decoder reads, B of them."""
 
     context: Tensor
-    """(B, C), the whole source."""
+    """(B, C), a summary of the source."""
     values: Tensor | None = None
-    """(B, S, C), its places, where the decoder attends to them."""
+    """(B, S, C), a value for each token, where the decoder attends."""
     keys: Tensor | None = None
-    """(B, S, ...), what the alignment score compares with."""
+    """(B, S, ...), keys of the alignment score."""
     padding: Tensor | None = None
     """(B, S) bool, True = padding."""
 
     def select(self, sources: Tensor) -> "Memory":
+        """Return the memory of other sources, by index."""
         parts = (self.context, self.values, self.keys, self.padding)
         return Memory(*(None if part is None else part[sources] for part in parts))
 
 
 @dataclass
 class RNNState(State):
+    """The decoding state of N rows: the cells' states and the encoded sources."""
+
     hidden: tuple[Tensor, ...]
-    """Of the cells, each (layers, N, H): one for a GRU, two for an LSTM."""
+    """The cells' states, each (layers, N, H): one for a GRU, two for an LSTM."""
     memory: Memory
-    """Once for all rows of a source."""
+    """One entry per source, shared by its rows."""
     rows_per_source: int = 1
 
     def select(self, rows: Tensor) -> "RNNState":
+        """Return the state of other rows."""
         return self.select_beams(rows, beams=1, sources=rows // self.rows_per_source)
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "RNNState":
+        """Return the state of other rows, with what rows share kept once per source."""
         return RNNState(
             hidden=tuple(hidden[:, rows] for hidden in self.hidden),
             memory=self.memory if sources is None else self.memory.select(sources),
@@ -55,35 +80,18 @@ class RNNState(State):
 
 
 class RNNEncoder(nn.Module):
-    """Reads a text in one direction or both.
+    """Encode a text, of a vocabulary of `size` tokens, in one direction or both."""
 
-    Args:
-        size: of the vocabulary.
-        d_hidden: of each direction.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        d_embedding: int,
-        *,
-        d_hidden: int,
-        cell: Literal["gru", "lstm"],
-        num_layers: int,
-        bidirectional: bool,
-        dropout: float,
-    ):
+    def __init__(self, size: int, settings: RNNSettings, *, bidirectional: bool):
         super().__init__()
-        self.embedding = nn.Embedding(size, d_embedding)
-        self.dropout = nn.Dropout(dropout)
-        self.rnn = CELLS[cell](
-            d_embedding, d_hidden, num_layers, batch_first=True, bidirectional=bidirectional,
-            dropout=dropout if num_layers > 1 else 0.0,
-        )  # fmt: skip
-        self.channels = d_hidden * (1 + bidirectional)
+        self.embedding = nn.Embedding(size, settings.d_embedding)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.rnn = settings.make(settings.d_embedding, bidirectional=bidirectional)
+        self.channels = settings.d_hidden * (1 + bidirectional)
 
     def forward(self, source: Tensor, source_padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """
+        """Encode each token in its context, and each text as a summary.
+
         Args:
             source: (B, S) int64, then PAD.
             source_padding: (B, S) bool, True = padding, at the end of each text only.
@@ -108,41 +116,30 @@ class RNNEncoder(nn.Module):
 
 
 class RNNDecoder(nn.Module):
-    """Writes a text; each step takes the last token and a context of the source.
+    """Decode a text; each step takes the last token and a context of the source.
 
     The output is the paper's (Bahdanau et al. 2015, appendix A.2.2): one maxout layer over state, token and context.
 
     Args:
         size: of the vocabulary.
         d_context: channels of the memory.
-        attention: an alignment score of `AlignmentAttention`; None: the context is the whole source's at every step.
+        attention: an alignment score of `AlignmentAttention`; None: the same summary of the source at every step.
     """
 
-    def __init__(
-        self,
-        size: int,
-        d_embedding: int,
-        *,
-        d_hidden: int,
-        d_context: int,
-        cell: Literal["gru", "lstm"],
-        num_layers: int,
-        attention: str | None,
-        dropout: float,
-    ):
+    def __init__(self, size: int, settings: RNNSettings, *, d_context: int, attention: str | None):
         super().__init__()
+        d_embedding, d_hidden = settings.d_embedding, settings.d_hidden
         self.embedding = nn.Embedding(size, d_embedding)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(settings.dropout)
         self.attention = None if attention is None else AlignmentAttention(attention, d_hidden, d_key=d_context)
-        self.num_states = 2 if cell == "lstm" else 1
-        self.initial = nn.Linear(d_context, self.num_states * num_layers * d_hidden)
-        self.rnn = CELLS[cell](
-            d_embedding + d_context, d_hidden, num_layers, batch_first=True, dropout=dropout if num_layers > 1 else 0.0
-        )
+        self.num_states = 2 if settings.cell == "lstm" else 1
+        self.initial = nn.Linear(d_context, self.num_states * settings.num_layers * d_hidden)
+        self.rnn = settings.make(d_embedding + d_context)
         self.maxout = nn.Linear(d_hidden + d_embedding + d_context, 2 * d_embedding)
         self.output = nn.Linear(d_embedding, size)
 
     def start(self, memory: Memory) -> RNNState:
+        """Compute the cells' initial states from the summary of each source."""
         initial = self.initial(memory.context).tanh().unflatten(-1, (self.num_states, self.rnn.num_layers, -1))
         return RNNState(tuple(initial.permute(1, 2, 0, 3).contiguous()), memory)
 
@@ -162,7 +159,7 @@ class RNNDecoder(nn.Module):
         return self._logits(outputs, words, contexts)
 
     def step(self, tokens: Tensor, state: RNNState) -> tuple[Tensor, RNNState, Tensor | None]:
-        """See `Decodable.step`; without an attention the third result is None."""
+        """Advance every row by one token; without an attention the third result is None."""
         words = self.embedding(tokens[:, None])
         context, weights = self._attend(state.hidden, state)
         outputs, hidden = self._run(words, context, state.hidden)
@@ -190,22 +187,18 @@ class RNNDecoder(nn.Module):
 
 
 @MODELS.register
-class RNNTranslator(GenerativeModel):
+class RNNTranslator(TextGenerator):
     """Recurrent encoder and decoder, from one text to another.
 
     With `attention`, RNNsearch (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473): the encoder reads in both
-    directions, and the decoder's state attends to its places before each token. Without, the whole source is one
+    directions, and the decoder's state attends to the source tokens before each token. Without, the source is one
     vector that starts the decoder and enters each of its steps (Cho et al. 2014, https://arxiv.org/abs/1406.1078).
 
     Args:
         source_vocabulary, target_vocabulary: a run sets its dataset's.
-        source_size, target_size: of vocabularies that are not given.
+        source_size, target_size: numbers of tokens, where no vocabulary is set.
         attention: "additive" as published, "dot", "scaled_dot", "general", "cosine"; None for none.
-        cell: "gru" or "lstm".
-        d_hidden: of the decoder, and of each direction of the encoder. Where "dot", "scaled_dot" or "cosine" compare
-            the two, both directions together have as many.
         bidirectional: whether the encoder reads in both directions; None: with attention, as published.
-        dropout: of embeddings, between layers, and before the output.
         decoding: see `DecodingSettings`.
     Raises:
         ConfigError: a size is missing, or the attention or cell is unknown.
@@ -219,36 +212,29 @@ class RNNTranslator(GenerativeModel):
         source_size: int | None = None,
         target_size: int | None = None,
         attention: Literal["additive", "dot", "scaled_dot", "general", "cosine"] | None = "additive",
-        cell: Literal["gru", "lstm"] = "gru",
-        num_layers: int = 1,
-        d_embedding: int = 620,
-        d_hidden: int = 1000,
         bidirectional: bool | None = None,
-        dropout: float = 0.0,
+        settings: RNNSettings = RNNSettings(),
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         super().__init__(target_vocabulary, decoding)
-        if cell not in CELLS:
-            raise ConfigError(f"model.cell: got {cell!r}; expected 'gru' or 'lstm'.")
+        if settings.cell not in CELLS:
+            raise ConfigError(f"model.cell: got {settings.cell!r}; expected 'gru' or 'lstm'.")
         bidirectional = attention is not None if bidirectional is None else bidirectional
         halved = bidirectional and attention in ("dot", "scaled_dot", "cosine")
-        if halved and d_hidden % 2:
+        if halved and settings.d_hidden % 2:
             raise ConfigError(
-                f"model.d_hidden={d_hidden}: expected an even number, half for each direction of the encoder, as "
-                f"attention={attention!r} compares it with the decoder."
+                f"model.d_hidden={settings.d_hidden}: expected an even number, half for each direction of the encoder, "
+                f"as attention={attention!r} compares it with the decoder."
             )
-        layers = dict(cell=cell, num_layers=num_layers, dropout=dropout)
-        self.encoder = RNNEncoder(
-            vocabulary_size("source", source_vocabulary, source_size), d_embedding,
-            d_hidden=d_hidden // 2 if halved else d_hidden, bidirectional=bidirectional, **layers,
-        )  # fmt: skip
-        self.decoder = RNNDecoder(
-            vocabulary_size("target", target_vocabulary, target_size), d_embedding,
-            d_hidden=d_hidden, d_context=self.encoder.channels, attention=attention, **layers,
-        )  # fmt: skip
+        source_size = vocabulary_size("source", source_vocabulary, source_size)
+        target_size = vocabulary_size("target", target_vocabulary, target_size)
+        of_encoder = replace(settings, d_hidden=settings.d_hidden // 2) if halved else settings
+        self.encoder = RNNEncoder(source_size, of_encoder, bidirectional=bidirectional)
+        self.decoder = RNNDecoder(target_size, settings, d_context=self.encoder.channels, attention=attention)
 
     def forward(self, source: Tensor, source_padding: Tensor | None, target_in: Tensor) -> dict[str, Tensor]:
-        """
+        """Predict the token that follows each position of the target (teacher forcing).
+
         Args:
             source: (B, S) int64, ends with EOS, then PAD.
             source_padding: (B, S) bool, True = padding.
@@ -259,6 +245,7 @@ class RNNTranslator(GenerativeModel):
         return {"logits": self.decoder(target_in, self.start(source, source_padding))}
 
     def start(self, source: Tensor, source_padding: Tensor | None = None) -> RNNState:
+        """Encode the sources and return the decoder's initial state."""
         states, context = self.encoder(source, source_padding)
         memory = Memory(context)
         if self.decoder.attention is not None:
@@ -268,7 +255,7 @@ class RNNTranslator(GenerativeModel):
     def step(
         self, tokens: Tensor, state: RNNState, *, with_attention: bool = False
     ) -> tuple[Tensor, RNNState, Tensor | None]:
-        """See `Decodable.step`.
+        """Advance every row by one token.
 
         Raises:
             ConfigError: attention is asked for, and there is none.

@@ -1,4 +1,4 @@
-"""Show, Attend and Tell: an LSTM that looks at a place of the image for each word
+"""Show, Attend and Tell: an LSTM that attends to locations of the image for each word
 (Xu et al. 2015, https://arxiv.org/abs/1502.03044)."""
 
 from collections.abc import Mapping
@@ -18,16 +18,43 @@ from vitkit.structures import PAD
 from vitkit.vocabulary import Vocabulary
 
 
+@dataclass(frozen=True)
+class AttendTellSettings:
+    """The kind of attention, and the sizes of the decoder."""
+
+    attention: Literal["soft", "hard"] = "soft"
+    gated: bool = True
+    """Beta, a factor of the context in 0..1 that depends on the state."""
+    expected_probability: float = 0.5
+    """Of hard attention, the part of the images that get the expectation in training."""
+    hard_inference: Literal["argmax", "expected"] = "argmax"
+    """What hard attention does in evaluation: take the location of most weight, or the expectation."""
+    d_embedding: int = 512
+    d_model: int = 1024
+    """Channels of the LSTM."""
+    d_attention: int = 512
+    """Channels of the alignment score."""
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.attention not in ("soft", "hard"):
+            raise ConfigError(f"model.attention: got {self.attention!r}; expected 'soft' or 'hard'.")
+        if self.hard_inference not in ("argmax", "expected"):
+            raise ConfigError(f"model.hard_inference: got {self.hard_inference!r}; expected 'argmax' or 'expected'.")
+        if not 0 <= self.expected_probability <= 1:
+            raise ConfigError(f"model.expected_probability: got {self.expected_probability}; expected 0 to 1.")
+
+
 @dataclass
 class CaptionState(State):
-    """What the decoder knows of N rows, and once for all rows of an image what it looks at."""
+    """The decoder's state of N rows, and the image features that all rows of an image share."""
 
     annotations: Tensor
-    """(B, S, C) the images' places."""
+    """(B, S, C), a feature for each location."""
     keys: Tensor
-    """(B, S, d_attention) what the alignment score sees of them."""
+    """(B, S, d_attention), keys of the alignment score."""
     bias: Tensor
-    """(B, 1, S) that hides padded places."""
+    """(B, 1, S), which hides padded locations."""
     hidden: Tensor
     """(N, d_model), as is the cell; rows of one image stand together."""
     cell: Tensor
@@ -35,10 +62,12 @@ class CaptionState(State):
     """(N,) bool: rows whose locations are drawn; None in evaluation."""
 
     def select(self, rows: Tensor) -> "CaptionState":
+        """Return the state of other rows."""
         rows_per_image = len(self.hidden) // len(self.annotations)
         return self.select_beams(rows, beams=1, sources=rows // rows_per_image)
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "CaptionState":
+        """Return the state of other rows, with what rows share kept once per source."""
         seen = (self.annotations, self.keys, self.bias)
         if sources is not None:
             seen = (part[sources] for part in seen)
@@ -47,10 +76,11 @@ class CaptionState(State):
 
 @MODELS.register
 class ShowAttendTell(Captioner):
-    """
+    """An LSTM that writes a caption and attends to the image's feature map at each word.
+
     Soft attention gives the decoder the expected annotation; it is trained by backpropagation, with the penalty of
     `CaptionLoss` that makes it look everywhere once (doubly stochastic attention, section 4.2.1). Hard attention gives
-    it the annotation of one place, drawn by the weights; `CaptionLoss` trains the weights by the reward of what was
+    it the annotation of one location, drawn by the weights; `CaptionLoss` trains the weights by the reward of what was
     drawn (section 4.1). For half of the images in training, drawn anew each time, it too gives the expectation.
 
     Details are those of the paper where it has them. The initial state's networks and the output layer have one tanh
@@ -59,12 +89,6 @@ class ShowAttendTell(Captioner):
     Args:
         backbone, freeze_backbone, target_vocabulary, decoding: see `Captioner`.
         target_size: tokens of the vocabulary, for use without one.
-        attention: "soft" or "hard".
-        gated: beta, a factor of the context in 0..1 that depends on the state.
-        expected_probability: of hard attention, the part of the images that get the expectation in training.
-        hard_inference: what hard attention does in evaluation: "argmax" takes the place of most weight, "expected" the
-            expectation.
-        d_embedding, d_model, d_attention: channels of words, of the LSTM, and of the alignment score.
     Raises:
         ConfigError: a value is out of range, or there is no vocabulary and no size.
     """
@@ -76,42 +100,27 @@ class ShowAttendTell(Captioner):
         target_vocabulary: Vocabulary | None = None,
         target_size: int | None = None,
         freeze_backbone: bool = True,
-        attention: Literal["soft", "hard"] = "soft",
-        gated: bool = True,
-        expected_probability: float = 0.5,
-        hard_inference: Literal["argmax", "expected"] = "argmax",
-        d_embedding: int = 512,
-        d_model: int = 1024,
-        d_attention: int = 512,
-        dropout: float = 0.5,
+        settings: AttendTellSettings = AttendTellSettings(),
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         super().__init__(
-            backbone,
-            freeze_backbone=freeze_backbone,
-            target_vocabulary=target_vocabulary,
-            decoding=decoding,
+            backbone, freeze_backbone=freeze_backbone, target_vocabulary=target_vocabulary, decoding=decoding
         )
-        if attention not in ("soft", "hard"):
-            raise ConfigError(f"model.attention: got {attention!r}; expected 'soft' or 'hard'.")
-        if hard_inference not in ("argmax", "expected"):
-            raise ConfigError(f"model.hard_inference: got {hard_inference!r}; expected 'argmax' or 'expected'.")
-        if not 0 <= expected_probability <= 1:
-            raise ConfigError(f"model.expected_probability: got {expected_probability}; expected 0 to 1.")
         size, channels = vocabulary_size("target", target_vocabulary, target_size), self.feature_channels
-        self.hard = attention == "hard"
-        self.expected_probability = expected_probability
-        self.hard_inference = hard_inference
+        d_embedding, d_model = settings.d_embedding, settings.d_model
+        self.hard = settings.attention == "hard"
+        self.expected_probability = settings.expected_probability
+        self.hard_inference = settings.hard_inference
         self.embedding = nn.Embedding(size, d_embedding, padding_idx=PAD)
         self.initial_hidden = nn.Linear(channels, d_model)
         self.initial_cell = nn.Linear(channels, d_model)
-        self.score = AdditiveScore(d_model, channels, d_attention)
-        self.gate = nn.Linear(d_model, 1) if gated else None
+        self.score = AdditiveScore(d_model, channels, settings.d_attention)
+        self.gate = nn.Linear(d_model, 1) if settings.gated else None
         self.cell = nn.LSTMCell(d_embedding + channels, d_model)
         self.hidden_to_output = nn.Linear(d_model, d_embedding)
         self.context_to_output = nn.Linear(channels, d_embedding, bias=False)
         self.classifier = nn.Linear(d_embedding, size)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(settings.dropout)
         if self.hard:
             # In the model, so that checkpoints keep it: its value, and how often it moved; see CaptionLoss.
             self.register_buffer("reward_baseline", torch.zeros(2))
@@ -125,15 +134,16 @@ class ShowAttendTell(Captioner):
         features: Tensor | None = None,
         features_key: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """
+        """Predict the word that follows each position of the caption (teacher forcing).
+
         Args:
             target_in: (B, T) int64, BOS and the caption's words.
             The others: see `Captioner.look`.
         Returns:
             logits: (B, T, V).
-            attention: (B, T, S) the weights of the map's places, each row sums to 1.
+            attention: (B, T, S) the weights of the map's locations, each row sums to 1.
             annotation_padding: (B, S) bool, True = padding.
-            Of hard attention also sampled_log_weights, (B, T): the log of the weights of the places that were drawn, 0
+            With hard attention also sampled_log_weights, (B, T): the log weights of the drawn locations, 0
             where none was; and reward_baseline, the buffer, which `CaptionLoss` moves.
         """
         map_ = self.look(images, padding_mask, features=features, features_key=features_key)
@@ -153,14 +163,16 @@ class ShowAttendTell(Captioner):
         return outputs
 
     def start(self, **inputs: Tensor) -> CaptionState:
+        """Encode a batch's images, or take their features, and return the initial state."""
         return self._start(self.look(**inputs))
 
     def step(
         self, tokens: Tensor, state: CaptionState, *, with_attention: bool = False
     ) -> tuple[Tensor, CaptionState, Tensor | None]:
+        """Predict the next word of each row; the unknown word is masked."""
         embedded = self.embedding(tokens)
         hidden, context, weights, _ = self._advance(embedded, state)
-        logits = self.only_known(self._predict(embedded, hidden, context))
+        logits = self.mask_unknown(self._predict(embedded, hidden, context))
         return logits, state, weights if with_attention else None
 
     def _start(self, map_: FeatureMap) -> CaptionState:
@@ -176,12 +188,12 @@ class ShowAttendTell(Captioner):
         )
 
     def _advance(self, embedded: Tensor, state: CaptionState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One word further; `state` moves.
+        """Advance `state` by one word, in place.
 
         Args:
             embedded: (N, d_embedding).
         Returns:
-            hidden (N, d_model), context (N, C), weights (N, S), log weights of drawn places (N,).
+            hidden (N, d_model), context (N, C), weights (N, S), log weights of the drawn locations (N,).
         """
         # Rows of one image are queries of one sequence.
         queries = state.hidden.unflatten(0, (len(state.annotations), -1))
@@ -197,15 +209,15 @@ class ShowAttendTell(Captioner):
         return state.hidden, context, weights, sampled_log_weights
 
     def _locations(self, weights: Tensor, state: CaptionState) -> tuple[Tensor, Tensor]:
-        """How much of each place the decoder gets, (N, S), and the log weights of drawn places, (N,)."""
+        """The share of each location that the decoder gets, (N, S), and the log weights of the drawn ones, (N,)."""
         none_drawn = weights.new_zeros(len(weights))
         if not self.hard or (state.sampled is None and self.hard_inference == "expected"):
             return weights, none_drawn
         if state.sampled is None:
-            return _one_place(weights, weights.argmax(-1)), none_drawn
+            return _one_hot(weights, weights.argmax(-1)), none_drawn
         drawn = torch.multinomial(weights.detach(), 1)[:, 0]
         log_weights = weights.gather(1, drawn[:, None])[:, 0].clamp(min=1e-12).log()
-        looked_at = torch.where(state.sampled[:, None], _one_place(weights, drawn), weights)
+        looked_at = torch.where(state.sampled[:, None], _one_hot(weights, drawn), weights)
         return looked_at, log_weights * state.sampled
 
     def _predict(self, embedded: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
@@ -214,5 +226,5 @@ class ShowAttendTell(Captioner):
         return self.classifier(self.dropout(mixed.tanh()))
 
 
-def _one_place(weights: Tensor, places: Tensor) -> Tensor:
-    return torch.zeros_like(weights).scatter_(1, places[:, None], 1.0)
+def _one_hot(weights: Tensor, locations: Tensor) -> Tensor:
+    return torch.zeros_like(weights).scatter_(1, locations[:, None], 1.0)

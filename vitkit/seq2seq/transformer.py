@@ -8,14 +8,29 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.kernels.linear import linear
 from vitkit.nn.attention import mask_bias, padding_bias
 from vitkit.nn.kv_cache import KeyValueCache
-from vitkit.nn.linear import Linear, linear
+from vitkit.nn.layers import Linear
 from vitkit.nn.position import sine_positions_1d
-from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
+from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder, TransformerSettings
 from vitkit.registry import MODELS
-from vitkit.seq2seq.decoding import DecodingSettings, GenerativeModel, State, vocabulary_size
+from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
 from vitkit.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class TextSettings(TransformerSettings):
+    """What transformers of text have in common. The defaults are the paper's base model."""
+
+    d_model: int = 512
+    final_norm: bool | None = None
+    """Normalise the output of each stack; None: with `norm_first` alone. `torch.nn.Transformer` always does."""
+    positions: Literal["sine", "learned"] = "sine"
+    max_length: int = 1024
+    """Number of positions with a code."""
+    tied_output: bool = True
+    """The output projection is the embedding table; otherwise a linear layer without bias."""
 
 
 class ScaledEmbedding(nn.Embedding):
@@ -26,19 +41,16 @@ class ScaledEmbedding(nn.Embedding):
         nn.init.normal_(self.weight, std=d_model**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Embed tokens, times sqrt(d_model): (...) int64 -> (..., d_model)."""
         return super().forward(tokens) * self.embedding_dim**0.5
 
 
 class TextPositions(nn.Module):
-    """Adds the positions' codes to embeddings, then drops some (section 5.4).
+    """Add position encodings to embeddings, then drop out (section 5.4)."""
 
-    Args:
-        kind: "sine", or "learned".
-        max_length: places that there are codes for.
-    """
-
-    def __init__(self, kind: Literal["sine", "learned"], max_length: int, *, d_model: int, dropout: float):
+    def __init__(self, settings: TextSettings):
         super().__init__()
+        kind, max_length, d_model = settings.positions, settings.max_length, settings.d_model
         if kind not in ("sine", "learned"):
             raise ConfigError(f"model.positions: got {kind!r}; expected 'sine' or 'learned'.")
         if kind == "sine" and d_model % 2:
@@ -47,33 +59,34 @@ class TextPositions(nn.Module):
             self.register_buffer("codes", sine_positions_1d(max_length, d_model), persistent=False)
         else:
             self.codes = nn.Parameter(torch.randn(max_length, d_model) * d_model**-0.5)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(settings.dropout)
 
-    def forward(self, x: Tensor, *, first: int = 0, places: Tensor | None = None) -> Tensor:
-        """
+    def forward(self, x: Tensor, *, offset: int = 0, positions: Tensor | None = None) -> Tensor:
+        """Add the encodings of the positions and apply dropout.
+
         Args:
             x: (B, L, d_model).
-            first: position of the first of the L places.
-            places: (B, L) int64, the positions, where they differ between rows; all below `first` + L.
+            offset: position of the first of the L tokens.
+            positions: (B, L) int64, where they differ between rows; all below `offset` + L.
         Raises:
             DataError: there is no code for a position.
         """
-        end = first + x.shape[1]
+        end = offset + x.shape[1]
         if end > len(self.codes):
             raise DataError(
                 f"a text of {end} tokens or more, but the model has positions for {len(self.codes)}. Shorten the text "
                 "(or decoding.max_length), or set model.max_length."
             )
-        return self.dropout(x + (self.codes[first:end] if places is None else self.codes[places]))
+        return self.dropout(x + (self.codes[offset:end] if positions is None else self.codes[positions]))
 
 
 def causal_bias(length: int, device: torch.device) -> Tensor:
-    """(length, length): no place sees those after it."""
+    """The bias (length, length) that hides from each token those after it."""
     return mask_bias(torch.ones(length, length, dtype=torch.bool, device=device).triu(1))
 
 
 def init_matrices(module: nn.Module) -> None:
-    """Xavier's uniform distribution for all matrices but embeddings, and zero for the biases of linear layers."""
+    """Initialise all matrices but embeddings by Xavier's uniform distribution, and biases of linear layers by zero."""
     for part in module.modules():
         if isinstance(part, nn.Embedding):
             continue
@@ -86,20 +99,22 @@ def init_matrices(module: nn.Module) -> None:
 
 @dataclass
 class TextState(State):
-    """What a Transformer knows of N rows: the keys and values of what they have written, and their memory."""
+    """The decoding state of N rows: cached keys and values of their tokens, and their memory."""
 
     caches: list[KeyValueCache]
-    """Of each layer."""
+    """One per layer."""
     memory: list[Tensor]
-    """Of each layer the projected memory, (2, sources, heads, S, d), once for all rows of a source."""
+    """Per layer the projected memory, (2, sources, heads, S, d), shared by the rows of a source."""
     memory_bias: Tensor | None = None
     """(sources, 1, 1, S)."""
     rows_per_source: int = 1
 
     def select(self, rows: Tensor) -> "TextState":
+        """Return the state of other rows."""
         return self.select_beams(rows, beams=1, sources=rows // self.rows_per_source)
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "TextState":
+        """Return the state of other rows, with what rows share kept once per source."""
         for cache in self.caches:
             cache.select(rows)
         if sources is not None:
@@ -110,42 +125,24 @@ class TextState(State):
 
 
 class TextDecoder(nn.Module):
-    """Writes text while attending to a memory: of a sentence, a picture, or anything else.
+    """Decode text while attending to a memory: of a sentence, an image, or anything else.
 
     Args:
         size: of the vocabulary.
-        num_layers, d_model, num_heads, d_ffn, dropout, norm_first, final_norm: see `TransformerDecoder`.
-        positions, max_length: see `TextPositions`.
-        tied_output: the output projection is the embedding table; otherwise a linear layer without bias.
     """
 
-    def __init__(
-        self,
-        size: int,
-        num_layers: int,
-        *,
-        d_model: int,
-        num_heads: int,
-        d_ffn: int,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        final_norm: bool | None = None,
-        positions: Literal["sine", "learned"] = "sine",
-        max_length: int = 1024,
-        tied_output: bool = True,
-    ):
+    def __init__(self, size: int, num_layers: int, settings: TextSettings):
         super().__init__()
+        d_model, final_norm = settings.d_model, settings.final_norm
         self.embedding = ScaledEmbedding(size, d_model)
-        self.positions = TextPositions(positions, max_length, d_model=d_model, dropout=dropout)
-        self.stack = TransformerDecoder(
-            num_layers, d_model, num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first,
-            final_norm=norm_first if final_norm is None else final_norm, all_layers=False,
-        )  # fmt: skip
-        self.output = None if tied_output else Linear(d_model, size, bias=False)
+        self.positions = TextPositions(settings)
+        self.stack = TransformerDecoder(num_layers, d_model, settings, final_norm=final_norm, all_layers=False)
+        self.output = None if settings.tied_output else Linear(d_model, size, bias=False)
         init_matrices(self)
 
     def forward(self, target_in: Tensor, memory: Tensor, *, memory_padding: Tensor | None = None) -> Tensor:
-        """
+        """Predict the token that follows each position of the target.
+
         Args:
             target_in: (B, T) int64, BOS and the tokens so far. What follows a token does not matter to it, so padding
                 at the end needs no mask.
@@ -171,12 +168,12 @@ class TextDecoder(nn.Module):
     def step(
         self, tokens: Tensor, state: TextState, *, with_attention: bool = False
     ) -> tuple[Tensor, TextState, Tensor | None]:
-        """See `Decodable.step`.
+        """Advance every row by one token.
 
         The attention is the mean over the heads of the last layer but one, which fits people's word alignments best
         (Garg et al. 2019, https://arxiv.org/abs/1909.02074).
         """
-        x = self.positions(self.embedding(tokens[:, None]), first=state.caches[0].length)
+        x = self.positions(self.embedding(tokens[:, None]), offset=state.caches[0].length)
         shown = max(0, len(self.stack.layers) - 2) if with_attention else None
         attention = None
         for i, layer in enumerate(self.stack.layers):
@@ -192,23 +189,16 @@ class TextDecoder(nn.Module):
 
 
 @MODELS.register
-class Transformer(GenerativeModel):
+class Transformer(TextGenerator):
     """Encoder and decoder, from one text to another.
 
-    The defaults are the paper's base model. State dicts of `torch.nn.Transformer` with an embedding fit, given
-    `final_norm`.
+    State dicts of `torch.nn.Transformer` with an embedding fit, given `final_norm`.
 
     Args:
         source_vocabulary, target_vocabulary: a run sets its dataset's.
-        source_size, target_size: of vocabularies that are not given.
+        source_size, target_size: numbers of tokens, where no vocabulary is set.
         num_layers: of the encoder, and of the decoder.
-        norm_first: normalise the input of each branch (Xiong et al. 2020, https://arxiv.org/abs/2002.04745), in place
-            of each sum, as published.
-        final_norm: of encoder and decoder; None: with `norm_first` alone. `torch.nn.Transformer` always has them.
-        positions: "sine", or "learned".
-        max_length: positions that there are codes for.
         shared_embeddings: source and target have one table; their vocabularies are one, then.
-        tied_output: the output projection is the target's table.
         decoding: see `DecodingSettings`.
     Raises:
         ConfigError: a size is missing, or differs where one table is shared.
@@ -222,16 +212,8 @@ class Transformer(GenerativeModel):
         source_size: int | None = None,
         target_size: int | None = None,
         num_layers: int | Sequence[int] = 6,
-        d_model: int = 512,
-        num_heads: int = 8,
-        d_ffn: int = 2048,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        final_norm: bool | None = None,
-        positions: Literal["sine", "learned"] = "sine",
-        max_length: int = 1024,
+        settings: TextSettings = TextSettings(),
         shared_embeddings: bool = True,
-        tied_output: bool = True,
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         super().__init__(target_vocabulary, decoding)
@@ -243,21 +225,16 @@ class Transformer(GenerativeModel):
                 "one vocabulary. Build the data with a joint one, or set model.shared_embeddings=False."
             )
         num_encoder_layers, num_decoder_layers = (num_layers,) * 2 if isinstance(num_layers, int) else num_layers
-        sizes = dict(
-            d_model=d_model, num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first,
-            final_norm=final_norm,
-        )  # fmt: skip
+        d_model, final_norm = settings.d_model, settings.final_norm
         self.source_embedding = None if shared_embeddings else ScaledEmbedding(source_size, d_model)
-        self.source_positions = TextPositions(positions, max_length, d_model=d_model, dropout=dropout)
-        self.encoder = TransformerEncoder(num_encoder_layers, **sizes)
+        self.source_positions = TextPositions(settings)
+        self.encoder = TransformerEncoder(num_encoder_layers, d_model, settings, final_norm=final_norm)
         init_matrices(self.encoder)
-        self.decoder = TextDecoder(
-            target_size, num_decoder_layers, **sizes, positions=positions, max_length=max_length,
-            tied_output=tied_output,
-        )  # fmt: skip
+        self.decoder = TextDecoder(target_size, num_decoder_layers, settings)
 
     def forward(self, source: Tensor, source_padding: Tensor | None, target_in: Tensor) -> dict[str, Tensor]:
-        """
+        """Predict the token that follows each position of the target (teacher forcing).
+
         Args:
             source: (B, S) int64, ends with EOS, then PAD.
             source_padding: (B, S) bool, True = padding.
@@ -275,11 +252,13 @@ class Transformer(GenerativeModel):
         return self.encoder(self.source_positions(embedding(source)), bias=bias)
 
     def start(self, source: Tensor, source_padding: Tensor | None = None) -> TextState:
+        """Encode the sources and return the decoder's initial state."""
         return self.decoder.start(self.encode(source, source_padding), source_padding)
 
     def step(
         self, tokens: Tensor, state: TextState, *, with_attention: bool = False
     ) -> tuple[Tensor, TextState, Tensor | None]:
+        """Advance every row by one token."""
         return self.decoder.step(tokens, state, with_attention=with_attention)
 
 

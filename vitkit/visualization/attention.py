@@ -20,7 +20,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
-from vitkit.visualization.boxes import class_color, draw_detections
+from vitkit.visualization.boxes import draw_detections
+from vitkit.visualization.canvas import class_color, save_figure
 
 _CANVAS = 640  # pixels of the long side on which pictures are drawn
 _PANEL = 3.4  # inches of a panel's width
@@ -40,21 +41,21 @@ def overlay_attention(
     *,
     color: tuple[int, int, int] | None = None,
     covered: tuple[float, float] = (1.0, 1.0),
+    largest: float | None = None,
 ) -> np.ndarray:
-    """An attention map laid over the grey image: the more weight, the more colour.
-
-    Full colour stands for the map's largest weight.
+    """Lay an attention map over the grey image: the more weight, the more colour.
 
     Args:
         image: (H, W, 3) uint8 RGB.
         weights: (h, w) float, at least 0.
         color: RGB in 0..255; None for a colour scale from dark to bright.
-        covered: height and width of what the map lies over, in those of the image; above 1 where padding at the right
-            and bottom is part of the map.
+        covered: height and width that the map covers, relative to those of the image; above 1 where padding at the
+            right and bottom is part of the map.
+        largest: the weight of full colour; None: the map's largest.
     Returns:
         (H, W, 3) uint8 RGB.
     """
-    strength = _spread(weights, image.shape[:2], covered)
+    strength = _spread(weights, image.shape[:2], covered, largest)
     grey = image.astype(np.float32).mean(axis=2, keepdims=True) * 0.75
     heat = colormaps["inferno"](strength)[..., :3] * 255 if color is None else np.array(color, np.float32)
     share = 0.85 * strength[..., None]
@@ -68,9 +69,9 @@ def draw_encoder_attention(
     path: str | Path,
     *,
     covered: tuple[float, float] = (1.0, 1.0),
-    title: str = "Encoder self-attention",
+    title: str = "",
 ) -> None:
-    """Saves a PNG with what chosen points of the image attend to (figure 3 of https://arxiv.org/abs/2005.12872).
+    """Save a PNG with what chosen points of the image attend to (figure 3 of https://arxiv.org/abs/2005.12872).
 
     Args:
         image: (H, W, 3) uint8 RGB.
@@ -81,26 +82,21 @@ def draw_encoder_attention(
         title: of the figure.
     """
     canvas, scale = _canvas(image)
-    places = [(x * scale, y * scale) for x, y in points]
+    pixels = [(x * scale, y * scale) for x, y in points]
     figure, panels = _panels(1 + len(points), canvas.shape, title)
     panels[0].imshow(canvas)
     panels[0].set_title("points")
-    for number, (panel, place, map_) in enumerate(zip(panels[1:], places, weights), start=1):
-        _mark_point(panels[0], place, number)
+    for number, (panel, pixel, map_) in enumerate(zip(panels[1:], pixels, weights), start=1):
+        mark_point(panels[0], pixel, number)
         panel.imshow(overlay_attention(canvas, map_, covered=covered))
-        _mark_point(panel, place, number)
+        mark_point(panel, pixel, number)
         x, y = points[number - 1]
         panel.set_title(f"point {number}: x {x:.0f}, y {y:.0f}")
-    _save(figure, path)
+    save_figure(figure, path, dpi=_DPI)
 
 
-def draw_word_attention(
-    image: np.ndarray,
-    words: Sequence[str],
-    weights: Tensor,
-    path: str | Path,
-) -> None:
-    """Saves a PNG with what a captioner looked at for each word (figure 2 of https://arxiv.org/abs/1502.03044).
+def draw_word_attention(image: np.ndarray, words: Sequence[str], weights: Tensor, path: str | Path) -> None:
+    """Save a PNG with what a captioner looked at for each word (figure 2 of https://arxiv.org/abs/1502.03044).
 
     Args:
         image: (H, W, 3) uint8 RGB.
@@ -115,48 +111,56 @@ def draw_word_attention(
         panel.imshow(overlay_attention(canvas, map_))
         panel.set_title(f"{word}  {float(map_.max()):.2f}")
     panels[0].set_title("beside each word: its largest weight", fontsize="small")
-    _save(figure, path)
+    save_figure(figure, path, dpi=_DPI)
+
+
+class QueryAttention(NamedTuple):
+    """What one decoder query predicted, and from what."""
+
+    query: int
+    """Its number."""
+    box_xyxy: Tensor
+    """(4,) pixels of the image."""
+    name: str
+    """Name of the predicted class."""
+    score: float
+    """Score of that class, in 0..1."""
+    weights: Tensor
+    """(h, w), its attention over the map."""
 
 
 def draw_decoder_attention(
     image: np.ndarray,
-    boxes_xyxy: Tensor,
-    names: Sequence[str],
-    weights: Tensor,
+    queries: Sequence[QueryAttention],
     path: str | Path,
     *,
-    scores: Tensor,
-    queries: Sequence[int],
     covered: tuple[float, float] = (1.0, 1.0),
-    title: str = "Decoder cross-attention",
+    title: str = "",
 ) -> None:
-    """Saves a PNG with what each box was predicted from (figure 6 of https://arxiv.org/abs/2005.12872).
+    """Save a PNG with what each box was predicted from (figure 6 of https://arxiv.org/abs/2005.12872).
 
     The first panel has all boxes, the others one each with its query's attention in the box's colour.
 
     Args:
         image: (H, W, 3) uint8 RGB.
-        boxes_xyxy: (N, 4) pixels of the image.
-        names: N class names.
-        weights: (N, h, w), each query's attention over the map.
+        queries: at least one.
         path: of the PNG; its folder is made.
-        scores: (N,) in 0..1.
-        queries: N numbers, named above the panels.
         covered: see `overlay_attention`.
         title: of the figure.
     """
     canvas, scale = _canvas(image)
-    boxes_xyxy = boxes_xyxy * scale
+    boxes_xyxy = torch.stack([query.box_xyxy for query in queries]) * scale
+    names, scores = [query.name for query in queries], torch.tensor([query.score for query in queries])
     figure, panels = _panels(1 + len(queries), canvas.shape, title)
     # Colours tell boxes apart here, not classes.
     panels[0].imshow(draw_detections(canvas, boxes_xyxy, range(len(queries)), names, scores, min_side=1))
     panels[0].set_title("boxes")
     for k, (panel, query) in enumerate(zip(panels[1:], queries)):
         color = class_color(k)
-        panel.imshow(overlay_attention(canvas, weights[k], color=color, covered=covered))
+        panel.imshow(overlay_attention(canvas, query.weights, color=color, covered=covered))
         _draw_box(panel, boxes_xyxy[k], np.array(color) / 255)
-        panel.set_title(f"query {query}: {names[k]} {scores[k]:.2f}")
-    _save(figure, path)
+        panel.set_title(f"query {query.query}: {query.name} {query.score:.2f}")
+    save_figure(figure, path, dpi=_DPI)
 
 
 class QueryLayer(NamedTuple):
@@ -173,18 +177,13 @@ class QueryLayer(NamedTuple):
     name: str
     """Class predicted after the layer."""
     score: float
-    """Of that class, in 0..1."""
+    """Score of that class, in 0..1."""
 
 
 def draw_sampling_points(
-    image: np.ndarray,
-    layers: Sequence[QueryLayer],
-    path: str | Path,
-    *,
-    strides: Sequence[int] | None = None,
-    title: str = "Sampling points",
+    image: np.ndarray, layers: Sequence[QueryLayer], path: str | Path, *, strides: Sequence[int], title: str = ""
 ) -> None:
-    """Saves a PNG with a query's reference point, sampling points and box (figure 6 of 2010.04159, appendix).
+    """Save a PNG with a query's reference point, sampling points and box (figure 6 of 2010.04159, appendix).
 
     A row per decoder layer, a column per feature level and one for all levels together. The cross is the reference
     point (with a dashed box where the reference is one), dots are sampling points, coloured by attention weight over
@@ -194,13 +193,9 @@ def draw_sampling_points(
         image: (H, W, 3) uint8 RGB.
         layers: first to last, at least one.
         path: of the PNG; its folder is made.
-        strides: of the levels, named above the columns.
+        strides: of the levels.
         title: of the figure.
-    Raises:
-        ValueError: there are no layers.
     """
-    if not layers:
-        raise ValueError("layers: got none, expected at least one decoder layer.")
     canvas, _ = _canvas(image)
     height, width = canvas.shape[:2]
     num_levels = layers[0].weights.shape[1]
@@ -211,40 +206,32 @@ def draw_sampling_points(
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title, fontsize="large")
     rows = figure.subplots(len(layers), num_levels + 1, squeeze=False)
-    strides = strides or [None] * num_levels
-    headings = [f"level {i}" + (f" (stride {stride})" if stride else "") for i, stride in enumerate(strides)]
+    headings = [f"level {level} (stride {stride})" for level, stride in enumerate(strides)]
     for panel, heading in zip(rows[0], [*headings, "all levels"]):
         panel.set_title(heading)
     for number, (row, layer) in enumerate(zip(rows, layers)):
         row[0].set_ylabel(f"layer {number}\n{layer.name} {layer.score:.2f}")
         for level, panel in enumerate(row):
-            chosen = slice(None) if level == num_levels else slice(level, level + 1)
+            levels = slice(None) if level == num_levels else slice(level, level + 1)
             panel.imshow(faded)
             panel.set(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))
-            dots = _draw_query(panel, layer, chosen, norm=norm)
+            dots = _draw_query(panel, layer, levels, norm=norm)
     figure.colorbar(dots, ax=rows, label="attention weight", shrink=min(1.0, 2.5 / len(layers)), aspect=30)
-    handles = [
-        Line2D(
-            [], [], marker="+", markersize=11, markeredgewidth=2.5, color="magenta", linestyle="", label="reference"
-        ),
-        Line2D([], [], marker="o", color="grey", ls="", label="sampling point"),
-        Line2D([], [], color="limegreen", linewidth=2, label="predicted box"),
-    ]
-    if any(len(layer.reference) == 4 for layer in layers):
-        handles.insert(1, Line2D([], [], color="magenta", ls="--", linewidth=2, label="reference box"))
+    entries = {
+        "reference": dict(marker="+", markersize=11, markeredgewidth=2.5, color="magenta", ls=""),
+        "reference box": dict(color="magenta", ls="--", linewidth=2),
+        "sampling point": dict(marker="o", color="grey", ls=""),
+        "predicted box": dict(color="limegreen", linewidth=2),
+    }
+    if all(len(layer.reference) == 2 for layer in layers):
+        del entries["reference box"]
+    handles = [Line2D([], [], label=label, **style) for label, style in entries.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    _save(figure, path)
+    save_figure(figure, path, dpi=_DPI)
 
 
-def draw_query_slots(
-    boxes_cxcywh: Tensor,
-    aspect_ratios: Tensor,
-    path: str | Path,
-    *,
-    queries: Sequence[int],
-    title: str = "Box centres of each query",
-) -> None:
-    """Saves a PNG with the boxes that each query predicted over a dataset (figure 7 of 2005.12872).
+def draw_query_slots(boxes_cxcywh: Tensor, aspect_ratios: Tensor, path: str | Path, *, queries: Sequence[int]) -> None:
+    """Save a PNG with the boxes that each query predicted over a dataset (figure 7 of 2005.12872).
 
     A panel per query, a dot per image at the centre of the query's box, whatever its class; colours tell its size.
 
@@ -253,14 +240,13 @@ def draw_query_slots(
         aspect_ratios: (N,) width / height of the images, which tell wide boxes from high ones.
         path: of the PNG; its folder is made.
         queries: which of the Q to draw.
-        title: of the figure.
     """
     kinds = size_kinds(boxes_cxcywh, aspect_ratios[:, None])
     columns = min(len(queries), 5 if len(queries) <= 20 else 10)
     rows = math.ceil(len(queries) / columns)
     # Room for the title and the legend, which are wider than a panel or two.
     figure = Figure(figsize=(max(7.5, 1.7 * columns), 1.9 * rows + 1.0), layout="constrained")
-    figure.suptitle(title, fontsize="large")
+    figure.suptitle(f"Box centres of each query over {len(boxes_cxcywh)} images", fontsize="large")
     dot = min(9.0, max(1.0, 3000 / len(boxes_cxcywh)))
     for k, query in enumerate(queries, start=1):
         panel = figure.add_subplot(rows, columns, k)
@@ -270,11 +256,11 @@ def draw_query_slots(
         panel.scatter(*boxes_cxcywh[:, query, :2].T.numpy(), s=dot, c=colors, linewidths=0)
     handles = [Line2D([], [], marker="o", color=color, ls="", label=label) for label, color in _SIZES]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-    _save(figure, path)
+    save_figure(figure, path, dpi=_DPI)
 
 
 def size_kinds(boxes_cxcywh: Tensor, aspect_ratios: Tensor) -> Tensor:
-    """0 for boxes that cover less than 4 % of their image, 1 for larger ones that are wide, 2 for those that are high.
+    """Classify boxes: 0 covers less than 4 % of its image, 1 is larger and wide, 2 is larger and high.
 
     Args:
         boxes_cxcywh: (..., 4) in 0..1 of their images.
@@ -286,16 +272,18 @@ def size_kinds(boxes_cxcywh: Tensor, aspect_ratios: Tensor) -> Tensor:
     return torch.where(width * height < _SMALL_AREA, 0, torch.where(width * aspect_ratios >= height, 1, 2))
 
 
-def _spread(weights: Tensor, size: tuple[int, int], covered: tuple[float, float]) -> np.ndarray:
-    """A map as (H, W) float32 in 0..1 over the image, its padding cut off."""
+def _spread(
+    weights: Tensor, size: tuple[int, int], covered: tuple[float, float], largest: float | None = None
+) -> np.ndarray:
+    """Upsample a map to (H, W) float32 in 0..1 over the image, its padding cut off."""
     height, width = (round(side * factor) for side, factor in zip(size, covered))
     weights = F.interpolate(weights.float().cpu()[None, None], size=(height, width), mode="bilinear")[0, 0]
     weights = weights[: size[0], : size[1]]
-    return (weights / weights.max().clamp(min=1e-12)).numpy()
+    return (weights / max(weights.max().item() if largest is None else largest, 1e-12)).clamp(max=1).numpy()
 
 
 def _canvas(image: np.ndarray) -> tuple[np.ndarray, float]:
-    """The image with its long side near `_CANVAS`, and how much larger it is; whole factors keep pixels square."""
+    """Scale an image to a long side near `_CANVAS`; integer factors keep pixels square. Return it and the factor."""
     scale = _CANVAS / max(image.shape[:2])
     scale = math.floor(scale) if scale >= 2 else scale
     height, width = (max(1, round(side * scale)) for side in image.shape[:2])
@@ -304,7 +292,7 @@ def _canvas(image: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _panels(number: int, shape: tuple[int, ...], title: str) -> tuple[Figure, list[Axes]]:
-    """A figure of `number` panels for pictures of that (height, width, 3)."""
+    """Make a figure of `number` panels for pictures of a (height, width, 3)."""
     rows = math.ceil(number / _MAX_COLUMNS)
     columns = math.ceil(number / rows)
     figure = Figure(
@@ -317,12 +305,13 @@ def _panels(number: int, shape: tuple[int, ...], title: str) -> tuple[Figure, li
     return figure, panels
 
 
-def _mark_point(panel: Axes, place: tuple[float, float], number: int) -> None:
+def mark_point(panel: Axes, pixel: tuple[float, float], number: int) -> None:
+    """Mark a point (x, y) of a panel by a numbered dot in a colour of its own."""
     red, green, blue = class_color(number - 1)
     color = (red / 255, green / 255, blue / 255)
-    panel.plot(*place, marker="o", markersize=13, color=color, markeredgecolor="white", markeredgewidth=1.5)
+    panel.plot(*pixel, marker="o", markersize=13, color=color, markeredgecolor="white", markeredgewidth=1.5)
     # The outline keeps it legible on bright colours.
-    text = panel.annotate(str(number), place, color="white", fontsize=8, fontweight="bold", ha="center")
+    text = panel.annotate(str(number), pixel, color="white", fontsize=8, fontweight="bold", ha="center")
     text.set(va="center_baseline", path_effects=[withStroke(linewidth=2, foreground="black")])
 
 
@@ -332,13 +321,14 @@ def _draw_box(panel: Axes, box_xyxy: Tensor, color: object, style: str = "-") ->
 
 
 def _draw_query(panel: Axes, layer: QueryLayer, levels: slice, *, norm: Normalize) -> object:
-    """Draws a layer's sampling points on some levels, its reference and its box; returns the dots."""
+    """Draw a layer's sampling points on some levels, its reference and its box; return the dots."""
     height, width = panel.get_ylim()[0], panel.get_xlim()[1]
     size = torch.tensor([width, height])
     weights = layer.weights[:, levels].flatten()
     order = weights.argsort()  # the largest on top
-    places = layer.locations[:, levels].reshape(-1, 2)[order] * size
-    dots = panel.scatter(*places.T, s=14, c=weights[order], cmap="turbo", norm=norm, edgecolors="black", linewidths=0.3)
+    locations = layer.locations[:, levels].reshape(-1, 2)[order] * size
+    style = dict(s=14, cmap="turbo", norm=norm, edgecolors="black", linewidths=0.3)
+    dots = panel.scatter(*locations.T, c=weights[order], **style)
     boxes = [(layer.box_cxcywh, "limegreen", "-")]
     if len(layer.reference) == 4:
         boxes.insert(0, (layer.reference, "magenta", "--"))
@@ -347,9 +337,3 @@ def _draw_query(panel: Axes, layer: QueryLayer, levels: slice, *, norm: Normaliz
         _draw_box(panel, box_xyxy, color, style)
     panel.plot(*(layer.reference[:2] * size), marker="+", markersize=11, markeredgewidth=2.5, color="magenta")
     return dots
-
-
-def _save(figure: Figure, path: str | Path) -> None:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DPI, format="png")

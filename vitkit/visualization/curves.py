@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,15 +12,16 @@ from matplotlib.figure import Figure
 
 from vitkit.errors import DataError
 from vitkit.registry import nearest
+from vitkit.visualization.canvas import save_figure
 
 _HEADLINE = ("AP", "AP50", "AP75")
 _FEW = 10  # below this many points a curve shows each of them and is not smoothed
 
 
 def read_log(log_path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The train and the validation records of a log, by step.
+    """Read the train and the validation records of a log, by step.
 
-    A line that a stopped run left unfinished is passed over. Where a resumed run repeats a step, its record counts.
+    A line that an interrupted run left unfinished is skipped. Where a resumed run repeats a step, its record counts.
 
     Raises:
         DataError: no such file, or no record in it.
@@ -41,39 +42,27 @@ def read_log(log_path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str,
     return train, val
 
 
-def plot_training(log_path: str | Path, out_path: str | Path, *, metrics: Sequence[str] | None = None) -> None:
-    """Saves a PNG with the losses and the validation metrics of a run over its epochs.
+def plot_training(log_path: str | Path, out_path: str | Path) -> None:
+    """Save a PNG of a run over its epochs: total loss, its terms, validation metrics (AP, AP50 and AP75, or else all).
 
     Args:
         log_path: JSON lines `{"kind": "train", "step", "epoch", "loss", "losses": {...}}` and
             `{"kind": "val", "step", "epoch", "metrics": {...}}`.
         out_path: of the PNG; its folder is made.
-        metrics: which validation metrics to draw; by default AP, AP50 and AP75, or all where there is none of these.
     Raises:
         DataError: the log is missing or empty.
     """
     train, val = read_log(log_path)
     losses = _loss_curves(train, val)
-    scores = _metric_curves(val, metrics)
-    panels = [(losses, "loss"), (scores, "validation")]
-    panels = [(curves, title) for curves, title in panels if curves]
-    figure = Figure(figsize=(6.4 * max(1, len(panels)), 4.4), layout="constrained")
-    for k, (curves, title) in enumerate(panels, start=1):
-        axes = figure.add_subplot(1, len(panels), k)
-        for number, (name, (epochs, values)) in enumerate(curves.items()):
-            _draw_curve(axes, epochs, values, name, f"C{number}")
-        axes.set(title=title, xlabel="epoch")
-        axes.grid(alpha=0.3)
-        axes.legend(loc="upper right" if title == "loss" else "lower right")
-        axes.spines[["top", "right"]].set_visible(False)
-        if title == "loss":
-            axes.set_ylim(bottom=0)
-        else:
-            top = max(values.max() for _, values in curves.values())
-            axes.set_ylim(0, 1 if 0.3 < top <= 1 else None)
-    out_path = Path(out_path)
-    out_path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out_path, dpi=120, format="png")
+    # The total has the terms of auxiliary layers, too: on its axis the terms would lie flat at the bottom.
+    total = {name: losses.pop(name) for name in ("total", "validation total") if name in losses}
+    panels = {"loss": total, "terms of the loss": losses if len(losses) > 1 else {}, "validation": _metric_curves(val)}
+    lines = {
+        title: [Line(name, f"C{number}", name, *curve) for number, (name, curve) in enumerate(curves.items())]
+        for title, curves in panels.items()
+        if curves
+    }
+    _draw_panels(lines, out_path)
 
 
 def plot_runs(
@@ -85,7 +74,7 @@ def plot_runs(
     smoothing: float | None = None,
     x: Literal["epoch", "step"] = "epoch",
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """Saves a PNG that compares runs: a panel for each loss and each validation metric, a colour for each run.
+    """Save a PNG that compares runs: a panel for each loss and each validation metric, a colour for each run.
 
     Args:
         logs: what a run is called in the picture -> its log; see `plot_training`.
@@ -100,56 +89,62 @@ def plot_runs(
         DataError: a log is missing or empty, no run has a loss or metric that is asked for, or none has anything.
     """
     records = {name: read_log(path) for name, path in logs.items()}
-    known = dict.fromkeys(name for _, val in records.values() for name in _metric_curves(val, None, x))
+    headline = dict.fromkeys(name for _, val in records.values() for name in _metric_curves(val, None, x))
     terms = dict.fromkeys(name for train, val in records.values() for name in _loss_curves(train, val, x))
-    wanted = list(known) if metrics is None else list(metrics)
-    panels: dict[str, dict[str, Curves]] = {}
-    for title, names in [*((loss, _loss_names(loss)) for loss in losses), *((metric, [metric]) for metric in wanted)]:
-        curves = {}
-        for run, (train, val) in records.items():
-            found = _loss_curves(train, val, x) | _metric_curves(val, wanted, x)
-            curves[run] = {name: found[name] for name in names if name in found}
-        if any(curves.values()):
-            panels[title] = curves
-        elif title != "loss" or not known:
-            everything = dict.fromkeys(
-                name for _, val in records.values() for r in val for name in r.get("metrics", {})
-            )
+    metrics = list(headline) if metrics is None else list(metrics)
+    panels: dict[str, list[Line]] = {}
+    best: dict[str, dict[str, tuple[float, float]]] = {run: {} for run in records}
+    for title in (*losses, *metrics):
+        names = ["total", "validation total"] if title == "loss" else [title]
+        lines = []
+        for number, (run, (train, val)) in enumerate(records.items()):
+            curves = _loss_curves(train, val, x) | _metric_curves(val, metrics, x)
+            for name in names:
+                if name in curves:
+                    label = f"{run}, validation" if name.startswith("validation") else run
+                    lines.append(Line(label, f"C{number}", name, *curves[name]))
+                if name in metrics and name in curves:
+                    positions, values = curves[name]
+                    best[run][name] = float(values.max()), float(positions[values.argmax()])
+        if lines:
+            panels[title] = lines
+        elif title != "loss" or not headline:
+            everything = {name for _, val in records.values() for r in val for name in r.get("metrics", {})}
             raise DataError(f"no run has a {title!r}. {nearest(title, {*everything, *terms} - {'total'})}")
     _draw_panels(panels, out_path, smoothing, x)
-    best: dict[str, dict[str, tuple[float, float]]] = {run: {} for run in records}
-    for metric in wanted:
-        for run, curves in panels.get(metric, {}).items():
-            for places, values in curves.values():
-                best[run][metric] = float(values.max()), float(places[values.argmax()])
     return best
 
 
-def _loss_names(loss: str) -> list[str]:
-    return ["total", "validation total"] if loss == "loss" else [loss]
+class Line(NamedTuple):
+    """A curve as it is drawn."""
+
+    label: str
+    color: str
+    name: str
+    """Of what is measured."""
+    positions: np.ndarray
+    """(K,) epochs or steps."""
+    values: np.ndarray
+    """(K,)."""
 
 
 def _draw_panels(
-    panels: Mapping[str, Mapping[str, "Curves"]], out_path: str | Path, smoothing: float | None, x: str
+    panels: Mapping[str, Sequence[Line]], out_path: str | Path, smoothing: float | None = None, x: str = "epoch"
 ) -> None:
-    across = 2 if len(panels) == 4 else min(3, len(panels))
+    across = 2 if len(panels) == 4 else max(1, min(3, len(panels)))
     down = -(-len(panels) // across)
-    figure = Figure(figsize=(6.4 * across, 4.4 * down), layout="constrained")
-    for k, (title, of_run) in enumerate(panels.items(), start=1):
+    figure = Figure(figsize=(6.4 * across, 4.4 * max(1, down)), layout="constrained")
+    for k, (title, lines) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(down, across, k)
-        for number, (run, curves) in enumerate(of_run.items()):
-            for name, (places, values) in curves.items():
-                label = f"{run}, validation" if name.startswith("validation") else run
-                _draw_curve(axes, places, values, name, f"C{number}", label=label, smoothing=smoothing)
+        for line in lines:
+            _draw_curve(axes, line, smoothing)
         axes.set(title=title, xlabel=x)
-        if all((values >= 0).all() for curves in of_run.values() for _, values in curves.values()):
+        if all((line.values >= 0).all() for line in lines):
             axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()
         axes.spines[["top", "right"]].set_visible(False)
-    out_path = Path(out_path)
-    out_path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out_path, dpi=120, format="png")
+    save_figure(figure, out_path, dpi=120)
 
 
 Curves = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -166,10 +161,10 @@ def _loss_curves(train: Sequence[dict[str, Any]], val: Sequence[dict[str, Any]],
     return _finite(points)
 
 
-def _metric_curves(val: Sequence[dict[str, Any]], metrics: Sequence[str] | None, x: str = "epoch") -> Curves:
+def _metric_curves(val: Sequence[dict[str, Any]], metrics: Sequence[str] | None = None, x: str = "epoch") -> Curves:
     if metrics is None:
-        known = dict.fromkeys(name for record in val for name in record.get("metrics", {}) if name != "loss")
-        metrics = [name for name in known if name.rpartition("/")[2] in _HEADLINE] or list(known)
+        names = dict.fromkeys(name for record in val for name in record.get("metrics", {}) if name != "loss")
+        metrics = [name for name in names if name.rpartition("/")[2] in _HEADLINE] or list(names)
     points = {name: [(record[x], record.get("metrics", {}).get(name)) for record in val] for name in metrics}
     # COCO reports -1 where there is nothing to find.
     return _finite({name: [(e, v) for e, v in pairs if v is None or v >= 0] for name, pairs in points.items()})
@@ -178,35 +173,27 @@ def _metric_curves(val: Sequence[dict[str, Any]], metrics: Sequence[str] | None,
 def _finite(points: dict[str, list[tuple[float, float | None]]]) -> Curves:
     curves = {}
     for name, pairs in points.items():
-        kept = [(epoch, value) for epoch, value in pairs if value is not None and math.isfinite(value)]
-        if kept:
-            epochs, values = np.array(kept, np.float64).T
+        finite = [(epoch, value) for epoch, value in pairs if value is not None and math.isfinite(value)]
+        if finite:
+            epochs, values = np.array(finite, np.float64).T
             curves[name] = epochs, values
     return curves
 
 
-def _draw_curve(
-    axes: Axes,
-    epochs: np.ndarray,
-    values: np.ndarray,
-    name: str,
-    color: str,
-    *,
-    label: str | None = None,
-    smoothing: float | None = None,
-) -> None:
-    style, label = "--" if name.startswith("validation") else "-", label or name
+def _draw_curve(axes: Axes, line: Line, smoothing: float | None) -> None:
+    _, color, name, positions, values = line
+    style = "--" if name.startswith("validation") else "-"
     window = max(3, len(values) // 40) if smoothing is None else max(1, round(smoothing * len(values)))
     if len(values) < _FEW:
-        axes.plot(epochs, values, style, marker="o", markersize=4, color=color, label=label)
+        axes.plot(positions, values, style, marker="o", markersize=4, color=color, label=line.label)
     elif name.startswith("validation") or "/" in name or window == 1:
-        axes.plot(epochs, values, style, color=color, label=label)
+        axes.plot(positions, values, style, color=color, label=line.label)
     else:
-        axes.plot(epochs, values, color=color, alpha=0.2, linewidth=0.8)
-        axes.plot(epochs, smooth(values, window), color=color, label=label)
+        axes.plot(positions, values, color=color, alpha=0.2, linewidth=0.8)
+        axes.plot(positions, smooth(values, window), color=color, label=line.label)
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred moving average of (K,) values; near the ends over the values there are."""
+    """Return the centred moving average of (K,) values; near the ends, of fewer."""
     kernel = np.ones(window)
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")

@@ -7,6 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitkit.visualization.canvas import save_figure
+
 _CELL = 0.3  # inches
 _MARGIN = 1.6
 _LONGEST_SIDE = 24.0
@@ -15,7 +17,7 @@ _LONGEST_SIDE = 24.0
 def draw_alignment(
     attention: Tensor, source_tokens: Sequence[str], target_tokens: Sequence[str], path: str | Path
 ) -> None:
-    """Saves a PNG of an alignment matrix (Bahdanau et al. 2015, figure 3): a row for each written token, a column for
+    """Save a PNG of an alignment matrix (Bahdanau et al. 2015, figure 3): a row for each written token, a column for
     each token of the source, white where the row's token attended.
 
     Args:
@@ -45,6 +47,4 @@ def draw_alignment(
     axes.grid(which="minor", color="0.25", linewidth=0.4)
     axes.tick_params(which="both", length=0)
     figure.colorbar(shown, ax=axes, label="attention", shrink=min(1.0, 6 / max(height, width)))
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, format="png")
+    save_figure(figure, path, dpi=120)

@@ -1,0 +1,193 @@
+import os
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from vitkit.checkpoint import load_weights, read_checkpoint, save_checkpoint
+from vitkit.errors import CheckpointError
+
+
+class TinyDetector(nn.Module):
+    class_head = ("classes.",)
+
+    def __init__(self, num_classes: int = 3):
+        super().__init__()
+        self.body = nn.Linear(4, 8)
+        self.neck = nn.Linear(8, 8)
+        self.classes = nn.Linear(8, num_classes)
+
+
+def test_what_is_saved_is_read_back(tmp_path):
+    model = TinyDetector()
+    save_checkpoint(tmp_path / "last.pth", {"model": model.state_dict(), "classes": ["a", "b", "c"]})
+    assert [p.name for p in tmp_path.iterdir()] == ["last.pth"]
+    other = TinyDetector()
+    report = load_weights(other, tmp_path / "last.pth", classes=["a", "b", "c"])
+    assert torch.equal(other.body.weight, model.body.weight)
+    assert not report.missing and not report.unexpected and not report.reinitialized
+
+
+def test_the_moving_average_is_preferred(tmp_path):
+    model, average = TinyDetector(), TinyDetector()
+    save_checkpoint(tmp_path / "last.pth", {"model": model.state_dict(), "ema": average.state_dict()})
+    other = TinyDetector()
+    load_weights(other, tmp_path / "last.pth")
+    assert torch.equal(other.body.weight, average.body.weight)
+
+
+def test_a_missing_checkpoint_names_the_nearest(tmp_path):
+    (tmp_path / "last.pth").touch()
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.*Did you mean 'last\.pth'"):
+        read_checkpoint(tmp_path / "lst.pth")
+
+
+def test_a_truncated_checkpoint_is_named(tmp_path):
+    path = tmp_path / "last.pth"
+    save_checkpoint(path, {"model": TinyDetector().state_dict()})
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(CheckpointError, match=r"last\.pth: truncated, damaged"):
+        read_checkpoint(path)
+
+
+def test_a_text_file_is_no_checkpoint(tmp_path):
+    path = tmp_path / "page.pth"
+    path.write_text("<html>not found</html>")
+    with pytest.raises(CheckpointError, match=r"page\.pth: .*not a PyTorch checkpoint"):
+        read_checkpoint(path)
+
+
+class _Harmful:
+    def __reduce__(self):
+        return os.mkdir, ("/tmp/vitkit_code_was_run",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickled_code_is_refused_and_not_run(tmp_path, zipped):
+    path = tmp_path / "evil.pth"
+    if zipped:
+        torch.save({"model": {"w": torch.zeros(2)}, "x": _Harmful()}, path)
+    else:
+        path.write_bytes(pickle.dumps({"x": _Harmful()}, protocol=2))
+    with pytest.raises(CheckpointError, match="refused, because it holds pickled code"):
+        read_checkpoint(path)
+    assert not os.path.exists("/tmp/vitkit_code_was_run")
+
+
+def test_argparse_settings_of_official_training_checkpoints_are_read(tmp_path):
+    import argparse
+
+    torch.save({"model": {"w": torch.ones(2)}, "args": argparse.Namespace(lr=1e-4)}, tmp_path / "official.pth")
+    assert read_checkpoint(tmp_path / "official.pth")["args"].lr == 1e-4
+
+
+def test_another_models_checkpoint_is_an_error_that_says_so():
+    state = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).state_dict()
+    with pytest.raises(CheckpointError, match=r"does not fit TinyDetector: 0 of the model's 6 (.|\n)*another model's"):
+        load_weights(TinyDetector(), state)
+
+
+def test_missing_and_unexpected_keys_are_an_error_by_default_and_reported_otherwise():
+    model = TinyDetector()
+    state = model.state_dict()
+    state["extra.weight"] = state.pop("neck.bias")
+    with pytest.raises(CheckpointError, match=r"missing \(1\): neck.bias\n.*unexpected \(1\): extra.weight"):
+        load_weights(TinyDetector(), state)
+    report = load_weights(TinyDetector(), state, strict=False)
+    assert report.missing == ["neck.bias"] and report.unexpected == ["extra.weight"]
+
+
+def test_a_wrong_shape_is_named_with_both_shapes():
+    state = TinyDetector().state_dict()
+    state["body.weight"] = torch.zeros(8, 5)
+    with pytest.raises(CheckpointError, match=r"body.weight: checkpoint \(8, 5\), model \(8, 4\)"):
+        load_weights(TinyDetector(), state, strict=False)
+
+
+def test_wrapped_and_ddp_names_load():
+    model = TinyDetector()
+    state = {"model": {f"module.{key}": value for key, value in model.state_dict().items()}}
+    other = TinyDetector()
+    load_weights(other, state)
+    assert torch.equal(other.body.weight, model.body.weight)
+
+
+def test_other_classes_are_an_error_unless_a_new_head_is_asked_for(tmp_path):
+    trained = TinyDetector(num_classes=5)
+    model = TinyDetector(num_classes=3)
+    fresh = model.classes.weight.clone()
+    with pytest.raises(CheckpointError, match="class head is for other classes"):
+        load_weights(model, trained.state_dict())
+    report = load_weights(model, trained.state_dict(), new_class_head=True)
+    assert report.reinitialized == ["classes.weight", "classes.bias"]
+    assert "start anew: classes.weight" in str(report)
+    assert torch.equal(model.classes.weight, fresh)
+    assert torch.equal(model.body.weight, trained.body.weight)
+
+
+def test_as_many_but_other_classes_are_not_taken_for_the_same(tmp_path):
+    save_checkpoint(tmp_path / "a.pth", {"model": TinyDetector().state_dict(), "classes": ["cat", "dog", "cow"]})
+    with pytest.raises(CheckpointError, match="3 classes cat, dog, cow; model: 3 classes dog, cat, cow"):
+        load_weights(TinyDetector(), tmp_path / "a.pth", classes=["dog", "cat", "cow"])
+
+
+def test_a_name_of_the_model_zoo_is_fetched_from_its_address(monkeypatch, tmp_path):
+    model = TinyDetector()
+    torch.save(model.state_dict(), tmp_path / "published.pth")
+    asked = []
+
+    def fetch(url, *, sha256_prefix):
+        asked.append((url, sha256_prefix))
+        return tmp_path / "published.pth"
+
+    monkeypatch.setattr("vitkit.model_zoo.cached_file", fetch)
+    other = TinyDetector()
+    load_weights(other, "detr_r50")
+    assert torch.equal(other.body.weight, model.body.weight)
+    assert asked == [("https://dl.fbaipublicfiles.com/detr/detr-r50-e632da11.pth", "e632da11")]
+
+
+def test_weights_that_are_not_finite_are_named(caplog):
+    state = nn.Linear(2, 2).state_dict()
+    state["weight"][0, 1] = float("nan")
+    state["bias"][0] = float("inf")
+    report = load_weights(nn.Linear(2, 2), state)
+    assert report.not_finite == ["weight", "bias"] and "NaN or infinite: weight, bias" in str(report)
+    assert "2 of 2 loaded entries hold NaN or infinity: weight, bias" in caplog.text
+
+
+def test_infinity_in_a_buffer_may_be_a_mask(caplog):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.full((2,), float("-inf")))
+
+    assert not load_weights(Masked(), Masked().state_dict()).not_finite
+    assert "infinity" not in caplog.text
+
+
+def test_damage_that_torch_does_not_see_is_an_error(tmp_path):
+    path = tmp_path / "weights.pth"
+    torch.save({"model": {"w": torch.arange(1000.0)}}, path)
+    data = bytearray(path.read_bytes())
+    place = data.find(torch.arange(1000.0).numpy().tobytes()[400:440])
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="damaged: the checksum of .*data/0 is wrong"):
+        read_checkpoint(path)
+
+
+def test_other_kinds_of_numbers_are_not_converted_in_silence():
+    state = {**TinyDetector().state_dict(), "body.bias": torch.ones(8, dtype=torch.int64)}
+    with pytest.raises(CheckpointError, match=r"body.bias holds torch.int64 .* the model's torch.float32"):
+        load_weights(TinyDetector(), state)
+    load_weights(
+        TinyDetector(),
+        {
+            key: value.half() if value.is_floating_point() else value
+            for key, value in state.items()
+            if key != "body.bias"
+        },
+        strict=False,
+    )

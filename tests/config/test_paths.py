@@ -1,0 +1,29 @@
+"""Paths of data in configs."""
+
+from vitkit.config import load_config, make_data_paths_absolute
+
+
+def test_paths_of_data_are_made_absolute_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "val").mkdir()  # as a split is called
+    data = load_config("configs/detr_r50.py", ["data.root=cows"])["data"]
+    data["val"]["images"] = "../photos"
+    cfg = {"data": data}
+    make_data_paths_absolute(cfg)
+    assert data["root"] == str(tmp_path / "cows")
+    assert data["train"]["images"] == "{root}/train2017" and data["train"]["bad_boxes"] == "drop"
+    assert data["val"]["images"] == str(tmp_path.parent / "photos")
+    shapes = dict(type="ShapesDetection", split="val")
+    for values, expected in (
+        (dict(val=shapes), dict(val=shapes)),
+        (
+            dict(train=dict(type="ParallelText", source="{root}/a.de", target="a.en")),
+            dict(
+                train=dict(type="ParallelText", source="{root}/a.de", target=str(tmp_path / "a.en")),
+                root=str(tmp_path / "data"),
+            ),
+        ),
+    ):
+        cfg = {"data": values}
+        make_data_paths_absolute(cfg)
+        assert cfg["data"] == expected

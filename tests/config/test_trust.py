@@ -1,0 +1,138 @@
+"""Saved configs import code only after the user has run or trusted it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitkit import load_config
+from vitkit.config import save_config, trust
+from vitkit.errors import ConfigError
+from vitkit.inference import load
+from vitkit.tools import analyze, browse, caption, doctor, explain, predict
+from vitkit.tools import test as test_tool
+from vitkit.tools import train as train_tool
+
+
+@pytest.fixture(autouse=True)
+def nothing_trusted(monkeypatch):
+    monkeypatch.setattr(trust, "_trusted_here", set())
+
+
+@pytest.fixture
+def stranger(tmp_path) -> Path:
+    """A run's folder whose config would leave a file when its code runs."""
+    run = tmp_path / "stranger"
+    run.mkdir()
+    (run / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')\n")
+    config = load_config("configs/quickstart/detr.py")
+    (run / "config.json").write_text(json.dumps({**config, "imports": ["evil.py"]}))
+    for name in ("last.pth", "best.pth"):
+        (run / name).write_bytes(b"weights")
+    return run
+
+
+def times_run(run: Path) -> int:
+    path = run.parent / "ran"
+    return len(path.read_text()) if path.exists() else 0
+
+
+def test_a_saved_config_names_the_code_that_it_would_run_and_runs_nothing(stranger):
+    with pytest.raises(ConfigError) as caught:
+        load_config(stranger / "config.json")
+    assert f"imports.0: {stranger / 'evil.py'} (" in str(caught.value) and "--trust" in str(caught.value)
+    assert times_run(stranger) == 0
+
+
+def test_trusted_code_is_remembered_until_it_changes(stranger, monkeypatch):
+    load_config(stranger / "config.json", trust=True)
+    monkeypatch.setattr(trust, "_trusted_here", set())  # as in a later process
+    load_config(stranger / "config.json")
+    assert times_run(stranger) == 2
+    assert list(json.loads(trust.trust_file().read_text()).values()) == [str(stranger / "evil.py")]
+    with (stranger / "evil.py").open("a") as file:
+        file.write("1\n")
+    with pytest.raises(ConfigError, match="neither run nor trusted"):
+        load_config(stranger / "config.json")
+    assert times_run(stranger) == 2
+
+
+def test_what_the_users_own_config_imports_is_trusted_in_its_run(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "my_config.py").write_text("def config():\n    return dict(imports=['mine.py', 'colorsys'])\n")
+    save_config(load_config(tmp_path / "my_config.py"), tmp_path / "config.json")
+    monkeypatch.setattr(trust, "_trusted_here", set())
+    assert load_config(tmp_path / "config.json")["imports"] == [str(tmp_path / "mine.py"), "colorsys"]
+
+
+def test_overrides_are_the_users_own(stranger, monkeypatch):
+    monkeypatch.chdir(stranger)
+    load_config("config.json", ["imports=[evil.py]"])
+    assert times_run(stranger) == 1
+    (stranger / "worse.py").write_text("")
+    (stranger / "config.json").write_text(json.dumps({"imports": ["evil.py", "worse.py"]}))
+    with pytest.raises(ConfigError) as caught:
+        load_config("config.json", ["imports.0=evil.py"])
+    assert "worse.py" in str(caught.value) and "evil.py" not in str(caught.value)
+
+
+def test_installed_modules_need_trust_too(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"imports": ["antigravity"]}))
+    with pytest.raises(ConfigError, match=r"imports\.0: antigravity \(installed module"):
+        load_config(tmp_path / "config.json")
+    assert "antigravity" not in sys.modules
+
+
+def test_a_home_that_cannot_be_written_still_works_in_one_process(stranger, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
+    load_config(stranger / "config.json", trust=True)
+    load_config(stranger / "config.json")
+    assert times_run(stranger) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"a": ', b"[" * 200_000])
+def test_a_damaged_list_trusts_nothing(stranger, content):
+    trust.trust_file().parent.mkdir(parents=True)
+    trust.trust_file().write_bytes(content)
+    with pytest.raises(ConfigError, match="neither run nor trusted"):
+        load_config(stranger / "config.json")
+    load_config(stranger / "config.json", trust=True)
+    assert len(json.loads(trust.trust_file().read_text())) == 1
+
+
+def test_every_tool_and_the_loader_ask(stranger, capsys):
+    config, weights = str(stranger / "config.json"), str(stranger / "last.pth")
+    picture = str(stranger / "a.png")
+    Path(picture).write_bytes(b"picture")
+    commands = [
+        (predict.main, [str(stranger), "--input", picture]),
+        (test_tool.main, [config, weights]),
+        (explain.main, [config, weights, "--image", picture]),
+        (analyze.main, [config]),
+        (browse.main, [config]),
+        (doctor.main, [config]),
+        (caption.main, [config, weights, picture]),
+        (train_tool.main, ["--resume", str(stranger)]),
+    ]
+    for main, arguments in commands:
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert "neither run nor trusted" in str(caught.value)
+    for source in (stranger, config):
+        with pytest.raises(ConfigError, match="neither run nor trusted"):
+            load(source, weights)
+    assert times_run(stranger) == 0
+    assert analyze.main([config, "--trust"]) is None
+    assert times_run(stranger) == 1
+    capsys.readouterr()
+
+
+def test_a_stranger_cannot_be_run_by_the_command_line(stranger, tmp_path):
+    program = "from vitkit.tools.predict import main; main()"
+    command = [sys.executable, "-c", program, str(stranger), "--input", str(stranger / "config.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HOME": str(tmp_path)})
+    assert done.returncode == 1 and "evil.py" in done.stderr and "Traceback" not in done.stderr
+    assert times_run(stranger) == 0

@@ -1,0 +1,89 @@
+"""Files that cannot be used: named, and replaced by others where the config says so."""
+
+import os
+import signal
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+from vitkit.data.loading.loader import DataSettings, lost_worker
+from vitkit.errors import DataError
+
+
+class Numbers:
+    """Of which some cannot be read."""
+
+    def __init__(self, bad=(), size=12):
+        self.bad, self.size = bad, size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        index, seed = index
+        if index in self.bad:
+            raise DataError(f"images: cannot decode '{index}.jpg'")
+        return {"image": torch.zeros(3, 4, 4, dtype=torch.uint8), "target": {"image_id": index, "seed": seed}}
+
+    def aspect_ratios(self):
+        return np.ones(self.size)
+
+
+def epoch(loader):
+    loader.set_position(0)
+    return [[(target["image_id"], target["seed"]) for target in batch.targets] for batch in loader]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_bad_file_is_named_and_replaced_by_the_same_one_each_time(num_workers, caplog):
+    def loader(bad):
+        return DataSettings(images_per_gpu=3, on_error="skip", num_workers=num_workers).train_loader(
+            Numbers(bad), seed=1
+        )
+
+    skipping = loader((4, 7))
+    found, whole = epoch(skipping), epoch(loader(()))
+    assert skipping.num_skipped >= 2
+    assert "cannot decode '4.jpg' Another image takes its place (data.on_error=skip)" in caplog.text
+    assert "cannot decode '7.jpg'" in caplog.text
+    assert [len(batch) for batch in found] == [len(batch) for batch in whole]
+    for ours, theirs in zip(chain(*found), chain(*whole)):
+        assert ours == theirs if theirs[0] not in (4, 7) else ours[0] not in (4, 7)
+    assert epoch(loader((4, 7))) == found
+
+
+def test_only_the_first_failures_are_logged(caplog):
+    dataset = Numbers(set(range(60)) - {3, 50}, size=60)
+    loader = DataSettings(images_per_gpu=1, num_workers=0, on_error="skip").train_loader(dataset, seed=0)
+    with pytest.raises(DataError, match=r"10 images in a row cannot be used\. The last one: images: cannot decode"):
+        for position in range(100):
+            loader.set_position(position)
+            list(loader)
+    assert caplog.text.count("takes its place") <= 20
+
+
+def test_by_default_and_in_evaluation_a_bad_file_ends_the_loading():
+    for settings, training in (
+        (DataSettings(num_workers=0), True),
+        (DataSettings(num_workers=0, on_error="skip"), False),
+    ):
+        dataset = Numbers((4,))
+        loader = settings.train_loader(dataset, 0) if training else settings.val_loader(dataset)
+        with pytest.raises(DataError, match=r"cannot decode '4\.jpg'$"):
+            list(loader)
+
+
+class Killing(Numbers):
+    """Whose process the system ends, as where memory runs out."""
+
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_loading_process_that_was_killed_is_known_as_such():
+    loader = DataSettings(images_per_gpu=3, num_workers=1, start_workers="fork").train_loader(Killing(), seed=0)
+    with pytest.raises(RuntimeError) as error:
+        epoch(loader)
+    assert lost_worker(error.value) and not lost_worker(RuntimeError("shapes do not fit"))

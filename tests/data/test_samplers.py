@@ -1,0 +1,139 @@
+"""The order of samples on all ranks, from any place of an epoch on; batches by images and by tokens."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from vitkit.data.loading.samplers import EvalBatches, TokenBatches, TrainBatches
+from vitkit.errors import DataError
+
+
+def batches_of(size, **arguments):
+    return TrainBatches(size, **{"batch_size": 2, "seed": 0, **arguments})
+
+
+def test_every_image_comes_each_epoch_in_another_order():
+    sampler = batches_of(10)
+    first = list(sampler)
+    assert sorted(index for batch in first for index, _ in batch) == list(range(10))
+    sampler.set_position(1)
+    second = list(sampler)
+    assert [i for batch in first for i, _ in batch] != [i for batch in second for i, _ in batch]
+    assert not {s for batch in first for _, s in batch} & {s for batch in second for _, s in batch}
+
+
+def test_the_seed_of_the_run_decides_the_order():
+    assert list(batches_of(10)) == list(batches_of(10))
+    assert list(batches_of(10)) != list(batches_of(10, seed=1))
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 13, 50])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_share_the_images_and_have_as_many_batches(size, world_size):
+    groups = (np.arange(size) % 3 == 0).astype(int)
+    ranks = [batches_of(size, groups=groups, rank=rank, world_size=world_size) for rank in range(world_size)]
+    taken = [list(sampler) for sampler in ranks]
+    assert {len(batches) for batches in taken} == {len(ranks[0])}
+    entries = [entry for batches in taken for batch in batches for entry in batch]
+    assert {index for index, _ in entries} == set(range(size))
+    assert len(set(entries)) == len(entries)  # an image that comes again does so with another seed
+    assert len(entries) - size <= 2 * world_size + 2
+    assert all(len({groups[index] for index, _ in batch}) == 1 for batches in taken for batch in batches)
+
+
+def test_resuming_in_an_epoch_gives_the_same_samples():
+    whole = batches_of(11, batch_size=3)
+    whole.set_position(4)
+    expected = list(whole)
+    resumed = batches_of(11, batch_size=3)
+    resumed.set_position(4, 2)
+    assert list(resumed) == expected[2:] and len(resumed) == len(expected)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_evaluation_takes_each_image_once(world_size):
+    counts = Counter()
+    for rank in range(world_size):
+        sampler = EvalBatches(7, batch_size=2, rank=rank, world_size=world_size)
+        batches = list(sampler)
+        assert len(batches) == len(sampler)
+        counts.update(index for batch in batches for index, _ in batch)
+    assert counts == Counter(range(7))
+
+
+# Batches by tokens.
+
+
+def lengths(count=500, sides=2):
+    return torch.randint(2, 40, (count, sides), generator=torch.Generator().manual_seed(0)).numpy()
+
+
+def test_token_batches_hold_every_sentence_and_no_more_tokens_than_asked_for():
+    sizes = lengths()
+    batches = list(TokenBatches(sizes, batch_tokens=200, training=True, seed=1))
+    assert sorted(index for batch in batches for index, _ in batch) == list(range(500))
+    for batch in batches:
+        members = sizes[[index for index, _ in batch]]
+        assert members.max() * len(batch) <= 200
+
+
+def test_token_batches_follow_from_seed_and_epoch():
+    batches = TokenBatches(lengths(), batch_tokens=200, training=True, seed=1)
+    first = list(batches)
+    assert list(batches) == first
+    batches.set_position(1)
+    second = list(batches)
+    assert len(second) == len(first) == len(batches) and second != first
+    # Sentences of one length meet others, and every sentence has another seed.
+    as_sets = [{frozenset(index for index, _ in batch) for batch in epoch} for epoch in (first, second)]
+    assert as_sets[0] != as_sets[1]
+    seeds = [{index: seed for batch in epoch for index, seed in batch} for epoch in (first, second)]
+    assert seeds[0][3] != seeds[1][3]
+    other = TokenBatches(lengths(), batch_tokens=200, training=True, seed=2)
+    assert list(other) != first and len(other) == len(first)
+
+
+def test_token_batches_go_on_in_the_middle_of_an_epoch():
+    batches = TokenBatches(lengths(), batch_tokens=200, training=True, seed=1)
+    batches.set_position(4)
+    whole = list(batches)
+    batches.set_position(4, 7)
+    assert list(batches) == whole[7:]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_have_as_many_batches_and_together_all_sentences(world_size):
+    options = dict(batch_tokens=200, training=True, seed=1, world_size=world_size)
+    of_ranks = [list(TokenBatches(lengths(), rank=rank, **options)) for rank in range(world_size)]
+    assert len({len(batches) for batches in of_ranks}) == 1
+    assert {index for batches in of_ranks for batch in batches for index, _ in batch} == set(range(500))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_in_evaluation_every_sentence_comes_once_over_all_ranks(world_size):
+    options = dict(batch_tokens=200, training=False, world_size=world_size)
+    of_ranks = [TokenBatches(lengths(), rank=rank, **options) for rank in range(world_size)]
+    assert all(len(list(batches)) == len(batches) for batches in of_ranks)
+    assert sorted(index for batches in of_ranks for batch in batches for index, _ in batch) == list(range(500))
+
+
+def test_a_sentence_that_fits_no_batch_is_an_error():
+    with pytest.raises(DataError, match=r"data\.tokens_per_gpu=30: a sentence has 39 tokens, which fit no batch"):
+        TokenBatches(lengths(), batch_tokens=30, training=True)
+
+
+def test_little_of_a_batch_is_padding():
+    # Lengths as sentences have them: most near the middle, both sides alike.
+    random = torch.Generator().manual_seed(0)
+    source = (torch.randn(20000, generator=random) * 5 + 15).clamp(4, 50).round()
+    sizes = (
+        torch.stack([source, (source + torch.randn(20000, generator=random)).clamp(3, 50).round()], 1).long().numpy()
+    )
+    padded = real = 0
+    for batch in TokenBatches(sizes, batch_tokens=4096, training=True, seed=0):
+        members = sizes[[index for index, _ in batch]]
+        padded += members.max(axis=0).sum() * len(members)
+        real += members.sum()
+    assert 1 - real / padded < 0.10

@@ -1,0 +1,94 @@
+"""Arrays that worker processes share: same numbers, one memory, however the process is started."""
+
+import copy
+import gc
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitkit.data.loading.shared_memory import SharedArray, share
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="shared memory of POSIX systems")
+
+
+def look(sender, array) -> None:
+    """In another process: what it sees, and which file its memory is."""
+    seen = array.sum()
+    array.view(np.ndarray)[0] = 77  # its own page from here on
+    sender.send((seen, type(array).__name__, shared_files()))
+
+
+def shared_files() -> set[str]:
+    """The inodes of this process's shared arrays, where the system tells them."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    return {line.split()[4] for line in lines if "memfd:vitkit" in line}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_another_process_sees_the_same_memory_and_cannot_change_it(method):
+    array = share(np.arange(5000))
+    context = multiprocessing.get_context(method)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=look, args=(sender, array))
+    process.start()
+    seen, kind, files = receiver.recv()
+    process.join()
+    assert seen == array.sum() == 5000 * 4999 // 2 and kind == "SharedArray"
+    assert files <= shared_files() and bool(files) == Path("/proc/self/maps").exists()
+
+
+@pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3), np.array(["a", "ünï"]), np.array([[1, 2]], np.uint8)])
+def test_it_is_the_array_that_it_was(array):
+    shared = share(array)
+    assert isinstance(shared, SharedArray) and shared.dtype == array.dtype and shared.flags.writeable
+    np.testing.assert_array_equal(shared, array)
+    assert type(pickle.loads(pickle.dumps(shared))) is np.ndarray
+    for copied in (pickle.loads(pickle.dumps(shared)), copy.deepcopy(shared)):
+        np.testing.assert_array_equal(copied, array)
+
+
+def test_what_is_taken_out_is_an_ordinary_array():
+    shared = share(np.arange(10))
+    assert type(shared[2:4]) is np.ndarray and type(shared[3]) is np.int64
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(shared + 1)), np.arange(10) + 1)
+
+
+def test_nothing_is_not_shared():
+    assert type(share(np.zeros((0, 4)))) is np.ndarray
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux tells which files are open")
+def test_its_file_is_closed_with_it():
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    array = share(np.arange(10))
+    rows = array[2:4]
+    assert len(os.listdir("/proc/self/fd")) > before
+    del array
+    gc.collect()
+    assert rows.tolist() == [2, 3]
+    del rows
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_coco_dataset_gives_the_same_in_workers_of_any_start(shared_data, method):
+    from vitkit.data.datasets.coco import CocoDetection
+    from vitkit.data.loading.loader import DataSettings
+
+    root = shared_data / "coco_tiny"
+    dataset = CocoDetection(
+        str(root / "val2017"), str(root / "annotations" / "instances_val2017.json"), masks=True, first=3
+    )
+    alone, helped = (list(DataSettings(num_workers=n, start_workers=method).val_loader(dataset)) for n in (0, 1))
+    assert len(alone) == 3
+    for a, b in zip(alone, helped, strict=True):
+        assert a.inputs["images"].equal(b.inputs["images"])
+        assert a.targets[0]["boxes_cxcywh"].equal(b.targets[0]["boxes_cxcywh"])
+        assert a.targets[0]["masks"].equal(b.targets[0]["masks"])

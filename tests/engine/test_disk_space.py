@@ -1,0 +1,89 @@
+"""Whether a run's checkpoints fit on the disk is said before it trains."""
+
+import shutil
+from collections import namedtuple
+
+import pytest
+import torch
+from engine.test_train import Regression, run
+from torch import nn
+from torch.optim.lr_scheduler import ConstantLR
+
+from vitkit.engine.checkpoints import LAST_NAME
+from vitkit.engine.disk_space import optimizer_state_bytes
+from vitkit.errors import ConfigError
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("AdamW", {"fused": True}),
+        ("AdamW", {"amsgrad": True}),
+        ("SGD", {}),
+        ("SGD", {"momentum": 0.9}),
+        ("Adagrad", {}),
+        ("Adafactor", {}),
+    ],
+)
+def test_the_size_of_an_optimisers_state_is_known_before_its_first_step(name, options):
+    model = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10, bias=False))
+    groups = [{"params": list(part.parameters()), "lr": lr} for part, lr in zip(model, (0.1, 0.2))]
+    optimizer = getattr(torch.optim, name)(groups, **options)
+    schedule = ConstantLR(optimizer)
+    before = [p.clone() for p in model.parameters()]
+    expected = optimizer_state_bytes(optimizer)
+    assert all(a.equal(b) for a, b in zip(before, model.parameters()))
+    assert not getattr(optimizer, "_opt_called", False)  # the schedule would count it
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    schedule.step()
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    actual = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+    assert expected == pytest.approx(actual, rel=0.1 if name == "Adafactor" else 0)
+
+
+def test_an_optimiser_that_cannot_step_without_memory_counts_as_adam():
+    model = nn.Linear(30, 20)
+    assert optimizer_state_bytes(torch.optim.LBFGS(model.parameters())) == 2 * 4 * 620
+
+
+class Large(Regression):
+    """A model beside whose weights everything else in a checkpoint is small."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers[3] = nn.Linear(8, 1)
+        self.unused = nn.Parameter(torch.zeros(500_000))
+
+    def forward(self, images):
+        return {"value": super().forward(images)["value"] + 0 * self.unused.sum()}
+
+
+@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}, {"keep_checkpoints": 3}])
+def test_too_small_a_disk_is_an_error_that_names_need_and_free(tmp_path, monkeypatch, options):
+    run(tmp_path / "whole", model=Large(), epochs=1, **options)
+    full = (tmp_path / "whole" / LAST_NAME).stat().st_size
+    number = options.get("keep_checkpoints", 1) + 1
+    needed = number * full + 4 * 500_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 0, 0.97 * needed))
+    with pytest.raises(
+        ConfigError, match=r"run: its disk has [\d.]+ MiB for checkpoints, .* take ([\d.]+) MiB"
+    ) as error:
+        run(tmp_path / "run", model=Large(), epochs=1, **options)
+    assert f"MiB: {number} of {full / 2**20:.1f}"[:-1] in str(error.value) and "--run-dir" in str(error.value)
+    assert not list((tmp_path / "run").iterdir())
+    for usage in (Usage(10**12, 0, 1.03 * needed), Usage(0, 0, 0)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
+        run(tmp_path / "run", model=Large(), epochs=1, **options)
+
+
+def test_what_a_resumed_run_will_replace_counts_as_free(tmp_path, monkeypatch):
+    run(tmp_path / "run", model=Large(), epochs=1)
+    full = (tmp_path / "run" / LAST_NAME).stat().st_size
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 0, 1.4 * full))
+    run(tmp_path / "run", model=Large(), epochs=2, resume=tmp_path / "run" / LAST_NAME)
+    with pytest.raises(ConfigError):
+        run(tmp_path / "other", model=Large(), epochs=2)

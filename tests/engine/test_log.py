@@ -1,0 +1,225 @@
+"""Console lines, log.jsonl and TensorBoard."""
+
+import errno
+import json
+import math
+import os
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vitkit.engine.checkpoints import Progress
+from vitkit.engine.hooks.log import ProgressLog, TensorBoard, cut_log, peak_memory_mb
+from vitkit.logging import LOG_NAME
+
+METRICS = {"bbox/AP": 0.25, "loss": 3.0}
+VAL = {"kind": "val", "step": 40, "epoch": 1, "metrics": METRICS}
+
+
+def run_of(run_dir):
+    """A run of two epochs, after ten of twenty batches of the first one."""
+    return SimpleNamespace(
+        run_dir=run_dir,
+        hooks=[ProgressLog(), TensorBoard()],
+        settings=SimpleNamespace(epochs=2, accumulate=1, log_every=10, eval_every=1, best_metric="bbox/AP"),
+        progress=Progress(step=20, batch=10, num_batches=20),
+        schedule=SimpleNamespace(get_last_lr=lambda: [1e-5, 1e-4]),
+        losses=[{"labels": torch.tensor(1.0), "l1": torch.tensor(2.0), "aux0_labels": torch.tensor(0.5)}],
+        should_step=True,
+        device=torch.device("cpu"),
+        data_seconds=0.0,
+    )
+
+
+def write(run_dir, metrics=METRICS):
+    """Log a window of one step, and an evaluation."""
+    run = run_of(run_dir)
+    with ExitStack() as spans:
+        for hook in run.hooks:
+            spans.enter_context(hook.during_training(run))
+        for hook in run.hooks:
+            hook.before_epoch(run)
+            hook.before_step(run)
+            hook.after_step(run)
+        run.progress.step = 40
+        for hook in run.hooks:
+            hook.after_evaluation(run, metrics)
+
+
+def lines_of(run, seconds, capsys):
+    """Take a step; return the lines that are printed where the last one is so old."""
+    log = run.hooks[0]
+    log._printed_at = min(log._printed_at, time.monotonic()) - seconds
+    run.progress.step += 1
+    run.progress.batch += 1
+    log.before_step(run)
+    log.after_step(run)
+    return capsys.readouterr().out.splitlines()
+
+
+def records(run_dir):
+    return [json.loads(line) for line in (run_dir / LOG_NAME).read_text().splitlines()]
+
+
+def test_records_are_json_lines_and_a_resumed_run_appends(tmp_path):
+    write(tmp_path)
+    train, val = records(tmp_path)
+    expected = {"kind": "train", "step": 20, "epoch": 0.5, "loss": 3.5, "lr": 1e-4}
+    assert train.items() >= expected.items() and train["losses"] == {"labels": 1.0, "l1": 2.0, "aux0_labels": 0.5}
+    assert {"it_s", "data_share", "memory_mb"} <= train.keys()
+    assert val == VAL
+    write(tmp_path)
+    assert [record["step"] for record in records(tmp_path)] == [20, 20, 40]  # step 40 is after this run's position
+
+
+def test_numbers_that_json_cannot_hold_are_null(tmp_path):
+    write(tmp_path, metrics={"bbox/AP": math.nan, "loss": math.inf})
+    assert records(tmp_path)[1]["metrics"] == {"bbox/AP": None, "loss": None}
+
+
+def test_console_shows_progress_on_one_line_without_auxiliary_losses(tmp_path, capsys):
+    write(tmp_path)
+    train_line, val_line = capsys.readouterr().out.splitlines()
+    for part in ("epoch 0.50/2", "step 20", "loss 3.500 (labels 1.000 l1 2.000)", "1.0e-04", "it/s", "ETA 0:00:0"):
+        assert part in train_line
+    assert val_line == "epoch 1/2  validation  bbox/AP 0.25  loss 3"
+
+
+def test_ranks_other_than_the_main_one_write_and_print_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitkit.engine.hooks.log.is_main", lambda: False)
+    monkeypatch.setattr("vitkit.logging.is_main", lambda: False)
+    write(tmp_path)
+    assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
+
+
+def test_scalars_are_in_tensorboard_where_it_is_installed(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    write(tmp_path)
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert {"train/loss", "train/lr", "train/losses/l1", "val/metrics/bbox/AP"} <= set(events.Tags()["scalars"])
+    (point,) = events.Scalars("val/metrics/bbox/AP")
+    assert (point.step, point.value) == (40, 0.25)
+
+
+def test_without_tensorboard_the_rest_is_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [LOG_NAME]
+
+
+def test_tensorboard_gets_every_number_of_a_record():
+    points = []
+    board = TensorBoard()
+    board._writer = SimpleNamespace(add_scalar=lambda *point: points.append(point))
+    board.on_log(None, VAL)
+    board.on_log(None, {"kind": "train", "step": 4, "lr": 0.1, "losses": {"l1": 2.0}})
+    assert points == [
+        ("val/epoch", 1, 40),
+        ("val/metrics/bbox/AP", 0.25, 40),
+        ("val/metrics/loss", 3.0, 40),
+        ("train/lr", 0.1, 4),
+        ("train/losses/l1", 2.0, 4),
+    ]
+
+
+def test_peak_memory_of_the_process_is_in_mebibytes():
+    assert 20 < peak_memory_mb(torch.device("cpu")) < 2**20
+
+
+def test_a_log_is_cut_where_the_checkpoint_is(tmp_path):
+    lines = [
+        {"kind": "train", "step": 4, "epoch": 1},
+        {"kind": "val", "step": 4, "epoch": 1},
+        {"kind": "train", "step": 8, "epoch": 2},
+        {"kind": "val", "step": 8, "epoch": 2},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+
+    def num_lines_left(step, epoch, end=""):
+        (tmp_path / LOG_NAME).write_text(text + end)
+        cut_log(tmp_path / LOG_NAME, step, epoch)
+        return len(records(tmp_path))
+
+    assert num_lines_left(8, 2) == num_lines_left(8, 2, end='{"kind": "tr') == 4
+    assert num_lines_left(8, 1) == 3  # stopped before the second epoch was evaluated
+    assert num_lines_left(7, 1) == 2 and num_lines_left(4, 0) == 1 and num_lines_left(0, 0) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_a_log_that_cannot_be_written_ends_no_run(tmp_path, capsys):
+    run = run_of(tmp_path)
+    log = run.hooks[0]
+    with log.during_training(run), Path("/dev/full").open("ab", buffering=0) as full:
+        file, log._file = log._file, full
+        log.on_log(run, VAL)
+        assert "/dev/full: not written (No space left on device); training goes on" in capsys.readouterr().out
+        log._file = file
+        log.on_log(run, VAL)
+    assert json.loads((tmp_path / LOG_NAME).read_text().strip()) == VAL
+
+
+def test_tensorboard_on_a_full_disk_is_said_once_and_ends_no_run(tmp_path, monkeypatch, capsys):
+    writer = pytest.importorskip("tensorboard.summary.writer.record_writer")
+    write_record, written = writer.RecordWriter.write, []
+
+    def full_after_ten(self, data):
+        if len(written) == 10:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(data)
+        write_record(self, data)
+
+    monkeypatch.setattr(writer.RecordWriter, "write", full_after_ten)
+    hook, board, run = threading.excepthook, TensorBoard(), run_of(tmp_path)
+    with board.during_training(run):
+        for step in range(50):
+            board.on_log(run, {**VAL, "step": step})
+            time.sleep(0.001)  # for the thread that writes
+    captured = capsys.readouterr()
+    assert captured.out == "tensorboard: not written any more (No space left on device); training goes on\n"
+    assert not captured.err and threading.excepthook is hook
+
+
+def test_a_tensorboard_that_cannot_begin_ends_no_run(tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "tensorboard").touch()
+    board, run = TensorBoard(), run_of(tmp_path)
+    with board.during_training(run):
+        board.on_log(run, VAL)
+    assert capsys.readouterr().out.count("tensorboard: not written any more (") == 1
+
+
+def test_console_has_a_line_after_the_first_step_and_then_by_time(tmp_path, capsys):
+    run = run_of(tmp_path)
+    run.settings.log_every = 50
+    with run.hooks[0].during_training(run):
+        run.hooks[0].before_epoch(run)
+        (line,) = lines_of(run, 0, capsys)
+        assert "step 21 " in line and "loss 3.500" in line
+        assert lines_of(run, 0, capsys) == []
+        (line,) = lines_of(run, 21, capsys)
+        assert "step 23 " in line
+    assert records(tmp_path) == []  # its steps do not depend on the time
+
+
+def test_time_left_has_the_evaluations(tmp_path, capsys):
+    run = run_of(tmp_path)
+    run.settings.epochs, run.settings.eval_every = 5, 2
+    log = run.hooks[0]
+    with log.during_training(run):
+        # Four and a half epochs of 20 steps are left, and the evaluations after the second, fourth and fifth.
+        assert log._time_left(run, 1.0) == "0:01:30 + 3 evaluations"
+        with log.during_evaluation(run):
+            pass
+        log._evaluation_seconds = 100.0
+        assert log._time_left(run, 1.0) == "0:06:30"
+
+
+def test_console_leaves_numbers_of_the_table_and_unmeasured_ones_out(tmp_path, capsys):
+    write(tmp_path, metrics={"bbox/AP": -1.0, "bbox/APs": -1.0, "segm/AP": 0.5, "loss": 2.0})
+    assert capsys.readouterr().out.splitlines()[-1] == "epoch 1/2  validation  bbox/AP –  loss 2"

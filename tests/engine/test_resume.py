@@ -1,0 +1,78 @@
+"""What may change in a run that is resumed, and how a launch finds its run again."""
+
+from pathlib import Path
+
+import pytest
+
+from vitkit.engine.resume import current_launch, mark_launch, repeated_run, report_changes, resume_command
+from vitkit.errors import ConfigError
+
+
+def test_changes_are_told_with_what_they_mean(tmp_path, caplog):
+    saved = {
+        "train": {"log_every": 50, "clip_grad_norm": 0.1},
+        "optimizer": {"type": "AdamW", "lr": 1e-4},
+        "data": {"root": "data"},
+    }
+    config = {**saved, "train": {"log_every": 20, "seed": 1}, "data": {"root": "data", "num_workers": 4}}
+    report_changes(tmp_path, saved, config)
+    assert caplog.messages == [
+        "resuming with a changed data.num_workers: not set -> 4 (allowed; each step trains as before)",
+        "resuming with a changed train.clip_grad_norm: 0.1 -> not set (allowed; from here on it is another run than "
+        "before)",
+        "resuming with a changed train.log_every: 50 -> 20 (allowed; each step trains as before)",
+        "resuming with a changed train.seed: not set -> 1 (allowed; from here on it is another run than before)",
+    ]
+    with pytest.raises(ConfigError, match=r"lr cannot change when a run is resumed \(optimizer\.lr: 0\.0001 -> 1\.0\)"):
+        report_changes(tmp_path, saved, {**saved, "optimizer": {"type": "AdamW", "lr": 1.0}})
+
+
+def test_a_launch_knows_its_run_again_and_no_other(tmp_path, monkeypatch):
+    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("detr", "detr-2"):
+        (tmp_path / name).mkdir()
+
+    def found(run_dir=None):
+        return repeated_run([current_launch()], run_dir=run_dir, default=tmp_path / "detr")
+
+    mark_launch(tmp_path / "detr", [current_launch()])
+    assert found() is None
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    mark_launch(tmp_path / "detr-2", [current_launch()])
+    assert found() is None  # a second command of one job
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert found() == tmp_path / "detr-2" and found(tmp_path / "detr") == tmp_path / "detr"
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    assert found() is None
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name)
+    alone = current_launch()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert found() is None and found(tmp_path / "detr") is None
+    mark_launch(tmp_path / "detr", [alone, current_launch()])
+    # The same agent starts again, though it counts no restart, as another machine's process failed.
+    assert found() == found(tmp_path / "detr") == tmp_path / "detr"
+    assert resume_command(tmp_path / "a run").startswith("torchrun --nproc-per-node 8 ")
+    assert resume_command(tmp_path / "a run").endswith(f"--resume '{tmp_path / 'a run'}'")
+
+
+def test_resume_command_is_of_the_program_that_was_started(monkeypatch):
+    for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    is_installed = True
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if is_installed else None)
+
+    def command(program: str) -> str:
+        monkeypatch.setattr("sys.argv", [program])
+        return resume_command(Path("runs/a run"), "--device", "cpu")
+
+    assert command("../vitkit/tools/train.py") == "python ../vitkit/tools/train.py --resume 'runs/a run' --device cpu"
+    assert command("vitkit train") == "vitkit train --resume 'runs/a run' --device cpu"
+    assert command("my_script.py") == "python -m vitkit.tools.train --resume 'runs/a run' --device cpu"
+    is_installed = False
+    assert command("vitkit train") == "python -m vitkit.tools.train --resume 'runs/a run' --device cpu"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert command("vitkit train").startswith("torchrun --nproc-per-node 2 -m vitkit.tools.train --resume ")

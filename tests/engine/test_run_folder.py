@@ -1,0 +1,132 @@
+"""How a run's folder is chosen, and kept from other processes."""
+
+import errno
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from vitkit.engine import run_folder as module
+from vitkit.engine.checkpoints import CONFIG_NAME
+from vitkit.engine.run_folder import LOCK_NAME, FolderLock, run_folder
+from vitkit.errors import ConfigError
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["vitkit.engine.run_folder"])
+
+
+def claim(path: Path, **options) -> FolderLock:
+    return FolderLock(path, **{"option": "--run-dir", **options})
+
+
+def hold(path: Path) -> None:
+    """Lock a folder, start what a forked loading process is, and wait."""
+    lock = claim(path)
+    if os.fork() == 0:
+        time.sleep(20)
+        os._exit(0)
+    (path / "locked").touch()
+    time.sleep(60)
+    lock.release()
+
+
+def choose(stack: ExitStack, default: Path, *, run_dir: Path | None = None, resume: Path | None = None):
+    return stack.enter_context(run_folder([], resume=resume, run_dir=run_dir, default=default))
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that has locked the folder."""
+    process = PROCESSES.Process(target=hold, args=(tmp_path,))
+    process.start()
+    while not (tmp_path / "locked").exists():
+        assert process.is_alive()
+        time.sleep(0.01)
+    yield process
+    process.kill()
+    process.join()
+
+
+def test_a_folder_in_use_names_the_process_and_is_free_once_that_is_killed(tmp_path, holder):
+    with pytest.raises(ConfigError, match=rf"in use by process {holder.pid} on \S+ since 2\d\d\d-") as error:
+        claim(tmp_path, option="--resume")
+    assert f"remove {tmp_path / LOCK_NAME}" in str(error.value)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    lock = claim(tmp_path)  # at once, although the process that it forked still lives
+    assert lock.is_mine()
+    lock.release()
+    assert {path.name for path in tmp_path.iterdir()} == {"locked"}
+
+
+def test_a_repeated_launch_waits_for_a_lock_that_ends_soon(tmp_path, holder):
+    threading.Timer(0.2, holder.kill).start()
+    claim(tmp_path, wait=30.0).release()
+    assert not holder.is_alive()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, None])
+def test_where_there_are_no_locks_it_is_said_and_the_run_goes_on(tmp_path, monkeypatch, caplog, number):
+    def lockf(*_):
+        raise OSError(number, os.strerror(number))
+
+    if number is None:
+        monkeypatch.setattr(module, "fcntl", None)  # as on Windows
+    else:
+        monkeypatch.setattr(module.fcntl, "lockf", lockf)
+    with ExitStack() as stack:
+        assert choose(stack, tmp_path / "run").path == tmp_path / "run"
+        (message,) = caplog.messages
+        assert "run cannot be locked here" in message and "would go unnoticed" in message
+        # The names of new folders are taken one by one all the same.
+        assert choose(stack, tmp_path / "run").path == tmp_path / "run-2"
+
+
+def test_a_new_folder_goes_with_a_run_that_did_not_begin_and_no_other(tmp_path):
+    default, given = tmp_path / "runs" / "detr", tmp_path / "given"
+    given.mkdir()
+    with ExitStack() as stack:
+        choose(stack, default)
+        choose(stack, default, run_dir=given)
+    assert not default.exists() and not list(given.iterdir())
+    with ExitStack() as stack:
+        choose(stack, default)
+        (default / CONFIG_NAME).touch()
+    assert [path.name for path in default.iterdir()] == [CONFIG_NAME]
+
+
+def test_a_folder_that_was_removed_or_replaced_is_not_mine(tmp_path):
+    lock = claim(tmp_path / "run")
+    assert lock.is_mine()
+    shutil.rmtree(tmp_path / "run")
+    assert not lock.is_mine()
+    other = claim(tmp_path / "run")
+    assert other.is_mine() and not lock.is_mine()
+    lock.release()  # leaves the other's lock
+    assert other.is_mine()
+    other.release()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "broken").symlink_to(tmp_path / "nothing" / "here")
+    for folder, reason in {"file": "Not a directory", "broken": "File exists"}.items():
+        message = rf"--run-dir .*detr: cannot be written \({reason}\)\. Choose another folder with --run-dir"
+        with ExitStack() as stack, pytest.raises(ConfigError, match=message):
+            choose(stack, tmp_path / folder / "detr")
+    (tmp_path / "run").mkdir()
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "open", read_only)
+    with pytest.raises(
+        ConfigError, match=r"--resume .*run: cannot be written \(Read-only file system\)\. Copy the run"
+    ):
+        claim(tmp_path / "run", option="--resume")

@@ -1,0 +1,287 @@
+"""Runs whose ranks each write their shards: complete at any moment, and resumed by any number of ranks."""
+
+import errno
+import logging
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from engine.test_parallel import CPU, Blocks, Warnings, needs_newer_torch, run
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.tensor import DTensor
+
+from vitkit.analysis.memory import training_memory
+from vitkit.checkpoint import load_weights, read_checkpoint
+from vitkit.distributed import close_distributed
+from vitkit.engine import checkpoints
+from vitkit.engine.checkpoints import BEST_NAME, LAST_NAME, RunCheckpoints, newest_checkpoint, remove_stale
+from vitkit.engine.parallel import shard, state_of
+from vitkit.engine.settings import TrainSettings
+from vitkit.errors import CheckpointError, ConfigError
+
+SHARDED = {"sharded_checkpoints": True}
+multiprocessing.get_context("forkserver").set_forkserver_preload(["vitkit.engine.loop"])
+
+
+def start_rank(number: int, folder: str, ranks: int, job) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/init{ranks}{job.__name__}", rank=number, world_size=ranks
+    )
+    result = job(Path(folder))
+    torch.save(result, f"{folder}/{job.__name__}{number}.pth")
+    close_distributed()
+
+
+def on_ranks(ranks: int, folder: Path, job) -> list:
+    """What a function returns on each of some gloo ranks."""
+    context = torch.multiprocessing.start_processes(
+        start_rank, args=(str(folder), ranks, job), nprocs=ranks, join=False, start_method="forkserver"
+    )
+    deadline = time.monotonic() + 300
+    while not context.join(timeout=1):
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            pytest.fail("the ranks wait for each other")
+    return [torch.load(folder / f"{job.__name__}{number}.pth") for number in range(ranks)]
+
+
+def two_ranks_train(folder: Path) -> dict:
+    results = {"full": run(folder / "full", "fsdp"), "sharded": run(folder / "sharded", "fsdp", **SHARDED)}
+    results["parts"] = run(folder / "parts", "fsdp", epochs=1, **SHARDED)
+    if dist.get_rank() == 0:
+        shutil.copytree(folder / "parts", folder / "first")
+    results["parts"] += run(folder / "parts", "fsdp", **SHARDED)
+    run(folder / "kept", "fsdp", epochs=2, keep_checkpoints=2, **SHARDED)
+    results["no_space"] = failing_writes(folder / "no_space", {2}, epochs=2, save_every_steps=1)
+    (folder / "temporary").mkdir(exist_ok=True)
+    tempfile.tempdir = str(folder / "temporary")
+    results["no_last"] = failing_writes(folder / "no_last", {4}, epochs=1)
+    results["no_best"] = no_best(folder / "no_best")
+    return results
+
+
+def failing_writes(folder: Path, at: set[int], **settings) -> list[str]:
+    """Of two ranks the second cannot write some of its checkpoints' files; return what is said of it."""
+    said, original, calls = Warnings(), FileSystemWriter.write_data, []
+    logging.getLogger("vitkit").addHandler(said)
+
+    def full_at_times(writer, *args):
+        calls.append(args)
+        if dist.get_rank() == 1 and len(calls) in at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(writer, *args)
+
+    FileSystemWriter.write_data = full_at_times
+    try:
+        run(folder, "fsdp", **settings, **SHARDED)
+    except CheckpointError as error:
+        said.messages.append(str(error))
+    finally:
+        FileSystemWriter.write_data = original
+        logging.getLogger("vitkit").removeHandler(said)
+    return said.messages
+
+
+def no_best(folder: Path) -> list[float]:
+    """The main rank, which alone writes files of full weights, cannot write its first best.pth."""
+    save, calls = checkpoints.save_checkpoint, []
+
+    def full_at_first(path, state):
+        if path.name == BEST_NAME:
+            calls.append(path)
+        if path.name == BEST_NAME and len(calls) == 1:
+            raise CheckpointError(f"{path}: not saved (No space left on device).")
+        save(path, state)
+
+    checkpoints.save_checkpoint = full_at_first
+    try:
+        return run(folder, "fsdp")
+    finally:
+        checkpoints.save_checkpoint = save
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, list[dict]]:
+    folder: Path = tmp_path_factory.mktemp("shards")
+    return folder, on_ranks(2, folder, two_ranks_train)
+
+
+@pytest.fixture
+def first(trained, tmp_path) -> Path:
+    """A copy of a run's folder, to be spoilt."""
+    return Path(shutil.copytree(trained[0] / "first", tmp_path / "first"))
+
+
+def folders(run_dir: Path) -> list[Path]:
+    return sorted(run_dir.glob("*.shards"))
+
+
+@needs_newer_torch
+def test_each_rank_writes_its_shards_and_all_are_read_as_one(trained):
+    folder, _ = trained
+    full, sharded = (read_checkpoint(folder / name / LAST_NAME) for name in ("full", "sharded"))
+    assert full.keys() == sharded.keys() and full["progress"] == sharded["progress"]
+    assert full["model"].keys() == sharded["model"].keys()
+    assert all(value.equal(sharded["model"][name]) for name, value in full["model"].items())
+    for name, state in full["optimizer"]["state"].items():
+        assert all(value.equal(sharded["optimizer"]["state"][name][key]) for key, value in state.items())
+    assert full["optimizer"]["param_groups"] == sharded["optimizer"]["param_groups"]
+    own = sum(value.numel() for value in full["model"].values())
+    for file in folders(folder / "sharded")[-1].glob("*.distcp"):
+        assert file.stat().st_size > 0
+    assert len(list(folders(folder / "sharded")[-1].glob("*.distcp"))) == 2
+    index = read_checkpoint(folder / "sharded" / LAST_NAME, with_shards=False)
+    assert sum(value.numel() for value in index["model"].values()) < 0.1 * own  # batch norm's statistics
+    Blocks().load_state_dict(sharded["model"])
+
+
+@needs_newer_torch
+def test_a_resumed_run_equals_one_never_stopped(trained):
+    folder, results = trained
+    full, parts = (read_checkpoint(folder / name / LAST_NAME) for name in ("sharded", "parts"))
+    assert full["progress"] == parts["progress"]
+    assert all(value.equal(parts["model"][name]) for name, value in full["model"].items())
+    for of_rank in results:
+        assert of_rank["full"] == of_rank["sharded"] == of_rank["parts"]
+
+
+@needs_newer_torch
+def test_only_what_a_checkpoint_names_is_kept(trained):
+    folder, _ = trained
+    named = {shards_named(folder / "sharded" / name) for name in (LAST_NAME, BEST_NAME)}
+    assert {path.name for path in folders(folder / "sharded")} == named
+    steps = sorted((folder / "kept").glob("step_*.pth"))
+    named = {shards_named(path) for path in [*steps, folder / "kept" / LAST_NAME, folder / "kept" / BEST_NAME]}
+    assert len(steps) == 2 and {path.name for path in folders(folder / "kept")} == named
+    assert not list(folder.rglob("*.tmp"))
+
+
+@needs_newer_torch
+def test_the_best_checkpoint_has_shards_of_the_weights_alone(trained):
+    folder, _ = trained
+    best = read_checkpoint(folder / "sharded" / BEST_NAME)
+    assert best.keys() == {"model", "progress"} and best["progress"]["best"] == 0.5
+    Blocks().load_state_dict(best["model"])
+    sizes = [sum(file.stat().st_size for file in path.glob("*.distcp")) for path in folders(folder / "sharded")]
+    assert len(sizes) == 2 and sizes[0] < 0.5 * sizes[1]  # the best one's, and the last one's with AdamW's state
+
+
+def shards_named(path: Path) -> str:
+    return read_checkpoint(path, with_shards=False)["shards"]["folder"]
+
+
+@needs_newer_torch
+def test_a_disk_that_is_full_for_one_rank_leaves_the_checkpoint_from_before(trained):
+    folder, (main, other) = trained
+    assert len(main["no_space"]) == 1 and not other["no_space"]
+    assert "not saved (No space left on device). Checkpoints from before are intact" in main["no_space"][0]
+    assert read_checkpoint(folder / "no_space" / LAST_NAME)["progress"]["epoch"] == 2
+
+
+@needs_newer_torch
+def test_a_last_state_that_one_rank_cannot_write_leaves_the_weights_in_the_temporary_folder(trained):
+    folder, results = trained
+    (path,) = (folder / "temporary").glob("*/last.pth")
+    main, other = (result["no_last"] for result in results)
+    assert "not saved (No space left on device). Checkpoints from before are intact. Make room" in main[0]
+    assert f"The weights are in {path} instead" in main[0] and len(main) == len(other) == 1
+    saved = read_checkpoint(path)
+    assert saved["progress"]["epoch"] == 1
+    first = read_checkpoint(folder / "first" / LAST_NAME)  # of the same steps
+    assert all(value.equal(saved["model"][name]) for name, value in first["model"].items())
+
+
+@needs_newer_torch
+def test_a_best_that_the_main_rank_cannot_write_holds_up_no_other_rank(trained):
+    folder, results = trained
+    for of_rank in results:
+        assert of_rank["no_best"] == of_rank["full"]
+    assert read_checkpoint(folder / "no_best" / BEST_NAME)["progress"]["epoch"] == 2
+    assert read_checkpoint(folder / "no_best" / LAST_NAME)["progress"]["epoch"] == 3
+
+
+@needs_newer_torch
+def test_tools_read_it_by_its_name(first):
+    model = Blocks()
+    report = load_weights(model, first / LAST_NAME)
+    assert not report.missing and not report.unexpected
+    saved = read_checkpoint(first / LAST_NAME)["model"]
+    assert all(value.equal(saved[name]) for name, value in model.state_dict().items())
+
+
+def three_ranks_resume(folder: Path) -> dict:
+    torch.manual_seed(1)
+    model = shard(Blocks(), CPU)
+    optimizer = torch.optim.AdamW(
+        [{"params": list(model.blocks.parameters())}, {"params": [*model.norm.parameters(), *model.last.parameters()]}]
+    )
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    parts = {"model": model, "ema": None, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+    own = RunCheckpoints(folder / "three", parts, meters={}, saved_with={}, keep=0, device=CPU, sharded=True)
+    state = read_checkpoint(folder / "first" / LAST_NAME, with_shards=False)
+    for name in ("model", "optimizer"):
+        own._load(name, parts[name], folder / "first" / LAST_NAME, state)
+    local = {name: value.to_local() for name, value in model.state_dict().items() if isinstance(value, DTensor)}
+    full = {name: state_of(parts[name], model) for name in ("model", "optimizer")}  # on the main rank
+    return {**full, "local": sum(value.numel() for value in local.values())}
+
+
+@needs_newer_torch
+def test_another_number_of_ranks_reads_its_shards_of_it(trained):
+    folder, _ = trained
+    saved = read_checkpoint(folder / "first" / LAST_NAME)
+    results = on_ranks(3, folder, three_ranks_resume)
+    model, optimizer = results[0]["model"], results[0]["optimizer"]["state"]
+    assert all(value.equal(model[name]) for name, value in saved["model"].items())
+    for name, state in saved["optimizer"]["state"].items():
+        assert all(value.equal(optimizer[name][key]) for key, value in state.items())
+    full = sum(value.numel() for value in Blocks().parameters())
+    assert sum(result["local"] for result in results) == full and max(r["local"] for r in results) < 0.5 * full
+    estimated = training_memory(Blocks(), states=2, gpus=3, sharded=True)
+    assert estimated.weights == 4 * results[0]["local"]
+
+
+@needs_newer_torch
+def test_files_that_are_missing_or_damaged_are_named(first):
+    last = first / LAST_NAME
+    (folder,) = {first / shards_named(last)}
+    file = folder / "__1_0.distcp"
+    data = file.read_bytes()
+    file.write_bytes(data[:-10])
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp: truncated or damaged \(it has \d+ bytes of \d+\)"):
+        read_checkpoint(last)
+    file.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    with pytest.raises(CheckpointError, match="its checksum is wrong"):
+        read_checkpoint(last)
+    assert newest_checkpoint(first) is None  # best.pth names the same files
+    file.unlink()
+    for with_shards in (True, False):
+        with pytest.raises(CheckpointError, match=r"1 of the 2 shard files in .* are missing \(__1_0\.distcp\)"):
+            read_checkpoint(last, with_shards=with_shards)
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointError, match=r"most of it is in the folder '.*\.shards', which is not beside it"):
+        read_checkpoint(last)
+
+
+@needs_newer_torch
+def test_what_a_killed_run_was_writing_is_removed_and_the_rest_is_not(first):
+    before = {path.name for path in first.iterdir()}
+    (first / "step_00000009.shards.tmp").mkdir()
+    (first / "step_00000009.shards.tmp" / "__0_0.distcp").touch()
+    (first / "step_00000009.shards").mkdir()
+    remove_stale(first)
+    assert {path.name for path in first.iterdir()} == before
+
+
+def test_full_weights_have_no_shards_to_write():
+    with pytest.raises(ConfigError, match=r"train\.sharded_checkpoints: only train\.strategy=fsdp"):
+        TrainSettings(epochs=1, **SHARDED)

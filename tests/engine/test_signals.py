@@ -1,0 +1,49 @@
+"""Signals that ask a run to end early."""
+
+import signal
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from vitkit.engine.hooks.saving import Interrupted, Signals
+
+RUN = SimpleNamespace(model=nn.Linear(1, 1))
+
+
+@contextmanager
+def listening():
+    signals = Signals()
+    with signals.during_training(RUN):
+        yield signals
+
+
+def test_a_second_interrupt_stops_at_once_but_not_one_that_is_only_passed_on():
+    before = signal.getsignal(signal.SIGINT)  # ignored where a shell runs the tests in its background
+    with listening() as signals:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        signals._received_at -= 2
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_request_interrupts_an_evaluation():
+    with listening() as signals:
+        with pytest.raises(Interrupted), signals.during_evaluation(RUN):
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(5)
+        with pytest.raises(Interrupted), signals.during_evaluation(RUN):
+            raise AssertionError("it was asked to stop before")
+    assert signals.received == signal.SIGTERM
+
+
+def test_a_request_waits_for_the_evaluation_of_a_sharded_model(monkeypatch):
+    monkeypatch.setattr("vitkit.engine.hooks.saving.is_sharded", lambda model: True)
+    with listening() as signals, signals.during_evaluation(RUN):
+        signal.raise_signal(signal.SIGTERM)
+    assert signals.received == signal.SIGTERM

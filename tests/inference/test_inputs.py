@@ -1,0 +1,155 @@
+"""Pictures from whatever holds or names them, through a model's call."""
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from vitkit.errors import CheckpointError, DataError
+from vitkit.inference import Prediction, Predictor, find_pictures, inputs
+
+
+class Brightness(nn.Module):
+    """Finds one object, whose score is the mean of the image."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, images, padding_mask):
+        return {"mean": images.float().mean(dim=(1, 2, 3)) / 255}
+
+    def postprocess(self, outputs, image_sizes):
+        box = torch.tensor([[0.0, 0.0, 2.0, 2.0]])
+        return [dict(scores=m[None], labels=torch.tensor([0]), boxes_xyxy=box) for m in outputs["mean"]]
+
+
+@pytest.fixture
+def model():
+    return Predictor(Brightness(), ["light"])
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("photos/a.png", "photos/deep/b.png", "street.png")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture(50 * (number + 1))).save(tmp_path / name)
+    return tmp_path
+
+
+def picture(value, height=6, width=8):
+    return np.full((height, width, 3), value, np.uint8)
+
+
+def scores(predictions):
+    return [round(float(p.fields["scores"][0]) * 255) for p in predictions]
+
+
+def test_every_kind_of_one_picture_is_one_prediction(model, files):
+    array = picture(150)
+    planes = torch.from_numpy(array).permute(2, 0, 1)
+    kinds = ["street.png", files / "street.png", (files / "street.png").read_bytes(), array, Image.fromarray(array)]
+    for one in (*kinds, planes, planes / 255):
+        prediction = model(one)
+        assert isinstance(prediction, Prediction) and scores([prediction]) == [150], type(one)
+        assert (prediction.image == array).all()
+
+
+def test_several_pictures_are_a_list(model, files):
+    assert [p.name for p in model("photos")] == ["photos/a.png", "photos/deep/b.png"]
+    assert scores(model("*.png")) == [150] and isinstance(model("*.png"), list)
+    assert scores(model(["street.png", picture(7)], batch_size=2)) == [150, 7]
+    batch = np.stack([picture(1), picture(2)])
+    assert scores(model(batch)) == [1, 2] == scores(model(torch.from_numpy(batch).permute(0, 3, 1, 2)))
+    assert model([]) == [] and len(model.predict("street.png")) == 1
+
+
+def test_a_generator_is_read_only_as_far_as_its_predictions_are(model):
+    taken = []
+
+    def pictures():
+        for k in range(4):
+            taken.append(k)
+            yield picture(k)
+
+    stream = model(pictures())
+    assert taken == [] and scores([next(stream)]) == [0] and taken == [0]
+    assert scores(stream) == [1, 2, 3]
+
+
+def test_a_video_is_predicted_frame_by_frame(model, files):
+    video = cv2.VideoWriter("drive.avi", cv2.VideoWriter_fourcc(*"MJPG"), 10.0, (64, 48))
+    for value in (0, 100, 200):
+        video.write(picture(value, 48, 64))
+    video.release()
+    stream = model("drive.avi")
+    assert not isinstance(stream, list)
+    assert scores(stream) == pytest.approx([0, 100, 200], abs=3)
+
+
+def test_addresses_are_downloaded_once_each(model, files, monkeypatch):
+    fetched = []
+
+    def cached_file(url, *, folder):
+        fetched.append(folder)
+        return files / "street.png"
+
+    monkeypatch.setattr(inputs, "cached_file", cached_file)
+    assert scores([model("https://a.example/image.png")]) == [150]
+    model("https://b.example/image.png")
+    assert len(set(fetched)) == 2  # two of one name do not share a file
+
+    def offline(url, *, folder):
+        raise CheckpointError(f"cannot download {url}")
+
+    monkeypatch.setattr(inputs, "cached_file", offline)
+    with pytest.raises(CheckpointError, match="cannot download https://a.example/image.png"):
+        model("https://a.example/image.png")
+
+
+def test_broken_files_of_a_folder_are_named_and_the_others_go_on(model, files, caplog):
+    (files / "photos/0.png").write_bytes(b"")
+    (files / "photos/c.png").write_text("no picture")
+    assert scores(model("photos")) == [50, 100]
+    assert [record.getMessage().split("'")[1] for record in caplog.records] == ["photos/0.png", "photos/c.png"]
+    (files / "only").mkdir()
+    (files / "only/x.png").write_bytes(b"")
+    with pytest.raises(DataError, match="only/x.png"):
+        model("only")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("none.jpg", "cannot read 'none.jpg'"),
+        ("none*.jpg", "'none\\*.jpg': no such file or folder, and no file matches it as a pattern"),
+        ("empty", "folder 'empty' holds no picture"),
+        (None, "got None; expected a file, its address, a folder"),
+        (1.5, "got float; expected a file"),
+        (True, "got True; expected"),
+        ([1], "image_0: got int; expected a file"),
+    ],
+)
+def test_what_holds_no_picture_is_an_error_that_says_what_would(model, files, source, message):
+    (files / "empty").mkdir()
+    with pytest.raises(DataError, match=message):
+        model(source)
+
+
+def test_a_camera_that_is_not_there_is_an_error(monkeypatch):
+    class Missing:
+        def __init__(self, source):
+            assert source == 7
+
+        def grab(self):
+            return False
+
+        def release(self):
+            pass
+
+    monkeypatch.setattr(inputs.cv2, "VideoCapture", Missing)
+    with pytest.raises(DataError, match="camera 7: no frame can be read. Is it connected"):
+        list(find_pictures(7).named)

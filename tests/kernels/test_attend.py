@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from vitkit.kernels.attention import attend, attend_explicit
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_fast_equals_plain(learned):
+    q, k, v = (torch.randn(2, 3, length, 8, requires_grad=True) for length in (5, 7, 7))
+    for shape in ((5, 7), (2, 1, 1, 7), (2, 3, 5, 7)):
+        bias = torch.randn(shape, requires_grad=learned)
+        inputs = [q, k, v, *([bias] if learned else [])]
+        outputs = [attend(q, k, v, bias, scale=0.3), attend_explicit(q, k, v, bias, scale=0.3)[0]]
+        torch.testing.assert_close(*outputs)
+        torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), inputs) for x in outputs))
+
+
+def test_plain_can_be_asked_for(monkeypatch):
+    q, k, v = (torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3))
+    monkeypatch.setenv("VITKIT_KERNELS", "plain")
+    torch.manual_seed(0)
+    chosen = attend(q, k, v, dropout_p=0.5)
+    torch.manual_seed(0)
+    assert torch.equal(chosen, attend_explicit(q, k, v, dropout_p=0.5)[0])
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("num_keys", [9, 40])
+def test_dropout_is_that_of_the_weights_and_has_its_gradients(num_keys, with_bias):
+    q, k, v = (torch.randn(2, 3, length, 8, dtype=torch.float64) for length in (5, num_keys, num_keys))
+    bias = torch.randn(2, 1, 1, num_keys, dtype=torch.float64) if with_bias else None
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    torch.manual_seed(1)
+    # Values of one channel for each key show the weights after dropout.
+    shown = attend(q, k, torch.eye(num_keys, dtype=torch.float64).expand(2, 3, -1, -1), bias, dropout_p=0.3)
+    dropped = shown == 0
+    assert 0.15 < dropped.double().mean() < 0.45
+
+    torch.manual_seed(1)
+    output = attend(*inputs, bias, dropout_p=0.3)
+    _, weights = attend_explicit(*inputs, bias)
+    expected = weights.masked_fill(dropped, 0) / 0.7 @ v
+    torch.testing.assert_close(output, expected)
+    direction = torch.randn_like(output)
+    wanted = torch.autograd.grad(expected, inputs, direction)
+    for found, want in zip(torch.autograd.grad(output, inputs, direction), wanted):
+        torch.testing.assert_close(found, want)
+
+
+def test_dropout_keeps_one_tensor_of_the_weights_size():
+    q, k, v = (torch.randn(1, 2, 64, 8, requires_grad=True) for _ in range(3))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        attend(q, k, v, dropout_p=0.1)
+    assert [size for size in kept if size >= 2 * 64 * 64] == [2 * 64 * 64]

@@ -1,0 +1,129 @@
+"""Triton reads TRITON_INTERPRET when it is imported, so each case with its interpreter runs in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+CASE = """
+import torch
+from vitkit.kernels.deformable_attention import plain, triton
+
+SHAPES = [(5, 7), (3, 2), (1, 1), (4, 1)]
+
+def run_plain(tensors):
+    tensors = [x.detach().requires_grad_() for x in tensors]
+    output = plain.deformable_attend(tensors[0], SHAPES, *tensors[1:])
+    return output.detach(), *torch.autograd.grad(output, tensors, upstream(output))
+
+def run_triton(tensors):
+    output = triton.deformable_attend(tensors[0], SHAPES, *tensors[1:])
+    return output, *triton.deformable_attend_backward(upstream(output), tensors[0], SHAPES, *tensors[1:])
+
+def upstream(output):
+    return torch.linspace(-1, 1, output.numel()).view_as(output).to(output)
+
+def inputs(num_queries, channels, dtype, batch_size=2, heads=3):
+    generator = torch.Generator().manual_seed(0)
+    shape = (batch_size, num_queries, heads, len(SHAPES), 2)
+    values = torch.randn(batch_size, 46, heads, channels, generator=generator)
+    locations = torch.rand(*shape, 2, generator=generator) * 1.6 - 0.3
+    weights = torch.rand(shape, generator=generator)
+    return [x.to(dtype) for x in (values, locations, weights)]
+"""
+
+
+def interpret(code):
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CASE + code], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_interpreted_kernels_equal_plain():
+    interpret("""
+for num_queries, channels, batch_size in ((3, 6, 2), (5, 8, 1), (0, 8, 2)):
+    tensors = inputs(num_queries, channels, torch.float64, batch_size)
+    for a, b in zip(run_triton(tensors), run_plain(tensors), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+""")
+
+
+def test_interpreted_kernels_divide_queries_into_blocks():
+    interpret("""
+triton.TILE = 32
+tensors = inputs(11, 6, torch.float64)
+for a, b in zip(run_triton(tensors), run_plain(tensors), strict=True):
+    torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+""")
+
+
+def test_interpreted_kernels_agree_on_pixels_and_borders():
+    interpret("""
+values, locations, weights = inputs(6, 8, torch.float64)
+sizes = torch.tensor([(width, height) for height, width in SHAPES])[:, None]
+locations = ((locations * sizes - 0.5).round() + 0.5) / sizes
+locations[:, 0] = (locations[:, 0] > 0.5).to(locations)
+tensors = values, locations, weights
+for a, b in zip(run_triton(tensors), run_plain(tensors), strict=True):
+    torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+""")
+
+
+def test_interpreted_kernels_sum_low_precision_in_float32():
+    interpret("""
+for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    tensors = inputs(5, 8, dtype)
+    got, expected = run_triton(tensors), run_plain(tensors)
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == dtype
+        rounding = torch.finfo(dtype).eps * b.abs().max().item()
+        torch.testing.assert_close(a.float(), b.float(), atol=1e-5 + rounding, rtol=0)
+""")
+
+
+def test_interpreted_kernels_refuse_deterministic_gradients():
+    interpret("""
+import warnings
+tensors = inputs(2, 8, torch.float32)
+torch.use_deterministic_algorithms(True)
+try:
+    run_triton(tensors)
+except RuntimeError as error:
+    assert "no deterministic backward pass" in str(error), error
+else:
+    raise AssertionError("not refused")
+torch.use_deterministic_algorithms(True, warn_only=True)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    run_triton(tensors)
+assert any("no deterministic backward pass" in str(warning.message) for warning in caught)
+""")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("channels", [24, 32])
+def test_compiled_kernels_equal_plain(dtype, channels):
+    from vitkit.kernels.deformable_attention import deformable_attend, plain
+
+    shapes = [(50, 67), (25, 34), (13, 17), (1, 1)]
+    torch.manual_seed(0)
+    area = sum(height * width for height, width in shapes)
+    shape = (2, area, 8, len(shapes), 4)
+    inputs = torch.randn(2, area, 8, channels), torch.rand(*shape, 2) * 1.2 - 0.1, torch.rand(shape)
+    inputs = [x.cuda().to(dtype).requires_grad_() for x in inputs]
+    results = []
+    for attend in (deformable_attend, plain.deformable_attend):
+        output = attend(inputs[0], shapes, *inputs[1:])
+        results.append((output, *torch.autograd.grad(output, inputs, torch.ones_like(output))))
+    scale = 4 * torch.finfo(dtype).eps + 1e-5
+    for a, b in zip(*results):
+        # Where a location is within a rounding of a pixel, the two may take the pixels on either side.
+        close = (a - b).abs() <= scale * b.abs().max()
+        assert close.float().mean() > 0.9999

@@ -1,0 +1,85 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitkit.kernels import linear as module
+from vitkit.kernels.linear import linear
+from vitkit.nn.layers import Linear
+
+
+@pytest.fixture
+def by_onednn(monkeypatch):
+    """The product that AMD's processors take, on any."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        pytest.skip("PyTorch without oneDNN")
+    monkeypatch.setattr(module, "_mkl_is_slow", lambda: True)
+    calls = []
+    product = module.onednn_product
+    monkeypatch.setattr(module, "onednn_product", lambda *args: calls.append(len(args)) or product(*args))
+    return calls
+
+
+@pytest.mark.parametrize("shape", [(300, 64), (3, 100, 64), (2, 3, 50, 64)])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "expanded"])
+def test_outputs_and_gradients_are_those_of_pytorch(by_onednn, shape, with_bias, layout):
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    if layout == "transposed":
+        x = x.transpose(0, -1).contiguous().transpose(0, -1)
+    if layout == "expanded":
+        x = x[:1].expand(shape)
+    x, weight = x.detach().requires_grad_(), torch.randn(96, 64, requires_grad=True)
+    bias = torch.randn(96, requires_grad=True) if with_bias else None
+    inputs = [x, weight, bias][: 2 + with_bias]
+    upstream = torch.randn(*shape[:-1], 96)
+
+    output = linear(x, weight, bias)
+    assert by_onednn
+    expected = F.linear(x, weight, bias)
+    torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
+    gradients = torch.autograd.grad(output, inputs, upstream)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, inputs, upstream), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("frozen", ["input", "weight", "bias"])
+def test_what_is_frozen_gets_no_gradient(by_onednn, frozen):
+    parts = {"input": torch.randn(300, 64), "weight": torch.randn(96, 64), "bias": torch.randn(96)}
+    for name, part in parts.items():
+        part.requires_grad_(name != frozen)
+    linear(*parts.values()).sum().backward()
+    assert {name for name, part in parts.items() if part.grad is None} == {frozen}
+
+
+def test_a_part_of_a_weight_gets_its_gradient_in_place(by_onednn):
+    weight = torch.randn(192, 64, requires_grad=True)
+    x = torch.randn(300, 64)
+    linear(x, weight[96:]).sum().backward()
+    assert not weight.grad[:96].any()
+    torch.testing.assert_close(weight.grad[96:], x.sum(0).expand(96, 64), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (0, 4096), (4096,), (2, 4096)])
+def test_small_products_and_other_types_are_left_to_pytorch(by_onednn, shape):
+    x = torch.randn(shape)
+    weight = torch.randn(512, shape[-1])
+    torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
+    x, weight = torch.randn(300, 64).double(), torch.randn(96, 64).double()
+    torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
+    assert not by_onednn
+
+
+def test_autocast_and_tracing_are_left_to_pytorch(by_onednn):
+    layer, x = Linear(64, 96), torch.randn(300, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    graph = torch.jit.trace(layer, x, check_trace=False).inlined_graph
+    assert "aten::linear" in str(graph)
+    assert not by_onednn
+
+
+def test_plain_is_pytorchs(by_onednn, monkeypatch):
+    monkeypatch.setenv("VITKIT_KERNELS", "plain")
+    x, weight = torch.randn(300, 64), torch.randn(96, 64)
+    assert torch.equal(linear(x, weight), F.linear(x, weight))
+    assert not by_onednn

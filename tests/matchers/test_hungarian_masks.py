@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+from vitkit.matchers.hungarian_masks import HungarianMaskMatcher
+from vitkit.ops.masks import mask_logits
+
+
+@pytest.mark.parametrize("mask_cost", ["points", "focal"])
+def test_masks_and_their_factors_are_matched_alike(mask_cost):
+    torch.manual_seed(0)
+    features = torch.randn(2, 4, 8, 6, requires_grad=True)
+    factors = [
+        dict(pred_logits=torch.randn(2, 7, 4), mask_embed=torch.randn(2, 7, 4), mask_features=features)
+        for _ in range(3)
+    ]
+    masks = [
+        dict(pred_logits=x["pred_logits"], pred_masks=mask_logits(x["mask_embed"], x["mask_features"])) for x in factors
+    ]
+    targets = [dict(labels=torch.tensor([0, 2, 1]), masks=torch.rand(3, 30, 22) > 0.5), dict(labels=torch.zeros(0))]
+    matcher = HungarianMaskMatcher(1.0, 5.0, 5.0, mask_cost=mask_cost, num_points=50)
+    matches = []
+    for layers in (factors, masks):
+        torch.manual_seed(1)
+        matches.append(matcher(layers, targets, input_size=(32, 24)))
+        assert all("pred_masks" not in layer for layer in factors)  # what is computed on the way is not kept
+    for ours, theirs in zip(*matches):
+        for pair, other in zip(ours, theirs):
+            assert torch.equal(pair[0], other[0])
+            assert torch.equal(pair[1], other[1])

@@ -1,0 +1,271 @@
+"""What holds for every dense model: the same result alone and in any batch, and clear errors."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from vitkit.backbones.base import check_feature_info
+from vitkit.errors import ConfigError, DataError
+from vitkit.models import build_model
+from vitkit.registry import MODELS
+from vitkit.structures import FeatureInfo
+
+RESNET = dict(type="ResNet", depth=18, pretrained=False)
+DETR_HEAD = dict(type="DETRHead", d_model=128, num_heads=8, d_ffn=32, num_encoder_layers=1, num_decoder_layers=2)
+MASK2FORMER_HEAD = dict(type="Mask2FormerHead", d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=4)
+MASKFORMER_HEAD = dict(type="MaskFormerHead", d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=2)
+TASKS = ["semantic", "instance", "panoptic"]
+DEFORMABLE_DECODER = dict(type="DeformablePixelDecoder", out_channels=32, mask_channels=16, num_heads=2, num_layers=1)
+DENSE_MODELS = {
+    "detr": dict(type="DETR", neck=dict(type="ChannelProjection", out_channels=128), head=DETR_HEAD, num_queries=6),
+    "detr_segmentation": dict(
+        type="DETRSegmentation",
+        neck=dict(type="ChannelProjection", out_channels=128),
+        head=DETR_HEAD,
+        num_queries=6,
+        tasks=["instance", "panoptic"],
+        object_threshold=0.0,
+    ),
+    "deformable_detr": dict(
+        type="DeformableDETR",
+        neck=dict(type="PyramidProjection", out_channels=32, num_levels=3, num_groups=4, in_features=["res3", "res4"]),
+        head=dict(
+            type="DeformableDETRHead",
+            d_model=32,
+            num_heads=2,
+            num_points=2,
+            d_ffn=32,
+            num_encoder_layers=1,
+            num_decoder_layers=2,
+            refine_boxes=True,
+            two_stage=True,
+        ),
+        num_queries=6,
+    ),
+    "mask2former": dict(
+        type="MaskClassification", neck=DEFORMABLE_DECODER, head=MASK2FORMER_HEAD, num_queries=6, tasks=TASKS
+    ),
+    "mask2former_undivided": dict(
+        type="MaskClassification",
+        neck=DEFORMABLE_DECODER,
+        head=MASK2FORMER_HEAD,
+        num_queries=6,
+        tasks=TASKS,
+        size_divisibility=1,
+    ),
+    "maskformer": dict(
+        type="MaskClassification",
+        neck=dict(type="TransformerPixelDecoder", out_channels=32, mask_channels=16, num_heads=2, num_layers=1),
+        head=dict(MASKFORMER_HEAD, num_encoder_layers=1),
+        num_queries=6,
+        tasks=TASKS,
+        object_threshold=0.0,
+        cut_masks=False,
+    ),
+    "maskformer_fpn": dict(
+        type="MaskClassification",
+        neck=dict(type="FPNPixelDecoder", out_channels=32, mask_channels=16),
+        head=MASKFORMER_HEAD,
+        num_queries=6,
+        tasks=TASKS,
+        size_divisibility=1,
+    ),
+    "per_pixel": dict(
+        type="PerPixelClassification",
+        neck=dict(type="FPNPixelDecoder", out_channels=32, mask_channels=16),
+        head=dict(type="PerPixelBaselineHead"),
+    ),
+    "per_pixel_plus": dict(
+        type="PerPixelClassification",
+        neck=DEFORMABLE_DECODER,
+        head=dict(
+            type="PerPixelBaselinePlusHead",
+            d_model=32,
+            num_heads=2,
+            d_ffn=32,
+            num_encoder_layers=1,
+            num_decoder_layers=2,
+        ),
+    ),
+}
+
+
+def build(name, **changes):
+    torch.manual_seed(0)
+    model = build_model({**DENSE_MODELS[name], "backbone": RESNET, "num_classes": 3, **changes}).eval()
+    for module in model.modules():  # norms and biases, too, have values of their own
+        if isinstance(module, nn.GroupNorm | nn.LayerNorm):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+        elif isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+            nn.init.uniform_(module.bias, -0.3, 0.3)
+    return model
+
+
+def in_a_batch(image, height, width):
+    """The image beside one that fills the batch, padded at the right and bottom."""
+    images, mask = torch.zeros(2, 3, height, width, dtype=torch.uint8), torch.ones(2, height, width).bool()
+    images[0, :, : image.shape[1], : image.shape[2]] = image
+    mask[0, : image.shape[1], : image.shape[2]] = False
+    images[1], mask[1] = torch.randint(256, (3, height, width), dtype=torch.uint8), False
+    return images, mask
+
+
+def assert_same(alone, together):
+    """What is predicted of the first image; maps of the batch may go on in the padding."""
+    for name in ("pred_logits", "pred_boxes", "pred_masks", "pred_semantic"):
+        if name in alone:
+            expected = alone[name][0]
+            got = together[name][0][tuple(slice(n) for n in expected.shape)]
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_every_dense_model_is_here():
+    with_a_neck = {
+        name for name in MODELS.names() if hasattr(MODELS.resolve(name)[0], "backbone_maps")
+    }  # of the registered models
+    assert {spec["type"] for spec in DENSE_MODELS.values()} == with_a_neck
+
+
+@pytest.mark.parametrize(("height", "width"), [(69, 51), (64, 96), (32, 40)])
+@pytest.mark.parametrize("name", DENSE_MODELS)
+def test_isolated_images_have_the_same_results_alone_and_in_any_batch(name, height, width):
+    model = build(name, isolate_padding=True)
+    image = torch.randint(256, (3, height, width), dtype=torch.uint8)
+    original = (2 * height - 5, width + 9)
+    with torch.no_grad():
+        alone = model(image[None])
+        (result,) = model.postprocess(alone, [original])
+        for size in ((height, width + 30), (height + 100, width + 3), (160, 192)):
+            together = model(*in_a_batch(image, *size))
+            assert_same(alone, together)
+            for layer, other in zip(alone.get("aux_outputs", ()), together.get("aux_outputs", ())):
+                assert_same(layer, other)
+            same = model.postprocess(together, [original, (50, 50)])[0]
+            assert same.keys() == result.keys()
+            for field in same.keys() & {"semantic", "panoptic"}:
+                assert (same[field] == result[field]).float().mean() > 0.999, field
+
+
+@pytest.mark.parametrize("name", DENSE_MODELS)
+def test_without_isolation_a_batch_changes_results(name):
+    model = build(name)  # else the test above could not fail
+    image = torch.randint(256, (3, 69, 51), dtype=torch.uint8)
+    with torch.no_grad(), pytest.raises(AssertionError, match="not close"):
+        assert_same(model(image[None]), model(*in_a_batch(image, 160, 192)))
+
+
+@pytest.mark.parametrize("name", ["maskformer", "mask2former", "detr"])
+def test_isolated_images_have_the_results_that_they_have_alone_without_isolation(name):
+    image = torch.randint(256, (1, 3, 69, 51), dtype=torch.uint8)
+    with torch.no_grad():
+        assert_same(build(name)(image), build(name, isolate_padding=True)(image))
+
+
+@pytest.mark.parametrize("name", DENSE_MODELS)
+def test_isolated_padding_trains_and_gives_no_nan(name):
+    model = build(name, isolate_padding=True).train()
+    images, mask = in_a_batch(torch.full((3, 40, 33), 9, dtype=torch.uint8), 70, 64)
+    mask[0] = True  # nothing is left of it
+    outputs = model(images, mask)
+    sum(outputs[key].float().sum() for key in outputs if key.startswith("pred_")).backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert gradients
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("isolate_padding", [False, True])
+@pytest.mark.parametrize("name", DENSE_MODELS)
+def test_too_small_images_are_an_error(name, isolate_padding):
+    message = "images of 20x31 pixels are smaller than one location of the coarsest map .stride 32.*Resize them"
+    with pytest.raises(DataError, match=message):
+        build(name, isolate_padding=isolate_padding)(torch.zeros(1, 3, 20, 31, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(("channels", "words"), [(1, r"1 channels \(grey\)"), (4, r"4 channels \(RGB and alpha\)")])
+@pytest.mark.parametrize("name", ["detr", "mask2former", "per_pixel"])
+def test_images_of_other_channels_are_an_error_that_names_them(name, channels, words):
+    with pytest.raises(DataError, match=rf"{words}; expected \(B, 3, H, W\), RGB"):
+        build(name)(torch.zeros(1, channels, 64, 64, dtype=torch.uint8))
+
+
+class Patches(nn.Module):
+    """README's example, whose feature_info may be wrong."""
+
+    def __init__(self, infos=None, order=("fine", "coarse")):
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(3, 16, 8, stride=8), nn.Conv2d(16, 32, 2, stride=2)
+        self.feature_info = infos or {"fine": FeatureInfo(16, 8), "coarse": FeatureInfo(32, 16)}
+        self.order = order
+
+    def forward(self, images):
+        fine = self.fine(images)
+        maps = {"fine": fine, "coarse": self.coarse(fine)}
+        return {name: maps[name] for name in self.order}
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        (
+            dict(infos={"fine": FeatureInfo(16, 8), "coarse": FeatureInfo(64, 16)}),
+            r"feature 'coarse' has shape \(1, 32, 4, 5\); expected \(1, 64, 4, 5\).*64 channels, stride 16",
+        ),
+        (
+            dict(infos={"fine": FeatureInfo(16, 4), "coarse": FeatureInfo(32, 8)}),
+            r"feature 'fine' has shape \(1, 16, 8, 9\); expected \(1, 16, 16, 18\).*stride 4",
+        ),
+        (
+            dict(infos={"fine": FeatureInfo(16, 8), "rough": FeatureInfo(32, 16)}),
+            "feature_info names fine, rough, but forward returns fine, coarse",
+        ),
+        (dict(order=("coarse", "fine")), "feature_info names fine, coarse, but forward returns coarse, fine"),
+        (
+            dict(infos={"coarse": FeatureInfo(32, 16), "fine": FeatureInfo(16, 8)}, order=("coarse", "fine")),
+            "features coarse, fine have strides 16, 8. Expected them fine to coarse",
+        ),
+    ],
+    ids=["channels", "stride", "name", "order", "coarse_first"],
+)
+def test_a_backbone_that_does_not_return_what_it_says_is_an_error_when_the_model_is_built(backbone, message):
+    neck = dict(type="ChannelProjection", out_channels=128)
+    with pytest.raises(ConfigError, match=f"backbone Patches: .*{message}"):
+        build_model(dict(DENSE_MODELS["detr"], backbone=Patches(**backbone), neck=neck))
+    build_model(dict(DENSE_MODELS["detr"], backbone=Patches(), neck=neck))
+
+
+def test_a_backbone_without_names_is_an_error():
+    class Sequential(nn.Sequential):
+        feature_info = {"map": FeatureInfo(4, 2)}
+
+    with pytest.raises(ConfigError, match="backbone Sequential: forward returns a Tensor; expected a dict"):
+        check_feature_info(Sequential(nn.Conv2d(3, 4, 2, stride=2)))
+
+
+@pytest.mark.parametrize("error", [DataError, ValueError])
+def test_a_backbone_that_refuses_small_images_is_not_checked_and_other_errors_are_named(caplog, error):
+    class Large(Patches):
+        def forward(self, images):
+            if images.shape[-1] != 224:
+                raise error("224 pixels only")
+            return super().forward(images)
+
+    with caplog.at_level(logging.WARNING, logger="vitkit"):
+        check_feature_info(Large({"fine": FeatureInfo(5, 8)}))
+    warning = "backbone Large: feature_info is not checked: 64x72 pixels fail with ValueError: 224 pixels only"
+    assert [record.message for record in caplog.records] == ([] if error is DataError else [warning])
+
+
+def test_checking_a_backbone_changes_nothing_and_draws_no_number():
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 2, stride=2), nn.BatchNorm2d(4), nn.Dropout(0.5))
+    backbone[1].eval()
+    forward = backbone.forward
+    backbone.forward = lambda images: {"map": forward(images)}
+    backbone.feature_info = {"map": FeatureInfo(4, 2)}
+    before, numbers = backbone[1].running_mean.clone(), torch.get_rng_state()
+    check_feature_info(backbone)
+    assert [module.training for module in backbone.modules()] == [True, True, False, True]
+    assert torch.equal(backbone[1].running_mean, before)
+    assert torch.equal(torch.get_rng_state(), numbers)

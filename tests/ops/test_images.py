@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+from vitkit.errors import DataError
+from vitkit.ops.images import normalize_images
+
+
+def test_frames_of_a_clip_are_normalised_as_images():
+    clips = torch.randint(256, (2, 3, 4, 6, 5), dtype=torch.uint8)
+    padding_mask = torch.zeros(2, 6, 5, dtype=torch.bool)
+    padding_mask[1, :, 3:] = True
+    found = normalize_images(clips, padding_mask)
+    for t in range(4):
+        torch.testing.assert_close(found[:, :, t], normalize_images(clips[:, :, t], padding_mask), rtol=0, atol=0)
+    assert not found[1, :, :, :, 3:].any() and normalize_images(found) is found
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 4, 3, 6, 5), r"clips of shape \(2, 4, 3, 6, 5\): expected \(B, 3, T, H, W\).*clips.transpose\(1, 2\)"),
+        ((2, 1, 4, 6, 5), r"clips of shape \(2, 1, 4, 6, 5\): expected \(B, 3, T, H, W\), RGB. Convert them"),
+        ((2, 3, 6), r"shape \(2, 3, 6\): expected \(B, 3, H, W\), or \(B, 3, T, H, W\) of clips"),
+        ((2, 1, 6, 5), r"1 channels \(grey\); expected \(B, 3, H, W\)"),
+    ],
+)
+def test_other_shapes_are_named(shape, message):
+    with pytest.raises(DataError, match=message):
+        normalize_images(torch.zeros(shape, dtype=torch.uint8))

@@ -1,0 +1,102 @@
+"""Training and testing from Python."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import vitkit
+from vitkit.engine import loop
+from vitkit.errors import ConfigError
+from vitkit.inference import Predictor
+
+TINY = """
+from vitkit.configs.quickstart.detr import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    cfg["model"]["neck"]["out_channels"] = 32
+    cfg["model"]["head"].update(d_model=32, num_heads=2, d_ffn=64, num_encoder_layers=1, num_decoder_layers=1)
+    world = dict(type="ShapesDetection", image_size=32, max_objects=2, min_size=0.3, max_size=0.5)
+    cfg["data"] = dict(
+        train=dict(**world, num_images=8), val=dict(**world, num_images=4, split="val"),
+        images_per_gpu=4, val_images_per_gpu=2, num_workers=0,
+    )
+    cfg["schedule"] = dict(type="MultiStepLR", drop_at_epochs=[100])
+    cfg["train"] = dict(epochs=1, log_every=1, best_metric="bbox/AP50")
+    return cfg
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A config file that trains in a second; the current folder is a fresh one."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.py").write_text(TINY)
+    return "tiny.py"
+
+
+def test_a_run_returns_its_folder_and_metrics_and_tests_to_the_same(tiny):
+    run = vitkit.train(tiny, train=dict(epochs=2), device="cpu")
+    assert run.path == Path("runs/tiny") and run.weights.name == "best.pth"
+    assert len(run.history) == 2 and run.history[-1] == run.metrics and "bbox/AP" in run.metrics
+    result = vitkit.test(run.path / "last.pth", device="cpu", out="new/results.json")
+    assert result.metrics["bbox/AP"] == run.metrics["bbox/AP"] and Path("new/results.json").is_file()
+    assert result.metrics["bbox/AR100"] == run.metrics["bbox/AR100"] and "AP50" in repr(result)
+    assert isinstance(run.load(), Predictor)
+    small = vitkit.test(run.path, device="cpu", data=dict(val=dict(num_images=2)))
+    assert len(small.evaluator.answers) == 2
+
+
+def test_values_and_dotted_keys_override_a_config_that_was_loaded(tiny):
+    config = vitkit.load_config(tiny)
+    run = vitkit.train(
+        config,
+        run_dir="mine",
+        device="cpu",
+        optimizer=dict(type="SGD", lr=0.01),
+        train=dict(best_metric="bbox/AP75"),
+        **{"model.num_queries": 7},
+    )
+    saved = vitkit.load_config(run.path / "config.json")
+    assert run.path == Path("mine") and saved["model"]["num_queries"] == 7
+    assert saved["optimizer"] == dict(type="SGD", lr=0.01) and saved["train"]["best_metric"] == "bbox/AP75"
+    assert saved["train"]["epochs"] == 1 and config["optimizer"]["type"] == "AdamW"
+
+
+def test_weights_to_start_from_and_runs_to_resume(tiny):
+    first = vitkit.train(tiny, device="cpu")
+    second = vitkit.train(tiny, init=first.weights, device="cpu")
+    assert second.path == Path("runs/tiny-2")
+    resumed = vitkit.train(resume=first.path, device="cpu")
+    assert resumed.path == first.path and resumed.metrics == first.metrics
+
+
+def test_ctrl_c_saves_and_leaves_python_running(tiny, monkeypatch):
+    def interrupted_step(run, batches, count, original=loop.train_step):
+        original(run, batches, count)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(loop, "train_step", interrupted_step)
+        vitkit.train(tiny, device="cpu", train=dict(epochs=2))
+    assert len(vitkit.train(resume="runs/tiny", device="cpu").history) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give either a config, or resume=RUN"),
+        ({"config": "tiny.py", "resume": "runs/tiny"}, "give either a config, or resume=RUN"),
+        ({"resume": "runs/tiny", "init": "a.pth"}, "it takes neither init nor run_dir"),
+        ({"resume": "runs/none"}, "holds no run to resume"),
+        ({"config": "quickstart/detrr"}, "Did you mean 'quickstart/detr'"),
+        ({"config": "tiny.py", "train": {"epoch": 2}}, "train.epoch: unknown key 'epoch'. Did you mean 'epochs'"),
+        ({"config": "tiny.py", "train": {"epochs": "two"}}, "train.epochs"),
+    ],
+)
+def test_wrong_arguments_are_errors_that_help(tiny, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        vitkit.train(**arguments, device="cpu")

@@ -1,0 +1,70 @@
+import time
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install -e .)")
+from vitkit.errors import VitkitError
+from vitkit.tools.benchmark import __main__ as benchmark
+from vitkit.tools.benchmark.timing import Options, Row, compare, peak_memory
+
+
+def fill(mebibytes):
+    return lambda: torch.ones(mebibytes * 2**18).sum()
+
+
+def test_calls_take_turns_and_the_first_is_the_measure_of_the_others():
+    calls = []
+
+    def wait(name, seconds):
+        calls.append(name)
+        time.sleep(seconds)
+
+    builders = {"a": lambda: partial(wait, "a", 0.02), "b": lambda: partial(wait, "b", 0.06)}
+    first, second = compare("waiting", builders, Options(repeats=2), memory=False)
+    assert calls == ["a", "b"] * 3
+    assert first.ratio == 1
+    assert second.ratio == pytest.approx(3, rel=0.3)
+    assert second.seconds == pytest.approx(0.06, rel=0.3)
+
+
+def test_peak_memory_is_what_a_call_needs_at_most():
+    peak = peak_memory(partial(fill, 64))
+    if peak is None:
+        pytest.skip("the system does not tell its peak memory")
+    assert 60 < peak < 90
+
+
+def test_missing_transformers_names_the_remedy(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(VitkitError, match=r"pip install -e '\.\[benchmark\]'"):
+        benchmark.measure("detr", benchmark.parse_args(["detr", "--repeats", "1", "--no-memory"]))
+
+
+def test_each_part_is_measured_in_a_process_of_its_own_and_written(tmp_path, capsys):
+    out = tmp_path / "table.md"
+    benchmark.main(["local_relation", "--repeats", "1", "--out", str(out)])
+    printed = capsys.readouterr()
+    assert printed.err == "measuring local_relation ...\n"
+    assert printed.out == out.read_text()
+    assert printed.out.count("F.unfold") == 2 and printed.out.count("vitkit |") == 2
+
+
+def test_an_error_of_a_part_is_one_line(tmp_path):
+    with pytest.raises(SystemExit, match=f"error: .*{tmp_path}"):
+        benchmark.main(["loader", "--images", str(tmp_path)])
+
+
+def test_unknown_part_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(["dert"])
+    assert "dert" in capsys.readouterr().err
+
+
+def test_table_names_each_group_once():
+    rows = [Row("inference", "a", 1.0, 1.0, 200.0, 1.0), Row("inference", "b", 0.05, 0.05)]
+    assert benchmark.markdown_table(rows).splitlines()[2:] == [
+        "| inference | a | 1000 ms | 1.00 | 200 MiB | 1.00 |",
+        "|  | b | 50 ms | 0.050 |  |  |",
+    ]

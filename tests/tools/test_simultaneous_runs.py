@@ -1,0 +1,80 @@
+"""Runs that are started together end in folders of their own, or with an error that names the other."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real_runs import CONFIG, LAST_STEP, finish, log_of, reached, start, wait_for_step
+
+from vitkit.checkpoint import read_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.py").write_text(CONFIG)
+
+
+def messages() -> list[str]:
+    return re.findall(r"error: .*", Path("output.txt").read_text())
+
+
+def test_runs_started_in_a_loop_have_a_folder_each():
+    runs = [start("tiny.py", "train.epochs=1") for _ in range(3)]
+    assert [finish(run) for run in runs] == [[0]] * 3
+    folders = sorted(path.name for path in Path("runs").iterdir())
+    assert folders == ["tiny", "tiny-2", "tiny-3"]
+    logs = [log_of(f"runs/{name}") for name in folders]
+    assert logs[0] and logs[0] == logs[1] == logs[2]
+
+
+def test_of_two_that_take_one_folder_one_trains(tmp_path):
+    runs = [start("tiny.py", "--run-dir", "run", "train.epochs=1") for _ in range(2)]
+    assert sorted(finish(run)[0] for run in runs) == [0, 1]
+    (message,) = messages()
+    assert re.search(r"--run-dir run: (in use by process \d+ on \S+ since|holds a run already)", message)
+    assert log_of("run")
+
+
+def test_of_two_that_resume_one_run_one_trains():
+    first = start("tiny.py", "--run-dir", "run")
+    wait_for_step("run", 2, first)
+    assert finish(start("--resume", "run")) == [1]
+    assert f"--resume run: in use by process {first[0].pid} on " in messages()[0]
+    first[0].kill()
+    assert finish(first) == [-signal.SIGKILL] and reached("run") < LAST_STEP
+    runs = [start("--resume", "run") for _ in range(2)]
+    statuses = [finish(run)[0] for run in runs]
+    # On a busy machine the second may come when the first has ended, and finds the run complete.
+    assert statuses.count(0) == 1 or len(messages()) == 1
+    assert read_checkpoint("run/last.pth")["progress"]["step"] == LAST_STEP
+    assert log_of("run")
+
+
+def test_of_two_launches_of_torchrun_in_one_folder_one_trains():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launches = [
+        subprocess.Popen(
+            [*command, str(ROOT / "tools" / "train.py"), "tiny.py", "--run-dir", "run", "--device", "cpu"],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        outputs = [launch.communicate(timeout=200)[0] for launch in launches]
+    finally:
+        for launch in launches:
+            launch.kill()
+    assert sorted(launch.returncode for launch in launches) == [0, 1], "\n".join(text[-2000:] for text in outputs)
+    refused = next(text for launch, text in zip(launches, outputs) if launch.returncode)
+    assert re.search(r"--run-dir run: (in use by process \d+ on \S+ since|holds a run already)", refused)
+    assert read_checkpoint("run/last.pth")["progress"]["step"] == LAST_STEP / 2 and log_of("run")

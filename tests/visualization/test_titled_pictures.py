@@ -1,0 +1,40 @@
+"""Pictures below their classes and captions."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitkit.visualization.predictions import draw_predictions
+
+
+def images(classes=()):
+    """A dataset of five grey images."""
+    return SimpleNamespace(
+        image_ids=[7, 8, 9, 10, 11],
+        classes=list(classes),
+        load_image=lambda index: np.full((20, 30, 3), 40 * index, np.uint8),
+    )
+
+
+def test_every_image_is_shown_with_its_classes(tmp_path):
+    samples = [({"class_scores": torch.tensor([0.3, 0.7])}, {"label": i % 2, "image_id": 7 + i}) for i in range(5)]
+    assert draw_predictions(samples, images(["cat", "dog"]), tmp_path / "new" / "figure.png")
+    pixels = np.asarray(Image.open(tmp_path / "new" / "figure.png").convert("RGB")).reshape(-1, 3)
+    colours = {tuple(pixel) for pixel in np.unique(pixels, axis=0).tolist()}
+    assert {(40 * i,) * 3 for i in range(5)} <= colours
+    assert {(0, 128, 0), (178, 34, 34)} <= colours  # right and wrong titles
+
+
+def test_every_image_is_shown_with_its_caption(tmp_path):
+    samples = [({"text": "a dog " * 12 if i else ""}, {"references": ["A cat ."], "image_id": 7 + i}) for i in range(5)]
+    assert draw_predictions(samples, images(), tmp_path / "figures/captions.png")
+    with Image.open(tmp_path / "figures/captions.png") as figure:
+        assert figure.format == "PNG" and figure.width > 1000
+
+
+def test_what_no_figure_shows_is_told(tmp_path):
+    assert not draw_predictions([], images(), tmp_path / "none.png")
+    assert not draw_predictions([({"tokens": [1]}, {"image_id": 7})], images(), tmp_path / "none.png")
+    assert not list(tmp_path.iterdir())

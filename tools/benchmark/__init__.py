@@ -1,0 +1,1 @@
+"""Compare speed and memory with other implementations."""

@@ -1,0 +1,134 @@
+"""Compare speed and memory with other implementations.
+
+Random weights and images; nothing is downloaded. Implementations run in turn in one process, and ratios to the first
+row of each group are what counts: they hold from run to run, milliseconds do not. Each part runs in a process of its
+own, since earlier work decides where new memory comes from, and peak memory is measured in one more for each row. The
+parts of transformers' models take minutes each and need that package (pip install -e '.[benchmark]').
+
+Examples:
+    vitkit benchmark --out benchmark.md                                # or: python tools/benchmark --out …
+    vitkit benchmark decoding loader
+    vitkit benchmark detr --device cuda --precision bf16
+    vitkit benchmark detr --threads 1 --processor-time                 # on a busy machine
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+
+from vitkit.errors import VitkitError, error_line
+from vitkit.tools.benchmark.timing import Options, Row
+
+PARTS = {
+    "detr": "models",
+    "deformable_detr": "models",
+    "maskformer": "models",
+    "mask2former": "models",
+    "deformable": "kernels",
+    "backbones": "models",
+    "local_relation": "kernels",
+    "decoding": "text",
+    "translation": "text",
+    "loader": "loader",
+}
+"""Part -> the module beside this one whose `measure(part, options)` returns its rows."""
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table here")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds, of which medians are taken (default: 9)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="processor threads of PyTorch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for all parts but the loader's")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of models, attention and text")
+    parser.add_argument("--no-memory", action="store_true", help="time only")
+    parser.add_argument("--processor-time", action="store_true", help="do not count waiting for other programs")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="JPEGs to load (default: drawn ones of 640x480)")
+    args = parser.parse_args(argv)
+    for part in args.parts:
+        if part not in PARTS:
+            parser.error(f"no part {part!r}: expected any of {', '.join(PARTS)}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch finds no GPU")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
+    rows: list[Row] = []
+    print(f"{describe_machine(args)}\n", flush=True)
+    for part in [part for part in PARTS if part in args.parts or not args.parts]:
+        print(f"measuring {part} ...", file=sys.stderr, flush=True)
+        try:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                part_rows = process.submit(measure, part, args).result()
+        except VitkitError as error:
+            sys.exit(error_line(error))
+        header, ruler, *lines = markdown_table(part_rows).splitlines()
+        print(*(lines if rows else (header, ruler, *lines)), sep="\n", flush=True)
+        rows += part_rows
+        if args.out:
+            args.out.write_text(f"{describe_machine(args)}\n\n{markdown_table(rows)}\n", encoding="utf-8")
+
+
+def measure(part: str, args: argparse.Namespace) -> list[Row]:
+    """The rows of one part, measured in this process."""
+    torch.set_num_threads(args.threads)
+    options = Options(
+        repeats=args.repeats,
+        device=args.device,
+        precision=args.precision,
+        memory=not args.no_memory,
+        clock=time.process_time if args.processor_time else time.perf_counter,
+        images=args.images,
+    )
+    return importlib.import_module(f"vitkit.tools.benchmark.{PARTS[part]}").measure(part, options)
+
+
+def describe_machine(args: argparse.Namespace) -> str:
+    """Describe the hardware, the versions and how times are measured, in one line."""
+    processor = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        model_name = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        processor = model_name[1] if model_name else processor
+    hardware = f"{processor}, {os.cpu_count()} cores, {args.threads} threads"
+    if args.device == "cuda":
+        hardware = f"{torch.cuda.get_device_name()}; {hardware}"
+    versions = [f"Python {platform.python_version()}"]
+    for package in ("vitkit", "torch", "torchvision", "transformers"):
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    clock = "processor time" if args.processor_time else "wall time"
+    return f"{hardware}; {args.precision}; {', '.join(versions)}; {clock}, medians of {args.repeats} rounds."
+
+
+def markdown_table(rows: Sequence[Row]) -> str:
+    """Format the rows as a table in Markdown."""
+    lines = ["| | | time | ratio | peak memory | ratio |", "|---|---|---:|---:|---:|---:|"]
+    previous = None
+    for row in rows:
+        memory = "" if row.peak_mib is None else f"{row.peak_mib:.0f} MiB"
+        memory_ratio = "" if row.peak_ratio is None else f"{row.peak_ratio:.2f}"
+        group = "" if row.what == previous else row.what
+        ratio = f"{row.ratio:.2f}" if row.ratio >= 0.1 else f"{row.ratio:.3f}"
+        lines.append(f"| {group} | {row.name} | {1000 * row.seconds:.4g} ms | {ratio} | {memory} | {memory_ratio} |")
+        previous = row.what
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

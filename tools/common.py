@@ -1,0 +1,95 @@
+"""What the tools share: the --device option, errors in one line, models and overrides among the arguments."""
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from vitkit.errors import VitkitError, error_line
+
+
+def add_device(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    """Add --device: "cpu" or "cuda", the GPU by default where there is one."""
+    default = default or ("cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", type=_device, default=default, help=f"cpu or cuda ({default})")
+
+
+MODEL_HELP = "a name of the model zoo, the folder or a checkpoint of a run, or a config (file or installed name)"
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, its weights if it is a config, and overrides; `sort_model` tells the last two apart."""
+    parser.add_argument("model", help=MODEL_HELP)
+    parser.add_argument("weights", nargs="?", help="of a config: a checkpoint, or a name of the model zoo")
+    parser.add_argument("overrides", nargs="*", help="key.sub=value of the config, such as data.root=data/coco")
+
+
+def sort_model(args: argparse.Namespace) -> None:
+    """Count what was taken for the weights among the overrides if it is one."""
+    if is_override(args.weights):
+        args.weights, args.overrides = None, [args.weights, *args.overrides]
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add --trust, without which a saved config imports only what the user has run or trusted before."""
+    text = "import what a saved config names in `imports`, from now on until that code changes"
+    parser.add_argument("--trust", action="store_true", help=text)
+
+
+def _device(text: str) -> str:
+    if text not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected cpu or cuda")
+    if text == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("cuda: PyTorch finds no GPU here")
+    return text
+
+
+_STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+
+
+@contextmanager
+def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
+    """End the program with one line, without a stack trace, at a VitkitError or another error that a user can cause.
+
+    Where the reader of its output has had enough, such as `head`, it ends without any, as if by SIGPIPE.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the buffer must not fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (VitkitError, *others) as error:
+        sys.exit(error_line(error))
+    except OSError as error:
+        if error.errno not in _STORAGE_ERRORS:
+            raise
+        sys.exit(
+            f"error: {error.filename or 'a file'}: {error.strerror}. Free space or set the rights there, or choose "
+            "another folder."
+        )
+
+
+def is_override(text: str | None) -> bool:
+    """Whether an argument is `key.sub=value` rather than a file."""
+    return text is not None and "=" in text and not Path(text).exists()
+
+
+def unique_names(names: Iterable[str]) -> list[str]:
+    """The names, each repeated one with a number behind it."""
+    taken: set[str] = set()
+    unique = []
+    for name in names:
+        number, candidate = 1, name
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}_{number}"
+        taken.add(candidate)
+        unique.append(candidate)
+    return unique

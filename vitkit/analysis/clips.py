@@ -1,0 +1,78 @@
+"""What backbones of clips cost against the number of frames and the crop, as in figure 3 of TimeSformer's paper."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from vitkit.analysis.macs import count_macs
+from vitkit.analysis.memory import attention_matrices, saved_bytes
+from vitkit.errors import ConfigError, DataError
+from vitkit.registry import BACKBONES, parameters_of
+
+CLIPS = {
+    "frames": [(frames, 224) for frames in (8, 16, 32, 64, 96)],
+    "crop": [(8, size) for size in (224, 256, 288, 336, 448, 560)],
+}
+"""What changes -> frames, and side of the crop in pixels, of the clips."""
+
+
+@dataclass
+class ClipCost:
+    """Of a classifier and one clip."""
+
+    macs: int
+    saved_bytes: int
+    """What a training step saves in float32 for its backward pass, with a fused attention kernel."""
+    attention_bytes: int
+    """Of all attention matrices in float32, which a fused kernel does not store."""
+
+
+class _SaveAsFused(torch.autograd.Function):
+    """Save what a fused attention kernel saves, and compute nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = v.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(
+            1, 2
+        )  # in memory as the kernels' is
+        ctx.save_for_backward(q, k, v, out)
+        return out
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Count attention on "meta" as a fused kernel's; PyTorch has none there, and would save the matrices."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _SaveAsFused.apply(*args[:3])
+        return func(*args, **(kwargs or {}))
+
+
+def clip_cost(name: str, frames: int, crop: int) -> ClipCost:
+    """Count on the meta device, which takes neither memory nor much time.
+
+    Args:
+        name: of a backbone of clips; its position tables are made for the clip.
+    Raises:
+        ConfigError: it takes no clips.
+    """
+    constructor, _ = BACKBONES.resolve(name)
+    made_for = dict(num_frames=frames, image_size=crop)
+    arguments = {key: value for key, value in made_for.items() if key in parameters_of(constructor)}
+    with torch.device("meta"):
+        model = BACKBONES.build(name, num_classes=400, **arguments).eval()
+        clip = torch.zeros(1, 3, frames, crop, crop)
+        try:
+            macs = count_macs(model, clip).total
+        except DataError as error:
+            raise ConfigError(f"backbone {name}: cannot be counted on clips: {error}") from error
+        matrices = attention_matrices(model, clip)
+        with _FusedAttention():
+            saved = saved_bytes(lambda: model.train()(clip).sum(), [model])
+    stored = sum(clip.element_size() * matrix.elements() for matrix in matrices.values())
+    return ClipCost(macs, saved, stored)

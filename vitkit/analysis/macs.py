@@ -1,0 +1,172 @@
+"""MACs (multiply-accumulate operations) of a model, by module and by operator.
+
+They are counted as in the papers of vision models and by fvcore: one for a multiplication with its addition, in matrix
+products, convolutions, attention and sampling, by the formulas of `torch.utils.flop_counter`; norms by fvcore's
+estimate (2 to 5 per value). Element-wise work, activations, softmax and reductions are not counted. An operator of none
+of these kinds is reported.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+
+def _per_output(count: int) -> Callable[..., int]:
+    return lambda *args, out_val, **kwargs: count * out_val.numel()
+
+
+def _per_input(x: Tensor, *args: Any, **kwargs: Any) -> int:
+    return x.numel()
+
+
+def _batch_norm(x: Tensor, weight: Tensor | None, *args: Any, **kwargs: Any) -> int:
+    return x.numel() * (1 if weight is None else 2)
+
+
+def _layer_norm(x: Tensor, shape: Any, weight: Tensor | None, *args: Any, **kwargs: Any) -> int:
+    return x.numel() * (4 if weight is None else 5)
+
+
+def _group_norm(x: Tensor, weight: Tensor | None, *args: Any, **kwargs: Any) -> int:
+    return x.numel() * (4 if weight is None else 5)
+
+
+def _unfold(x: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    # Local relation multiplies each value of its windows once; what is inside the map is unfolded from one channel.
+    return out_val.numel() if x.shape[1] > 1 else 0
+
+
+FORMULAS: dict[str, Callable[..., int]] = {
+    "aten.native_batch_norm": _batch_norm,
+    "aten._native_batch_norm_legit_no_training": _batch_norm,
+    "aten.native_layer_norm": _layer_norm,
+    "aten.native_group_norm": _group_norm,
+    "aten._adaptive_avg_pool2d": _per_input,
+    "aten._adaptive_avg_pool3d": _per_input,
+    "aten.avg_pool2d": _per_input,
+    "aten.avg_pool3d": _per_input,
+    "aten.upsample_nearest2d": _per_output(1),
+    "aten.upsample_linear1d": _per_output(2),
+    "aten.upsample_bilinear2d": _per_output(4),
+    "aten.upsample_bicubic2d": _per_output(16),
+    "aten._upsample_bicubic2d_aa": _per_output(16),
+    "aten.grid_sampler_2d": _per_output(4),
+    "aten.im2col": _unfold,
+}
+"""MACs of what torch.utils.flop_counter does not count, from an operator's arguments and its output `out_val`."""
+
+_MOVES = (
+    "_local_scalar_dense _to_copy _unsafe_view all any arange argmax argsort as_strided_ bitwise_and bitwise_not "
+    "bitwise_or bucketize cat clone constant_pad_nd copy_ embedding empty empty_like eq eye fill_ flip full "
+    "full_like gather ge gt index index_copy index_put index_put_ index_select isfinite isnan le lift_fresh "
+    "linspace logical_and logical_not logical_or lt masked_fill masked_fill_ masked_scatter ne new_empty new_full "
+    "new_ones new_zeros nonzero ones ones_like promote_types rand randn repeat repeat_interleave roll "
+    "scalar_tensor scatter scatter_ sort stack topk tril triu where zero_ zeros zeros_like"
+)
+"""Operators that make, move, choose or compare values; views are known as such."""
+_ARITHMETIC = (
+    "_log_softmax _safe_softmax _softmax amax amin avg_pool1d cumsum linalg_vector_norm logsumexp max "
+    "max_pool2d_with_indices max_pool3d_with_indices mean min prod std sum var var_mean"
+)
+"""Softmax, pooling and reductions, which papers do not count; element-wise operators are tagged as such."""
+
+
+@dataclass
+class Macs:
+    """MACs of one forward pass."""
+
+    by_module: Counter[str]
+    by_operator: Counter[str]
+    uncounted: Counter[str]
+    """How often operators were called that papers do not count."""
+    unknown: Counter[str]
+    """How often operators were called that should perhaps be counted, and are not."""
+
+    @property
+    def total(self) -> int:
+        """MACs of the whole model."""
+        return self.by_module[""]
+
+
+def count_macs(model: nn.Module, *inputs: Tensor) -> Macs:
+    """Run the model once, in evaluation mode and on its operators' plain definitions, and count.
+
+    Args:
+        inputs: of `forward`, on the model's device.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with (
+            torch.no_grad(),
+            patch.dict(os.environ, VITKIT_KERNELS="plain"),
+            running_modules(model) as running,
+            _MacCounter(running) as counter,
+        ):
+            model(*inputs)
+    finally:
+        model.train(was_training)
+    by_module = Counter({name: 0 for name, _ in model.named_modules()})
+    for name, macs in counter.by_module.items():
+        parts = name.split(".") if name else []
+        for depth in range(len(parts) + 1):
+            by_module[".".join(parts[:depth])] += macs
+    return Macs(by_module, counter.by_operator, counter.uncounted, counter.unknown)
+
+
+@contextmanager
+def running_modules(model: nn.Module) -> Iterator[list[str]]:
+    """Yield the list of the names of the modules whose forward pass is running, innermost last."""
+    running: list[str] = []
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        handles.append(module.register_forward_hook(lambda *_: running.pop() and None, always_call=True))
+    try:
+        yield running
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _MacCounter(TorchDispatchMode):
+    """Count each operator for the module that calls it.
+
+    torch's FlopCounterMode, whose formulas are used, tells nothing of operators that it has no formula for, and names
+    modules only below those that it saw being called.
+    """
+
+    def __init__(self, running: list[str]):
+        super().__init__()
+        self.running = running
+        self.by_module: Counter[str] = Counter()
+        self.by_operator: Counter[str] = Counter()
+        self.uncounted: Counter[str] = Counter()
+        self.unknown: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        outputs = func(*args, **kwargs)
+        operator = func.overloadpacket
+        kind, _, name = str(operator).partition(".")
+        if f"{kind}.{name}" in FORMULAS:
+            macs = FORMULAS[f"{kind}.{name}"](*args, out_val=outputs, **kwargs)
+        elif operator in flop_registry:
+            macs = flop_registry[operator](*args, out_val=outputs, **kwargs) // 2
+        else:
+            if not func.is_view and name not in _MOVES.split():
+                is_uncounted = torch.Tag.pointwise in func.tags or name in _ARITHMETIC.split()
+                (self.uncounted if is_uncounted else self.unknown)[name] += 1
+            return outputs
+        self.by_operator[name] += macs
+        self.by_module[self.running[-1]] += macs
+        return outputs

@@ -1,0 +1,311 @@
+"""What a model costs, by part: parameters, memory, time.
+
+A part is a module under its dotted name, with all that is below it; "" is the whole model.
+"""
+
+import math
+import statistics
+import time
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vitkit.analysis.macs import running_modules
+from vitkit.nn.attention import AttentionRecorder
+from vitkit.protocols import SupportsActivationCheckpointing
+
+
+@dataclass
+class Parameters:
+    """Numbers of weights."""
+
+    total: int = 0
+    trainable: int = 0
+
+
+def count_parameters(model: nn.Module) -> dict[str, Parameters]:
+    """Return the counts of every module; a parameter that it holds under several names counts once."""
+    counts = {}
+    for name, module in model.named_modules():
+        trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        counts[name] = Parameters(sum(p.numel() for p in module.parameters()), trainable)
+    return counts
+
+
+def parts(model: nn.Module, depth: int) -> list[str]:
+    """Return the dotted names of modules down to a depth, parents before children, "" first."""
+    return [name for name, _ in model.named_modules() if name.count(".") < depth or not name]
+
+
+@dataclass
+class Attention:
+    """The attention matrices of one module in one forward pass."""
+
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    """(B, heads, L, S) of each call."""
+    fused: bool = False
+    """By a kernel that never stores them: it stores a number per row."""
+
+    def elements(self) -> int:
+        """Return the numbers of all matrices."""
+        return sum(map(math.prod, self.shapes))
+
+    def rows(self) -> int:
+        """Return the rows of all matrices."""
+        return sum(math.prod(shape[:-1]) for shape in self.shapes)
+
+
+def attention_matrices(model: nn.Module, *inputs: Tensor) -> dict[str, Attention]:
+    """Return module name -> its attention matrices. On "meta", model and inputs cost neither memory nor time."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            with running_modules(model) as running, _FusedCalls(running) as calls:
+                model(*inputs)
+            fused = calls.by_module
+            with AttentionRecorder(model) as maps:
+                model(*inputs)
+                shapes = {name: [tuple(weights.shape) for weights in maps.pop(name)] for name in list(maps)}
+    finally:
+        model.train(was_training)
+    # Attention of other libraries is seen only where it calls the fused kernel.
+    return {
+        name: Attention(shapes.get(name, fused.get(name)), name in fused)
+        for name, _ in model.named_modules()
+        if name in shapes or name in fused
+    }
+
+
+class _FusedCalls(TorchFunctionMode):
+    """Note the calls of the fused attention kernel: module name -> shapes of the matrices that it does not store."""
+
+    def __init__(self, running: list[str]):
+        super().__init__()
+        self.running = running
+        self.by_module: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention and self.running:
+            query, key = args[:2]
+            self.by_module[self.running[-1]].append((*query.shape[:-1], key.shape[-2]))
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class Cost:
+    """Time and memory of one part, in a forward pass."""
+
+    seconds: float = 0.0
+    """Median."""
+    peak_bytes: int = 0
+    """Most memory of tensors, above what there was at the part's start."""
+    saved_bytes: int = 0
+    """What a training step saves of it for the backward pass."""
+
+
+def measure(model: nn.Module, *inputs: Tensor, names: list[str], repeats: int = 5) -> dict[str, Cost]:
+    """Measure time and memory of parts.
+
+    Memory is that of tensors between operators: an operator's own workspace is not seen.
+
+    Args:
+        names: the parts; those that are not called are left out.
+        repeats: of the timing.
+    """
+    device = inputs[0].device
+    was_training = model.training
+    try:
+        model.eval()
+        with torch.no_grad():
+            _measure_memory(model, inputs, names)  # a warm-up as well
+            peaks = _measure_memory(model, inputs, names)
+            times = _measure_time(model, inputs, names, device, repeats)
+        model.train(was_training)
+        saved = _measure_saved(model, inputs, names)
+    finally:
+        model.train(was_training)
+    return {name: Cost(statistics.median(times[name]), peaks[name], saved[name]) for name in names if name in times}
+
+
+@contextmanager
+def _around(
+    model: nn.Module, names: list[str], enter: Callable[[], Any], leave: Callable[[str, Any], None]
+) -> Iterator[None]:
+    """Call `enter()` before and `leave(name, what enter returned)` after each call of the modules."""
+    handles, states = [], []
+    for name in names:
+        module = model.get_submodule(name)
+        handles.append(module.register_forward_pre_hook(lambda *_: states.append(enter())))
+        handles.append(module.register_forward_hook(lambda *_, name=name: leave(name, states.pop())))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _measure_time(
+    model: nn.Module, inputs: tuple, names: list[str], device: torch.device, repeats: int
+) -> dict[str, list[float]]:
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    times: dict[str, list[float]] = defaultdict(list)
+    for _ in range(repeats):
+        spent: Counter[str] = Counter()
+
+        def leave(name: str, start: float, spent: Counter = spent) -> None:
+            spent[name] += now() - start
+
+        with _around(model, names, now, leave):
+            model(*inputs)
+        for name, seconds in spent.items():
+            times[name].append(seconds)
+    return times
+
+
+def _measure_memory(model: nn.Module, inputs: tuple, names: list[str]) -> Counter[str]:
+    peaks: Counter[str] = Counter()
+    memory = _LiveTensors()
+
+    def leave(name: str, begin: int) -> None:
+        since = memory.history[begin:]
+        peaks[name] = max(peaks[name], max(since) - since[0])
+
+    with memory, _around(model, names, lambda: len(memory.history) - 1, leave):
+        model(*inputs)
+    return peaks
+
+
+def _measure_saved(model: nn.Module, inputs: tuple, names: list[str]) -> Counter[str]:
+    """Return the bytes that each part's forward pass saves for the backward pass."""
+    by_part: Counter[str] = Counter()
+    saved = _SavedTensors([*model.parameters(), *model.buffers(), *inputs])
+
+    def leave(name: str, start: int) -> None:
+        by_part[name] += saved.bytes - start
+
+    with torch.enable_grad(), saved.watch(), _around(model, names, lambda: saved.bytes, leave):
+        model(*inputs)
+    return by_part
+
+
+def saved_bytes(step: Callable[[], Any], modules: Sequence[nn.Module]) -> int:
+    """Return the bytes that a training step saves for its backward pass.
+
+    Args:
+        step: computes the loss.
+        modules: whose parameters and buffers do not count.
+    """
+    saved = _SavedTensors([tensor for module in modules for tensor in (*module.parameters(), *module.buffers())])
+    with torch.enable_grad(), saved.watch():
+        step()
+    return saved.bytes
+
+
+OPTIMIZER_STATES = {"AdamW": 2, "Adam": 2, "SGD": 1}
+"""Numbers that an optimiser stores for each weight."""
+
+
+@dataclass
+class TrainingMemory:
+    """Bytes that each process of a run holds, besides what autograd saves."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int = 0
+    """Weights and gradients of blocks that are unsharded while they compute."""
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return self.weights + self.gradients + self.optimizer + self.gathered
+
+
+def training_memory(model: nn.Module, *, states: int, gpus: int = 1, sharded: bool = False) -> TrainingMemory:
+    """Calculate what weights, gradients and optimiser take; the model may be on "meta".
+
+    Args:
+        states: of the optimiser, see OPTIMIZER_STATES.
+        gpus: processes.
+        sharded: among them, block by block (FSDP2); else each has all of it (DDP). Blocks are modules that support
+            activation checkpointing.
+    """
+    sizes = {parameter: parameter.numel() * parameter.element_size() for parameter in model.parameters()}
+    if not sharded:
+        trained = sum(size for parameter, size in sizes.items() if parameter.requires_grad)
+        return TrainingMemory(sum(sizes.values()), trained, states * trained)
+    # Each weight is sharded along its first dimension, and the first process has the largest shard.
+    shards = {p: size * -(-len(p) // gpus) // len(p) if p.ndim and len(p) else size for p, size in sizes.items()}
+    trained = sum(size for parameter, size in shards.items() if parameter.requires_grad)
+    blocks = [
+        list(module.parameters()) for module in model.modules() if isinstance(module, SupportsActivationCheckpointing)
+    ]
+    inside = {parameter for block in blocks for parameter in block}
+    rest = sum(size for parameter, size in sizes.items() if parameter not in inside)
+    largest = max((sum(sizes[parameter] for parameter in block) for block in blocks), default=0)
+    # What is in no block stays unsharded from the forward to the end of the backward pass, with its gradients; beside
+    # it the block that computes, with its gradients, and the next one, whose weights arrive meanwhile.
+    return TrainingMemory(sum(shards.values()), trained, states * trained, 2 * rest + 3 * largest)
+
+
+class _SavedTensors:
+    """Count the storages that autograd saves, each once.
+
+    Args:
+        excluded: tensors that do not count: parameters, buffers, inputs.
+    """
+
+    def __init__(self, excluded: Sequence[Tensor]):
+        self.bytes = 0
+        # By their addresses in memory tensors on "meta" would all be one.
+        self._seen = {tensor.untyped_storage()._cdata for tensor in excluded}
+        self._alive: list[Tensor] = []  # so that no storage is freed and its number used again
+
+    def watch(self) -> torch.autograd.graph.saved_tensors_hooks:
+        return torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self._alive.append(tensor)
+            self.bytes += storage.nbytes()
+        return tensor
+
+
+class _LiveTensors(TorchDispatchMode):
+    """Count the bytes of the tensors that operators returned and that are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history = [0]
+        """The bytes after each change."""
+        self._alive: set[int] = set()
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        inputs = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        outputs = func(*args, **(kwargs or {}))
+        for storage in (x.untyped_storage() for x in tree_leaves(outputs) if isinstance(x, Tensor)):
+            if storage._cdata not in inputs and storage._cdata not in self._alive:
+                self._alive.add(storage._cdata)
+                self.history.append(self.history[-1] + storage.nbytes())
+                weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+        return outputs
+
+    def _forget(self, key: int, size: int) -> None:
+        self._alive.remove(key)
+        self.history.append(self.history[-1] - size)

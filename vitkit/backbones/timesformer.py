@@ -1,0 +1,422 @@
+"""TimeSformer (Bertasius et al. 2021, https://arxiv.org/abs/2102.05095): a ViT of clips, with five attention schemes.
+
+Shapes: B clips, T frames of h x w patches, L = 1 + h * w * T tokens: the class token, then the frames of the first
+patch, of the second, ... G groups of S tokens that attend to each other.
+"""
+
+import logging
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
+
+from vitkit.backbones.base import BackboneBase, BackboneSettings, check_images, drop_path_rates
+from vitkit.backbones.vit import PatchEmbedding, ViTSizes, add
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.nn.attention import attend, padding_bias
+from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
+from vitkit.nn.position import resize_positions_2d
+from vitkit.registry import BACKBONES, nearest
+
+logger = logging.getLogger("vitkit")
+
+Size = tuple[int, int, int]
+"""(h, w, T)."""
+
+SCHEMES = {
+    "space": ("joint",),  # of each frame by itself
+    "joint": ("joint",),
+    "divided": ("temporal", "spatial"),
+    "sparse": ("local", "global"),
+    "axial": ("temporal", "width", "height"),
+}
+"""The attention steps of a block under each of the paper's schemes (section 3 and figure 2), in their order."""
+
+STEPS = {
+    # of    rows      columns   frames
+    "joint": ("one", "one", "one"),
+    "temporal": ("each", "each", "one"),
+    "spatial": ("one", "one", "each"),
+    "width": ("each", "one", "each"),
+    "height": ("one", "each", "each"),
+    "local": ("halves", "halves", "one"),
+    "global": ("every second", "every second", "every second"),
+}
+"""Which tokens attend to each other in a step: those that are in one group along all three axes. Along an axis all
+tokens are one group, each index is a group, the first and the second half are one each, or even and odd indices are.
+
+So "local" is the paper's "F x H/2 x W/2 neighboring patches", and "global" its "stride of 2 patches along the temporal
+dimension and also the two spatial dimensions"; the paper gives no code for either.
+"""
+
+_BASE = dict(d_model=768, depth=12, num_heads=12)
+
+TIMESFORMER_VARIANTS = {
+    **{f"timesformer_{scheme}": dict(attention=scheme, **_BASE) for scheme in SCHEMES},
+    "timesformer_hr": dict(num_frames=16, image_size=448, **_BASE),
+    "timesformer_l": dict(num_frames=96, **_BASE),
+}
+"""Table 1 of the paper, and the HR and L forms of its section 4.3, with divided attention."""
+
+
+def group_sizes(step: str, size: Size) -> tuple[list[int], list[int]]:
+    """Return the number of groups along each axis, and the length of the longest of them."""
+    counts = [{"one": 1, "each": n}.get(kind, min(2, n)) for kind, n in zip(STEPS[step], size)]
+    return counts, [math.ceil(n / count) for n, count in zip(size, counts)]
+
+
+def split_groups(x: Tensor, step: str) -> Tensor:
+    """Gather the tokens of each group; where groups are unequal, the shorter are filled up with zeros.
+
+    Args:
+        x: (B, h, w, T, C).
+        step: one of `STEPS`.
+    Returns:
+        (B, G, S, C); groups and their tokens are ordered by row, column, frame.
+    """
+    size = tuple(x.shape[1:4])
+    counts, lengths = group_sizes(step, size)
+    margins = [count * length - n for n, count, length in zip(size, counts, lengths)]
+    if any(margins):
+        x = F.pad(x, (0, 0, *(end for margin in reversed(margins) for end in (0, margin))))
+    # Each axis becomes two: (groups, tokens of a group), or (tokens, groups) where neighbours are in other groups.
+    for axis, (kind, count) in enumerate(zip(STEPS[step], counts)):
+        x = x.unflatten(1 + 2 * axis, (-1, count) if kind == "every second" else (count, -1))
+    x = x.permute(0, *_grouped_axes(step), 7)  # (B, groups of rows, of columns, of frames, rows, columns, frames, C)
+    return x.flatten(4, 6).flatten(1, 3)
+
+
+def join_groups(x: Tensor, step: str, size: Size) -> Tensor:
+    """Put the tokens of all groups back in their positions: (B, G, S, C) -> (B, h, w, T, C), the reverse of
+    `split_groups`.
+    """
+    counts, lengths = group_sizes(step, size)
+    x = x.unflatten(2, lengths).unflatten(1, counts)
+    axes = (0, *_grouped_axes(step), 7)
+    x = x.permute(sorted(range(8), key=axes.__getitem__))
+    x = x.flatten(5, 6).flatten(3, 4).flatten(1, 2)
+    return x[:, : size[0], : size[1], : size[2]]
+
+
+def _grouped_axes(step: str) -> list[int]:
+    """Return where, after axes 1 to 3 became two each, their groups are, then where the tokens of a group are."""
+    pairs = [
+        (2 * axis + 2, 2 * axis + 1) if kind == "every second" else (2 * axis + 1, 2 * axis + 2)
+        for axis, kind in enumerate(STEPS[step])
+    ]
+    return [group for group, _ in pairs] + [token for _, token in pairs]
+
+
+class Attention(nn.Module):
+    """Self-attention within sequences of tokens."""
+
+    def __init__(self, d_model: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = Linear(d_model, 3 * d_model)
+        self.proj = Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Attend.
+
+        Args:
+            x: (sequences, S, d_model).
+            bias: added to the scores, broadcastable to (sequences, heads, S, S).
+        """
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
+        return self.proj(attend(q, k, v, bias).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Pre-norm transformer layer with one attention for each step of the scheme.
+
+    The last step has the names of a ViT, `norm1` and `attn`; those before it are called after the step
+    (`temporal_norm1`, `temporal_attn`) and have a last layer (`temporal_fc`) that starts at zero, so that a new network
+    begins as a ViT.
+
+    The class token takes no part in the temporal step, as in the original. In the others each group sees it, and what
+    it sees of the groups is averaged.
+    """
+
+    activation_checkpointing = False
+
+    def __init__(self, d_model: int, num_heads: int, scheme: str, *, d_mlp: int, drop_path: float):
+        super().__init__()
+        self.steps = SCHEMES[scheme]
+        for step in self.steps:
+            prefix = self._prefix(step)
+            self.add_module(f"{prefix}norm1", nn.LayerNorm(d_model, eps=1e-6))
+            self.add_module(f"{prefix}attn", Attention(d_model, num_heads))
+            if prefix:
+                self.add_module(f"{prefix}fc", Linear(d_model, d_model))
+        self.norm2 = nn.LayerNorm(d_model, eps=1e-6)
+        self.mlp = TokenMLP(d_model, d_mlp)
+        self.drop_path = StochasticDepth(drop_path, "row")
+
+    def _prefix(self, step: str) -> str:
+        return "" if step == self.steps[-1] else f"{step}_"
+
+    def forward(self, x: Tensor, size: Size) -> Tensor:
+        """(B, L, d_model) -> (B, L, d_model)."""
+        for step in self.steps:
+            x = self._attend(x, size, step)
+        return add(self.drop_path(self.mlp(self.norm2(x))), x)
+
+    def _attend(self, x: Tensor, size: Size, step: str) -> Tensor:
+        """Add what each token sees of its group."""
+        batch, prefix = len(x), self._prefix(step)
+        class_token, patches = x[:, :1], x[:, 1:]  # (B, 1, C), (B, h w T, C)
+        groups = split_groups(patches.unflatten(1, size), step)  # (B, G, S, C)
+        num_groups = groups.shape[1]
+        has_class_token = step != "temporal"
+        if has_class_token:
+            copies = class_token[:, None].expand(-1, num_groups, -1, -1)  # (B, G, 1, C)
+            groups = torch.cat((copies, groups), dim=2)  # (B, G, 1 + S, C)
+
+        bias = self._padding_bias(x, size, step)
+        normed = self.get_submodule(f"{prefix}norm1")(groups.flatten(0, 1))
+        # As in the original, each group is dropped by itself.
+        seen = self.drop_path(self.get_submodule(f"{prefix}attn")(normed, bias)).unflatten(0, (batch, num_groups))
+
+        seen_by_patches = join_groups(seen[:, :, int(has_class_token) :], step, size).flatten(1, 3)  # (B, h w T, C)
+        if has_class_token:
+            seen = torch.cat((seen[:, :, 0].mean(dim=1, keepdim=True), seen_by_patches), dim=1)  # (B, L, C)
+            return add(getattr(self, f"{prefix}fc")(seen) if prefix else seen, x)
+        return torch.cat((class_token, add(self.temporal_fc(seen_by_patches), patches)), dim=1)
+
+    @staticmethod
+    def _padding_bias(x: Tensor, size: Size, step: str) -> Tensor | None:
+        """Return the bias that hides the zeros of unequal groups, (B * G, 1, 1, 1 + S); None where there are none."""
+        counts, lengths = group_sizes(step, size)
+        if math.prod(counts) * math.prod(lengths) == math.prod(size):
+            return None
+        inside = split_groups(x.new_ones(1, *size, 1), step)[0, :, :, 0]  # (G, S)
+        padding = F.pad(inside == 0, (1, 0))  # the class token is none
+        return padding_bias(padding, x.dtype).repeat(len(x), 1, 1, 1)
+
+
+@BACKBONES.register
+class TimeSformer(BackboneBase):
+    """TimeSformer: a classifier of clips, or one map of them, "res4" for patches of 16; official weights fit.
+
+    `load_pretrained` also takes the weights of an image ViT, or of a TimeSformer without the earlier steps of this
+    one's blocks. As in the original, their attention starts as a copy of the ViT's, their last layer as zeros.
+
+    An `AttentionRecorder` sees, for each attention, (B * G, heads, S, S), or 1 + S with the class token, whose groups
+    and tokens are ordered by row, column and frame: temporal maps are (B * h * w, heads, T, T), spatial ones
+    (B * T, heads, 1 + h * w, 1 + h * w).
+
+    Args:
+        attention: one of `SCHEMES`: "space" (each frame by itself, averaged at last), "joint", "divided", "sparse"
+            (local, then global) or "axial" (time, width, height).
+        image_size, num_frames: side of the clips in pixels and frames, which the position tables are made for. For
+            other clips, and from weights of others, the tables are resampled (nearest), which is logged. The
+            original's loader resamples the flattened table of a frame, this one its rows and columns.
+        position_std: standard deviation of the class token and of both position tables at the start. None: as in the
+            original, 0.02, and zeros for frames, which suit the weights of an image ViT; from random weights a small
+            network takes thousands of steps until it sees the order of frames, with 0.4 hundreds.
+    Raises:
+        ConfigError: an argument is impossible.
+    """
+
+    class_head = ("head.",)
+
+    def __init__(
+        self,
+        attention: str = "divided",
+        *,
+        sizes: ViTSizes = ViTSizes(),
+        image_size: int = 224,
+        num_frames: int = 8,
+        position_std: float | None = None,
+        settings: BackboneSettings = BackboneSettings(drop_path=0.1),
+    ):
+        super().__init__()
+        if attention not in SCHEMES:
+            raise ConfigError(f"TimeSformer: unknown attention {attention!r}. {nearest(attention, SCHEMES)}")
+        sizes.check("TimeSformer")
+        for name, value in dict(image_size=image_size, num_frames=num_frames).items():
+            if value < 1:
+                raise ConfigError(f"TimeSformer: {name}={value}: expected at least 1.")
+        patch_size, d_model = sizes.patch_size, sizes.d_model
+        self.configure(settings, sizes.feature_info())
+        self.attention = attention
+        self.grid = (math.ceil(image_size / patch_size),) * 2
+        self._completes_state = False
+        self._logged_sizes: set[Size] = set()
+
+        self.patch_embed = PatchEmbedding(patch_size, d_model)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, d_model))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + math.prod(self.grid), d_model))
+        self.time_embed = None if attention == "space" else nn.Parameter(torch.zeros(1, num_frames, d_model))
+        self.blocks = nn.ModuleList(
+            Block(d_model, sizes.num_heads, attention, d_mlp=int(d_model * sizes.mlp_ratio), drop_path=rate)
+            for rate in drop_path_rates("TimeSformer", settings.drop_path, sizes.depth)
+        )
+        self.norm = nn.LayerNorm(d_model, eps=1e-6)
+        if self.is_classifier:
+            self.head = nn.Linear(d_model, settings.num_classes)
+        self._initialize(position_std)
+        self.freeze()
+
+    def _initialize(self, position_std: float | None) -> None:
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+                if name.endswith("_fc"):
+                    # In the first block, too: the one module that the original's loop skips is the list of blocks.
+                    nn.init.zeros_(module.weight)
+        for tokens in (self.pos_embed, self.cls_token):
+            nn.init.trunc_normal_(tokens, std=0.02 if position_std is None else position_std)
+        if position_std is not None and self.time_embed is not None:
+            nn.init.trunc_normal_(self.time_embed, std=position_std)
+
+    def stages(self) -> list[list[nn.Module | nn.Parameter]]:
+        """List the embeddings, then each block."""
+        tables = [self.cls_token, self.pos_embed, *([] if self.time_embed is None else [self.time_embed])]
+        return [[self.patch_embed, *tables], *([block] for block in self.blocks)]
+
+    def forward(self, clips: Tensor) -> dict[str, Tensor] | Tensor:
+        """Compute the map, or a classifier's logits.
+
+        Args:
+            clips: (B, 3, T, H, W) float, normalised; any T, and any H and W from one patch upwards.
+        Returns:
+            the map, (B, d_model, T, ceil(H / patch_size), ceil(W / patch_size)), under its name; a classifier returns
+            (B, num_classes) logits.
+        Raises:
+            DataError: the clips are smaller than a patch, or not RGB.
+        """
+        check_images("TimeSformer", clips, least=self.patch_embed.patch_size, clips=True)
+        x, size = self.embed(clips)
+        # Without attention over time a frame is a clip of its own.
+        block_size = (*size[:2], 1) if self.time_embed is None else size
+        for block in self.blocks:
+            x = checkpoint_block(block, x, block_size)
+        if self.is_classifier:
+            x = x[:, 0]  # (B, C), or (B T, C) of frames
+            if self.time_embed is None:
+                x = x.unflatten(0, (len(clips), size[2])).mean(dim=1)
+            return self.head(self.norm(x))
+        return {name: self._map(self.norm(x[:, 1:]), size) for name in self.feature_info}
+
+    def embed(self, clips: Tensor) -> tuple[Tensor, Size]:
+        """Make tokens with positions.
+
+        Args:
+            clips: (B, 3, T, H, W).
+        Returns:
+            (B, L, C), without attention over time (B * T, 1 + h * w, C); and the size of the map.
+        """
+        batch, _, num_frames = clips.shape[:3]
+        maps = self.patch_embed(clips.transpose(1, 2).flatten(0, 1))  # (B T, C, h, w)
+        size = (maps.shape[2], maps.shape[3], num_frames)
+        self._log_resampling(size)
+        class_token, positions = self.cls_token + self.pos_embed[:, :1], self.pos_embed[:, 1:]
+        patches = maps.flatten(2).transpose(1, 2)  # (B T, h w, C)
+        patches = patches + resize_positions_2d(positions, self.grid, size[:2], mode="nearest")
+        if self.time_embed is not None:
+            patches = patches.unflatten(0, (batch, num_frames)).transpose(1, 2)  # (B, h w, T, C)
+            patches = (patches + _resize_frames(self.time_embed, num_frames)).flatten(1, 2)  # (B, h w T, C)
+        return torch.cat((class_token.expand(len(patches), -1, -1), patches), dim=1), size
+
+    def _map(self, patches: Tensor, size: Size) -> Tensor:
+        """(B, h * w * T, C), or (B * T, h * w, C) of frames, to (B, C, T, h, w)."""
+        if self.time_embed is None:
+            maps = patches.unflatten(1, size[:2]).unflatten(0, (-1, size[2]))  # (B, T, h, w, C)
+            return maps.permute(0, 4, 1, 2, 3)
+        return patches.unflatten(1, size).permute(0, 4, 3, 1, 2)
+
+    def _log_resampling(self, size: Size) -> None:
+        """Say once for each size that the tables are of another."""
+        frames = size[2] if self.time_embed is None else self.time_embed.shape[1]
+        if torch.compiler.is_compiling() or size in self._logged_sizes or (*self.grid, frames) == size:
+            return
+        self._logged_sizes.add(size)
+        logger.warning(
+            "TimeSformer: positions for %d x %d patches, %d frames are resampled (nearest) for clips of %d x %d, %d.",
+            *(*self.grid, frames, *size),
+        )
+
+    def load_pretrained(self) -> str | None:
+        """Load what `pretrained` names, also weights of an image ViT, as the class says."""
+        self._completes_state = True
+        try:
+            return super().load_pretrained()
+        finally:
+            self._completes_state = False
+
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Fit position tables of other clips, and, from pretrained weights, steps that they have not.
+
+        Raises:
+            CheckpointError: the weights are of another scheme.
+        """
+        if f"{prefix}blocks.0.attn.qkv.weight" not in state:
+            return  # of another network, which `load_weights` reports
+        scheme = scheme_of(state, prefix)
+        if scheme != self.attention:
+            if not self._completes_state or scheme not in ("space", "joint"):
+                raise CheckpointError(_other_scheme(scheme, self.attention, self._completes_state))
+            self._complete_state(state, prefix)
+        table = state.get(f"{prefix}pos_embed")
+        if table is not None and table.ndim == 3 and table.shape[1] != self.pos_embed.shape[1]:
+            side = math.isqrt(table.shape[1] - 1)
+            if side**2 + 1 == table.shape[1]:
+                logger.info(
+                    "TimeSformer: positions of %d x %d patches are resampled to %d x %d.", side, side, *self.grid
+                )
+                patches = resize_positions_2d(table[:, 1:], (side, side), self.grid, mode="nearest")
+                state[f"{prefix}pos_embed"] = torch.cat((table[:, :1], patches), dim=1)
+        table = state.get(f"{prefix}time_embed")
+        if table is not None and self.time_embed is not None and table.shape != self.time_embed.shape:
+            num_frames = self.time_embed.shape[1]
+            logger.info("TimeSformer: positions of %d frames are resampled to %d.", table.shape[1], num_frames)
+            state[f"{prefix}time_embed"] = _resize_frames(table, num_frames)
+
+    def _complete_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Add what a ViT has not: copies of its attention for earlier steps, zeros for their last layers and time."""
+        if self.time_embed is None:
+            state.pop(f"{prefix}time_embed", None)
+        else:
+            state.setdefault(f"{prefix}time_embed", torch.zeros_like(self.time_embed))
+        for name, parameter in self.named_parameters():
+            for step in SCHEMES[self.attention][:-1]:
+                if f".{step}_fc." in name:
+                    state[prefix + name] = torch.zeros_like(parameter)
+                elif f".{step}_" in name:
+                    state[prefix + name] = state[prefix + name.replace(f"{step}_", "")]
+
+
+def _resize_frames(table: Tensor, num_frames: int) -> Tensor:
+    """(1, T, C) -> (1, num_frames, C), each the nearest."""
+    if table.shape[1] == num_frames:
+        return table
+    return F.interpolate(table.mT, size=num_frames, mode="nearest").mT
+
+
+def scheme_of(names: Iterable[str], prefix: str = "") -> str:
+    """Return the attention scheme of a state dict; an image ViT's names are those of "space"."""
+    names = set(names)
+    first = f"{prefix}blocks.0."
+    earlier = {step for step in STEPS if f"{first}{step}_attn.qkv.weight" in names}
+    if not earlier:
+        return "joint" if f"{prefix}time_embed" in names else "space"
+    return next(
+        (scheme for scheme, steps in SCHEMES.items() if {*steps[:-1]} == earlier), " and ".join(sorted(earlier))
+    )
+
+
+def _other_scheme(theirs: str, ours: str, is_pretrained: bool) -> str:
+    also = ", or of an image ViT" if theirs == "space" else ""
+    remedy = f"Build the model with attention={theirs!r} (backbone timesformer_{theirs})"
+    if theirs in ("space", "joint") and not is_pretrained:
+        remedy += ", or, to start training from it, set model.backbone.pretrained=FILE"
+    return f"the weights are of a TimeSformer with attention={theirs!r}{also}; this model has {ours!r}. {remedy}."
+
+
+BACKBONES.register_variants(TimeSformer, TIMESFORMER_VARIANTS)

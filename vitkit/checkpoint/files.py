@@ -1,0 +1,177 @@
+"""Checkpoint files: written completely or not at all, and read without running code."""
+
+import argparse
+import os
+import pickle
+import shutil
+import zipfile
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitkit.checkpoint.foreign import read_arrays, read_pickled_arrays
+from vitkit.errors import CheckpointError
+from vitkit.registry import nearest
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Ends the names of files and folders that are being written; one that is left over belongs to a killed run."""
+
+
+def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
+    """Write `state` to a temporary name and rename it, so that `path` is always a complete checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be written, such as on a full disk. What was at `path` before is still there.
+    """
+    path = Path(path)
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        _rename(temporary, path)
+    except (OSError, RuntimeError) as error:
+        raise _not_saved(path, temporary, error) from error
+
+
+def link_checkpoint(source: str | Path, target: str | Path) -> None:
+    """Give a checkpoint a second name, or copy it where the file system has no links; `target` is always complete.
+
+    Raises:
+        CheckpointError: see `save_checkpoint`.
+    """
+    target = Path(target)
+    temporary = target.with_name(target.name + TEMPORARY_SUFFIX)
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+        _rename(temporary, target)
+    except OSError as error:
+        raise _not_saved(target, temporary, error) from error
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    os.replace(temporary, path)
+    temporary.unlink(missing_ok=True)  # it stays if both are names of one file
+    sync_folder(path.parent)  # the new name is on the disk once its folder is
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, as far as the system can tell."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _not_saved(path: Path, temporary: Path, error: BaseException) -> CheckpointError:
+    with suppress(OSError):
+        temporary.unlink(missing_ok=True)
+    cause: BaseException | None = error  # torch raises an error of its own while it handles that of a failed write
+    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
+        cause = cause.__context__
+    reason = cause.strerror if isinstance(cause, OSError) else str(error).splitlines()[0]
+    intact = " The checkpoint that was there before is intact." if path.exists() else ""
+    return CheckpointError(f"{path}: not saved ({reason}).{intact} Make room, or check the disk.")
+
+
+def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, Any]:
+    """Read a PyTorch file, or arrays that numpy saved (.npz, .pkl), on the CPU; tensors and plain values only.
+
+    Args:
+        with_shards: read the full tensors of a sharded checkpoint, too; else they are left out, and "shards" says where
+            they are.
+    Raises:
+        CheckpointError: the file is missing, damaged, or holds pickled code (which is not run).
+    """
+    path = Path(path)
+    if not path.is_file():
+        # For a run's folder name its checkpoints, else those beside the missing file.
+        folder = path if path.is_dir() else path.parent
+        raise CheckpointError(
+            f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. In {str(folder)!r}: "
+            f"{nearest(path.name, [file.name for file in folder.glob('*.pth')])}"
+        )
+    if path.suffix == ".npz":
+        return read_arrays(path)
+    if path.suffix == ".pkl":
+        return read_pickled_arrays(path)
+    _check_checksums(path)
+    try:
+        # Official training checkpoints hold their argparse settings, which are plain values.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).split("\n")[0]
+        if "Unsupported global" in str(error) or "GLOBAL" in str(error):
+            raise CheckpointError(
+                f"{path}: refused, because it holds pickled code and not only tensors ({_global_name(str(error))}). "
+                "Loading it could run anything. If you trust it, load it yourself with torch.load(..., "
+                "weights_only=False), save its state dict with torch.save, and load that."
+            ) from error
+        raise CheckpointError(f"{path}: damaged or not a PyTorch checkpoint ({reason}). Get the file again.") from error
+    except Exception as error:  # a damaged file, or one of text, can make the unpickler raise anything
+        reason = str(error).split("\n")[0] or type(error).__name__
+        raise CheckpointError(
+            f"{path}: truncated, damaged or not a PyTorch checkpoint ({reason}). Get the file again."
+        ) from error
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{path}: holds a {type(state).__name__}, expected a dict of tensors.")
+    if isinstance(state.get("shards"), Mapping):
+        # Few checkpoints are sharded, and importing what reads them takes a second.
+        from vitkit.checkpoint.sharded import check_shards, read_full
+
+        check_shards(path, state["shards"], checksums=with_shards)
+        return read_full(path, state) if with_shards else dict(state)
+    return dict(state)
+
+
+def shards_folder_of(path: Path) -> str | None:
+    """Return the name of the folder that holds a checkpoint's shards; None if it has none.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        # Memory-mapped, so that the tensors of a checkpoint without shards are not read.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({str(error).splitlines()[0]}).") from error
+    shards = state.get("shards") if isinstance(state, Mapping) else None
+    return shards.get("folder") if isinstance(shards, Mapping) else None
+
+
+def _check_checksums(path: Path) -> None:
+    """Compare all checksums of the file, which `torch.load` does not, so that damage cannot change weights unnoticed.
+
+    Raises:
+        CheckpointError: one is wrong.
+    """
+    if not zipfile.is_zipfile(path):
+        return  # an older format, or truncated, which `torch.load` reports
+    try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()
+    except (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
+    if damaged:
+        raise CheckpointError(f"{path}: damaged: the checksum of {damaged} is wrong. Get the file again.")
+
+
+def _global_name(message: str) -> str:
+    """Return the name that torch's error says it has refused."""
+    marker = "GLOBAL "
+    return message.split(marker, 1)[1].split(" was not", 1)[0] if marker in message else "an unsupported object"

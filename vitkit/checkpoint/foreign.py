@@ -1,0 +1,81 @@
+"""Weights that others published as files of arrays (.npz, .pkl), read without running code."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.errors import CheckpointError
+
+
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    """Return the arrays of an .npz file by name, such as the original Vision Transformers are published in.
+
+    Raises:
+        CheckpointError: it is damaged, or holds more than numbers.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: _tensor(name, arrays[name]) for name in arrays.files}
+    except Exception as error:  # a damaged file can make numpy raise anything, such as a MemoryError for its claims
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise CheckpointError(f"{path}: damaged, or holds more than numbers ({reason}). Get the file again.") from error
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Makes arrays, numbers, text and containers, and calls nothing else, so that a file cannot run code."""
+
+    ALLOWED = frozenset(
+        (f"{package}.{module}", name)
+        for package in ("numpy.core", "numpy._core")
+        for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))
+    ) | {("numpy", "ndarray"), ("numpy", "dtype"), ("collections", "OrderedDict"), ("_codecs", "encode")}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module.replace("numpy.core", "numpy._core") if _NUMPY_2 else module, name)
+
+
+_NUMPY_2 = int(np.__version__.split(".")[0]) >= 2
+
+
+def read_pickled_arrays(path: Path) -> dict[str, Any]:
+    """Return the arrays of a .pkl file, as detectron2 publishes its models: {"model": {name: array}, ...}.
+
+    Raises:
+        CheckpointError: it is damaged, or holds more than arrays, numbers and text.
+    """
+    try:
+        with path.open("rb") as file:
+            content = _ArrayUnpickler(file, encoding="latin1").load()
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path}: refused or damaged ({error}). A .pkl file may hold arrays, numbers and text only: loading "
+            "anything else could run code. Get the file again, or save its state dict with torch.save and load that."
+        ) from error
+    except Exception as error:  # a damaged file can make the unpickler raise anything
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise CheckpointError(
+            f"{path}: truncated, damaged or not a file of arrays ({reason}). Get the file again."
+        ) from error
+    state = content.get("model", content) if isinstance(content, dict) else content
+    if not isinstance(state, dict) or not any(isinstance(value, np.ndarray) for value in state.values()):
+        raise CheckpointError(f"{path}: holds no arrays by name. Expected a model of detectron2.")
+    arrays = {str(name): value for name, value in state.items() if isinstance(value, np.ndarray)}
+    bad = [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]
+    if bad:
+        raise CheckpointError(f"{path}: {bad[0]} is no array of numbers ({arrays[bad[0]].dtype}). Get the file again.")
+    # Saved on a machine with the other byte order, or by HDF5; torch reads its own.
+    return {name: torch.from_numpy(array.astype(array.dtype.newbyteorder("="))) for name, array in arrays.items()}
+
+
+def _tensor(name: str, array: Any) -> Tensor:
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{name} is no array")
+    if array.dtype == np.dtype("V2"):  # numpy does not know bfloat16, in which some arrays were saved
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))

@@ -1,0 +1,305 @@
+"""Weights from any checkpoint into any model: official key names in, a report out."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.checkpoint.files import read_checkpoint
+from vitkit.errors import CheckpointError
+from vitkit.protocols import AdaptsState, HasClassHead
+
+logger = logging.getLogger("vitkit")
+
+
+@dataclass
+class LoadReport:
+    """What `load_weights` did."""
+
+    source: str
+    converter: str | None = None
+    """The official format that was recognised; None for vitkit's own names."""
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    reinitialized: list[str] = field(default_factory=list)
+    """Class-head entries that were left as the model had them, because the classes differ."""
+    new_parts: list[str] = field(default_factory=list)
+    """Prefixes of parts that were left as the model had them, because the checkpoint has nothing of them."""
+    not_finite: list[str] = field(default_factory=list)
+    """Loaded entries that hold NaN, or as parameters infinity."""
+
+    def __str__(self) -> str:
+        parts = [f"loaded {self.source}"]
+        if self.converter:
+            parts.append(f"recognised as {self.converter}")
+        if self.reinitialized:
+            parts.append(f"classes differ, so these start anew: {', '.join(self.reinitialized)}")
+        if self.new_parts:
+            parts.append(f"not in it, so these start anew: {', '.join(part.rstrip('.') for part in self.new_parts)}")
+        if self.not_finite:
+            parts.append(f"NaN or infinite: {_shorten(self.not_finite)}")
+        for kind, keys in (("missing", self.missing), ("unexpected", self.unexpected)):
+            if keys:
+                parts.append(f"{len(keys)} {kind}: {_shorten(keys)}")
+        return "; ".join(parts)
+
+    def compare(self, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+        """Note the keys that only one of the two has.
+
+        Batch counters of batch norms are no difference: they mean nothing for frozen ones, and little for others.
+        """
+        counters, fresh = "num_batches_tracked", (*self.reinitialized, *self.new_parts)
+        self.missing = [k for k in expected if k not in state and not k.startswith(fresh) and not k.endswith(counters)]
+        self.unexpected = [k for k in state if k not in expected and not k.endswith(counters)]
+
+
+def load_weights(
+    model: nn.Module,
+    source: str | Path | Mapping[str, Any],
+    *,
+    classes: Sequence[str] | None = None,
+    new_class_head: bool = False,
+    strict: bool = True,
+) -> LoadReport:
+    """Load weights into `model`, whichever names they were published under.
+
+    Args:
+        source: a checkpoint file, a name of the model zoo's index ("detr_r50", downloaded once), or a state dict (also
+            wrapped as {"model": ...}). From vitkit's own checkpoints the moving average is taken when there is one.
+        classes: the model's class names. A vitkit checkpoint that was trained on others does not fit then, even if
+            it has as many.
+        new_class_head: the weights are a start to train from: with other classes, keep the model's fresh class head
+            instead of raising; likewise its `new_parts`, if the checkpoint has nothing of them.
+        strict: raise on missing or unexpected keys instead of only reporting them.
+    Raises:
+        CheckpointError: the file cannot be read, or does not fit the model.
+    """
+    # The only import upwards: addresses and key names of official checkpoints lie beside the published figures.
+    from vitkit import model_zoo
+    from vitkit.model_zoo.converters import convert_official, describe
+
+    if isinstance(source, str) and not Path(source).exists() and source in model_zoo.index():
+        source = model_zoo.published_weights(source)
+    name = "the given state dict" if isinstance(source, Mapping) else str(source)
+    checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
+    state = stored = state_dict_of(checkpoint, name)
+    converter = None
+    if not _fits(model, state) and not getattr(model, "renames_itself", False):
+        state, converter = convert_official(state, model, classes)
+    report = LoadReport(name, converter and converter.name)
+    for prefix, module in model.named_modules():
+        if isinstance(module, AdaptsState):
+            module.adapt_state(state, f"{prefix}." if prefix else "")
+
+    expected = model.state_dict()
+    _check_variant(name, model, state, expected)
+    origin = describe(checkpoint, stored, converter)
+    if strict and _is_of_another_model(state, expected):
+        report.compare(state, expected)
+        raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
+    trained_classes = classes_of(checkpoint, name) or (converter and converter.classes)
+    head_keys = _head_of_other_classes(model, state, expected, trained_classes, classes)
+    if head_keys and not new_class_head:
+        theirs = _class_names(trained_classes) if trained_classes else _shapes(state, head_keys)
+        ours = _class_names(classes) if classes else _shapes(expected, head_keys)
+        raise CheckpointError(
+            f"{name}: its class head is for other classes (checkpoint: {theirs}; model: {ours})."
+            f"{f' It seems to be {origin}.' if origin else ''} Use the config of its classes and task; or, to "
+            "fine-tune it, load it with new_class_head=True (tools/train.py --init does), which starts only the class "
+            "head anew."
+        )
+    if head_keys:
+        _check_trainable(name, model, head_keys)
+        report.reinitialized = head_keys
+        state = {key: value for key, value in state.items() if key not in head_keys}
+    new_parts = tuple(getattr(model, "new_parts", ())) if new_class_head else ()
+    if not any(key.startswith(new_parts) for key in state):
+        report.new_parts = list(new_parts)
+
+    report.compare(state, expected)
+    misshapen = [key for key in state if key in expected and state[key].shape != expected[key].shape]
+    if misshapen or (strict and (report.missing or report.unexpected)):
+        raise CheckpointError(_mismatch(report, model, state, expected, misshapen, origin))
+    state = {key: value for key, value in state.items() if key in expected}
+    _check_dtypes(name, state, expected)
+    model.load_state_dict(state, strict=False)
+    report.not_finite = _not_finite(model, state)
+    if report.not_finite:
+        entries = f"{len(report.not_finite)} of {len(state)} loaded entries"
+        logger.warning(
+            f"{name}: {entries} hold NaN or infinity: {_shorten(report.not_finite)}. What the model gives will be NaN, "
+            "too. Get the file again, or take an earlier checkpoint."
+        )
+    return report
+
+
+def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """Return the entries that hold NaN, and the parameters that hold infinity (buffers may mask by it)."""
+    parameters = {name for name, _ in model.named_parameters()}
+    floats = {key: value for key, value in state.items() if value.is_floating_point() and value.layout == torch.strided}
+    return [key for key, v in floats.items() if not v.isfinite().all() and (key in parameters or v.isnan().any())]
+
+
+def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint, without what they are wrapped in: {"model": ...}, the prefix "module.".
+
+    Args:
+        name: of the checkpoint, for errors.
+    Raises:
+        CheckpointError: it has none.
+    """
+    state = checkpoint
+    for key in ("ema", "model", "model_state", "state_dict"):
+        if isinstance(state.get(key), Mapping):
+            state = state[key]
+            break
+    tensors = {str(key).removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise CheckpointError(
+            f"{name}: holds no tensors (keys: {_shorten(list(state))}). Expected a model's state dict."
+        )
+    return tensors
+
+
+def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:
+    """Return the classes that a checkpoint was trained on; None if it does not say.
+
+    Args:
+        name: of the checkpoint, for errors.
+    Raises:
+        CheckpointError: its classes are not names.
+    """
+    classes = checkpoint.get("classes")
+    if classes is None:
+        return None
+    if not isinstance(classes, list | tuple) or not all(isinstance(label, str) for label in classes):
+        raise CheckpointError(f"{name}: its classes are {str(classes)[:100]}; expected a list of names.")
+    return list(classes)
+
+
+def _class_head_of(model: nn.Module) -> tuple[str, ...]:
+    return tuple(model.class_head) if isinstance(model, HasClassHead) else ()
+
+
+def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    # Batch counters and class heads come and go; anything else that is missing may have another name.
+    optional = _class_head_of(model)
+    required = (k for k in model.state_dict() if not k.endswith("num_batches_tracked") and not k.startswith(optional))
+    return all(key in state for key in required)
+
+
+def _is_of_another_model(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    """Whether most of what the model has besides its backbone is missing."""
+    keys = [key for key in expected if not key.startswith("backbone.")]
+    return sum(key in state for key in keys) < 0.5 * len(keys)
+
+
+def _head_of_other_classes(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    trained_classes: Sequence[str] | None,
+    classes: Sequence[str] | None,
+) -> list[str]:
+    """Return the keys of the checkpoint's class head, if it is for other classes than the model's."""
+    keys = [key for key in state if key in expected and key.startswith(_class_head_of(model))]
+    differ = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
+    # Sizes beyond the first depend on the model, not on its classes: `_mismatch` names those.
+    return keys if differ or any(state[key].shape[:1] != expected[key].shape[:1] for key in keys) else []
+
+
+def _check_variant(name: str, model: nn.Module, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse weights of another variant of a model that tells its variants apart, such as Deformable DETR."""
+    if not hasattr(model, "variant_of"):
+        return
+    theirs, ours = model.variant_of(state), model.variant_of(expected)
+    if theirs != ours:
+        raise CheckpointError(
+            f"{name}: a checkpoint of a {type(model).__name__} {theirs} does not fit a model {ours}. Use the "
+            "config of its variant."
+        )
+
+
+def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
+    """Check that the parameters that start from random values are trained.
+
+    Raises:
+        CheckpointError: some of these parameters would start anew and stay as they are.
+    """
+    trained = {key: parameter.requires_grad for key, parameter in model.named_parameters()}
+    frozen = [key for key in keys if not trained.get(key, True)]
+    if frozen:
+        raise CheckpointError(
+            f"{name}: its classes differ from the model's, so that {_shorten(frozen)} would start anew, but are not "
+            "trained. Start from a checkpoint of the model's classes, or train everything (model.freeze_detr=false)."
+        )
+
+
+def _check_dtypes(name: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Check that each tensor is of the same kind as the model's: layout, floating point, complex.
+
+    Raises:
+        CheckpointError: copying would silently turn integers or complex numbers into floats, or the reverse; or there
+            is nothing to copy.
+    """
+
+    def kind(tensor: Tensor) -> tuple:
+        return tensor.layout, tensor.is_floating_point(), tensor.is_complex()
+
+    for key, value in state.items():
+        if value.is_meta and not expected[key].is_meta:
+            raise CheckpointError(
+                f"{name}: {key} has a shape and no values (device meta). Save the model's own weights."
+            )
+        if kind(value) != kind(expected[key]):
+            raise CheckpointError(
+                f"{name}: {key} holds {value.dtype} ({value.layout}), the model's {expected[key].dtype} "
+                f"({expected[key].layout}). Get the file again, or convert it."
+            )
+
+
+def _mismatch(
+    report: LoadReport,
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    misshapen: list[str],
+    origin: str | None,
+) -> str:
+    """Return the message of an error: what of the checkpoint does not fit, and what it seems to be."""
+    common = len(state.keys() & expected.keys())
+    lines = [
+        f"{report.source} does not fit {type(model).__name__}: {common} of the model's {len(expected)} entries are in "
+        "it."
+    ]
+    if origin:
+        lines.append(f"It seems to be {origin}.")
+    if common < 0.5 * len(expected) or _is_of_another_model(state, expected):
+        lines.append(
+            "That is another model's checkpoint: use the config that it belongs to (model_zoo/README.md names those of "
+            "official ones), or a checkpoint of this one."
+        )
+    shapes = {key: (tuple(state[key].shape), tuple(expected[key].shape)) for key in misshapen[:5]}
+    lines += [f"{key}: checkpoint {theirs}, model {ours}" for key, (theirs, ours) in shapes.items()]
+    if report.missing:
+        lines.append(f"missing ({len(report.missing)}): {_shorten(report.missing)}")
+    if report.unexpected:
+        lines.append(f"unexpected ({len(report.unexpected)}): {_shorten(report.unexpected)}")
+    lines.append("With strict=False missing and unexpected entries are only reported.")
+    return "\n  ".join(lines)
+
+
+def _shorten(items: Sequence) -> str:
+    return ", ".join(str(item) for item in items[:5]) + (", …" if len(items) > 5 else "")
+
+
+def _class_names(names: Sequence[str]) -> str:
+    return f"{len(names)} classes {_shorten(names)}"
+
+
+def _shapes(state: Mapping[str, Tensor], keys: Sequence[str]) -> str:
+    return ", ".join(f"{key} {tuple(state[key].shape)}" for key in keys)

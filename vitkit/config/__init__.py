@@ -1,0 +1,18 @@
+"""Configs: plain Python files that return nested dicts, checked whole before anything is built from them."""
+
+from vitkit.config.check import check_config
+from vitkit.config.load import Config, cfg_diff, config_names, load_config, load_saved_config, save_config
+from vitkit.config.paths import make_data_paths_absolute
+from vitkit.config.show import format_config
+
+__all__ = [
+    "Config",
+    "cfg_diff",
+    "check_config",
+    "config_names",
+    "format_config",
+    "load_config",
+    "load_saved_config",
+    "make_data_paths_absolute",
+    "save_config",
+]

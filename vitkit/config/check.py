@@ -1,0 +1,89 @@
+"""Checks a config against the signatures of what it names, before anything is built."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vitkit.config.schema import TOP_LEVEL, Slot, join_key, resolve, slots_in
+from vitkit.errors import ConfigError
+from vitkit.protocols import ChecksArguments
+from vitkit.registry import nearest, parameters_of
+
+COMMAND_LINE = "command line"
+
+
+def check_config(cfg: Mapping[str, Any]) -> None:
+    """Check every name, argument and value against the registered constructors' signatures; builds nothing.
+
+    Raises:
+        ConfigError: an unknown key, type or argument, or a value of the wrong type; all of them are listed.
+    """
+    raise_if_any(list(find_problems(cfg)), getattr(cfg, "path", "config"))
+
+
+def find_problems(cfg: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a message for each unknown key, type or argument and for each value of the wrong type."""
+    for key, value in cfg.items():
+        if key in TOP_LEVEL:
+            yield from _problems_at(key, value, TOP_LEVEL[key], getattr(cfg, "origins", {}))
+        else:
+            yield f"unknown key {key!r}. {nearest(key, TOP_LEVEL)}"
+
+
+def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -> Iterator[str]:
+    if not slot.accepts(value):
+        yield f"{key}: got {value!r:.300}; expected {slot.expected}."
+        return
+    if slot.registry is None:
+        return
+    if isinstance(value, list | tuple):
+        for i, item_slot in slots_in(slot, value, key).items():
+            yield from _problems_at(join_key(key, i), value[int(i)], item_slot, origins)
+        return
+    if not isinstance(value, str | Mapping):
+        return
+    try:
+        constructor, arguments = resolve(slot, value, key)
+    except ConfigError as error:
+        yield str(error)
+        return
+
+    slots = slots_in(slot, value, key)
+    unknown = [name for name in arguments if name not in slots]
+    if origins.get(f"{key}.type") == COMMAND_LINE:
+        replaced = [name for name in unknown if origins.get(join_key(key, name)) != COMMAND_LINE]
+        if replaced:
+            yield (
+                f"{key}: {value['type']} does not take {', '.join(replaced)}, set for the type that it replaces. "
+                f"Override the whole {slot.registry.kind} instead: {key}={value['type']}."
+            )
+        unknown = [name for name in unknown if name not in replaced]
+    for name in unknown:
+        yield f"{join_key(key, name)}: {constructor.__name__} has no argument {name!r}. {nearest(name, slots)}"
+    inside = [
+        problem
+        for name, item in arguments.items()
+        if name in slots
+        for problem in _problems_at(join_key(key, name), item, slots[name], origins)
+    ]
+    yield from inside
+    # What a signature does not say, a class may check itself, without building anything large.
+    if isinstance(constructor, ChecksArguments) and not unknown and not inside:
+        check = constructor.check_arguments
+        missing = [p.name for p in parameters_of(check).values() if p.default is p.empty and p.name not in arguments]
+        if missing:
+            yield f"{key}: {constructor.__name__} needs {', '.join(missing)}."
+            return
+        try:
+            check(**arguments)
+        except ConfigError as error:
+            yield f"{key}: {error}"
+
+
+def raise_if_any(problems: list[str], path: str | Path) -> None:
+    """Raise one ConfigError that lists all problems, each once; none: do nothing."""
+    problems = list(dict.fromkeys(problems))
+    if len(problems) == 1:
+        raise ConfigError(f"{path}: {problems[0]}")
+    if problems:
+        raise ConfigError(f"{path}: {len(problems)} problems:\n" + "\n".join(f"  - {p}" for p in problems))

@@ -1,0 +1,253 @@
+"""Configs: plain Python files that return nested dicts, checked whole before anything is built from them."""
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vitkit.config.check import COMMAND_LINE, find_problems, raise_if_any
+from vitkit.config.legacy import upgrade
+from vitkit.config.overrides import apply_override, split_override
+from vitkit.config.schema import MISSING, TOP_LEVEL, join_key, plain_copy
+from vitkit.config.trust import ImportedCode, remember, require_trust
+from vitkit.errors import ConfigError
+from vitkit.registry import nearest
+
+
+class Config(dict):
+    """A resolved config: nested dicts and lists of plain values.
+
+    Attributes:
+        path: the file it was loaded from.
+        origins: where each value was set, by dotted key: the file's path or "command line".
+    """
+
+    def __init__(self, values: Mapping[str, Any], *, path: str | Path, overridden: Sequence[str] = ()):
+        super().__init__(values)
+        self.path = Path(path)
+        self.origins = {
+            key: COMMAND_LINE if any(_within(key, other) or _within(other, key) for other in overridden) else str(path)
+            for key, _ in _leaves(self)
+        }
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, check: bool = True, trust: bool = False) -> Config:
+    """Loads a config file, applies overrides, and checks the result.
+
+    Args:
+        path: a Python file with a function `config()` that returns nested dicts, or a config saved as `.json`. A path
+            below `configs/` that is not there is looked for among the installed configs, and so is a name without an
+            ending, such as "detr_r50" or "quickstart/detr".
+        overrides: "key.sub=value" each, applied in order. Values are Python literals (`true`, `false` and `none` too),
+            anything else is a string; a list's item is named by its index.
+        check: whether `check_config` runs.
+        trust: let a saved config (.json) import what it names in `imports`, now and later, see `vitkit.config.trust`.
+            A config file in Python, and overrides, are the user's own: what they import is trusted.
+    Raises:
+        ConfigError: the file is missing or wrong, or keys, types or values do not fit; all problems are listed. Or it
+            was saved, and imports code that the user has neither run nor trusted.
+    """
+    path = _find(Path(path))
+    return _resolve(_read(path), path, overrides, is_saved=path.suffix == ".json", check=check, trust=trust)
+
+
+def load_saved_config(
+    text: str, path: str | Path, overrides: Sequence[str] = (), *, check: bool = True, trust: bool = False
+) -> Config:
+    """Load a config from the JSON text that a checkpoint holds; otherwise like `load_config`.
+
+    Args:
+        text: JSON of a resolved config.
+        path: the file that held it, for messages.
+    """
+    return _resolve(_parse(text, path), Path(path), overrides, is_saved=True, check=check, trust=trust)
+
+
+def _resolve(
+    values: Mapping[str, Any], path: Path, overrides: Sequence[str], *, is_saved: bool, check: bool, trust: bool
+) -> Config:
+    """Apply overrides to a config, import what it names, and check it."""
+    try:
+        cfg = plain_copy(values, "")
+    except RecursionError as error:
+        raise ConfigError(f"{path}: its values are nested too deep to be those of a config.") from error
+    overrides = [split_override(text) for text in overrides]
+    problems = []
+
+    # Files named in `imports` register classes, which the other overrides are then read against.
+    for stage in (True, False):
+        for key, raw in overrides:
+            if (key.split(".")[0] == "imports") is stage:
+                try:
+                    apply_override(cfg, key, raw)
+                except ConfigError as error:
+                    problems.append(str(error))
+        if stage:
+            named = {key for key, _ in overrides}
+            from_command_line = any(key.split(".")[0] == "imports" for key in named)
+            code = _imported_code(cfg, Path.cwd() if from_command_line else path.parent)
+            if is_saved and not trust:
+                require_trust([item for item in code if not named & {"imports", item.key}], path)
+            _import_code(code)
+            if code:
+                remember(code)
+                # Paths are absolute, so that the saved config finds them from anywhere.
+                cfg["imports"] = [item.name for item in code]
+
+    cfg = Config(cfg, path=path, overridden=[key for key, _ in overrides])
+    raise_if_any(problems + (list(find_problems(cfg)) if check else []), path)
+    return cfg
+
+
+def save_config(cfg: Mapping[str, Any], path: str | Path) -> None:
+    """Write a config as JSON (tuples become lists); `load_config` reads it back."""
+    Path(path).write_text(json.dumps(cfg, indent=2) + "\n", encoding="utf-8")
+
+
+def cfg_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The dotted keys whose values differ between two configs, or that only one has; a tuple equals its list."""
+    old, new = (json.loads(json.dumps(cfg)) for cfg in (old, new))
+    old, new = dict(_leaves(old)), dict(_leaves(new))
+    return sorted(key for key in old.keys() | new.keys() if old.get(key, MISSING) != new.get(key, MISSING))
+
+
+def config_names() -> list[str]:
+    """The names of the installed configs, such as "detr_r50" and "quickstart/detr"."""
+    files = [file.relative_to(folder) for folder in _installed_folders() for file in folder.rglob("*.py")]
+    return sorted(file.with_suffix("").as_posix() for file in files if _is_run(file))
+
+
+def _is_run(file: Path) -> bool:
+    return file.name != "__init__.py" and file.parts[0] != "parts"
+
+
+def _installed_folders() -> list[Path]:
+    package = importlib.util.find_spec("vitkit.configs")
+    return [Path(folder) for folder in (package.submodule_search_locations or [] if package else [])]
+
+
+def _find(path: Path) -> Path:
+    """The file; "configs/detr_r50.py", or the name "detr_r50", is also found among the installed configs."""
+    if path.is_file() or path.is_absolute():
+        return path
+    if path.parts[:1] == ("configs",):
+        name = Path(*path.parts[1:])
+    elif path.suffix not in (".py", ".json"):
+        name = path
+    else:
+        return path
+    name = name if name.suffix in (".py", ".json") else name.with_name(f"{name.name}.py") if name.name else name
+    return next((file for folder in _installed_folders() if (file := folder / name).is_file()), path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        if path.suffix not in (".py", ".json"):
+            raise ConfigError(
+                f"no config file {str(path)!r}, nor an installed config of that name. "
+                f"{nearest(path.as_posix().removeprefix('configs/'), config_names())}"
+            )
+        names = [p.name for p in path.parent.glob("*") if p.suffix in (".py", ".json") and p.name != "__init__.py"]
+        raise ConfigError(f"no config file {str(path)!r}. {nearest(path.name, names)}")
+    if path.suffix == ".json":
+        return _parse(path.read_bytes(), path)
+    function = getattr(_run(path), "config", None)
+    if not callable(function):
+        raise ConfigError(f"{path}: has no function config(); a config file defines one that returns a dict.")
+    with _naming_line(path):
+        cfg = function()
+    if not isinstance(cfg, dict):
+        raise ConfigError(f"{path}: got {type(cfg).__name__} from config(); expected a dict.")
+    return cfg
+
+
+def _parse(text: str | bytes, path: str | Path) -> dict[str, Any]:
+    """The config in JSON text, with today's names."""
+    try:
+        cfg = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not a saved config: {error}.") from error
+    if not isinstance(cfg, dict):
+        raise ConfigError(f"{path}: got {type(cfg).__name__} as saved config; expected a dict.")
+    upgrade(cfg)
+    return cfg
+
+
+@contextmanager
+def _naming_line(path: Path) -> Iterator[None]:
+    """Turns any exception from a user's file into a ConfigError that names the file's line."""
+    try:
+        yield
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else "?"
+        raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
+
+
+def _run(path: Path, source: bytes | None = None) -> types.ModuleType:
+    """Runs a Python file as a module of its own; its folder does not become importable.
+
+    Args:
+        source: its content, if that was read before.
+    """
+    name = f"vitkit_user_{path.stem}_{hashlib.sha1(str(path.resolve()).encode()).hexdigest()[:12]}"
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up here
+    with _naming_line(path):
+        exec(compile(path.read_bytes() if source is None else source, str(path), "exec"), module.__dict__)
+    return module
+
+
+def _imported_code(cfg: dict[str, Any], folder: Path) -> list[ImportedCode]:
+    """What `imports` names, with the content of its files; nothing is run."""
+    if not TOP_LEVEL["imports"].accepts(cfg.get("imports", [])):
+        return []  # reported by the check
+    code = []
+    for i, name in enumerate(cfg.get("imports", [])):
+        source = None
+        if name.endswith(".py"):
+            path = (folder / name).resolve()
+            if not path.is_file():
+                raise ConfigError(f"imports.{i}: no file {str(path)!r}; relative paths start at {str(folder)!r}.")
+            name, source = str(path), path.read_bytes()
+        code.append(ImportedCode(f"imports.{i}", name, source))
+    return code
+
+
+def _import_code(code: Sequence[ImportedCode]) -> None:
+    """Imports modules, and runs files as they were read."""
+    for item in code:
+        if item.source is not None:
+            _run(Path(item.name), item.source)
+            continue
+        try:
+            importlib.import_module(item.name)
+        except Exception as error:
+            raise ConfigError(
+                f"{item.key}: importing {item.name!r} failed: {type(error).__name__}: {error}. "
+                "Name an installed module, or a file that ends in .py."
+            ) from error
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything that is no dict; lists are opened only where they hold dicts."""
+    if isinstance(value, Mapping) and (value or not key):
+        for name, item in value.items():
+            yield from _leaves(item, join_key(key, name))
+    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        for i, item in enumerate(value):
+            yield from _leaves(item, join_key(key, i))
+    else:
+        yield key, value
+
+
+def _within(key: str, other: str) -> bool:
+    return key == other or key.startswith(f"{other}.")

@@ -1,0 +1,112 @@
+"""Overrides from the command line: `key.sub=value`, typed by what the key may hold."""
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.config.schema import (
+    MISSING,
+    TOP_LEVEL,
+    Slot,
+    element_type,
+    fits,
+    join_key,
+    plain_copy,
+    settings_slots,
+    slots_in,
+)
+from vitkit.errors import ConfigError
+from vitkit.registry import nearest
+
+
+def split_override(text: str) -> tuple[str, str]:
+    """Key and value text of "key.sub=value".
+
+    Raises:
+        ConfigError: the text has no "=" or an empty key.
+    """
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"override {text!r} does not parse; expected KEY=VALUE, such as train.epochs=2.")
+    return key, raw.strip()
+
+
+def apply_override(cfg: dict[str, Any], key: str, raw: str) -> None:
+    """Set one value in `cfg`. What the config omits on the way to it starts from the constructor's defaults.
+
+    Args:
+        key: dotted; lists are indexed by number.
+        raw: a Python literal, true, false, none, or any text.
+    Raises:
+        ConfigError: the key is unknown (the nearest is named), or its slot takes no such value.
+    """
+    *parents, last = key.split(".")
+    node, slot, where = cfg, None, ""
+    for part in parents:
+        slot = _slot_in(slot, node, part, where)
+        where = join_key(where, part)
+        node = _open(node, part, slot, where)
+    slot = _slot_in(slot, node, last, where)
+    index = int(last) if isinstance(node, list) else last
+    current = node[index] if isinstance(node, list) else node.get(index)
+    node[index] = _value(raw, slot, current, key)
+
+
+def _slot_in(slot: Slot | None, node: Any, part: str, where: str) -> Slot:
+    """The slot of key `part` below `slot` (None: the config's top), which holds `node`."""
+    slots = TOP_LEVEL if slot is None else slots_in(slot, node, where)
+    if slot is not None and slot.registry is None and isinstance(node, Mapping):
+        slots = slots | settings_slots(slot.annotation)
+    if part in slots:
+        return slots[part]
+    if node == {} and slot is not None and slot.registry is None:
+        return Slot(element_type(slot.annotation, part))  # an empty dict takes any key
+    raise ConfigError(f"{join_key(where, part)}: unknown key {part!r}. {nearest(part, slots)}")
+
+
+def _open(node: dict | list, part: str, slot: Slot, where: str) -> dict | list:
+    """The dict or list at a key, put there first where the config has a name, a tuple or nothing."""
+    index = int(part) if isinstance(node, list) else part
+    value = node[index] if isinstance(node, list) or index in node else _default(slot)
+    if slot.registry is not None and isinstance(value, str):
+        value = {"type": value}
+    elif isinstance(value, tuple):
+        value = list(value)
+    elif value is None and slot.registry is not None:
+        raise ConfigError(f"{where}: nothing is set here. Choose one first: {where}=NAME.")
+    elif value is None and fits({}, slot.annotation):
+        value = {}
+    if not isinstance(value, dict | list):
+        raise ConfigError(f"{where}: holds {value!r}, which has no keys to override.")
+    node[index] = value
+    return value
+
+
+def _default(slot: Slot) -> Any:
+    if slot.default is MISSING:
+        return {} if slot.section else None
+    return plain_copy(dict(slot.default) if isinstance(slot.default, Mapping) else slot.default, "")
+
+
+def _value(raw: str, slot: Slot, current: Any, key: str) -> Any:
+    """An override's text as the type that its slot wants: a string field may well be given 2017 or none."""
+    if slot.annotation is Any and slot.registry is None and current is not None:
+        slot = Slot(float if type(current) is int else type(current))
+    for value in (_literal(raw), raw):
+        if slot.accepts(value):
+            return value
+    raise ConfigError(f"{key}: got {raw!r:.300} on the command line; expected {slot.expected}.")
+
+
+def _literal(raw: str) -> Any:
+    names = {"true": True, "false": False, "none": None}
+    if raw.lower() in names:
+        return names[raw.lower()]
+    try:
+        return plain_copy(ast.literal_eval(raw), "")
+    except (ValueError, SyntaxError, TypeError):
+        # A shell eats quotes: [res4,res5] means a list of two names.
+        if raw[:1] + raw[-1:] in ("[]", "()"):
+            return [_literal(item.strip()) for item in raw[1:-1].split(",")]
+        return raw

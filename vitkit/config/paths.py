@@ -1,0 +1,31 @@
+"""Paths of data in configs."""
+
+import json
+import os
+import typing
+from pathlib import Path
+from typing import Any
+
+from vitkit.config.schema import TOP_LEVEL, Slot, slots_in
+from vitkit.registry import DATASETS, Spec
+
+_ROOT = "{root}"
+
+
+def make_data_paths_absolute(cfg: dict[str, Any]) -> None:
+    """Make the paths of a checked config's data absolute, in place, so that a saved config finds it from any folder.
+
+    These are `data.root`, and the arguments of `data.train` and `data.val` that their datasets annotate with `Path`.
+    """
+    data = cfg["data"]
+    if "root" in data or _ROOT in json.dumps(data):
+        default = slots_in(TOP_LEVEL["data"], data, "data")["root"].default
+        data["root"] = os.path.abspath(data.get("root", default))
+    for split in ("train", "val"):
+        spec = data.get(split)
+        if not isinstance(spec, dict):
+            continue
+        for name, slot in slots_in(Slot(Spec, registry=DATASETS), spec, f"data.{split}").items():
+            value = spec.get(name)
+            if Path in typing.get_args(slot.annotation) and isinstance(value, str) and not value.startswith(_ROOT):
+                spec[name] = os.path.abspath(value)

@@ -1,0 +1,220 @@
+"""What a config key may hold, read from the signatures of the registered constructors."""
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from vitkit.errors import ConfigError
+from vitkit.registry import DATASETS, HOOKS, REGISTRIES, SECTIONS, Registry, Spec, parameters_of, settings_of
+
+MISSING = inspect.Parameter.empty
+_LISTS = (list, tuple, Sequence, Collection, Iterable)
+_DICTS = (dict, Mapping)
+_UNIONS = (Union, types.UnionType)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """What one config key may hold."""
+
+    annotation: Any = Any
+    default: Any = MISSING
+    """What an omitted key stands for: the variant's preset, or the constructor's default."""
+    registry: Registry | None = None
+    """The kind of the spec (or list of specs) held here; None for plain values."""
+    section: str | None = None
+    """The name in `registry` that a dict here stands for: sections have no `type`."""
+
+    def accepts(self, value: Any) -> bool:
+        """Whether the value is of the right type. The insides of a spec are looked at key by key instead."""
+        if self.registry is not None and isinstance(value, Mapping if self.section else str | Mapping):
+            return True
+        return fits(value, self.annotation)
+
+    @property
+    def expected(self) -> str:
+        """What an error message says of the right type."""
+        if self.section:
+            return "a dict of settings"
+        if self.registry is not None and self.annotation in (Spec, Any):
+            return f"a {self.registry.kind}'s name or a dict(type=...)"
+        return type_name(self.annotation)
+
+
+TOP_LEVEL = {
+    kind: Slot(Spec, registry=REGISTRIES[kind]) for kind in ("model", "criterion", "optimizer", "schedule", "evaluator")
+} | {
+    "data": Slot(Mapping, registry=SECTIONS, section="data"),
+    "train": Slot(Mapping, registry=SECTIONS, section="train"),
+    "imports": Slot(Sequence[str]),
+}
+
+
+def slots_in(slot: Slot, value: Any, where: str) -> dict[str, Slot]:
+    """The keys that may stand below a config value: a spec's arguments, a dict's keys, a list's indices.
+
+    Args:
+        value: what is held at `slot`.
+        where: the dotted key, named in errors.
+    Raises:
+        ConfigError: the value is a spec without `type`, or of an unknown one.
+    """
+    if isinstance(value, list | tuple):
+        if slot.registry is not None:
+            return {str(i): Slot(Spec, registry=slot.registry) for i in range(len(value))}
+        return {str(i): Slot(element_type(slot.annotation, i)) for i in range(len(value))}
+    if slot.registry is not None:
+        constructor, arguments = resolve(slot, value, where)
+        slots = _argument_slots(slot.registry, constructor, arguments)
+        return slots if slot.section else {"type": Slot(str), **slots}
+    if isinstance(value, Mapping):
+        return {name: Slot(element_type(slot.annotation, name)) for name in value}
+    return {}
+
+
+def resolve(slot: Slot, value: Any, where: str) -> tuple[Callable, dict[str, Any]]:
+    """The constructor of the spec or section at `slot`, and its arguments, a variant's presets included.
+
+    Raises:
+        ConfigError: the value has no `type`, or the type is unknown.
+    """
+    return slot.registry.resolve({"type": slot.section, **value} if slot.section else value, where)
+
+
+def settings_slots(annotation: Any) -> dict[str, Slot]:
+    """The keys of an argument that is annotated as a dict or a dataclass of settings, `Mapping[...] | Settings`."""
+    members = typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
+    settings = next((member for member in members if dataclasses.is_dataclass(member)), None)
+    if settings is None:
+        return {}
+    hints = typing.get_type_hints(settings)
+    return {field.name: Slot(hints[field.name], field.default) for field in dataclasses.fields(settings) if field.init}
+
+
+def _argument_slots(registry: Registry, constructor: Callable, arguments: Mapping[str, Any]) -> dict[str, Slot]:
+    function = constructor.__init__ if isinstance(constructor, type) else constructor
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError, AttributeError):
+        hints = {}  # names that only a type checker sees: such arguments count as unannotated
+    for settings in settings_of(constructor).values():
+        hints |= typing.get_type_hints(type(settings))
+    factories = {
+        field.name: field.default_factory
+        for field in (dataclasses.fields(constructor) if dataclasses.is_dataclass(constructor) else ())
+        if field.default_factory is not dataclasses.MISSING
+    }
+    slots = {}
+    for name, parameter in parameters_of(constructor).items():
+        default = factories[name]() if name in factories else parameter.default
+        annotation = hints.get(name, Any if default in (MISSING, None) else type(default))
+        slots[name] = Slot(annotation, arguments.get(name, default), registry=_kind_of(name, annotation, registry))
+    return slots
+
+
+def _kind_of(name: str, annotation: Any, owner: Registry) -> Registry | None:
+    """The registry of the specs that an argument holds; None if it holds something else."""
+    if not fits("name", annotation) and not fits(["name"], annotation):
+        return None  # say, `transforms: list[dict]` of another library's transforms
+    if owner is SECTIONS:
+        return {"train": DATASETS, "val": DATASETS, "hooks": HOOKS}.get(name)
+    return REGISTRIES.get(name)
+
+
+def element_type(annotation: Any, key: int | str) -> Any:
+    """The annotation of what a list's index or a dict's key holds; Any where nothing is said."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return element_type(arguments[0], key)
+    if origin in _UNIONS:
+        kinds = _DICTS if isinstance(key, str) else _LISTS
+        members = [a for a in arguments if (typing.get_origin(a) or a) in kinds]
+        return element_type(members[0], key) if members else Any
+    if not arguments:
+        return Any
+    if origin is tuple and arguments[-1] is not ...:
+        return arguments[int(key)] if int(key) < len(arguments) else Any
+    if origin in _LISTS:
+        return arguments[0]
+    return arguments[1] if origin in _DICTS else Any
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a config's value is of an annotated type: an int is a float too, and lists and tuples are one."""
+    if annotation in (Any, MISSING, object):
+        return True
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return fits(value, arguments[0])
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in arguments)
+    if origin in _UNIONS:
+        return any(fits(value, member) for member in arguments)
+    if (origin or annotation) in _LISTS:
+        return isinstance(value, list | tuple) and _elements_fit(value, origin, arguments)
+    if (origin or annotation) in _DICTS or typing.is_typeddict(annotation):
+        if not isinstance(value, Mapping):
+            return False
+        return not arguments or all(fits(k, arguments[0]) and fits(v, arguments[1]) for k, v in value.items())
+    if isinstance(annotation, type) and origin is None:
+        return annotation in type(value).__mro__  # isinstance() refuses protocols
+    # A TypeVar or the like says nothing of the value; a Callable[...] or type[...] is nothing that a config holds.
+    return origin is None
+
+
+def _elements_fit(values: Sequence, origin: Any, arguments: tuple) -> bool:
+    if not arguments:
+        return True
+    if origin is tuple and arguments[-1] is not ...:
+        return len(values) == len(arguments) and all(map(fits, values, arguments))
+    return all(fits(value, arguments[0]) for value in values)
+
+
+def type_name(annotation: Any) -> str:
+    """An annotation as an error message shows it."""
+    if typing.get_origin(annotation) is Literal:
+        return " or ".join(repr(choice) for choice in typing.get_args(annotation))
+    if typing.get_origin(annotation) in _UNIONS:
+        # Paths are strings in a config.
+        return " or ".join(type_name(member) for member in typing.get_args(annotation) if member is not Path)
+    if annotation in (None, type(None)):
+        return "None"
+    return inspect.formatannotation(annotation).replace("collections.abc.", "").replace("typing.", "")
+
+
+def plain_copy(value: Any, key: str) -> Any:
+    """A copy of a config's value, which no other config shares.
+
+    Raises:
+        ConfigError: something in it is no plain value, so that it could not be saved.
+    """
+    if isinstance(value, dict):
+        for name in value:
+            if not isinstance(name, str):
+                raise ConfigError(f"{key or 'config'}: got the key {name!r}; keys must be strings.")
+        return {name: plain_copy(item, join_key(key, name)) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [plain_copy(item, join_key(key, i)) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise ConfigError(
+        f"{key}: got {value!r:.300} ({type(value).__name__}); "
+        "expected plain values only: numbers, strings, lists, dicts and None."
+    )
+
+
+def join_key(key: str, name: str | int) -> str:
+    """The dotted key of `name` below `key`."""
+    return f"{key}.{name}" if key else str(name)

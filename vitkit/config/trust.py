@@ -1,0 +1,91 @@
+"""Code that saved configs may import: what the user has run or trusted before, known by its content."""
+
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitkit.errors import ConfigError
+
+_trusted_here: set[str] = set()
+"""Checksums of what this process has imported, whether or not they could be remembered."""
+
+
+@dataclass(frozen=True)
+class ImportedCode:
+    """What one item of a config's `imports` stands for."""
+
+    key: str
+    """The config's key, "imports.0"."""
+    name: str
+    """An installed module, or the absolute path of a file that ends in .py."""
+    source: bytes | None
+    """The file's content; None for a module."""
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the file; of a module, of its name and where it is installed."""
+        if self.source is not None:
+            return hashlib.sha256(self.source).hexdigest()
+        try:
+            spec = importlib.util.find_spec(self.name.partition(".")[0])  # this imports nothing
+        except (ImportError, ValueError):
+            spec = None
+        return hashlib.sha256(f"module {self.name} of {spec.origin if spec else None}".encode()).hexdigest()
+
+    def __str__(self) -> str:
+        size = "installed module" if self.source is None else f"{len(self.source)} bytes"
+        return f"{self.key}: {self.name} ({size}, sha256 {self.checksum[:12]}…)"
+
+
+def trust_file() -> Path:
+    """The user's list of trusted code: vitkit/trusted.json in $XDG_CONFIG_HOME, or in ~/.config."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "vitkit" / "trusted.json"
+
+
+def require_trust(code: Sequence[ImportedCode], path: Path) -> None:
+    """Check that the user has run or trusted what a saved config imports.
+
+    Args:
+        path: of the config, for the error.
+    Raises:
+        ConfigError: something of it is unknown; all of that is named.
+    """
+    trusted = _trusted_here | _remembered().keys()
+    unknown = [item for item in code if item.checksum not in trusted]
+    if unknown:
+        listed = "".join(f"\n  - {item}" for item in unknown)
+        raise ConfigError(
+            f"{path}: this saved config would run code that you have neither run nor trusted before:{listed}\n"
+            "Read it first. If you trust it, add --trust to the command (in Python: trust=True), which is remembered "
+            "until it changes."
+        )
+
+
+def remember(code: Sequence[ImportedCode]) -> None:
+    """Note that the user runs or trusts code, in this process and in `trust_file`, if that can be written."""
+    checksums = {item.checksum: item.name for item in code}
+    _trusted_here.update(checksums)
+    remembered = _remembered()
+    if checksums.keys() <= remembered.keys():
+        return
+    path = trust_file()
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(remembered | checksums, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)  # whole, whichever of several processes is last
+    except OSError:
+        return  # a home that cannot be written: the next process asks again
+
+
+def _remembered() -> dict[str, str]:
+    """Checksum -> the name under which it was trusted; empty where the list is missing or no list."""
+    try:
+        content = json.loads(trust_file().read_bytes())
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: nested too deep, or no home
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,1 @@
+"""Datasets of images with boxes, masks, label maps, classes or captions."""

@@ -1,0 +1,132 @@
+"""What all datasets of images share: indexing, transforms, defaults, and the samples of detection."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms, build_transforms
+from vitkit.errors import DataError
+from vitkit.ops.boxes import xyxy_to_cxcywh
+from vitkit.ops.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
+from vitkit.registry import Spec
+from vitkit.structures import Sample
+
+
+class BaseImageDataset:
+    """Base of datasets of images. A subclass sets `image_ids` and implements `load_image`, `image_size`, `load_sample`.
+
+    Args:
+        transforms: spec of the transforms (see vitkit.data.transforms.pipelines); None leaves the images unchanged.
+    """
+
+    image_ids: Sequence[Any]
+    max_image_pixels: int = MAX_PIXELS
+    """Largest width x height of an image file that is decoded; `build_dataset` sets it."""
+
+    def __init__(self, transforms: Spec | Transforms | None):
+        self.transforms = build_transforms(transforms)
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def __getitem__(self, index: int | tuple[int, int]) -> Sample:
+        """Load one transformed image with its target.
+
+        Args:
+            index: position in the dataset; or (position, seed), and all that is random is drawn from that seed alone.
+        Raises:
+            DataError: a file of the image is missing, damaged or wrong.
+        """
+        index, seed = index if isinstance(index, tuple) else (index, None)
+        return self.load_sample(range(len(self))[index], seed)
+
+    def load_sample(self, index: int, seed: int | None) -> Sample:
+        """Load the sample at an index in 0..len(self)-1."""
+        raise NotImplementedError
+
+    def load_image(self, index: int) -> np.ndarray:
+        """Load an image before any transform: (H, W, 3) uint8 RGB, upright."""
+        raise NotImplementedError
+
+    def read_image(self, path: str | Path) -> np.ndarray:
+        """Read an image file as (H, W, 3) uint8 RGB, upright, unless it has more than `max_image_pixels`."""
+        return read_image(path, max_pixels=self.max_image_pixels)
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        """(height, width) of an image before any transform, without loading it."""
+        raise NotImplementedError
+
+    def image_path(self, index: int) -> Path | None:
+        """File of an image; None if images are synthetic."""
+        return None
+
+    def aspect_ratios(self) -> np.ndarray:
+        """Width / height of every image, float64 (len(self),)."""
+        return np.array([width / height for height, width in map(self.image_size, range(len(self)))])
+
+    def transform(self, sample: AnnotatedImage, seed: int | None) -> AnnotatedImage:
+        """Apply the dataset's transforms, if it has any."""
+        return sample if self.transforms is None else self.transforms(sample, seed=seed)
+
+
+class ListedImages(BaseImageDataset):
+    """Base of datasets whose images are listed with their sizes in an annotation file of COCO's format."""
+
+    def list_images(
+        self, folder: str | Path, entries: Sequence[Mapping[str, Any]], *, file: Path, allow_outside: bool
+    ) -> None:
+        """Set the images to the entries of `images` in an annotation file.
+
+        Raises:
+            DataError: one of them lies outside the folder and `allow_outside` is not set.
+        """
+        self.folder = Path(folder)
+        check_inside(folder, (entry["file_name"] for entry in entries), file.name, allow_outside=allow_outside)
+        self.image_ids = np.array([entry["id"] for entry in entries], np.int64)
+        self._file_names = np.array([entry["file_name"] for entry in entries])
+        self._sizes = np.array([(entry["height"], entry["width"]) for entry in entries], np.int64)
+
+    def image_path(self, index: int) -> Path:
+        """See `BaseImageDataset`."""
+        return self.folder / str(self._file_names[index])
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        """See `BaseImageDataset`."""
+        height, width = self._sizes[index].tolist()
+        return height, width
+
+
+def require_folders(**folders: str | Path) -> None:
+    """Raise a DataError if one of a dataset's folders does not exist.
+
+    Args:
+        folders: by the name of the dataset's argument.
+    """
+    for name, folder in folders.items():
+        if not Path(folder).is_dir():
+            raise DataError(
+                f"{name}: no folder '{folder}'. Download the dataset (see README, \"Data\"), "
+                f"or correct data.root or the `{name}` of this dataset."
+            )
+
+
+def detection_sample(annotated: AnnotatedImage, *, image_id: Any, original_size: tuple[int, int]) -> Sample:
+    """Convert a transformed image with boxes, and perhaps masks, to a sample without objects of an empty mask."""
+    height, width = annotated.image.shape[:2]
+    boxes_xyxy = torch.as_tensor(annotated.boxes_xyxy, dtype=torch.float32)
+    target = {
+        "labels": torch.from_numpy(annotated.labels.astype(np.int64)),
+        "boxes_cxcywh": xyxy_to_cxcywh(boxes_xyxy) / torch.tensor([width, height, width, height]),
+        "image_id": image_id,
+        "image_size": (height, width),
+        "original_size": original_size,
+    }
+    if annotated.masks is not None:
+        target["masks"] = torch.from_numpy(annotated.masks.astype(bool))
+        visible = target["masks"].flatten(1).any(1)
+        for name in ("labels", "boxes_cxcywh", "masks"):
+            target[name] = target[name][visible]
+    return Sample(image=to_tensor(annotated.image), target=target)

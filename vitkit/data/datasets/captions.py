@@ -1,0 +1,272 @@
+"""Images with captions, from COCO's caption files."""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitkit.data.datasets.base import BaseImageDataset, require_folders
+from vitkit.data.datasets.coco_file import first_images
+from vitkit.data.datasets.image_features import FeatureFile
+from vitkit.data.loading.collate import collate
+from vitkit.data.text.datasets import decoder_inputs
+from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
+from vitkit.errors import ConfigError, DataError
+from vitkit.ops.coco_schema import caption_faults, raise_faults
+from vitkit.ops.image_files import check_inside, to_tensor
+from vitkit.ops.json_files import read_json
+from vitkit.registry import DATASETS, Spec
+from vitkit.structures import EOS, Batch
+from vitkit.vocabulary import Vocabulary
+
+logger = logging.getLogger("vitkit")
+
+_PUNCTUATION = re.compile(r"[^\w\s'-]|_|(?<!\w)['-]|['-](?!\w)")
+
+
+def caption_words(text: str) -> str:
+    """Normalise a caption for training: its words in lower case, without the punctuation between them."""
+    return " ".join(_PUNCTUATION.sub(" ", text.lower().replace("’", "'")).split())
+
+
+class CaptionDataset(BaseImageDataset):
+    """Base of datasets of images with one caption or more each.
+
+    A subclass also implements `references`, `vocabulary_texts` and `images_key`.
+
+    An epoch has every image once, with one of its captions drawn from the sample's seed: the images of a batch differ,
+    and in five epochs each of five captions is seen once on average. Without a seed it is the first caption.
+
+    A sample has `image` (3, H, W) uint8, or `features` (C, h, w) float32 and `features_key`, and as target
+        tokens: (T,) int64, the caption's words and EOS,
+        references: all captions as they stand in the data,
+        image_id, image_size, original_size: see DetectionTarget.
+
+    Args:
+        transforms: see `BaseImageDataset`.
+        min_count: smallest number of times that a word of the vocabulary occurs in this training dataset. None takes
+            another dataset's vocabulary (`use_vocabularies_of`).
+        features: file that `tools/cache_features.py` wrote for this dataset; no image is loaded then.
+    """
+
+    source_vocabulary = None
+
+    def __init__(
+        self, transforms: Spec | Transforms | None, *, min_count: int | None = None, features: str | Path | None = None
+    ):
+        super().__init__(transforms)
+        self.min_count = min_count
+        self.transforms_key = json.dumps(transforms, sort_keys=True, default=lambda built: type(built).__name__)
+        """Identifies the transforms in files of features."""
+        self.features = None if features is None else FeatureFile(features, self.images_key(), self.transforms_key)
+        self._vocabulary: Vocabulary | None = None
+
+    def references(self, index: int) -> list[str]:
+        """Return all captions of an image."""
+        raise NotImplementedError
+
+    def vocabulary_texts(self) -> Iterable[str]:
+        """Return the texts that the vocabulary is trained on."""
+        raise NotImplementedError
+
+    def images_key(self) -> str:
+        """Identify the images and their order in files of features."""
+        raise NotImplementedError
+
+    @property
+    def target_vocabulary(self) -> Vocabulary:
+        """The words of this dataset's captions, or the vocabulary of `use_vocabularies_of`.
+
+        Raises:
+            DataError: there is none, because this is not a training dataset.
+        """
+        if self._vocabulary is None:
+            if self.min_count is None:
+                raise DataError(
+                    "the dataset has no vocabulary: it takes its training dataset's or a checkpoint's. Call "
+                    "use_vocabularies_of(training_dataset), or give it min_count=1 to make one from its captions."
+                )
+            texts = map(caption_words, self.vocabulary_texts())
+            self._vocabulary = Vocabulary.train("word", texts, min_count=self.min_count, lowercase=True)
+        return self._vocabulary
+
+    @target_vocabulary.setter
+    def target_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Set the vocabulary of the captions."""
+        self._vocabulary = vocabulary
+
+    def use_vocabularies_of(self, other: "CaptionDataset") -> None:
+        """Take the vocabulary of the training dataset."""
+        self._vocabulary = other.target_vocabulary
+
+    def load_sample(self, index: int, seed: int | None) -> dict[str, Any]:
+        """Load an image with a caption; see `BaseImageDataset`."""
+        references = self.references(index)
+        # A random stream of its own: otherwise each caption would come with certain crops.
+        choice = 0 if seed is None else int(np.random.default_rng((seed, 1)).integers(len(references)))
+        tokens = self.target_vocabulary.encode(caption_words(references[choice]))
+        target = {
+            "tokens": torch.tensor([*tokens, EOS]),
+            "references": references,
+            "image_id": int(self.image_ids[index]),
+        }
+        if self.features is not None:
+            return {"features": self.features[index], "features_key": self.features.weights_key, "target": target}
+        original = self.load_image(index)
+        image = self.transform(AnnotatedImage(original), seed).image
+        target |= {"image_size": image.shape[:2], "original_size": original.shape[:2]}
+        return {"image": to_tensor(image), "target": target}
+
+    @staticmethod
+    def collate(samples: Sequence[dict[str, Any]]) -> Batch:
+        """Join samples to a batch.
+
+        `inputs` are images and padding_mask, or features (B, C, h, w) and features_key; and target_in (B, T) int64,
+        which is BOS and the captions, padded with PAD.
+        """
+        if "features" in samples[0]:
+            features = torch.stack([sample["features"] for sample in samples])
+            key = torch.tensor(samples[0]["features_key"])
+            batch = Batch({"features": features, "features_key": key}, [sample["target"] for sample in samples])
+        else:
+            batch = collate(samples)
+        batch.inputs["target_in"] = decoder_inputs(batch.targets)
+        return batch
+
+
+@DATASETS.register
+class CocoCaptions(CaptionDataset):
+    """Images in a folder with a caption file in COCO's format (Chen et al. 2015, https://arxiv.org/abs/1504.00325).
+
+    Captions without a word and images without a caption are skipped and counted.
+
+    Args:
+        images: folder of the images.
+        annotations: the JSON file.
+        transforms, min_count, features: see `CaptionDataset`. The paper keeps words that occur five times.
+        missing_images: what to do if a listed image is not in the folder: "error", or "drop" to skip and count it.
+        first: only the first so many images of the file, such as to see that a model can overfit them.
+        allow_outside: also read files that lie outside the folder, by an absolute `file_name` or one with "..".
+    Raises:
+        ConfigError: first is below 1, or missing_images unknown.
+        DataError: a folder or file is missing, or the file is wrong.
+    """
+
+    def __init__(
+        self,
+        images: str | Path,
+        annotations: str | Path,
+        *,
+        transforms: Spec | Transforms | None = None,
+        min_count: int | None = None,
+        missing_images: str = "error",
+        first: int | None = None,
+        features: str | Path | None = None,
+        allow_outside: bool = False,
+    ):
+        if missing_images not in ("error", "drop"):
+            raise ConfigError(f"missing_images: got {missing_images!r}; expected 'error' or 'drop'.")
+        require_folders(images=images)
+        self.folder = Path(images)
+        path = Path(annotations)
+        entries, captions = read_caption_file(path)
+        entries = first_images({"images": entries, "annotations": []}, first)["images"]
+        check_inside(images, (entry["file_name"] for entry in entries), path.name, allow_outside=allow_outside)
+        captioned = [entry for entry in entries if captions[entry["id"]]]
+        if not captioned:
+            raise DataError(f"{path.name}: none of the first {first} images in '{path}' has a caption.")
+        usable = [entry for entry in captioned if (self.folder / entry["file_name"]).is_file()]
+        num_missing = len(captioned) - len(usable)
+        if num_missing and (missing_images == "error" or not usable):
+            missing = next(entry for entry in captioned if not (self.folder / entry["file_name"]).is_file())
+            raise DataError(
+                f"images: '{path}' lists '{missing['file_name']}', which is not in '{images}' ({num_missing} "
+                f"of {len(captioned)} images are missing). Give the folder that belongs to these captions, or leave "
+                "missing images out by missing_images='drop'."
+            )
+        num_captions = sum(len(captions[entry["id"]]) for entry in usable)
+        logger.info(f"{path.name}: {len(usable)} images, {num_captions} captions")
+        for number, part in ((len(entries) - len(captioned), "a caption"), (num_missing, "a picture")):
+            if number:
+                logger.warning("%s: %d of %d images are left out: without %s", path.name, number, len(entries), part)
+        self.image_ids = np.array([entry["id"] for entry in usable], np.int64)
+        self._file_names = np.array([entry["file_name"] for entry in usable])
+        self._aspect_ratios = np.array([_aspect_ratio(entry) for entry in usable])
+        self._captions = _TextTable([captions[entry["id"]] for entry in usable])
+        super().__init__(transforms, min_count=min_count, features=features)
+
+    def image_path(self, index: int) -> Path:
+        """See `BaseImageDataset`."""
+        return self.folder / str(self._file_names[index])
+
+    def load_image(self, index: int) -> np.ndarray:
+        """See `BaseImageDataset`."""
+        return self.read_image(self.image_path(index))
+
+    def references(self, index: int) -> list[str]:
+        """See `CaptionDataset`."""
+        return self._captions[index]
+
+    def images_key(self) -> str:
+        """See `CaptionDataset`."""
+        listed = "\n".join(f"{image_id} {name}" for image_id, name in zip(self.image_ids, self._file_names))
+        return f"{len(self)} images {hashlib.sha256(listed.encode(errors='surrogatepass')).hexdigest()[:16]}"
+
+    def vocabulary_texts(self) -> Iterable[str]:
+        """All captions."""
+        return (text for index in range(len(self)) for text in self.references(index))
+
+    def aspect_ratios(self) -> np.ndarray:
+        """See `BaseImageDataset`; 1 where the file has no size."""
+        return self._aspect_ratios
+
+
+def _aspect_ratio(entry: Mapping[str, Any]) -> float:
+    """Return the width / height of an entry of `images`; 1 if it has no size, which only serves to group images."""
+    width, height = entry.get("width"), entry.get("height")
+    return width / height if width and height else 1.0
+
+
+class _TextTable:
+    """Lists of texts in one block of bytes, which forked workers share."""
+
+    def __init__(self, texts: Sequence[Sequence[str]]):
+        blobs = [json.dumps(list(texts_of_row)).encode() for texts_of_row in texts]
+        self._bytes = b"".join(blobs)
+        self._offsets = np.cumsum([0, *map(len, blobs)])
+
+    def __getitem__(self, index: int) -> list[str]:
+        start, stop = self._offsets[index : index + 2]
+        return json.loads(self._bytes[start:stop])
+
+
+def read_caption_file(path: Path) -> tuple[list[dict], dict[int, list[str]]]:
+    """Read the images of a COCO caption file, and the captions of each image by its id, in the file's order.
+
+    Captions without a word are skipped and counted in a warning.
+
+    Raises:
+        DataError: no such file, not JSON, something in it is wrong, or no caption has a word.
+    """
+    content = read_json(path)
+    raise_faults(caption_faults(content), path.name)
+    captions: dict[int, list[str]] = {image["id"]: [] for image in content["images"]}
+    num_empty = 0
+    for annotation in content["annotations"]:
+        if caption_words(annotation["caption"]):
+            captions[annotation["image_id"]].append(annotation["caption"].strip())
+        else:
+            num_empty += 1
+    if num_empty:
+        logger.warning(
+            "%s: %d of %d captions are left out: they have no word", path.name, num_empty, len(content["annotations"])
+        )
+    if not any(captions.values()):
+        raise DataError(f"{path.name}: no caption in '{path}' has a word.")
+    return content["images"], captions

@@ -1,0 +1,93 @@
+"""Which frames of a video make a clip."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from vitkit.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class ClipSampling:
+    """Settings of clips.
+
+    With a sampling rate a clip spans `num_frames * sampling_rate` frames of a video of `frame_rate`, and as many
+    seconds of any other video, so that motion has the same speed in all. It begins at a random time, or the clips of a
+    video are spread over it: one in the middle, several from its start to its end. As in the code of SlowFast and of
+    TimeSformer the first and the last frame of that span are in the clip.
+
+    Without one the video is cut into `num_frames` segments of the same length, and each gives a frame: a random one, or
+    the middle one (Wang et al. 2016, https://arxiv.org/abs/1608.00859; for Something-Something).
+    """
+
+    num_frames: int = 8
+    sampling_rate: int | None = 32
+    """Frames from one of a clip to the next; None: segments of the video."""
+    frame_rate: float = 30.0
+    """Frames per second that `sampling_rate` counts."""
+    temporal_jitter: bool = False
+    """Random times, for training."""
+    num_clips: int = 1
+    """Clips of each video, whose scores are averaged."""
+    on_short: Literal["pad", "raise"] = "pad"
+    """What happens to a video that is shorter than a clip: its last frame is repeated, or it is an error, by which
+    data.on_error may skip it."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_frames", "sampling_rate", "num_clips"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{name}: got {getattr(self, name)}; expected at least 1.")
+        if not self.frame_rate > 0:
+            raise ConfigError(f"frame_rate: got {self.frame_rate}; expected above 0.")
+        if self.on_short not in ("pad", "raise"):
+            raise ConfigError(f"on_short: got {self.on_short!r}; expected 'pad' or 'raise'.")
+        if self.sampling_rate is None and self.num_clips > 1:
+            raise ConfigError(f"num_clips: got {self.num_clips}; without a sampling_rate one clip is all of a video.")
+
+    def is_short(self, times: np.ndarray) -> bool:
+        """Whether a video with frames at these seconds has fewer than a clip needs."""
+        if self.sampling_rate is None:
+            return len(times) < self.num_frames
+        return bool(times[-1] + 0.5 / self.frame_rate < self._span)  # files round their times
+
+    @property
+    def _span(self) -> float:
+        """Seconds from a clip's first frame to its last."""
+        return (self.num_frames * self.sampling_rate - 1) / self.frame_rate
+
+    def numbers(self, times: np.ndarray, random: np.random.Generator, name: str) -> np.ndarray:
+        """Choose the frames of a video's clips.
+
+        Args:
+            times: (N,) seconds of each frame after the first, ascending.
+            random: draws what is random.
+            name: of the video, for the error.
+        Returns:
+            (num_clips, num_frames) int64, ascending in each clip.
+        Raises:
+            DataError: the video is too short, and `on_short` is "raise".
+        """
+        if self.on_short == "raise" and self.is_short(times):
+            clip = f"{self.num_frames} frames" if self.sampling_rate is None else f"{self._span:.2f} s"
+            raise DataError(
+                f"video '{name}' is too short: it has {len(times)} frames in {times[-1]:.2f} s, a clip needs {clip}. "
+                "Set on_short=pad for this dataset to repeat its last frame, or data.on_error=skip to leave it out."
+            )
+        if self.sampling_rate is None:
+            return self._segments(len(times), random)
+        latest = max(times[-1] - self._span, 0.0)
+        if self.temporal_jitter:
+            starts = random.uniform(0.0, latest, self.num_clips)
+        else:
+            starts = np.linspace(0.0, latest, self.num_clips) if self.num_clips > 1 else np.array([latest / 2])
+        moments = starts[:, None] + np.linspace(0.0, self._span, self.num_frames)
+        # The frame that is shown then; files round their times, so that one may begin a little later.
+        shown = np.searchsorted(times, moments + 1e-3 / self.frame_rate, side="right") - 1
+        return np.maximum(shown, 0)
+
+    def _segments(self, num_frames: int, random: np.random.Generator) -> np.ndarray:
+        bounds = np.rint(np.linspace(0, num_frames - 1, self.num_frames + 1)).astype(np.int64)
+        if self.temporal_jitter:
+            return random.integers(bounds[:-1], bounds[1:], endpoint=True)[None]
+        return ((bounds[:-1] + bounds[1:]) // 2)[None]

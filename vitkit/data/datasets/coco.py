@@ -1,0 +1,183 @@
+"""Detection and instance segmentation data in COCO's format (Lin et al. 2014, https://arxiv.org/abs/1405.0312)."""
+
+import logging
+import marshal
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.data.datasets.base import ListedImages, detection_sample, require_folders
+from vitkit.data.datasets.coco_file import DetectionFile, read_coco_file
+from vitkit.data.loading.shared_memory import share_arrays
+from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
+from vitkit.errors import ConfigError, DataError
+from vitkit.ops.json_files import gc_paused
+from vitkit.ops.segmentations import decode_segmentation
+from vitkit.registry import DATASETS, Spec
+from vitkit.structures import Sample
+
+logger = logging.getLogger("vitkit")
+
+BOX_TOLERANCE = 0.01
+"""Pixels by which a box may extend beyond its image without being counted: annotation tools round."""
+
+
+@DATASETS.register
+class CocoDetection(ListedImages):
+    """Images with boxes, and optionally masks, from a folder and a COCO annotation file.
+
+    The classes are the file's categories in the order of their ids, whatever the ids are. Crowd regions are in no
+    sample, but in `ground_truth()`. Boxes that extend beyond their image are clipped and counted.
+
+    The annotations are kept in a few flat arrays that all workers share. (A list of objects would be copied into every
+    worker, page by page, as reference counts change.)
+
+    Args:
+        images: folder of the images.
+        annotations: the JSON file.
+        transforms: see `BaseImageDataset`.
+        masks: also load instance masks, which every annotation needs then; objects without a visible pixel are removed.
+            Otherwise wrong masks are ignored, with a warning.
+        bad_boxes: what to do with boxes without width or height or outside their image: "error", or "drop" to remove
+            and count them. Negative sizes and numbers that are not finite are always errors.
+        first: only the first so many images of the file, such as to see that a model can overfit them.
+        allow_outside: also read files that lie outside the folder, by an absolute `file_name` or one with "..".
+    Raises:
+        DataError: a folder or file is missing, the annotations are wrong or there is no image.
+    """
+
+    def __init__(
+        self,
+        images: str | Path,
+        annotations: str | Path,
+        *,
+        transforms: Spec | Transforms | None = None,
+        masks: bool = False,
+        bad_boxes: str = "error",
+        first: int | None = None,
+        allow_outside: bool = False,
+    ):
+        if bad_boxes not in ("error", "drop"):
+            raise ConfigError(f"dataset CocoDetection: bad_boxes is {bad_boxes!r}; expected 'error' or 'drop'.")
+        super().__init__(transforms)
+        self.annotation_file = Path(annotations)
+        self.masks = masks
+        self.bad_boxes = bad_boxes
+        self.first = first
+        require_folders(images=images)
+        with gc_paused():
+            file = self._read()
+            categories = sorted(file.content["categories"], key=lambda category: category["id"])
+            self.category_ids: list[int] = [category["id"] for category in categories]
+            self.classes: list[str] = [category["name"] for category in categories]
+            entries = file.content["images"]
+            self.list_images(images, entries, file=self.annotation_file, allow_outside=allow_outside)
+            self._index_objects(file)
+            del file, entries
+        share_arrays(self)
+        if not self.image_path(0).is_file():
+            raise DataError(
+                f"images: '{self.annotation_file}' lists '{self._file_names[0]}', which is not in '{images}'. "
+                "Give the folder that belongs to these annotations."
+            )
+
+    def _read(self) -> DetectionFile:
+        drop = self.bad_boxes == "drop"
+        return read_coco_file(self.annotation_file, masks=self.masks, drop_bad_boxes=drop, first=self.first)
+
+    def _index_objects(self, file: DetectionFile) -> None:
+        annotations = file.content["annotations"]
+        objects = [annotation for annotation in annotations if not annotation.get("iscrowd")]
+        index_of_image = {image_id: index for index, image_id in enumerate(self.image_ids.tolist())}
+        label_of_category = {category_id: label for label, category_id in enumerate(self.category_ids)}
+        image_indices = np.array([index_of_image[annotation["image_id"]] for annotation in objects], np.int64)
+        # Columns are read in the file's order: reading a million objects in another order takes three times as long.
+        labels = np.array([label_of_category[annotation["category_id"]] for annotation in objects], np.int64)
+        coordinates = chain.from_iterable(annotation["bbox"] for annotation in objects)
+        boxes = np.fromiter(coordinates, np.float64, 4 * len(objects)).reshape(-1, 4)
+
+        order = np.argsort(image_indices, kind="stable")  # objects of one image together, in the file's order
+        # Objects of image i are the rows offsets[i] to offsets[i + 1].
+        self._offsets = np.searchsorted(image_indices[order], np.arange(len(self) + 1))
+        self._labels, boxes = labels[order], boxes[order]
+        boxes[:, 2:] += boxes[:, :2]
+        height, width = self._sizes[image_indices[order]].T
+        clipped = boxes.clip(0, np.stack([width, height, width, height], axis=1))
+        num_clipped = int((np.abs(boxes - clipped) > BOX_TOLERANCE).any(axis=1).sum())
+        self._boxes_xyxy = clipped.astype(np.float32)
+        self.num_objects = len(objects)
+
+        if self.masks:
+            self._index_masks([objects[position] for position in order])
+        logger.info(
+            f"{self.annotation_file.name}: {len(self)} images, {len(objects)} objects of {len(self.classes)} classes; "
+            f"{num_clipped} boxes clipped to their image, {file.num_dropped} bad boxes dropped, "
+            f"{len(annotations) - len(objects)} crowd regions left out"
+        )
+        if file.wrong_segmentations:
+            number, example = len(file.wrong_segmentations), file.wrong_segmentations[0]
+            logger.warning("%s: %d wrong masks are ignored, such as: %s", self.annotation_file.name, number, example)
+
+    def _index_masks(self, objects: list[dict]) -> None:
+        # Marshalled lists, which only this process and its workers read, take 9 bytes per coordinate.
+        blobs = [marshal.dumps(annotation["segmentation"]) for annotation in objects]
+        self._segmentations = np.frombuffer(b"".join(blobs), np.uint8)
+        self._segmentation_offsets = np.cumsum([0, *map(len, blobs)])
+
+    def load_sample(self, index: int, seed: int | None) -> Sample:
+        """Load an image with its objects; see `BaseImageDataset`."""
+        image = self.load_image(index)
+        rows = slice(self._offsets[index], self._offsets[index + 1])
+        masks = self._load_masks(rows, *image.shape[:2]) if self.masks else None
+        annotated = AnnotatedImage(image, self._boxes_xyxy[rows], self._labels[rows], masks)
+        return detection_sample(
+            self.transform(annotated, seed), image_id=int(self.image_ids[index]), original_size=image.shape[:2]
+        )
+
+    def load_image(self, index: int) -> np.ndarray:
+        """See `BaseImageDataset`.
+
+        Raises:
+            DataError: the file is missing, damaged, or of another size than annotated.
+        """
+        path = self.image_path(index)
+        image = self.read_image(path)
+        size, annotated = image.shape[:2], self.image_size(index)
+        if size != annotated:
+            rotated = " The picture is rotated by its EXIF tag and the annotations were made before that rotation:"
+            raise DataError(
+                f"{self.annotation_file.name}: image '{path}' is {size[1]}x{size[0]} pixels (width x height, upright) "
+                f"and annotated as {annotated[1]}x{annotated[0]}."
+                f"{rotated if size == annotated[::-1] else ''} Save the picture in the size that was annotated."
+            )
+        return image
+
+    def _load_masks(self, rows: slice, height: int, width: int) -> np.ndarray:
+        masks = np.zeros((rows.stop - rows.start, height, width), np.uint8)
+        for mask, row in zip(masks, range(rows.start, rows.stop)):
+            start, stop = self._segmentation_offsets[row : row + 2]
+            mask[:] = decode_segmentation(marshal.loads(self._segmentations[start:stop]), height, width)
+        return masks
+
+    def image_classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the (M,) int64 indices of images and labels of the classes that each image shows, each pair once."""
+        image_indices = np.repeat(np.arange(len(self)), np.diff(self._offsets))
+        pairs = np.unique(np.stack([image_indices, self._labels], axis=1), axis=0)
+        return pairs[:, 0], pairs[:, 1]
+
+    def ground_truth(self) -> dict[str, Any]:
+        """Read the annotations again for evaluation by pycocotools: unclipped and with crowd regions.
+
+        Raises:
+            DataError: see the constructor.
+        """
+        with gc_paused():
+            content, *_ = self._read()
+            annotations = []
+            for position, annotation in enumerate(content["annotations"]):
+                _, _, width, height = annotation["bbox"]
+                # pycocotools marks "not matched" by id 0, and files of other tools start there or leave keys out.
+                annotations.append({"area": width * height, "iscrowd": 0, **annotation, "id": position + 1})
+        return {**content, "annotations": annotations}

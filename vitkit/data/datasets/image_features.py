@@ -1,0 +1,128 @@
+"""Image features computed once, so that a captioner trains without its backbone."""
+
+import json
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.errors import DataError
+from vitkit.ops.json_files import read_json
+
+
+class FeatureSource(Protocol):
+    """A dataset whose features can be stored."""
+
+    image_ids: Sequence[Any]
+    transforms_key: str
+
+    def images_key(self) -> str:
+        """Identify the images and their order."""
+
+    def __len__(self) -> int: ...
+
+
+class FeatureFile:
+    """Features of every image of a dataset, stored by `write_features` in NAME.npy and described in NAME.json.
+
+    Args:
+        path: of NAME.npy.
+        images_key, transforms_key: of the dataset.
+    Raises:
+        DataError: there is no such file, or it belongs to other images or transforms.
+    """
+
+    def __init__(self, path: str | Path, images_key: str, transforms_key: str):
+        self.path = Path(path)
+        description_file = self.path.with_suffix(".json")
+        if not self.path.is_file() or not description_file.is_file():
+            raise DataError(
+                f"features: no file '{self.path}' with '{description_file.name}' beside it. Write them by tools/"
+                "cache_features.py, or leave `features` out of this dataset, and they are computed from the images."
+            )
+        description = read_json(description_file, key="features")
+        if not isinstance(description, dict) or type(description.get("weights_key")) is not int:
+            raise DataError(
+                f"features: '{description_file}' holds {reprlib.repr(description)}; expected what tools/"
+                "cache_features.py wrote. Write it anew."
+            )
+        if description.get("images") != images_key:
+            raise DataError(
+                f"features: '{self.path}' is of {description.get('images')}; this dataset has {images_key}. Is it "
+                "another dataset's file? Else write it anew by tools/cache_features.py."
+            )
+        if description.get("transforms") != transforms_key:
+            raise DataError(
+                f"features: '{self.path}' was computed with the transforms {description.get('transforms')}; this "
+                f"dataset has {transforms_key}. Write it anew by tools/cache_features.py."
+            )
+        self._shape = description.get("shape")
+        self.weights_key: int = description["weights_key"]
+        """Identifies the network that computed them; a captioner compares it with its own."""
+
+    @cached_property
+    def array(self) -> np.ndarray:
+        """(N, C, h, w) float32, mapped from the disk; a DataError if it is not what `write_features` wrote."""
+        try:
+            array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+            stored = f"{array.dtype} {list(array.shape)}"
+        except Exception as error:  # a damaged file can make numpy raise anything
+            reason = str(error) or type(error).__name__
+            raise DataError(
+                f"features: cannot read '{self.path}': {reason:.200}. Write it anew by tools/cache_features.py."
+            ) from error
+        if stored != f"float32 {self._shape}" or not self._shape[1:]:
+            raise DataError(
+                f"features: '{self.path}' holds {stored:.200}, and '{self.path.with_suffix('.json').name}' says "
+                f"float32 {self._shape}. Write both anew by tools/cache_features.py."
+            )
+        return array
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.from_numpy(np.array(self.array[index]))
+
+
+def write_features(
+    path: str | Path, maps: Iterable[Tensor], dataset: FeatureSource, *, weights_key: int
+) -> Mapping[str, Any]:
+    """Store the features of all images of a dataset, batch by batch, for `FeatureFile`.
+
+    Args:
+        path: of NAME.npy; NAME.json is written last, so that an unfinished file is never taken for a complete one.
+        maps: (B, C, h, w) float32 each, the images in order.
+        weights_key: see `FeatureFile`.
+    Returns:
+        content of NAME.json.
+    Raises:
+        DataError: the maps differ in size.
+    """
+    path, description_file, array, row = Path(path), Path(path).with_suffix(".json"), None, 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    description_file.unlink(missing_ok=True)
+    for batch in maps:
+        if array is None:
+            shape = (len(dataset), *batch.shape[1:])
+            array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        if batch.shape[1:] != array.shape[1:]:
+            raise DataError(
+                f"features: image {dataset.image_ids[row]} has a map of {tuple(batch.shape[1:])}, others of "
+                f"{array.shape[1:]}. Features need images of one size: set `transforms` to "
+                "ClassificationEvalTransforms."
+            )
+        array[row : row + len(batch)] = batch.cpu().numpy()
+        row += len(batch)
+    assert row == len(dataset)
+    array.flush()
+    description = {
+        "images": dataset.images_key(),
+        "transforms": dataset.transforms_key,
+        "weights_key": weights_key,
+        "shape": list(array.shape),
+    }
+    description_file.write_text(json.dumps(description), encoding="utf-8")
+    return description

@@ -1,0 +1,160 @@
+"""Images with one class each: the base of such datasets, and folders named after classes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+
+from vitkit.data.datasets.base import BaseImageDataset
+from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
+from vitkit.errors import DataError
+from vitkit.ops.image_files import to_tensor
+from vitkit.registry import DATASETS, Spec
+from vitkit.structures import Sample
+
+_SPLITS = {"train", "val", "test"}
+
+
+class ClassificationDataset(BaseImageDataset):
+    """Base of datasets of images with one class each. A subclass sets `image_ids` and implements `load_labelled`.
+
+    A sample's target holds
+        label: int, index into `classes`,
+        image_id: any identifier of the image,
+        image_size, original_size: (height, width) after and before the transforms.
+
+    Args:
+        classes: names of the classes, in the order of the labels.
+        transforms: see `BaseImageDataset`. Those of whole batches (mixup and the like) become `batch_transforms`.
+    """
+
+    usual_transforms = "ClassificationTrainTransforms or ClassificationEvalTransforms"
+    """Those that give one size."""
+
+    def __init__(self, classes: Sequence[str], transforms: Spec | Transforms | None):
+        super().__init__(transforms)
+        self.classes = list(classes)
+        self.category_ids = self.classes  # a class is known by its name alone
+        self.batch_transforms = None
+        """Transforms a Batch on the model's device, in training; None if there is nothing to do."""
+        if hasattr(self.transforms, "for_batches"):
+            self.batch_transforms = self.transforms.for_batches(len(self.classes))
+        self._size: tuple[int, int] | None = None
+
+    def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
+        """Load an image before any transform, (H, W, 3) uint8 RGB, and its label; `index` is in range."""
+        raise NotImplementedError
+
+    def load_sample(self, index: int, seed: int | None) -> Sample:
+        """Load an image with its label; see `BaseImageDataset`.
+
+        Raises:
+            DataError: the image cannot be read, or has another size than earlier images after the transforms.
+        """
+        original, label = self.load_labelled(index)
+        image = self.transform(AnnotatedImage(original), seed).image
+        self._check_size(image.shape[:2], index)
+        target = {
+            "label": label,
+            "image_id": self.image_id(index),
+            "image_size": image.shape[:2],
+            "original_size": original.shape[:2],
+        }
+        return Sample(image=to_tensor(image), target=target)
+
+    def _check_size(self, size: tuple[int, int], index: int) -> None:
+        """Check that images have one size: a class would depend on the padding, and so on the rest of the batch."""
+        if self._size not in (None, size):
+            (height, width), (other_height, other_width) = size, self._size
+            raise DataError(
+                f"image '{self.image_id(index)}' is {width}x{height} pixels (width x height) after the transforms, "
+                f"others are {other_width}x{other_height}. What is classified needs one size: set `transforms` to "
+                f"{self.usual_transforms}."
+            )
+        self._size = size
+
+    def image_id(self, index: int) -> Any:
+        """Return the id of one image without listing all."""
+        return self.image_ids[index]
+
+    def load_image(self, index: int) -> np.ndarray:
+        """See `BaseImageDataset`."""
+        return self.load_labelled(index)[0]
+
+    def aspect_ratios(self) -> np.ndarray:
+        """(len(self),) float64, all 1: after the transforms all images have one size."""
+        return np.ones(len(self))
+
+
+@DATASETS.register
+class ImageFolder(ClassificationDataset):
+    """Images in FOLDER/CLASS/ and its subfolders: the layout of torchvision's ImageFolder and of unpacked ImageNet.
+
+    The classes are the sorted names of the folders. An image's id is its path in FOLDER.
+
+    Args:
+        folder: of one split, such as data/imagenet/train.
+        transforms: see `ClassificationDataset`.
+    Raises:
+        DataError: there is no such folder, it has no folders of classes, or a class has no image.
+    """
+
+    def __init__(self, folder: str | Path, *, transforms: Spec | Transforms | None = None):
+        self.folder = Path(folder)
+        classes = class_folders(self.folder)
+        super().__init__(classes, transforms)
+        labels = {name: label for label, name in enumerate(classes)}
+        files = make_dataset(self.folder, labels, extensions=IMG_EXTENSIONS, allow_empty=True)
+        self._labels = np.array([label for _, label in files], np.int64)
+        empty = [name for name, count in zip(classes, np.bincount(self._labels, minlength=len(classes))) if not count]
+        if empty:
+            raise DataError(
+                f"class folder '{self.folder / empty[0]}' holds no picture ({', '.join(IMG_EXTENSIONS)})"
+                f"{f', nor do {len(empty) - 1} others' if len(empty) > 1 else ''}. Add pictures, or remove the folder."
+            )
+        # Bytes in one array: workers share it, and it takes a quarter of the memory of text.
+        self._paths = np.array([os.path.relpath(path, self.folder).encode() for path, _ in files])
+
+    @property
+    def image_ids(self) -> list[str]:
+        """Paths in the folder."""
+        return [path.decode() for path in self._paths.tolist()]
+
+    def image_id(self, index: int) -> str:
+        """See `ClassificationDataset`."""
+        return self._paths[index].decode()
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def image_classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (len(self),) int64 indices of the images and their labels."""
+        return np.arange(len(self)), self._labels
+
+    def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
+        """See `ClassificationDataset`."""
+        return self.read_image(self.image_path(index)), int(self._labels[index])
+
+    def image_path(self, index: int) -> Path:
+        """See `BaseImageDataset`."""
+        return self.folder / self.image_id(index)
+
+
+def class_folders(folder: Path) -> list[str]:
+    """Return the sorted names of the folders of classes in a split's folder; raises a DataError if there is none."""
+    if not folder.is_dir():
+        raise DataError(
+            f"no folder '{folder}'. Set data.root, or the `folder` of this dataset, to where the data lies."
+        )
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if names and set(names) <= _SPLITS:
+        raise DataError(f"'{folder}' holds the splits {', '.join(names)}, not classes. Give '{folder / names[0]}'.")
+    if not names:
+        raise DataError(
+            f"'{folder}' holds no folders. Expected one for each class, with its pictures or videos: CLASS/*.jpg, "
+            "CLASS/*.mp4."
+        )
+    return names

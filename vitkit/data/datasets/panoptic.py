@@ -1,0 +1,161 @@
+"""Panoptic data in COCO's format (Kirillov et al. 2019, https://arxiv.org/abs/1801.00868): PNG maps and a JSON."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.data.datasets.base import ListedImages, require_folders
+from vitkit.data.datasets.coco_file import first_images
+from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
+from vitkit.data.loading.shared_memory import share_arrays
+from vitkit.data.transforms.annotated_image import Transforms
+from vitkit.errors import DataError
+from vitkit.ops.coco_schema import panoptic_faults, raise_faults
+from vitkit.ops.image_files import check_inside
+from vitkit.ops.json_files import read_json
+from vitkit.ops.label_maps import colors_to_ids, count_values
+from vitkit.registry import DATASETS, Spec
+from vitkit.structures import PanopticMap, SegmentInfo
+
+logger = logging.getLogger("vitkit")
+
+
+@DATASETS.register
+class CocoPanoptic(ListedImages, SegmentationDataset):
+    """Images with a map of segments each, from folders and a COCO panoptic file.
+
+    Images and maps are matched by the image's id. The maps stay on disk until an image is loaded; the segments are kept
+    in a few flat arrays, which all workers share.
+
+    Args:
+        images: folder of the images.
+        maps: folder of the maps, PNG whose colours are segment ids (R + 256 G + 65536 B), 0 being void.
+        annotations: the JSON file.
+        task, transforms: see `SegmentationDataset`.
+        first: only the first so many images of the file, such as to see that a model can overfit them.
+        allow_outside: also read files that lie outside their folder, by an absolute `file_name` or one with "..".
+    Raises:
+        DataError: a folder or file is missing, or the annotations are wrong.
+    """
+
+    def __init__(
+        self,
+        images: str | Path,
+        maps: str | Path,
+        annotations: str | Path,
+        *,
+        task: Task = "panoptic",
+        transforms: Spec | Transforms | None = None,
+        first: int | None = None,
+        allow_outside: bool = False,
+    ):
+        self.map_folder, self.annotation_file = Path(maps), Path(annotations)
+        require_folders(images=images, maps=maps)
+        content = first_images(read_panoptic_file(self.annotation_file), first)
+        categories = sorted(content["categories"], key=lambda category: category["id"])
+        SegmentationDataset.__init__(self, categories, task=task, transforms=transforms)
+        entry_of = {entry["image_id"]: entry for entry in content["annotations"]}
+        entries = [entry_of[image["id"]] for image in content["images"]]
+        self.list_images(images, content["images"], file=self.annotation_file, allow_outside=allow_outside)
+        map_names = (entry["file_name"] for entry in entries)
+        check_inside(maps, map_names, self.annotation_file.name, allow_outside=allow_outside)
+        self._map_names = np.array([entry["file_name"] for entry in entries])
+        # Segments of image i are the rows offsets[i] to offsets[i + 1].
+        self._offsets = np.cumsum([0, *(len(entry["segments_info"]) for entry in entries)])
+        segments = [segment for entry in entries for segment in entry["segments_info"]]
+        self._segment_ids = np.array([segment["id"] for segment in segments], np.int32)
+        self._labels = np.array([self.label_of.get(segment["category_id"], -1) for segment in segments], np.int64)
+        self._crowd = np.array([bool(segment.get("iscrowd", 0)) for segment in segments], bool)
+        share_arrays(self)
+        usable = self._labels >= 0 if task == "semantic" else (self._labels >= 0) & ~self._crowd
+        self.num_objects = int(usable.sum())
+        image_indices = np.repeat(np.arange(len(entries)), np.diff(self._offsets))
+        num_empty = len(entries) - len(np.unique(image_indices[usable]))
+        logger.info(
+            f"{self.annotation_file.name}: {len(self)} images, {self.num_objects} segments of {len(self.classes)} "
+            f"classes for task '{task}'; {int(self._crowd.sum())} crowd segments, {num_empty} images without a segment"
+        )
+
+    def load_image(self, index: int) -> np.ndarray:
+        """See `BaseImageDataset`.
+
+        Raises:
+            DataError: the file is missing, damaged, or of another size than annotated.
+        """
+        path = self.image_path(index)
+        image = self.read_image(path)
+        self._check_size(image, index, f"image '{path}'")
+        return image
+
+    def load_panoptic(self, index: int) -> PanopticMap:
+        """See `SegmentationDataset`.
+
+        Raises:
+            DataError: the map is missing or damaged, has another size than its image, or does not hold the segments
+                that the JSON lists.
+        """
+        path = self.map_folder / str(self._map_names[index])
+        colors = self.read_image(path)
+        self._check_size(colors, index, f"map '{path}'")
+        ids = colors_to_ids(colors)
+        rows = slice(self._offsets[index], self._offsets[index + 1])
+        segment_ids, labels = self._segment_ids[rows].tolist(), self._labels[rows].tolist()
+        check_segment_ids(ids, segment_ids, f"map '{path}'", f"'{self.annotation_file.name}'")
+        segments = [
+            SegmentInfo(id=segment_id, label=label, iscrowd=crowd)
+            for segment_id, label, crowd in zip(segment_ids, labels, self._crowd[rows].tolist())
+            if label >= 0
+        ]
+        if len(segments) < len(segment_ids):
+            ids = keep_segments(ids, segments)
+        return PanopticMap(ids, segments)
+
+    def _check_size(self, image: np.ndarray, index: int, name: str) -> None:
+        height, width = self.image_size(index)
+        if image.shape[:2] != (height, width):
+            raise DataError(
+                f"{self.annotation_file.name}: {name} is {image.shape[1]}x{image.shape[0]} pixels (width x height) "
+                f"and image {self.image_ids[index]} is annotated as {width}x{height}. Image, map and annotation must "
+                "have one size: save the file anew in the size that was annotated."
+            )
+
+
+def read_panoptic_file(path: str | Path) -> dict[str, Any]:
+    """Read and check a panoptic annotation file.
+
+    Raises:
+        DataError: no such file, not JSON, or something in it is wrong.
+    """
+    path = Path(path)
+    content = read_json(path)
+    raise_faults(panoptic_faults(content), path.name)
+    return content
+
+
+def check_segment_ids(ids: np.ndarray, listed_ids: list[int], map_name: str, list_name: str) -> None:
+    """Check that a map holds the segments that the annotation file lists.
+
+    Args:
+        ids: (H, W) segment ids.
+    Raises:
+        DataError: a segment is in the map only, or in the list only.
+    """
+    pixels = dict(zip(*(column.tolist() for column in count_values(ids))))
+    unlisted, missing = sorted(pixels.keys() - {0, *listed_ids}), sorted(set(listed_ids) - pixels.keys())
+    if unlisted:
+        raise DataError(
+            f"{map_name}: segment id {unlisted[0]} ({pixels[unlisted[0]]} pixels) is not in {list_name}"
+            f"{_and_others(unlisted)}. The map belongs to another file, or was saved with other colours (such as JPEG "
+            "or a palette)."
+        )
+    if missing:
+        raise DataError(
+            f"{map_name}: no pixel has segment id {missing[0]}, which {list_name} lists for it{_and_others(missing)}. "
+            "Remove the segment from the list, or give the map that belongs to it."
+        )
+
+
+def _and_others(ids: list[int]) -> str:
+    return f", and {len(ids) - 1} more ids likewise" if len(ids) > 1 else ""

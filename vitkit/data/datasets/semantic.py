@@ -1,0 +1,180 @@
+"""Images with a label map each: folders of ADE20K, Cityscapes, CamVid and the like."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.data.datasets.base import BaseImageDataset, require_folders
+from vitkit.data.datasets.panoptic_segments import check_number_of_classes, segmentation_sample
+from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
+from vitkit.errors import ConfigError, DataError
+from vitkit.ops.image_files import read_header, read_label_map
+from vitkit.ops.label_maps import count_values
+from vitkit.registry import DATASETS, Spec
+from vitkit.structures import IGNORE_INDEX, Sample
+
+logger = logging.getLogger("vitkit")
+
+_NUM_VALUES = 1 << 16
+_UNKNOWN = -1
+
+
+@DATASETS.register
+class SemanticFolder(BaseImageDataset):
+    """Images in one folder and their label maps in another, under the same names except for their endings.
+
+    Folders may be nested. An image's id is its path in `images` without the ending. Label maps stay on disk until an
+    image is loaded.
+
+    Args:
+        images: folder of the images.
+        labels: folder of the label maps: one channel (grey or palette) whose values are classes.
+        classes: names of the classes.
+        values: the pixel value of each class; None: 0, 1, 2, … in order, or 1, 2, 3, … with `zero_is_ignored`.
+        ignore: pixel values without a class, which are neither trained nor evaluated; values that are neither here nor
+            in `values` are errors.
+        zero_is_ignored: value 0 is also ignored, and the classes begin at 1 (as in ADE20K).
+        image_suffix, label_suffix: endings of the file names, such as "_leftImg8bit.png".
+        transforms: see `BaseImageDataset`.
+    Raises:
+        DataError: a folder is missing, there is no image, or one has no label map.
+        ConfigError: the values do not fit the classes.
+    """
+
+    def __init__(
+        self,
+        images: str | Path,
+        labels: str | Path,
+        *,
+        classes: Sequence[str],
+        values: Sequence[int] | None = None,
+        ignore: Sequence[int] = (255,),
+        zero_is_ignored: bool = False,
+        image_suffix: str = ".jpg",
+        label_suffix: str = ".png",
+        transforms: Spec | Transforms | None = None,
+    ):
+        check_number_of_classes(classes)
+        super().__init__(transforms)
+        self.folder, self.label_folder = Path(images), Path(labels)
+        self.image_suffix, self.label_suffix = image_suffix, label_suffix
+        self.classes = list(classes)
+        begin = int(zero_is_ignored)
+        self.category_ids = list(range(begin, begin + len(classes))) if values is None else list(values)
+        self._ignored = sorted({*ignore, 0} if zero_is_ignored else set(ignore))
+        self._label_of_value = self._label_table()
+        self.image_ids = paired_names(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
+        logger.info(f"'{images}': {len(self)} images with label pictures of {len(self.classes)} classes")
+
+    def _label_table(self) -> np.ndarray:
+        """Return the contiguous label of each pixel value: (65536,) int16, 255 if ignored, -1 if unknown."""
+        values, ignored_values = self.category_ids, self._ignored
+        invalid = [value for value in [*values, *ignored_values] if not 0 <= value < _NUM_VALUES]
+        if len(set(values)) != len(self.classes) or invalid:
+            raise ConfigError(
+                f"dataset SemanticFolder: values {invalid or values} do not fit {len(self.classes)} classes; expected "
+                f"as many different numbers from 0 to {_NUM_VALUES - 1}."
+            )
+        ambiguous = sorted(set(values) & set(ignored_values))
+        if ambiguous:
+            name = self.classes[values.index(ambiguous[0])]
+            raise ConfigError(
+                f"dataset SemanticFolder: value {ambiguous[0]} is class {name!r} and in "
+                f"ignore={ignored_values}. Choose one; where classes begin at 1 set zero_is_ignored=true."
+            )
+        table = np.full(_NUM_VALUES, _UNKNOWN, np.int16)
+        table[ignored_values] = IGNORE_INDEX
+        table[values] = np.arange(len(values))
+        return table
+
+    def load_sample(self, index: int, seed: int | None) -> Sample:
+        """Load an image with a mask for each visible class; see `BaseImageDataset`."""
+        image, labels = self.load_image(index), self.load_semantic(index)
+        if image.shape[:2] != labels.shape:
+            raise DataError(
+                f"labels '{self._label_path(index)}' has {labels.shape[1]}x{labels.shape[0]} pixels (width x height) "
+                f"and image '{self.image_path(index)}' {image.shape[1]}x{image.shape[0]}. Both must have one size: "
+                "save the label picture anew, without interpolation."
+            )
+        # Class 0 becomes number 1, and 255 wraps around to 0, "none".
+        annotated = self.transform(AnnotatedImage(image, segment_map=labels + np.uint8(1)), seed)
+        return segmentation_sample(
+            annotated, range(len(self.classes)), image_id=self.image_ids[index], original_size=image.shape[:2]
+        )
+
+    def load_image(self, index: int) -> np.ndarray:
+        """See `BaseImageDataset`."""
+        return self.read_image(self.image_path(index))
+
+    def load_semantic(self, index: int) -> np.ndarray:
+        """Load the class of every pixel of an image before any transform.
+
+        Returns:
+            (H, W) uint8, 255 = ignored.
+        Raises:
+            DataError: the label map is missing or damaged, or holds a value that is neither a class nor ignored.
+        """
+        path = self._label_path(index)
+        values = read_label_map(path, max_pixels=self.max_image_pixels)
+        labels = self._label_of_value[values]
+        if labels.min() == _UNKNOWN:
+            unknown, counts = count_values(values[labels == _UNKNOWN])
+            raise DataError(
+                f"labels '{path}': value {unknown[0]} at {counts[0]} pixels is none of the {len(self.classes)} classes "
+                f"({_ranges(self.category_ids)}) and not ignored ({_ranges(self._ignored)})"
+                f"{f', nor are {len(unknown) - 1} more values' if len(unknown) > 1 else ''}. Correct the picture, "
+                "`classes` or `values`, or add the value to `ignore`."
+            )
+        return labels.astype(np.uint8)
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        """See `BaseImageDataset`; the head of the label map's file is read."""
+        header = read_header(self._label_path(index), "labels", max_pixels=self.max_image_pixels)
+        return header.height, header.width
+
+    def image_path(self, index: int) -> Path:
+        """See `BaseImageDataset`."""
+        return self.folder / f"{self.image_ids[index]}{self.image_suffix}"
+
+    def _label_path(self, index: int) -> Path:
+        return self.label_folder / f"{self.image_ids[index]}{self.label_suffix}"
+
+
+def paired_names(images: str | Path, labels: str | Path, *, image_suffix: str, label_suffix: str) -> list[str]:
+    """List the images that have label maps: sorted paths below `images` without `image_suffix`.
+
+    Raises:
+        DataError: a folder is missing, there is no image, or one has no label map of that path below `labels`.
+    """
+    require_folders(images=images, labels=labels)
+    images, labels = Path(images), Path(labels)
+    names, label_names = (
+        {path.relative_to(folder).as_posix().removesuffix(suffix) for path in folder.rglob(f"*{suffix}")}
+        for folder, suffix in ((images, image_suffix), (labels, label_suffix))
+    )
+    if not names:
+        raise DataError(f"images: '{images}' holds no file that ends in '{image_suffix}'. Set image_suffix.")
+    unlabelled = sorted(names - label_names)
+    if unlabelled:
+        name = unlabelled[0]
+        raise DataError(
+            f"labels: {len(unlabelled)} of {len(names)} images have no label picture, such as "
+            f"'{images / name}{image_suffix}', which needs '{labels / name}{label_suffix}'. Add the files, "
+            "or set label_suffix."
+        )
+    if label_names - names:
+        logger.warning(f"'{labels}': {len(label_names - names)} label pictures have no image; left out")
+    return sorted(names)
+
+
+def _ranges(values: Sequence[int]) -> str:
+    """Format integers as text: "0, 7 to 9"."""
+    ranges: list[list[int]] = []
+    for value in sorted(values):
+        if ranges and value == ranges[-1][-1] + 1:
+            ranges[-1].append(value)
+        else:
+            ranges.append([value])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in ranges) or "none"

@@ -1,0 +1,389 @@
+"""Videos with one class each: lists of Kinetics' and Something-Something's form, and folders named after classes."""
+
+import logging
+import os
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.data.datasets.base import require_folders
+from vitkit.data.datasets.clip_sampling import ClipSampling
+from vitkit.data.datasets.image_folder import ClassificationDataset, class_folders
+from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
+from vitkit.errors import DataError
+from vitkit.ops.image_files import check_inside, to_tensor
+from vitkit.ops.json_files import read_json
+from vitkit.ops.video_files import FRAME_EXTENSIONS, VIDEO_EXTENSIONS, Video, open_video
+from vitkit.registry import DATASETS, Spec, nearest, settings_of
+from vitkit.structures import Sample
+
+logger = logging.getLogger("vitkit")
+OnMissing = Literal["raise", "skip"]
+_NUMBER = re.compile("[0-9]{1,5}")  # without a class_file there are as many classes as the largest label says
+
+
+class ClipDataset(ClassificationDataset):
+    """Base of datasets of videos with one class each. A subclass sets `image_ids` and implements `open` and `label`.
+
+    A sample's image is a clip, (3, T, H, W). With several clips of a video, or several crops of each, it is (views, 3,
+    T, H, W), the crops of the first clip first; `collate` makes each view a sample of the batch, with the target of the
+    video, and the evaluator averages their scores. Targets are those of `ClassificationDataset`
+    and `is_padded`, whether the last frame is repeated as the video is shorter than a clip.
+
+    Args:
+        classes: see `ClassificationDataset`.
+        transforms: of images; each frame of a video gets the same random numbers, and so the same crop and colours.
+            Transforms with `views`, such as `ClipEvalTransforms`, give several crops.
+        sampling: which frames make a clip.
+    """
+
+    noun = "videos"
+    usual_transforms = "ClipTrainTransforms or ClipEvalTransforms"
+
+    def __init__(self, classes: Sequence[str], transforms: Spec | Transforms | None, sampling: ClipSampling):
+        super().__init__(classes, transforms)
+        self.sampling = sampling
+
+    def open(self, index: int) -> Video:
+        """Open a video; `index` is in range."""
+        raise NotImplementedError
+
+    def label(self, index: int) -> int:
+        """Return the class of a video, as an index into `classes`."""
+        raise NotImplementedError
+
+    def load_sample(self, index: int, seed: int | None) -> Sample:
+        """Load the clips of a video.
+
+        Raises:
+            DataError: the video cannot be read or is too short; or it has another size than earlier ones after the
+                transforms.
+        """
+        random = np.random.default_rng(seed)
+        transforms_seed = int(random.integers(2**63))
+        with self.open(index) as video:
+            numbers = self.sampling.numbers(video.times, random, str(self.image_id(index)))
+            is_padded = self.sampling.is_short(video.times)
+            views, original_size = read_clips(video, numbers, self.transforms, transforms_seed)
+        image_size = tuple(views.shape[-2:])
+        self._check_size(image_size, index)
+        target = {
+            "label": self.label(index),
+            "image_id": self.image_id(index),
+            "image_size": image_size,
+            "original_size": original_size,
+            "is_padded": is_padded,
+        }
+        return Sample(image=views if len(views) > 1 else views[0], target=target)
+
+    def load_image(self, index: int) -> np.ndarray:
+        """See `BaseImageDataset`: the frame in the middle."""
+        with self.open(index) as video:
+            return next(video.frames([len(video.times) // 2]))
+
+    def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
+        """See `ClassificationDataset`."""
+        return self.load_image(index), self.label(index)
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        """See `BaseImageDataset`."""
+        with self.open(index) as video:
+            return video.info.height, video.info.width
+
+
+def read_clips(
+    video: Video, numbers: np.ndarray, transforms: Transforms | None, seed: int
+) -> tuple[Tensor, tuple[int, int]]:
+    """Read clips of a video; each frame is decoded once, and transformed before the next is decoded.
+
+    Args:
+        numbers: (clips, T) numbers of their frames.
+        transforms: of images; those with `views` give several crops.
+        seed: of all frames' transforms.
+    Returns:
+        (clips * crops, 3, T, H, W) uint8, the crops of the first clip first; and the stored frames' (height, width).
+    """
+    crops = getattr(transforms, "views", [transforms])
+    needed = np.unique(numbers).tolist()
+    clips = None
+    for number, frame in zip(needed, video.frames(needed), strict=True):
+        for crop, transform in enumerate(crops):
+            image = frame if transform is None else transform(AnnotatedImage(frame), seed=seed).image
+            if clips is None:
+                clips = torch.empty(
+                    (len(numbers), len(crops), 3, numbers.shape[1], *image.shape[:2]), dtype=torch.uint8
+                )
+            for clip, position in np.argwhere(numbers == number).tolist():
+                clips[clip, crop, :, position] = to_tensor(image)
+    return clips.flatten(0, 1), frame.shape[:2]
+
+
+def sampling_of(spec: Any) -> ClipSampling | None:
+    """Return the sampling of a dataset's spec, of one clip without jitter; None if it is no dataset of videos."""
+    if not isinstance(spec, str | Mapping):
+        return None
+    constructor, arguments = DATASETS.resolve(spec)
+    if not (isinstance(constructor, type) and issubclass(constructor, ClipDataset)):
+        return None
+    sampling = settings_of(constructor).get("sampling", ClipSampling(sampling_rate=1))
+    given = {field.name: arguments[field.name] for field in fields(ClipSampling) if field.name in arguments}
+    return replace(sampling, **given | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"})
+
+
+class ListedVideos(ClipDataset):
+    """Base of datasets whose videos, files or folders of frames, are listed with their labels.
+
+    A subclass calls `list_videos`. A video's id is its path in the folder.
+    """
+
+    def list_videos(self, folder: str | Path, names: Sequence[str], labels: Sequence[int]) -> None:
+        """Set the videos: paths in a folder, and labels."""
+        self.folder = Path(folder)
+        # Bytes in one array: workers share it, and it takes a quarter of the memory of text.
+        self._paths = np.array([os.fsencode(name) for name in names])
+        self._labels = np.array(labels, np.int64)
+
+    @property
+    def image_ids(self) -> list[str]:
+        """Paths in the folder."""
+        return [os.fsdecode(path) for path in self._paths.tolist()]
+
+    def image_id(self, index: int) -> str:
+        """See `ClassificationDataset`."""
+        return os.fsdecode(self._paths[index])
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def image_classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (len(self),) int64 indices of the videos and their labels."""
+        return np.arange(len(self)), self._labels
+
+    def label(self, index: int) -> int:
+        """See `ClipDataset`."""
+        return int(self._labels[index])
+
+    def image_path(self, index: int) -> Path:
+        """See `BaseImageDataset`."""
+        return self.folder / self.image_id(index)
+
+    def open(self, index: int) -> Video:
+        """See `ClipDataset`."""
+        return open_video(self.image_path(index), max_pixels=self.max_image_pixels)
+
+
+@DATASETS.register
+class VideoFolder(ListedVideos):
+    """Videos in FOLDER/CLASS/: files, or folders of frames. The classes are the sorted names of the folders.
+
+    Args:
+        folder: of one split.
+        sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
+        transforms: see `ClipDataset`.
+    Raises:
+        DataError: there is no such folder, it has no folders of classes, or a class has no video.
+    """
+
+    def __init__(
+        self, folder: str, sampling: ClipSampling = ClipSampling(), *, transforms: Spec | Transforms | None = None
+    ):
+        classes = class_folders(Path(folder))
+        super().__init__(classes, transforms, sampling)
+        names, labels = [], []
+        for label, class_name in enumerate(classes):
+            inside = sorted(entry.name for entry in os.scandir(Path(folder, class_name)) if _is_video(entry))
+            if not inside:
+                raise DataError(
+                    f"class folder '{Path(folder, class_name)}' holds no video ({', '.join(VIDEO_EXTENSIONS)}) and no "
+                    "folder of frames. Add videos, or remove the folder."
+                )
+            names += [f"{class_name}/{name}" for name in inside]
+            labels += [label] * len(inside)
+        self.list_videos(folder, names, labels)
+
+
+def _is_video(entry: os.DirEntry) -> bool:
+    if entry.is_dir():
+        return any(file.name.lower().endswith(FRAME_EXTENSIONS) for file in os.scandir(entry.path))
+    return entry.name.lower().endswith(VIDEO_EXTENSIONS)
+
+
+@DATASETS.register
+class VideoList(ListedVideos):
+    """Videos in a text file of a line `PATH LABEL` for each, as is usual for Kinetics.
+
+    Path and label are separated by a space, a tab or a comma. A label is a number from 0, or the name of a class. A
+    path leads to a video file or a folder of frames.
+
+    Args:
+        list_file: the text file.
+        folder: which the paths begin in.
+        sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
+        class_file: a text file with the name of a class in each line, in the order of the labels; None: the classes are
+            called by their numbers, as many as the list has.
+        transforms: see `ClipDataset`.
+        on_missing: what happens if listed files do not exist: an error, or they are left out, which is logged.
+        allow_outside: read files outside the folder, too, if a path leads there.
+    Raises:
+        DataError: a file is missing, or a line of the list is wrong.
+    """
+
+    def __init__(
+        self,
+        list_file: str,
+        folder: str,
+        sampling: ClipSampling = ClipSampling(),
+        *,
+        class_file: str | None = None,
+        transforms: Spec | Transforms | None = None,
+        on_missing: OnMissing = "raise",
+        allow_outside: bool = False,
+    ):
+        require_folders(folder=folder)
+        classes = None if class_file is None else [line for _, line in _lines(class_file, "class_file")]
+        names, labels = _read_list(Path(list_file), classes)
+        if classes is None:
+            classes = [str(label) for label in range(max(labels) + 1)]
+        super().__init__(classes, transforms, sampling)
+        check_inside(folder, names, Path(list_file).name, allow_outside=allow_outside)
+        self.list_videos(folder, *_existing(folder, names, labels, Path(list_file).name, on_missing))
+
+
+def _lines(path: str | Path, key: str) -> list[tuple[int, str]]:
+    """Return the lines of a text file that are not empty, with their numbers from 1."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise DataError(f"{key}: cannot read '{path}' ({reason}). Correct data.root or `{key}`.") from error
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    if not lines:
+        raise DataError(f"{key}: '{path}' is empty. Expected a line for each video or class.")
+    return lines
+
+
+def _read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[str], list[int]]:
+    """Read the paths and labels of a list."""
+    label_of = {name: label for label, name in enumerate(classes or ())}
+    names, labels = [], []
+    for number, line in _lines(path, "list_file"):
+        name, separator, text = _split(line, label_of)
+        where = f"{path.name}, line {number}: {reprlib.repr(line)}"
+        if not separator or not name:
+            raise DataError(f"{where}: expected a path and a label, separated by a space or a comma.")
+        label = label_of.get(text, int(text) if _NUMBER.fullmatch(text) else None)
+        if label is None:
+            raise DataError(
+                f"{where}: label {reprlib.repr(text)} is neither a number from 0 to 99999 nor the name of a class. "
+                + (nearest(text, label_of) if classes else "Set `class_file` to the names of the classes.")
+            )
+        if classes is not None and label >= len(classes):
+            raise DataError(
+                f"{where}: label {label} is outside the {len(classes)} classes of class_file, 0 to {len(classes) - 1}."
+            )
+        names.append(name)
+        labels.append(label)
+    return names, labels
+
+
+def _split(line: str, label_of: Mapping[str, int]) -> tuple[str, str, str]:
+    """Split a line at its last separator, or, as names of classes have spaces, at the first before one of them."""
+    separators = [match.start() for match in re.finditer(r"[ \t,]", line)]
+    for position in separators:
+        if line[position + 1 :].strip().strip('"') in label_of:
+            break
+    else:
+        position = separators[-1] if separators else len(line)
+    label = line[position + 1 :].strip().strip('"')
+    return line[:position].rstrip(" \t,").strip('"'), line[position : position + 1], label
+
+
+@DATASETS.register
+class SomethingSomething(ListedVideos):
+    """Something-Something v2 (Goyal et al. 2017, https://arxiv.org/abs/1706.04261), and what has its form.
+
+    Args:
+        annotations: JSON, a list of {"id": "78687", "template": "Holding [something]", ...}.
+        labels: JSON, {"Holding something": "0", ...}.
+        folder: of ID.webm (or another ending), or ID/ with frames.
+        sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
+        transforms, on_missing: see `VideoList`.
+    Raises:
+        DataError: a file is missing, or an annotation is wrong.
+    """
+
+    def __init__(
+        self,
+        annotations: str,
+        labels: str,
+        folder: str,
+        sampling: ClipSampling = ClipSampling(sampling_rate=None),
+        *,
+        transforms: Spec | Transforms | None = None,
+        on_missing: OnMissing = "raise",
+    ):
+        require_folders(folder=folder)
+        classes = _read_classes(labels)
+        super().__init__(classes, transforms, sampling)
+        label_of = {name: label for label, name in enumerate(classes)}
+        entries = read_json(annotations)
+        if not isinstance(entries, list) or not entries:
+            raise DataError(f"annotations: '{annotations}' holds no list of videos; expected [{{\"id\": ...}}, ...].")
+        ids, video_labels = [], []
+        for number, entry in enumerate(entries):
+            where = f"{Path(annotations).name}: annotation {number}"
+            if not isinstance(entry, dict) or not {"id", "template"} <= entry.keys():
+                raise DataError(f'{where} is {str(entry)[:100]}; expected an object with "id" and "template".')
+            name = str(entry["template"]).replace("[", "").replace("]", "")
+            if name not in label_of:
+                raise DataError(f"{where}: template {name!r} is not in '{labels}'. {nearest(name, label_of)}")
+            ids.append(str(entry["id"]))
+            video_labels.append(label_of[name])
+        check_inside(folder, ids, Path(annotations).name)
+        stems = {Path(entry).stem: entry for entry in sorted(os.listdir(folder), reverse=True)}
+        names = [stems.get(video_id, video_id) for video_id in ids]
+        self.list_videos(folder, *_existing(folder, names, video_labels, Path(annotations).name, on_missing))
+
+
+def _read_classes(path: str) -> list[str]:
+    """Return the classes of a JSON of names and numbers, in the order of the numbers."""
+    names = read_json(path, key="labels")
+    try:
+        numbers = {int(number): name for name, number in names.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        numbers = {}
+    if not numbers or sorted(numbers) != list(range(len(names))):
+        raise DataError(f'labels: \'{path}\' has no numbers from 0 on; expected {{"Holding something": "0", ...}}.')
+    return [numbers[label] for label in range(len(numbers))]
+
+
+def _existing(
+    folder: str | Path, names: Sequence[str], labels: Sequence[int], where: str, on_missing: OnMissing
+) -> tuple[list[str], list[int]]:
+    """Return the names that exist and their labels; every folder is listed once, which is faster than every file."""
+    listed: dict[str, set[str]] = {}
+    exist = []
+    for name in names:
+        parent, base = os.path.split(os.path.join(folder, name))
+        if parent not in listed:
+            listed[parent] = set(os.listdir(parent)) if os.path.isdir(parent) else set()
+        exist.append(base in listed[parent])
+    num_missing = exist.count(False)
+    if num_missing:
+        first = names[exist.index(False)]
+        message = f"{where}: {num_missing} of {len(names)} videos do not exist, the first is '{Path(folder, first)}'."
+        if on_missing == "raise" or num_missing == len(names):
+            raise DataError(
+                f"{message} Check that `folder` is the one that the paths begin in; or set on_missing=skip for this "
+                "dataset to leave them out."
+            )
+        logger.warning("%s They are left out (on_missing=skip).", message)
+    kept = [(name, label) for name, label, exists in zip(names, labels, exist) if exists]
+    return [name for name, _ in kept], [label for _, label in kept]

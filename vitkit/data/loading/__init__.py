@@ -1,0 +1,1 @@
+"""From datasets to batches: samplers, worker processes, shared memory, collation."""

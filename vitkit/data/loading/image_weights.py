@@ -1,0 +1,73 @@
+"""How often each image occurs in an epoch, for classes of very different frequency."""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from vitkit.errors import ConfigError
+
+Sampler = Literal["repeat_factor", "class_aware"]
+
+
+def image_weights(dataset: Any, sampler: Sampler, *, repeat_threshold: float) -> np.ndarray:
+    """Compute how often each image occurs in an epoch on average: (len(dataset),) float64.
+
+    Args:
+        sampler: see `repeat_factors` and `class_aware_weights`.
+    Raises:
+        ConfigError: the dataset does not tell which classes its images show.
+    """
+    if not hasattr(dataset, "image_classes"):
+        raise ConfigError(
+            f"data.sampler={sampler}: {type(dataset).__name__} does not tell which classes its images show. "
+            "Leave data.sampler out."
+        )
+    images, labels = dataset.image_classes()
+    if sampler == "repeat_factor":
+        return repeat_factors(images, labels, len(dataset), threshold=repeat_threshold)
+    return class_aware_weights(images, labels, len(dataset))
+
+
+def repeat_factors(images: np.ndarray, labels: np.ndarray, num_images: int, *, threshold: float) -> np.ndarray:
+    """Repeat images of classes that few images show (Gupta et al. 2019, https://arxiv.org/abs/1908.03195).
+
+    The factor of an image is the largest of its classes': max(1, sqrt(threshold / f)), f being the class's share of
+    the images. 0.001 is the paper's threshold for LVIS.
+
+    Args:
+        images, labels: (M,) a pair for each class that an image shows.
+    """
+    _, class_indices, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    class_factors = np.sqrt(threshold * num_images / counts)
+    factors = np.ones(num_images)
+    np.maximum.at(factors, images, class_factors[class_indices])
+    return factors
+
+
+def class_aware_weights(images: np.ndarray, labels: np.ndarray, num_images: int) -> np.ndarray:
+    """Draw all classes equally often (Shen et al. 2016, https://arxiv.org/abs/1512.05830).
+
+    A class is drawn, then an image of it. As many images are drawn as there are, none without objects.
+
+    Args:
+        images, labels: (M,) a pair for each class that an image shows.
+    """
+    _, class_indices, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    weights = np.zeros(num_images)
+    np.add.at(weights, images, num_images / len(counts) / counts[class_indices])
+    return weights
+
+
+def draw(members: np.ndarray, weights: np.ndarray, total: int, random: np.random.Generator) -> np.ndarray:
+    """Draw exactly `total` members in random order, each as often as its weight, rounded up or down at random.
+
+    Args:
+        members: (N,) in random order.
+        weights: (N,) >= 0 whose sum is near `total`; they are scaled to it.
+    Returns:
+        (total,)
+    """
+    ends = np.cumsum(weights)
+    points = (np.arange(total) + random.random()) * (ends[-1] / total)
+    chosen = np.searchsorted(ends, points, side="right").clip(max=len(members) - 1)
+    return random.permutation(members[chosen])

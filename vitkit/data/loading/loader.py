@@ -1,0 +1,309 @@
+"""From datasets to loaded batches: settings, worker processes and their failures."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from vitkit.data.loading.collate import collate
+from vitkit.data.loading.image_weights import Sampler, image_weights
+from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches, TrainBatches
+from vitkit.distributed import rank as current_rank
+from vitkit.distributed import world_size as current_world_size
+from vitkit.errors import ConfigError, DataError, VitkitError
+from vitkit.ops.image_files import MAX_PIXELS
+from vitkit.protocols import HasCategoryIds, HasClasses
+from vitkit.registry import DATASETS, SECTIONS, Spec
+from vitkit.structures import Batch, Sample
+
+logger = logging.getLogger("vitkit")
+_MAX_LOGGED = 20
+_MAX_ATTEMPTS = 10
+StartMethod = Literal["fork", "spawn", "forkserver"]
+
+
+@SECTIONS.register(name="data")
+@dataclass
+class DataSettings:
+    """The config's `data` section."""
+
+    train: Spec | None = None
+    """The training dataset; `{root}` in its strings stands for `root`."""
+    val: Spec | None = None
+    """The dataset that is evaluated on, likewise."""
+    root: str = "data"
+    """Folder of the data."""
+    images_per_gpu: int = 2
+    val_images_per_gpu: int = 1
+    """1: no image is padded, so results depend neither on which images share a batch nor on the number of ranks."""
+    num_workers: int = 2
+    """Loading processes per rank; 0 loads in the training process."""
+    tokens_per_gpu: int | None = None
+    """For text, in place of both numbers of images: maximum tokens of a batch, padding included, on each side."""
+    aspect_ratio_grouping: bool = True
+    """Portrait and landscape images do not share a training batch, which saves padding."""
+    pin_memory: bool | None = None
+    """Copy batches to page-locked memory, from which a GPU copies faster; None: if there is a GPU."""
+    on_error: Literal["raise", "skip"] = "raise"
+    """What happens in training if a file cannot be used: an error, or a logged replacement by another image, drawn
+    from the sample's seed. In evaluation it is always an error: without some images its numbers would not compare."""
+    sampler: Sampler | None = None
+    """How often images occur in an epoch: "repeat_factor" repeats those of rare classes, with "class_aware" all classes
+    occur equally often (see vitkit.data.loading.image_weights); None: every image once."""
+    repeat_threshold: float = 0.001
+    """For "repeat_factor": the share of images below which a class is rare."""
+    max_image_pixels: int = MAX_PIXELS
+    """Largest width x height of an image file: a larger one, perhaps made to fill the memory, is not decoded."""
+    start_workers: StartMethod | None = None
+    """How worker processes are started; None: the system's default."""
+
+    def __post_init__(self) -> None:
+        minima = {"images_per_gpu": 1, "val_images_per_gpu": 1, "num_workers": 0, "max_image_pixels": 1}
+        for name, minimum in minima.items():
+            if getattr(self, name) < minimum:
+                raise ConfigError(f"data.{name}: got {getattr(self, name)}; expected at least {minimum}.")
+        if not 0 < self.repeat_threshold <= 1:
+            raise ConfigError(f"data.repeat_threshold: got {self.repeat_threshold}; expected above 0, at most 1.")
+        if self.sampler is not None and self.tokens_per_gpu is not None:
+            raise ConfigError("data.sampler: is for images; leave it out with data.tokens_per_gpu.")
+        if self.tokens_per_gpu is not None and self.tokens_per_gpu < 1:
+            raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
+
+    def dataset(self, split: Literal["train", "val"]) -> Any:
+        """Build the dataset of a split; raises like `build_dataset`."""
+        spec, where = getattr(self, split), f"data.{split}"
+        return build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
+
+    @property
+    def batch_size_per_gpu(self) -> int:
+        """Images, or tokens of text, in a training batch."""
+        return self.tokens_per_gpu or self.images_per_gpu
+
+    def train_loader(self, dataset: Any, seed: int) -> "BatchLoader":
+        """Return shuffled training batches for this rank; `seed` is the run's, the same on all ranks.
+
+        Raises:
+            ConfigError: the dataset has no classes to sample by, or no tokens to count.
+            DataError: a sentence does not fit a batch.
+        """
+        ranks = {"rank": current_rank(), "world_size": current_world_size()}
+        if self.tokens_per_gpu is not None:
+            lengths = self._lengths(dataset)
+            batches = TokenBatches(lengths, batch_tokens=self.tokens_per_gpu, training=True, seed=seed, **ranks)
+            return BatchLoader(dataset, batches, self, training=True)
+        weights = groups = None
+        if self.sampler is not None:
+            weights = image_weights(dataset, self.sampler, repeat_threshold=self.repeat_threshold)
+        if self.aspect_ratio_grouping and hasattr(dataset, "aspect_ratios"):
+            groups = (dataset.aspect_ratios() >= 1).astype(np.int64)
+        sizes = {"batch_size": self.images_per_gpu, "groups": groups, "weights": weights}
+        return BatchLoader(dataset, TrainBatches(len(dataset), seed=seed, **sizes, **ranks), self, training=True)
+
+    def val_loader(self, dataset: Any) -> "BatchLoader":
+        """Return batches with every image of the validation dataset once over all ranks; raises like `train_loader`."""
+        ranks = {"rank": current_rank(), "world_size": current_world_size()}
+        if self.tokens_per_gpu is not None:
+            lengths = self._lengths(dataset)
+            batches = TokenBatches(lengths, batch_tokens=self.tokens_per_gpu, training=False, **ranks)
+        else:
+            batches = EvalBatches(len(dataset), batch_size=self.val_images_per_gpu, **ranks)
+        return BatchLoader(dataset, batches, self, training=False)
+
+    def _lengths(self, dataset: Any) -> np.ndarray:
+        if not hasattr(dataset, "lengths"):
+            raise ConfigError(
+                f"data.tokens_per_gpu: {type(dataset).__name__} has no text to count tokens of. Set "
+                "data.images_per_gpu."
+            )
+        return dataset.lengths()
+
+
+def build_dataset(spec: Spec, root: str = "data", *, where: str = "data", max_image_pixels: int | None = None) -> Any:
+    """Build a dataset.
+
+    Args:
+        spec: of a registered dataset.
+        root: replaces `{root}` in the spec's strings.
+        where: the spec's config key ("data.train"), for error messages.
+        max_image_pixels: see `DataSettings`; None: its default.
+    """
+    if isinstance(spec, Mapping):
+        spec = {key: value.replace("{root}", root) if isinstance(value, str) else value for key, value in spec.items()}
+    try:
+        dataset = DATASETS.build(spec)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+    if max_image_pixels is not None and hasattr(dataset, "max_image_pixels"):
+        dataset.max_image_pixels = max_image_pixels
+    return dataset
+
+
+class BatchLoader:
+    """Batches of a dataset, loaded in worker processes. Iterating gives one epoch.
+
+    Args:
+        dataset: `dataset[(index, seed)]` gives a sample; its own `collate` joins samples, if it has one.
+        batches: indices and seeds of the samples of each batch.
+        settings: workers, memory and what happens to files that cannot be used.
+        training: keep the workers between epochs, and replace samples if `settings.on_error` is "skip".
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batches: TrainBatches | EvalBatches | TokenBatches,
+        settings: DataSettings,
+        *,
+        training: bool,
+    ):
+        self.dataset = dataset
+        self.batches = batches
+        self.num_skipped = 0
+        """Samples of this rank that were replaced because their files cannot be used."""
+        self.num_padded = 0
+        """Videos of this rank, in this epoch so far, that were padded because they are shorter than a clip."""
+        self._named: dict[str, set[str]] = {"skipped": set(), "padded": set()}
+        has_workers = settings.num_workers > 0
+        self._loader = DataLoader(
+            _BatchedDataset(dataset, skip_errors=training and settings.on_error == "skip"),
+            batch_sampler=batches,
+            collate_fn=_identity,
+            num_workers=settings.num_workers,
+            pin_memory=torch.cuda.is_available() if settings.pin_memory is None else settings.pin_memory,
+            persistent_workers=training and has_workers,
+            worker_init_fn=_start_worker,
+            multiprocessing_context=settings.start_workers if has_workers else None,
+            # Its own generator: from the global one it would draw a number per epoch, and a resumed run, which starts
+            # one more iteration, would no longer repeat the interrupted run.
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    def __len__(self) -> int:
+        """Batches in a full epoch."""
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Load the batches of the epoch.
+
+        Raises:
+            DataError: an image of the batch is missing or wrong.
+        """
+        self.num_padded = 0
+        for loaded in self._loader:
+            if isinstance(loaded, VitkitError):
+                raise loaded
+            batch, errors = loaded
+            self.num_skipped += len(errors)
+            for error in errors:
+                # As an error: other ranks than the main one print nothing less severe, and each sees other files.
+                self._name_once(
+                    "skipped", logging.ERROR, f"{error} Another image takes its place (data.on_error=skip)."
+                )
+            # Views of a video have the same target.
+            padded = {str(target["image_id"]) for target in batch.targets if target.get("is_padded")}
+            self.num_padded += len(padded)
+            for name in sorted(padded):
+                self._name_once(
+                    "padded", logging.WARNING, f"video '{name}' is shorter than a clip: its last frame is repeated."
+                )
+            yield batch
+
+    def _name_once(self, kind: str, level: int, message: str) -> None:
+        """Log a message of a file, unless it was logged before or many of its kind were."""
+        named = self._named[kind]
+        if len(named) < _MAX_LOGGED and message not in named:
+            named.add(message)
+            more = " Those to come are only counted." if len(named) == _MAX_LOGGED else ""
+            logger.log(level, "%s%s", message, more)
+
+    def set_position(self, epoch: int, batch: int = 0) -> None:
+        """Choose the epoch of the next iteration, and how many of its batches to skip without loading them."""
+        self.batches.set_position(epoch, batch)
+
+
+class _BatchedDataset(Dataset):
+    """Loads and collates a full batch in the worker."""
+
+    def __init__(self, dataset: Any, *, skip_errors: bool):
+        self.dataset = dataset
+        self.skip_errors = skip_errors
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: Sequence[SeededIndex]) -> tuple[Batch, list[str]] | VitkitError:
+        """Return a batch with the messages of skipped samples; or the error, if a sample cannot be loaded."""
+        errors: list[str] = []
+        try:
+            samples = [self._sample(index, errors) for index in indices]
+        except VitkitError as error:
+            # Raised in a worker, it would reach the user inside a traceback as text.
+            return error
+        return getattr(self.dataset, "collate", collate)(samples), errors
+
+    def _sample(self, index: SeededIndex, errors: list[str]) -> Sample:
+        """Load a sample; if it is skipped, append its error and load a replacement, drawn from its seed."""
+        for attempt in range(_MAX_ATTEMPTS):
+            try:
+                return self.dataset[index]
+            except DataError as error:
+                if not self.skip_errors:
+                    raise
+                errors.append(str(error))
+            random = np.random.default_rng([index[1], attempt])
+            index = int(random.integers(len(self.dataset))), int(random.integers(2**63))
+        raise DataError(f"{_MAX_ATTEMPTS} images in a row cannot be used. The last one: {errors[-1]}")
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(worker: int) -> None:
+    # Workers share the cores with each other and the training process; PyTorch limits its own threads by itself.
+    cv2.setNumThreads(0)
+    # Ctrl-C and schedulers signal every process of a run; without its workers it could not finish its step and save.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # Linux
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_exit_on_signal_of_trainer, daemon=True).start()
+    else:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the training process's handler, which a fork inherits
+
+
+def _exit_on_signal_of_trainer() -> None:
+    trainer = multiprocessing.parent_process().pid  # not os.getppid(): "forkserver" has another process between
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:
+        pass
+    os._exit(0)
+
+
+def lost_worker(error: BaseException) -> bool:
+    """Whether an error says that a loading process was killed; PyTorch raises it wherever the program then is."""
+    reasons = ("killed by signal", "exited unexpectedly")
+    text = str(error)
+    return isinstance(error, RuntimeError) and "DataLoader worker" in text and any(r in text for r in reasons)
+
+
+def check_same_classes(train: HasClasses, val: HasClasses) -> None:
+    """Raise a DataError unless two datasets have the same classes, under the same ids where both have ids."""
+    have_ids = isinstance(train, HasCategoryIds) and isinstance(val, HasCategoryIds)
+    train_names, val_names = (
+        dict(zip(dataset.category_ids, dataset.classes) if have_ids else enumerate(dataset.classes))
+        for dataset in (train, val)
+    )
+    if train_names != val_names:
+        ids = sorted(i for i in train_names.keys() | val_names.keys() if train_names.get(i) != val_names.get(i))
+        raise DataError(
+            f"data.train has {len(train_names)} classes and data.val has {len(val_names)}; they differ at id {ids[0]}: "
+            f"{train_names.get(ids[0])!r} and {val_names.get(ids[0])!r}. Both files need the same categories."
+        )

@@ -1,0 +1,196 @@
+"""Samplers of batches: the indices and seeds of each batch's samples, on each rank.
+
+The order and the random numbers of every sample follow from (seed, epoch, index) alone, so a run that is interrupted in
+the middle of an epoch resumes with the very samples that it would have seen.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from vitkit.data.loading.image_weights import draw
+from vitkit.errors import DataError
+
+SeededIndex = tuple[int, int]
+"""(position in the dataset, seed of the sample's transforms)."""
+
+
+class TrainBatches:
+    """Training batches of this rank.
+
+    An epoch has every image at least once, or as often as its weight says, in an order drawn from (seed, epoch). All
+    ranks have the same number of batches; if the images do not fill the last ones, some are repeated with other random
+    numbers.
+
+    Args:
+        num_images: size of the dataset.
+        batch_size: images per rank.
+        seed: of the run, the same on all ranks.
+        groups: (num_images,) int; a batch holds images of one group only. None: all are one group.
+        weights: (num_images,) how often each image occurs in an epoch on average. None: once.
+        rank, world_size: of this process.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        *,
+        batch_size: int,
+        seed: int,
+        groups: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        self.batch_size = batch_size
+        self.seed = seed
+        self.groups = np.zeros(num_images, np.int64) if groups is None else groups
+        self.weights = weights
+        self.rank = rank
+        self.world_size = world_size
+        group_ids, counts = np.unique(self.groups, return_counts=True)
+        if weights is not None:
+            counts = np.rint(np.bincount(self.groups, weights)[group_ids]).astype(np.int64)
+        # The same in every epoch: schedules count on it.
+        self._group_sizes = {group: count for group, count in zip(group_ids.tolist(), counts.tolist()) if count}
+        self.set_position(0)
+
+    def set_position(self, epoch: int, batch: int = 0) -> None:
+        """Start the next iteration at batch `batch` of epoch `epoch`; skipped batches are not loaded."""
+        self.epoch = epoch
+        self.first_batch = batch
+
+    def __len__(self) -> int:
+        return -(-sum(-(-size // self.batch_size) for size in self._group_sizes.values()) // self.world_size)
+
+    def __iter__(self) -> Iterator[list[SeededIndex]]:
+        indices, repeats = self._epoch_order()
+        for number in range(self.first_batch, len(self)):
+            row = number * self.world_size + self.rank
+            yield [
+                (int(index), _sample_seed(self.seed, self.epoch, int(index), int(repeat)))
+                for index, repeat in zip(indices[row], repeats[row])
+            ]
+
+    def _epoch_order(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices of all ranks, (batches, batch_size), and how often each occurred before in the epoch."""
+        random = np.random.default_rng([self.seed, self.epoch])
+        order = random.permutation(len(self.groups))
+        batches = []
+        for group, size in self._group_sizes.items():
+            members = order[self.groups[order] == group]
+            if self.weights is not None:
+                members = draw(members, self.weights[members], size, random)
+            num_batches = -(-len(members) // self.batch_size)
+            # np.resize repeats from the start.
+            batches.append(np.resize(members, (num_batches, self.batch_size)))
+        indices = random.permutation(np.concatenate(batches))
+        indices = np.resize(indices, (len(self) * self.world_size, self.batch_size))
+        flat = indices.ravel()
+        by_index = np.argsort(flat, kind="stable")
+        _, starts, inverse = np.unique(flat[by_index], return_index=True, return_inverse=True)
+        repeats = np.empty_like(flat)
+        repeats[by_index] = np.arange(len(flat)) - starts[inverse]
+        return indices, repeats.reshape(indices.shape)
+
+
+class EvalBatches:
+    """Evaluation batches of this rank: every image once over all ranks, in order.
+
+    No image is repeated to fill a batch, which would count it twice.
+    """
+
+    def __init__(self, num_images: int, *, batch_size: int, rank: int = 0, world_size: int = 1):
+        self.indices = range(rank, num_images, world_size)
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[SeededIndex]]:
+        for start in range(0, len(self.indices), self.batch_size):
+            # A fixed seed: even with random transforms each evaluation sees the same images.
+            yield [(index, index) for index in self.indices[start : start + self.batch_size]]
+
+
+class TokenBatches:
+    """Batches of sentences of similar length for this rank, as many as a number of tokens allows.
+
+    In training an epoch's order is drawn from (seed, epoch): sentences of one length share batches at random, and the
+    batches are in random order. All ranks have the same number of batches in every epoch; if necessary, the last ones
+    repeat others. In evaluation every sentence occurs once over all ranks, the longest first.
+
+    Args:
+        lengths: (num_sentences, sides) int, tokens of each side of a sentence.
+        batch_tokens: maximum tokens of a batch on each side, padding included.
+        training: see above.
+        seed: of the run, the same on all ranks.
+        rank, world_size: of this process.
+    Raises:
+        DataError: a sentence is longer than `batch_tokens`.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        *,
+        batch_tokens: int,
+        training: bool,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        self.longest = lengths.max(axis=1)
+        if self.longest.max() > batch_tokens:
+            raise DataError(
+                f"data.tokens_per_gpu={batch_tokens}: a sentence has {self.longest.max()} tokens, which fit no batch. "
+                "Raise it, or lower the dataset's max_length."
+            )
+        self.training = training
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        # Where a batch ends follows from the sorted lengths alone, which are the same in every epoch.
+        self._starts = _token_batch_starts(np.sort(self.longest)[::-1], batch_tokens)
+        self.set_position(0)
+
+    def set_position(self, epoch: int, batch: int = 0) -> None:
+        """See TrainBatches."""
+        self.epoch = epoch
+        self.first_batch = batch
+
+    def __len__(self) -> int:
+        num_batches = len(self._starts)
+        if self.training:
+            return -(-num_batches // self.world_size)
+        return len(range(self.rank, num_batches, self.world_size))
+
+    def __iter__(self) -> Iterator[list[SeededIndex]]:
+        batches = self._training_order() if self.training else self._batches(np.arange(len(self.longest)))
+        for number in range(self.first_batch, len(self)):
+            indices = batches[(number * self.world_size + self.rank) % len(batches)].tolist()
+            seeds = [_sample_seed(self.seed, self.epoch, index) if self.training else index for index in indices]
+            yield list(zip(indices, seeds))
+
+    def _training_order(self) -> list[np.ndarray]:
+        random = np.random.default_rng([self.seed, self.epoch])
+        batches = self._batches(random.permutation(len(self.longest)))
+        return [batches[number] for number in random.permutation(len(batches))]
+
+    def _batches(self, order: np.ndarray) -> list[np.ndarray]:
+        """Split the sentences into batches, sorted by length; sentences of one length keep their order."""
+        by_length = order[np.argsort(-self.longest[order], kind="stable")]
+        return np.split(by_length, self._starts[1:])
+
+
+def _token_batch_starts(descending: np.ndarray, batch_tokens: int) -> list[int]:
+    """Return the start of each batch, if it takes as many sentences as fit, padded to its first and longest."""
+    starts, start = [], 0
+    while start < len(descending):
+        starts.append(start)
+        start += max(1, batch_tokens // int(descending[start]))
+    return starts
+
+
+def _sample_seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

@@ -1,0 +1,70 @@
+"""Arrays that worker processes share with the training process, however they are started."""
+
+import mmap
+import os
+import tempfile
+import weakref
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import numpy as np
+
+
+class SharedArray(np.ndarray):
+    """An array in shared memory; slices and elements of it are ordinary arrays.
+
+    Forked processes inherit the memory; others receive its file descriptor in place of a copy. Pickled for any other
+    purpose it is an ordinary array. A process that writes to it changes its own copy of that page.
+    """
+
+    def __array_finalize__(self, source: Any) -> None:
+        self._file: int | None = None  # results of computations are not shared
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.view(np.ndarray)[index]
+
+    def __reduce__(self) -> tuple:
+        if self._file is None or get_spawning_popen() is None:
+            return np.array(self, subok=False).__reduce__()
+        return _receive, (reduction.DupFd(self._file), self.dtype, self.shape)
+
+
+def share(array: np.ndarray) -> np.ndarray:
+    """Move an array to memory that processes share; empty arrays, and all on systems other than POSIX, are returned.
+
+    The memory has no name: it is freed with the last process that uses it, even if that is killed.
+    """
+    if os.name != "posix" or not array.nbytes:
+        return array
+    array = np.ascontiguousarray(array)
+    # Not in /dev/shm, which is small in containers. Systems other than Linux get a file that is deleted already.
+    file = os.memfd_create("vitkit") if hasattr(os, "memfd_create") else _deleted_file()
+    os.ftruncate(file, array.nbytes)
+    with mmap.mmap(file, array.nbytes) as memory:
+        np.frombuffer(memory, np.uint8)[:] = array.reshape(-1).view(np.uint8)
+    return _map_file(file, array.dtype, array.shape)
+
+
+def share_arrays(dataset: Any) -> None:
+    """Move all arrays among the attributes of a dataset to memory that processes share."""
+    for name, value in vars(dataset).items():
+        if isinstance(value, np.ndarray):
+            setattr(dataset, name, share(value))
+
+
+def _deleted_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _receive(descriptor: Any, dtype: np.dtype, shape: tuple[int, ...]) -> SharedArray:
+    return _map_file(descriptor.detach(), dtype, shape)
+
+
+def _map_file(file: int, dtype: np.dtype, shape: tuple[int, ...]) -> SharedArray:
+    memory = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+    array = np.frombuffer(memory, dtype).reshape(shape).view(SharedArray)
+    array._file = file
+    weakref.finalize(array, os.close, file)
+    return array

@@ -1,0 +1,84 @@
+"""Clips of the synthetic world whose class is the direction of motion: order in time is all there is to learn."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+
+from vitkit.data.datasets.clip_sampling import ClipSampling
+from vitkit.data.datasets.video import ClipDataset
+from vitkit.data.synthetic.world import World
+from vitkit.data.transforms.annotated_image import Transforms
+from vitkit.errors import ConfigError
+from vitkit.ops.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo
+from vitkit.registry import DATASETS, Spec, nearest
+
+DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+
+
+@DATASETS.register
+class ShapesMotion(ClipDataset):
+    """Clips of one thing that moves, whose class is the direction.
+
+    A clip of one direction is a clip of the opposite one in reverse. So a single frame says nothing of the class, and
+    neither do all frames of a clip without their order: with "left" and "right" alone no such model is right more
+    often than by chance, with all four directions not more often than every second time.
+
+    Args:
+        num_videos: number of clips; an equal share has each class.
+        world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
+        directions: the classes, of "left", "right", "up" and "down".
+        num_frames: of each clip.
+        transforms: see `ClipDataset`; flips would contradict the classes.
+    Raises:
+        ConfigError: a number is out of range, or a direction or the split is unknown.
+    """
+
+    def __init__(
+        self,
+        num_videos: int,
+        world: World = World(image_size=32, max_objects=1, min_size=0.2, max_size=0.4),
+        *,
+        directions: Sequence[str] = ("left", "right"),
+        num_frames: int = 8,
+        transforms: Spec | Transforms | None = None,
+    ):
+        for name, value in (("num_videos", num_videos), ("num_frames", num_frames)):
+            if value < 1:
+                raise ConfigError(f"{name}: got {value}, expected at least 1.")
+        for direction in directions:
+            if direction not in DIRECTIONS:
+                raise ConfigError(f"directions: unknown {direction!r}. {nearest(str(direction), DIRECTIONS)}")
+        if world.min_objects < 1:
+            raise ConfigError(f"min_objects: got {world.min_objects}; expected at least 1, which moves.")
+        super().__init__(directions, transforms, ClipSampling(num_frames, 1, ASSUMED_FRAME_RATE))
+        self.world = world
+        self.image_ids = range(1, num_videos + 1)
+
+    def label(self, index: int) -> int:
+        """See `ClipDataset`."""
+        return index % len(self.classes)
+
+    def image_classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (len(self),) int64 indices of the clips and their labels."""
+        indices = np.arange(len(self))
+        return indices, indices % len(self.classes)
+
+    def open(self, index: int) -> Video:
+        """See `ClipDataset`; the clip is drawn."""
+        direction = DIRECTIONS[self.classes[self.label(index)]]
+        return DrawnVideo(self.world.slide(index, self.sampling.num_frames, direction))
+
+
+class DrawnVideo(nullcontext):
+    """Frames in memory as a `Video`."""
+
+    def __init__(self, images: Sequence[np.ndarray]):
+        super().__init__(self)
+        self.images = images
+        self.times = np.arange(len(images)) / ASSUMED_FRAME_RATE
+        self.info = VideoInfo(len(images), len(images) / ASSUMED_FRAME_RATE, *images[0].shape[:2])
+
+    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+        """See `Video`."""
+        return (self.images[number] for number in numbers)

@@ -1,0 +1,136 @@
+"""Numbers in English and German words: a translation task whose right answer is known.
+
+German writes a number as one word with units before tens ("einundzwanzig"), so words must be split, reordered and
+joined.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from vitkit.data.text.datasets import VocabularySettings
+from vitkit.data.text.pairs import SentencePairs
+from vitkit.errors import ConfigError
+from vitkit.registry import DATASETS
+
+NUMBERS_END = 10**6
+_ENGLISH, _ENGLISH_TENS, _GERMAN, _GERMAN_TENS = (
+    words.split()
+    for words in (
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen",
+        "- - twenty thirty forty fifty sixty seventy eighty ninety",
+        "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn "
+        "siebzehn achtzehn neunzehn",
+        "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig",
+    )
+)
+
+
+def english_number(number: int) -> str:
+    """Write a number in 0..999 999 in English: "one hundred twenty-three thousand four"."""
+    _check_number(number)
+    thousands, rest = divmod(number, 1000)
+    parts = [*_english_below_1000(thousands), "thousand"] if thousands else []
+    return " ".join(parts + _english_below_1000(rest)) or _ENGLISH[0]
+
+
+def _english_below_1000(number: int) -> list[str]:
+    hundreds, rest = divmod(number, 100)
+    parts = [_ENGLISH[hundreds], "hundred"] if hundreds else []
+    if rest >= 20:
+        tens, units = divmod(rest, 10)
+        return [*parts, _ENGLISH_TENS[tens] + (f"-{_ENGLISH[units]}" if units else "")]
+    return parts + ([_ENGLISH[rest]] if rest else [])
+
+
+def german_number(number: int) -> str:
+    """Write a number in 0..999 999 in German: "einhundertdreiundzwanzigtausendvier"."""
+    _check_number(number)
+    thousands, rest = divmod(number, 1000)
+    # "eins" stands at the end of a number only.
+    word = (_german_below_1000(thousands, one="ein") + "tausend" if thousands else "") + _german_below_1000(rest)
+    return word or _GERMAN[0]
+
+
+def _german_below_1000(number: int, *, one: str = _GERMAN[1]) -> str:
+    hundreds, rest = divmod(number, 100)
+    word = f"{_german_unit(hundreds, 'ein')}hundert" if hundreds else ""
+    if rest >= 20:
+        tens, units = divmod(rest, 10)
+        return word + (f"{_german_unit(units, 'ein')}und" if units else "") + _GERMAN_TENS[tens]
+    return word + (_german_unit(rest, one) if rest else "")
+
+
+def _german_unit(number: int, one: str) -> str:
+    return one if number == 1 else _GERMAN[number]
+
+
+def _check_number(number: int) -> None:
+    if not 0 <= number < NUMBERS_END:
+        raise ValueError(f"number: got {number}; expected 0 to {NUMBERS_END - 1}.")
+
+
+def is_training_number(number: int) -> bool:
+    """Whether a number is in the training split: nine of ten, and all below 100, whose words make up the others."""
+    # Knuth's multiplicative hash spreads consecutive numbers without storing a split.
+    return number < 100 or (number * 2654435761 % 2**32) % 10 != 0
+
+
+@DATASETS.register
+class NumberWords(SentencePairs):
+    """Numbers in 0..999 999, one to six digits being equally likely, always the same ones.
+
+    Args:
+        num_pairs: how many.
+        split: "val" draws numbers that "train" never has, each once.
+        vocabulary, max_length: see TextDataset.
+    Raises:
+        ConfigError: num_pairs is out of range, or the split is unknown.
+    """
+
+    noun = "numbers"
+
+    def __init__(
+        self,
+        num_pairs: int,
+        *,
+        split: Literal["train", "val"] = "train",
+        vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
+        max_length: int = 256,
+    ):
+        self.numbers = _draw(num_pairs, split)
+        sources, targets = _NumberTexts(self.numbers, english_number), _NumberTexts(self.numbers, german_number)
+        super().__init__(sources, targets, vocabulary, max_length=max_length)
+
+
+class _NumberTexts(Sequence[str]):
+    """Numbers in words, written on access."""
+
+    def __init__(self, numbers: np.ndarray, write: Callable[[int], str]):
+        self.numbers = numbers
+        self.write = write
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> str:
+        return self.write(int(self.numbers[index]))
+
+
+def _draw(count: int, split: str) -> np.ndarray:
+    if not 1 <= count <= NUMBERS_END // 20:
+        raise ConfigError(f"num_pairs: got {count}; expected 1 to {NUMBERS_END // 20}.")
+    if split not in ("train", "val"):
+        raise ConfigError(f"split: got {split!r}; expected 'train' or 'val'.")
+    training = split == "train"
+    random = np.random.default_rng(0 if training else 1)
+    numbers: list[int] = []
+    drawn: set[int] = set()
+    while len(numbers) < count:
+        number = int(random.integers(10 ** random.integers(1, 7)))
+        if is_training_number(number) is training and (training or number not in drawn):
+            drawn.add(number)
+            numbers.append(number)
+    return np.array(numbers)

@@ -1,0 +1,213 @@
+"""The synthetic world as datasets of detection, segmentation, classification and captioning, and as COCO records."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from vitkit.data.datasets.base import BaseImageDataset, detection_sample
+from vitkit.data.datasets.captions import CaptionDataset
+from vitkit.data.datasets.image_folder import ClassificationDataset
+from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
+from vitkit.data.synthetic.world import COLORS, GROUNDS, THINGS, Scene, World, panoptic_categories, thing_categories
+from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
+from vitkit.errors import ConfigError
+from vitkit.ops.segmentations import mask_annotation
+from vitkit.registry import DATASETS, Spec
+from vitkit.structures import PanopticMap, Sample, SegmentInfo
+
+
+class _Shapes(BaseImageDataset):
+    """Scenes of a world; none is stored, each is drawn when it is loaded."""
+
+    world: World
+
+    def use_world(self, world: World, num_images: int) -> None:
+        """Set the scenes: images 1 to num_images of a world."""
+        if num_images < 1:
+            raise ConfigError(f"num_images: got {num_images}, expected at least 1.")
+        self.world = world
+        self.image_ids = range(1, num_images + 1)
+
+    def scene(self, index: int) -> Scene:
+        """Draw one scene.
+
+        Raises:
+            IndexError: there is no such image.
+        """
+        return self.world.scene(range(len(self))[index])
+
+    def load_image(self, index: int) -> np.ndarray:
+        """See `BaseImageDataset`."""
+        return self.scene(index).image
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        """See `BaseImageDataset`."""
+        return self.world.size(index)
+
+
+@DATASETS.register
+class ShapesDetection(_Shapes):
+    """The synthetic world as a detection dataset.
+
+    Args:
+        num_images: number of images.
+        world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
+        transforms: see `BaseImageDataset`.
+        masks: whether targets hold masks.
+    Raises:
+        ConfigError: a number is out of range or the split is unknown.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        world: World = World(),
+        *,
+        transforms: Spec | Transforms | None = None,
+        masks: bool = False,
+    ):
+        super().__init__(transforms)
+        self.use_world(world, num_images)
+        self.masks = masks
+        self.classes = list(THINGS)
+        self.category_ids = [category["id"] for category in thing_categories()]
+
+    def load_sample(self, index: int, seed: int | None) -> Sample:
+        """Load an image with its objects; see `BaseImageDataset`."""
+        scene = self.scene(index)
+        masks = scene.masks.view(np.uint8) if self.masks else None
+        annotated = self.transform(AnnotatedImage(scene.image, scene.boxes_xyxy, scene.labels, masks), seed)
+        return detection_sample(annotated, image_id=self.image_ids[index], original_size=scene.image.shape[:2])
+
+    def ground_truth(self) -> dict[str, Any]:
+        """Return all annotations as a COCO instances file holds them, with masks as compressed run lengths."""
+        images, annotations = [], []
+        for index, image_id in enumerate(self.image_ids):
+            scene = self.scene(index)
+            images.append(image_record(image_id, scene))
+            annotations += instance_annotations(scene, image_id, len(annotations) + 1)
+        return {"images": images, "annotations": annotations, "categories": thing_categories()}
+
+
+@DATASETS.register
+class ShapesSegmentation(_Shapes, SegmentationDataset):
+    """The synthetic world as a segmentation dataset: six kinds of things on four kinds of ground.
+
+    Args:
+        num_images: number of images.
+        world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
+        task, transforms: see `SegmentationDataset`.
+    Raises:
+        ConfigError: a number is out of range, or the split or the task is unknown.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        world: World = World(),
+        *,
+        task: Task = "panoptic",
+        transforms: Spec | Transforms | None = None,
+    ):
+        SegmentationDataset.__init__(self, panoptic_categories(), task=task, transforms=transforms)
+        self.use_world(world, num_images)
+
+    def load_annotated(self, index: int) -> tuple[np.ndarray, PanopticMap]:
+        """See `SegmentationDataset`; the scene is drawn once."""
+        scene = self.scene(index)
+        segments = [
+            SegmentInfo(id=segment["id"], label=self.label_of[segment["category_id"]], iscrowd=False)
+            for segment in scene.segments_info
+            if segment["category_id"] in self.label_of
+        ]
+        return scene.image, PanopticMap(keep_segments(scene.panoptic, segments), segments)
+
+    def load_panoptic(self, index: int) -> PanopticMap:
+        """See `SegmentationDataset`."""
+        return self.load_annotated(index)[1]
+
+
+@DATASETS.register
+class ShapesClassification(_Shapes, ClassificationDataset):
+    """The synthetic world with one thing in each image, whose class is the image's.
+
+    Args:
+        num_images: number of images.
+        world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
+        transforms: see `ClassificationDataset`.
+    Raises:
+        ConfigError: a number is out of range or the split is unknown.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        world: World = World(image_size=64, max_objects=1, min_size=0.3, max_size=0.8),
+        *,
+        transforms: Spec | Transforms | None = None,
+    ):
+        if (world.min_objects, world.max_objects) != (1, 1):
+            raise ConfigError(
+                f"max_objects: got {world.min_objects} to {world.max_objects} objects, expected 1, whose class is the "
+                "image's. Leave min_objects and max_objects out."
+            )
+        ClassificationDataset.__init__(self, THINGS, transforms)
+        self.use_world(world, num_images)
+
+    def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
+        """See `ClassificationDataset`."""
+        scene = self.scene(index)
+        return scene.image, int(scene.labels[0])
+
+
+@DATASETS.register
+class ShapesCaptions(_Shapes, CaptionDataset):
+    """The synthetic world with a caption for each image: its things from left to right, and the ground.
+
+    Mirrored images would contradict their captions: no transform may flip.
+
+    Args:
+        num_images: number of images.
+        world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
+        transforms, features: see `CaptionDataset`.
+    Raises:
+        ConfigError: a number is out of range or the split is unknown.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        world: World = World(image_size=64, max_objects=2, min_size=0.25, max_size=0.5),
+        *,
+        transforms: Spec | Transforms | None = None,
+        features: str | None = None,
+    ):
+        self.use_world(world, num_images)
+        CaptionDataset.__init__(self, transforms, min_count=1, features=features)
+
+    def references(self, index: int) -> list[str]:
+        """See `CaptionDataset`."""
+        return [self.scene(index).caption]
+
+    def vocabulary_texts(self) -> Iterable[str]:
+        """Every word that a caption can have, so that no scene needs to be drawn."""
+        return ["a an left of above below on ground", *THINGS, *COLORS, *GROUNDS]
+
+    def images_key(self) -> str:
+        """See `CaptionDataset`."""
+        return f"{len(self)} images of {self.world}"
+
+
+def image_record(image_id: int, scene: Scene, suffix: str = ".png") -> dict[str, Any]:
+    """Return a scene's entry in `images` of a COCO file."""
+    height, width = scene.image.shape[:2]
+    return {"id": image_id, "file_name": f"{image_id:012d}{suffix}", "height": height, "width": width}
+
+
+def instance_annotations(scene: Scene, image_id: int, begin_id: int) -> list[dict[str, Any]]:
+    """Return a scene's entries in `annotations` of a COCO instances file, with ids from `begin_id` on."""
+    return [
+        {"id": id_, "image_id": image_id, "category_id": label + 1, "iscrowd": 0, **mask_annotation(mask)}
+        for id_, (label, mask) in enumerate(zip(scene.labels.tolist(), scene.masks), start=begin_id)
+    ]

@@ -1,0 +1,400 @@
+"""The synthetic world: overlapping shapes on textured grounds, drawn from an index alone.
+
+It needs no download and its annotations are exact, so quickstarts and tests run on it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import cv2
+import numpy as np
+
+from vitkit.errors import ConfigError
+from vitkit.registry import nearest
+
+THINGS = ("circle", "square", "triangle", "star", "ring", "cross")
+GROUNDS = ("plain", "striped", "checkered", "cloudy")
+"""Stuff classes: every image has one ground. In maps and category ids they follow the things."""
+COLORS = {
+    "red": (214, 45, 45),
+    "orange": (240, 140, 30),
+    "yellow": (240, 220, 50),
+    "green": (50, 165, 70),
+    "cyan": (60, 205, 215),
+    "blue": (50, 80, 215),
+    "purple": (140, 60, 180),
+    "pink": (245, 140, 190),
+}
+SPLITS = ("train", "val", "test")
+
+_MIN_VISIBLE = 0.4  # share of a shape that others may not occlude
+_MAX_TRIES = 10
+_SHIFT = 4  # cv2 draws at 1/16 of a pixel
+
+
+def thing_categories() -> list[dict[str, Any]]:
+    """Return the `categories` of a COCO instances file."""
+    return [{"id": i + 1, "name": name, "supercategory": "shape"} for i, name in enumerate(THINGS)]
+
+
+def panoptic_categories() -> list[dict[str, Any]]:
+    """Return the `categories` of a COCO panoptic file: the things, then the grounds."""
+    things = [{**category, "isthing": 1} for category in thing_categories()]
+    grounds = [
+        {"id": i, "name": f"{name} ground", "supercategory": "ground", "isthing": 0}
+        for i, name in enumerate(GROUNDS, start=len(THINGS) + 1)
+    ]
+    return things + grounds
+
+
+def _regular(points: int) -> np.ndarray:
+    angles = np.arange(points) * (2 * math.pi / points)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def _contours() -> dict[str, tuple[np.ndarray, ...]]:
+    """Return the contours of each thing in the unit circle; a second one is a hole."""
+    circle = _regular(48)
+    star = _regular(10)
+    star[1::2] *= 0.42
+    arm = 0.36
+    quarter = np.array([[1, -arm], [1, arm], [arm, arm]])
+    turns = [np.linalg.matrix_power(np.array([[0, 1], [-1, 0]]), k) for k in range(4)]
+    cross = np.concatenate([quarter @ turn for turn in turns]) / math.hypot(1, arm)
+    return {
+        "circle": (circle,),
+        "square": (_regular(4),),
+        "triangle": (_regular(3),),
+        "star": (star,),
+        "ring": (circle, circle * 0.55),
+        "cross": (cross,),
+    }
+
+
+_CONTOURS = _contours()
+Color = float | tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One thing of a scene, entirely inside the image."""
+
+    label: int
+    """Index into THINGS."""
+    color: str
+    """Name in COLORS."""
+    rgb: tuple[int, int, int]
+    """The colour as drawn."""
+    x: float
+    """Centre, pixels."""
+    y: float
+    radius: float
+    """Radius of the circle around the shape, pixels."""
+    angle: float
+    """Radians."""
+
+    def contours(self, left: int = 0, top: int = 0) -> list[np.ndarray]:
+        """Return closed outlines, each (K, 2) int32 in 1/16 pixel from (left, top), the second one a hole."""
+        c, s = math.cos(self.angle) * self.radius, math.sin(self.angle) * self.radius
+        turn = np.array([[c, s], [-s, c]])
+        return [
+            np.rint((points @ turn + (self.x - left, self.y - top)) * (1 << _SHIFT)).astype(np.int32)
+            for points in _CONTOURS[THINGS[self.label]]
+        ]
+
+    def mask(self, height: int, width: int) -> tuple[tuple[slice, slice], np.ndarray]:
+        """Return all pixels of the shape, occluded or not, in a window of an (H, W) image.
+
+        Returns:
+            the rows and columns of the window, and an (h, w) bool mask in it.
+        """
+        left, top = max(0, int(self.x - self.radius) - 1), max(0, int(self.y - self.radius) - 1)
+        right, bottom = min(width, int(self.x + self.radius) + 3), min(height, int(self.y + self.radius) + 3)
+        coverage = np.zeros((bottom - top, right - left), np.uint8)
+        _paint(coverage, self.contours(left, top), 255, 255)
+        return (slice(top, bottom), slice(left, right)), coverage > 127
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One image with its annotations. The N things are in drawing order, the front one last."""
+
+    image: np.ndarray
+    """(H, W, 3) uint8 RGB."""
+    panoptic: np.ndarray
+    """(H, W) int32 segment ids: a thing's is its `instance_ids` entry, the ground's is one more than any thing's."""
+    shapes: tuple[Shape, ...]
+    """The N things that are at least partly visible."""
+    instance_ids: np.ndarray
+    """(N,) int64 from 1, the same for a thing in every frame of a clip."""
+    boxes_xyxy: np.ndarray
+    """(N, 4) float32 pixels, around the visible part."""
+    ground: int
+    """Index into GROUNDS."""
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """(N,) int64 index into THINGS."""
+        return np.array([shape.label for shape in self.shapes], np.int64)
+
+    @cached_property
+    def masks(self) -> np.ndarray:
+        """(N, H, W) bool, the visible part of each thing."""
+        return self.panoptic[None] == self.instance_ids[:, None, None]
+
+    @cached_property
+    def semantic(self) -> np.ndarray:
+        """(H, W) uint8: index into THINGS + GROUNDS."""
+        classes = np.full(self.panoptic.max() + 1, len(THINGS) + self.ground, np.uint8)
+        classes[self.instance_ids] = self.labels
+        return classes[self.panoptic]
+
+    @cached_property
+    def segments_info(self) -> list[dict[str, Any]]:
+        """The `segments_info` of a COCO panoptic file, things first, then the ground."""
+        ids = np.unique(self.panoptic)
+        category_ids = dict(zip(self.instance_ids.tolist(), (self.labels + 1).tolist()))
+        segments = []
+        for segment_id in ids.tolist():
+            mask = (self.panoptic == segment_id).view(np.uint8)
+            segments.append(
+                {
+                    "id": segment_id,
+                    "category_id": category_ids.get(segment_id, len(THINGS) + self.ground + 1),
+                    "area": int(np.count_nonzero(mask)),
+                    "bbox": list(cv2.boundingRect(mask)),
+                    "iscrowd": 0,
+                }
+            )
+        return segments
+
+    @cached_property
+    def caption(self) -> str:
+        """The things from left to right, each related to the next: "a red ring above a blue star on a plain ground"."""
+        shapes = sorted(self.shapes, key=lambda shape: shape.x)
+        words = []
+        for shape, following in zip(shapes, [*shapes[1:], None]):
+            words.append(f"{_article(shape.color)} {THINGS[shape.label]}")
+            if following is None:
+                words.append("on")
+            elif following.x - shape.x >= abs(following.y - shape.y):
+                words.append("left of")
+            else:
+                words.append("above" if following.y > shape.y else "below")
+        return " ".join([*words, _article(GROUNDS[self.ground]), "ground"])
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+
+
+@dataclass(frozen=True)
+class World:
+    """Settings of scenes; the same settings and index give the same scene on any machine."""
+
+    image_size: int = 128
+    """Height and width, pixels."""
+    max_image_size: int | None = None
+    """If given, height and width vary independently from `image_size` to this."""
+    min_objects: int = 1
+    max_objects: int = 4
+    min_size: float = 0.15
+    """Smallest diameter of a shape, as a fraction of the image's shorter side."""
+    max_size: float = 0.45
+    seed: int = 0
+    split: str = "train"
+    """"train", "val" or "test", which have different scenes."""
+
+    def __post_init__(self):
+        largest = self.image_size if self.max_image_size is None else self.max_image_size
+        if self.split not in SPLITS:
+            raise ConfigError(f"split: got {self.split!r}. {nearest(str(self.split), SPLITS)}")
+        if not 16 <= self.image_size <= largest:
+            raise ConfigError(
+                f"image_size: got {self.image_size} with max_image_size {self.max_image_size}; "
+                f"expected 16 <= image_size <= max_image_size."
+            )
+        if not 0 <= self.min_objects <= self.max_objects:
+            raise ConfigError(
+                f"max_objects: got {self.max_objects} with min_objects {self.min_objects}; "
+                f"expected 0 <= min_objects <= max_objects."
+            )
+        if not 0 < self.min_size <= self.max_size <= 0.9:
+            raise ConfigError(
+                f"max_size: got {self.max_size} with min_size {self.min_size}; "
+                f"expected 0 < min_size <= max_size <= 0.9 of the image's side."
+            )
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return the (height, width) of an image without drawing it."""
+        return self._size(self._random(index))
+
+    def scene(self, index: int) -> Scene:
+        """Draw one image."""
+        return _render(*self._layout(index))
+
+    def clip(self, index: int, num_frames: int) -> list[Scene]:
+        """Draw the scene of that index in motion: its shapes drift, rotate and bounce off the image's border.
+
+        Frame 0 is `scene(index)`. A shape that others occlude completely is missing from a frame's lists, and keeps
+        its instance id.
+        """
+        ground, backdrop, grain, shapes = self._layout(index)
+        height, width = backdrop.shape[:2]
+        # A stream of its own, so that a scene and its clip share everything else.
+        rng = self._random(index, 1)
+        speed = 0.04 * min(height, width)
+        velocities = rng.uniform(-speed, speed, (len(shapes), 2))
+        spins = rng.uniform(-0.15, 0.15, len(shapes))
+        frames = []
+        for t in range(num_frames):
+            moved = [
+                replace(
+                    shape,
+                    x=_bounce(shape.x + t * vx, shape.radius, width - 1 - shape.radius),
+                    y=_bounce(shape.y + t * vy, shape.radius, height - 1 - shape.radius),
+                    angle=shape.angle + t * spin,
+                )
+                for shape, (vx, vy), spin in zip(shapes, velocities.tolist(), spins.tolist())
+            ]
+            frames.append(_render(ground, backdrop, grain, moved))
+        return frames
+
+    def slide(
+        self, index: int, num_frames: int, direction: tuple[int, int], *, travel: float = 0.5
+    ) -> list[np.ndarray]:
+        """Draw the scene of that index with its last shape moving along an axis, from a random place to another.
+
+        In the opposite direction the same frames come in the reverse order.
+
+        Args:
+            direction: (x, y) of -1, 0 or 1.
+            travel: from the first frame to the last, as a fraction of the image's shorter side.
+        Returns:
+            `num_frames` images, (H, W, 3) uint8 RGB.
+        """
+        ground, backdrop, grain, shapes = self._layout(index)
+        sides, moving = np.array(backdrop.shape[1::-1]), shapes[-1]
+        path = np.abs(direction) * travel * sides.min()
+        room = np.maximum(sides - 1 - 2 * moving.radius - path, 0)
+        start = moving.radius + self._random(index, 2).uniform(size=2) * room
+        order = 1 if sum(direction) > 0 else -1
+        moments = np.linspace(0, 1, num_frames)[::order, None]
+        return [
+            _render(ground, backdrop, grain, [*shapes[:-1], replace(moving, x=x, y=y)]).image
+            for x, y in (start + moments * path).tolist()
+        ]
+
+    def _random(self, index: int, stream: int = 0) -> np.random.Generator:
+        return np.random.default_rng((self.seed, SPLITS.index(self.split), index, stream))
+
+    def _size(self, rng: np.random.Generator) -> tuple[int, int]:
+        if self.max_image_size is None:
+            return self.image_size, self.image_size
+        height, width = rng.integers(self.image_size, self.max_image_size, size=2, endpoint=True).tolist()
+        return height, width
+
+    def _layout(self, index: int) -> tuple[int, np.ndarray, np.ndarray, list[Shape]]:
+        """Draw the ground class, its image, the grain to add (both (H, W, 3) uint8), and the shapes, front one last."""
+        rng = self._random(index)
+        height, width = self._size(rng)
+        ground = int(rng.integers(len(GROUNDS)))
+        backdrop = _draw_ground(rng, GROUNDS[ground], height, width)
+        grain = rng.integers(0, 16, (height, width, 3), np.uint8)
+        shapes: list[Shape] = []
+        front_shape = np.zeros((height, width), np.int32)  # 1 for the first shape, 0 for the ground
+        areas, visible = np.zeros(self.max_objects + 1), np.zeros(self.max_objects + 1)
+        for _ in range(rng.integers(self.min_objects, self.max_objects, endpoint=True)):
+            for _ in range(_MAX_TRIES):
+                shape = self._random_shape(rng, height, width)
+                window, mask = shape.mask(height, width)
+                occluded = np.bincount(front_shape[window][mask], minlength=len(areas))
+                occluded[0] = 0  # any part of the ground may be
+                if np.all(visible - occluded >= _MIN_VISIBLE * areas):
+                    visible -= occluded
+                    shapes.append(shape)
+                    areas[len(shapes)] = visible[len(shapes)] = np.count_nonzero(mask)
+                    front_shape[window][mask] = len(shapes)
+                    break
+        return ground, backdrop, grain, shapes
+
+    def _random_shape(self, rng: np.random.Generator, height: int, width: int) -> Shape:
+        radius = 0.5 * min(height, width) * rng.uniform(self.min_size, self.max_size)
+        color = tuple(COLORS)[rng.integers(len(COLORS))]
+        rgb = np.clip(np.array(COLORS[color]) + rng.integers(-12, 13, 3), 0, 240).tolist()
+        return Shape(
+            label=int(rng.integers(len(THINGS))),
+            color=color,
+            rgb=tuple(rgb),
+            x=rng.uniform(radius, width - 1 - radius),
+            y=rng.uniform(radius, height - 1 - radius),
+            radius=radius,
+            angle=rng.uniform(0, 2 * math.pi),
+        )
+
+
+def _bounce(position: float, low: float, high: float) -> float:
+    """Reflect a straight path at both ends of low..high."""
+    offset = (position - low) % (2 * (high - low))
+    return low + min(offset, 2 * (high - low) - offset)
+
+
+def _draw_ground(rng: np.random.Generator, name: str, height: int, width: int) -> np.ndarray:
+    """Draw a blend of two greyish colours, from which any shape stands out: (H, W, 3) uint8."""
+    grey, contrast = rng.uniform(70, 150), rng.uniform(25, 50)
+    tint = rng.uniform(-18, 18, 3)
+    angle = rng.uniform(0, 2 * math.pi)
+    side = min(height, width)
+    period = side * rng.uniform(0.08, 0.2)
+    x = np.arange(width, dtype=np.float32)[None, :] / period
+    y = np.arange(height, dtype=np.float32)[:, None] / period
+    along = x * math.cos(angle) + y * math.sin(angle)
+    if name == "plain":
+        blend = cv2.normalize(along, None, 0, 1, cv2.NORM_MINMAX)
+    elif name == "striped":
+        blend = np.floor(along).astype(np.int32) & 1
+    elif name == "checkered":
+        across = y * math.cos(angle) - x * math.sin(angle)
+        blend = (np.floor(along) + np.floor(across)).astype(np.int32) & 1
+    else:
+        coarse = rng.random((height * 8 // side + 1, width * 8 // side + 1), np.float32)
+        blend = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR)
+    palette = grey + tint + contrast * np.linspace(0, 1, 256)[:, None]
+    level = (blend * 255).astype(np.uint8)
+    return cv2.LUT(cv2.merge([level] * 3), palette.astype(np.uint8)[None])
+
+
+def _paint(canvas: np.ndarray, contours: list[np.ndarray], fill: Color, outline: Color) -> None:
+    """Draw a shape in place. Masks and images are both painted here, so that they agree at the edges."""
+    cv2.fillPoly(canvas, contours, fill, cv2.LINE_AA, _SHIFT)
+    cv2.polylines(canvas, contours, True, outline, 1, cv2.LINE_AA, _SHIFT)
+
+
+def _render(ground: int, backdrop: np.ndarray, grain: np.ndarray, shapes: Sequence[Shape]) -> Scene:
+    image = backdrop.copy()
+    height, width = image.shape[:2]
+    panoptic = np.full((height, width), len(shapes) + 1, np.int32)
+    windows = []
+    for instance_id, shape in enumerate(shapes, start=1):
+        # The darker outline tells overlapping shapes of one colour apart.
+        _paint(image, shape.contours(), shape.rgb, tuple(0.55 * channel for channel in shape.rgb))
+        window, mask = shape.mask(height, width)
+        panoptic[window][mask] = instance_id
+        windows.append(window)
+    boxes_xyxy = np.zeros((len(shapes), 4), np.float32)
+    for k, (rows, columns) in enumerate(windows):
+        x, y, w, h = cv2.boundingRect((panoptic[rows, columns] == k + 1).view(np.uint8))
+        boxes_xyxy[k] = x, y, x + w, y + h
+        boxes_xyxy[k] += (columns.start, rows.start) * 2
+    visible = boxes_xyxy[:, 2] > boxes_xyxy[:, 0]
+    return Scene(
+        image=cv2.add(image, grain),
+        panoptic=panoptic,
+        shapes=tuple(shape for shape, is_visible in zip(shapes, visible) if is_visible),
+        instance_ids=np.flatnonzero(visible) + 1,
+        boxes_xyxy=boxes_xyxy[visible],
+        ground=ground,
+    )

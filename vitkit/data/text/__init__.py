@@ -1,0 +1,1 @@
+"""Datasets of text: parallel sentences, and lines for language models."""

@@ -1,0 +1,77 @@
+"""Text for language models."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from vitkit.data.text.datasets import TextDataset, TextLines, UnfitLines, VocabularySettings, pad_tokens
+from vitkit.errors import ConfigError
+from vitkit.registry import DATASETS
+from vitkit.structures import BOS, PAD, Batch
+from vitkit.vocabulary import MASK_TOKEN, Vocabulary
+
+
+@DATASETS.register
+class MonolingualText(TextDataset):
+    """The lines of a text file, plain or gzip, for language models.
+
+    A sample has
+        tokens: (T,) int64, the input,
+        target: a dict of tokens (T,) int64, the token to predict at each position, text, the line, and index, its
+            number from 0.
+
+    Args:
+        file: a sentence per line.
+        objective: "causal": the input is BOS and the text, the target the next token at each position, and EOS at the
+            last. "masked": the input is the text and EOS, of which the model masks some; the vocabulary has MASK_TOKEN.
+        vocabulary, max_length, unfit_lines: see TextDataset.
+    Raises:
+        ConfigError: the objective is neither of the two.
+        DataError: see TextLines.
+    """
+
+    source_vocabulary = None
+
+    def __init__(
+        self,
+        file: str | Path,
+        *,
+        objective: Literal["causal", "masked"] = "causal",
+        vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
+        max_length: int = 256,
+        unfit_lines: UnfitLines | None = None,
+    ):
+        if objective not in ("causal", "masked"):
+            raise ConfigError(f"objective: got {objective!r}; expected 'causal' or 'masked'.")
+        self.objective = objective
+        super().__init__(
+            [TextLines(file)], vocabulary, max_length=max_length, unfit_lines=unfit_lines, mask=objective == "masked"
+        )
+
+    @property
+    def target_vocabulary(self) -> Vocabulary:
+        """The vocabulary of the text."""
+        return self.vocabularies[0]
+
+    @target_vocabulary.setter
+    def target_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Set the vocabulary of the text; ConfigError if the objective needs a mask token that it lacks."""
+        if self.objective == "masked" and vocabulary.mask_id is None:
+            raise ConfigError(f"objective='masked': the vocabulary has no {MASK_TOKEN}; train one with this dataset.")
+        self.vocabularies = [vocabulary]
+
+    def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
+        """Return the sample at a position; or (position, seed), the seed being unused."""
+        index = index[0] if isinstance(index, tuple) else index
+        line, tokens = self.line(index), self.tokens(0, index)
+        inputs = torch.cat([torch.tensor([BOS]), tokens[:-1]]) if self.objective == "causal" else tokens
+        return {"tokens": inputs, "target": {"tokens": tokens, "text": self.sides[0][line], "index": line}}
+
+    @staticmethod
+    def collate(samples: Sequence[dict[str, Any]]) -> Batch:
+        """Join samples to a batch: `inputs` are padded tokens (B, T) and padding_mask (B, T), True = padding."""
+        tokens = pad_tokens([sample["tokens"] for sample in samples])
+        inputs = {"tokens": tokens, "padding_mask": tokens == PAD}
+        return Batch(inputs=inputs, targets=[sample["target"] for sample in samples])

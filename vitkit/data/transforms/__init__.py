@@ -1,0 +1,1 @@
+"""Augmentation and resizing; the only room that uses albumentations."""

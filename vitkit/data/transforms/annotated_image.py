@@ -1,0 +1,42 @@
+"""What transforms take and return."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from vitkit.registry import TRANSFORMS, Spec
+
+
+class AnnotatedImage(NamedTuple):
+    """An image with its annotations; rows of boxes, labels and masks belong together.
+
+    Detection has boxes and labels, instance segmentation also masks, panoptic and semantic segmentation a segment map.
+    """
+
+    image: np.ndarray
+    """(H, W, 3) uint8 RGB."""
+    boxes_xyxy: np.ndarray | None = None
+    """(N, 4) float32, pixels of `image`, inside it."""
+    labels: np.ndarray | None = None
+    """(N,) int64, given whenever there are boxes."""
+    masks: np.ndarray | None = None
+    """(N, H, W) uint8 of 0 and 1."""
+    segment_map: np.ndarray | None = None
+    """(H, W) uint8 or uint16 numbers of regions that do not overlap, 0 for none."""
+
+
+class Transforms(Protocol):
+    """What `TRANSFORMS.build` returns."""
+
+    def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
+        """Transform an image with its annotations; objects that leave the image are removed.
+
+        Args:
+            sample: left unchanged.
+            seed: with it the result depends on the arguments alone; None draws fresh random numbers.
+        """
+
+
+def build_transforms(transforms: Spec | Transforms | None) -> Transforms | None:
+    """Build transforms from their spec; None, which leaves images as they are, stays None."""
+    return None if transforms is None else TRANSFORMS.build(transforms)

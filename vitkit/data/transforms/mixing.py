@@ -1,0 +1,85 @@
+"""Random erasing, mixup and cutmix of batches that are on the model's device, through timm."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from timm.data import Mixup
+from timm.data.random_erasing import RandomErasing
+
+from vitkit.errors import ConfigError
+from vitkit.ops.images import normalize_images
+from vitkit.structures import Batch
+
+
+class BatchMixing:
+    """Random erasing, then mixing of each batch with itself in reverse order, as for DeiT, Swin and MViT.
+
+    Random numbers come from the global generators, whose states checkpoints hold.
+
+    Args:
+        num_classes: of the labels.
+        erasing, mixup, cutmix: see `ClassificationTrainTransforms`.
+    """
+
+    def __init__(self, num_classes: int, *, erasing: float = 0.0, mixup: float = 0.0, cutmix: float = 0.0):
+        self.erasing = erasing
+        self.mix = None
+        if mixup or cutmix:
+            # The criterion smooths labels, those of batches that are not mixed too.
+            self.mix = Mixup(mixup, cutmix, label_smoothing=0.0, num_classes=num_classes)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Erase and mix the images of a batch; all frames of a clip alike.
+
+        Args:
+            batch: images or clips, uint8, or float, already normalised; targets with `label`.
+        Returns:
+            images float, normalised; if they are mixed, targets also with `class_weights`, (num_classes,) float32 that
+            sum to 1.
+        Raises:
+            ConfigError: images are mixed in pairs, and their number is odd.
+        """
+        images, targets = normalize_images(batch.inputs["images"]), batch.targets
+        shape = images.shape
+        images = images.flatten(1, -3)  # the frames of a clip as channels, so that all are treated alike
+        if self.erasing:
+            images = RandomErasing(self.erasing, mode="pixel", device=images.device)(images)
+        if self.mix is not None:
+            if len(batch) % 2:
+                raise ConfigError(
+                    f"data.images_per_gpu={len(batch)}: mixup and cutmix mix images in pairs; expected an even number."
+                )
+            labels = torch.tensor([target["label"] for target in targets], device=images.device)
+            images, weights = self.mix(images, labels)
+            targets = [{**target, "class_weights": row} for target, row in zip(targets, weights)]
+        return Batch({**batch.inputs, "images": images.view(shape)}, targets)
+
+
+class TransformedLoader:
+    """A `Loader` whose batches are moved to the device and transformed there."""
+
+    def __init__(self, loader: Iterable[Batch], transform: Callable[[Batch], Batch], device: torch.device):
+        self.loader = loader
+        self.transform = transform
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.loader:
+            yield self.transform(batch.to(self.device))
+
+    @property
+    def num_skipped(self) -> int:
+        """See `Loader`."""
+        return self.loader.num_skipped
+
+    @property
+    def num_padded(self) -> int:
+        """See `Loader`."""
+        return self.loader.num_padded
+
+    def set_position(self, epoch: int, batch: int = 0) -> None:
+        """See `Loader`."""
+        self.loader.set_position(epoch, batch)

@@ -1,0 +1,321 @@
+"""Pipelines that augment and resize images with their boxes and masks, through albumentations."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import albumentations as A
+import cv2
+import numpy as np
+from albumentations.core.type_definitions import Targets
+from PIL import Image
+
+from vitkit.data.transforms.annotated_image import AnnotatedImage
+from vitkit.data.transforms.color_distortion import ColorDistortion
+from vitkit.data.transforms.crops import JitteredCrop, MultiScaleCrop, ShortSideCrop, resized_size
+from vitkit.errors import ConfigError, DataError
+from vitkit.registry import TRANSFORMS, check_names, nearest
+
+# Thinner boxes (pixels) are removed: rounding errors of boxes that end where a crop begins.
+_MIN_BOX_SIDE = 1e-3
+_GIVEN_TARGETS = {"image", "mask", "masks", "bboxes"}
+"""What a transform may ask for; those of several images ask for the others by a name of their own."""
+
+
+class _Pipeline:
+    """A sequence of albumentations behind the interface of `Transforms`.
+
+    Args:
+        transforms: in order.
+        check_each_transform: remove boxes as soon as a transform moves them outside. Without it they are removed after
+            the last one, which is faster, and the same where nothing can bring them back.
+        min_visible: an object goes if a crop leaves a smaller share of its box than that.
+        min_box_side: an object goes if its box is narrower or lower than so many pixels of the result.
+    Raises:
+        ConfigError: min_visible is not in 0..1, or min_box_side negative.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[A.BasicTransform | A.BaseCompose],
+        *,
+        check_each_transform: bool = True,
+        min_visible: float = 0.0,
+        min_box_side: float = 0.0,
+    ):
+        name = type(self).__name__
+        if not 0 <= min_visible <= 1:
+            raise ConfigError(f"{name}: min_visible is {min_visible}; expected a share of the box, 0 to 1.")
+        if min_box_side < 0:
+            raise ConfigError(f"{name}: min_box_side is {min_box_side}; expected pixels, from 0.")
+        # clip: float32 rounding may put the edge of a box a hair outside the image, which albumentations refuses.
+        bbox_params = A.BboxParams(
+            format="pascal_voc",
+            clip=True,
+            min_width=max(min_box_side, _MIN_BOX_SIDE),
+            min_height=max(min_box_side, _MIN_BOX_SIDE),
+            min_visibility=min_visible,
+            check_each_transform=check_each_transform,
+        )
+        self._compose = A.Compose(list(transforms), bbox_params=bbox_params, is_check_shapes=False)
+
+    def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
+        """See `Transforms`."""
+        # Not set_random_seed: it gives every transform its own generator of the same seed, and all would draw the
+        # same numbers (a flip would always come with a crop). None takes fresh entropy, also in forked workers.
+        self._compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
+        boxes_xyxy = np.zeros((0, 4), np.float32) if sample.boxes_xyxy is None else sample.boxes_xyxy
+        visible = ((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]) > _MIN_BOX_SIDE).all(axis=1)
+        rows = np.flatnonzero(visible)[:, None]
+        data = {"image": sample.image, "bboxes": np.concatenate([boxes_xyxy[visible], rows], axis=1, dtype=np.float32)}
+        if sample.masks is not None and len(sample.masks):
+            data["masks"] = sample.masks
+        if sample.segment_map is not None:
+            data["mask"] = sample.segment_map
+        try:
+            result = self._compose(**data)
+        except Exception as error:  # such as a crop that is larger than this image
+            height, width = sample.image.shape[:2]
+            raise DataError(
+                f"transforms: {type(error).__name__} on an image of {width}x{height} pixels (width x height) with "
+                f"{len(boxes_xyxy)} boxes: {error}. Correct their arguments."
+            ) from error
+        image, boxes = result["image"], result["bboxes"].reshape(-1, 5)
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,):
+            raise ConfigError(
+                "transforms: the result is no uint8 RGB image. Normalisation and conversion to tensors happen "
+                "in the model and the dataset: leave Normalize, ToFloat, ToTensorV2 and the like out."
+            )
+        if sample.boxes_xyxy is None:
+            return AnnotatedImage(image, segment_map=result.get("mask"))
+        rows = boxes[:, 4].astype(np.int64)
+        masks = sample.masks
+        if "masks" in data:
+            masks = np.asarray(result["masks"])[rows]
+        elif masks is not None:
+            masks = np.zeros((0, *image.shape[:2]), np.uint8)
+        return AnnotatedImage(image, boxes[:, :4].astype(np.float32), sample.labels[rows], masks, result.get("mask"))
+
+
+@TRANSFORMS.register
+class DETRTrainTransforms(_Pipeline):
+    """Flip, multi-scale resize and crop: the training recipe of DETR (Carion et al. 2020, appendix A.4).
+
+    Sizes and their frequencies are the original's. Pixels are interpolated once (see `MultiScaleCrop`) by OpenCV,
+    averaging when shrinking and linear otherwise, whereas the original resizes with Pillow up to twice.
+
+    Args:
+        scales, max_size, crop_scales, crop_range, crop_probability: see `MultiScaleCrop`; the defaults are for COCO.
+        flip_probability: probability of a horizontal flip.
+        min_visible, min_box_side: drop slivers that a crop leaves of objects, see `ComposedTransforms`; the original
+            keeps every box of positive area.
+    """
+
+    def __init__(
+        self,
+        *,
+        scales: Sequence[int] = tuple(range(480, 801, 32)),
+        max_size: int = 1333,
+        crop_scales: Sequence[int] = (400, 500, 600),
+        crop_range: tuple[int, int] = (384, 600),
+        flip_probability: float = 0.5,
+        crop_probability: float = 0.5,
+        min_visible: float = 0.0,
+        min_box_side: float = 0.0,
+    ):
+        sizes = MultiScaleCrop(
+            scales=scales,
+            max_size=max_size,
+            crop_scales=crop_scales,
+            crop_range=crop_range,
+            crop_probability=crop_probability,
+        )
+        super().__init__(
+            [A.HorizontalFlip(p=flip_probability), sizes],
+            check_each_transform=False,
+            min_visible=min_visible,
+            min_box_side=min_box_side,
+        )
+
+
+@TRANSFORMS.register
+class LargeScaleJitter(_Pipeline):
+    """Flip, scale and crop or pad to one size: how Mask2Former trains on COCO (Cheng et al. 2022, appendix A).
+
+    The padding belongs to the image, as in the original: it is grey (about the mean colour, and so about 0 after
+    normalisation), lies in no mask, and is not in the batch's padding mask.
+
+    Args:
+        size: height and width of every result, pixels.
+        scale_range: range of the factor between the image and the largest that fits into `size`.
+        flip_probability: probability of a horizontal flip.
+        pad_value: value of all three channels.
+        min_visible, min_box_side: drop slivers that the crop leaves of objects, see `ComposedTransforms`; the original
+            keeps all that are not empty.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int = 1024,
+        scale_range: tuple[float, float] = (0.1, 2.0),
+        flip_probability: float = 0.5,
+        pad_value: int = 128,
+        min_visible: float = 0.0,
+        min_box_side: float = 0.0,
+    ):
+        if not 0 < scale_range[0] <= scale_range[1]:
+            raise ConfigError(f"LargeScaleJitter: scale_range is {scale_range}; expected (least, greatest) above 0.")
+        if size < 1:
+            raise ConfigError(f"LargeScaleJitter: size is {size}; expected at least 1 pixel.")
+        crop = JitteredCrop(scale_range=tuple(scale_range), crop_size=(size, size), pad_value=pad_value)
+        super().__init__(
+            [A.HorizontalFlip(p=flip_probability), crop],
+            check_each_transform=False,
+            min_visible=min_visible,
+            min_box_side=min_box_side,
+        )
+
+
+@TRANSFORMS.register
+class SemanticTrainTransforms(_Pipeline):
+    """Scale, crop, flip and colours: how MaskFormer and Mask2Former train on ADE20K and Cityscapes.
+
+    An image smaller than the crop is padded, as in `LargeScaleJitter`.
+
+    Args:
+        crop_size: (height, width) of every result, pixels.
+        short_sides: sizes that the short side is resized to; None: from half to twice the crop's longer side in steps
+            of a tenth, as in the originals.
+        max_size: bound of the long side before the crop; None: four times the crop's longer side.
+        max_class_area: largest share of a crop's labelled pixels that one class may take, tried ten times (0.75 in
+            most recipes; the published MaskFormer and Mask2Former weights were trained with 1, which is no bound).
+        flip_probability: probability of a horizontal flip.
+        color_probability: probability of `ColorDistortion`.
+        pad_value: value of all three channels.
+    """
+
+    def __init__(
+        self,
+        *,
+        crop_size: tuple[int, int] = (512, 512),
+        short_sides: Sequence[int] | None = None,
+        max_size: int | None = None,
+        max_class_area: float = 0.75,
+        flip_probability: float = 0.5,
+        color_probability: float = 1.0,
+        pad_value: int = 128,
+    ):
+        if not 0 < max_class_area <= 1:
+            raise ConfigError(
+                f"SemanticTrainTransforms: max_class_area is {max_class_area}; expected above 0 and at most 1."
+            )
+        longer = max(crop_size)
+        crop = ShortSideCrop(
+            short_sides=short_sides or [int(tenths * 0.1 * longer) for tenths in range(5, 21)],
+            max_size=max_size or 4 * longer,
+            crop_size=tuple(crop_size),
+            pad_value=pad_value,
+            max_class_area=max_class_area,
+        )
+        flip, colors = A.HorizontalFlip(p=flip_probability), ColorDistortion(p=color_probability)
+        super().__init__([crop, colors, flip], check_each_transform=False)
+
+
+@TRANSFORMS.register
+class EvalResize:
+    """The resize of DETR's evaluation: antialiased bilinear by Pillow, as used for the published numbers.
+
+    Args:
+        short_side, max_size: of the result, pixels; see `resized_size`.
+    """
+
+    def __init__(self, *, short_side: int = 800, max_size: int = 1333):
+        self.short_side = short_side
+        self.max_size = max_size
+
+    def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
+        """See `Transforms`; nothing is random."""
+        height, width = sample.image.shape[:2]
+        size = resized_size(height, width, short_side=self.short_side, max_size=self.max_size)
+        if size == (height, width):
+            return sample
+        resized = {"image": np.array(Image.fromarray(sample.image).resize(size[::-1], Image.Resampling.BILINEAR))}
+        if sample.boxes_xyxy is not None:
+            scale = np.array([size[1] / width, size[0] / height] * 2, np.float32)
+            resized["boxes_xyxy"] = sample.boxes_xyxy * scale
+        if sample.masks is not None:
+            resized["masks"] = np.zeros((len(sample.masks), *size), np.uint8)
+            for new, mask in zip(resized["masks"], sample.masks):
+                new[:] = _resize_map(mask, size)
+        if sample.segment_map is not None:
+            resized["segment_map"] = _resize_map(sample.segment_map, size)
+        return sample._replace(**resized)
+
+
+def _resize_map(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
+
+
+@TRANSFORMS.register
+class ComposedTransforms(_Pipeline):
+    """A sequence of any albumentations.
+
+    Args:
+        transforms: a list of `dict(type=NAME, **arguments)`, where NAME is a class of albumentations
+            (https://explore.albumentations.ai), "MultiScaleCrop" or "ColorDistortion"; groups such as OneOf take
+            `transforms` themselves.
+        min_visible: an object goes if a crop leaves a smaller share of its box than that: nobody could say what it is.
+        min_box_side: an object goes if its box is narrower or lower than so many pixels of the result.
+    Raises:
+        ConfigError: a name or an argument is unknown, or the transform cannot move boxes.
+    """
+
+    def __init__(self, *, transforms: Sequence[dict[str, Any]], min_visible: float = 0.1, min_box_side: float = 2.0):
+        super().__init__(
+            [_build_albumentation(spec, f"transforms[{i}]") for i, spec in enumerate(transforms)],
+            min_visible=min_visible,
+            min_box_side=min_box_side,
+        )
+
+    @classmethod
+    def check_arguments(
+        cls, *, transforms: Sequence[dict[str, Any]], min_visible: float = 0.1, min_box_side: float = 2.0
+    ) -> None:
+        """Check the nested names and arguments of a config; raises like the constructor."""
+        cls(transforms=transforms, min_visible=min_visible, min_box_side=min_box_side)
+
+
+def _build_albumentation(spec: Any, where: str) -> A.BasicTransform | A.BaseCompose:
+    where = f"ComposedTransforms {where}"
+    constructors = {
+        name: value
+        for name, value in vars(A).items()
+        if isinstance(value, type) and issubclass(value, A.BasicTransform | A.BaseCompose)
+    }
+    constructors |= {"MultiScaleCrop": MultiScaleCrop, "ColorDistortion": ColorDistortion}
+    if not isinstance(spec, dict) or not isinstance(spec.get("type"), str) or spec["type"] not in constructors:
+        name = spec.get("type") if isinstance(spec, dict) else spec
+        raise ConfigError(f"{where}: unknown transform {name!r}. {nearest(str(name), constructors)}")
+    arguments = {name: value for name, value in spec.items() if name != "type"}
+    constructor = constructors[spec["type"]]
+    check_names(constructor, arguments, f"{where} {spec['type']}")
+    if issubclass(constructor, A.BaseCompose) and "transforms" in arguments:
+        if not isinstance(arguments["transforms"], list | tuple):
+            raise ConfigError(f"{where} {spec['type']}: transforms is {arguments['transforms']!r}; expected a list.")
+        inner = enumerate(arguments["transforms"])
+        arguments["transforms"] = [_build_albumentation(part, f"{where}.transforms[{i}]") for i, part in inner]
+    try:
+        built = constructor(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where} {spec['type']}: {error}") from error
+    others = sorted(set(getattr(built, "targets_as_params", ())) - _GIVEN_TARGETS)
+    if others or isinstance(built, A.Transform3D):
+        needs = f"needs {', '.join(others)}" if others else "is for volumes"
+        raise ConfigError(
+            f"{where}: {spec['type']} {needs}, and a dataset's transforms get one image with its boxes and masks. "
+            "Leave it out; classification mixes images by mixup and cutmix of ClassificationTrainTransforms."
+        )
+    if isinstance(built, A.DualTransform) and Targets.BBOXES not in built._targets:
+        raise ConfigError(f"{where}: {spec['type']} cannot move boxes, so it cannot be used for detection.")
+    return built

@@ -1,0 +1,48 @@
+"""Issues: what a check reports, one line each with a verdict."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["ok", "note", "warn", "fail"]
+VERDICTS: tuple[Verdict, ...] = ("ok", "note", "warn", "fail")
+"""fail: training ends with an error, or cannot learn its task; warn: probably not intended; note: worth knowing."""
+
+
+@dataclass(frozen=True)
+class Issue:
+    """One line of the report."""
+
+    check: str
+    """What was checked, such as "class balance"."""
+    verdict: Verdict
+    message: str
+    where: str = ""
+    """The config's section, such as "data.train"."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """The numbers and texts behind the message, for programs."""
+
+
+def report(issues: Sequence[Issue]) -> str:
+    """Format issues as text, by section, with the number of each verdict at the end."""
+    width = max((len(issue.check) for issue in issues), default=0)
+    lines: list[str] = []
+    for where in dict.fromkeys(issue.where for issue in issues):
+        lines += ["", where] if where else [""]
+        lines += [f"  {i.verdict:<4}  {i.check:<{width}}  {i.message}" for i in issues if i.where == where]
+    counts = Counter(issue.verdict for issue in issues)
+    lines += ["", ", ".join(f"{counts[verdict]} {verdict}" for verdict in reversed(VERDICTS))]
+    return "\n".join(lines).lstrip("\n")
+
+
+def enumerate_items(items: Sequence[Any], limit: int = 5) -> str:
+    """Format the first items and the number of the others: "a, b, and 3 more"."""
+    more = f", and {len(items) - limit} more" if len(items) > limit else ""
+    return ", ".join(map(str, items[:limit])) + more
+
+
+def percent(part: float, total: float) -> str:
+    """Format a share: "12 %", "0.3 %"."""
+    share = 100 * part / total if total else 0.0
+    return f"{share:.0f} %" if share >= 10 or share == 0 else f"{share:.2g} %"

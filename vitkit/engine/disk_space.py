@@ -1,0 +1,92 @@
+"""Whether a run's checkpoints fit on the disk: the first one is the smallest, as the optimiser has no state then."""
+
+import copy
+import shutil
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from vitkit.distributed import is_main
+from vitkit.engine.run import TrainRun
+from vitkit.errors import ConfigError
+
+_USUAL_STATES = 2
+
+
+def check_disk_space(run: TrainRun) -> None:
+    """Check before a run that the disk has room for its checkpoints; the main process does.
+
+    A checkpoint is written beside those that it replaces, so for a moment there is one more of them.
+
+    Raises:
+        ConfigError: there is less room than they will take.
+    """
+    if not is_main():
+        return
+    folder = next(path for path in (run.run_dir.absolute(), *run.run_dir.absolute().parents) if path.exists())
+    try:
+        disk = shutil.disk_usage(folder)
+        present = _size_of_checkpoints(run.run_dir)
+    except OSError:
+        return
+    weights = _num_bytes([*run.model.parameters(), *run.model.buffers()])
+    state = optimizer_state_bytes(run.optimizer)
+    full = weights + state + (weights if run.ema is not None else 0)
+    number = max(1, run.settings.keep_checkpoints) + 1
+    needed = number * full + weights
+    if disk.total and disk.free + present < needed:  # some network disks say that they have 0 bytes in all
+        average = " and their average" if run.ema is not None else ""
+        raise ConfigError(
+            f"{run.run_dir}: its disk has {_format(disk.free + present)} for checkpoints, and they will take "
+            f"{_format(needed)}: {number} of {_format(full)} (weights{average}, and {_format(state)} of the "
+            f"optimiser's state), one being written, and the best weights. Make room, choose another folder with "
+            f"--run-dir, or keep fewer (train.keep_checkpoints={run.settings.keep_checkpoints})."
+        )
+
+
+def optimizer_state_bytes(optimizer: Optimizer) -> int:
+    """Return how many bytes an optimiser's state will have, from a step that it makes on tensors without memory."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    dry = copy.copy(optimizer)
+    dry.state = defaultdict(dict)
+    dry._optimizer_step_pre_hooks, dry._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    dry.param_groups = [
+        # Fused and multi-tensor kernels are for memory that there is.
+        {**group, "params": [_without_memory(p) for p in group["params"]], "fused": False, "foreach": False}
+        for group in optimizer.param_groups
+    ]
+    scale = 1.0
+    try:
+        type(optimizer).step(dry)  # not the object's: schedules count the calls of that
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+        # Some ask for a tensor's value, but have made the state of a whole group of parameters by then.
+        reached = sum(p.numel() for p in dry.state)
+        if not reached:
+            return _USUAL_STATES * _num_bytes(parameters)
+        scale = sum(p.numel() for p in parameters) / reached
+    made = (value for state in dry.state.values() for value in state.values() if isinstance(value, Tensor))
+    return round(scale * _num_bytes(made))
+
+
+def _without_memory(parameter: Tensor) -> Tensor:
+    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta", requires_grad=True)
+    empty.grad = torch.empty_like(empty)
+    return empty
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _size_of_checkpoints(folder: Path) -> int:
+    """Return the bytes of a resumed run's checkpoints, which new ones will replace; links of one file count once."""
+    files = [path.stat() for pattern in ("*.pth*", "*.shards*/*") for path in folder.glob(pattern) if path.is_file()]
+    return sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values())
+
+
+def _format(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.2f} MiB"

@@ -1,0 +1,81 @@
+"""What to say of memory that runs out, and of the images at which something failed."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from vitkit.distributed import world_size
+from vitkit.engine.settings import TrainSettings
+from vitkit.errors import TrainingError
+from vitkit.structures import Batch
+
+_MAX_IMAGES = 8
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError, RuntimeError)
+"""What `is_out_of_memory` tells apart from other errors."""
+
+
+@contextmanager
+def memory_explained(batch: Batch, remedies: Callable[[Batch], Sequence[str]]) -> Iterator[None]:
+    """Replace an error that there is no memory left, see `out_of_memory_error`.
+
+    Raises:
+        TrainingError: there is no memory left.
+    """
+    try:
+        yield
+    except OUT_OF_MEMORY as error:
+        if not is_out_of_memory(error):
+            raise
+        raise out_of_memory_error(error, batch, remedies(batch)) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a device, or this machine, had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def out_of_memory_error(error: BaseException, batch: Batch, remedies: Sequence[str]) -> TrainingError:
+    """Return an error that names the batch which was too large, and what takes less memory."""
+    sizes = ", ".join(f"{name} {'x'.join(map(str, value.shape))}" for name, value in batch.inputs.items())
+    counts = [len(target["labels"]) for target in batch.targets if "labels" in target]
+    objects = f" with {' + '.join(map(str, counts))} objects" if counts else ""
+    reason = str(error).split("\n")[0] or type(error).__name__
+    return TrainingError(
+        f"out of memory at a batch of {sizes}{objects}, {describe_images(batch.targets)} ({reason}). "
+        f"Less memory is taken by {'; '.join(remedies)}. Resume a training run with --resume."
+    )
+
+
+def training_remedies(batch: Batch, settings: TrainSettings) -> list[str]:
+    """Return what makes a training step take less memory."""
+    remedies = [
+        f"a smaller data.images_per_gpu (this batch has {len(batch)}) and as much larger a train.accumulate "
+        f"(now {settings.accumulate}), which trains alike",
+        "smaller images (the sizes in data.train.transforms)",
+    ]
+    if settings.precision == "fp32":
+        remedies.append("train.precision=bf16")
+    if not settings.activation_checkpointing:
+        remedies.append("train.activation_checkpointing=true")
+    if settings.strategy == "ddp" and world_size() > 1:
+        remedies.append("train.strategy=fsdp")
+    return remedies
+
+
+def evaluation_remedies(batch: Batch, precision: str) -> list[str]:
+    """Return what makes an evaluation take less memory."""
+    if "images" not in batch.inputs:
+        remedies = ["a smaller data.tokens_per_gpu"]
+    else:
+        fewer = [f"a smaller data.val_images_per_gpu (this batch has {len(batch)})"] if len(batch) > 1 else []
+        remedies = [*fewer, "smaller images (the sizes in data.val.transforms)"]
+    return remedies + (["train.precision=bf16"] if precision == "fp32" else [])
+
+
+def describe_images(targets: Sequence[Mapping[str, Any]]) -> str:
+    """Return the identifiers of a batch's images, as far as a line holds them."""
+    ids = [str(target.get("image_id", target.get("index", "?"))) for target in targets]
+    more = f" and {len(ids) - _MAX_IMAGES} others" if len(ids) > _MAX_IMAGES else ""
+    return f"image {', '.join(ids[:_MAX_IMAGES])}{more}"

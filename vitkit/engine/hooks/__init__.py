@@ -1,0 +1,26 @@
+"""What protects and reports a run: hooks, called at fixed moments of the loop, and those of a user's own."""
+
+from vitkit.engine.hooks.compiling import CompileLog
+from vitkit.engine.hooks.guard import MemoryErrors, StepGuard
+from vitkit.engine.hooks.log import ProgressLog, TensorBoard
+from vitkit.engine.hooks.saving import BestMetric, Interrupted, Saving, Signals
+from vitkit.engine.run import Hook
+from vitkit.engine.settings import TrainSettings
+from vitkit.registry import HOOKS
+
+__all__ = ["Hook", "Interrupted", "default_hooks"]
+
+
+def default_hooks(settings: TrainSettings) -> list[Hook]:
+    """Return the hooks of a run, a user's among them, in the order in which they are called."""
+    return [
+        MemoryErrors(),
+        BestMetric(),
+        ProgressLog(),
+        TensorBoard(),
+        *([CompileLog()] if settings.compile else []),
+        *(HOOKS.build(spec) for spec in settings.hooks),
+        Saving(),
+        Signals(),
+        StepGuard(),  # the last before a step, as it makes what one rank asks for the decision of all
+    ]

@@ -1,0 +1,119 @@
+"""What a failed step ends with: losses or gradients that are not finite, and memory that runs out."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.distributed import all_reduce_sum, gather_objects, world_size
+from vitkit.engine.checkpoints import LAST_NAME
+from vitkit.engine.failures import (
+    OUT_OF_MEMORY,
+    describe_images,
+    is_out_of_memory,
+    out_of_memory_error,
+    training_remedies,
+)
+from vitkit.engine.run import Hook, TrainRun
+from vitkit.errors import TrainingError
+
+logger = logging.getLogger("vitkit")
+MAX_SKIPPED_IN_A_ROW = 5
+
+
+class StepGuard(Hook):
+    """Skips a step unless every loss and gradient of every rank is finite, and names what is not.
+
+    What a rank asks for in `run.should_save` and `run.should_stop` becomes the decision of all ranks, too. The running
+    statistics of batch norms, which the forward pass has changed by then, are restored where a step is skipped.
+    """
+
+    def before_epoch(self, run: TrainRun) -> None:
+        """Copy the running statistics, to be restored after a skipped step."""
+        norms = [module for module in run.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        self._statistics = [buffer for norm in norms for buffer in norm.buffers()]
+        self._last_good = [buffer.clone() for buffer in self._statistics]
+
+    def before_step(self, run: TrainRun) -> None:
+        """Decide whether to take the step.
+
+        Raises:
+            TrainingError: several steps in a row were skipped.
+        """
+        # A sum is not finite if any of its terms is not. One transfer from the device tells all.
+        loss = torch.stack([value for losses in run.losses for value in losses.values()]).sum()
+        not_finite = torch.stack([~loss.isfinite(), ~run.grad_norm.isfinite()]).float()
+        requests = torch.tensor([run.should_save, run.should_stop], dtype=torch.float32)
+        flags = torch.cat([not_finite, requests.to(not_finite.device, non_blocking=True)])
+        bad_loss, bad_gradient, run.should_save, run.should_stop = (all_reduce_sum(flags) > 0).tolist()
+        run.should_step = not (bad_loss or bad_gradient)
+        # Gradients may overflow because the loss scale is too high: it is lowered then, and that counts for nothing.
+        scale_is_too_high = bad_gradient and run.scaler.is_enabled() and run.scaler.get_scale() > 1
+        if run.should_step:
+            run.progress.bad_in_a_row = 0
+        elif bad_loss or not scale_is_too_high:
+            run.progress.bad_in_a_row += 1
+            self._report(run, bad_loss=bad_loss)
+        if self._statistics and run.should_step:
+            torch._foreach_copy_(self._last_good, self._statistics)
+        elif self._statistics:
+            torch._foreach_copy_(self._statistics, self._last_good)
+
+    def _report(self, run: TrainRun, *, bad_loss: bool) -> None:
+        progress = run.progress
+        if bad_loss:
+            local = "; ".join(filter(None, map(_describe_losses, run.losses, run.targets)))
+        else:
+            images = describe_images([target for targets in run.targets for target in targets])
+            local = f"{_describe_gradients(run.model, float(run.grad_norm))}; {images}"
+        per_rank = gather_objects(local)
+        problems = [f"rank {rank}: {text}" if world_size() > 1 else text for rank, text in enumerate(per_rank) if text]
+        step = f"the step after step {progress.step} (epoch {progress.epoch}, batch {progress.batch})"
+        if progress.bad_in_a_row < MAX_SKIPPED_IN_A_ROW:
+            logger.warning(
+                "%s is skipped, %d in a row so far: %s. After %d the run ends.",
+                step,
+                progress.bad_in_a_row,
+                "; ".join(problems),
+                MAX_SKIPPED_IN_A_ROW,
+            )
+            return
+        raise TrainingError(
+            f"{step}: {'; '.join(problems) or 'see rank 0'}. {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped. "
+            f"The weights are as they were before, and {LAST_NAME} is the last good checkpoint. Lower optimizer.lr, "
+            "set train.clip_grad_norm, use train.precision=bf16 in place of fp16, or look at these images."
+        )
+
+
+class MemoryErrors(Hook):
+    """Replaces an error that there is no memory left by one that names the batch and what takes less."""
+
+    @contextmanager
+    def during_training(self, run: TrainRun) -> Iterator[None]:
+        """Explain an error of the step under way."""
+        try:
+            yield
+        except OUT_OF_MEMORY as error:
+            if run.batch is None or not is_out_of_memory(error):
+                raise
+            raise out_of_memory_error(error, run.batch, training_remedies(run.batch, run.settings)) from error
+
+
+def _describe_gradients(model: nn.Module, norm: float) -> str:
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    bad = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
+    more = f" and {len(bad) - 3} others" if len(bad) > 3 else ""
+    return f"the gradient's norm is {norm}, by {', '.join(bad[:3]) or 'its size'}{more}"
+
+
+def _describe_losses(losses: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> str:
+    """Return which losses of a batch are not finite, and its images; nothing if all are finite."""
+    values = {name: float(value) for name, value in losses.items()}
+    bad = {name: value for name, value in values.items() if not math.isfinite(value)}
+    if not bad:
+        return ""
+    return f"loss {', '.join(bad)} is {', '.join(dict.fromkeys(map(str, bad.values())))}; {describe_images(targets)}"

@@ -1,0 +1,260 @@
+"""What a run reports while it trains: lines on the console, log.jsonl, TensorBoard."""
+
+import datetime
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.distributed import all_reduce_mean, all_reduce_sum, is_main
+from vitkit.engine.run import Hook, TrainRun
+from vitkit.logging import LOG_NAME, say
+
+_MOST_SECONDS = 20.0
+"""Between two lines on the console."""
+
+
+class ProgressLog(Hook):
+    """Logs the mean losses of every `train.log_every` steps, each epoch's meters, and the evaluations.
+
+    A record is a line on the console and one of log.jsonl, and goes to every hook's `on_log`. Where steps are slow, the
+    console has more lines: after the first step, and when the last one is 20 seconds old; their losses are of the main
+    process. Losses stay on the device until they are logged.
+    """
+
+    @contextmanager
+    def during_training(self, run: TrainRun) -> Iterator[None]:
+        """Open the log on the main process, and close it whatever ends the run; a resumed run appends."""
+        self._resumed = run.progress.step > 0
+        self._printed_at = -math.inf
+        self._evaluation_seconds: float | None = None
+        if not is_main():
+            yield
+            return
+        path = run.run_dir / LOG_NAME
+        if path.exists():
+            cut_log(path, run.progress.step, run.progress.epoch)
+        self._file, self._ends_with_newline = path.open("ab", buffering=0), True
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # what a full disk could not take fails again on closing
+                self._file.close()
+
+    def before_epoch(self, run: TrainRun) -> None:
+        """Begin a window of steps, so that the time of an evaluation is not part of it."""
+        self._start = time.monotonic()
+        self._sums: dict[str, Tensor] = {}
+        self._num_batches = 0
+        run.data_seconds = 0.0
+
+    def before_step(self, run: TrainRun) -> None:
+        """Note the rate with which the step is taken."""
+        self._lr = max(run.schedule.get_last_lr())
+
+    def after_step(self, run: TrainRun) -> None:
+        """Add the step's losses, and log the window when it is due."""
+        progress = run.progress
+        if run.should_step:
+            for losses in run.losses:
+                for name, value in losses.items():
+                    self._sums[name] = self._sums[name] + value if name in self._sums else value
+                self._num_batches += 1
+        is_due = progress.step % run.settings.log_every == 0 or progress.batch == progress.num_batches
+        if is_due and self._num_batches:
+            self._log_window(run)
+            self.before_epoch(run)
+        elif self._num_batches and is_main() and time.monotonic() - self._printed_at >= _MOST_SECONDS:
+            # Ranks disagree on the time, so this one does not wait for the others' losses.
+            self._print(run, self._record(run, (torch.stack(list(self._sums.values())) / self._num_batches).tolist()))
+
+    def after_epoch(self, run: TrainRun) -> None:
+        """Print the epoch's meters, and how many samples were replaced or padded."""
+        ratios = {name: meter.compute(run.device) for name, meter in run.meters.items()}
+        line = "  ".join(f"{name} {ratio:.3f} of {count}" for name, (ratio, count) in ratios.items())
+        counts = torch.tensor([float(run.loader.num_skipped), float(run.loader.num_padded)], device=run.device)
+        skipped, padded = map(int, all_reduce_sum(counts).tolist())
+        since = "since the last --resume" if self._resumed else "so far"
+        if skipped:
+            line += f"  {skipped} samples replaced {since}, of files that cannot be used"
+        if padded:
+            line += f"  {padded} videos padded, shorter than a clip"
+        say(f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done  {line}")
+
+    def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:
+        """Log the metrics; print those that are not in the evaluator's table, as bbox/AP is, and the main one."""
+        epoch = run.progress.epoch + 1
+        shown = {name: value for name, value in metrics.items() if "/" not in name or name == run.settings.best_metric}
+        values = "  ".join(f"{name} {value:.4g}" if value != -1 else f"{name} –" for name, value in shown.items())
+        record = {"kind": "val", "step": run.progress.step, "epoch": epoch, "metrics": metrics}
+        say(f"epoch {epoch}/{run.settings.epochs}  validation  {values}")
+        _give_to_hooks(run, record)
+
+    def on_log(self, run: TrainRun, record: Mapping[str, Any]) -> None:
+        """Write a record to log.jsonl, with null for numbers that JSON cannot hold."""
+        finite = json.loads(json.dumps(record), parse_constant=lambda name: None)
+        line = (json.dumps(finite) + "\n").encode()
+        # After a line that a full disk cut off, the next one must not be its continuation.
+        line = line if self._ends_with_newline else b"\n" + line
+        try:
+            self._ends_with_newline = self._file.write(line) == len(line)
+        except OSError as error:
+            self._ends_with_newline = False
+            say(f"{self._file.name}: not written ({error.strerror}); training goes on")
+
+    @contextmanager
+    def during_evaluation(self, run: TrainRun) -> Iterator[None]:
+        """Note how long it takes."""
+        start = time.monotonic()
+        yield
+        self._evaluation_seconds = time.monotonic() - start
+
+    def _log_window(self, run: TrainRun) -> None:
+        """Log the means over batches and ranks since the last record."""
+        means = all_reduce_mean(torch.stack(list(self._sums.values())) / self._num_batches).tolist()
+        record = self._record(run, means)
+        self._print(run, record)
+        _give_to_hooks(run, record)
+
+    def _record(self, run: TrainRun, means: Sequence[float]) -> dict[str, Any]:
+        """Return the record of the window, whose losses have these means."""
+        progress = run.progress
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        return {
+            "kind": "train",
+            "step": progress.step,
+            "epoch": round(progress.epoch + progress.batch / progress.num_batches, 4),
+            "loss": sum(means),
+            "losses": dict(zip(self._sums, means)),
+            "lr": self._lr,
+            "it_s": self._num_batches / run.settings.accumulate / seconds,
+            "data_share": run.data_seconds / seconds,
+            "memory_mb": peak_memory_mb(run.device),
+        }
+
+    def _print(self, run: TrainRun, record: Mapping[str, Any]) -> None:
+        self._printed_at = time.monotonic()
+        # Auxiliary layers repeat the final one's terms, and are only in the file.
+        losses = record["losses"].items()
+        terms = " ".join(f"{name} {value:.3f}" for name, value in losses if not name.startswith("aux"))
+        say(
+            f"epoch {record['epoch']:.2f}/{run.settings.epochs}  step {record['step']}  loss {record['loss']:.3f} "
+            f"({terms})  lr {record['lr']:.1e}  {record['it_s']:.2f} it/s  ETA {self._time_left(run, record['it_s'])}  "
+            f"mem {record['memory_mb'] / 1024:.2f} GiB  data {record['data_share']:.0%}"
+        )
+
+    def _time_left(self, run: TrainRun, steps_per_second: float) -> str:
+        """Return the time that the run's steps and evaluations will take, these as long as the last one."""
+        settings, progress = run.settings, run.progress
+        epochs_left = settings.epochs - progress.epoch - progress.batch / progress.num_batches
+        seconds = epochs_left * math.ceil(progress.num_batches / settings.accumulate) / steps_per_second
+        epochs = range(progress.epoch + 1, settings.epochs + 1)
+        evaluations = sum(epoch % settings.eval_every == 0 or epoch == settings.epochs for epoch in epochs)
+        if self._evaluation_seconds is None:
+            noun = "evaluation" if evaluations == 1 else "evaluations"
+            return f"{datetime.timedelta(seconds=round(seconds))} + {evaluations} {noun}"
+        return str(datetime.timedelta(seconds=round(seconds + evaluations * self._evaluation_seconds)))
+
+
+class TensorBoard(Hook):
+    """Writes the numbers of every record for TensorBoard, where it is installed. A disk that takes no more ends that
+    alone."""
+
+    @contextmanager
+    def during_training(self, run: TrainRun) -> Iterator[None]:
+        """Open its folder on the main process; of a resumed run, later points are dropped."""
+        self._writer = None
+        with ExitStack() as stack:
+            if is_main():
+                with suppress(ImportError), self._ended_by_an_error():
+                    from torch.utils.tensorboard import SummaryWriter
+
+                    stack.enter_context(_without_traceback_of_writer())
+                    self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=run.progress.step + 1)
+            try:
+                yield
+            finally:
+                with self._ended_by_an_error():
+                    if self._writer:
+                        self._writer.close()
+
+    def on_log(self, run: TrainRun, record: Mapping[str, Any]) -> None:
+        """Write the record's numbers, such as train/lr, train/losses/l1 and val/metrics/bbox/AP."""
+        if not self._writer:
+            return
+        values = {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
+        for group in ("losses", "metrics"):
+            values |= {f"{group}/{name}": value for name, value in record.get(group, {}).items()}
+        with self._ended_by_an_error():
+            for name, value in values.items():
+                self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    @contextmanager
+    def _ended_by_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            say(f"tensorboard: not written any more ({error.strerror or error}); training goes on")
+
+
+@contextmanager
+def _without_traceback_of_writer() -> Iterator[None]:
+    """Let TensorBoard's writing thread print no error of the disk: the next record raises the same in this thread."""
+    before = threading.excepthook
+
+    def hook(problem: threading.ExceptHookArgs) -> None:
+        is_writers = type(problem.thread).__module__.startswith("tensorboard.")
+        if not (is_writers and isinstance(problem.exc_value, OSError)):
+            before(problem)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def _give_to_hooks(run: TrainRun, record: Mapping[str, Any]) -> None:
+    if is_main():
+        for hook in run.hooks:
+            hook.on_log(run, record)
+
+
+def cut_log(path: Path, step: int, epoch: int) -> None:
+    """Cut a log before its first record from after `step` steps or `epoch` complete epochs, or a partial line.
+
+    A killed run wrote them after its last checkpoint, and writes them again when it is resumed.
+    """
+    length = 0
+    with path.open("r+b") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+                beyond = record["step"] > step or (record["kind"] == "val" and record["epoch"] > epoch)
+            except (ValueError, KeyError, TypeError):
+                beyond = False
+            if beyond or not line.endswith(b"\n"):
+                break
+            length += len(line)
+        file.truncate(length)
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Return the peak memory of the GPU's allocator, or of this process, in MiB."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        import resource  # Unix alone has it
+    except ImportError:
+        return 0.0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

@@ -1,0 +1,154 @@
+"""What is kept of a run and when: the best epochs, checkpoints within epochs, and the end that a signal asks for."""
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+from vitkit.distributed import is_main
+from vitkit.engine.parallel import is_sharded
+from vitkit.engine.run import Hook, TrainRun
+from vitkit.logging import say
+from vitkit.registry import nearest
+
+# torchrun passes ctrl-C on to processes that the terminal has told already.
+_SAME_REQUEST_SECONDS = 1.0
+
+
+class Interrupted(SystemExit):
+    """A run has saved its state and ends, as a signal asked it to.
+
+    The exit status is 128 + the signal's number, 143 for SIGTERM and 130 for SIGINT, as shells have it: 0 would tell
+    a scheduler that the run is complete, and 1 that it failed.
+    """
+
+    def __init__(self, number: signal.Signals):
+        super().__init__(128 + number)
+        self.signal = number
+
+
+class BestMetric(Hook):
+    """Marks the best epochs by `train.best_metric`, and ends a run after `train.patience` evaluations without one."""
+
+    @contextmanager
+    def during_training(self, run: TrainRun) -> Iterator[None]:
+        """End a run at once that had been stopped early before it was resumed."""
+        if self._has_no_patience_left(run):
+            run.should_end = True
+            say(
+                f"this run was stopped early: {run.progress.worse_in_a_row} evaluations without a better "
+                f"{run.settings.best_metric}, and train.patience={run.settings.patience}. Raise that to train on."
+            )
+        yield
+
+    def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:
+        """Compare the metric with the best one so far."""
+        name, progress = run.settings.best_metric, run.progress
+        if name not in metrics:
+            say(f"train.best_metric={name}: not measured, so no best is kept. {nearest(name, metrics)}")
+            return
+        run.is_best = metrics[name] > progress.best
+        run.best_before = progress.best
+        progress.best = max(progress.best, metrics[name])
+        progress.worse_in_a_row = 0 if run.is_best else progress.worse_in_a_row + 1
+        if self._has_no_patience_left(run):
+            run.should_end = True
+            say(f"stopping early: {progress.worse_in_a_row} evaluations without a better {name}")
+
+    def _has_no_patience_left(self, run: TrainRun) -> bool:
+        patience = run.settings.patience
+        return patience is not None and run.progress.worse_in_a_row >= patience
+
+
+class Saving(Hook):
+    """Saves every so many minutes and steps, before a run is interrupted, and if an evaluation fails."""
+
+    def before_step(self, run: TrainRun) -> None:
+        """Ask for a checkpoint when it is time by this rank's clock, which may differ from another's."""
+        minutes = run.settings.save_every_minutes
+        every_seconds = math.inf if minutes is None else 60 * minutes
+        run.should_save |= time.monotonic() - run.saved_at >= every_seconds
+
+    def after_step(self, run: TrainRun) -> None:
+        """Save if a rank asked for it, or if it is this step's turn."""
+        every = run.settings.save_every_steps
+        is_turn = run.should_step and every is not None and run.progress.step % every == 0
+        if run.should_save or run.should_stop or is_turn:
+            run.save(raise_on_error=run.should_stop)
+
+    @contextmanager
+    def during_evaluation(self, run: TrainRun) -> Iterator[None]:
+        """Keep the epoch whatever happens: random numbers and meters are those from before the evaluation."""
+        before = run.checkpoints.per_rank_state()
+        sharded = is_sharded(run.model)
+        if sharded:  # then no rank can save when the others may have failed
+            run.checkpoints.save(run.progress, per_rank=before)
+        try:
+            yield
+        except BaseException as error:
+            if not sharded:
+                run.checkpoints.save(run.progress, raise_on_error=isinstance(error, Interrupted), per_rank=before)
+            raise
+
+
+class Signals(Hook):
+    """Takes SIGTERM and SIGINT as requests to stop after the step; a second SIGINT stops at once."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._received_at = 0.0
+        self._interrupts = False
+
+    @contextmanager
+    def during_training(self, run: TrainRun) -> Iterator[None]:
+        """Handle the signals until the training ends."""
+        handlers = {}
+        # Python delivers signals to the main thread alone, and lets no other one set handlers.
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def before_step(self, run: TrainRun) -> None:
+        """Ask for the end of the run if a signal came."""
+        run.should_stop |= self.received is not None
+
+    def after_step(self, run: TrainRun) -> None:
+        """End the run once it is saved."""
+        if run.should_stop:
+            raise Interrupted(self.received or signal.SIGTERM)  # it may be another rank that was told
+
+    @contextmanager
+    def during_evaluation(self, run: TrainRun) -> Iterator[None]:
+        """Let a request end the evaluation at once: it changes no weight, so the run can be saved without it.
+
+        Raises:
+            Interrupted: at the request, or now if there was one.
+        """
+        self._interrupts = not is_sharded(run.model)  # whose ranks could not save, see `Saving`
+        try:
+            if self._interrupts and self.received is not None:
+                raise Interrupted(self.received)
+            yield
+        finally:
+            self._interrupts = False
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.received is None:
+            self.received, self._received_at = signal.Signals(number), now
+            if is_main():
+                # Whatever is being printed when the signal comes, this may not wait for it.
+                os.write(2, f"{self.received.name}: ending after this step, with a checkpoint\n".encode())
+        elif number == signal.SIGINT and now - self._received_at > _SAME_REQUEST_SECONDS:
+            raise KeyboardInterrupt
+        if self._interrupts:
+            self._interrupts = False
+            raise Interrupted(self.received)

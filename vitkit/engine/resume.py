@@ -1,0 +1,135 @@
+"""What may change in a run that is resumed, how a repeated launch finds its run, and the command that resumes one."""
+
+import logging
+import os
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitkit.config import cfg_diff
+from vitkit.distributed import world_size
+from vitkit.engine.checkpoints import LAST_NAME
+from vitkit.errors import ConfigError
+
+logger = logging.getLogger("vitkit")
+_LAUNCH_NAME = ".launch"
+_AGENT = "torchrun "
+_UNSET = "not set"
+
+# Their saved states hold these values: a change would have no effect, or would not fit.
+_FIXED = ("optimizer", "schedule", "train.strategy")
+_WITHOUT_EFFECT_ON_STEPS = (
+    "data.val",
+    "data.root",
+    "data.num_workers",
+    "data.pin_memory",
+    "data.val_images_per_gpu",
+    "evaluator",
+    "train.epochs",
+    "train.log_every",
+    "train.eval_every",
+    "train.best_metric",
+    "train.patience",
+    "train.save_every_minutes",
+    "train.save_every_steps",
+    "train.keep_checkpoints",
+    "train.sharded_checkpoints",
+    "train.activation_checkpointing",
+)
+
+
+def report_changes(run_dir: Path, saved: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Warn which keys of a run's config have changed, and what that means.
+
+    Raises:
+        ConfigError: one of them cannot change.
+    """
+    changed = {key: f"{key}: {_value(saved, key)} -> {_value(config, key)}" for key in cfg_diff(saved, config)}
+    fixed = {key: text for key, text in changed.items() if _is_in(key, _FIXED)}
+    for key, text in changed.items():
+        if _is_in(key, _WITHOUT_EFFECT_ON_STEPS):
+            logger.warning("resuming with a changed %s (allowed; each step trains as before)", text)
+        elif key not in fixed:
+            logger.warning("resuming with a changed %s (allowed; from here on it is another run than before)", text)
+    if fixed:
+        raise ConfigError(
+            f"--resume {run_dir}: {', '.join(fixed)} cannot change when a run is resumed "
+            f"({'; '.join(fixed.values())}). To train on with other values start a new run from its weights: "
+            f"--init {run_dir / LAST_NAME}."
+        )
+
+
+def _is_in(key: str, prefixes: tuple[str, ...]) -> bool:
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def _value(config: Any, key: str) -> str:
+    for part in key.split("."):
+        try:
+            config = config[int(part)] if isinstance(config, list | tuple) else config[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return _UNSET
+    return repr(config)
+
+
+class Launch(NamedTuple):
+    """How a process was started."""
+
+    names: frozenset[str]
+    """Each stays the same when the launch is repeated, and is another for each launch."""
+    is_repeated: bool
+    """Whether torchrun (--max-restarts) or Slurm (--requeue) says that the same command runs again."""
+
+
+def current_launch() -> Launch:
+    """Return how this process was started."""
+    names = set()
+    if "SLURM_JOB_ID" in os.environ:
+        names.add(f"slurm {os.environ['SLURM_JOB_ID']} {os.environ.get('SLURM_STEP_ID', '')}")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        names.add(f"{_AGENT}{os.environ['TORCHELASTIC_RUN_ID']} {socket.gethostname()} {os.getppid()}")
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return Launch(frozenset(names), any(int(os.environ.get(name) or 0) > 0 for name in counts))
+
+
+def mark_launch(run_dir: Path, launches: Sequence[Launch]) -> None:
+    """Note in the run's folder who has started it, so that a repeated launch finds it again."""
+    names = sorted(frozenset().union(*(launch.names for launch in launches)))
+    if names:
+        (run_dir / _LAUNCH_NAME).write_text("\n".join(names), encoding="utf-8")
+
+
+def repeated_run(launches: Sequence[Launch], *, run_dir: Path | None, default: Path) -> Path | None:
+    """Return the folder of the run that the launches started before; None if it is a new one."""
+    names = frozenset().union(*(launch.names for launch in launches))
+    is_repeated = any(launch.is_repeated for launch in launches)
+    marks = default.parent.glob(f"{default.name}*/{_LAUNCH_NAME}")
+    for folder in [run_dir] if run_dir else sorted(mark.parent for mark in marks):
+        mark = folder / _LAUNCH_NAME
+        common = names & set(mark.read_text(encoding="utf-8").splitlines()) if mark.is_file() else frozenset()
+        # Where a process of another machine failed, or joined anew, torchrun's agent starts its own again and counts
+        # no restart; but it is the agent that started them before.
+        if (is_repeated and (run_dir or common)) or any(name.startswith(_AGENT) for name in common):
+            return folder
+    return None
+
+
+def resume_command(run_dir: Path, *arguments: str) -> str:
+    """Return what to type, in the folder where this process was started, to resume the run in `run_dir`."""
+    tool = [sys.argv[0]] if Path(sys.argv[0]).name == "train.py" else ["-m", "vitkit.tools.train"]
+    command, note = ["python", *tool], ""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        local, nodes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("GROUP_WORLD_SIZE", 1))
+        across = ["--nnodes", str(nodes)] if nodes > 1 else []
+        command = ["torchrun", *across, "--nproc-per-node", str(local), *tool]
+        note = "    (with the --rdzv options as before)" if nodes > 1 else ""
+    else:
+        if sys.argv[0] == "vitkit train" and shutil.which("vitkit"):
+            command = ["vitkit", "train"]
+        if world_size() > 1:
+            command = ["srun", *command]
+    return shlex.join([*command, "--resume", str(run_dir), *arguments]) + note

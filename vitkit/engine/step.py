@@ -1,0 +1,64 @@
+"""One optimiser step."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import islice
+from typing import Literal
+
+import torch
+from torch import nn
+
+from vitkit.engine.parallel import gradient_norm, no_sync
+from vitkit.engine.run import TrainRun
+from vitkit.errors import TrainingError
+from vitkit.structures import Batch
+
+
+def train_step(run: TrainRun, batches: Iterator[Batch], num_batches: int) -> None:
+    """Train on the next `num_batches` batches: accumulate their gradients, clip them, and let the optimiser step.
+
+    Between the norm and the clipping, hooks decide `run.should_step`.
+
+    Raises:
+        TrainingError: the loader has ended early.
+    """
+    run.targets, run.losses = [], []
+    for index, batch in enumerate(islice(batches, num_batches), start=1):
+        run.batch = batch = batch.to(run.device)
+        # Ranks share their gradients once a step, in its last backward pass.
+        with nullcontext() if index == num_batches else no_sync(run.wrapped_model):
+            with autocast(run.device, run.settings.precision):
+                outputs = run.wrapped_model(**batch.inputs)
+                losses = run.criterion(outputs, batch.targets)
+                loss = sum(losses.values())
+            run.scaler.scale(loss / num_batches).backward()
+        run.targets.append(batch.targets)
+        run.losses.append({name: value.detach().float() for name, value in losses.items()})
+    if len(run.losses) < num_batches:
+        raise TrainingError(
+            f"the training loader ended after {run.progress.batch + len(run.losses)} batches of the epoch, but its "
+            f"length is {run.progress.num_batches}. Expected as many batches as its __len__ says: correct one of them."
+        )
+    run.progress.batch += num_batches
+
+    run.scaler.unscale_(run.optimizer)
+    run.grad_norm = gradient_norm(run.parameters)
+    for hook in run.hooks:
+        hook.before_step(run)
+    if run.should_step:
+        if run.settings.clip_grad_norm is not None:
+            nn.utils.clip_grads_with_norm_(run.parameters, run.settings.clip_grad_norm, run.grad_norm)
+        run.scaler.step(run.optimizer)
+        run.schedule.step()
+        if run.ema is not None:
+            run.ema.update_parameters(run.model)
+        run.progress.step += 1
+    run.scaler.update()
+    run.optimizer.zero_grad(set_to_none=True)
+    run.batch = None
+
+
+def autocast(device: torch.device, precision: Literal["fp32", "bf16", "fp16"]) -> torch.autocast:
+    """Return the autocast context of a precision; it does nothing for "fp32"."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")

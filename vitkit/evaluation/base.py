@@ -1,0 +1,93 @@
+"""What evaluators share: one answer per sample, gathered from all ranks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitkit.distributed import gather_objects, is_main
+from vitkit.errors import ConfigError
+from vitkit.ops.json_files import read_json
+
+
+class SampleEvaluator(ABC):
+    """Keep what the metrics need of each sample, and compute them from all samples at the end.
+
+    `update` stores an answer for each sample that is not in `answers` yet: samplers repeat some to fill the last batch.
+    `_compute` and `_table_lines` see the answers of all ranks.
+
+    Args:
+        dataset: the evaluated dataset.
+    """
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+        self.answers: dict[Any, Any] = {}
+        """By image id, or by a sentence's index."""
+        self.metrics: dict[str, float] = {}
+        """Results of the last `compute()`; empty on other ranks."""
+
+    @abstractmethod
+    def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
+        """Add one batch."""
+
+    @abstractmethod
+    def _compute(self) -> dict[str, float]: ...
+
+    @abstractmethod
+    def _table_lines(self) -> list[str]: ...
+
+    def gather(self) -> None:
+        """Move the answers of all ranks to the main process, sorted; a sample that several ranks saw is kept once."""
+        merged: dict[Any, Any] = {}
+        for answers in gather_objects(self.answers):
+            merged = answers | merged
+        if is_main():
+            self.answers = {key: merged[key] for key in sorted(merged)}
+
+    def compute(self) -> dict[str, float]:
+        """Return the metrics on the main process, an empty dict elsewhere."""
+        if not is_main():
+            return {}
+        self.metrics = self._compute()
+        return dict(self.metrics)
+
+    def table(self) -> str:
+        """Return the metrics of the last `compute()` for people to read; empty on other processes."""
+        return "\n".join(self._table_lines()) if self.metrics else ""
+
+
+def predicted_field(prediction: Mapping[str, Any], field: str, evaluator: str) -> Any:
+    """Return a field of a prediction.
+
+    Raises:
+        ConfigError: the model predicts no such thing.
+    """
+    if field not in prediction:
+        raise ConfigError(
+            f"evaluator {evaluator} needs {field!r}, but the model predicts {', '.join(prediction)}. Set model.tasks, "
+            "or choose another evaluator."
+        )
+    return prediction[field]
+
+
+def require_annotations(dataset: Any, protocol: type, evaluator: str) -> None:
+    """Check that a dataset has the annotations that an evaluator compares with.
+
+    Raises:
+        ConfigError: it does not follow the protocol.
+    """
+    if not isinstance(dataset, protocol):
+        raise ConfigError(
+            f"evaluator {evaluator}: dataset {type(dataset).__name__} has no such annotations (it is no "
+            f"{protocol.__name__}, see vitkit/protocols.py). Choose the evaluator of the dataset's task."
+        )
+
+
+def read_results(path: str | Path) -> Any:
+    """Return the content of a results file.
+
+    Raises:
+        DataError: it cannot be read, or is no JSON.
+    """
+    return read_json(path, key="results", remedy="Give the file that tools/test.py wrote.")

@@ -1,0 +1,34 @@
+"""From trained weights to predictions that draw themselves.
+
+from vitkit.inference import load
+
+predictor = load("detr_r50")                                      # a name of the model zoo
+predictor = load("configs/detr_r50.py", "runs/detr_r50/best.pth") # a config and its weights
+predictor = load("runs/detr_r50")                                 # a run, or its checkpoint: runs/detr_r50/best.pth
+predictor("street.jpg").save("drawn.png")                         # one picture: a file, an address, an array, …
+for prediction in predictor("drive.mp4"):                         # many: a list, a folder, a pattern, a video, …
+    print(prediction.names, prediction.scores)
+"""
+
+from vitkit.inference.inputs import find_pictures, pictures_in, read_frames, to_array
+from vitkit.inference.load import find_model, find_trained, load, names_config_alone, trained_classes
+from vitkit.inference.prediction import FIELDS, Prediction
+from vitkit.inference.predictor import Predictor
+from vitkit.inference.translator import Translation, Translator
+
+__all__ = [
+    "FIELDS",
+    "Prediction",
+    "Predictor",
+    "Translation",
+    "Translator",
+    "find_model",
+    "find_pictures",
+    "find_trained",
+    "load",
+    "names_config_alone",
+    "pictures_in",
+    "read_frames",
+    "to_array",
+    "trained_classes",
+]

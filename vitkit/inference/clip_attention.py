@@ -1,0 +1,72 @@
+"""What TimeSformer attends to in a clip: the steps of a block, joined to one map over space and time."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.backbones.timesformer import SCHEMES, Size, TimeSformer, join_groups, split_groups
+from vitkit.errors import ConfigError
+from vitkit.nn.attention import AttentionRecorder
+
+
+class ClipAttention(NamedTuple):
+    """Attention in one block, the mean of its heads."""
+
+    class_token: Tensor
+    """(h, w, T) of the class token in the block's last step, in which each group of tokens is seen by itself."""
+    steps: Sequence[tuple[str, Tensor]]
+    """Each step with its weights (G, S, S) among the tokens of a group, without the class token."""
+    size: Size
+
+    def of_token(self, row: int, column: int, frame: int) -> Tensor:
+        """Return (h, w, T): how much a token attends to each other one through all steps of the block.
+
+        The weights of the steps are multiplied, the last one's first, since it takes what the earlier have gathered.
+        Residual paths, by which a token keeps its own values, are left out.
+        """
+        weights = torch.zeros(1, *self.size, 1)
+        weights[0, row, column, frame] = 1.0
+        for step, attention in reversed(self.steps):
+            seen = split_groups(weights, step)[0].transpose(1, 2) @ attention  # (G, 1, S)
+            weights = join_groups(seen.transpose(1, 2)[None], step, self.size)
+        return weights[0, ..., 0]
+
+
+@torch.no_grad()
+def clip_attention(model: nn.Module, clip: Tensor, block: int | None = None) -> ClipAttention:
+    """Run a model on a clip and keep the attention of one block.
+
+    Args:
+        model: a Classifier on a TimeSformer, in evaluation mode.
+        clip: (1, 3, T, H, W) uint8, or float, normalised.
+        block: from 0; None: the last.
+    Raises:
+        ConfigError: the backbone is another, or has no such block.
+    """
+    backbone = getattr(model, "backbone", None)
+    if not isinstance(backbone, TimeSformer):
+        raise ConfigError(
+            f"{type(backbone or model).__name__}: attention over space and time is drawn of TimeSformer alone."
+        )
+    last = len(backbone.blocks) - 1
+    block = last if block is None else block
+    if not 0 <= block <= last:
+        raise ConfigError(f"block: got {block}; the model's blocks are 0 to {last}.")
+    with AttentionRecorder(backbone.blocks[block]) as maps:
+        model(clip)
+    height, width = (-(-side // backbone.patch_embed.patch_size) for side in clip.shape[-2:])
+    return _joined({name: calls[0] for name, calls in maps.items()}, backbone.attention, (height, width, clip.shape[2]))
+
+
+def _joined(maps: Mapping[str, Tensor], scheme: str, size: Size) -> ClipAttention:
+    # Attention within frames runs as joint attention of clips of one frame: the groups are the frames.
+    names = ("spatial",) if scheme == "space" else SCHEMES[scheme]
+    steps = []
+    for step in names:
+        attention = maps["attn" if step == names[-1] else f"{step}_attn"].mean(dim=1).float().cpu()  # (G, S, S)
+        has_class_token = int(step != "temporal")
+        steps.append((step, attention[:, has_class_token:, has_class_token:]))
+    class_token = join_groups(attention[None, :, 0, 1:, None], names[-1], size)[0, ..., 0]
+    return ClipAttention(class_token, steps, size)

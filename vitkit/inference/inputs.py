@@ -1,0 +1,206 @@
+"""Pictures from whatever holds or names them: arrays, files, addresses, folders, patterns, videos, cameras."""
+
+import glob
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from vitkit.checkpoint.download import cache_folder, cached_file
+from vitkit.errors import DataError
+from vitkit.ops.image_files import MAX_PIXELS, decode_image, read_image
+from vitkit.ops.video_files import VIDEO_EXTENSIONS
+
+Picture = str | Path | bytes | np.ndarray | Image.Image | Tensor
+"""A file or its address (https://…), an encoded image, an array (H, W, 3) uint8 RGB, a Pillow image, or a tensor
+(3, H, W), uint8 or float in 0..1."""
+NamedPicture = tuple[str, Picture]
+
+
+@dataclass
+class Pictures:
+    """The pictures of a source, by name."""
+
+    named: Iterable[NamedPicture]
+    kind: Literal["one", "many", "stream"]
+    """A "stream" is read only as far as it is iterated: a generator, a video or a camera."""
+    leaves_out_broken: bool = False
+    """Files that cannot be read are left out, as among those of a folder."""
+
+
+def find_pictures(source: Any) -> Pictures:
+    """Return the pictures of a source.
+
+    Args:
+        source: one picture (see `Picture`); or several: a list of them, a batch (B, 3, H, W) or (B, H, W, 3), a folder
+            (also what is deeper), a pattern such as "photos/*.jpg"; or a stream: a generator, a video file, the number
+            of a camera.
+    Raises:
+        DataError: there is no such file, folder or camera, or nothing that could be a picture.
+    """
+    if isinstance(source, bool) or source is None:
+        raise DataError(f"got {source!r}; {_EXPECTED}.")
+    if isinstance(source, int):
+        return Pictures(video_frames(source), "stream")
+    if isinstance(source, str | Path):
+        return _pictures_named(str(source))
+    if isinstance(source, np.ndarray | Tensor):
+        return Pictures(numbered(source), "many") if source.ndim == 4 else Pictures(numbered([source]), "one")
+    if isinstance(source, bytes | Image.Image):
+        return Pictures(numbered([source]), "one")
+    if isinstance(source, Sequence):
+        return Pictures(numbered(source), "many")
+    if isinstance(source, Iterable):
+        return Pictures(numbered(source), "stream")
+    raise DataError(f"got {type(source).__name__}; {_EXPECTED}.")
+
+
+_EXPECTED = (
+    "expected a file, its address, a folder, a pattern, a Pillow image, an array, a tensor, the bytes of a file, a "
+    "list or a generator of these, a video, or the number of a camera"
+)
+
+
+def _pictures_named(source: str) -> Pictures:
+    path = Path(source)
+    if is_address(source):
+        if source.lower().endswith(VIDEO_EXTENSIONS):
+            return Pictures(video_frames(download(source)), "stream")
+        return Pictures([(source, source)], "one")
+    if path.is_dir():
+        return Pictures([(str(file), file) for file in pictures_in(path)], "many", leaves_out_broken=True)
+    if path.suffix.lower() in VIDEO_EXTENSIONS and path.is_file():
+        return Pictures(video_frames(path), "stream")
+    if path.exists() or not glob.has_magic(source):
+        return Pictures([(source, path)], "one")
+    files = sorted(file for file in glob.glob(source, recursive=True) if Path(file).is_file())
+    if not files:
+        raise DataError(f"'{source}': no such file or folder, and no file matches it as a pattern.")
+    return Pictures([(file, Path(file)) for file in files], "many", leaves_out_broken=True)
+
+
+def numbered(pictures: Iterable[Picture | NamedPicture]) -> Iterator[NamedPicture]:
+    """Name pictures that have no name by their path or their number."""
+    for number, picture in enumerate(pictures):
+        if isinstance(picture, tuple):
+            yield picture
+        else:
+            yield (str(picture) if isinstance(picture, str | Path) else f"image_{number}"), picture
+
+
+def pictures_in(folder: Path, *, extensions: Sequence[str] = IMG_EXTENSIONS) -> list[Path]:
+    """The pictures in a folder and below it, sorted.
+
+    Raises:
+        DataError: there is none.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in extensions)
+    if not paths:
+        raise DataError(f"folder '{folder}' holds no picture ({', '.join(extensions)}).")
+    return paths
+
+
+def is_address(text: str) -> bool:
+    """Whether a name is an address of the web."""
+    return text.lower().startswith(("http://", "https://"))
+
+
+def download(address: str) -> Path:
+    """Return the local copy of a picture or a video; see `cached_file`.
+
+    Raises:
+        CheckpointError: the address cannot be reached.
+    """
+    # Many pictures are called image.jpg, so each address has a folder of its own.
+    return cached_file(
+        address, folder=cache_folder().parent / "pictures" / hashlib.sha256(address.encode()).hexdigest()
+    )
+
+
+def video_frames(source: int | str | Path, *, every: int = 1) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield frames of a video file or of a camera as (H, W, 3) uint8 RGB, by number.
+
+    Args:
+        source: a file, or the number of a camera.
+        every: only each n-th frame.
+    Raises:
+        DataError: it cannot be opened, or has no frame.
+    """
+    what = f"camera {source}" if isinstance(source, int) else f"video '{source}'"
+    remedy = "Is it connected, and not in use?" if isinstance(source, int) else "Is it in a format OpenCV knows?"
+    video = cv2.VideoCapture(source if isinstance(source, int) else str(source))
+    try:
+        frames = read_frames(video, every)
+        first = next(frames, None)
+        if first is None:
+            raise DataError(f"{what}: no frame can be read. {remedy}")
+        yield first
+        yield from frames
+    finally:
+        video.release()
+
+
+def read_frames(video: cv2.VideoCapture, every: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield every `every`-th frame in RGB, by its number."""
+    number = 0
+    while video.grab():
+        if number % every == 0:
+            decoded, frame = video.retrieve()
+            if decoded:
+                yield str(number), cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+        number += 1
+
+
+def to_array(picture: Picture, name: str = "image", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Read or convert a picture to an array (H, W, 3) uint8 RGB.
+
+    Raises:
+        DataError: a file is missing or no image, or an array no image.
+        CheckpointError: an address cannot be reached.
+    """
+    if isinstance(picture, str) and is_address(picture):
+        picture = download(picture)
+    if isinstance(picture, str | Path):
+        return read_image(picture, "input", max_pixels=max_pixels)
+    if isinstance(picture, bytes):
+        return decode_image(picture, name, max_pixels=max_pixels)
+    if isinstance(picture, Image.Image):
+        return np.asarray(picture.convert("RGB"))
+    if isinstance(picture, Tensor):
+        picture = _tensor_to_array(picture)
+    if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.shape[2:] != (3,):
+        is_array = isinstance(picture, np.ndarray | Tensor)
+        got = f"{picture.dtype} {tuple(picture.shape)}" if is_array else type(picture).__name__
+        raise DataError(
+            f"{name}: got {got}; expected a file, a Pillow image, an array (H, W, 3) of uint8 RGB, or a tensor "
+            "(3, H, W), uint8 or float in 0..1."
+        )
+    if not picture.size:
+        raise DataError(f"{name}: an array of shape {picture.shape} has no pixels.")
+    return picture
+
+
+def _tensor_to_array(picture: Tensor) -> np.ndarray | Tensor:
+    """(3, H, W), uint8 or float in 0..1, as (H, W, 3) uint8; any other tensor stays as it is."""
+    if picture.ndim != 3 or len(picture) != 3:
+        return picture
+    picture = picture.detach().cpu()
+    if picture.is_floating_point() and picture.numel() and picture.min() >= 0 and picture.max() <= 1:
+        picture = (picture * 255).round().to(torch.uint8)
+    return picture.permute(1, 2, 0).contiguous().numpy() if picture.dtype == torch.uint8 else picture
+
+
+def in_batches(pictures: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Yield lists of `size` items; the last may be shorter."""
+    pictures = iter(pictures)
+    while chunk := list(islice(pictures, size)):
+        yield chunk

@@ -1,0 +1,251 @@
+"""Find a model by any of its names: a zoo's model, a run's folder or checkpoint, a config and its weights."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from timm.data import ImageNetInfo
+
+from vitkit import model_zoo
+from vitkit.checkpoint import classes_of, load_weights, read_checkpoint
+from vitkit.config import Config, config_names, load_config, load_saved_config
+from vitkit.data.datasets.video import sampling_of
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.inference.predictor import Predictor
+from vitkit.inference.translator import Translator
+from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
+from vitkit.models import build_model
+from vitkit.ops.image_files import MAX_PIXELS
+from vitkit.registry import nearest
+from vitkit.structures import ImageSizes, ScoreThresholds
+from vitkit.vocabulary import vocabularies_from_json
+
+RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
+"""In a run's folder; the first weights that exist are loaded."""
+CONFIG_SUFFIXES = (".py", ".json")
+
+
+def load(
+    source: str | Path | Mapping[str, Any],
+    weights: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    classes: Sequence[str] | None = None,
+    things: Sequence[bool] | None = None,
+    device: str | torch.device = "cpu",
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    trust: bool = False,
+) -> Predictor | Translator:
+    """Load a trained model, ready to predict.
+
+    Args:
+        source: see `find_model`.
+        weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`.
+        overrides: `key.sub=value` of the config.
+        classes: names of the labels; None: those that it was trained on, see `trained_classes`.
+        things: for panoptic models, whether each class has instances; None: as it was trained.
+        device: "cpu" or "cuda".
+        precision: of autocast.
+        trust: let a run's saved config import the code that it names, see `load_config`.
+    Raises:
+        ConfigError: there is no such config or run, or it states no weights.
+        CheckpointError: the weights cannot be read, or do not fit the model.
+    """
+    config, weights = find_trained(source, weights, overrides=overrides, trust=trust)
+    if not isinstance(config.get("model"), str | Mapping):
+        raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
+    checkpoint = _own_checkpoint(weights)
+    vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {})
+    if classes is None and not vocabularies:
+        classes, trained_things = _trained_classes(checkpoint, str(weights), config)
+        things = trained_things if things is None else things
+    model = build_model(config["model"], classes=classes, things=things, vocabularies=vocabularies)
+    report = load_weights(model, weights, classes=classes)
+    if "source" in vocabularies:
+        return Translator(model.to(device), vocabularies, report=report)
+    return Predictor(
+        model.to(device),
+        classes or (),
+        transforms=_section(config, "data", "val").get("transforms"),
+        precision=precision,
+        max_image_pixels=_section(config, "data").get("max_image_pixels", MAX_PIXELS),
+        report=report,
+        category_ids=checkpoint.get("category_ids"),
+        sampling=sampling_of(_section(config, "data").get("val")),
+        **_measured(checkpoint, str(weights), classes or ()),
+    )
+
+
+def _measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) -> dict[str, Any]:
+    """What the evaluation of a run's checkpoint has shown of how to predict, as arguments of `Predictor`."""
+    measured = checkpoint.get("measured") or {}
+    try:
+        thresholds, sizes = measured.get("score_thresholds"), measured.get("image_sizes")
+        return {
+            "thresholds": None if thresholds is None else ScoreThresholds.from_json(thresholds, classes),
+            "image_sizes": None if sizes is None else ImageSizes.from_json(sizes),
+        }
+    except (AttributeError, ValueError) as error:
+        raise CheckpointError(f"{name}: damaged: what its evaluation has measured cannot be read ({error}).") from error
+
+
+def _own_checkpoint(weights: str | Path) -> dict[str, Any]:
+    """What a checkpoint holds beside its weights; nothing for a name of the zoo, whose files have none."""
+    if str(weights) in model_zoo.index() and not Path(weights).exists():
+        return {}
+    return read_checkpoint(weights, with_shards=False)
+
+
+class FoundModel(NamedTuple):
+    """A model's config and its weights."""
+
+    config: Mapping[str, Any]
+    weights: str | Path | None
+    """A checkpoint's file, or a name of the model zoo; None: it has none, as a config alone."""
+
+
+def find_model(
+    source: str | Path | Mapping[str, Any],
+    weights: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    trust: bool = False,
+) -> FoundModel:
+    """Find the config and the weights of a model, however it is named.
+
+    Args:
+        source: the first of these that it is:
+            a config that was loaded before;
+            the folder of a run;
+            a config file (.py, or .json as saved), or any other file: a run's checkpoint, which holds its config;
+            a name of the model zoo, such as "detr_r50", whose weights are downloaded once;
+            the name of an installed config, such as "quickstart/detr".
+        weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`, if it has any.
+        overrides: `key.sub=value` of the config.
+        trust: let a run's saved config import the code that it names, see `load_config`.
+    Raises:
+        ConfigError: there is no such model, or its config is wrong.
+        CheckpointError: the checkpoint cannot be read, or holds no config.
+    """
+    if weights is not None and Path(weights).is_dir():
+        weights = _run_weights(Path(weights))
+    if isinstance(source, Mapping):
+        return FoundModel(source, weights)
+    path, name = Path(source), str(source)
+    if path.is_dir():
+        own_weights = _run_weights(path) if weights is None else weights
+        return FoundModel(load_config(path / RUN_CONFIG, overrides, trust=trust), own_weights)
+    if path.suffix in CONFIG_SUFFIXES:
+        return FoundModel(load_config(path, overrides, trust=trust), weights)
+    if path.is_file():
+        if weights is not None:
+            raise ConfigError(f"{name}: is no config, so no weights are expected beside it; got {str(weights)!r}, too.")
+        return FoundModel(_config_in(path, overrides, trust), path)
+    zoo = model_zoo.index()
+    if name in zoo:
+        return FoundModel(load_config(zoo[name]["config"], overrides), name if weights is None else weights)
+    installed = config_names()
+    if path.as_posix().removeprefix("configs/") in installed:
+        return FoundModel(load_config(path, overrides), weights)
+    raise ConfigError(
+        f"{name!r} is neither a model of the zoo, nor a run's folder or checkpoint, nor a config (a file that ends in "
+        f".py, or an installed one's name). {nearest(name, {*zoo, *installed})}"
+    )
+
+
+def find_trained(
+    source: str | Path | Mapping[str, Any],
+    weights: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    trust: bool = False,
+) -> FoundModel:
+    """Find a model that has weights; arguments and errors as of `find_model`.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    model = find_model(source, weights, overrides=overrides, trust=trust)
+    if model.weights is None:
+        name = getattr(source, "path", "the config") if isinstance(source, Mapping) else source
+        raise ConfigError(f"{name}: a config has no weights. Give a checkpoint, or the folder of a run.")
+    return model
+
+
+def names_config_alone(source: str | Path) -> bool:
+    """Whether `find_model` takes a name for a config without weights, so that these are to be given, too."""
+    path = Path(source)
+    if path.suffix in CONFIG_SUFFIXES:
+        return True
+    return not path.exists() and str(source) not in model_zoo.index()
+
+
+def _config_in(path: Path, overrides: Sequence[str], trust: bool) -> Config:
+    config = read_checkpoint(path, with_shards=False).get("config")
+    if not isinstance(config, str):
+        raise CheckpointError(
+            f"{path}: holds no config, as a run's checkpoint does, so its model is not known. Give its config, too: "
+            f"CONFIG {path}."
+        )
+    return load_saved_config(config, path, overrides, trust=trust)
+
+
+def _run_weights(folder: Path) -> Path:
+    weights = [folder / name for name in RUN_WEIGHTS if (folder / name).is_file()]
+    if not weights or not (folder / RUN_CONFIG).is_file():
+        raise ConfigError(
+            f"'{folder}' holds no run: expected {RUN_CONFIG} and {' or '.join(RUN_WEIGHTS)}, as training writes them."
+        )
+    return weights[0]
+
+
+class TrainedOn(NamedTuple):
+    """The classes of a checkpoint."""
+
+    classes: Sequence[str]
+    things: Sequence[bool] | None
+    """Whether each class has instances; None if that is not known."""
+
+
+def trained_classes(weights: str | Path, config: Mapping[str, Any]) -> TrainedOn:
+    """The classes that weights were trained on.
+
+    A run's checkpoint holds them. Official files do not: theirs are the classes that the config's validation data
+    states, ImageNet's for a classifier, and COCO's for all others, panoptic or not as that data is.
+    """
+    return _trained_classes(_own_checkpoint(weights), str(weights), config)
+
+
+def _trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> TrainedOn:
+    classes = classes_of(checkpoint, name)
+    if classes:
+        return TrainedOn(classes, checkpoint.get("things"))
+    val = _section(config, "data", "val")
+    if val.get("classes"):
+        return _stated_classes(val)
+    model = config["model"]
+    if (model if isinstance(model, str) else model.get("type")) == "Classifier":
+        names = ImageNetInfo("imagenet-1k")
+        return TrainedOn([names.index_to_description(k) for k in range(names.num_classes())], None)
+    if val.get("type") == "CocoPanoptic" and val.get("task") != "instance":
+        return TrainedOn(list(COCO_PANOPTIC_CLASSES), [name in COCO_CLASSES for name in COCO_PANOPTIC_CLASSES])
+    return TrainedOn(list(COCO_CLASSES), None)
+
+
+def _stated_classes(val: Mapping[str, Any]) -> TrainedOn:
+    """The classes that a dataset's config names; all have instances where the task is instance segmentation."""
+    classes, things = list(val["classes"]), val.get("things")
+    if things is None:
+        return TrainedOn(classes, None)
+    if val.get("task") == "instance":
+        classes = [name for name in classes if name in things]
+    return TrainedOn(classes, [name in things for name in classes])
+
+
+def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """The mapping below the keys; empty if there is nothing, or a plain name."""
+    value: Any = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,198 @@
+"""A model with what its images need, from pictures to predictions."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitkit.checkpoint import LoadReport
+from vitkit.data.datasets.clip_sampling import ClipSampling
+from vitkit.data.loading.collate import collate
+from vitkit.data.transforms.annotated_image import AnnotatedImage
+from vitkit.data.transforms.pipelines import EvalResize
+from vitkit.engine.step import autocast
+from vitkit.errors import ConfigError, DataError
+from vitkit.inference.inputs import NamedPicture, Picture, find_pictures, in_batches, to_array
+from vitkit.inference.prediction import Prediction
+from vitkit.ops.image_files import MAX_PIXELS, to_tensor
+from vitkit.protocols import DenseModel
+from vitkit.registry import TRANSFORMS
+from vitkit.seq2seq import Captioner
+from vitkit.structures import Batch, ImageSizes, ScoreThresholds
+
+logger = logging.getLogger("vitkit")
+
+
+class Predictor:
+    """A model with what its images need; made by `load`.
+
+    Args:
+        model: on its device, in evaluation mode.
+        classes: names of its labels.
+        transforms: of its validation images.
+        precision: of autocast; "bf16" takes about half the memory.
+        max_image_pixels: largest width x height of a file that is decoded.
+        report: what loading the weights did.
+        thresholds: from which score on objects are shown.
+        category_ids: the training data's own number of each class.
+        image_sizes: of the images that the model was evaluated on. Where `transforms` leave sizes as they are, an image
+            that is smaller or larger than all of these is resized to their median, as objects of other sizes than those
+            trained on are hardly found.
+        sampling: of a model of clips: which frames make one; None for a model of images.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: Sequence[str],
+        *,
+        transforms: Any = None,
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        max_image_pixels: int = MAX_PIXELS,
+        report: LoadReport | None = None,
+        thresholds: ScoreThresholds | None = None,
+        category_ids: Sequence[int] | None = None,
+        image_sizes: ImageSizes | None = None,
+        sampling: ClipSampling | None = None,
+    ):
+        self.model = model.eval()
+        self.sampling = sampling
+        self.report = report
+        self.classes = list(classes)
+        self.transforms = None if transforms is None else TRANSFORMS.build(transforms)
+        self.precision = precision
+        self.max_image_pixels = max_image_pixels
+        self.thresholds = thresholds or ScoreThresholds()
+        self.category_ids = category_ids
+        self.image_sizes = None if image_sizes is None or _resizes(self.transforms) else image_sizes
+        self._has_said_size = False
+        self.device = next(model.parameters()).device
+        if not isinstance(model, DenseModel | Captioner):
+            raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
+
+    def __call__(
+        self, source: Any, *, threshold: float | None = None, batch_size: int = 1
+    ) -> Prediction | list[Prediction] | Iterator[Prediction]:
+        """Predict on whatever holds pictures or names them, see `find_pictures`.
+
+        Args:
+            source: one picture; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
+                a video or the number of a camera.
+            threshold: least score of the objects that are shown; None: the model's own `thresholds`.
+            batch_size: see `stream`.
+        Returns:
+            one `Prediction`, a list of them, or an iterator that predicts as it goes. Files of a folder or a pattern
+            that cannot be read are named in a warning and left out.
+        Raises:
+            DataError: there is nothing to read, or what was read is no picture.
+        """
+        kind = find_pictures(source).kind
+        predictions = self.stream(source, threshold=threshold, batch_size=batch_size)
+        if kind == "stream":
+            return predictions
+        return next(predictions) if kind == "one" else list(predictions)
+
+    def predict(self, source: Any, *, threshold: float | None = None, batch_size: int = 1) -> list[Prediction]:
+        """Predict like a call, but return a list of one picture, too, and of a stream once it has ended."""
+        return list(self.stream(source, threshold=threshold, batch_size=batch_size))
+
+    def stream(self, source: Any, *, threshold: float | None = None, batch_size: int = 1) -> Iterator[Prediction]:
+        """Predict on the pictures a batch at a time, so that memory need not hold all of them.
+
+        Args:
+            source: as of a call; its items may also be pairs of a name and a picture.
+            threshold: as of a call.
+            batch_size: with more than one, images of different sizes are padded, which changes the results of models
+                that do not isolate padding.
+        Raises:
+            DataError: as of a call.
+        """
+        thresholds = self.thresholds if threshold is None else ScoreThresholds(threshold, origin="as asked for")
+        pictures = find_pictures(source)
+        arrays = self._readable(pictures.named) if pictures.leaves_out_broken else self._read(pictures.named)
+        for batch in in_batches(arrays, batch_size):
+            for (name, picture), fields in zip(batch, self.run([picture for _, picture in batch])):
+                yield Prediction(name, picture, fields, self.classes, thresholds, self.category_ids)
+
+    def _read(self, named: Iterable[NamedPicture]) -> Iterator[tuple[str, np.ndarray]]:
+        for name, picture in named:
+            yield name, self.to_array(picture, name)
+
+    def _readable(self, named: Iterable[NamedPicture]) -> Iterator[tuple[str, np.ndarray]]:
+        """Read the pictures that can be read, and warn of the others.
+
+        Raises:
+            DataError: none can.
+        """
+        num_read, error = 0, None
+        for name, picture in named:
+            try:
+                array = self.to_array(picture, name)
+            except DataError as this_error:
+                error = this_error
+                logger.warning("left out: %s", error)
+                continue
+            num_read += 1
+            yield name, array
+        if num_read == 0 and error is not None:
+            raise error
+
+    def to_array(self, picture: Picture, name: str = "image") -> np.ndarray:
+        """Read or convert a picture to an array (H, W, 3) uint8 RGB; see the function `to_array`."""
+        return to_array(picture, name, max_pixels=self.max_image_pixels)
+
+    def run(self, pictures: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """Predict on arrays (H, W, 3) uint8 RGB as one batch; returns what the model does for each, on the CPU."""
+        if self.sampling is not None:
+            raise ConfigError("the model classifies videos by the order of their frames, not pictures: give a video.")
+        return self.run_batch(self.prepare(pictures), [picture.shape[:2] for picture in pictures])
+
+    @torch.inference_mode()
+    def run_batch(self, batch: Batch, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Predict on a batch of images or clips; `sizes` are the (height, width) of the original pictures."""
+        batch = batch.to(self.device)
+        with autocast(self.device, self.precision):
+            if isinstance(self.model, DenseModel):
+                outputs = self.model(**batch.inputs)
+                results = self.model.postprocess(outputs, sizes)
+            else:
+                results = self.model.generate(batch.inputs)
+        return [{key: v.cpu() if isinstance(v, Tensor) else v for key, v in result.items()} for result in results]
+
+    def prepare(self, pictures: Sequence[np.ndarray]) -> Batch:
+        """Collate arrays (H, W, 3) uint8 RGB after the transforms of validation images."""
+        pictures = [self._resized(picture) for picture in pictures]
+        if self.transforms is not None:
+            pictures = [self.transforms(AnnotatedImage(picture), seed=0).image for picture in pictures]
+        return collate([{"image": to_tensor(picture), "target": {}} for picture in pictures])
+
+    def _resized(self, picture: np.ndarray) -> np.ndarray:
+        """The picture in a size that the model was evaluated on; the first time, that is said."""
+        sizes = self.image_sizes
+        if sizes is None or sizes.holds(*picture.shape[:2]):
+            return picture
+        resize = EvalResize(short_side=sizes.median_short, max_size=sizes.most_long)
+        resized = resize(AnnotatedImage(picture)).image
+        if not self._has_said_size:
+            self._has_said_size = True
+            height, width = picture.shape[:2]
+            logger.warning(
+                "pictures are resized to a short side of %d pixels (here from %dx%d to %dx%d), the size that the model "
+                "was trained and evaluated at",
+                sizes.median_short,
+                width,
+                height,
+                *resized.shape[1::-1],
+            )
+        return resized
+
+
+def _resizes(transforms: Any) -> bool:
+    """Whether transforms change the size of a small or of a large image."""
+    if transforms is None:
+        return False
+    images = (np.zeros((*size, 3), np.uint8) for size in ((96, 64), (1000, 1600)))
+    return any(transforms(AnnotatedImage(image), seed=0).image.shape != image.shape for image in images)

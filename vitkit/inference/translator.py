@@ -1,0 +1,124 @@
+"""A trained translator: text in, text out."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitkit.checkpoint import LoadReport
+from vitkit.data.text.datasets import pad_tokens
+from vitkit.errors import DataError
+from vitkit.inference.inputs import in_batches
+from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis, decode
+from vitkit.structures import EOS, PAD
+from vitkit.vocabulary import Vocabulary
+
+BATCH = 32
+"""Sentences at once."""
+
+
+@dataclass
+class Translation:
+    """What a model made of one sentence."""
+
+    source: str
+    text: str
+    score: float
+    """Of the best translation, see `DecodingSettings`."""
+    n_best: list[tuple[float, str]]
+    """Score and text of all that were asked for, the best first."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Translator:
+    """A translation model with its vocabularies; made by `load`.
+
+    Args:
+        model: on its device.
+        vocabularies: "source" and "target".
+        report: what loading the weights did.
+    """
+
+    def __init__(self, model: nn.Module, vocabularies: Mapping[str, Vocabulary], *, report: LoadReport | None = None):
+        self.model = model.eval()
+        self.vocabularies = dict(vocabularies)
+        self.report = report
+        self.device = next(model.parameters()).device
+
+    def __call__(
+        self, source: str | Iterable[str], *, beams: int | None = None, n_best: int = 1, batch_size: int = BATCH
+    ) -> Translation | list[Translation] | Iterator[Translation]:
+        """Translate a sentence, a list of them, or a generator's.
+
+        Args:
+            source: sentences.
+            beams: of beam search; None: as the model's config says.
+            n_best: translations of each.
+            batch_size: sentences at once.
+        Returns:
+            one `Translation`, a list of them, or an iterator that translates as it goes.
+        Raises:
+            DataError: something else than text is given.
+        """
+        is_one = isinstance(source, str)
+        translations = self.stream([source] if is_one else source, beams=beams, n_best=n_best, batch_size=batch_size)
+        if is_one:
+            return next(translations)
+        return list(translations) if isinstance(source, Sequence) else translations
+
+    def predict(self, source: str | Iterable[str], **options: Any) -> list[Translation]:
+        """Translate like a call, but return a list in each case."""
+        return list(self.stream([source] if isinstance(source, str) else source, **options))
+
+    def stream(
+        self, source: Iterable[str], *, beams: int | None = None, n_best: int = 1, batch_size: int = BATCH
+    ) -> Iterator[Translation]:
+        """Translate sentences a batch at a time; see `__call__`."""
+        settings = self.model.decoding.with_hypotheses(n_best, beams=beams)
+        target = self.vocabularies["target"]
+        for texts in in_batches(source, batch_size):
+            for text in texts:
+                if not isinstance(text, str):
+                    raise DataError(f"got {type(text).__name__}; a translator expects text, or a list of texts.")
+            encoded = [self.vocabularies["source"].encode(text) for text in texts]
+            for text, (_, hypotheses) in zip(texts, translate(self.model, encoded, settings, batch_size=batch_size)):
+                best = [(hypothesis.score, target.decode(hypothesis.tokens)) for hypothesis in hypotheses]
+                score, translation = best[0] if best else (0.0, "")
+                yield Translation(text, translation, score, best)
+
+
+def translate(
+    model: nn.Module,
+    encoded: Sequence[list[int]],
+    settings: DecodingSettings,
+    *,
+    attention: bool = False,
+    batch_size: int = BATCH,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Yield the index and the translations, best first, of each line in order; an empty line has none.
+
+    Args:
+        model: in evaluation mode.
+        encoded: token ids of each line, without EOS.
+        settings: of decoding.
+        attention: hypotheses carry their attention.
+        batch_size: lines at once.
+    """
+    device = next(model.parameters()).device
+    for start in range(0, len(encoded), batch_size):
+        rows = range(start, min(start + batch_size, len(encoded)))
+        non_empty = [row for row in rows if encoded[row]]
+        translations = {}
+        if non_empty:
+            source = pad_tokens([torch.tensor([*encoded[row], EOS]) for row in non_empty]).to(device)
+            inputs = {"source": source, "source_padding": source == PAD}
+            # Each batch samples with seeds of its own.
+            batch_settings = replace(settings, seed=settings.seed + start * settings.n_best)
+            hypotheses = decode(model, inputs, batch_settings, return_attention=attention)
+            translations = dict(zip(non_empty, hypotheses))
+        for row in rows:
+            yield row, translations.get(row, [])

@@ -1,0 +1,37 @@
+"""Scaled dot-product attention: PyTorch's fused kernel, and what is faster where that has none on a CPU.
+
+Dropout: what PyTorch falls back to keeps three tensors of the weights' size for the backward pass, `AttendWithDropout`
+one. A training step of the Transformer base (batch 8, 32 tokens) takes 0.97 of the time.
+
+A bias that is learned: by explicit products a training step of Swin-T takes 0.93, of MViTv2-T 0.95 of the fallback's
+time (224x224, batch 2). One thread of an AMD EPYC.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.kernels import is_traced, plain_only
+from vitkit.kernels.attention.cpu import AttendWithDropout
+from vitkit.kernels.attention.plain import attend_explicit as attend_explicit
+from vitkit.kernels.attention.plain import attention_weights as attention_weights
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, dropout_p: float = 0.0, scale: float | None = None
+) -> Tensor:
+    """Compute attention; arguments and result as those of `vitkit.nn.attention.attend`."""
+    # A CPU's fused kernel has no gradient for a bias; what it falls back to is slower than the explicit products.
+    learns_bias = bias is not None and bias.requires_grad and q.device.type == "cpu" and not is_traced()
+    if learns_bias or plain_only():
+        return attend_explicit(q, k, v, bias, dropout_p=dropout_p, scale=scale)[0]
+    if bias is not None:
+        bias = bias.to(q.dtype)
+    if dropout_p and _drops_on_cpu(q, k, v):
+        return AttendWithDropout.apply(q, k, v, bias, dropout_p, q.shape[-1] ** -0.5 if scale is None else scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout_p, scale=scale)
+
+
+def _drops_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    is_precise = q.device.type == "cpu" and q.dtype == k.dtype == v.dtype in (torch.float32, torch.float64)
+    return is_precise and torch.is_grad_enabled() and not is_traced() and not torch.is_autocast_enabled("cpu")

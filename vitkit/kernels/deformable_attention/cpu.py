@@ -1,0 +1,258 @@
+"""Deformable attention on a CPU as an embedding bag.
+
+The values are a table with a row for each location and head. Each head of a query reads four rows per sample, the
+corners of the cell around it, and sums them, weighted: `embedding_bag`. Backward, the gradients of the weights are
+products of the same pairs of rows (`sampled_addmm`), and the gradient of the values is again a bag, of the queries
+that read each row.
+
+Shapes: L queries, N = heads * levels * points samples of a query, d channels per head, R = S * heads table rows.
+"""
+
+import warnings
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 1 << 18
+"""Samples worked on at a time: few enough for a processor's cache, enough for its threads."""
+
+
+def deformable_attend(values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
+    """Sum sampled values by embedding bags."""
+    heads, channels = values.shape[2:]
+    tables = _tables(values)
+    levels = _Levels.of(shapes, weights, tables.dtype)
+    output = values.new_empty(*weights.shape[:2], heads * channels)
+    for image, table in enumerate(tables):
+        for chunk in _chunks(weights):
+            samples = _Samples.of(locations[image, chunk], weights[image, chunk], levels)
+            rows, shares = samples.corner_rows(), samples.corner_shares()
+            bounds = _equal_bounds(rows)
+            output[image, chunk] = _embedding_bag(table, rows.flatten(), bounds, shares.flatten()).view(
+                -1, heads * channels
+            )
+    return output
+
+
+def deformable_attend_backward(
+    grad: Tensor, values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of values, locations and weights.
+
+    Args:
+        grad: (B, L, heads * d), the output's gradient; the rest are the inputs of `deformable_attend`.
+    """
+    heads, channels = values.shape[2:]
+    tables = _tables(values)
+    levels = _Levels.of(shapes, weights, tables.dtype)
+    grad_tables = torch.zeros_like(tables)
+    grad_locations = torch.empty_like(locations, memory_format=torch.contiguous_format)
+    grad_weights = torch.empty_like(weights, memory_format=torch.contiguous_format)
+    rows = torch.empty(weights.shape[1:], dtype=torch.int32)
+    shares = tables.new_empty(weights.shape[1], heads, 4, *weights.shape[3:])
+    for image, table in enumerate(tables):
+        grad_rows = grad[image].to(tables.dtype).reshape(-1, channels)
+        for chunk in _chunks(weights):
+            samples = _Samples.of(locations[image, chunk], weights[image, chunk], levels)
+            queries = grad_rows[chunk.start * heads : chunk.stop * heads]
+            by_location, by_weight = samples.gradients(_multiply_rows(queries, table, samples.corner_rows()))
+            grad_locations[image, chunk] = by_location.view_as(grad_locations[image, chunk])
+            grad_weights[image, chunk] = by_weight.view_as(grad_weights[image, chunk])
+            rows[chunk] = samples.rows.view_as(rows[chunk])
+            shares[chunk] = samples.corner_shares().view_as(shares[chunk])
+        _add_value_gradients(grad_tables[image], grad_rows, rows, shares, shapes)
+    return grad_tables.view_as(values).to(values.dtype), grad_locations, grad_weights
+
+
+def _tables(values: Tensor) -> Tensor:
+    """(B, R, d), at least in float32."""
+    return values.to(torch.promote_types(values.dtype, torch.float32)).flatten(1, 2).contiguous()
+
+
+def _chunks(weights: Tensor) -> list[slice]:
+    """Slices of the queries."""
+    queries, samples = weights.shape[1], weights.shape[2:].numel()
+    step = max(1, CHUNK // max(1, samples))
+    return [slice(start, min(start + step, queries)) for start in range(0, queries, step)]
+
+
+class _Levels(NamedTuple):
+    """What the samples of one query must know of their levels."""
+
+    sizes: Tensor
+    """(2, 1, N) width and height."""
+    last_cell: Tensor
+    """(2, 1, N) column and row of the last cell whose four corners are all inside."""
+    has_far: Tensor
+    """(2, 1, N) 1, or 0 where a level is only one pixel wide or high, so that a cell has no right or lower corner."""
+    first_row: Tensor
+    """(N,) int32, the table row of the level's first pixel."""
+    steps: Tensor
+    """(2, N) int32, table rows to the next pixel to the right and below; 0 if there is none."""
+    corner_steps: Tensor
+    """(4, levels * points) int32, table rows from a cell's first corner to each corner."""
+
+    @classmethod
+    def of(cls, shapes: list[tuple[int, int]], weights: Tensor, dtype: torch.dtype) -> "_Levels":
+        """Prepare what does not depend on the locations."""
+        heads, levels, points = weights.shape[2:]
+        heights, widths = torch.tensor(shapes, dtype=torch.int32).T
+        areas = heights * widths
+        first_row = (areas.cumsum(0) - areas) * heads + torch.arange(heads)[:, None]
+        sizes = torch.stack((widths, heights))
+        right, down = (widths > 1) * heads, (heights > 1) * widths * heads
+
+        def per_sample(x: Tensor) -> Tensor:
+            return x[..., None, :, None].expand(*x.shape[:-1], heads, levels, points).flatten(-3)
+
+        return cls(
+            sizes=per_sample(sizes)[:, None].to(dtype),
+            last_cell=per_sample((sizes - 2).clamp(min=0))[:, None].to(dtype),
+            has_far=per_sample(sizes > 1)[:, None].to(dtype),
+            first_row=first_row.int()[..., None].expand(-1, -1, points).flatten(),
+            steps=per_sample(torch.stack((right, down)).int()),
+            corner_steps=torch.stack((right * 0, right, down, right + down)).int().repeat_interleave(points, -1),
+        )
+
+
+class _Samples(NamedTuple):
+    """The samples of some queries of one image."""
+
+    rows: Tensor
+    """(L, N) int32, table row of the first of four corners. At a map's border this is the nearest cell inside; the
+    corners that a sample does not touch have no share in it."""
+    offsets: Tensor
+    """(2, L, N) x and y from the first corner, in pixels."""
+    near: Tensor
+    """(2, L, N) share of the left and the upper corners."""
+    far: Tensor
+    """(2, L, N) share of the right and the lower corners."""
+    weights: Tensor
+    """(L, N)."""
+    levels: _Levels
+
+    @classmethod
+    def of(cls, locations: Tensor, weights: Tensor, levels: _Levels) -> "_Samples":
+        """Find the cell of each sample, and the shares of its corners."""
+        dtype = levels.sizes.dtype
+        pixels = locations.flatten(1, -2).movedim(-1, 0).to(dtype).contiguous()
+        pixels = (pixels * levels.sizes).sub_(0.5)
+        cells = torch.clamp(pixels, torch.zeros_like(levels.last_cell), levels.last_cell).floor_()
+        offsets = pixels.sub_(cells)
+        # A location that is not a number must give nan, and not a row outside the table.
+        x, y = cells.int().clamp_(min=0)
+        rows = torch.addcmul(levels.first_row, x, levels.steps[0]).addcmul_(y, levels.steps[1])
+        near = offsets.abs().neg_().add_(1).clamp_(min=0)
+        far = (offsets - 1).abs_().neg_().add_(1).clamp_(min=0).mul_(levels.has_far)
+        return cls(rows, offsets, near, far, weights.flatten(1).to(dtype), levels)
+
+    def corner_rows(self) -> Tensor:
+        """(L * heads, 4, levels * points) int32."""
+        return self._by_head(self.rows)[:, None] + self.levels.corner_steps
+
+    def corner_shares(self) -> Tensor:
+        """(L * heads, 4, levels * points), with the weights."""
+        samples = self.levels.corner_steps.shape[1]
+        corners = self.weights.new_empty(self.weights.numel() // samples, 4, samples)
+        upper, lower = self.weights * self.near[1], self.weights * self.far[1]
+        pairs = ((upper, self.near[0]), (upper, self.far[0]), (lower, self.near[0]), (lower, self.far[0]))
+        for corner, (vertical, horizontal) in enumerate(pairs):
+            torch.mul(self._by_head(vertical), self._by_head(horizontal), out=corners[:, corner])
+        return corners
+
+    def gradients(self, products: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the locations, (L, N, 2), and of the weights, (L, N).
+
+        Args:
+            products: (L * heads, 4, levels * points), of the corners' rows and the output's gradient.
+        """
+        near_x, near_y, far_x, far_y = (self._by_head(x) for x in (*self.near, *self.far))
+        upper_left, upper_right, lower_left, lower_right = products.unbind(1)
+        upper = torch.addcmul(upper_left * near_x, upper_right, far_x)
+        lower = torch.addcmul(lower_left * near_x, lower_right, far_x)
+        left = torch.addcmul(upper_left * near_y, lower_left, far_y)
+        right = torch.addcmul(upper_right * near_y, lower_right, far_y)
+        by_weight = torch.addcmul(upper * near_y, lower, far_y)
+        by_location = self.weights.new_empty(*self.weights.shape, 2)
+        for axis, (near, far) in enumerate(((left, right), (upper, lower))):
+            near_slope, far_slope = self._slopes(axis)
+            slope = torch.addcmul(near.view_as(near_slope) * near_slope, far.view_as(far_slope), far_slope)
+            torch.mul(slope.mul_(self.weights), self.levels.sizes[axis], out=by_location[..., axis])
+        return by_location, by_weight.view_as(self.weights)
+
+    def _slopes(self, axis: int) -> tuple[Tensor, Tensor]:
+        """(L, N) each: how near and far shares grow with the offset. At a kink, as it goes on."""
+        unit = self.offsets[axis].floor()
+        before, within, after = ((unit == k).to(unit.dtype) for k in (-1, 0, 1))
+        return before.sub_(within), within.sub(after).mul_(self.levels.has_far[axis])
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """(L, N) -> (L * heads, levels * points)."""
+        return x.view(-1, self.levels.corner_steps.shape[1])
+
+
+def _multiply_rows(queries: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+    """Multiply each query with its rows of the table.
+
+    Args:
+        queries: (Q, d).
+        table: (R, d).
+        rows: (Q, ...) int32.
+    Returns:
+        The scalar products, of the shape of `rows`, in the table's dtype.
+    """
+    if rows[0].numel() > len(table):  # no sparse matrix has more entries in a row than columns
+        return (queries[:, None] * table).sum(-1).gather(1, rows.flatten(1).long()).view(rows.shape)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")  # what is used of it is stable
+        products = torch.sparse_csr_tensor(
+            _equal_bounds(rows),
+            rows.flatten(),
+            table.new_zeros(rows.numel()),
+            size=(len(queries), len(table)),
+            check_invariants=False,
+        )
+    torch.sparse.sampled_addmm(products, queries, table.T, beta=0, out=products)
+    return products.values().view(rows.shape)
+
+
+def _add_value_gradients(
+    grad_table: Tensor, grad_rows: Tensor, rows: Tensor, shares: Tensor, shapes: list[tuple[int, int]]
+) -> None:
+    """Add to each row of the table the weighted gradients of the queries that read it.
+
+    A cell's samples are sorted once for its four corners, since they all are read by the same queries: the sums of a
+    corner are those of the cells, some rows on.
+
+    Args:
+        grad_table: (R, d), changed in place.
+        grad_rows: (L * heads, d).
+        rows: (L, heads, levels, points) int32, of each cell's first corner.
+        shares: (L, heads, 4, levels, points).
+    """
+    heads, points = rows.shape[1], rows.shape[3]
+    start = 0
+    for level, (height, width) in enumerate(shapes):
+        count = height * width * heads
+        sorted_rows, order = (rows[:, :, level] - start).flatten().sort()
+        bounds = torch.searchsorted(sorted_rows, torch.arange(count + 1, dtype=torch.int32), out_int32=True)
+        order = order.int()
+        readers = order // points
+        target = grad_table[start : start + count]
+        right, down = (width > 1) * heads, (height > 1) * width * heads
+        for corner, step in enumerate((0, right, down, right + down)):
+            corner_shares = shares[:, :, corner, level].flatten().index_select(0, order)
+            target[step:] += _embedding_bag(grad_rows, readers, bounds, corner_shares)[: count - step]
+        start += count
+
+
+def _equal_bounds(rows: Tensor) -> Tensor:
+    """(bags, ...) -> (bags + 1,) int32: where each bag begins and ends."""
+    return torch.arange(0, rows.numel() + 1, rows[0].numel(), dtype=torch.int32)
+
+
+def _embedding_bag(table: Tensor, rows: Tensor, bounds: Tensor, weights: Tensor) -> Tensor:
+    """(bags, d): sums of `table[rows] * weights` from each of the bounds to the next."""
+    return F.embedding_bag(rows, table, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True)

@@ -1,0 +1,116 @@
+"""What dense models share: building, pretrained weights, and images made ready for the backbone."""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.backbones.base import ModelOnBackbone, check_feature_info
+from vitkit.errors import ConfigError, DataError
+from vitkit.ops.images import normalize_images, pad_to_multiple
+from vitkit.protocols import KeepsFeatures
+from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
+
+
+class DensePredictionModel(ModelOnBackbone):
+    """Backbone, neck and head.
+
+    Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised. Their padding
+    mask is (B, H, W) bool, True = padding; None if no image is padded. A DataError names images that are not RGB, or
+    smaller than one location of the coarsest map.
+
+    Args:
+        backbone: spec or module, as are `neck` and `head`.
+        num_classes: as the head takes it.
+        num_queries: of heads with queries.
+        isolate_padding: the original models let padding leak into an image through convolutions, norms and resizing, so
+            that its results depend on what else is in the batch, which official numbers include. True stops that: an
+            image's results are then the same, but for rounding, alone and in any batch.
+        size_divisibility: images are padded with zeros to a multiple of it, which counts as part of the image.
+    Raises:
+        ConfigError: `isolate_padding` with a backbone that takes no padding mask, or the backbone's `feature_info` is
+            not what it returns.
+    """
+
+    class_head: tuple[str, ...] = ()
+    """Prefixes of the parameters whose size follows `num_classes`."""
+    needs_all_features = False
+    """The model itself reads maps of the backbone that the neck does not."""
+
+    def __init__(
+        self,
+        backbone: Spec | nn.Module,
+        neck: Spec | nn.Module,
+        head: Spec | nn.Module,
+        *,
+        num_classes: int,
+        num_queries: int | None = None,
+        isolate_padding: bool = False,
+        size_divisibility: int = 1,
+    ):
+        super().__init__()
+        self.backbone = BACKBONES.build(backbone)
+        check_feature_info(self.backbone)
+        self.neck = NECKS.build(neck, feature_info=self.backbone.feature_info)
+        in_features = getattr(self.neck, "in_features", None)
+        if isinstance(self.backbone, KeepsFeatures) and in_features is not None and not self.needs_all_features:
+            self.backbone.keep_features(in_features)
+        queries = {} if num_queries is None else dict(num_queries=num_queries)
+        self.head = HEADS.build(head, feature_info=self.neck.feature_info, num_classes=num_classes, **queries)
+        self.isolate_padding = isolate_padding
+        self.size_divisibility = size_divisibility
+        if isolate_padding and "padding_mask" not in inspect.signature(self.backbone.forward).parameters:
+            raise ConfigError(
+                f"model.isolate_padding: backbone {type(self.backbone).__name__} takes no padding mask. "
+                "Set model.isolate_padding=False or choose a ResNet."
+            )
+
+    def prepare(self, images: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Normalise images and pad them as far as the model needs it; a mask is returned where padding is isolated."""
+        images = normalize_images(images, padding_mask)
+        stride = max(info.stride for info in self.neck.feature_info.values())
+        # An image that fills one location in one direction at least is odd, but can be seen.
+        if max(images.shape[-2:]) < stride:
+            raise DataError(
+                f"{type(self).__name__}: images of {images.shape[-2]}x{images.shape[-1]} pixels are smaller than one "
+                f"location of the coarsest map (stride {stride}). Resize them to more, or leave coarse maps out "
+                "(model.backbone.out_features, model.neck)."
+            )
+        if not self.isolate_padding:
+            divides = self.size_divisibility == 1
+            return (images, padding_mask) if divides else pad_to_multiple(images, padding_mask, self.size_divisibility)
+        if padding_mask is None:
+            padding_mask = images.new_zeros(len(images), *images.shape[-2:], dtype=torch.bool)
+        # Where strides divide the size, an image's part of a map does not depend on the size of the padding.
+        images, padding_mask = pad_to_multiple(images, padding_mask, math.lcm(stride, self.size_divisibility))
+        return images, free_blocks(padding_mask, self.size_divisibility)
+
+    def backbone_maps(self, images: Tensor, padding_mask: Tensor | None) -> Mapping[str, Tensor]:
+        """Return the backbone's maps of prepared images."""
+        return self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
+
+    def neck_maps(self, maps: Mapping[str, Tensor], padding_mask: Tensor | None) -> Mapping[str, Tensor]:
+        """Return the neck's maps from those of the backbone."""
+        return self.neck(maps, padding_mask if self.isolate_padding else None)
+
+    def features(self, images: Tensor, padding_mask: Tensor | None) -> Mapping[str, Tensor]:
+        """Return the neck's maps of prepared images."""
+        return self.neck_maps(self.backbone_maps(images, padding_mask), padding_mask)
+
+
+def free_blocks(padding_mask: Tensor, size: int) -> Tensor:
+    """Count blocks of size x size pixels as image if any of their pixels is; (B, H, W) bool, True = padding."""
+    if size == 1:
+        return padding_mask
+    free = F.max_pool2d((~padding_mask).float(), size)
+    return free.repeat_interleave(size, 1).repeat_interleave(size, 2) == 0
+
+
+def check_tasks(tasks: Sequence[str], choices: Sequence[str]) -> None:
+    """Raise ConfigError if a task is unknown."""
+    for task in tasks:
+        if task not in choices:
+            raise ConfigError(f"model.tasks: unknown task {task!r}. {nearest(task, choices)}")

@@ -1,0 +1,96 @@
+"""Attention with relative positions that are a sum over the axes (Li et al. 2022, https://arxiv.org/abs/2112.01526,
+section 4.1; ViTDet, https://arxiv.org/abs/2203.16527).
+
+Defined with a bias, computed without: MViTv2-S on clips of 16 frames takes 0.82 of its time in inference, 0.85 in
+a training step, and saves 0.82 of its memory for the backward pass (CPU seconds of one thread of an Intel Xeon).
+
+Shapes: B batch, L queries and S keys of maps (h, w) or clips (t, h, w), d channels per head.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.kernels import plain_only
+from vitkit.nn.attention import attend
+from vitkit.nn.position import resize_positions_1d
+
+Size = tuple[int, ...]
+
+
+def attend_relative(
+    q: Tensor, k: Tensor, v: Tensor, tables: Sequence[Tensor], q_size: Size, k_size: Size, *, class_token: bool = False
+) -> Tensor:
+    """Add q . R_h[dy] + q . R_w[dx] (+ q . R_t[dt]) to the scores, and attend.
+
+    Args:
+        q: (B, heads, L, d).
+        k, v: (B, heads, S, d).
+        tables: for each axis (2 * length - 1, d), the encoding of each distance; other lengths are resized.
+        q_size: lengths of the queries' axes.
+        k_size: lengths of the keys' axes.
+        class_token: queries and keys begin with one, which has no position.
+    Returns:
+        (B, heads, L, d).
+    """
+    scores = relative_scores(q[:, :, int(class_token) :], tables, q_size, k_size)
+    if plain_only():
+        bias = spread_scores(scores, k_size)
+        return attend(q, k, v, F.pad(bias, (1, 0, 1, 0)) if class_token else bias)
+    # As channels of q and k the positions need no (heads, L, S) bias. The fused kernel needs v as wide.
+    places = one_hot_positions(k_size, k)
+    if class_token:
+        scores, places = F.pad(scores, (0, 0, 1, 0)), F.pad(places, (0, 0, 1, 0))
+    q = torch.cat((q * q.shape[-1] ** -0.5, scores), dim=-1)
+    k = torch.cat((k, places), dim=-1)
+    return attend(q, k, F.pad(v, (0, scores.shape[-1])), scale=1.0)[..., : v.shape[-1]]
+
+
+def relative_scores(q: Tensor, tables: Sequence[Tensor], q_size: Size, k_size: Size) -> Tensor:
+    """Return what each query adds to the scores of the keys at each index of each axis.
+
+    Args:
+        q: (B, heads, L, d), not scaled.
+        tables, q_size, k_size: as `attend_relative` has them.
+    Returns:
+        (B, heads, L, sum of `k_size`).
+    """
+    axes = "thw"[-len(q_size) :]
+    q = q.unflatten(2, q_size)
+    scores = [
+        torch.einsum(f"bn{axes}c,{axis}kc->bn{axes}k", q, relative_rows(table, q_length, k_length))
+        for axis, table, q_length, k_length in zip(axes, tables, q_size, k_size)
+    ]
+    return torch.cat(scores, dim=-1).flatten(2, 1 + len(axes))
+
+
+def spread_scores(scores: Tensor, k_size: Size) -> Tensor:
+    """Add up what the indices of each key add: (B, heads, L, sum of `k_size`) -> (B, heads, L, S)."""
+    bias = scores.new_zeros(())
+    for axis, part in enumerate(scores.split(k_size, dim=-1)):
+        shape = [length if i == axis else 1 for i, length in enumerate(k_size)]
+        bias = bias + part.unflatten(-1, shape)
+    return bias.flatten(3)
+
+
+def one_hot_positions(size: Size, k: Tensor) -> Tensor:
+    """Return the index of each key along each axis, one-hot: (B, heads, S, sum of `size`), in the dtype of the keys."""
+    indices = torch.meshgrid(*(torch.arange(length, device=k.device) for length in size), indexing="ij")
+    places = [
+        torch.eye(length, dtype=k.dtype, device=k.device)[index.flatten()] for index, length in zip(indices, size)
+    ]
+    return torch.cat(places, dim=-1).expand(*k.shape[:2], -1, -1)
+
+
+def relative_rows(table: Tensor, q_length: int, k_length: int) -> Tensor:
+    """Return the row of each query and key along one axis: (rows, d) -> (q_length, k_length, d).
+
+    The locations of the shorter side are spread over the longer one; distances are truncated to whole rows.
+    """
+    table = resize_positions_1d(table, 2 * max(q_length, k_length) - 1)
+    q_step, k_step = max(k_length / q_length, 1.0), max(q_length / k_length, 1.0)
+    q_positions = torch.arange(q_length, device=table.device)[:, None] * q_step
+    k_positions = torch.arange(k_length, device=table.device) * k_step
+    return table[(q_positions - k_positions + (k_length - 1) * k_step).long()]

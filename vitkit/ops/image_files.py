@@ -1,0 +1,224 @@
+"""Image files: one way to open them, so that none starts a program, fills the memory or leaves its folder."""
+
+import io
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from vitkit.errors import DataError
+
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
+"""Pillow's names of the formats that are read, whatever a file is called. Among the others are some that run programs
+(EPS starts Ghostscript) and some that nobody maintains."""
+MAX_PIXELS = 178_956_970
+"""Largest width x height of an image unless `data.max_image_pixels` says otherwise; Pillow's own limit."""
+_BYTES_PER_PIXEL = 8
+"""An uncompressed pixel of four 16-bit channels; a file with more bytes for each allowed pixel is no image."""
+_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
+_EXIF_ORIENTATION = 0x0112
+_LISTED = (
+    "The annotation file lists it: check that the images folder is the one that belongs to the annotations, and "
+    "complete."
+)
+_NUM_VALUES = 1 << 16
+
+
+class ImageHeader(NamedTuple):
+    """What the first bytes of an image file say."""
+
+    height: int
+    width: int
+    mode: str
+    """Pillow's name of the colour format."""
+
+
+def read_image(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Read any image (grey, palette, CMYK, with alpha, 16 bit, rotated by EXIF) as upright RGB.
+
+    Args:
+        what: begins the errors.
+        max_pixels: largest width x height.
+    Returns:
+        (H, W, 3) uint8.
+    Raises:
+        DataError: the file is missing, no regular file, truncated, no image of `FORMATS`, or too large.
+    """
+    return _decode(*read_file(path, what, max_pixels=max_pixels), path, what)
+
+
+def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Decode the bytes of an image file as `read_image` does.
+
+    Args:
+        name: of the picture, for errors.
+        max_pixels: largest width x height.
+    """
+    header = _header_of(io.BytesIO(data), len(data), name, "input", max_pixels)
+    return _decode(data, header, name, "input")
+
+
+def _decode(data: bytes, header: ImageHeader, path: str | Path, what: str) -> np.ndarray:
+    # Older OpenCV silently fills the missing part of a truncated JPEG with grey; Pillow refuses it.
+    is_truncated = data.startswith(_JPEG_START) and not data.rstrip(b"\0").endswith(_JPEG_END)
+    image = None if is_truncated else _decode_opencv(data)
+    # Where OpenCV finds another size than the header, which was checked, Pillow's reading counts.
+    if image is None or image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
+        with _decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            image = np.array(ImageOps.exif_transpose(opened).convert("RGB"))
+    return image
+
+
+def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Read an image of one channel: grey values of 1, 8 or 16 bits, or the indices of a palette.
+
+    Args:
+        what, max_pixels: see `read_image`.
+    Returns:
+        (H, W) uint8 or uint16.
+    Raises:
+        DataError: see `read_image`; or it has several channels.
+    """
+    data, _ = read_file(path, what, max_pixels=max_pixels)
+    with _decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as label_map:
+        mode, values = label_map.mode, np.asarray(label_map)
+    if values.ndim != 2 or mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
+        raise DataError(
+            f"{what} '{path}': the picture is of mode {mode} with shape {values.shape}; expected one channel whose "
+            "values are classes. Convert colours to class numbers first."
+        )
+    if values.dtype not in (np.uint8, np.uint16):
+        if values.min() < 0 or values.max() >= _NUM_VALUES:
+            raise DataError(f"{what} '{path}': values reach {values.min()} to {values.max()}; expected 0 to 65535.")
+        values = values.astype(np.uint16)
+    return values
+
+
+def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> ImageHeader:
+    """Read the size and the colour format of an image file, and nothing else of it.
+
+    Args:
+        what, max_pixels: see `read_image`.
+    Raises:
+        DataError: see `read_image`.
+    """
+    with open_regular(path, what) as file:
+        return _header_of(file, os.fstat(file.fileno()).st_size, path, what, max_pixels)
+
+
+def is_rotated(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> bool:
+    """Whether an image file has an EXIF tag that asks to rotate or mirror it; raises like `read_header`."""
+    data, _ = read_file(path, "images", max_pixels=max_pixels)
+    with _decoding(path, "images", len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        return image.getexif().get(_EXIF_ORIENTATION, 1) != 1
+
+
+def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> tuple[bytes, ImageHeader]:
+    """Read an image file undecoded, once its header has shown that it is one and not too large.
+
+    Args:
+        what, max_pixels: see `read_image`.
+    Raises:
+        DataError: see `read_image`.
+    """
+    with open_regular(path, what) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        header = _header_of(file, num_bytes, path, what, max_pixels)
+        with _decoding(path, what, num_bytes):
+            file.seek(0)
+            return file.read(), header
+
+
+def open_regular(path: str | Path, what: str) -> BinaryIO:
+    """Open a file for reading; a device or a pipe, which may never end, is an error."""
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):
+            return open(path, "rb")
+        reason = "it is a folder" if stat.S_ISDIR(mode) else "it is a device or a pipe"
+        remedy = "Give a file."
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte or half a character
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        remedy = _LISTED if what == "images" else "Give the path of an image."
+    raise DataError(f"{what}: cannot read '{path}' ({reason}). {remedy}")
+
+
+def _header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_pixels: int) -> ImageHeader:
+    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow refuses more than twice this, in all of the process
+    with _decoding(path, what, num_bytes), Image.open(file, formats=FORMATS) as image:
+        header = ImageHeader(image.height, image.width, image.mode)
+        if header.height * header.width > max_pixels or num_bytes > _BYTES_PER_PIXEL * max_pixels:
+            raise Image.DecompressionBombError(f"it says that it has {header.width}x{header.height} pixels")
+    return header
+
+
+@contextmanager
+def _decoding(path: str | Path, what: str, num_bytes: int) -> Iterator[None]:
+    """Turn whatever a decoder raises into a DataError that names the file."""
+    try:
+        yield
+    except Exception as error:  # a damaged file can make a decoder raise anything
+        # Pillow's own message names an in-memory buffer, which tells a user nothing.
+        reason = str(error) or type(error).__name__
+        if isinstance(error, Image.UnidentifiedImageError):
+            reason = f"not an image of a known format ({', '.join(FORMATS)}), or damaged"
+        elif isinstance(error, MemoryError):
+            reason = "there is not enough memory for it"
+        elif isinstance(error, Image.DecompressionBombError):
+            reason = f"too large: {reason}. If that is right, set data.max_image_pixels (default: {MAX_PIXELS})"
+        raise DataError(
+            f"{what}: cannot decode '{path}' ({num_bytes} bytes): {reason}. Download or export the file again."
+        ) from error
+
+
+def _decode_opencv(data: bytes) -> np.ndarray | None:
+    encoded = np.frombuffer(data, np.uint8)
+    try:
+        if hasattr(cv2, "IMREAD_COLOR_RGB"):  # since OpenCV 4.10
+            return cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
+        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
+    except cv2.error:  # Pillow may read it, or says what is wrong
+        return None
+    return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
+def check_inside(folder: str | Path, names: Iterable[str], where: str, *, allow_outside: bool = False) -> None:
+    """Check that file names lead to files below a folder, as far as the names say: links in it may lead anywhere.
+
+    Args:
+        where: begins the error.
+        allow_outside: check nothing.
+    Raises:
+        DataError: a name is absolute, or leads upwards, to another place.
+    """
+    if allow_outside:
+        return
+    root = os.path.normpath(os.path.abspath(folder))
+    for name in names:
+        # Nearly all names pass this test, which is the faster one.
+        if ".." not in name and not os.path.isabs(name) and ":" not in name:
+            continue
+        path = Path(os.path.normpath(os.path.join(root, name)))
+        if not path.is_relative_to(root):
+            raise DataError(
+                f"{where}: file_name '{name}' lies outside the folder '{folder}'. Files are read from that folder "
+                "only; give the folder that they all lie in, or set allow_outside=true for this dataset, if you trust "
+                "the annotation file."
+            )
+
+
+def to_tensor(image: np.ndarray) -> Tensor:
+    """Convert (H, W, 3) uint8 to a contiguous (3, H, W) uint8 tensor."""
+    planes = np.empty((3, *image.shape[:2]), np.uint8)
+    # Ten times faster than NumPy's or PyTorch's transposed copy; OpenCV writes into the arrays of the list.
+    cv2.split(image, list(planes))
+    return torch.from_numpy(planes)

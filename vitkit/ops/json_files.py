@@ -1,0 +1,56 @@
+"""Reading the JSON of annotations and results."""
+
+import gc
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vitkit.errors import DataError
+
+
+def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None = None) -> Any:
+    """Read an annotation file or results.
+
+    Args:
+        key: what the file is called in the config or the command, for messages.
+        remedy: what to do if there is no such file; None: that for a dataset.
+    Raises:
+        DataError: no such file, or it holds no JSON that can be read.
+    """
+    path = Path(path)
+    remedy = remedy or f'Download the dataset (see README, "Data"), or correct data.root or `{key}` of this dataset.'
+    if not path.is_file():
+        raise DataError(f"{key}: no file '{path}'. {remedy}")
+    try:
+        data = path.read_bytes()
+        with gc_paused():
+            return json.loads(data)
+    except OSError as error:
+        raise DataError(f"{key}: cannot read '{path}' ({error.strerror}). {remedy}") from error
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path.name}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg} ('{path}', "
+            f"{len(data)} bytes). A truncated download looks like this: fetch the file again."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path.name}: '{path}' is not text ({error}). Expected JSON.") from error
+    except RecursionError as error:
+        raise DataError(
+            f"{path.name}: '{path}' nests lists too deep to be read. Expected a file for vitkit."
+        ) from error
+    except ValueError as error:  # Python converts numbers of up to 4300 digits
+        raise DataError(f"{path.name}: '{path}' holds a number that is too long ({error}). Correct it.") from error
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause garbage collection, which visits the millions of new objects of a large file repeatedly."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,132 @@
+"""Masks in COCO's format: polygons and run lengths, checked before the C code of pycocotools sees them.
+
+pycocotools trusts its input: run lengths that do not fill their image make it loop for ever or leave pixels undefined,
+and a polygon with a very large coordinate ends the process.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from pycocotools import mask as coco_mask
+
+_MAX_REACH = 10
+"""Largest coordinate of a polygon, in sizes of its image: pycocotools allocates memory for each pixel of an outline."""
+_MAX_PIXELS = 1 << 32
+"""pycocotools counts them in 32 bits."""
+_MAX_GROUPS = 7  # of 5 bits, which hold any number of 32 bits and its sign
+_NUMBERS = frozenset((int, float))
+
+_EXPECTED_FORMS = "a list of polygons [x, y, x, y, ...] or run lengths {'size': [height, width], 'counts': ...}"
+_EXPECTED_POLYGONS = "polygons that are each a flat list [x, y, x, y, ...] of at least three finite points"
+_EXPECTED_RUNS = "run lengths that are whole numbers above 0 (the first may be 0)"
+
+
+def wrong_segmentation(segmentation: Any, height: int, width: int) -> str | None:
+    """Check polygons, compressed or uncompressed run lengths of an image.
+
+    Returns:
+        what was expected; None if the segmentation is right.
+    """
+    if height * width >= _MAX_PIXELS:
+        return f"an image of less than 2^32 pixels; it has {height * width}"
+    if isinstance(segmentation, dict):
+        return wrong_run_lengths(segmentation, height, width)
+    if not isinstance(segmentation, list) or not segmentation:
+        return _EXPECTED_FORMS
+    reach = _MAX_REACH * max(height, width)
+    for polygon in segmentation:
+        if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
+            return _EXPECTED_POLYGONS
+        if not _NUMBERS.issuperset(map(type, polygon)):
+            return _EXPECTED_POLYGONS
+        try:
+            # The length of the vector is at least the largest coordinate, and not below the limit where one is nan. It
+            # is the fastest test of all coordinates; few polygons are so long that they need the exact one.
+            is_near = math.hypot(*polygon) <= reach or all(-reach <= value <= reach for value in polygon)
+        except OverflowError:
+            is_near = False
+        if not is_near:
+            return f"finite coordinates of at most {_MAX_REACH} times the size of the image, {width}x{height}"
+    return None
+
+
+def wrong_run_lengths(segmentation: Any, height: int | None = None, width: int | None = None) -> str | None:
+    """Check compressed or uncompressed run lengths.
+
+    Args:
+        height, width: of the image; None: those that the segmentation says.
+    Returns:
+        what was expected; None if they are right.
+    """
+    if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
+        return _EXPECTED_FORMS if height else "run lengths {'size': [height, width], 'counts': ...}"
+    size, counts = segmentation["size"], segmentation["counts"]
+    if not isinstance(size, list) or len(size) != 2 or not all(map(is_side, size)) or size[0] * size[1] >= _MAX_PIXELS:
+        return "run lengths with a size [height, width] of whole numbers above 0"
+    if height is not None and size != [height, width]:
+        return f"run lengths of the image's size [{height}, {width}]"
+    try:
+        runs = _decode_counts(counts) if isinstance(counts, str) else counts
+    except ValueError as error:
+        return f"counts as pycocotools compresses them: {error}"
+    if not isinstance(runs, list) or not runs or {*map(type, runs)} != {int}:
+        return _EXPECTED_RUNS
+    if runs[0] < 0 or min(runs[1:], default=1) <= 0:
+        return _EXPECTED_RUNS
+    if sum(runs) != size[0] * size[1]:
+        return f"run lengths that fill the image's {size[0] * size[1]} pixels; their sum is {sum(runs)}"
+    return None
+
+
+def is_side(value: Any) -> bool:
+    """Whether a value is the height or the width of an image, as far as OpenCV reads images."""
+    return type(value) is int and 0 < value <= 1 << 20
+
+
+def _decode_counts(counts: str) -> list[int]:
+    """Decode COCO's compressed string of run lengths.
+
+    Each number is a sequence of groups of 5 bits, lowest first, and the sixth bit says that another one follows. The
+    highest bit of the last group is the sign. From the fourth number on it is the difference to the last but one.
+
+    Raises:
+        ValueError: the string is none that pycocotools writes.
+    """
+    codes = np.frombuffer(counts.encode(errors="replace"), np.uint8).astype(np.int64) - 48
+    if not codes.size or codes.min() < 0 or codes.max() > 63:
+        raise ValueError("a character is not between '0' and 'o'" if codes.size else "it is empty")
+    (ends,) = np.nonzero(codes < 32)
+    if codes[-1] >= 32:
+        raise ValueError("it ends within a number")
+    num_groups = np.diff(ends, prepend=-1)
+    if num_groups.max() > _MAX_GROUPS:
+        raise ValueError("a number does not fit 32 bits")
+    starts = ends + 1 - num_groups
+    shifts = 5 * (np.arange(len(codes)) - np.repeat(starts, num_groups))
+    values = np.add.reduceat((codes & 31) << shifts, starts)
+    values -= np.where(codes[ends] & 16, 1 << 5 * num_groups, 0)
+    values[1::2] = values[1::2].cumsum()
+    values[2::2] = values[2::2].cumsum()
+    return values.tolist()
+
+
+def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str, Any]:
+    """Encode polygons, compressed or uncompressed run lengths as compressed run lengths for pycocotools."""
+    if isinstance(segmentation, list):
+        return coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
+    if isinstance(segmentation["counts"], list):
+        return coco_mask.frPyObjects(segmentation, height, width)
+    return segmentation
+
+
+def decode_segmentation(segmentation: Any, height: int, width: int) -> np.ndarray:
+    """Decode polygons, compressed or uncompressed run lengths to a (height, width) uint8 mask of 0 and 1."""
+    return coco_mask.decode(encode_segmentation(segmentation, height, width))
+
+
+def mask_annotation(mask: np.ndarray) -> dict[str, Any]:
+    """Return the `segmentation` (compressed run lengths), `area` and `bbox` of an (H, W) bool mask in COCO's format."""
+    rle = coco_mask.encode(np.asfortranarray(mask).view(np.uint8))
+    segmentation = {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
+    return {"segmentation": segmentation, "area": int(coco_mask.area(rle)), "bbox": coco_mask.toBbox(rle).tolist()}

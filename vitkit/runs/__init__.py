@@ -1,0 +1,6 @@
+"""Runs from a config to their metrics: everything that a config names is built here, and handed to `engine`."""
+
+from vitkit.runs.api import Run, test, train
+from vitkit.runs.testing import Evaluated
+
+__all__ = ["Evaluated", "Run", "test", "train"]

@@ -1,0 +1,160 @@
+"""Training and testing from Python, as the tools do from the command line."""
+
+import json
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitkit.config import Config, load_config, load_saved_config
+from vitkit.distributed import close_distributed, init_distributed
+from vitkit.engine.checkpoints import BEST_NAME, CONFIG_NAME, LAST_NAME
+from vitkit.engine.hooks import Interrupted
+from vitkit.engine.run_folder import check_resumable
+from vitkit.errors import ConfigError
+from vitkit.inference import Predictor, Translator, find_trained, load
+from vitkit.logging import LOG_NAME, setup_logging
+from vitkit.runs.testing import Evaluated, evaluate_config
+from vitkit.runs.training import train_config
+from vitkit.visualization.curves import read_log
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended."""
+
+    path: Path
+    """Its folder."""
+    metrics: dict[str, float]
+    """Of its last evaluation, by name."""
+    history: list[dict[str, float]]
+    """The metrics of each evaluation, the first one first."""
+
+    @property
+    def weights(self) -> Path:
+        """The checkpoint of the best evaluation; of the last step where there is none."""
+        return next(self.path / name for name in (BEST_NAME, LAST_NAME) if (self.path / name).is_file())
+
+    def load(self, *, device: str | torch.device = "cpu") -> Predictor | Translator:
+        """Load these weights, ready to predict; see `vitkit.load`."""
+        return load(self.path, device=device, trust=True)
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | None = None,
+    *,
+    run_dir: str | Path | None = None,
+    resume: str | Path | None = None,
+    init: str | Path | None = None,
+    device: str | None = None,
+    trust: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Train a model, as `vitkit train` does; under torchrun every process calls it.
+
+    `train("quickstart/detr", train=dict(epochs=2), data=dict(num_workers=0))`
+
+    Args:
+        config: a file, the name of an installed config, or what `load_config` returned. Not needed with `resume`.
+        run_dir: where to write; None: runs/CONFIG_NAME, numbered if it is taken.
+        resume: the folder of a run to resume.
+        init: weights to start from; other classes get a new head.
+        device: "cpu" or "cuda"; None: a GPU if there is one.
+        trust: let a saved config import the code that it names, see `load_config`.
+        overrides: values of the config by section, as dicts of those that change, or whole as a `dict(type=...)`; or by
+            dotted key: `**{"model.num_queries": 50}`.
+    Raises:
+        VitkitError: see vitkit/errors.py; whatever a user can cause.
+        KeyboardInterrupt: ctrl-C; the state is saved, and `resume` continues from it.
+    """
+    if (config is None) == (resume is None):
+        raise ConfigError("train: give either a config, or resume=RUN.")
+    if resume is not None and (init is not None or run_dir is not None):
+        raise ConfigError("train: resume continues a run in its own folder: it takes neither init nor run_dir.")
+    if resume is not None:
+        check_resumable(Path(resume))
+    source = Path(resume) / CONFIG_NAME if resume is not None else config
+    resolved = _resolve(source, _as_overrides(overrides), trust=trust)
+    with _process_group(device) as rank_device:
+        try:
+            folder = train_config(
+                resolved,
+                rank_device,
+                default=Path("runs") / resolved.path.stem,
+                run_dir=None if run_dir is None else Path(run_dir),
+                resume=None if resume is None else Path(resume),
+                init=None if init is None else str(init),
+                trust=trust,
+            )
+        except Interrupted as interrupted:
+            if interrupted.signal == signal.SIGINT:  # a notebook goes on, where SystemExit would end it
+                raise KeyboardInterrupt(str(interrupted)) from interrupted
+            raise
+    _, evaluations = read_log(folder / LOG_NAME)
+    history = [dict(evaluation["metrics"]) for evaluation in evaluations]
+    return Run(folder, history[-1] if history else {}, history)
+
+
+def test(
+    model: str | Path | Mapping[str, Any],
+    weights: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    device: str | None = None,
+    trust: bool = False,
+    **overrides: Any,
+) -> Evaluated:
+    """Evaluate a model on its config's validation data, as `vitkit test` does; under torchrun every process calls it.
+
+    `test("runs/detr").metrics["bbox/AP"]`, `test("detr_r50", data=dict(root="data/coco"))`
+
+    Args:
+        model: see `find_model`.
+        weights: of a config; None: those of `model`.
+        out: a file to write the predictions into; None: none.
+        device, trust, overrides: see `train`.
+    Raises:
+        VitkitError: see vitkit/errors.py; whatever a user can cause.
+    """
+    texts = _as_overrides(overrides)
+    if isinstance(model, Mapping):
+        model, texts = _resolve(model, texts, trust=trust), []
+    config, weights = find_trained(model, weights, overrides=texts, trust=trust)
+    with _process_group(device) as rank_device:
+        result = evaluate_config(config, weights, rank_device)
+        if out is not None and result.metrics:
+            result.write(out)
+    return result
+
+
+def _resolve(source: str | Path | Mapping[str, Any], overrides: list[str], *, trust: bool) -> Config:
+    if not isinstance(source, Mapping):
+        return load_config(source, overrides, trust=trust)
+    # What is given as values comes from the caller's own program.
+    return load_saved_config(json.dumps(source), getattr(source, "path", "config"), overrides, trust=True)
+
+
+def _as_overrides(values: Mapping[str, Any]) -> list[str]:
+    """Write keyword arguments as `key.sub=value`: a dict without `type` changes the keys that it has, and no others."""
+    overrides = []
+    for key, value in values.items():
+        if isinstance(value, Mapping) and "type" not in value:
+            overrides += _as_overrides({f"{key}.{name}": item for name, item in value.items()})
+        else:
+            overrides.append(f"{key}={value if isinstance(value, str | Path) else repr(value)}")
+    return overrides
+
+
+@contextmanager
+def _process_group(device: str | None) -> Iterator[torch.device]:
+    """Join the other ranks, if there are any, and yield this rank's device."""
+    try:
+        rank_device = init_distributed(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        setup_logging()
+        yield rank_device
+    finally:
+        close_distributed()

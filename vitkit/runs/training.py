@@ -1,0 +1,300 @@
+"""A config trained in a folder of its own: everything that the config names is built here."""
+
+import json
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitkit.checkpoint import load_weights, read_checkpoint
+from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
+from vitkit.data.loading.loader import BatchLoader, DataSettings, check_same_classes
+from vitkit.data.transforms.mixing import TransformedLoader
+from vitkit.distributed import broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
+from vitkit.engine.checkpoints import CONFIG_NAME
+from vitkit.engine.evaluate import evaluate
+from vitkit.engine.hooks import Interrupted
+from vitkit.engine.loop import train
+from vitkit.engine.parallel import shard
+from vitkit.engine.resume import Launch, current_launch, mark_launch, report_changes, resume_command
+from vitkit.engine.run import TrainRun
+from vitkit.engine.run_folder import RunFolder, run_folder, writing_into
+from vitkit.engine.run_record import record_start
+from vitkit.engine.settings import TrainSettings, require
+from vitkit.errors import DataError
+from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, say
+from vitkit.models import build_model
+from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.protocols import FindsThresholds, HasCategoryIds, HasClasses, HasPretrained, HasThings, HasVocabularies
+from vitkit.registry import CRITERIA, EVALUATORS, OPTIMIZERS, SCHEDULES, Spec
+from vitkit.structures import Batch, ImageSizes, ScoreThresholds
+from vitkit.visualization.curves import plot_training
+from vitkit.visualization.predictions import draw_predictions
+from vitkit.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
+
+NUM_DRAWN = 8
+"""Validation images whose predictions are drawn."""
+logger = logging.getLogger("vitkit")
+
+
+def train_config(
+    config: Config,
+    device: torch.device,
+    *,
+    default: Path,
+    run_dir: Path | None = None,
+    resume: Path | None = None,
+    init: str | None = None,
+    trust: bool = False,
+) -> Path:
+    """Choose the run's folder, and train in it. All ranks call it, in their process group.
+
+    Args:
+        config: checked.
+        device: of this rank.
+        default: the folder of a new run, numbered if it is taken.
+        run_dir: in place of it.
+        resume: the folder of a run to resume.
+        init: weights to start from, see `load_weights`.
+        trust: see `load_config`.
+    Returns:
+        the run's folder.
+    Raises:
+        VitkitError: see vitkit/errors.py; whatever a user can cause.
+        Interrupted: a signal asked for it, and the state is saved.
+    """
+    require(
+        config, "model", "criterion", "data.train", "data.val", "optimizer", "schedule", "evaluator", "train.epochs"
+    )
+    make_data_paths_absolute(config)
+    launches = gather_objects(current_launch())
+    with run_folder(launches, resume=resume, run_dir=run_dir, default=default) as folder, ConsoleCopy() as console:
+        if folder.checkpoint:
+            saved = load_config(folder.path / CONFIG_NAME, trust=trust)
+            make_data_paths_absolute(saved)
+            report_changes(folder.path, saved, config)
+        train_in(folder, config, device, init=init, launches=launches, console=console)
+        return folder.path
+
+
+def train_in(
+    folder: RunFolder,
+    config: Config,
+    device: torch.device,
+    *,
+    init: str | None,
+    launches: Sequence[Launch],
+    console: ConsoleCopy,
+) -> None:
+    """Build everything the config names, train, and draw the curves."""
+    settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
+    seed_everything(settings.seed + rank())
+    run_dir, checkpoint = folder.path, folder.checkpoint
+
+    train_set, val_set = build_datasets(data)
+    vocabularies = share_vocabularies(train_set, val_set, checkpoint or init)
+    loader = build_train_loader(data, train_set, settings.seed, device)
+    metadata = dataset_metadata(train_set, vocabularies)
+    classes = metadata.get("classes")
+    model = build_model(config["model"], classes=classes, things=metadata.get("things"), vocabularies=vocabularies)
+    if not checkpoint:
+        load_initial_weights(model, init, classes)
+    model = prepare_model(model, settings, device)
+    criterion = CRITERIA.build(config["criterion"]).to(device)
+    optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)
+    steps_per_epoch = -(-len(loader) // settings.accumulate)
+    schedule = SCHEDULES.build(
+        config["schedule"], optimizer=optimizer, steps_per_epoch=steps_per_epoch, epochs=settings.epochs
+    )
+    settings.check_batch_size(data.batch_size_per_gpu * settings.accumulate * world_size())
+    train_run = TrainRun(
+        model=model,
+        criterion=criterion,
+        loader=loader,
+        optimizer=optimizer,
+        schedule=schedule,
+        settings=settings,
+        device=device,
+        run_dir=run_dir,
+        saved_with={"config": json.dumps(config), **metadata},
+        owns_folder=folder.is_mine,
+    )
+    say(describe(train_run, train_set, val_set, vocabularies))
+
+    # Not earlier: a config that the checkpoint does not fit would replace the one that it does.
+    on_start = partial(prepare_run_dir, run_dir, config, device, launches=launches, console=console)
+    validation = partial(
+        validate, train_run=train_run, loader=data.val_loader(val_set), evaluator_spec=config["evaluator"]
+    )
+    try:
+        train(train_run, validate=validation, resume=checkpoint, on_start=on_start)
+    except Interrupted as interrupted:
+        device_type = [] if device.type == "cuda" else ["--device", device.type]
+        say(f"{interrupted.signal.name}: saved. Resume with:\n    {resume_command(run_dir, *device_type)}")
+        raise
+    if is_main():
+        with going_on_without(run_dir / "curves.png"):
+            plot_training(run_dir / LOG_NAME, run_dir / "curves.png")
+        written = sorted(path.name for path in run_dir.glob("[!.]*") if path.is_file())
+        say(f"done: {', '.join(written)} are in {run_dir}")
+
+
+def describe(train_run: TrainRun, train_set: Any, val_set: Any, vocabularies: Mapping[str, Vocabulary]) -> str:
+    """Return the line that a run begins with: its folder, data, parameters and devices."""
+    if isinstance(train_set, HasClasses):
+        sizes = [f"{len(train_set.classes)} classes"]
+    else:
+        sizes = [f"{len(vocabulary)} {side} tokens" for side, vocabulary in vocabularies.items()]
+    return (
+        f"run {train_run.run_dir}  {len(train_set)} training and {len(val_set)} validation "
+        f"{getattr(train_set, 'noun', 'images')}, {', '.join(sizes)}  "
+        f"{sum(p.numel() for p in train_run.parameters if p.requires_grad) / 1e6:.1f} M trainable parameters  "
+        f"{world_size()} x {train_run.device.type}, {train_run.settings.precision}"
+    )
+
+
+def prepare_run_dir(
+    run_dir: Path, config: Config, device: torch.device, *, launches: Sequence[Launch], console: ConsoleCopy
+) -> None:
+    """Write the config, how the run was started and the console into its folder; the main process does."""
+    if not is_main():
+        return
+    with writing_into(run_dir):
+        mark_launch(run_dir, launches)
+        save_config(config, run_dir / f"{CONFIG_NAME}.tmp")
+        (run_dir / f"{CONFIG_NAME}.tmp").replace(run_dir / CONFIG_NAME)
+        record_start(run_dir, device)
+        console.begin(run_dir / CONSOLE_NAME)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's random numbers."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def build_datasets(data: DataSettings) -> tuple[Any, Any]:
+    """Build the training and the validation dataset, which must have the same classes."""
+    train_set = data.dataset("train")
+    val_set = data.dataset("val")
+    if isinstance(train_set, HasClasses) and isinstance(val_set, HasClasses):
+        check_same_classes(train_set, val_set)
+    if getattr(train_set, "num_objects", None) == 0:
+        raise DataError("data.train: none of its images has a usable object, so there is nothing to learn.")
+    return train_set, val_set
+
+
+def build_train_loader(data: DataSettings, train_set: Any, seed: int, device: torch.device) -> Any:
+    """Return the loader of the training batches, which the dataset may transform on the device."""
+    loader = data.train_loader(train_set, seed)
+    batch_transforms = getattr(train_set, "batch_transforms", None)
+    return TransformedLoader(loader, batch_transforms, device) if batch_transforms else loader
+
+
+def share_vocabularies(train_set: Any, val_set: Any, checkpoint: str | Path | None) -> dict[str, Vocabulary]:
+    """Let datasets of text use one vocabulary for each side, and return these; other datasets have none.
+
+    They are those of the checkpoint that the weights are from, or else made of the training text by the first rank.
+    """
+    if not isinstance(train_set, HasVocabularies):
+        return {}
+    saved = None
+    if is_main():
+        if checkpoint and Path(checkpoint).is_file():
+            saved = read_checkpoint(checkpoint).get("vocabularies")
+        saved = saved or {side: vocabulary.to_json() for side, vocabulary in vocabularies_of(train_set).items()}
+    vocabularies = vocabularies_from_json(broadcast_object(saved))
+    for dataset in (train_set, val_set):
+        set_vocabularies(dataset, vocabularies)
+    return vocabularies
+
+
+def dataset_metadata(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
+    """Return what a checkpoint must say of classes and vocabularies for the model to be used without the dataset."""
+    metadata = {"classes": dataset.classes} if isinstance(dataset, HasClasses) else {}
+    if isinstance(dataset, HasCategoryIds):
+        metadata["category_ids"] = dataset.category_ids
+    if isinstance(dataset, HasThings):
+        metadata["things"] = dataset.things
+    if vocabularies:
+        metadata["vocabularies"] = {side: vocabulary.to_json() for side, vocabulary in vocabularies.items()}
+    return metadata
+
+
+def load_initial_weights(model: nn.Module, init: str | None, classes: Sequence[str] | None) -> None:
+    """Load the weights that a new run starts from: those of `--init`, or a pretrained backbone's."""
+    with first_rank_first():
+        if init:
+            logger.info(load_weights(model, init, classes=classes, new_class_head=True))
+        elif isinstance(model, HasPretrained):
+            source = model.load_pretrained()
+            logger.info("backbone: %s", f"weights from {source}" if source else "random weights")
+
+
+def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.Module:
+    """Move the model to the device, laid out and sharded as the settings say."""
+    if settings.activation_checkpointing:
+        enable_activation_checkpointing(model)
+    if settings.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    model = model.to(device)
+    return shard(model, device) if settings.strategy == "fsdp" else model
+
+
+def validate(model: nn.Module, *, train_run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> dict[str, float]:
+    """Return the metrics of a model, and draw what it predicts for the first images."""
+    evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
+    samples: list[tuple[dict, dict]] = []
+    sizes: list[tuple[int, int]] = []
+
+    def keep_first(predictions: list, batch: Batch) -> None:
+        sizes.extend(target["image_size"] for target in batch.targets if "image_size" in target)
+        if len(samples) < NUM_DRAWN:
+            samples.extend(zip(predictions, batch.targets))
+
+    metrics = evaluate(
+        model,
+        loader,
+        evaluator,
+        device=train_run.device,
+        precision=train_run.settings.precision,
+        criterion=train_run.criterion,
+        on_batch=keep_first,
+    )
+    if is_main():
+        say(evaluator.table())
+        thresholds = evaluator.score_thresholds() if isinstance(evaluator, FindsThresholds) else None
+        train_run.measured |= measured_values(thresholds, sizes, loader.dataset)
+        with going_on_without(train_run.run_dir / "predictions.png"):
+            picture = train_run.run_dir / "predictions.png"
+            draw_predictions(samples[:NUM_DRAWN], loader.dataset, picture, thresholds=thresholds)
+    return metrics
+
+
+def measured_values(
+    thresholds: ScoreThresholds | None, sizes: Sequence[tuple[int, int]], dataset: Any
+) -> dict[str, Any]:
+    """Return what an evaluation has shown of how to predict, as plain values for checkpoints."""
+    measured = {}
+    if thresholds is not None:
+        measured["score_thresholds"] = thresholds.as_json(dataset.classes)
+    if sizes:
+        measured["image_sizes"] = ImageSizes.of(sizes).as_json()
+    return measured
+
+
+@contextmanager
+def going_on_without(picture: Path) -> Iterator[None]:
+    """Say that a picture cannot be drawn, such as on a full disk, or of a log that could not be written."""
+    try:
+        yield
+    except (OSError, DataError) as error:
+        say(f"{picture}: not drawn ({getattr(error, 'strerror', None) or error})")

@@ -1,0 +1,149 @@
+"""Predictions drawn on their images, and beside the ground truth, whatever is predicted."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vitkit.protocols import HasClasses, HasImageIds
+from vitkit.structures import ScoreThresholds
+from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy
+from vitkit.visualization.canvas import save_figure, save_grid, to_picture
+from vitkit.visualization.classification import draw_caption, draw_classes
+from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
+
+_COLUMNS = 4
+_TITLE_WIDTH = 36  # letters
+_FIELDS = ("panoptic", "semantic", "masks", "boxes_xyxy", "class_scores", "text")
+"""Fields of predictions; the first that a prediction has is drawn."""
+
+
+def draw_prediction(
+    image: np.ndarray,
+    prediction: Mapping[str, Any],
+    class_names: Sequence[str],
+    field: str,
+    *,
+    thresholds: ScoreThresholds | None = None,
+) -> np.ndarray:
+    """Draw what a model predicted in an image.
+
+    Args:
+        image: (H, W, 3) uint8 RGB.
+        prediction: what the model's `postprocess` returned, on the CPU, in pixels of the image.
+        field: which of it: "panoptic", "semantic", "masks", "boxes_xyxy", "class_scores" or "text".
+        thresholds: objects below theirs are left out; None: those below 0.5.
+    Returns:
+        (H', W', 3) uint8 RGB; small images are upscaled, and some fields have a legend below.
+    """
+    if field == "panoptic":
+        return draw_panoptic(image, prediction["panoptic"], prediction["segments_info"], class_names)
+    if field == "semantic":
+        return draw_semantic(image, prediction["semantic"], class_names)
+    if field == "class_scores":
+        return draw_classes(image, prediction["class_scores"], class_names)
+    if field == "text":
+        return draw_caption(image, prediction["text"])
+    confident = prediction["scores"] >= (thresholds or ScoreThresholds()).of(prediction["labels"])
+    draw = draw_masks if field == "masks" else draw_detections
+    objects, labels, scores = (prediction[name][confident] for name in (field, "labels", "scores"))
+    return draw(image, objects, labels, class_names, scores)
+
+
+def draw_truth(image: np.ndarray, target: Mapping[str, Any], class_names: Sequence[str]) -> np.ndarray:
+    """Draw a target's masks, which cover the image in any size, or else its boxes."""
+    size = to_picture(image).size
+    if "masks" not in target:
+        return draw_detections(image, target_boxes_xyxy(target, size), target["labels"], class_names)
+    masks = np.zeros((len(target["masks"]), *size[::-1]), bool)
+    for resized, mask in zip(masks, target["masks"].cpu().numpy()):
+        resized[:] = cv2.resize(mask.view(np.uint8), size, interpolation=cv2.INTER_NEAREST_EXACT)
+    return draw_masks(image, masks, target["labels"], class_names)
+
+
+def draw_predictions(
+    samples: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+    dataset: Any,
+    path: str | Path,
+    *,
+    thresholds: ScoreThresholds | None = None,
+) -> bool:
+    """Save a PNG of predictions beside their ground truth.
+
+    Args:
+        samples: prediction and target of each image; the targets have `image_id`.
+        dataset: of the images.
+        thresholds: of the objects drawn; None: 0.5.
+    Returns:
+        whether there is a figure for such predictions.
+    """
+    field = next((field for field in _FIELDS if samples and field in samples[0][0]), None)
+    if field is None or not isinstance(dataset, HasImageIds):
+        return False
+    index_of = {image_id: index for index, image_id in enumerate(dataset.image_ids)}
+    rows = []
+    for prediction, target in samples:
+        image = dataset.load_image(index_of[target["image_id"]])
+        on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in prediction.items()}
+        rows.append((image, on_cpu, target))
+    if field == "text":
+        titles = [(row["text"] or "(nothing)", "black", target["references"][0]) for _, row, target in rows]
+        save_titled([image for image, _, _ in rows], titles, path)
+    elif field == "class_scores":
+        titles = [
+            _classification_title(row["class_scores"], target["label"], dataset.classes) for _, row, target in rows
+        ]
+        save_titled([image for image, _, _ in rows], titles, path)
+    else:
+        classes = dataset.classes if isinstance(dataset, HasClasses) else ()
+        save_pairs(rows, classes, field, path, thresholds=thresholds)
+    return True
+
+
+def save_pairs(
+    rows: Sequence[tuple[np.ndarray, Mapping[str, Any], Mapping[str, Any]]],
+    class_names: Sequence[str],
+    field: str,
+    path: str | Path,
+    *,
+    thresholds: ScoreThresholds | None = None,
+) -> None:
+    """Save a PNG with a field of each image's prediction beside its target, two pairs on a line."""
+    pictures = []
+    for image, prediction, target in rows:
+        drawn = draw_prediction(image, prediction, class_names, field, thresholds=thresholds)
+        pictures += [drawn, draw_truth(image, target, class_names)]
+    thresholds = thresholds or ScoreThresholds()
+    title = f"prediction (score from {thresholds.interval})" if field in ("masks", "boxes_xyxy") else "prediction"
+    save_grid(pictures, [title, "ground truth"] * len(rows), path, per_line=_COLUMNS)
+
+
+def save_titled(images: Sequence[np.ndarray], titles: Sequence[tuple[str, str, str]], path: str | Path) -> None:
+    """Save a PNG with each image below its title.
+
+    Args:
+        images: (H, W, 3) uint8 RGB, at least one.
+        titles: of each image: the title, its colour, and what stands below the image.
+        path: of the PNG; its folder is made.
+    """
+    across = min(_COLUMNS, len(images))
+    down = -(-len(images) // across)
+    figure = Figure(figsize=(3.2 * across, 4.2 * down), layout="constrained")
+    for number, (image, (title, color, below)) in enumerate(zip(images, titles), start=1):
+        panel = figure.add_subplot(down, across, number)
+        panel.imshow(image)
+        panel.set(xticks=[], yticks=[])
+        panel.set_title(textwrap.fill(title, _TITLE_WIDTH), fontsize="small", fontweight="bold", color=color)
+        panel.set_xlabel(textwrap.fill(below, _TITLE_WIDTH), fontsize="small", color="0.35")
+    save_figure(figure, path, dpi=110)
+
+
+def _classification_title(class_scores: Tensor, label: int, class_names: Sequence[str]) -> tuple[str, str, str]:
+    score, best = class_scores.max(dim=0)
+    title = f"{class_names[int(best)]} {float(score):.2f}"
+    return (title, "green", "") if int(best) == label else (title, "firebrick", f"is {class_names[label]}")

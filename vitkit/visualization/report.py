@@ -1,0 +1,96 @@
+"""A report of pictures in one HTML file that needs nothing else: the images are in it."""
+
+import base64
+import html
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitkit.visualization.canvas import make_folder
+
+_STYLE = """
+body { font: 15px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fafafa; }
+header { position: sticky; top: 0; background: #fafafa; padding: .5rem 0; }
+main { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
+figure { margin: 0; padding: .5rem; background: #fff; border: 1px solid #ddd; max-width: 30rem; }
+img { max-width: 100%; display: block; }
+figcaption { margin-top: .4rem; overflow-wrap: anywhere; }
+figcaption b { display: block; }
+"""
+_SCRIPT = """
+const choice = document.getElementById("class"), shown = document.getElementById("shown");
+const figures = [...document.querySelectorAll("figure")];
+choice.addEventListener("change", () => {
+  for (const figure of figures)
+    figure.hidden = choice.value !== "" && !JSON.parse(figure.dataset.classes).includes(choice.value);
+  shown.textContent = figures.filter(figure => !figure.hidden).length;
+});
+"""
+
+
+@dataclass
+class Card:
+    """One picture of a report."""
+
+    title: str
+    picture: np.ndarray
+    """(H, W, 3) uint8 RGB."""
+    text: str = ""
+    classes: list[str] = field(default_factory=list)
+    """What is in it: the report can show only the pictures with one class."""
+
+
+def write_report(cards: Sequence[Card], path: str | Path, *, title: str, quality: int = 85) -> None:
+    """Write a report of pictures, from which those with one class can be chosen.
+
+    Args:
+        path: of the HTML file; its folder is made.
+        title: of the report.
+        quality: of the JPEG that the pictures become.
+    Raises:
+        ValueError: there are no cards.
+    """
+    if not cards:
+        raise ValueError("cards: got none, expected at least one picture.")
+    names = sorted({name for card in cards for name in card.classes})
+    options = "".join(f'<option value="{html.escape(name)}">{html.escape(name)}</option>' for name in names)
+    figures = "\n".join(_figure(card, quality) for card in cards)
+    report = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{html.escape(title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<header>
+<h1>{html.escape(title)}</h1>
+<label>with <select id="class"><option value="">any class</option>{options}</select></label>
+<span><span id="shown">{len(cards)}</span> of {len(cards)} pictures</span>
+</header>
+<main>
+{figures}
+</main>
+<script>{_SCRIPT}</script>
+</body>
+</html>
+"""
+    make_folder(path).write_text(report, encoding="utf-8")
+
+
+def _figure(card: Card, quality: int) -> str:
+    data = io.BytesIO()
+    Image.fromarray(card.picture).save(data, format="JPEG", quality=quality)
+    encoded = base64.b64encode(data.getvalue()).decode("ascii")
+    classes = html.escape(json.dumps(card.classes))
+    return (
+        f'<figure data-classes="{classes}"><img alt="{html.escape(card.title)}" '
+        f'src="data:image/jpeg;base64,{encoded}">'
+        f"<figcaption><b>{html.escape(card.title)}</b>{html.escape(card.text)}</figcaption></figure>"
+    )
