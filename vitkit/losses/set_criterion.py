@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import sigmoid_focal_loss
 
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import whole_mask_losses
 from vitkit.logging import RatioMeter
 from vitkit.losses.boxes import box_giou_loss, box_l1_loss
+from vitkit.losses.class_losses import sigmoid_loss, sigmoid_settings
 from vitkit.losses.set_terms import (
     SurplusWarning,
     check_weights,
@@ -21,6 +21,7 @@ from vitkit.losses.set_terms import (
     normalizers,
     set_cross_entropy,
 )
+from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy
 from vitkit.ops.masks import pad_masks
 from vitkit.registry import CRITERIA, MATCHERS, Spec
 from vitkit.structures import DetectionTarget, Matches
@@ -40,14 +41,16 @@ class SetCriterion(nn.Module):
         matcher: a spec of the matcher (see `HungarianMatcher`), or the matcher.
         weights: the weight of each of the terms labels, l1, giou; and of mask (focal) and dice for a model that
             predicts masks, in its last layer.
-        class_loss: "cross_entropy", whose last logit is "no object" (DETR); or "focal", the sigmoid focal loss of every
-            class (Lin et al. 2017, https://arxiv.org/abs/1708.02002) over the number of targets (Deformable DETR).
+        class_loss: "cross_entropy", whose last logit is "no object" (DETR); or a sigmoid loss of every class over the
+            number of targets: "focal" (Deformable DETR), or one of those that teach a class's probability to tell how
+            well the box fits, "varifocal" and "mal". See `class_losses`.
         no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
-        focal_alpha: the weight of a matched query's class in the focal loss; all others have 1 - alpha.
-        focal_gamma: the exponent by which the focal loss reduces what is well classified.
+        focal_alpha: of the focal loss, the weight of a matched query's class, all others having 1 - alpha (0.25 if
+            None); of varifocal, the weight of what is no object (0.75 if None); mal has none.
+        focal_gamma: the exponent by which a sigmoid loss reduces what is well classified: 2, of mal 1.5, if None.
     Raises:
-        ConfigError: a term is unknown or missing, no_object_weight is not positive or is given to the focal loss, or
-            the matcher's costs are for other logits.
+        ConfigError: the class loss or a term is unknown, a term is missing, no_object_weight is not positive, an
+            argument is given to a class loss without it, or the matcher's costs are for other logits.
     """
 
     def __init__(
@@ -55,21 +58,22 @@ class SetCriterion(nn.Module):
         matcher: Spec | nn.Module,
         weights: Mapping[Literal["labels", "l1", "giou", "mask", "dice"], float],
         *,
-        class_loss: Literal["cross_entropy", "focal"] = "cross_entropy",
+        class_loss: Literal["cross_entropy", "focal", "varifocal", "mal"] = "cross_entropy",
         no_object_weight: float | None = None,
-        focal_alpha: float = 0.25,
-        focal_gamma: float = 2.0,
+        focal_alpha: float | None = None,
+        focal_gamma: float | None = None,
     ):
         super().__init__()
         check_weights(weights, TERMS, optional=MASK_TERMS)
+        self.sigmoid_settings = sigmoid_settings(class_loss, alpha=focal_alpha, gamma=focal_gamma)
         if class_loss == "cross_entropy" and not (no_object_weight or 0) > 0:
             raise ConfigError(f"criterion.no_object_weight: got {no_object_weight}; expected a positive number.")
-        if class_loss == "focal" and no_object_weight is not None:
+        if class_loss != "cross_entropy" and no_object_weight is not None:
             raise ConfigError(
-                f"criterion.no_object_weight={no_object_weight}: the focal loss has no such class. Leave it out."
+                f"criterion.no_object_weight={no_object_weight}: the {class_loss} loss has no such class. Leave it out."
             )
         self.matcher = MATCHERS.build(matcher)
-        expected = {"cross_entropy": "softmax", "focal": "focal"}[class_loss]
+        expected = "softmax" if class_loss == "cross_entropy" else "focal"
         class_cost = getattr(self.matcher, "class_cost", expected)
         if class_cost != expected:
             raise ConfigError(
@@ -79,8 +83,6 @@ class SetCriterion(nn.Module):
         self.weights = dict(weights)
         self.class_loss = class_loss
         self.no_object_weight = no_object_weight
-        self.focal_alpha = focal_alpha
-        self.focal_gamma = focal_gamma
         self.meters = {"matched_accuracy": RatioMeter()}
         self._warn_of_surplus = SurplusWarning()
 
@@ -88,7 +90,7 @@ class SetCriterion(nn.Module):
         """Match, and compute the losses of every layer.
 
         Args:
-            outputs: pred_logits (B, Q, C + 1), the last class being "no object", or (B, Q, C) for the focal loss;
+            outputs: pred_logits (B, Q, C + 1), the last class being "no object", or (B, Q, C) for sigmoid losses;
                 pred_boxes (B, Q, 4) cxcywh in 0..1; aux_outputs, a list of such dicts of the earlier layers, optional;
                 enc_outputs, such a dict of the first of two stages, optional, for which every target has class 0
                 (an object of any class); with mask terms also pred_masks (B, Q, h, w) logits and
@@ -150,7 +152,9 @@ class SetCriterion(nn.Module):
             losses = set_cross_entropy(logits, where, labels, no_object_weight=self.no_object_weight)
             class_losses = losses / class_normalizer
         else:
-            class_losses = self._focal_loss(logits, where, labels) / box_normalizer
+            ious = box_iou(cxcywh_to_xyxy(matched_boxes.detach()), cxcywh_to_xyxy(target_boxes))
+            losses = sigmoid_loss(self.class_loss, logits, where, labels, ious, **self.sigmoid_settings)
+            class_losses = losses / box_normalizer
         terms = {
             "labels": class_losses,
             "l1": box_l1_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
@@ -177,10 +181,3 @@ class SetCriterion(nn.Module):
         target_masks = [pad_masks(t["masks"][j], layer["input_size"]) for t, (_, j) in zip(targets, matches)]
         focal, dice = whole_mask_losses(matched, torch.cat(target_masks))
         return {"mask": focal.sum(), "dice": dice.sum()}
-
-    def _focal_loss(self, logits: Tensor, where: tuple[Tensor, ...], labels: Tensor) -> Tensor:
-        """Return (L,) sums over all queries and classes; arguments as of `set_cross_entropy`."""
-        is_class = torch.zeros_like(logits)
-        is_class[(*where, labels)] = 1
-        losses = sigmoid_focal_loss(logits, is_class, alpha=self.focal_alpha, gamma=self.focal_gamma)
-        return losses.flatten(1).sum(1)

@@ -1,7 +1,7 @@
-"""Box formats, scaling and GIoU.
+"""Box formats, scaling, IoU and GIoU.
 
-xyxy is (left, top, right, bottom); cxcywh is (centre x, centre y, width, height). The pairwise IoU is torchvision's
-`box_iou`.
+xyxy is (left, top, right, bottom); cxcywh is (centre x, centre y, width, height). The IoU here is element by element;
+that of all pairs is torchvision's `box_iou`.
 """
 
 from collections.abc import Sequence
@@ -34,6 +34,19 @@ def scale_boxes(boxes: Tensor, image_sizes: Sequence[tuple[int, int]]) -> Tensor
     return boxes * scale.to(boxes.device, non_blocking=True)[:, None]
 
 
+def box_iou(a: Tensor, b: Tensor) -> Tensor:
+    """IoU, element by element with broadcasting.
+
+    Args:
+        a: (..., 4) float, xyxy, any one length unit.
+        b: (..., 4) float, xyxy, same unit as a; its leading dimensions broadcast against a's.
+    Returns:
+        (...) float in 0..1; 0 for two boxes without area.
+    """
+    intersection, union = _intersection_and_union(a, b)
+    return _divide(intersection, union)
+
+
 def generalized_box_iou(a: Tensor, b: Tensor) -> Tensor:
     """GIoU (Rezatofighi et al. 2019, https://arxiv.org/abs/1902.09630), element by element with broadcasting.
 
@@ -46,10 +59,15 @@ def generalized_box_iou(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         (...) float in -1..1; 0 for two boxes whose common hull has no area.
     """
-    intersection = _area(torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:]))
-    union = _area(a[..., :2], a[..., 2:]) + _area(b[..., :2], b[..., 2:]) - intersection
+    intersection, union = _intersection_and_union(a, b)
     hull = _area(torch.minimum(a[..., :2], b[..., :2]), torch.maximum(a[..., 2:], b[..., 2:]))
     return _divide(intersection, union) - _divide(hull - union, hull)
+
+
+def _intersection_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the areas that both boxes cover, and that either does."""
+    intersection = _area(torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:]))
+    return intersection, _area(a[..., :2], a[..., 2:]) + _area(b[..., :2], b[..., 2:]) - intersection
 
 
 def _area(top_left: Tensor, bottom_right: Tensor) -> Tensor:
