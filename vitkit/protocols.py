@@ -80,6 +80,15 @@ class HasPretrained(Protocol):
 
 
 @runtime_checkable
+class HasPixelStatistics(Protocol):
+    """A backbone whose weights expect images of a certain mean and standard deviation."""
+
+    pixel_mean: Sequence[float]
+    """Of R, G, B in 0..1."""
+    pixel_std: Sequence[float]
+
+
+@runtime_checkable
 class SupportsActivationCheckpointing(Protocol):
     """A block that may recompute its activations in the backward pass; it sets the attribute to False at first."""
 

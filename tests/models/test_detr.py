@@ -64,6 +64,35 @@ def test_pixels_are_normalised_inside_and_padding_is_zero_afterwards():
     assert normalize_images(normalised, mask) is normalised
 
 
+def test_the_backbones_own_mean_and_deviation_are_used():
+    images, mask = small_batch()
+    spec = small_spec()
+    mean, std = (0.5, 0.4, 0.25), (0.2, 0.5, 1.0)
+    spec["backbone"].update(pixel_mean=mean, pixel_std=std)
+    model = build_model(spec).eval()
+    expected = (images / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    expected = expected.masked_fill(mask[:, None], 0.0)
+    for given in (images, normalize_images(images, mask)):
+        prepared, _ = model.prepare(given, mask)
+        torch.testing.assert_close(prepared, expected, atol=1e-5, rtol=1e-5)
+    assert not any("pixel" in name for name in model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (dict(pixel_mean=[123.7, 116.3, 103.5]), r"pixel_mean=\(123.7, .*expected three numbers in 0..1.*Divide"),
+        (dict(pixel_std=[0.2, 0.0, 0.2]), r"pixel_std=\(0.2, 0.0, 0.2\): expected three numbers above 0"),
+        (dict(pixel_mean=[0.5]), r"pixel_mean=\(0.5,\): expected three numbers"),
+    ],
+)
+def test_wrong_pixel_statistics_are_named(argument, message):
+    spec = small_spec()
+    spec["backbone"].update(argument)
+    with pytest.raises(ConfigError, match=message):
+        build_model(spec)
+
+
 def test_postprocess_gives_every_query_its_best_class_and_pixels():
     model = build_model(small_spec())
     logits = torch.tensor([[[2.0, 1.0, 0.0, 9.0], [0.0, 3.0, 0.0, 0.0]]])  # the last class is no object

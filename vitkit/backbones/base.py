@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from vitkit.checkpoint import load_weights
 from vitkit.checkpoint.download import cached_file
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.protocols import HasPretrained
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics
+from vitkit.protocols import HasPixelStatistics, HasPretrained
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 
@@ -41,6 +42,9 @@ class BackboneSettings:
     pretrained: bool | str = False
     """What `load_pretrained` loads: False, nothing; a file; "https://...#sha256=PREFIX", an address with the first
     digits of its checksum; "timm/NAME", timm's weights of that name; True, the family's own choice."""
+    pixel_mean: Sequence[float] = IMAGENET_MEAN
+    """Of RGB values in 0..1 that the weights expect, as is `pixel_std`; models normalise images by them."""
+    pixel_std: Sequence[float] = IMAGENET_STD
 
 
 def four_stages(channels: int) -> dict[str, FeatureInfo]:
@@ -156,6 +160,13 @@ def check_feature_info(backbone: nn.Module) -> None:
             )
 
 
+def pixel_statistics(backbone: nn.Module) -> dict[str, Sequence[float]]:
+    """Return `mean` and `std` for `normalize_images`: the backbone's, or ImageNet's if it says nothing."""
+    if not isinstance(backbone, HasPixelStatistics):
+        return {}
+    return dict(mean=backbone.pixel_mean, std=backbone.pixel_std)
+
+
 class ModelOnBackbone(nn.Module):
     """Base of models on a backbone, whose pretrained weights are theirs."""
 
@@ -187,6 +198,8 @@ class BackboneBase(nn.Module):
     pretrained: bool | str = False
     frozen_stages: int = 0
     is_classifier: bool = False
+    pixel_mean: Sequence[float] = IMAGENET_MEAN
+    pixel_std: Sequence[float] = IMAGENET_STD
 
     def configure(self, settings: BackboneSettings, available: Mapping[str, FeatureInfo]) -> list[str]:
         """Take the settings; return the names of the stages down to the deepest that is needed.
@@ -194,13 +207,14 @@ class BackboneBase(nn.Module):
         Args:
             available: all maps that it could return, fine to coarse.
         Raises:
-            ConfigError: see `choose_features`.
+            ConfigError: see `choose_features` and `check_pixel_statistics`.
         """
         name, num_classes = type(self).__name__, settings.num_classes
         self.feature_info = choose_features(name, available, settings.out_features, num_classes=num_classes)
         self.is_classifier = num_classes is not None
         self.pretrained = settings.pretrained
         self.frozen_stages = settings.frozen_stages
+        self.pixel_mean, self.pixel_std = check_pixel_statistics(settings.pixel_mean, settings.pixel_std)
         return list(available)[: list(available).index(list(self.feature_info)[-1]) + 1]
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:

@@ -67,10 +67,15 @@ class Bottleneck(tv.Bottleneck):
 
     activation_checkpointing = False
 
+    def stride_in_first(self) -> None:
+        """Move the stride from the 3x3 convolution to the 1x1 before it."""
+        self.conv1.stride, self.conv2.stride = self.conv2.stride, self.conv1.stride
+
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride); `padding` is (B, 1, H, W) bool."""
+        padding = subsample(padding, self.conv1.stride[0])
         out = relu(conv_norm(x, self.conv1, self.bn1), padding)
-        padding = subsample(padding, self.stride)
+        padding = subsample(padding, self.conv2.stride[0])
         out = relu(conv_norm(out, self.conv2, self.bn2), padding)
         out = self.drop_path(conv_norm(out, self.conv3, self.bn3))
         out += x if self.downsample is None else conv_norm(x, *self.downsample)
@@ -94,6 +99,9 @@ class ResNet(BackboneBase, tv.ResNet):
         depth: 18, 34, 50 or 101.
         norm: "bn", or "frozen_bn": a fixed scale and shift, for training with few images per GPU.
         dilation: the last stage keeps res4's stride of 16 and dilates its kernels (DC5).
+        stride_in_1x1: stages stride in their first 1x1 convolution, as the paper's own weights, detectron2's "MSRA" and
+            Keras's want it, rather than in the 3x3 after it, as torchvision's do. The names and shapes of weights are
+            the same, so that nothing but worse results tells if it is set wrongly.
         settings: see `BackboneSettings`; pretrained=True means torchvision's ImageNet weights (IMAGENET1K_V1).
     Raises:
         ConfigError: an argument is none of these.
@@ -108,6 +116,7 @@ class ResNet(BackboneBase, tv.ResNet):
         *,
         norm: str = "bn",
         dilation: bool = False,
+        stride_in_1x1: bool = False,
         settings: BackboneSettings = BackboneSettings(pretrained=True),
     ):
         if depth not in _BLOCKS:
@@ -117,6 +126,11 @@ class ResNet(BackboneBase, tv.ResNet):
         block, num_blocks = _BLOCKS[depth]
         if dilation and block is BasicBlock:
             raise ConfigError(f"ResNet: depth {depth} has no dilated form: expected 50 or 101, or dilation=False.")
+        if stride_in_1x1 and block is BasicBlock:
+            raise ConfigError(
+                f"ResNet: depth {depth} has no 1x1 convolutions to stride in: expected 50 or 101, or "
+                "stride_in_1x1=False."
+            )
         available = four_stages(64 * block.expansion)
         if dilation:
             available["res5"] = FeatureInfo(available["res5"].channels, available["res4"].stride)
@@ -131,6 +145,8 @@ class ResNet(BackboneBase, tv.ResNet):
         blocks = [module for module in self.modules() if isinstance(module, block)]
         for module, rate in zip(blocks, drop_path_rates("ResNet", settings.drop_path, len(blocks))):
             module.drop_path = StochasticDepth(rate, "row")
+            if stride_in_1x1:
+                module.stride_in_first()
         self.depth = depth
 
         # What is not needed is not kept: it would never get a gradient, which DDP does not forgive.

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.backbones.base import ModelOnBackbone, check_feature_info
+from vitkit.backbones.base import ModelOnBackbone, check_feature_info, pixel_statistics
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import normalize_images, pad_to_multiple
 from vitkit.protocols import KeepsFeatures
@@ -18,9 +18,9 @@ from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 class DensePredictionModel(ModelOnBackbone):
     """Backbone, neck and head.
 
-    Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised. Their padding
-    mask is (B, H, W) bool, True = padding; None if no image is padded. A DataError names images that are not RGB, or
-    smaller than one location of the coarsest map.
+    Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised by ImageNet's
+    mean and deviation, whichever the backbone's are. Their padding mask is (B, H, W) bool, True = padding; None if no
+    image is padded. A DataError names images that are not RGB, or smaller than one location of the coarsest map.
 
     Args:
         backbone: spec or module, as are `neck` and `head`.
@@ -70,7 +70,7 @@ class DensePredictionModel(ModelOnBackbone):
 
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Normalise images and pad them as far as the model needs it; a mask is returned where padding is isolated."""
-        images = normalize_images(images, padding_mask)
+        images = normalize_images(images, padding_mask, **pixel_statistics(self.backbone))
         stride = max(info.stride for info in self.neck.feature_info.values())
         # An image that fills one location in one direction at least is odd, but can be seen.
         if max(images.shape[-2:]) < stride:

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from vitkit.backbones.base import ModelOnBackbone
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, per_channel
+from vitkit.backbones.base import ModelOnBackbone, pixel_statistics
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics, normalize_images
 from vitkit.protocols import HasClassHead
 from vitkit.registry import BACKBONES, MODELS, Spec
 
@@ -18,8 +17,9 @@ class Classifier(ModelOnBackbone):
     Args:
         backbone: spec, or a module that returns logits.
         num_classes: a run sets its dataset's number.
-        pixel_mean, pixel_std: of RGB values in 0..1, with which the backbone was trained. ImageNet's, but for weights
-            such as those of "How to train your ViT?" (https://arxiv.org/abs/2106.10270), which have 0.5 throughout.
+        pixel_mean, pixel_std: of RGB values in 0..1, with which the backbone was trained; None: what it says itself.
+            ImageNet's, but for weights such as those of "How to train your ViT?" (https://arxiv.org/abs/2106.10270),
+            which have 0.5 throughout.
     """
 
     def __init__(
@@ -27,8 +27,8 @@ class Classifier(ModelOnBackbone):
         backbone: Spec | nn.Module,
         *,
         num_classes: int = 1000,
-        pixel_mean: Sequence[float] = IMAGENET_MEAN,
-        pixel_std: Sequence[float] = IMAGENET_STD,
+        pixel_mean: Sequence[float] | None = None,
+        pixel_std: Sequence[float] | None = None,
     ):
         super().__init__()
         is_module = isinstance(backbone, nn.Module)
@@ -36,10 +36,10 @@ class Classifier(ModelOnBackbone):
         prefixes = self.backbone.class_head if isinstance(self.backbone, HasClassHead) else ()
         self.class_head = tuple(f"backbone.{prefix}" for prefix in prefixes)
         """Prefixes of the parameters whose size follows `num_classes`."""
-        mean, std, usual_mean, usual_std = map(torch.tensor, (pixel_mean, pixel_std, IMAGENET_MEAN, IMAGENET_STD))
-        self.register_buffer("pixel_scale", usual_std / std, persistent=False)
-        self.register_buffer("pixel_shift", (usual_mean - mean) / std, persistent=False)
-        self.usual_pixels = (*pixel_mean, *pixel_std) == (*IMAGENET_MEAN, *IMAGENET_STD)
+        given = {"mean": pixel_mean, "std": pixel_std}
+        statistics = dict(mean=IMAGENET_MEAN, std=IMAGENET_STD) | pixel_statistics(self.backbone)
+        statistics |= {name: values for name, values in given.items() if values is not None}
+        self.pixel_mean, self.pixel_std = check_pixel_statistics(**statistics)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Put a state dict of the backbone alone below `backbone.`, for `load_weights`."""
@@ -57,10 +57,7 @@ class Classifier(ModelOnBackbone):
         Returns:
             logits: (B, num_classes).
         """
-        images = normalize_images(images)
-        if not self.usual_pixels:
-            images = images * per_channel(self.pixel_scale, images) + per_channel(self.pixel_shift, images)
-        return {"logits": self.backbone(images)}
+        return {"logits": self.backbone(normalize_images(images, mean=self.pixel_mean, std=self.pixel_std))}
 
     def postprocess(
         self, outputs: dict[str, Tensor], image_sizes: Sequence[tuple[int, int]]

@@ -1,22 +1,51 @@
 """Image tensors on the device: normalisation and padding."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.errors import DataError
+from vitkit.errors import ConfigError, DataError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of RGB values in 0..1; IMAGENET_STD is their standard deviation."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def normalize_images(images: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-    """Normalise pixels as for ImageNet backbones; float images are returned unchanged.
+def check_pixel_statistics(mean: Sequence[float], std: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation of RGB values in 0..1 as tuples.
+
+    Raises:
+        ConfigError: they are not three numbers each, or look like ones of pixels in 0..255, or a deviation is not
+            positive.
+    """
+    mean, std = tuple(mean), tuple(std)
+    if len(mean) != 3 or not all(0 <= value <= 1 for value in mean):
+        raise ConfigError(
+            f"pixel_mean={mean}: expected three numbers in 0..1, for R, G, B. Divide those of 0..255 by 255."
+        )
+    if len(std) != 3 or not all(0 < value <= 1 for value in std):
+        raise ConfigError(
+            f"pixel_std={std}: expected three numbers above 0 and up to 1, for R, G, B. Divide those of 0..255 by 255."
+        )
+    return mean, std
+
+
+def normalize_images(
+    images: Tensor,
+    padding_mask: Tensor | None = None,
+    *,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+) -> Tensor:
+    """Normalise pixels by a mean and a standard deviation, those of ImageNet backbones if nothing else is said.
 
     Args:
-        images: (B, 3, H, W), of clips (B, 3, T, H, W), uint8 RGB in 0..255, or float, already normalised.
-        padding_mask: (B, H, W) bool, True = padding; padded pixels of uint8 images become 0 after normalisation.
+        images: (B, 3, H, W), of clips (B, 3, T, H, W), uint8 RGB in 0..255; or float, already normalised by ImageNet's
+            mean and deviation, which are returned unchanged where those are asked for.
+        padding_mask: (B, H, W) bool, True = padding; padded pixels are 0 after normalisation.
+        mean, std: of R, G, B in 0..1.
     Returns:
         as `images`, float.
     Raises:
@@ -35,11 +64,15 @@ def normalize_images(images: Tensor, padding_mask: Tensor | None = None) -> Tens
     if images.ndim not in (4, 5):
         raise DataError(f"images of shape {tuple(images.shape)}: expected (B, 3, H, W), or (B, 3, T, H, W) of clips.")
     if images.is_floating_point():
-        return images
-    mean, std = (
-        per_channel(torch.tensor(c, device=images.device) * 255, images) for c in (IMAGENET_MEAN, IMAGENET_STD)
-    )
-    images = images.float().sub_(mean).div_(std)
+        if (*mean, *std) == (*IMAGENET_MEAN, *IMAGENET_STD):
+            return images
+        usual_mean, usual_std, new_mean, new_std = (
+            per_channel(torch.tensor(c, device=images.device), images) for c in (IMAGENET_MEAN, IMAGENET_STD, mean, std)
+        )
+        images = images * (usual_std / new_std) + (usual_mean - new_mean) / new_std
+    else:
+        mean, std = (per_channel(torch.tensor(c, device=images.device) * 255, images) for c in (mean, std))
+        images = images.float().sub_(mean).div_(std)
     if padding_mask is None:
         return images
     hidden = padding_mask[:, None] if images.ndim == 4 else padding_mask[:, None, None]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitkit.backbones.base import ModelOnBackbone, check_feature_info
+from vitkit.backbones.base import ModelOnBackbone, check_feature_info, pixel_statistics
 from vitkit.errors import DataError
 from vitkit.ops.images import normalize_images, resize_mask
 from vitkit.protocols import KeepsFeatures
@@ -112,7 +112,8 @@ class Captioner(ModelOnBackbone, TextGenerator):
             self._check_features(features, features_key)
             return FeatureMap(features, None)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_backbone):
-            map_ = self.backbone(normalize_images(images, padding_mask))[self.feature]
+            normalised = normalize_images(images, padding_mask, **pixel_statistics(self.backbone))
+            map_ = self.backbone(normalised)[self.feature]
         return FeatureMap(map_, None if padding_mask is None else resize_mask(padding_mask, map_.shape[-2:]))
 
     @staticmethod
