@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
 from vitkit.model_zoo.convert_deformable_detr import converters as deformable_detr_converters
+from vitkit.model_zoo.convert_fairseq import CONVERTERS as FAIRSEQ_CONVERTERS
 from vitkit.model_zoo.convert_mask_classification import CONVERTERS as MASK_CLASSIFICATION_CONVERTERS
 from vitkit.model_zoo.convert_mvit import CONVERTERS as MVIT_CONVERTERS
 from vitkit.model_zoo.convert_nonlocal import CONVERTERS as NON_LOCAL_CONVERTERS
@@ -94,6 +95,7 @@ CONVERTERS = [
     *MVIT_CONVERTERS,
     *SWIN_CONVERTERS,
     *TRANSFORMER_CONVERTERS,
+    *FAIRSEQ_CONVERTERS,
 ]
 
 

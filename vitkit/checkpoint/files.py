@@ -1,6 +1,5 @@
 """Checkpoint files: written completely or not at all, and read without running code."""
 
-import argparse
 import os
 import pickle
 import shutil
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vitkit.checkpoint.foreign import read_arrays, read_pickled_arrays
+from vitkit.checkpoint.foreign import SAFE_GLOBALS, read_arrays, read_pickled_arrays
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
 
@@ -111,8 +110,7 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
         return read_pickled_arrays(path)
     _check_checksums(path)
     try:
-        # Official training checkpoints hold their argparse settings, which are plain values.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals(SAFE_GLOBALS):
             state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).split("\n")[0]

@@ -1,5 +1,6 @@
 """Weights that others published as files of arrays (.npz, .pkl), read without running code."""
 
+import argparse
 import pickle
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,30 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
+
+
+class _Unread:
+    """Stands for an array or a number of numpy's in a PyTorch file: in no weights, and so nothing reads it."""
+
+    def __init__(self, *_: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _stand_in(module: str, name: str) -> type:
+    return type(name, (_Unread,), {"__module__": module})
+
+
+SAFE_GLOBALS = [
+    argparse.Namespace,
+    _stand_in("numpy", "ndarray"),
+    _stand_in("numpy", "dtype"),
+    *(_stand_in(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+]
+"""What a weights-only read of a PyTorch file takes beside tensors and plain values: argparse settings, which are plain
+values, in official training checkpoints; and numpy's numbers in fairseq's training statistics, which are left out."""
 
 
 def read_arrays(path: Path) -> dict[str, Tensor]:

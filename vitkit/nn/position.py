@@ -16,6 +16,20 @@ def sine_positions_1d(length: int, d_model: int, *, temperature: float = 10000.0
     return _sines(torch.arange(length, dtype=torch.float32, device=device), d_model, temperature)
 
 
+def fairseq_positions_1d(length: int, d_model: int, *, temperature: float = 10000.0, device=None) -> Tensor:
+    """Return fairseq's sines and cosines of the position, which translation models are published with.
+
+    Positions count from 2, as two numbers are kept for padding, and frequencies fall from 1 to exactly 1 / temperature.
+
+    Returns:
+        (length, d_model) float32; the first half of the channels are sines, the second cosines of the same frequencies.
+    """
+    half = d_model // 2
+    frequencies = temperature ** -(torch.arange(half, dtype=torch.float32, device=device) / max(half - 1, 1))
+    angles = torch.arange(2, length + 2, dtype=torch.float32, device=device)[:, None] * frequencies
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
+
+
 def sine_positions_2d(
     size: tuple[int, int],
     d_model: int,

@@ -12,7 +12,7 @@ from vitkit.kernels.linear import linear
 from vitkit.nn.attention import mask_bias, padding_bias
 from vitkit.nn.kv_cache import KeyValueCache
 from vitkit.nn.layers import Linear
-from vitkit.nn.position import sine_positions_1d
+from vitkit.nn.position import fairseq_positions_1d, sine_positions_1d
 from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder, TransformerSettings
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
@@ -26,7 +26,8 @@ class TextSettings(TransformerSettings):
     d_model: int = 512
     final_norm: bool | None = None
     """Normalise the output of each stack; None: with `norm_first` alone. `torch.nn.Transformer` always does."""
-    positions: Literal["sine", "learned"] = "sine"
+    positions: Literal["sine", "fairseq", "learned"] = "sine"
+    """The paper's sines and cosines; fairseq's, see `fairseq_positions_1d`; or a table that is trained."""
     max_length: int = 1024
     """Number of positions with a code."""
     tied_output: bool = True
@@ -51,12 +52,13 @@ class TextPositions(nn.Module):
     def __init__(self, settings: TextSettings):
         super().__init__()
         kind, max_length, d_model = settings.positions, settings.max_length, settings.d_model
-        if kind not in ("sine", "learned"):
-            raise ConfigError(f"model.positions: got {kind!r}; expected 'sine' or 'learned'.")
-        if kind == "sine" and d_model % 2:
+        codes = {"sine": sine_positions_1d, "fairseq": fairseq_positions_1d}
+        if kind not in (*codes, "learned"):
+            raise ConfigError(f"model.positions: got {kind!r}; expected 'sine', 'fairseq' or 'learned'.")
+        if kind in codes and d_model % 2:
             raise ConfigError(f"model.d_model: got {d_model}; expected an even number, as sines and cosines are pairs.")
-        if kind == "sine":
-            self.register_buffer("codes", sine_positions_1d(max_length, d_model), persistent=False)
+        if kind in codes:
+            self.register_buffer("codes", codes[kind](max_length, d_model), persistent=False)
         else:
             self.codes = nn.Parameter(torch.randn(max_length, d_model) * d_model**-0.5)
         self.dropout = nn.Dropout(settings.dropout)
