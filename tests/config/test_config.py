@@ -208,6 +208,16 @@ def test_override_of_a_spec_by_name_replaces_it_and_later_overrides_extend_it(lo
     }
 
 
+def test_override_of_a_spec_may_be_written_as_configs_write_it(load):
+    cfg = load("model.backbone=dict(type='Net', depth=101)")
+    assert cfg["model"]["backbone"] == {"type": "Net", "depth": 101}
+    cfg = load("data.train.transforms=[dict(type='Flip', p=0.25), 'Flip']")
+    assert cfg["data"]["train"]["transforms"] == [{"type": "Flip", "p": 0.25}, "Flip"]
+    for call in ("dict(**{'type': 'Net'})", "dict([('type', 'Net')])", "open(file='x')"):
+        with pytest.raises(ConfigError):  # it is taken for a name
+            load(f"model.backbone={call}")
+
+
 @pytest.mark.parametrize(
     ("override", "parts"),
     [

@@ -1,10 +1,14 @@
+import shlex
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from vitkit.checkpoint import load_weights
+from vitkit.config import load_config
 from vitkit.errors import ConfigError
+from vitkit.models import build_model
 from vitkit.necks.simple_pyramid import SimpleFeaturePyramid
 from vitkit.registry import BACKBONES, NECKS
 from vitkit.structures import FeatureInfo
@@ -130,3 +134,17 @@ def test_vitdets_names_load_into_backbone_and_neck(nested):
 def test_wrong_arguments_are_named(info, arguments, message):
     with pytest.raises(ConfigError, match=message):
         SimpleFeaturePyramid(info, 8, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides"), [("mask2former_instance", []), ("deformable_detr", ["model.neck.in_features=[res3,res4]"])]
+)
+def test_the_remedy_for_a_backbone_of_one_map_works_when_pasted(config, overrides):
+    overrides = [*overrides, "model.backbone=dict(type='ViT', d_model=16, depth=1, num_heads=2, image_size=32)"]
+    path = f"configs/quickstart/{config}.py"
+    with pytest.raises(ConfigError, match="of a backbone with one map make several") as error:
+        build_model(load_config(path, overrides)["model"], classes=["thing"])
+    (pasted,) = shlex.split(str(error.value).partition("make several: ")[2])
+    model = build_model(load_config(path, [*overrides, pasted])["model"], classes=["thing"])
+    assert isinstance(model.neck, SimpleFeaturePyramid)
+    model.eval()(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))

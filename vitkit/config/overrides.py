@@ -37,7 +37,7 @@ def apply_override(cfg: dict[str, Any], key: str, raw: str) -> None:
 
     Args:
         key: dotted; lists are indexed by number.
-        raw: a Python literal, true, false, none, or any text.
+        raw: a Python literal, `dict(name=value)` being one here, true, false, none, or any text.
     Raises:
         ConfigError: the key is unknown (the nearest is named), or its slot takes no such value.
     """
@@ -99,12 +99,23 @@ def _value(raw: str, slot: Slot, current: Any, key: str) -> Any:
     raise ConfigError(f"{key}: got {raw!r:.300} on the command line; expected {slot.expected}.")
 
 
+class _DictCalls(ast.NodeTransformer):
+    """Turns `dict(name=value)`, as configs have it, into the literal that it stands for."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        is_dict = isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args
+        if not is_dict or not all(keyword.arg for keyword in node.keywords):
+            return node
+        names = [ast.Constant(keyword.arg) for keyword in node.keywords]
+        return ast.Dict(names, [self.visit(keyword.value) for keyword in node.keywords])
+
+
 def _literal(raw: str) -> Any:
     names = {"true": True, "false": False, "none": None}
     if raw.lower() in names:
         return names[raw.lower()]
     try:
-        return plain_copy(ast.literal_eval(raw), "")
+        return plain_copy(ast.literal_eval(_DictCalls().visit(ast.parse(raw.strip(), mode="eval"))), "")
     except (ValueError, SyntaxError, TypeError):
         # A shell eats quotes: [res4,res5] means a list of two names.
         if raw[:1] + raw[-1:] in ("[]", "()"):

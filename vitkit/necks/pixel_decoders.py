@@ -4,6 +4,7 @@ With a padding mask, (B, H, W) bool of the images with True = padding, padding d
 it counts like the image, as in the originals.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from functools import partial
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation
 
 from vitkit.errors import ConfigError
+from vitkit.necks.simple_pyramid import pyramid_in_front_of
 from vitkit.nn.attention import padding_bias
 from vitkit.nn.deformable_transformer import DeformableEncoder, DeformableSettings, flatten_levels, init_deformable
 from vitkit.nn.layers import init_xavier
@@ -203,11 +205,13 @@ class DeformablePixelDecoder(nn.Module):
         super().__init__()
         names = list(feature_info)
         if not 1 <= num_levels < len(names):
+            arguments = dict(out_channels=out_channels, mask_channels=mask_channels, num_layers=num_layers)
+            arguments["num_levels"] = max(1, min(num_levels, 3))  # of the pyramid's four
+            pyramid = pyramid_in_front_of("DeformablePixelDecoder", **arguments, **dataclasses.asdict(settings))
             raise ConfigError(
                 f"DeformablePixelDecoder: num_levels={num_levels} needs that many coarse maps and a finer one, but the "
                 f"backbone gives {len(names)} ({', '.join(names)}). Set model.neck.num_levels or "
-                "model.backbone.out_features; of a backbone with one map make several: "
-                "model.neck=dict(type='SimpleFeaturePyramid', neck=dict(type='DeformablePixelDecoder', ...))."
+                f"model.backbone.out_features; of a backbone with one map make several: {pyramid}"
             )
         # Coarse to fine, as the original numbers its levels.
         self.levels = names[: -num_levels - 1 : -1]

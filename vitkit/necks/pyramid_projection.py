@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
+from vitkit.necks.simple_pyramid import pyramid_in_front_of
 from vitkit.nn.padding import group_norm, zero_padding
 from vitkit.registry import NECKS, nearest
 from vitkit.structures import FeatureInfo
@@ -40,10 +41,11 @@ class PyramidProjection(nn.Module):
         super().__init__()
         for name in in_features or ():
             if name not in feature_info:
+                levels = dict(num_levels=max(num_levels or 0, 4))
+                pyramid = pyramid_in_front_of("PyramidProjection", out_channels=out_channels, **levels)
                 raise ConfigError(
                     f"PyramidProjection: the backbone gives no feature {name!r}. {nearest(name, feature_info)} "
-                    "Name other maps in model.neck.in_features; of a backbone with one map make several: "
-                    "model.neck=dict(type='SimpleFeaturePyramid', neck=dict(type='PyramidProjection', ...))."
+                    f"Name other maps in model.neck.in_features; of a backbone with one map make several: {pyramid}"
                 )
         self.in_features = [name for name in feature_info if in_features is None or name in in_features]
         num_levels = len(self.in_features) if num_levels is None else num_levels

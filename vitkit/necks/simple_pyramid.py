@@ -12,6 +12,17 @@ from vitkit.registry import NECKS, Spec, nearest
 from vitkit.structures import FeatureInfo
 
 
+def pyramid_in_front_of(neck: str, **arguments: object) -> str:
+    """Return the override, to paste on a command line, that makes several levels of one map for a neck.
+
+    Args:
+        neck: its registered name.
+        arguments: of the neck.
+    """
+    parts = [f"type={neck!r}", *(f"{name}={value!r}" for name, value in arguments.items())]
+    return f"\"model.neck=dict(type='SimpleFeaturePyramid', neck=dict({', '.join(parts)}))\""
+
+
 class ConvNorm(nn.Conv2d):
     """Convolution without bias, then a layer norm over the channels."""
 
