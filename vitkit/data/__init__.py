@@ -14,4 +14,4 @@ from vitkit.data.datasets import captions, cityscapes, coco, image_folder, panop
 from vitkit.data.loading import loader  # noqa: F401
 from vitkit.data.synthetic import motion, number_words, shapes  # noqa: F401
 from vitkit.data.text import monolingual, pairs  # noqa: F401
-from vitkit.data.transforms import classification, clips, mixing, pipelines  # noqa: F401
+from vitkit.data.transforms import classification, clips, mixing, pipelines, several_images  # noqa: F401

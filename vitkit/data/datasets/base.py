@@ -7,8 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms, build_transforms
-from vitkit.errors import DataError
+from vitkit.data.transforms.annotated_image import (
+    AnnotatedImage,
+    ImageSource,
+    MixesImages,
+    Transforms,
+    build_transforms,
+)
+from vitkit.errors import ConfigError, DataError
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.ops.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
 from vitkit.registry import Spec
@@ -20,6 +26,8 @@ class BaseImageDataset:
 
     Args:
         transforms: spec of the transforms (see vitkit.data.transforms.pipelines); None leaves the images unchanged.
+    Raises:
+        ConfigError: the transforms are of several images with boxes, and this is no `ImageSource`.
     """
 
     image_ids: Sequence[Any]
@@ -28,6 +36,13 @@ class BaseImageDataset:
 
     def __init__(self, transforms: Spec | Transforms | None):
         self.transforms = build_transforms(transforms)
+        if isinstance(self.transforms, MixesImages):
+            if not isinstance(self, ImageSource):
+                raise ConfigError(
+                    f"dataset {type(self).__name__}: {type(self.transforms).__name__} needs images with boxes, as "
+                    "those of CocoDetection. Leave it out, and give its `transforms` alone."
+                )
+            self.transforms.check_source(self)
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -69,6 +84,8 @@ class BaseImageDataset:
 
     def transform(self, sample: AnnotatedImage, seed: int | None) -> AnnotatedImage:
         """Apply the dataset's transforms, if it has any."""
+        if isinstance(self.transforms, MixesImages):
+            return self.transforms.mix(sample, self, seed=seed)
         return sample if self.transforms is None else self.transforms(sample, seed=seed)
 
 

@@ -61,9 +61,9 @@ class CocoDetection(ListedImages):
     ):
         if bad_boxes not in ("error", "drop"):
             raise ConfigError(f"dataset CocoDetection: bad_boxes is {bad_boxes!r}; expected 'error' or 'drop'.")
+        self.masks = masks
         super().__init__(transforms)
         self.annotation_file = Path(annotations)
-        self.masks = masks
         self.bad_boxes = bad_boxes
         self.first = first
         require_folders(images=images)
@@ -128,13 +128,18 @@ class CocoDetection(ListedImages):
 
     def load_sample(self, index: int, seed: int | None) -> Sample:
         """Load an image with its objects; see `BaseImageDataset`."""
+        annotated = self.load_annotated(index)
+        original_size = annotated.image.shape[:2]
+        return detection_sample(
+            self.transform(annotated, seed), image_id=int(self.image_ids[index]), original_size=original_size
+        )
+
+    def load_annotated(self, index: int) -> AnnotatedImage:
+        """Load an image with its objects before any transform; see `ImageSource`."""
         image = self.load_image(index)
         rows = slice(self._offsets[index], self._offsets[index + 1])
         masks = self._load_masks(rows, *image.shape[:2]) if self.masks else None
-        annotated = AnnotatedImage(image, self._boxes_xyxy[rows], self._labels[rows], masks)
-        return detection_sample(
-            self.transform(annotated, seed), image_id=int(self.image_ids[index]), original_size=image.shape[:2]
-        )
+        return AnnotatedImage(image, self._boxes_xyxy[rows], self._labels[rows], masks)
 
     def load_image(self, index: int) -> np.ndarray:
         """See `BaseImageDataset`.

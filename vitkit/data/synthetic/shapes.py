@@ -67,18 +67,25 @@ class ShapesDetection(_Shapes):
         transforms: Spec | Transforms | None = None,
         masks: bool = False,
     ):
+        self.masks = masks
         super().__init__(transforms)
         self.use_world(world, num_images)
-        self.masks = masks
         self.classes = list(THINGS)
         self.category_ids = [category["id"] for category in thing_categories()]
 
     def load_sample(self, index: int, seed: int | None) -> Sample:
         """Load an image with its objects; see `BaseImageDataset`."""
+        annotated = self.load_annotated(index)
+        original_size = annotated.image.shape[:2]
+        return detection_sample(
+            self.transform(annotated, seed), image_id=self.image_ids[index], original_size=original_size
+        )
+
+    def load_annotated(self, index: int) -> AnnotatedImage:
+        """Draw an image with its objects before any transform; see `ImageSource`."""
         scene = self.scene(index)
         masks = scene.masks.view(np.uint8) if self.masks else None
-        annotated = self.transform(AnnotatedImage(scene.image, scene.boxes_xyxy, scene.labels, masks), seed)
-        return detection_sample(annotated, image_id=self.image_ids[index], original_size=scene.image.shape[:2])
+        return AnnotatedImage(scene.image, scene.boxes_xyxy, scene.labels, masks)
 
     def ground_truth(self) -> dict[str, Any]:
         """Return all annotations as a COCO instances file holds them, with masks as compressed run lengths."""

@@ -1,6 +1,6 @@
 """What transforms take and return."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,6 +34,37 @@ class Transforms(Protocol):
         Args:
             sample: left unchanged.
             seed: with it the result depends on the arguments alone; None draws fresh random numbers.
+        """
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """A dataset of images with boxes, as transforms of several images see it."""
+
+    masks: bool
+    """Whether its images come with masks."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    def load_annotated(self, index: int) -> AnnotatedImage:
+        """Load an image with its objects before any transform."""
+
+
+@runtime_checkable
+class MixesImages(Protocol):
+    """Transforms that make an image of several; a dataset calls `mix` in place of the transforms themselves."""
+
+    def check_source(self, source: ImageSource) -> None:
+        """Raise ConfigError if a dataset does not give what these transforms need."""
+
+    def mix(self, sample: AnnotatedImage, source: ImageSource, *, seed: int | None = None) -> AnnotatedImage:
+        """Transform an image together with others.
+
+        Args:
+            sample: left unchanged.
+            source: where the others are drawn from.
+            seed: with it the result depends on the arguments and the source alone.
         """
 
 

@@ -314,7 +314,8 @@ def _build_albumentation(spec: Any, where: str) -> A.BasicTransform | A.BaseComp
         needs = f"needs {', '.join(others)}" if others else "is for volumes"
         raise ConfigError(
             f"{where}: {spec['type']} {needs}, and a dataset's transforms get one image with its boxes and masks. "
-            "Leave it out; classification mixes images by mixup and cutmix of ClassificationTrainTransforms."
+            "Mosaic, copy-paste and mixup of images with boxes are in MultiImageTransforms, mixup and cutmix of images "
+            "that are classified in ClassificationTrainTransforms."
         )
     if isinstance(built, A.DualTransform) and Targets.BBOXES not in built._targets:
         raise ConfigError(f"{where}: {spec['type']} cannot move boxes, so it cannot be used for detection.")
