@@ -1,4 +1,4 @@
-"""Published models: the index of their weights, and converters from official checkpoints."""
+"""Published models: the index of their weights, and converters from and to others' key names."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,17 @@ from typing import Any
 
 from vitkit.checkpoint.download import cached_file
 
+_FOLDER = Path(__file__).parent
+
 
 def index() -> dict[str, dict[str, Any]]:
-    """Return the index: model name -> config, address and checksum of the weights, published figures."""
-    return json.loads((Path(__file__).parent / "index.json").read_text(encoding="utf-8"))
+    """Return the index: model name -> config, address and checksum of the weights, published figures, licence."""
+    return json.loads((_FOLDER / "index.json").read_text(encoding="utf-8"))
+
+
+def unpublished() -> dict[str, str]:
+    """Return the configs that have no entry in the index: name -> why there is no file to name there."""
+    return json.loads((_FOLDER / "unpublished.json").read_text(encoding="utf-8"))
 
 
 def published_weights(name: str) -> Path:
@@ -19,4 +26,4 @@ def published_weights(name: str) -> Path:
         CheckpointError: the address cannot be reached, or the file is damaged.
     """
     entry = index()[name]
-    return cached_file(entry["url"], sha256_prefix=entry["sha256_prefix"])
+    return cached_file(entry["url"], checksum=entry["checksum"], name=entry.get("file"))

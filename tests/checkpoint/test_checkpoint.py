@@ -137,15 +137,15 @@ def test_a_name_of_the_model_zoo_is_fetched_from_its_address(monkeypatch, tmp_pa
     torch.save(model.state_dict(), tmp_path / "published.pth")
     asked = []
 
-    def fetch(url, *, sha256_prefix):
-        asked.append((url, sha256_prefix))
+    def fetch(url, *, checksum, name):
+        asked.append((url, checksum))
         return tmp_path / "published.pth"
 
     monkeypatch.setattr("vitkit.model_zoo.cached_file", fetch)
     other = TinyDetector()
     load_weights(other, "detr_r50")
     assert torch.equal(other.body.weight, model.body.weight)
-    assert asked == [("https://dl.fbaipublicfiles.com/detr/detr-r50-e632da11.pth", "e632da11")]
+    assert asked == [("https://dl.fbaipublicfiles.com/detr/detr-r50-e632da11.pth", "sha256:e632da11")]
 
 
 def test_weights_that_are_not_finite_are_named(caplog):

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import http.server
 import threading
@@ -26,6 +27,7 @@ class _Server(http.server.BaseHTTPRequestHandler):
         body = CONTENT[start:]
         self.send_response(206 if asked else 200)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "text/html" if self.path.endswith(".html") else "application/octet-stream")
         self.end_headers()
         if self.path in self.broken:
             self.broken.remove(self.path)
@@ -48,29 +50,80 @@ def address():
 
 
 def test_a_file_is_downloaded_once_and_then_taken_from_the_cache(address, tmp_path):
-    path = cached_file(f"{address}/weights.pth", sha256_prefix=DIGEST[:8], folder=tmp_path)
+    path = cached_file(f"{address}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
     assert path.read_bytes() == CONTENT
-    assert cached_file(f"{address}/weights.pth", sha256_prefix=DIGEST[:8], folder=tmp_path) == path
+    assert cached_file(f"{address}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path) == path
     assert len(_Server.ranges) == 1
 
 
 def test_a_broken_download_goes_on_where_it_stopped(address, tmp_path):
     _Server.broken.add("/weights.pth")
     with pytest.raises(CheckpointError, match="cannot download .*kept in weights.pth.part"):
-        cached_file(f"{address}/weights.pth", sha256_prefix=DIGEST[:8], folder=tmp_path)
+        cached_file(f"{address}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
     have = (tmp_path / "weights.pth.part").stat().st_size
     assert 0 < have < len(CONTENT)
-    path = cached_file(f"{address}/weights.pth", sha256_prefix=DIGEST[:8], folder=tmp_path)
+    path = cached_file(f"{address}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
     assert path.read_bytes() == CONTENT
     assert _Server.ranges == [None, f"bytes={have}-"]
 
 
 def test_a_wrong_checksum_is_an_error_and_leaves_nothing_in_the_cache(address, tmp_path):
     with pytest.raises(CheckpointError, match="sha256 begins"):
-        cached_file(f"{address}/weights.pth", sha256_prefix="00000000", folder=tmp_path)
+        cached_file(f"{address}/weights.pth", checksum="sha256:00000000", folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_address_out_of_reach_says_where_to_put_the_file(tmp_path):
     with pytest.raises(CheckpointError, match="Put the file at .*weights.pth"):
         cached_file("http://127.0.0.1:9/weights.pth", folder=tmp_path)
+
+
+def test_the_first_download_records_the_sum_that_is_not_published(address, tmp_path, caplog):
+    caplog.set_level("INFO", logger="vitkit")
+    path = cached_file(f"{address}/weights.pth", checksum="", folder=tmp_path)
+    assert (tmp_path / "weights.pth.sha256").read_text() == f"{DIGEST}  weights.pth\n"
+    assert f"sha256 {DIGEST} is recorded" in caplog.text
+    caplog.clear()
+    assert cached_file(f"{address}/weights.pth", checksum="", folder=tmp_path) == path
+    path.unlink()
+    cached_file(f"{address}/weights.pth", checksum="", folder=tmp_path)
+    assert caplog.text == ""
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["weights.pth", "weights.pth.sha256"]
+
+
+def test_later_downloads_must_agree_with_the_recorded_sum(address, tmp_path):
+    (tmp_path / "weights.pth.sha256").write_text("0" * 64 + "  weights.pth\n")
+    with pytest.raises(
+        CheckpointError, match=f"sha256 is {DIGEST}, but {'0' * 64} was recorded .* delete weights.pth.sha256"
+    ):
+        cached_file(f"{address}/weights.pth", checksum="", folder=tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["weights.pth.sha256"]
+
+
+def test_published_md5_sums_are_checked(address, tmp_path):
+    digest = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
+    cached_file(f"{address}/weights.pth", checksum=f"md5:{digest[:6]}", folder=tmp_path)
+    assert not (tmp_path / "weights.pth.sha256").exists()
+    with pytest.raises(CheckpointError, match=f"md5 begins {digest[:6]}, expected 000000"):
+        cached_file(f"{address}/weights.pth", checksum="md5:000000", folder=tmp_path)
+
+
+def test_a_file_may_have_another_name_than_its_address(address, tmp_path):
+    assert cached_file(f"{address}/download?id=7", name="a.pth", folder=tmp_path).name == "a.pth"
+
+
+def test_a_web_page_in_place_of_a_file_is_said(address, tmp_path):
+    with pytest.raises(CheckpointError, match="cannot download .*answers with a web page"):
+        cached_file(f"{address}/page.html", folder=tmp_path)
+
+
+def test_a_cache_without_room_or_rights_is_an_error_of_one_line(address, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "weights.pth.part"))
+
+    monkeypatch.setattr("vitkit.checkpoint.download._fetch", full)
+    with pytest.raises(CheckpointError, match="weights.pth.part: cannot be written .No space left.*set TORCH_HOME"):
+        cached_file(f"{address}/weights.pth", folder=tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        cached_file(f"{address}/weights.pth", folder=tmp_path / "file" / "below")

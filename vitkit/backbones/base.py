@@ -314,7 +314,7 @@ def _find(source: str) -> Path | dict[str, Any]:
     if source.startswith(("http://", "https://", "file://")):
         url, _, checksum = source.partition("#sha256=")
         try:
-            return cached_file(url, sha256_prefix=checksum)
+            return cached_file(url, checksum=f"sha256:{checksum}" if checksum else "")
         except CheckpointError as error:
             raise CheckpointError(
                 f"model.backbone.pretrained: the weights are missing: {error} Or name a file "

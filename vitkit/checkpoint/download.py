@@ -1,6 +1,8 @@
 """Published files by address: cached, resumed after a break, and checked."""
 
+import errno
 import hashlib
+import logging
 import os
 import urllib.error
 import urllib.request
@@ -11,7 +13,12 @@ from torch.hub import tqdm
 
 from vitkit.errors import CheckpointError
 
+logger = logging.getLogger("vitkit")
+
 CHUNK_BYTES = 1 << 20
+RECORD_SUFFIX = ".sha256"
+"""Ends the name of the file that holds a sum which was recorded at the first download, as `sha256sum -c` reads it."""
+_STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
 def cache_folder() -> Path:
@@ -19,34 +26,42 @@ def cache_folder() -> Path:
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
-def cached_file(url: str, *, sha256_prefix: str = "", folder: Path | None = None) -> Path:
+def cached_file(url: str, *, checksum: str | None = None, name: str | None = None, folder: Path | None = None) -> Path:
     """Return the local copy of `url`, downloaded unless it exists. A broken download goes on where it stopped.
 
     Args:
-        sha256_prefix: the first hexadecimal digits of the file's checksum.
+        checksum: its algorithm and the first hexadecimal digits, such as "md5:3c8ec9"; "": none is published, so the
+            first download records the file's SHA-256 beside it, and later ones must agree; None: any file will do.
+        name: of the local copy; None: the end of the address.
         folder: instead of `cache_folder()`.
     Raises:
-        CheckpointError: the address cannot be reached, or the file's checksum is another one.
+        CheckpointError: the address cannot be reached, the file's checksum is another one, or the cache cannot be
+            written.
     """
-    path = (folder or cache_folder()) / url.rsplit("/", 1)[-1]
-    if path.is_file():
-        _check(path, sha256_prefix, url)
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
+    path = (folder or cache_folder()) / (name or url.rsplit("/", 1)[-1])
     try:
+        if path.is_file():
+            _check(path, path, checksum, url)
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
         _fetch(url, part)
-    except (urllib.error.URLError, OSError) as error:
+        try:
+            _check(part, path, checksum, url)
+        except CheckpointError:
+            part.unlink()  # Going on from wrong bytes could never end well.
+            raise
+        os.replace(part, path)
+    except OSError as error:  # of the network, too
+        if error.errno in _STORAGE_ERRORS:
+            raise CheckpointError(
+                f"{error.filename or path}: cannot be written ({error.strerror}). Make room or set the rights there, "
+                "or set TORCH_HOME to another folder."
+            ) from error
         raise CheckpointError(
             f"cannot download {url} ({error}). Put the file at {path} yourself, or try again: "
-            f"what has arrived is kept in {part.name}."
+            f"what has arrived is kept in {path.name}.part."
         ) from error
-    try:
-        _check(part, sha256_prefix, url)
-    except CheckpointError:
-        part.unlink()  # Going on from wrong bytes could never end well.
-        raise
-    os.replace(part, path)
     return path
 
 
@@ -61,6 +76,8 @@ def _fetch(url: str, part: Path) -> None:
             return
         raise
     with response:
+        if "text/html" in response.headers.get("Content-Type", ""):
+            raise OSError("the address answers with a web page: open it in a browser, and download the file there")
         resumed = response.status == 206
         done = start if resumed else 0
         total = done + int(response.headers.get("Content-Length") or 0)
@@ -74,21 +91,46 @@ def _fetch(url: str, part: Path) -> None:
         raise OSError(f"the connection broke after {done} of {total} bytes")
 
 
-def _check(path: Path, sha256_prefix: str, url: str) -> None:
-    """Check a downloaded file against the expected checksum.
+def _check(file: Path, path: Path, checksum: str | None, url: str) -> None:
+    """Check a file against the published checksum, or against the one that was recorded when it was first downloaded.
 
+    Args:
+        file: what is checked.
+        path: where it lies, or will.
+        checksum: see `cached_file`.
     Raises:
-        CheckpointError: the file's checksum begins differently.
+        CheckpointError: the file has another.
     """
-    if not sha256_prefix:
+    if checksum is None:
         return
-    sha256 = hashlib.sha256()
+    algorithm, _, expected = (checksum or "sha256:").partition(":")
+    digest = _digest(file, algorithm)
+    if expected:
+        if not digest.startswith(expected):
+            raise CheckpointError(
+                f"{file}: {algorithm} begins {digest[: len(expected)]}, expected {expected}: the file is damaged. "
+                f"Delete it, and it is downloaded again from {url}."
+            )
+        return
+    record = path.with_name(path.name + RECORD_SUFFIX)
+    if record.is_file():
+        recorded = record.read_text(encoding="utf-8").partition(" ")[0]
+        if digest != recorded:
+            raise CheckpointError(
+                f"{file}: sha256 is {digest}, but {recorded} was recorded at the first download: the file is damaged, "
+                f"or {url} gives another one now. Delete {path} to download it again; if the change is right, delete "
+                f"{record.name} beside it, too."
+            )
+        return
+    temporary = record.with_name(f"{record.name}.{os.getpid()}.tmp")
+    temporary.write_text(f"{digest}  {path.name}\n", encoding="utf-8")
+    os.replace(temporary, record)
+    logger.info("%s: no checksum is published; its sha256 %s is recorded, and later downloads must agree", path, digest)
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
-            sha256.update(chunk)
-    digest = sha256.hexdigest()
-    if not digest.startswith(sha256_prefix):
-        raise CheckpointError(
-            f"{path}: sha256 begins {digest[: len(sha256_prefix)]}, expected {sha256_prefix}: the file is damaged. "
-            f"Delete it, and it is downloaded again from {url}."
-        )
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -144,7 +144,8 @@ def find_model(
         return FoundModel(_config_in(path, overrides, trust), path)
     zoo = model_zoo.index()
     if name in zoo:
-        return FoundModel(load_config(zoo[name]["config"], overrides), name if weights is None else weights)
+        own = zoo[name].get("overrides", ())  # an official model whose config is that of a sibling
+        return FoundModel(load_config(zoo[name]["config"], [*own, *overrides]), name if weights is None else weights)
     installed = config_names()
     if path.as_posix().removeprefix("configs/") in installed:
         return FoundModel(load_config(path, overrides), weights)

@@ -1,0 +1,128 @@
+"""The index of published weights: complete, consistent with the configs, and loadable as far as the download."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import vitkit
+from vitkit import model_zoo
+from vitkit.config import load_config
+from vitkit.errors import CheckpointError
+from vitkit.inference import find_model
+from vitkit.models import build_model
+
+ROOT = Path(__file__).resolve().parents[2]
+INDEX = model_zoo.index()
+CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_config_has_published_weights_or_a_reason_why_not(name):
+    reason = model_zoo.unpublished().get(name)
+    assert (name in INDEX) != (reason is not None)
+    assert reason is None or len(reason.split()) > 3
+    file = re.search(
+        r"^Weights:\s+(\S+)", ast.get_docstring(ast.parse((ROOT / f"configs/{name}.py").read_text())), re.M
+    )
+    if file:  # the lab note and the index name one file
+        assert INDEX[name]["url"].endswith(file[1])
+
+
+def test_no_reason_stands_for_a_config_that_is_gone():
+    assert set(model_zoo.unpublished()) <= set(CONFIGS)
+
+
+@pytest.mark.parametrize("name", INDEX)
+def test_each_entry_is_whole(name):
+    entry = INDEX[name]
+    assert (ROOT / entry["config"]).is_file()
+    assert entry["url"].startswith("https://")
+    assert re.fullmatch(r"(sha256:[0-9a-f]{8}|md5:[0-9a-f]{6})?", entry["checksum"])
+    file = entry.get("file") or entry["url"].rsplit("/", 1)[-1]
+    assert re.fullmatch(r"[\w.\-]+\.(pth|pyth|pkl)", file)
+    assert entry["published"] and entry["published_in"] and entry["dataset"]
+    assert entry["licence"] in ("Apache-2.0", "MIT", "BSD-3-Clause", "CC-BY-NC-4.0")
+    if entry["checksum"]:  # it is that of the file's name
+        assert entry["checksum"].partition(":")[2] in file
+
+
+def test_no_two_entries_share_a_file_in_the_cache():
+    files = [entry.get("file") or entry["url"].rsplit("/", 1)[-1] for entry in INDEX.values()]
+    assert len(files) == len(set(files))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "detr_r101_panoptic",
+        "deformable_detr_r50_two_stage",
+        "maskformer_swin_tiny_ade20k",
+        "mask2former_r50_coco_panoptic",
+    ]
+    + ["swin_small_in1k", "swinv2_tiny_window16_in1k", "vit_b16_in1k", "deit_tiny_distilled_patch16_in1k"]
+    + ["mvitv2_small_in1k", "resnet101_in1k", "timesformer_divided_k400"],
+)
+def test_an_entrys_model_has_the_parameters_that_it_states(name):
+    model = find_model(name)
+    classes = {"ADE20K-150": 150, "COCO 2017 panoptic": 133, "ImageNet-1k": 1000, "ImageNet-1K": 1000, "COCO 2017": 91}
+    num_classes = {"Kinetics-400": 400} | classes
+    spec = dict(
+        model.config["model"], num_classes=250 if name == "detr_r101_panoptic" else num_classes[INDEX[name]["dataset"]]
+    )
+    with torch.device("meta"):
+        built = build_model(spec)
+    assert sum(p.numel() for p in built.parameters()) == INDEX[name]["parameters"]
+
+
+def test_weights_of_a_backbone_are_an_entry_on_that_backbone():
+    import json
+
+    rows = json.loads((ROOT / "model_zoo/backbones.json").read_text())
+    named = {variant: row["weights"] for variant, row in rows.items() if "weights" in row}
+    assert {"swin_base_384", "swinv2_tiny", "deit_tiny_distilled_patch16", "mvitv2_large", "resnet18"} <= set(named)
+    assert {"timesformer_hr", "mvitv1_b_16x4"} <= set(named)
+    for variant, name in named.items():
+        backbone = find_model(name).config["model"]["backbone"]
+        assert (backbone if isinstance(backbone, str) else backbone["type"]) == variant
+
+
+def test_a_listed_model_is_downloaded_from_its_address(tmp_path, monkeypatch):
+    asked = {}
+
+    def cached_file(url, *, checksum, name):
+        asked.update(url=url, checksum=checksum, name=name)
+        raise CheckpointError("offline")
+
+    monkeypatch.setattr("vitkit.model_zoo.cached_file", cached_file)
+    with pytest.raises(CheckpointError, match="offline"):
+        vitkit.load("mask2former_r50_coco_instance")
+    assert asked["url"].endswith("coco/instance/maskformer2_R50_bs16_50ep/model_final_3c8ec9.pkl")
+    assert asked["checksum"] == "md5:3c8ec9"
+    with pytest.raises(CheckpointError, match="offline"):
+        vitkit.load("deformable_detr_r50_refine")
+    assert asked["name"] == "deformable_detr_r50_refine.pth" and asked["checksum"] == ""
+
+
+def test_an_entry_loads_from_its_file(tmp_path, monkeypatch):
+    config = load_config("resnet50_in1k")
+    torch.manual_seed(0)
+    trained = build_model(dict(config["model"], backbone=dict(type="resnet18", pretrained=False)))
+    file = tmp_path / "published.pth"
+    torch.save(trained.backbone.state_dict(), file)
+    entry = dict(INDEX["resnet18_in1k"], url=file.as_uri(), checksum="")
+    monkeypatch.setattr(model_zoo, "index", lambda: {"resnet18_in1k": entry})
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    model = vitkit.load("resnet18_in1k").model
+    assert torch.equal(model.backbone.fc.weight, trained.backbone.fc.weight)
+    assert (tmp_path / "home/hub/checkpoints/published.pth.sha256").is_file()
+
+
+def test_an_unknown_name_is_told_its_nearest():
+    with pytest.raises(vitkit.ConfigError, match="mean 'mask2former_r50_coco_instance'"):
+        vitkit.load("mask2former_r50_coco_instanse")
+    with pytest.raises(CheckpointError, match="no checkpoint 'detr_r5O'"):
+        vitkit.load_weights(nn.Linear(1, 1), "detr_r5O")
