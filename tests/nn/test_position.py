@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from vitkit.nn.position import sine_positions_1d, sine_positions_2d
+from vitkit.nn.position import pad_rotations, rotary_positions_2d, rotate, sine_positions_1d, sine_positions_2d
 
 
 def test_1d_code_is_the_papers_formula():
@@ -34,3 +34,24 @@ def test_2d_code_counts_only_locations_that_are_not_padded():
 def test_offset_moves_locations_before_they_are_normalised():
     code = sine_positions_2d((3, 3), 4, offset=-0.5)
     assert abs(code[0, 0, 0, 0] - math.sin(2 * math.pi * 0.5 / 3)) < 1e-5
+
+
+def test_rotations_turn_pairs_of_channels_by_the_location_of_their_centre():
+    rotations = rotary_positions_2d((2, 4), 8, temperature=100.0)
+    x = torch.randn(8, 8)
+    turned = rotate(x, rotations)
+    pairs = torch.complex(x[:, :4], x[:, 4:])
+    for index in range(8):
+        y, x_ = ((index // 4 + 0.5) / 2 * 2 - 1, (index % 4 + 0.5) / 4 * 2 - 1)
+        # Two frequencies, 1 and 1 / sqrt(100), of the row, then of the column.
+        angles = 2 * math.pi * torch.tensor([y, y / 10, x_, x_ / 10])
+        expected = pairs[index] * torch.polar(torch.ones(4), angles)
+        torch.testing.assert_close(torch.complex(turned[index, :4], turned[index, 4:]), expected)
+
+
+def test_tokens_before_the_rotated_ones_stay_as_they_are():
+    rotations = pad_rotations(rotary_positions_2d((1, 2), 4), 3)
+    x = torch.randn(2, 5, 4)
+    turned = rotate(x, rotations)
+    assert torch.equal(turned[:, :3], x[:, :3]) and not torch.allclose(turned[:, 3:], x[:, 3:])
+    assert pad_rotations(None, 3) is None

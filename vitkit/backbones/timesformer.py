@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from vitkit.backbones.base import BackboneBase, BackboneSettings, check_images, drop_path_rates
-from vitkit.backbones.vit import PatchEmbedding, ViTSizes, add
+from vitkit.backbones.vit_blocks import PatchEmbedding, ViTSizes, add
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.attention import attend, padding_bias
 from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block

@@ -1,31 +1,36 @@
 """Vision Transformer (Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929), with DeiT's distillation token
 (Touvron et al. 2020, https://arxiv.org/abs/2012.12877), register tokens (Darcet et al. 2023,
-https://arxiv.org/abs/2309.16588) and ViTDet's windows (Li et al. 2022, https://arxiv.org/abs/2203.16527).
+https://arxiv.org/abs/2309.16588), ViTDet's windows (Li et al. 2022, https://arxiv.org/abs/2203.16527), and what DINOv2
+(Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and DINOv3 (Simeoni et al. 2025, https://arxiv.org/abs/2508.10104)
+change.
 
 Shapes: B batch, h x w patches, L tokens (class, distillation and register tokens, then the patches row by row).
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
+from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
-from torchvision.ops import StochasticDepth
 
 from vitkit.backbones.base import BackboneBase, BackboneSettings, check_images, drop_path_rates
+from vitkit.backbones.vit_blocks import (
+    Attention,
+    Block,
+    PatchEmbedding,
+    ViTBlockSettings,
+    ViTSizes,
+    WindowSettings,
+    add,
+)
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.kernels.windows import window_partition, window_reverse
-from vitkit.nn.attention import attend
-from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
-from vitkit.nn.position import resize_positions_1d, resize_positions_2d
-from vitkit.nn.relative_attention import attend_relative
+from vitkit.nn.layers import SwiGLU, checkpoint_block
+from vitkit.nn.position import pad_rotations, resize_positions_2d, rotary_positions_2d
 from vitkit.registry import BACKBONES, nearest
-from vitkit.structures import FeatureInfo
 
 _SIZES = {
     "tiny": dict(d_model=192, depth=12, num_heads=3),
@@ -35,6 +40,21 @@ _SIZES = {
     "huge": dict(d_model=1280, depth=32, num_heads=16),
 }
 _VITDET = dict(patch_size=16, window_size=14, relative_positions=64)
+_GIANT = dict(d_model=1536, depth=40, num_heads=24, mlp_ratio=8 / 3, mlp="swiglu")
+_DINOV2_SIZES = {**{n: _SIZES[n] for n in ("small", "base", "large")}, "giant": _GIANT}
+_DINOV2 = dict(patch_size=14, image_size=518, layer_scale=1e-5)
+_REGISTERS = dict(num_registers=4, positions="patches")
+_DINOV3_SIZES = {
+    "small": _SIZES["small"],
+    "small_plus": dict(**_SIZES["small"], mlp="swiglu"),
+    "base": _SIZES["base"],
+    "large": _SIZES["large"],
+    "huge_plus": dict(d_model=1280, depth=32, num_heads=20, mlp="swiglu"),
+    "7b": dict(d_model=4096, depth=40, num_heads=32, mlp_ratio=2, mlp="swiglu"),
+}
+_DINOV3 = dict(
+    patch_size=16, image_size=256, layer_scale=1e-5, num_registers=4, positions="rotary", norm_eps=1e-5, qkv_bias="none"
+)
 
 VIT_VARIANTS = {
     **{f"vit_{n}_patch{p}": dict(patch_size=p, **size) for n, size in _SIZES.items() for p in (32, 16, 14)},
@@ -43,8 +63,18 @@ VIT_VARIANTS = {
         f"vitdet_{n}": dict(**_SIZES[n], **_VITDET, drop_path=drop_path)
         for n, drop_path in (("base", 0.1), ("large", 0.4), ("huge", 0.5))
     },
+    **{f"vit_{n}_patch14_dinov2": dict(**size, **_DINOV2) for n, size in _DINOV2_SIZES.items()},
+    **{f"vit_{n}_patch14_reg4_dinov2": dict(**size, **_DINOV2, **_REGISTERS) for n, size in _DINOV2_SIZES.items()},
+    **{f"vit_{n}_patch16_dinov3": dict(**size, **_DINOV3) for n, size in _DINOV3_SIZES.items()},
+    **{
+        f"vit_{n}_patch16_dinov3_qkvb": dict(**size, **{**_DINOV3, "qkv_bias": "qv"})
+        for n, size in _DINOV3_SIZES.items()
+        if n != "7b"
+    },
 }
-"""Table 1 of the paper (B, L, H); table 1 of DeiT (Ti, S; distilled); section 4 and appendix A.2 of ViTDet."""
+"""Table 1 of the paper (B, L, H); table 1 of DeiT (Ti, S; distilled); section 4 and appendix A.2 of ViTDet; table 17 of
+DINOv2, with and without registers; tables 2 and 3 of DINOv3, without the biases that are zero in the published weights,
+and with them (qkvb). Names are timm's."""
 
 _DEIT = "https://dl.fbaipublicfiles.com/deit/deit_{}_patch16_224-{}.pth#sha256={}"
 _DEIT_CHECKSUMS = {
@@ -64,142 +94,50 @@ _TORCHVISION = {
 """Published weights that were trained on images normalised as vitkit does, by width and patch size."""
 
 
-def add(branch: Tensor, x: Tensor) -> Tensor:
-    """Return `x + branch`, in the branch's memory unless autocast is on, where the sum keeps full precision."""
-    return branch.add_(x) if branch.dtype == x.dtype else branch + x
-
-
-class PatchEmbedding(nn.Module):
-    """Linear projection of patches."""
-
-    def __init__(self, patch_size: int, d_model: int):
-        super().__init__()
-        self.patch_size = patch_size
-        self.proj = nn.Conv2d(3, d_model, kernel_size=patch_size, stride=patch_size)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W), zero-padded at the right and bottom to full patches, to (B, d_model, h, w)."""
-        height, width = images.shape[-2:]
-        margins = (0, -width % self.patch_size, 0, -height % self.patch_size)
-        return self.proj(F.pad(images, margins) if any(margins) else images)
-
-
-class Attention(nn.Module):
-    """Self-attention of all tokens, or within windows of patches.
-
-    Args:
-        window_size: side of the windows, in patches; None for all tokens.
-        relative_positions: side, in patches, of the map that decomposed relative positions (ViTDet, section 3; Li et
-            al. 2021, https://arxiv.org/abs/2112.01526, equation 4) are made for; None for none.
-    """
-
-    def __init__(
-        self, d_model: int, num_heads: int, *, window_size: int | None = None, relative_positions: int | None = None
-    ):
-        super().__init__()
-        self.num_heads = num_heads
-        self.window_size = window_size
-        self.qkv = Linear(d_model, 3 * d_model)
-        self.proj = Linear(d_model, d_model)
-        self.rel_pos_h = self.rel_pos_w = None
-        if relative_positions is not None:
-            shape = (2 * relative_positions - 1, d_model // num_heads)
-            self.rel_pos_h = nn.Parameter(torch.zeros(shape))
-            self.rel_pos_w = nn.Parameter(torch.zeros(shape))
-
-    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        """Attend.
-
-        Args:
-            x: (B, L, d_model); with windows or relative positions L = h * w.
-            size: (h, w).
-        """
-        if self.window_size is None:
-            return self._attend(x, size)
-        # As in the original, windows over the border see zeros there, after the norm.
-        windows = window_partition(x.unflatten(1, size), self.window_size)
-        windows = self._attend(windows, (self.window_size, self.window_size))
-        return window_reverse(windows, self.window_size, size).flatten(1, 2)
-
-    def _attend(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
-        if self.rel_pos_h is None:
-            x = attend(q, k, v)
-        else:
-            x = attend_relative(q, k, v, (self.rel_pos_h, self.rel_pos_w), size, size)
-        return self.proj(x.transpose(1, 2).flatten(2))
-
-    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Resize relative positions that were made for maps of another size."""
-        for name in ("rel_pos_h", "rel_pos_w"):
-            table, key = getattr(self, name), prefix + name
-            if table is not None and key in state:
-                state[key] = resize_positions_1d(state[key], len(table))
-
-
-class Block(nn.Module):
-    """Pre-norm transformer layer."""
-
-    activation_checkpointing = False
-
-    def __init__(self, d_model: int, attention: Attention, *, d_mlp: int, drop_path: float):
-        super().__init__()
-        self.norm1 = nn.LayerNorm(d_model, eps=1e-6)
-        self.attn = attention
-        self.norm2 = nn.LayerNorm(d_model, eps=1e-6)
-        self.mlp = TokenMLP(d_model, d_mlp)
-        self.drop_path = StochasticDepth(drop_path, "row")
-
-    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        """(B, L, d_model) -> (B, L, d_model)."""
-        x = add(self.drop_path(self.attn(self.norm1(x), size)), x)
-        return add(self.drop_path(self.mlp(self.norm2(x))), x)
-
-
-@dataclass(frozen=True)
-class ViTSizes:
-    """The sizes of a plain vision transformer."""
-
-    patch_size: int = 16
-    """In pixels; 1 is a transformer on pixels."""
-    d_model: int = 768
-    """Width, a multiple of `num_heads`."""
-    depth: int = 12
-    num_heads: int = 12
-    mlp_ratio: float = 4.0
-    """Hidden width of each block's MLP, in widths."""
-
-    def check(self, owner: str) -> None:
-        """Raise ConfigError if a size is impossible; `owner` is the backbone's name in messages."""
-        for name in ("patch_size", "d_model", "depth", "num_heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{owner}: {name}={getattr(self, name)}: expected at least 1.")
-        if self.d_model % self.num_heads:
-            raise ConfigError(f"{owner}: num_heads={self.num_heads} must divide d_model={self.d_model}.")
-
-    def feature_info(self) -> dict[str, FeatureInfo]:
-        """Return the one map, res{log2 stride}."""
-        return {f"res{round(math.log2(self.patch_size))}": FeatureInfo(self.d_model, self.patch_size)}
-
-
-@dataclass(frozen=True)
-class WindowSettings:
-    """Blocks that attend within windows, as ViTDet has them for dense prediction.
-
-    There is then no class token, no norm after the last block, and, as in the original, no antialiasing when position
-    embeddings are resampled.
-    """
-
-    window_size: int | None = None
-    """Side, in patches, of the windows that all but a few blocks attend in; None for none."""
-    global_blocks: Sequence[int] | None = None
-    """Indices of the global blocks; None: the last of each quarter."""
-    relative_positions: int | None = None
-    """Side, in patches, of the map that the global blocks' relative positions are made for (windowed blocks have theirs
-    too); None for none."""
-
-
 _POOLINGS = ("token", "mean", "mean_norm")
+_POSITIONS = ("all", "patches", "rotary")
+
+
+@dataclass(frozen=True)
+class TokenSettings:
+    """The tokens beside the patches, and what has a position."""
+
+    class_token: bool | None = None
+    """Adds a class token; None: unless `window_size` is set."""
+    distilled: bool = False
+    """Adds a distillation token with its own head; logits are the mean of both."""
+    num_registers: int = 0
+    """Register tokens, which have no position."""
+    positions: Literal["all", "patches", "rotary"] = "all"
+    """Learned positions of patches, class and distillation token, or of patches alone (DINOv2 with registers); or
+    rotations of the patches' queries and keys in every block (DINOv3)."""
+    rotary_rescale: float = 1.0
+    """In training the coordinates of "rotary" are multiplied by a random factor up to this one, or down to its inverse,
+    log-uniform; DINOv3 was trained with 2."""
+    pooling: Literal["token", "mean", "mean_norm"] = "token"
+    """What a classifier reads: "token", the class token; "mean", the mean of the normalised patches (Beyer et al. 2022,
+    https://arxiv.org/abs/2205.01580); "mean_norm", the normalised mean of the patches (MAE)."""
+
+    def check(self, is_classifier: bool) -> None:
+        """Raise ConfigError if a value is unknown, or two contradict each other."""
+        if self.num_registers < 0:
+            raise ConfigError(f"ViT: num_registers={self.num_registers}: expected 0 or more.")
+        if self.positions not in _POSITIONS:
+            raise ConfigError(f"ViT: unknown positions {self.positions!r}. {nearest(str(self.positions), _POSITIONS)}")
+        if self.rotary_rescale < 1:
+            raise ConfigError(f"ViT: rotary_rescale={self.rotary_rescale}: expected at least 1, which is none.")
+        if self.distilled and not self.class_token:
+            raise ConfigError("ViT: a distillation token stands beside a class token: set class_token=True.")
+        if not is_classifier:
+            return
+        if self.pooling not in _POOLINGS:
+            raise ConfigError(f"ViT: unknown pooling {self.pooling!r}. {nearest(str(self.pooling), _POOLINGS)}")
+        if self.pooling == "token" and not self.class_token:
+            raise ConfigError("ViT: pooling='token' needs the class token: set class_token=True or pooling='mean'.")
+        if self.distilled and self.pooling != "token":
+            raise ConfigError(
+                f"ViT: a distilled classifier reads its tokens: got pooling={self.pooling!r}, expected 'token'."
+            )
 
 
 @BACKBONES.register
@@ -210,13 +148,8 @@ class ViT(BackboneBase):
 
     Args:
         image_size: side or (height, width) in pixels that the position embeddings are made for. They are resampled to
-            images of other sizes, and from weights of other sizes.
-        class_token: adds a class token; None: unless `window_size` is set.
-        distilled: adds a distillation token with its own head; logits are the mean of both.
-        num_registers: register tokens, which have no position.
-        pooling: what a classifier reads: "token", the class token; "mean", the mean of the normalised patches (Beyer
-            et al. 2022, https://arxiv.org/abs/2205.01580); "mean_norm", the normalised mean of the patches (MAE).
-        settings: see `BackboneSettings`; pretrained=True means DeiT's or torchvision's ImageNet weights.
+            images of other sizes, and from weights of other sizes; patches of weights are resampled, too.
+        settings: see `BackboneSettings`; pretrained=True means DINOv2's, DINOv3's, DeiT's or torchvision's weights.
     Raises:
         ConfigError: an argument is impossible, or two contradict each other.
     """
@@ -229,64 +162,91 @@ class ViT(BackboneBase):
         sizes: ViTSizes = ViTSizes(),
         *,
         image_size: int | tuple[int, int] = 224,
-        class_token: bool | None = None,
-        distilled: bool = False,
-        num_registers: int = 0,
-        pooling: Literal["token", "mean", "mean_norm"] = "token",
+        tokens: TokenSettings = TokenSettings(),
+        blocks: ViTBlockSettings = ViTBlockSettings(),
         windows: WindowSettings = WindowSettings(),
         settings: BackboneSettings = BackboneSettings(),
     ):
         super().__init__()
         sizes.check("ViT")
-        patch_size, d_model = sizes.patch_size, sizes.d_model
-        window_size, relative_positions = windows.window_size, windows.relative_positions
-        class_token = window_size is None if class_token is None else class_token
-        _check_tokens(class_token, distilled, num_registers, pooling if settings.num_classes is not None else None)
-        if (window_size is not None or relative_positions is not None) and (class_token or num_registers):
+        blocks.check()
+        patch_size, d_model, window_size = sizes.patch_size, sizes.d_model, windows.window_size
+        if tokens.class_token is None:
+            tokens = replace(tokens, class_token=window_size is None)
+        tokens.check(is_classifier=settings.num_classes is not None)
+        only_patches = window_size is not None or windows.relative_positions is not None
+        if only_patches and (tokens.class_token or tokens.num_registers or tokens.positions == "rotary"):
             raise ConfigError(
-                "ViT: windows and relative positions are of patches: set class_token=False, num_registers=0."
+                "ViT: windows and relative positions are of patches: set class_token=False, num_registers=0, and "
+                "positions='all'."
             )
-        global_blocks = _choose_global_blocks(sizes.depth, window_size, windows.global_blocks)
         self.configure(settings, sizes.feature_info())
-        self.pooling = pooling
+        self.pooling = tokens.pooling
         self.antialias = window_size is None
 
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        self.image_size = (height, width)
         self.grid = (math.ceil(height / patch_size), math.ceil(width / patch_size))
         if min(self.grid) < 1:
             raise ConfigError(f"ViT: image_size={image_size}: expected at least 1 pixel.")
-        self.num_registers = num_registers
-        self.num_positioned = int(class_token) + int(distilled)
         self.patch_embed = PatchEmbedding(patch_size, d_model)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, d_model)) if class_token else None
-        self.dist_token = nn.Parameter(torch.zeros(1, 1, d_model)) if distilled else None
-        self.reg_token = nn.Parameter(torch.zeros(1, num_registers, d_model)) if num_registers else None
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.num_positioned + math.prod(self.grid), d_model))
-
-        def attention(i: int) -> Attention:
-            window = None if i in global_blocks else window_size
-            relative = None if relative_positions is None else window or relative_positions
-            return Attention(d_model, sizes.num_heads, window_size=window, relative_positions=relative)
-
-        self.blocks = nn.ModuleList(
-            Block(d_model, attention(i), d_mlp=int(d_model * sizes.mlp_ratio), drop_path=rate)
-            for i, rate in enumerate(drop_path_rates("ViT", settings.drop_path, sizes.depth))
-        )
+        self._make_tokens(tokens, d_model)
+        self.blocks = self._make_blocks(sizes, blocks, windows, settings.drop_path)
         if self.is_classifier:
-            norm = "fc_norm" if pooling == "mean_norm" else "norm"
-            setattr(self, norm, nn.LayerNorm(d_model, eps=1e-6))
+            norm = "fc_norm" if tokens.pooling == "mean_norm" else "norm"
+            setattr(self, norm, nn.LayerNorm(d_model, eps=blocks.norm_eps))
             self.head = nn.Linear(d_model, settings.num_classes)
-            self.head_dist = nn.Linear(d_model, settings.num_classes) if distilled else None
+            self.head_dist = nn.Linear(d_model, settings.num_classes) if tokens.distilled else None
         else:
-            self.norm = nn.Identity() if window_size is not None else nn.LayerNorm(d_model, eps=1e-6)
+            self.norm = nn.Identity() if window_size is not None else nn.LayerNorm(d_model, eps=blocks.norm_eps)
         self._initialize()
         self.freeze()
+
+    def _make_tokens(self, tokens: TokenSettings, d_model: int) -> None:
+        """Make the tokens beside the patches, and the table of positions."""
+
+        def parameter(count: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.zeros(1, count, d_model)) if count else None
+
+        num_classifying = int(tokens.class_token) + int(tokens.distilled)
+        self.num_registers = tokens.num_registers
+        self.num_tokens = num_classifying + tokens.num_registers
+        self.num_positioned = num_classifying if tokens.positions == "all" else 0
+        self.rotary_rescale = tokens.rotary_rescale
+        self.cls_token = parameter(int(tokens.class_token))
+        self.dist_token = parameter(int(tokens.distilled))
+        self.reg_token = parameter(tokens.num_registers)
+        is_learned = tokens.positions != "rotary"
+        self.pos_embed = parameter(self.num_positioned + math.prod(self.grid)) if is_learned else None
+
+    def _make_blocks(
+        self, sizes: ViTSizes, blocks: ViTBlockSettings, windows: WindowSettings, drop_path: float
+    ) -> nn.ModuleList:
+        global_blocks = windows.choose_global_blocks(sizes.depth)
+
+        def attention(i: int) -> Attention:
+            window = None if i in global_blocks else windows.window_size
+            relative = None if windows.relative_positions is None else window or windows.relative_positions
+            return Attention(
+                sizes.d_model,
+                sizes.num_heads,
+                qkv_bias=blocks.qkv_bias,
+                window_size=window,
+                relative_positions=relative,
+            )
+
+        d_mlp = int(sizes.d_model * sizes.mlp_ratio)
+        return nn.ModuleList(
+            Block(sizes.d_model, attention(i), d_mlp=d_mlp, drop_path=rate, settings=blocks)
+            for i, rate in enumerate(drop_path_rates("ViT", drop_path, sizes.depth))
+        )
 
     def _initialize(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
         for tokens in (self.pos_embed, self.cls_token, self.dist_token, self.reg_token):
             if tokens is not None:
                 nn.init.trunc_normal_(tokens, std=0.02)
@@ -299,68 +259,96 @@ class ViT(BackboneBase):
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
         """Compute the map, or a classifier's logits, of images from one patch upwards."""
         check_images("ViT", images, least=self.patch_embed.patch_size)
-        x = self.patch_embed(images)
-        size = (x.shape[-2], x.shape[-1])
-        x = self.embed(x.flatten(2).transpose(1, 2), size)
+        x, size = self.tokens(images)
+        rotations = pad_rotations(self.rotations(size), self.num_tokens)
         for block in self.blocks:
-            x = checkpoint_block(block, x, size)
+            x = checkpoint_block(block, x, size, rotations)
         if self.is_classifier:
             return self.classify(x)
-        x = self.norm(x[:, self.num_positioned + self.num_registers :])
+        x = self.norm(x[:, self.num_tokens :])
         return {name: x.transpose(1, 2).unflatten(2, size) for name in self.feature_info}
+
+    def tokens(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Return what the first block reads, (B, L, d_model), and the size (h, w) of its patches."""
+        x = self.patch_embed(images)
+        size = (x.shape[-2], x.shape[-1])
+        return self.embed(x.flatten(2).transpose(1, 2), size), size
 
     def embed(self, patches: Tensor, size: tuple[int, int]) -> Tensor:
         """Add positions and put the other tokens before the patches: (B, h * w, d_model) -> (B, L, d_model)."""
         count = self.num_positioned
-        patches = add(
-            patches, resize_positions_2d(self.pos_embed[:, count:], self.grid, size, antialias=self.antialias)
-        )
+        if self.pos_embed is not None:
+            table = self.pos_embed[:, count:]
+            patches = add(patches, resize_positions_2d(table, self.grid, size, antialias=self.antialias))
         tokens = [token for token in (self.cls_token, self.dist_token) if token is not None]
-        tokens = [torch.cat(tokens, dim=1) + self.pos_embed[:, :count]] if tokens else []
+        if count:
+            tokens = [torch.cat(tokens, dim=1) + self.pos_embed[:, :count]]
         tokens += [] if self.reg_token is None else [self.reg_token]
         if not tokens:
             return patches.contiguous()
         return torch.cat([*(token.expand(len(patches), -1, -1) for token in tokens), patches], dim=1)
 
+    def rotations(self, size: tuple[int, int]) -> Tensor | None:
+        """Return the rotations of the patches' queries and keys, (2, h * w, d); None for learned positions."""
+        if self.pos_embed is not None:
+            return None
+        scale, weight = 1.0, self.patch_embed.proj.weight
+        if self.training and self.rotary_rescale > 1:
+            scale = self.rotary_rescale ** (2 * torch.rand((), device=weight.device) - 1)
+        channels = len(weight) // self.blocks[0].attn.num_heads
+        return rotary_positions_2d(size, channels, scale=scale, device=weight.device)
+
     def classify(self, x: Tensor) -> Tensor:
         """Classify by the class token or the pooled patches: (B, L, d_model) -> (B, num_classes)."""
-        patches = self.num_positioned + self.num_registers
         if self.pooling == "mean":
-            return self.head(self.norm(x[:, patches:]).mean(dim=1))
+            return self.head(self.norm(x[:, self.num_tokens :]).mean(dim=1))
         if self.pooling == "mean_norm":
-            return self.head(self.fc_norm(x[:, patches:].mean(dim=1)))
-        x = self.norm(x[:, : self.num_positioned])
+            return self.head(self.fc_norm(x[:, self.num_tokens :].mean(dim=1)))
+        x = self.norm(x[:, : self.num_tokens - self.num_registers])
         if self.head_dist is None:
             return self.head(x[:, 0])
         return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Fit positions of another image size or other tokens, DINOv2's layer scale and its names."""
-        state.pop(f"{prefix}mask_token", None)
-        if f"{prefix}register_tokens" in state:
-            state[f"{prefix}reg_token"] = state.pop(f"{prefix}register_tokens")
-        for i in range(len(self.blocks)):
-            for scale, layer in (("ls1", "attn.proj"), ("ls2", "mlp.fc2")):
-                _fold_scale(state, f"{prefix}blocks.{i}.{scale}.gamma", f"{prefix}blocks.{i}.{layer}")
+        """Fit positions of another image size or other tokens, patches of another size, DINOv2's and DINOv3's names."""
+        for name in ("mask_token", "rope_embed.periods"):
+            state.pop(f"{prefix}{name}", None)
+        for name in ("register_tokens", "storage_tokens"):
+            if f"{prefix}{name}" in state:
+                state[f"{prefix}reg_token"] = state.pop(f"{prefix}{name}")
+        key, weight = f"{prefix}patch_embed.proj.weight", self.patch_embed.proj.weight
+        if key in state and state[key].ndim == 4 and state[key].shape[-2:] != weight.shape[-2:]:
+            state[key] = resample_patch_embed(state[key], list(weight.shape[-2:]))
         key = f"{prefix}pos_embed"
-        if key in state and state[key].shape != self.pos_embed.shape and state[key].ndim == 3:
-            self._adapt_positions(state, key, f"{prefix}reg_token")
+        is_other = self.pos_embed is not None and key in state and state[key].shape != self.pos_embed.shape
+        if is_other and state[key].ndim == 3:
+            self._adapt_positions(state, prefix)
 
-    def _adapt_positions(self, state: dict[str, Tensor], key: str, registers: str) -> None:
-        """Fit positions to this grid; a token without one gets zeros, and a register has its position added to it."""
+    def _adapt_positions(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Fit positions to this grid; a token without one here has its position added to it, one without there gets
+        zeros."""
+        key = f"{prefix}pos_embed"
         table = state[key]
         num_others, grid = self._split_positions(table.shape[1], key)
         patches = resize_positions_2d(table[:, num_others:], grid, self.grid, antialias=self.antialias)
         others = table[:, :num_others]
-        tokens, register_positions = others[:, : self.num_positioned], others[:, self.num_positioned :]
-        if register_positions.shape[1] == self.num_registers > 0 and registers in state:
-            state[registers] = state[registers] + register_positions
+        if self.num_positioned:
+            tokens, rest = others[:, : self.num_positioned], others[:, self.num_positioned :]
+            unpositioned = ["reg_token"]
+        else:
+            tokens, rest = others[:, :0], others
+            unpositioned = ["cls_token", "dist_token", "reg_token"]
+        for name in unpositioned:
+            token = state.get(f"{prefix}{name}")
+            if token is not None and rest.shape[1] >= token.shape[1]:
+                state[f"{prefix}{name}"] = token + rest[:, : token.shape[1]]
+                rest = rest[:, token.shape[1] :]
         missing = table.new_zeros(1, self.num_positioned - tokens.shape[1], table.shape[2])
         state[key] = torch.cat((tokens, missing, patches), dim=1)
 
     def _split_positions(self, length: int, key: str) -> tuple[int, tuple[int, int]]:
         """Return how many positions are of tokens other than patches, and the grid of the patches."""
-        counts = (self.num_positioned, 0, 1, 2, self.num_positioned + self.num_registers)
+        counts = (self.num_positioned, 0, 1, 2, self.num_tokens)
         for count in counts:
             if length - count == math.prod(self.grid):
                 return count, self.grid
@@ -374,8 +362,10 @@ class ViT(BackboneBase):
         )
 
     def _address(self) -> str:
-        width, patch = self.pos_embed.shape[-1], self.patch_embed.patch_size
+        width, patch = len(self.patch_embed.proj.weight), self.patch_embed.patch_size
         shape = dict(d_model=width, depth=len(self.blocks), num_heads=self.blocks[0].attn.num_heads)
+        if not isinstance(self.blocks[0].ls1, nn.Identity):
+            return self._dino_address(shape)
         name = next((n for n, size in _SIZES.items() if size == shape), None)
         deit = f"{name}_distilled" if self.dist_token is not None else name
         if name and patch == 16 and deit in _DEIT_CHECKSUMS:
@@ -386,44 +376,16 @@ class ViT(BackboneBase):
             return f"{url}#sha256={Path(url).stem.split('-')[1]}"
         return super()._address()
 
-
-def _fold_scale(state: dict[str, Tensor], key: str, layer: str) -> None:
-    """Multiply a branch's last layer by the scale that was learned for its output."""
-    scale = state.pop(key, None)
-    if scale is not None:
-        state[f"{layer}.weight"] = state[f"{layer}.weight"] * scale[:, None]
-        state[f"{layer}.bias"] = state[f"{layer}.bias"] * scale
-
-
-def _check_tokens(class_token: bool, distilled: bool, num_registers: int, pooling: str | None) -> None:
-    """`pooling` is None where nothing is pooled."""
-    if num_registers < 0:
-        raise ConfigError(f"ViT: num_registers={num_registers}: expected 0 or more.")
-    if distilled and not class_token:
-        raise ConfigError("ViT: a distillation token stands beside a class token: set class_token=True.")
-    if pooling is None:
-        return
-    if pooling not in _POOLINGS:
-        raise ConfigError(f"ViT: unknown pooling {pooling!r}. {nearest(pooling, _POOLINGS)}")
-    if pooling == "token" and not class_token:
-        raise ConfigError("ViT: pooling='token' needs the class token: set class_token=True or pooling='mean'.")
-    if distilled and pooling != "token":
-        raise ConfigError(f"ViT: a distilled classifier reads its tokens: got pooling={pooling!r}, expected 'token'.")
-
-
-def _choose_global_blocks(depth: int, window_size: int | None, global_blocks: Sequence[int] | None) -> set[int]:
-    if window_size is None:
-        if global_blocks is not None:
-            raise ConfigError("ViT: without window_size all blocks are global: leave global_blocks out.")
-        return set(range(depth))
-    if window_size < 1:
-        raise ConfigError(f"ViT: window_size={window_size}: expected at least 1, or None for no windows.")
-    if global_blocks is None:
-        return {depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)} - {-1}
-    wrong = sorted(set(global_blocks) - set(range(depth)))
-    if wrong:
-        raise ConfigError(f"ViT: global_blocks {wrong}: expected indices of blocks, 0 to {depth - 1}.")
-    return set(global_blocks)
+    def _dino_address(self, shape: dict[str, int]) -> str:
+        """Return timm's name of the weights that DINOv2 or DINOv3 has of a network of this shape."""
+        is_v3 = self.pos_embed is None
+        is_gated = isinstance(self.blocks[0].mlp, SwiGLU)
+        for name, size in (_DINOV3_SIZES if is_v3 else _DINOV2_SIZES).items():
+            if shape.items() <= size.items() and is_gated == ("mlp" in size):
+                if is_v3:
+                    return f"timm/vit_{name}_patch16_dinov3.lvd1689m"
+                return f"timm/vit_{name}_patch14{'_reg4' if self.num_registers else ''}_dinov2.lvd142m"
+        return super()._address()
 
 
 BACKBONES.register_variants(ViT, VIT_VARIANTS)

@@ -86,6 +86,45 @@ class TokenMLP(Mlp):
         return in_parts(super().forward, x)
 
 
+class SwiGLU(nn.Module):
+    """The gated two-layer network of large vision transformers (Shazeer 2020, https://arxiv.org/abs/2002.05202).
+
+    `fc1` makes the gate, then what it lets pass. DINOv2's and DINOv3's names, and timm's separate layers, load.
+    """
+
+    def __init__(self, d_model: int, d_hidden: int):
+        super().__init__()
+        self.fc1, self.fc2 = Linear(d_model, 2 * d_hidden), Linear(d_hidden, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) -> (..., d_model)."""
+        gate, value = self.fc1(x).chunk(2, dim=-1)
+        return self.fc2(F.silu(gate) * value)
+
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Join gate and value, and take the originals' names."""
+        for leaf in ("weight", "bias"):
+            for gate, value in (("fc1_g", "fc1_x"), ("w1", "w2")):
+                if f"{prefix}{gate}.{leaf}" in state:
+                    parts = [state.pop(f"{prefix}{name}.{leaf}") for name in (gate, value)]
+                    state[f"{prefix}fc1.{leaf}"] = torch.cat(parts)
+            for theirs, ours in (("w12", "fc1"), ("w3", "fc2")):
+                if f"{prefix}{theirs}.{leaf}" in state:
+                    state[f"{prefix}{ours}.{leaf}"] = state.pop(f"{prefix}{theirs}.{leaf}")
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel of a branch (Touvron et al. 2021, https://arxiv.org/abs/2103.17239)."""
+
+    def __init__(self, d_model: int, initial: float):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((d_model,), float(initial)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) -> (..., d_model)."""
+        return x * self.gamma
+
+
 def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> int:
     """Let the blocks of a model free their activations and recompute them in the backward pass.
 

@@ -85,6 +85,49 @@ def _sines(angles: Tensor, channels: int, temperature: float) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
 
 
+def rotary_positions_2d(
+    size: tuple[int, int], channels: int, *, temperature: float = 100.0, scale: float | Tensor = 1.0, device=None
+) -> Tensor:
+    """Return DINOv3's rotations of a map's locations (Simeoni et al. 2025, section 3.2, https://arxiv.org/abs/2508.10104;
+    rotary positions: Su et al. 2021, https://arxiv.org/abs/2104.09864).
+
+    Row and column of each centre, from -1 to 1 over the map, turn pairs of channels at falling frequencies: a quarter
+    of the channels by the row, the next by the column; the second half is turned as the first, which it is paired with.
+
+    Args:
+        size: (H, W) of the map.
+        channels: of a head, a multiple of 4.
+        scale: factor on the coordinates.
+    Returns:
+        (2, H * W, channels) float32, cosines and sines, for `rotate`.
+    """
+    y, x = ((torch.arange(n, dtype=torch.float32, device=device) + 0.5) / n * 2 - 1 for n in size)
+    centres = torch.cartesian_prod(y, x) * scale  # (H * W, 2)
+    exponents = torch.arange(0, channels, 4, dtype=torch.float32, device=device) / channels
+    angles = (2 * math.pi * centres[:, :, None] / temperature**exponents).flatten(1).repeat(1, 2)
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+def pad_rotations(rotations: Tensor | None, count: int) -> Tensor | None:
+    """Put `count` tokens that are not rotated before the others: (2, L, channels) -> (2, count + L, channels)."""
+    if rotations is None:
+        return None
+    unrotated = rotations.new_tensor([1.0, 0.0])[:, None, None].expand(-1, count, rotations.shape[2])
+    return torch.cat((unrotated, rotations), dim=1)
+
+
+def rotate(x: Tensor, rotations: Tensor) -> Tensor:
+    """Rotate each channel of the first half with its partner of the second.
+
+    Args:
+        x: (..., L, channels).
+        rotations: (2, L, channels), cosines and sines, of `rotary_positions_2d`.
+    """
+    cosines, sines = rotations
+    first, second = x.chunk(2, dim=-1)
+    return (x * cosines + torch.cat((-second, first), dim=-1) * sines).to(x.dtype)
+
+
 def resize_positions_1d(table: Tensor, length: int) -> Tensor:
     """Resize the position embeddings of one axis linearly: (rows, d) -> (length, d)."""
     if len(table) == length:

@@ -1,0 +1,262 @@
+"""The parts of vision transformers: their settings, patch embedding, attention and block.
+
+Shapes: B batch, h x w patches, L tokens, the patches last, row by row.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
+
+from vitkit.errors import ConfigError
+from vitkit.kernels.linear import linear
+from vitkit.kernels.windows import window_partition, window_reverse
+from vitkit.nn.attention import attend
+from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP
+from vitkit.nn.position import resize_positions_1d, rotate
+from vitkit.nn.relative_attention import attend_relative
+from vitkit.registry import nearest
+from vitkit.structures import FeatureInfo
+
+
+@dataclass(frozen=True)
+class ViTSizes:
+    """The sizes of a plain vision transformer."""
+
+    patch_size: int = 16
+    """In pixels; 1 is a transformer on pixels."""
+    d_model: int = 768
+    """Width, a multiple of `num_heads`."""
+    depth: int = 12
+    num_heads: int = 12
+    mlp_ratio: float = 4.0
+    """Hidden width of each block's MLP, in widths."""
+
+    def check(self, owner: str) -> None:
+        """Raise ConfigError if a size is impossible; `owner` is the backbone's name in messages."""
+        for name in ("patch_size", "d_model", "depth", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{owner}: {name}={getattr(self, name)}: expected at least 1.")
+        if self.d_model % self.num_heads:
+            raise ConfigError(f"{owner}: num_heads={self.num_heads} must divide d_model={self.d_model}.")
+
+    def feature_info(self) -> dict[str, FeatureInfo]:
+        """Return the one map, res{log2 stride}."""
+        return {f"res{round(math.log2(self.patch_size))}": FeatureInfo(self.d_model, self.patch_size)}
+
+
+@dataclass(frozen=True)
+class ViTBlockSettings:
+    """What DINOv2 (Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and DINOv3 (Simeoni et al. 2025,
+    https://arxiv.org/abs/2508.10104) change in the blocks."""
+
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    """"swiglu": gated, with `mlp_ratio` of the gated width."""
+    layer_scale: float | None = None
+    """What the learned scales of the branches begin with; None for none, where those of weights join the layers before
+    them."""
+    qkv_bias: Literal["qkv", "qv", "none"] = "qkv"
+    """Which of queries, keys and values have a bias."""
+    norm_eps: float = 1e-6
+
+    def check(self) -> None:
+        """Raise ConfigError if a value is unknown."""
+        for name, choices in (("mlp", ("gelu", "swiglu")), ("qkv_bias", ("qkv", "qv", "none"))):
+            if getattr(self, name) not in choices:
+                value = getattr(self, name)
+                raise ConfigError(f"ViT: unknown {name} {value!r}. {nearest(str(value), choices)}")
+
+
+@dataclass(frozen=True)
+class WindowSettings:
+    """Blocks that attend within windows, as ViTDet has them for dense prediction.
+
+    There is then no class token, no norm after the last block, and, as in the original, no antialiasing when position
+    embeddings are resampled.
+    """
+
+    window_size: int | None = None
+    """Side, in patches, of the windows that all but a few blocks attend in; None for none."""
+    global_blocks: Sequence[int] | None = None
+    """Indices of the global blocks; None: the last of each quarter."""
+    relative_positions: int | None = None
+    """Side, in patches, of the map that the global blocks' relative positions are made for (windowed blocks have theirs
+    too); None for none."""
+
+    def choose_global_blocks(self, depth: int) -> set[int]:
+        """Return the indices of the blocks that attend to all tokens.
+
+        Raises:
+            ConfigError: there are no windows, or there is no such block.
+        """
+        if self.window_size is None:
+            if self.global_blocks is not None:
+                raise ConfigError("ViT: without window_size all blocks are global: leave global_blocks out.")
+            return set(range(depth))
+        if self.window_size < 1:
+            raise ConfigError(f"ViT: window_size={self.window_size}: expected at least 1, or None for no windows.")
+        if self.global_blocks is None:
+            return {depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)} - {-1}
+        wrong = sorted(set(self.global_blocks) - set(range(depth)))
+        if wrong:
+            raise ConfigError(f"ViT: global_blocks {wrong}: expected indices of blocks, 0 to {depth - 1}.")
+        return set(self.global_blocks)
+
+
+def add(branch: Tensor, x: Tensor) -> Tensor:
+    """Return `x + branch`, in the branch's memory unless autocast is on, where the sum keeps full precision."""
+    return branch.add_(x) if branch.dtype == x.dtype else branch + x
+
+
+class PatchEmbedding(nn.Module):
+    """Linear projection of patches."""
+
+    def __init__(self, patch_size: int, d_model: int):
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Conv2d(3, d_model, kernel_size=patch_size, stride=patch_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W), zero-padded at the right and bottom to full patches, to (B, d_model, h, w)."""
+        height, width = images.shape[-2:]
+        margins = (0, -width % self.patch_size, 0, -height % self.patch_size)
+        return self.proj(F.pad(images, margins) if any(margins) else images)
+
+
+class Attention(nn.Module):
+    """Self-attention of all tokens, or within windows of patches.
+
+    Args:
+        qkv_bias: see `ViTBlockSettings`.
+        window_size: side of the windows, in patches; None for all tokens.
+        relative_positions: side, in patches, of the map that decomposed relative positions (ViTDet, section 3; Li et
+            al. 2021, https://arxiv.org/abs/2112.01526, equation 4) are made for; None for none.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        qkv_bias: Literal["qkv", "qv", "none"] = "qkv",
+        window_size: int | None = None,
+        relative_positions: int | None = None,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.window_size = window_size
+        self.qkv = Linear(d_model, 3 * d_model, bias=qkv_bias == "qkv")
+        self.q_bias = nn.Parameter(torch.zeros(d_model)) if qkv_bias == "qv" else None
+        self.v_bias = nn.Parameter(torch.zeros(d_model)) if qkv_bias == "qv" else None
+        self.proj = Linear(d_model, d_model)
+        self.rel_pos_h = self.rel_pos_w = None
+        if relative_positions is not None:
+            shape = (2 * relative_positions - 1, d_model // num_heads)
+            self.rel_pos_h = nn.Parameter(torch.zeros(shape))
+            self.rel_pos_w = nn.Parameter(torch.zeros(shape))
+
+    def forward(
+        self, x: Tensor, size: tuple[int, int], rotations: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            x: (B, L, d_model); with windows or relative positions L = h * w.
+            size: (h, w).
+            rotations: (2, L, d) of all tokens, see `rotate`; not with windows or relative positions, as `bias`.
+            bias: float, broadcastable to (B, heads, L, L), added to the scores.
+        """
+        if self.window_size is None:
+            return self._attend(x, size, rotations, bias)
+        # As in the original, windows over the border see zeros there, after the norm.
+        windows = window_partition(x.unflatten(1, size), self.window_size)
+        windows = self._attend(windows, (self.window_size, self.window_size))
+        return window_reverse(windows, self.window_size, size).flatten(1, 2)
+
+    def _attend(
+        self, x: Tensor, size: tuple[int, int], rotations: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self._project(x).chunk(3, dim=-1))
+        if rotations is not None:
+            q, k = rotate(q, rotations), rotate(k, rotations)
+        if self.rel_pos_h is None:
+            x = attend(q, k, v, bias)
+        else:
+            x = attend_relative(q, k, v, (self.rel_pos_h, self.rel_pos_w), size, size)
+        return self.proj(x.transpose(1, 2).flatten(2))
+
+    def _project(self, x: Tensor) -> Tensor:
+        """(B, L, d_model) -> (B, L, 3 * d_model)."""
+        if self.q_bias is None:
+            return self.qkv(x)
+        return linear(x, self.qkv.weight, torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias)))
+
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Resize relative positions that were made for maps of another size, and fit biases of other parts."""
+        for name in ("rel_pos_h", "rel_pos_w"):
+            table, key = getattr(self, name), prefix + name
+            if table is not None and key in state:
+                state[key] = resize_positions_1d(state[key], len(table))
+        if f"{prefix}qkv.weight" in state:
+            self._adapt_biases(state, prefix)
+
+    def _adapt_biases(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Biases that weights lack are zero; a key's bias is dropped where there is none, as DINOv3 masks it."""
+        zeros = state[f"{prefix}qkv.weight"].new_zeros(self.proj.in_features)
+        state.pop(f"{prefix}qkv.bias_mask", None)
+        if f"{prefix}qkv.bias" in state:
+            q, k, v = state.pop(f"{prefix}qkv.bias").chunk(3)
+        else:
+            q, k, v = state.pop(f"{prefix}q_bias", zeros), zeros, state.pop(f"{prefix}v_bias", zeros)
+        if self.qkv.bias is not None:
+            state[f"{prefix}qkv.bias"] = torch.cat((q, k, v))
+        elif self.q_bias is not None or q.any() or v.any():  # what is not zero must not go unnoticed
+            state[f"{prefix}q_bias"], state[f"{prefix}v_bias"] = q, v
+
+
+class Block(nn.Module):
+    """Pre-norm transformer layer."""
+
+    activation_checkpointing = False
+
+    def __init__(
+        self,
+        d_model: int,
+        attention: Attention,
+        *,
+        d_mlp: int,
+        drop_path: float,
+        settings: ViTBlockSettings = ViTBlockSettings(),
+    ):
+        super().__init__()
+        scale = settings.layer_scale
+        self.norm1 = nn.LayerNorm(d_model, eps=settings.norm_eps)
+        self.attn = attention
+        self.ls1 = nn.Identity() if scale is None else LayerScale(d_model, scale)
+        self.norm2 = nn.LayerNorm(d_model, eps=settings.norm_eps)
+        self.mlp = (SwiGLU if settings.mlp == "swiglu" else TokenMLP)(d_model, d_mlp)
+        self.ls2 = nn.Identity() if scale is None else LayerScale(d_model, scale)
+        self.drop_path = StochasticDepth(drop_path, "row")
+
+    def forward(
+        self, x: Tensor, size: tuple[int, int], rotations: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """(B, L, d_model) -> (B, L, d_model); see `Attention`."""
+        x = add(self.drop_path(self.ls1(self.attn(self.norm1(x), size, rotations, bias))), x)
+        return add(self.drop_path(self.ls2(self.mlp(self.norm2(x)))), x)
+
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Take timm's other name of layer scale; where the block has none, fold it into the layer before."""
+        for theirs, ours, layer in (("gamma_1", "ls1", "attn.proj"), ("gamma_2", "ls2", "mlp.fc2")):
+            key = f"{prefix}{ours}.gamma"
+            if f"{prefix}{theirs}" in state:
+                state[key] = state.pop(f"{prefix}{theirs}")
+            if key in state and not isinstance(getattr(self, ours), LayerScale):
+                scale = state.pop(key)
+                state[f"{prefix}{layer}.weight"] = state[f"{prefix}{layer}.weight"] * scale[:, None]
+                state[f"{prefix}{layer}.bias"] = state[f"{prefix}{layer}.bias"] * scale
