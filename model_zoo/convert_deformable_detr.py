@@ -1,4 +1,4 @@
-"""Key names of fundamentalvision/Deformable-DETR's checkpoints."""
+"""Key names of the checkpoints of fundamentalvision/Deformable-DETR, and of IDEA-Research/DINO, built on it."""
 
 import re
 
@@ -28,6 +28,33 @@ def fit_variant(state: State, model: nn.Module) -> State:
     return moved
 
 
+def drop_second_names(state: State, model: nn.Module) -> State:
+    """Keep one name of each head: DINO has each under two, and those that layers share once for each layer."""
+    expected = model.state_dict()
+    kept = {}
+    for key, value in state.items():
+        if re.match(r"head\.(class|bbox)_embed\.", key):
+            continue  # the decoder's are the same
+        key = re.sub(r"^head\.decoder\.class_embed\.", "head.class_embed.", key)
+        is_shared = re.match(r"head\.(class_embed|decoder\.bbox_embed)\.[1-9]", key) and key not in expected
+        if not is_shared:
+            kept[key] = value
+    return kept
+
+
+SHARED_RENAMES = (
+    (r"^backbone\.0\.(?:body\.)?", "backbone."),
+    (r"^input_proj\.", "neck.levels."),
+    (r"^transformer\.(enc_output|enc_output_norm|pos_trans|pos_trans_norm)\.", r"head.proposals.\1."),
+    (r"^transformer\.enc_out_(class|bbox)_embed\.", r"head.proposals.\1_embed."),
+    (r"^transformer\.tgt_embed\.", "head.proposals.content."),
+    (r"^label_enc\.", "head.denoising.label_embed."),
+    (r"^transformer\.", "head."),
+    (r"^(head\.(?:en|de)coder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
+    (r"^(class_embed|bbox_embed|query_embed)\.", r"head.\1."),
+)
+
+
 def converters(classes: tuple[str, ...]) -> list[Converter]:
     """Return the converters.
 
@@ -36,17 +63,17 @@ def converters(classes: tuple[str, ...]) -> list[Converter]:
     """
     return [
         Converter(
+            name="IDEA-Research/DINO",
+            marks=("transformer.level_embed", "transformer.decoder.ref_point_head.layers.0.weight", "label_enc.weight"),
+            renames=SHARED_RENAMES,
+            transform=drop_second_names,
+            classes=classes,
+        ),
+        Converter(
             name="fundamentalvision/Deformable-DETR",
             marks=("transformer.level_embed", "input_proj.0.0.weight", "bbox_embed.0.layers.0.weight"),
-            renames=(
-                (r"^backbone\.0\.(?:body\.)?", "backbone."),
-                (r"^input_proj\.", "neck.levels."),
-                (r"^transformer\.(enc_output|enc_output_norm|pos_trans|pos_trans_norm)\.", r"head.proposals.\1."),
-                (r"^transformer\.", "head."),
-                (r"^(head\.(?:en|de)coder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
-                (r"^(class_embed|bbox_embed|query_embed)\.", r"head.\1."),
-            ),
+            renames=SHARED_RENAMES,
             transform=fit_variant,
             classes=classes,
-        )
+        ),
     ]

@@ -51,6 +51,9 @@ COCO_PANOPTIC_CLASSES = (
 _PANOPTIC_ROWS = 251
 """Rows of the class head of DETR with masks: one for each raw id, if it has a class or not, and one for no object."""
 
+FOCAL_MODELS = ("fundamentalvision/Deformable-DETR", "IDEA-Research/DINO")
+"""Formats whose class heads have no row for "no object"."""
+
 _DATASETS_BY_CLASSES = {
     8: "Cityscapes' things",
     19: "Cityscapes",
@@ -129,10 +132,13 @@ def convert_official(
 
 
 def select_coco_classes(state: State, model: nn.Module) -> State:
-    """Take the rows of COCO's classes, and the last, no object, where a head has a row for each of the raw ids."""
+    """Take the rows of COCO's classes, and the last, no object, where a head has a row for each of the raw ids.
+
+    Likewise of DINO's embedding of labels, whose last row is of no class either.
+    """
     expected = model.state_dict()
     for key, value in state.items():
-        if "class_embed" not in key or key not in expected:
+        if not re.search("class_embed|label_embed", key) or key not in expected:
             continue
         rows = len(value), len(expected[key])
         if rows == (_PANOPTIC_ROWS, len(COCO_PANOPTIC_CLASSES) + 1):
@@ -140,8 +146,9 @@ def select_coco_classes(state: State, model: nn.Module) -> State:
         elif rows == (92, 81):
             state[key] = value[[*COCO_CATEGORY_IDS, 91]]
         elif rows == (91, 80):
-            # A first stage ranks locations by the first row, whatever class that is; it must stay the first.
-            first = 0 if "proposals" in key else COCO_CATEGORY_IDS[0]
+            # A first stage that ranks locations by the first row, whatever class that is, must keep it the first.
+            by_first = "proposals" in key and key.replace("class_embed", "pos_trans") in expected
+            first = 0 if by_first else COCO_CATEGORY_IDS[0]
             state[key] = value[[first, *COCO_CATEGORY_IDS[1:]]]
     return state
 
@@ -166,7 +173,7 @@ def describe(checkpoint: Mapping[str, Any], state: State, converter: Converter |
     head = next((value for key, value in state.items() if re.search(r"class_embed\.(?:\d+\.)?weight$", key)), None)
     if head is None:
         return converter.name
-    num_classes = len(head) - ("Deformable" not in converter.name)  # which has no row for "no object"
+    num_classes = len(head) - (converter.name not in FOCAL_MODELS)  # which has no row for "no object"
     dataset = _DATASETS_BY_CLASSES.get(num_classes)
     return f"{converter.name} with {num_classes} classes{f' ({dataset})' if dataset else ''}"
 

@@ -64,6 +64,16 @@ class Head(Protocol):
 
 
 @runtime_checkable
+class UsesTargets(Protocol):
+    """A model, or a head, that may have queries in training alone, such as noised targets.
+
+    If `uses_targets`, it is also called with `targets` in training, those of the criterion. Without them it adds none.
+    """
+
+    uses_targets: bool
+
+
+@runtime_checkable
 class KeepsFeatures(Protocol):
     """A backbone that can leave out maps which nothing reads."""
 
@@ -349,3 +359,9 @@ class ChecksArguments(Protocol):
 def child(module: nn.Module, name: str) -> nn.Module | None:
     """Return the submodule of that name, None if there is none."""
     return dict(module.named_children()).get(name)
+
+
+def training_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Return what a model is called with in training: the batch's inputs, and its targets if the model uses them."""
+    uses_targets = isinstance(model, UsesTargets) and model.uses_targets
+    return {**batch.inputs, "targets": batch.targets} if uses_targets else batch.inputs

@@ -212,11 +212,11 @@ def official(model):
         key = key.replace("head.class_embed.", "class_embed.").replace("head.query_embed.", "query_embed.")
         state[key.replace("head.", "transformer.")] = value.clone()
     for key in list(state):
-        if model.head.decoder.refine_boxes and key.startswith("bbox_embed."):
+        if model.head.decoder.settings.refine_boxes and key.startswith("bbox_embed."):
             state[f"transformer.decoder.{key}"] = state[key]
         if two_stage and key.startswith("class_embed."):
             state[f"transformer.decoder.{key}"] = state[key]
-        if not model.head.decoder.refine_boxes and key.startswith(("class_embed.0.", "bbox_embed.0.")):
+        if not model.head.decoder.settings.refine_boxes and key.startswith(("class_embed.0.", "bbox_embed.0.")):
             for i in range(1, layers):
                 state[key.replace("embed.0.", f"embed.{i}.")] = state[key]
     return state

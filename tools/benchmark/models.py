@@ -17,6 +17,7 @@ from vitkit import build_model
 from vitkit.configs import deformable_detr_r50, detr_r50, mask2former_r50_coco_instance, maskformer_r50_ade20k
 from vitkit.engine.optim import AdamW
 from vitkit.errors import VitkitError
+from vitkit.protocols import UsesTargets
 from vitkit.registry import BACKBONES, CRITERIA
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare
 
@@ -155,8 +156,10 @@ def vitkit_model(
     names = ("labels", "boxes_cxcywh", "masks")
     targets = [dict(zip(names, values)) for values in zip(batch.labels, batch.boxes_cxcywh, batch.masks)]
 
+    known = {"targets": targets} if isinstance(model, UsesTargets) and model.uses_targets else {}
+
     def loss() -> Tensor:
-        return sum(criterion(model(batch.images, padding_mask), targets).values())
+        return sum(criterion(model(batch.images, padding_mask, **known), targets).values())
 
     return Contestant(model, loss, lambda: model(batch.images, padding_mask))
 

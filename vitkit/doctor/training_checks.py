@@ -17,7 +17,7 @@ from vitkit.doctor.case import Case
 from vitkit.doctor.issues import VERDICTS, Issue, percent
 from vitkit.engine.step import autocast
 from vitkit.errors import VitkitError
-from vitkit.protocols import child
+from vitkit.protocols import child, training_inputs
 from vitkit.registry import CRITERIA, OPTIMIZERS
 from vitkit.structures import Batch
 
@@ -200,12 +200,12 @@ def memory(case: Case) -> Iterator[Issue]:
     model.train()
     criterion = CRITERIA.build(case.config["criterion"]).to(case.options.device)
 
-    def step(inputs: dict[str, Tensor], targets: list) -> Tensor:
+    def step() -> Tensor:
         with autocast(case.options.device, case.settings.precision):
-            return sum(criterion(model(**inputs), targets).values())
+            return sum(criterion(model(**training_inputs(model, batch)), batch.targets).values())
 
     try:
-        saved = saved_bytes(lambda: step(batch.inputs, batch.targets), [model, criterion])
+        saved = saved_bytes(step, [model, criterion])
     except (VitkitError, RuntimeError, MemoryError) as error:
         yield Issue("memory", "fail", f"a training step ends with {type(error).__name__}: {error}", "train")
         return
@@ -282,6 +282,7 @@ def overfit(case: Case) -> Iterator[Issue]:
     rates = [group["lr"] for group in optimizer.param_groups]
     for step in range(case.options.overfit_steps + 1):
         with autocast(case.options.device, case.settings.precision):
+            # Without the targets: noise on them would be drawn anew in every step.
             batch_losses = criterion(model(**batch.inputs), batch.targets)
             loss = sum(batch_losses.values())
         losses.append(float(loss.detach()))

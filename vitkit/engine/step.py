@@ -11,6 +11,7 @@ from torch import nn
 from vitkit.engine.parallel import gradient_norm, no_sync
 from vitkit.engine.run import TrainRun
 from vitkit.errors import TrainingError
+from vitkit.protocols import training_inputs
 from vitkit.structures import Batch
 
 
@@ -28,7 +29,7 @@ def train_step(run: TrainRun, batches: Iterator[Batch], num_batches: int) -> Non
         # Ranks share their gradients once a step, in its last backward pass.
         with nullcontext() if index == num_batches else no_sync(run.wrapped_model):
             with autocast(run.device, run.settings.precision):
-                outputs = run.wrapped_model(**batch.inputs)
+                outputs = run.wrapped_model(**training_inputs(run.model, batch))
                 losses = run.criterion(outputs, batch.targets)
                 loss = sum(losses.values())
             run.scaler.scale(loss / num_batches).backward()

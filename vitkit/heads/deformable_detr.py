@@ -1,7 +1,7 @@
 """Deformable DETR's head: a transformer that attends to a few locations of several maps."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,43 +10,53 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.deformable_transformer import (
+    DecoderSettings,
     DeformableDecoder,
     DeformableEncoder,
-    DeformableSettings,
     Levels,
     box_head,
     flatten_levels,
     init_deformable,
 )
+from vitkit.nn.denoising import BoxDenoising, DenoisingSettings
 from vitkit.nn.position import sine_positions_boxes
+from vitkit.nn.training_queries import DenoisingQueries, QueryLayout
 from vitkit.registry import HEADS
-from vitkit.structures import FeatureInfo
+from vitkit.structures import DetectionTarget, FeatureInfo
 
 PRIOR_PROBABILITY = 0.01
 """Probability of a class at the start of training: so low that the many empty queries do not swamp the focal loss."""
 
 
 @dataclass(frozen=True)
-class DeformableDETRSettings(DeformableSettings):
+class DeformableDETRSettings(DecoderSettings):
     """An encoder and a decoder with deformable attention."""
 
     d_model: int = 256
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
-    refine_boxes: bool = False
-    """Iterative bounding box refinement."""
     two_stage: bool = False
     """Queries start from the encoder's best boxes instead of learned ones; needs `refine_boxes`."""
+    mixed_selection: bool = False
+    """Of the two stages' queries the boxes are selected and the content is learned (DINO, section 3.4); needs
+    `box_positions`. Locations are ranked by their likeliest class, and the loss is that of the selected."""
+    position_offset: float = -0.5
+    position_temperature: float = 10000.0
+    """Of the encoder's sine positions; DINO has 0 and 20."""
 
 
 @HEADS.register
 class DeformableDETRHead(nn.Module):
     """Zhu et al. 2021, https://arxiv.org/abs/2010.04159. Reads all maps of the neck.
 
+    With the options that name it, DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605). With `box_positions` in
+    one stage, queries are learned anchor boxes (DAB-DETR, Liu et al. 2022, https://arxiv.org/abs/2201.12329).
+
     Args:
         feature_info: of the neck's maps, fine to coarse; each must have `d_model` channels.
         num_classes: the logits per query; there is none for "no object".
         num_queries: boxes predicted per image.
+        denoising: see `DenoisingSettings`; queries must start from boxes.
     Raises:
         ConfigError: a map has other than `d_model` channels, or the options exclude each other.
     """
@@ -58,31 +68,24 @@ class DeformableDETRHead(nn.Module):
         *,
         num_queries: int,
         settings: DeformableDETRSettings = DeformableDETRSettings(),
+        denoising: DenoisingSettings = DenoisingSettings(),
     ):
         super().__init__()
-        d_model, refine_boxes, two_stage = settings.d_model, settings.refine_boxes, settings.two_stage
-        for name, info in feature_info.items():
-            if info.channels != d_model:
-                raise ConfigError(
-                    f"DeformableDETRHead: d_model={d_model}, but feature {name!r} has {info.channels} channels: "
-                    "set both to the same number (model.neck.out_channels, model.head.d_model)."
-                )
-        if num_queries < 1:
-            raise ConfigError(f"DeformableDETRHead: num_queries={num_queries}, expected at least 1.")
-        if two_stage and not refine_boxes:
-            raise ConfigError("DeformableDETRHead: two_stage needs refine_boxes=True (model.head.refine_boxes).")
-        self.two_stage = two_stage
+        d_model, two_stage = settings.d_model, settings.two_stage
+        _check_settings(feature_info, num_queries, settings)
+        self.settings = settings
+        self.num_queries = num_queries
         num_levels = len(feature_info)
         self.level_embed = nn.Parameter(torch.empty(num_levels, d_model))
         self.encoder = DeformableEncoder(settings.num_encoder_layers, d_model, num_levels, settings)
-        self.decoder = DeformableDecoder(
-            settings.num_decoder_layers, d_model, num_levels, settings, refine_boxes=refine_boxes
-        )
-        self.class_embed = nn.ModuleList(
-            class_head(d_model, num_classes) for _ in range(settings.num_decoder_layers if refine_boxes else 1)
-        )
+        self.decoder = DeformableDecoder(settings.num_decoder_layers, d_model, num_levels, settings)
+        self.class_embed = nn.ModuleList(class_head(d_model, num_classes) for _ in self.decoder.bbox_embed)
         if two_stage:
-            self.proposals = EncoderProposals(d_model, num_classes, num_queries=num_queries)
+            proposals = MixedProposals if settings.mixed_selection else EncoderProposals
+            self.proposals = proposals(d_model, num_classes, num_queries=num_queries)
+        elif settings.box_positions:
+            self.query_embed = nn.Embedding(num_queries, d_model)
+            self.reference_boxes = nn.Embedding(num_queries, 4)
         else:
             self.query_embed = nn.Embedding(num_queries, 2 * d_model)
             self.reference_points = nn.Linear(d_model, 2)
@@ -90,60 +93,107 @@ class DeformableDETRHead(nn.Module):
             nn.init.constant_(self.decoder.bbox_embed[0].layers[-1].bias[2:], -2.0)
         nn.init.normal_(self.level_embed)
         init_deformable(self.encoder.layers, self.decoder.layers)
-        if not two_stage:
+        if not (two_stage or settings.box_positions):
             nn.init.xavier_uniform_(self.reference_points.weight)
             nn.init.zeros_(self.reference_points.bias)
+        self.denoising = None
+        if denoising.denoising_queries is not None:
+            if not (two_stage or settings.box_positions):
+                raise ConfigError(
+                    "DeformableDETRHead: denoising_queries needs queries that start from boxes: set two_stage=True or "
+                    "box_positions=True (model.head), or denoising_queries=None."
+                )
+            self.denoising = BoxDenoising(num_classes, d_model, denoising)
 
-    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
+    @property
+    def uses_targets(self) -> bool:
+        """Whether there is denoising."""
+        return self.denoising is not None
+
+    def forward(
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        targets: Sequence[DetectionTarget] | None = None,
+    ) -> dict[str, Any]:
         """Predict a box and class logits per query.
 
+        Args:
+            targets: in training alone: what noised queries are made from, if there is denoising.
         Returns:
             pred_logits: (B, Q, num_classes), one sigmoid per class.
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
             reference_points: (B, Q, 2 or 4), what the layer sampled around: points (x, y) or boxes cxcywh in 0..1.
             aux_outputs: the same three of each decoder layer but the last, first layer first.
             enc_outputs: with two stages, pred_logits and pred_boxes of every location (B, S, ...).
+            selected_outputs: with mixed selection, in place of those, the same of the selected locations (B, Q, ...).
+            denoising: with targets, the first four of the noised queries, see `QueryLayout`.
         Raises:
             DataError: with two stages, the maps have fewer locations than there are queries.
         """
-        levels = flatten_levels(features, self.level_embed, padding_mask, position_offset=-0.5)
+        settings = self.settings
+        levels = flatten_levels(
+            features,
+            self.level_embed,
+            padding_mask,
+            position_offset=settings.position_offset,
+            temperature=settings.position_temperature,
+        )
         memory = self.encoder(levels)
-
-        extra = {}
-        if self.two_stage:
-            proposals = self.proposals(memory, levels)
-            positions, queries, references = proposals.positions, proposals.queries, proposals.boxes_cxcywh
-            extra["enc_outputs"] = dict(pred_logits=proposals.all_logits, pred_boxes=proposals.all_boxes_cxcywh)
-        else:
-            positions, queries = self.query_embed.weight.expand(len(memory), -1, -1).chunk(2, dim=-1)
-            references = self.reference_points(positions).float().sigmoid()
-
-        decoded = self.decoder(queries, memory, levels, positions=positions, references=references)
-        shared = len(self.class_embed) == 1
-        outputs = [
+        queries, first_stage = self._queries(memory, levels)
+        noised = None
+        if self.denoising is not None and targets is not None:
+            noised = self.denoising(targets)
+            queries = queries.after(self._noised(noised))
+        layout = QueryLayout(self.num_queries, noised)
+        decoded = self.decoder(
+            queries.content,
+            memory,
+            levels,
+            references=queries.references,
+            positions=queries.positions,
+            bias=layout.attention_bias(memory),
+        )
+        layers = [
             dict(
-                pred_logits=self.class_embed[0 if shared else i](layer.states),
+                pred_logits=self.class_embed[i % len(self.class_embed)](layer.states),
                 pred_boxes=layer.boxes_cxcywh,
                 reference_points=layer.references,
             )
             for i, layer in enumerate(decoded)
         ]
-        return dict(**outputs[-1], aux_outputs=outputs[:-1], **extra)
+        return layout.outputs(layers) | first_stage
+
+    def _queries(self, memory: Tensor, levels: Levels) -> tuple["Queries", dict[str, Any]]:
+        """Return the usual queries, and the outputs of a first stage that a loss is for."""
+        if self.settings.two_stage:
+            return self.proposals(memory, levels)
+        learned = self.query_embed.weight.expand(len(memory), -1, -1)
+        if self.settings.box_positions:
+            return Queries(learned, self.reference_boxes.weight.sigmoid().expand(len(memory), -1, -1)), {}
+        positions, content = learned.chunk(2, dim=-1)
+        return Queries(content, self.reference_points(positions).float().sigmoid(), positions), {}
+
+    def _noised(self, noised: DenoisingQueries) -> "Queries":
+        if self.settings.box_positions:
+            return Queries(noised.content, noised.boxes_cxcywh)
+        return Queries(noised.content, noised.boxes_cxcywh, self.proposals.encode(noised.boxes_cxcywh)[0])
 
 
-class Proposals(NamedTuple):
-    """The first stage's result: Q queries to decode, and what each of the S locations predicts."""
+class Queries(NamedTuple):
+    """What the decoder starts from, L queries."""
 
-    positions: Tensor
-    """(B, Q, d_model)."""
-    queries: Tensor
-    """(B, Q, d_model)."""
-    boxes_cxcywh: Tensor
-    """(B, Q, 4) in 0..1, without gradient."""
-    all_logits: Tensor
-    """(B, S, num_classes); the first class stands for objects of any class."""
-    all_boxes_cxcywh: Tensor
-    """(B, S, 4) in 0..1."""
+    content: Tensor
+    """(B, L, d_model)."""
+    references: Tensor
+    """(B, L, 2) points or (B, L, 4) boxes cxcywh, in 0..1."""
+    positions: Tensor | None = None
+    """(B, L, d_model); None where the decoder makes them from boxes."""
+
+    def after(self, first: "Queries") -> "Queries":
+        """Return both, `first` first."""
+        return Queries(*(None if a is None else torch.cat((a, b), dim=1) for a, b in zip(first, self)))
 
 
 class EncoderProposals(nn.Module):
@@ -154,18 +204,24 @@ class EncoderProposals(nn.Module):
         self.num_queries = num_queries
         self.enc_output = nn.Linear(d_model, d_model)
         self.enc_output_norm = nn.LayerNorm(d_model)
-        self.pos_trans = nn.Linear(2 * d_model, 2 * d_model)
-        self.pos_trans_norm = nn.LayerNorm(2 * d_model)
-        for layer in (self.enc_output, self.pos_trans):
-            nn.init.xavier_uniform_(layer.weight)
+        nn.init.xavier_uniform_(self.enc_output.weight)
         self.class_embed = class_head(d_model, num_classes)
         self.bbox_embed = box_head(d_model)
+        self.make_content(d_model)
 
-    def forward(self, memory: Tensor, levels: Levels) -> Proposals:
-        """Propose a box at each location.
+    def make_content(self, d_model: int) -> None:
+        """Make what the queries' content comes from: here, as their positions, from their boxes."""
+        self.pos_trans = nn.Linear(2 * d_model, 2 * d_model)
+        self.pos_trans_norm = nn.LayerNorm(2 * d_model)
+        nn.init.xavier_uniform_(self.pos_trans.weight)
+
+    def forward(self, memory: Tensor, levels: Levels) -> tuple[Queries, dict[str, Any]]:
+        """Propose a box at each location, and select the best.
 
         Args:
             memory: (B, S, d_model), the encoded levels.
+        Returns:
+            the queries, their boxes without gradient; and the outputs for the loss, see `DeformableDETRHead.forward`.
         Raises:
             DataError: there are fewer locations than queries.
         """
@@ -176,16 +232,77 @@ class EncoderProposals(nn.Module):
                 "(model.num_queries)."
             )
         anchors, unusable = anchor_boxes(levels)
-        x = self.enc_output_norm(self.enc_output(memory.masked_fill(unusable, 0)))
-        logits = self.class_embed(x)
         # An unusable location stays at infinity: its box is the constant 1, without gradient.
-        box_logits = self.bbox_embed(x).float() + torch.logit(anchors).masked_fill(unusable, torch.inf)
+        return self.select(memory.masked_fill(unusable, 0), torch.logit(anchors).masked_fill(unusable, torch.inf))
 
+    def select(self, memory: Tensor, anchor_logits: Tensor) -> tuple[Queries, dict[str, Any]]:
+        """Select queries from the locations' memory and anchors, (B, S, 4): by the first class, which is any object."""
+        logits, box_logits = self.predict(memory, anchor_logits)
         best = logits[..., 0].topk(self.num_queries, dim=1).indices
-        references = box_logits.detach().gather(1, best[..., None].expand(-1, -1, 4)).sigmoid()
-        code = sine_positions_boxes(references, memory.shape[-1]).to(memory.dtype)
-        positions, queries = self.pos_trans_norm(self.pos_trans(code)).chunk(2, dim=-1)
-        return Proposals(positions, queries, references, logits, box_logits.sigmoid())
+        references = gather_rows(box_logits.detach(), best).sigmoid()
+        positions, content = self.encode(references)
+        outputs = dict(pred_logits=logits, pred_boxes=box_logits.sigmoid())
+        return Queries(content, references, positions), dict(enc_outputs=outputs)
+
+    def predict(self, memory: Tensor, anchor_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return class and box logits of locations."""
+        x = self.project(memory)
+        return self.class_embed(x), self.bbox_embed(x).float() + anchor_logits
+
+    def project(self, memory: Tensor) -> Tensor:
+        """Return what the heads read."""
+        return self.enc_output_norm(self.enc_output(memory))
+
+    def encode(self, boxes_cxcywh: Tensor) -> tuple[Tensor, Tensor]:
+        """Return positions and content of queries that start from boxes."""
+        code = sine_positions_boxes(boxes_cxcywh, self.enc_output.in_features).to(self.pos_trans.weight.dtype)
+        return self.pos_trans_norm(self.pos_trans(code)).chunk(2, dim=-1)
+
+
+class MixedProposals(EncoderProposals):
+    """DINO's mixed query selection (Zhang et al. 2022, section 3.4): boxes are selected, the content is learned."""
+
+    def make_content(self, d_model: int) -> None:
+        """Make the learned content."""
+        self.content = nn.Embedding(self.num_queries, d_model)
+        nn.init.xavier_uniform_(self.content.weight)
+
+    def select(self, memory: Tensor, anchor_logits: Tensor) -> tuple[Queries, dict[str, Any]]:
+        """Select by the likeliest class; boxes, and all gradients, are those of the selected alone."""
+        with torch.no_grad():
+            scores = self.class_embed(self.project(memory)).amax(-1)
+        best = scores.topk(self.num_queries, dim=1).indices
+        logits, box_logits = self.predict(gather_rows(memory, best), gather_rows(anchor_logits, best))
+        outputs = dict(pred_logits=logits, pred_boxes=box_logits.sigmoid())
+        content = self.content.weight.expand(len(memory), -1, -1)
+        return Queries(content, box_logits.detach().sigmoid()), dict(selected_outputs=outputs)
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Return the rows (B, Q, C) of x, (B, S, C), that an index (B, Q) names."""
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def _check_settings(
+    feature_info: Mapping[str, FeatureInfo], num_queries: int, settings: DeformableDETRSettings
+) -> None:
+    """Raise ConfigError if a map has other channels, there are no queries, or the options exclude each other."""
+    for name, info in feature_info.items():
+        if info.channels != settings.d_model:
+            raise ConfigError(
+                f"DeformableDETRHead: d_model={settings.d_model}, but feature {name!r} has {info.channels} channels: "
+                "set both to the same number (model.neck.out_channels, model.head.d_model)."
+            )
+    if num_queries < 1:
+        raise ConfigError(f"DeformableDETRHead: num_queries={num_queries}, expected at least 1.")
+    if settings.two_stage and not settings.refine_boxes:
+        raise ConfigError("DeformableDETRHead: two_stage needs refine_boxes=True (model.head.refine_boxes).")
+    if settings.mixed_selection != (settings.two_stage and settings.box_positions):
+        raise ConfigError(
+            f"DeformableDETRHead: mixed_selection={settings.mixed_selection}, two_stage={settings.two_stage}, "
+            f"box_positions={settings.box_positions}: with two stages expected mixed_selection and box_positions both, "
+            "or neither (model.head); with one stage no mixed_selection."
+        )
 
 
 def anchor_boxes(levels: Levels) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """DETR's head: a transformer over one map's locations, and a set of queries that become boxes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,12 +8,14 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
+from vitkit.nn.denoising import BoxDenoising, DenoisingSettings
 from vitkit.nn.layers import MLP, init_xavier
-from vitkit.nn.position import sine_positions_2d
+from vitkit.nn.position import sine_positions_2d, sine_positions_boxes
+from vitkit.nn.training_queries import DenoisingQueries, QueryLayout
 from vitkit.nn.transformer import EncoderDecoderSettings, TransformerDecoder, TransformerEncoder
 from vitkit.ops.images import resize_mask
 from vitkit.registry import HEADS
-from vitkit.structures import FeatureInfo
+from vitkit.structures import DetectionTarget, FeatureInfo
 
 
 class Decoded(NamedTuple):
@@ -25,6 +27,8 @@ class Decoded(NamedTuple):
     """(B, d_model, h, w), the encoded map."""
     padding_mask: Tensor | None
     """(B, h, w) bool, True = padding."""
+    layout: QueryLayout
+    """What the Q rows are."""
 
 
 class TransformerHead(nn.Module):
@@ -38,8 +42,10 @@ class TransformerHead(nn.Module):
         init_xavier(self.encoder, self.decoder)
         self.query_embed = nn.Embedding(num_queries, self.d_model)
 
-    def transform(self, image: Tensor, padding_mask: Tensor | None = None) -> Decoded:
-        """Encode a map (B, d_model, h, w) and decode the queries."""
+    def transform(
+        self, image: Tensor, padding_mask: Tensor | None = None, noised: DenoisingQueries | None = None
+    ) -> Decoded:
+        """Encode a map (B, d_model, h, w) and decode the queries, those from noised targets first."""
         size = image.shape[-2:]
         bias = None
         if padding_mask is not None:
@@ -50,10 +56,24 @@ class TransformerHead(nn.Module):
 
         memory = self.encoder(image.flatten(2).transpose(1, 2), positions, bias=bias)
         queries = self.query_embed.weight.expand(len(image), -1, -1)  # (B, Q, d_model)
+        layout = QueryLayout(queries.shape[1], noised)
+        content = torch.zeros_like(queries)
+        if noised is not None:
+            content = torch.cat((noised.content, content), dim=1)
+            queries = torch.cat((self.box_positions(noised.boxes_cxcywh), queries), dim=1)
         states = self.decoder(
-            torch.zeros_like(queries), memory, positions=queries, memory_positions=positions, memory_bias=bias
+            content,
+            memory,
+            positions=queries,
+            memory_positions=positions,
+            bias=layout.attention_bias(memory),
+            memory_bias=bias,
         )
-        return Decoded(states, memory.transpose(1, 2).unflatten(2, size), padding_mask)
+        return Decoded(states, memory.transpose(1, 2).unflatten(2, size), padding_mask, layout)
+
+    def box_positions(self, boxes_cxcywh: Tensor) -> Tensor:
+        """Return the positions (B, P, d_model) of queries that start from boxes."""
+        raise NotImplementedError
 
 
 @HEADS.register
@@ -64,6 +84,7 @@ class DETRHead(TransformerHead):
         feature_info: of the neck's maps; the coarsest must have `d_model` channels.
         num_classes: without the no-object class.
         num_queries: boxes predicted per image.
+        denoising: see `DenoisingSettings` (DN-DETR).
     Raises:
         ConfigError: the map has other than `d_model` channels.
     """
@@ -75,6 +96,7 @@ class DETRHead(TransformerHead):
         *,
         num_queries: int,
         settings: EncoderDecoderSettings = EncoderDecoderSettings(),
+        denoising: DenoisingSettings = DenoisingSettings(),
     ):
         super().__init__()
         d_model = settings.d_model
@@ -90,23 +112,46 @@ class DETRHead(TransformerHead):
         self.make_transformer(num_queries, settings)
         self.class_embed = nn.Linear(d_model, num_classes + 1)
         self.bbox_embed = MLP((d_model, d_model, d_model, 4))
+        self.denoising = None
+        if denoising.denoising_queries is not None:
+            self.denoising = BoxDenoising(num_classes, d_model, denoising)
+            self.ref_point_head = MLP((2 * d_model, d_model, d_model))
 
-    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
+    @property
+    def uses_targets(self) -> bool:
+        """Whether there is denoising."""
+        return self.denoising is not None
+
+    def box_positions(self, boxes_cxcywh: Tensor) -> Tensor:
+        """Return the positions (B, P, d_model) of queries that start from boxes."""
+        return self.ref_point_head(sine_positions_boxes(boxes_cxcywh, self.d_model))
+
+    def forward(
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        targets: Sequence[DetectionTarget] | None = None,
+    ) -> dict[str, Any]:
         """Predict a box and class logits per query.
 
+        Args:
+            targets: in training alone: what noised queries are made from, if there is denoising.
         Returns:
             pred_logits: (B, Q, num_classes + 1), the last for no object.
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
             aux_outputs: the same two of each decoder layer but the last, first layer first.
+            denoising: with targets, the same three of the noised queries, see `QueryLayout`.
         """
-        return self.predict(self.decode(features, padding_mask).states)
+        noised = self.denoising(targets) if self.denoising is not None and targets is not None else None
+        return self.predict(self.transform(features[self.feature_name], padding_mask, noised))
 
     def decode(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Decoded:
         """Return the decoded queries, before classes and boxes are predicted; arguments as of `forward`."""
         return self.transform(features[self.feature_name], padding_mask)
 
-    def predict(self, states: Tensor) -> dict[str, Any]:
-        """Return classes and boxes of all layers as `forward` does, from (layers, B, Q, d_model)."""
-        logits, boxes = self.class_embed(states), self.bbox_embed(states).sigmoid()
-        outputs = [dict(pred_logits=l, pred_boxes=b) for l, b in zip(logits.unbind(), boxes.unbind())]
-        return dict(**outputs[-1], aux_outputs=outputs[:-1])
+    def predict(self, decoded: Decoded) -> dict[str, Any]:
+        """Return classes and boxes of all layers as `forward` does."""
+        logits, boxes = self.class_embed(decoded.states), self.bbox_embed(decoded.states).sigmoid()
+        layers = [dict(pred_logits=l, pred_boxes=b) for l, b in zip(logits.unbind(), boxes.unbind())]
+        return decoded.layout.outputs(layers)

@@ -93,12 +93,16 @@ class SetCriterion(nn.Module):
             outputs: pred_logits (B, Q, C + 1), the last class being "no object", or (B, Q, C) for sigmoid losses;
                 pred_boxes (B, Q, 4) cxcywh in 0..1; aux_outputs, a list of such dicts of the earlier layers, optional;
                 enc_outputs, such a dict of the first of two stages, optional, for which every target has class 0
-                (an object of any class); with mask terms also pred_masks (B, Q, h, w) logits and
+                (an object of any class); selected_outputs, such a dict of a first stage that tells the classes apart,
+                optional; denoising, optional: such a dict, with aux_outputs, of queries that are matched already, with
+                the matches of a layer and num_groups, the number of times that each target is matched; with mask
+                terms also pred_masks (B, Q, h, w) logits and
                 input_size (height, width) that they cover.
             targets: B targets with labels in 0..C-1, with mask terms also masks (N, H, W) bool.
         Returns:
             Weighted scalars whose sum is the loss: `labels l1 giou` (`mask dice`) of the last layer, `aux0_labels ...`
-            of the others, `enc_labels ...` of the first stage. The keys are the same for any targets, and each term
+            of the others, `enc_labels ...` of the first stage, `dn_labels ... dn_aux0_labels ...` of the denoising. The
+            keys are the same for any targets, and each term
             depends on the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
@@ -115,6 +119,13 @@ class SetCriterion(nn.Module):
             if "enc_outputs" in outputs:
                 objects = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
                 losses |= self._layer_losses({"enc_": outputs["enc_outputs"]}, objects)[0]
+            if "selected_outputs" in outputs:
+                losses |= self._layer_losses({"enc_": outputs["selected_outputs"]}, targets)[0]
+            if "denoising" in outputs:
+                noised = outputs["denoising"]
+                layers = {f"dn_{prefix}": layer for prefix, layer in decoder_layers(noised).items()}
+                matches = [noised["matches"]] * len(layers)
+                losses |= self._layer_losses(layers, targets, matches=matches, copies=noised["num_groups"])[0]
         return losses
 
     def _layer_losses(
@@ -122,18 +133,23 @@ class SetCriterion(nn.Module):
         layers: Mapping[str, Mapping[str, Tensor]],
         targets: Sequence[DetectionTarget],
         *,
+        matches: Matches | None = None,
+        copies: int = 1,
         accuracy: RatioMeter | None = None,
     ) -> tuple[dict[str, Tensor], Matches, Tensor]:
         """Match L layers, whose keys are the prefixes of their losses.
 
         Args:
+            matches: of the layers, if they are known already.
+            copies: how many queries each target is matched with.
             accuracy: counts the first layer's matched queries that predict their target's class.
         Returns:
             the weighted losses, the matches, and what sums over the matched queries are divided by.
         """
         logits = torch.stack([layer["pred_logits"] for layer in layers.values()]).float()  # (L, B, Q, C [+ 1])
         boxes = torch.stack([layer["pred_boxes"] for layer in layers.values()]).float()  # (L, B, Q, 4)
-        matches = self.matcher(logits, boxes, targets)
+        if matches is None:
+            matches = self.matcher(logits, boxes, targets)
         counts = [len(target["labels"]) for target in targets]
         layer, image, query, target = matched_indices(matches, counts, logits.device)
         labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
@@ -147,6 +163,7 @@ class SetCriterion(nn.Module):
         class_normalizer, box_normalizer = normalizers(
             class_weights, sum(counts), logits.device, training=self.training
         )
+        box_normalizer = copies * box_normalizer
         where = (layer, image, query)
         if self.class_loss == "cross_entropy":
             losses = set_cross_entropy(logits, where, labels, no_object_weight=self.no_object_weight)

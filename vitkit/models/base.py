@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from vitkit.backbones.base import ModelOnBackbone, check_feature_info, pixel_statistics
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import normalize_images, pad_to_multiple
-from vitkit.protocols import KeepsFeatures
+from vitkit.protocols import KeepsFeatures, UsesTargets
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
+from vitkit.structures import DetectionTarget
 
 
 class DensePredictionModel(ModelOnBackbone):
@@ -99,6 +101,18 @@ class DensePredictionModel(ModelOnBackbone):
     def features(self, images: Tensor, padding_mask: Tensor | None) -> Mapping[str, Tensor]:
         """Return the neck's maps of prepared images."""
         return self.neck_maps(self.backbone_maps(images, padding_mask), padding_mask)
+
+    @property
+    def uses_targets(self) -> bool:
+        """Whether the head has queries in training alone; see `vitkit.protocols.UsesTargets`."""
+        return isinstance(self.head, UsesTargets) and self.head.uses_targets
+
+    def head_outputs(
+        self, features: Mapping[str, Tensor], padding_mask: Tensor | None, targets: Sequence[DetectionTarget] | None
+    ) -> dict[str, Any]:
+        """Return what the head predicts, with its queries of training alone if there are targets."""
+        known = {} if targets is None else dict(targets=targets)
+        return self.head(features, padding_mask, **known)
 
 
 def free_blocks(padding_mask: Tensor, size: int) -> Tensor:

@@ -3,28 +3,53 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch import nn
+
+from vitkit.errors import ConfigError
 from vitkit.models.detr import DETR
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
-from vitkit.registry import MODELS
+from vitkit.registry import MODELS, Spec
 from vitkit.structures import Detections
-
-NUM_DETECTIONS = 100
-"""Returned per image, as the original does."""
 
 
 @MODELS.register
 class DeformableDETR(DETR):
-    """A DETR on several maps, whose classes have a sigmoid each; arguments as DETR's."""
+    """A DETR on several maps, whose classes have a sigmoid each; DINO, if the head is DINO's.
 
-    class_head = ("head.class_embed.", "head.proposals.class_embed.")
+    Args:
+        num_detections: returned per image; DINO has 300. The other arguments as DETR's.
+    """
+
+    class_head = ("head.class_embed.", "head.proposals.class_embed.", "head.denoising.label_embed.")
+
+    def __init__(
+        self,
+        backbone: Spec | nn.Module,
+        neck: Spec | nn.Module,
+        head: Spec | nn.Module,
+        *,
+        num_queries: int = 100,
+        num_classes: int = 91,
+        num_detections: int = 100,
+        isolate_padding: bool = False,
+    ):
+        super().__init__(
+            backbone, neck, head, num_queries=num_queries, num_classes=num_classes, isolate_padding=isolate_padding
+        )
+        if num_detections < 1:
+            raise ConfigError(f"model.num_detections={num_detections}: expected at least 1.")
+        self.num_detections = num_detections
 
     @staticmethod
     def variant_of(names: Iterable[str]) -> str:
         """Return the variant that the names of a state dict belong to, such as "of 4 levels with box refinement"."""
         names = set(names)
         levels = sum(name.startswith("neck.levels.") and name.endswith(".0.weight") for name in names)
+        box_positions = "head.decoder.ref_point_head.layers.0.weight" in names
         if "head.proposals.enc_output.weight" in names:
-            stages = "in two stages"
+            stages = "in two stages" + (" with mixed query selection (DINO)" if box_positions else "")
+        elif box_positions:
+            stages = "with learned anchor boxes (DAB-DETR)"
         else:
             refines = "head.decoder.bbox_embed.1.layers.0.weight" in names
             stages = f"with{'' if refines else 'out'} box refinement"
@@ -34,12 +59,12 @@ class DeformableDETR(DETR):
         """Return the best pairs of a query and a class: a query may answer for several classes.
 
         Returns:
-            one Detections per image, of 100 rows (of all pairs, if they are fewer), best first.
+            one Detections per image, of `num_detections` rows (of all pairs, if they are fewer), best first.
         """
         probabilities = outputs["pred_logits"].float().sigmoid()
         num_classes = probabilities.shape[-1]
         pairs = probabilities.flatten(1)
-        scores, best = pairs.topk(min(NUM_DETECTIONS, pairs.shape[1]), dim=1)
+        scores, best = pairs.topk(min(self.num_detections, pairs.shape[1]), dim=1)
         boxes_xyxy = scale_boxes(cxcywh_to_xyxy(outputs["pred_boxes"].float()), image_sizes)
         boxes_xyxy = boxes_xyxy.gather(1, (best // num_classes)[..., None].expand(-1, -1, 4))
         labels = best % num_classes

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vitkit.models.base import DensePredictionModel
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.registry import MODELS, Spec
-from vitkit.structures import Detections
+from vitkit.structures import Detections, DetectionTarget
 
 
 @MODELS.register
@@ -23,7 +23,7 @@ class DETR(DensePredictionModel):
         isolate_padding: see `DensePredictionModel`.
     """
 
-    class_head = ("head.class_embed.",)
+    class_head = ("head.class_embed.", "head.denoising.label_embed.")
 
     def __init__(
         self,
@@ -39,9 +39,13 @@ class DETR(DensePredictionModel):
             backbone, neck, head, num_queries=num_queries, num_classes=num_classes, isolate_padding=isolate_padding
         )
 
-    def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
+    def forward(
+        self, images: Tensor, padding_mask: Tensor | None = None, targets: Sequence[DetectionTarget] | None = None
+    ) -> dict[str, Any]:
         """Predict a box and class logits per query.
 
+        Args:
+            targets: in training alone, see `uses_targets`.
         Returns:
             pred_logits: (B, Q, num_classes + 1), the last for no object.
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
@@ -50,7 +54,7 @@ class DETR(DensePredictionModel):
         """
         images, padding_mask = self.prepare(images, padding_mask)
         features = self.features(images, padding_mask)
-        return self.head(features, padding_mask)
+        return self.head_outputs(features, padding_mask, targets)
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
         """Return every query's best class and box; nothing is thresholded or suppressed.

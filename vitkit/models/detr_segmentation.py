@@ -54,6 +54,10 @@ class DETRSegmentation(DETR):
             backbone, neck, head, num_queries=num_queries, num_classes=num_classes, isolate_padding=isolate_padding
         )
         check_tasks(settings.tasks, ("instance", "panoptic"))
+        if self.uses_targets:
+            raise ConfigError(
+                "DETRSegmentation: a mask head is trained without denoising: set model.head.denoising_queries=None."
+            )
         infos = list(self.backbone.feature_info.values())
         if len(infos) < 4:
             raise ConfigError(
@@ -99,7 +103,7 @@ class DETRSegmentation(DETR):
         finer = list(maps.values())[-2:-5:-1]
         isolated = padding_mask if self.isolate_padding else None
         masks = self.mask_head(features[self.head.feature_name], attention, finer, isolated)
-        outputs = self.head.predict(decoded.states)
+        outputs = self.head.predict(decoded)
         return dict(outputs, pred_masks=masks, input_size=tuple(images.shape[-2:]), image_sizes=image_sizes)
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from vitkit.models.mask_postprocess import Geometry, MaskSettings, instances, pa
 from vitkit.ops.images import unpadded_sizes
 from vitkit.ops.masks import boxes_around_masks
 from vitkit.registry import MODELS, Spec
+from vitkit.structures import DetectionTarget
 
 TASKS = ("semantic", "instance", "panoptic")
 
@@ -63,11 +64,15 @@ class MaskClassification(DensePredictionModel):
         self.settings = settings
         self.resize_masks = resize_masks if resize_masks is not None else set(tasks) != {"semantic"}
 
-    def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
+    def forward(
+        self, images: Tensor, padding_mask: Tensor | None = None, targets: Sequence[DetectionTarget] | None = None
+    ) -> dict[str, Any]:
         """Predict class logits and a mask per query.
 
         As in the originals padding is attended to, unless it is isolated; its pixels are 0 after the normalisation.
 
+        Args:
+            targets: in training alone, see `uses_targets`.
         Returns:
             pred_logits: (B, Q, num_classes + 1), the last for no object.
             pred_masks: (B, Q, h, w) logits.
@@ -79,7 +84,7 @@ class MaskClassification(DensePredictionModel):
         image_sizes = unpadded_sizes(images, padding_mask)
         images, padding_mask = self.prepare(images, padding_mask)
         features = self.features(images, padding_mask)
-        outputs = self.head(features, padding_mask if self.isolate_padding else None)
+        outputs = self.head_outputs(features, padding_mask if self.isolate_padding else None, targets)
         return dict(outputs, input_size=tuple(images.shape[-2:]), image_sizes=image_sizes)
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

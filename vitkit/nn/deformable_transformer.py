@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.errors import ConfigError
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.layers import MLP, FeedForward, checkpoint_block, init_xavier
-from vitkit.nn.position import sine_positions_2d
+from vitkit.nn.position import sine_positions_2d, sine_positions_boxes
 from vitkit.nn.transformer import LayerSettings
+from vitkit.ops.boxes import inverse_sigmoid
 from vitkit.ops.images import resize_mask
 
 
@@ -27,6 +29,25 @@ class DeformableSettings(LayerSettings):
     d_ffn: int = 1024
     num_points: int = 4
     """Locations that each head samples on each level."""
+
+
+@dataclass(frozen=True)
+class DecoderSettings(DeformableSettings):
+    """How a decoder's layers follow each other; what DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605) changes
+    is named by its sections."""
+
+    refine_boxes: bool = False
+    """Iterative bounding box refinement: each layer's boxes are the next one's references."""
+    share_heads: bool = False
+    """All layers predict by the same heads, also where they refine boxes."""
+    box_positions: bool = False
+    """The positions of queries are made from their boxes, anew for each layer (section 3.1); needs `refine_boxes`."""
+    look_forward_twice: bool = False
+    """The loss of a layer's boxes also trains the layer before it (section 3.5); needs `refine_boxes`."""
+    norm_outputs: bool = False
+    """Predictions are made from normalised outputs, refined boxes from the outputs as they are."""
+    logit_eps: float = 1e-5
+    """Boxes nearer than this to 0 or 1 count as this near, so that their logits are finite."""
 
 
 class Levels(NamedTuple):
@@ -64,7 +85,12 @@ class Levels(NamedTuple):
 
 
 def flatten_levels(
-    features: Mapping[str, Tensor], level_embed: Tensor, padding_mask: Tensor | None = None, *, position_offset: float
+    features: Mapping[str, Tensor],
+    level_embed: Tensor,
+    padding_mask: Tensor | None = None,
+    *,
+    position_offset: float,
+    temperature: float = 10000.0,
 ) -> Levels:
     """Concatenate maps to one sequence, with their positions and padding.
 
@@ -73,12 +99,14 @@ def flatten_levels(
         level_embed: (levels, d_model).
         padding_mask: (B, H, W) bool of the images, True = padding.
         position_offset: of `sine_positions_2d`; Deformable DETR has -0.5.
+        temperature: of `sine_positions_2d`.
     """
     maps = list(features.values())
     shapes = [(x.shape[-2], x.shape[-1]) for x in maps]
     masks = [None if padding_mask is None else resize_mask(padding_mask, shape) for shape in shapes]
+    rule = dict(offset=position_offset, temperature=temperature, device=maps[0].device)
     positions = [
-        sine_positions_2d(shape, x.shape[1], padding_mask=mask, offset=position_offset, device=x.device).flatten(1, 2)
+        sine_positions_2d(shape, x.shape[1], padding_mask=mask, **rule).flatten(1, 2)
         for x, shape, mask in zip(maps, shapes, masks)
     ]
     codes = [embed.expand(height * width, -1) for embed, (height, width) in zip(level_embed, shapes)]
@@ -190,6 +218,7 @@ class DeformableDecoderLayer(nn.Module):
         reference_points: Tensor,
         shapes: Sequence[tuple[int, int]],
         padding_mask: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Attend to the queries, then to the memory, and transform.
 
@@ -199,10 +228,11 @@ class DeformableDecoderLayer(nn.Module):
             positions: (B or 1, L, d_model).
             reference_points: (B, L, levels, 2 or 4), see `in_padded_maps`.
             padding_mask: (B, S) bool of the memory, True = padding.
+            bias: of the self-attention, float, broadcastable to (B, heads, L, L).
         """
         # The norms are applied in this order, but the original counts them from the cross-attention on.
         qk = x + positions
-        x = self.norm2(x + self.dropout(self.self_attn(qk, qk, x)))
+        x = self.norm2(x + self.dropout(self.self_attn(qk, qk, x, bias=bias)))
         attended = self.cross_attn(
             x + positions, memory, reference_points=reference_points, shapes=shapes, padding_mask=padding_mask
         )
@@ -224,52 +254,76 @@ class DecodedLayer(NamedTuple):
 class DeformableDecoder(nn.Module):
     """Decoder whose queries attend around their reference points, and predict boxes relative to them.
 
-    Args:
-        refine_boxes: each layer has its own box head, and its boxes are the next layer's references; otherwise all
-            layers share one box head and the initial references.
+    Without `refine_boxes` all layers share one box head and the initial references.
+
+    Raises:
+        ConfigError: an option needs another.
     """
 
-    def __init__(
-        self,
-        num_layers: int,
-        d_model: int,
-        num_levels: int,
-        settings: DeformableSettings,
-        *,
-        refine_boxes: bool = False,
-    ):
+    def __init__(self, num_layers: int, d_model: int, num_levels: int, settings: DecoderSettings):
         super().__init__()
-        self.refine_boxes = refine_boxes
+        needs_boxes = dict(box_positions=settings.box_positions, look_forward_twice=settings.look_forward_twice)
+        for name, is_set in needs_boxes.items():
+            if is_set and not settings.refine_boxes:
+                raise ConfigError(f"DeformableDecoder: {name} needs refine_boxes=True (model.head.refine_boxes).")
+        self.settings = settings
         self.layers = nn.ModuleList(DeformableDecoderLayer(d_model, num_levels, settings) for _ in range(num_layers))
-        self.bbox_embed = nn.ModuleList(box_head(d_model) for _ in range(num_layers if refine_boxes else 1))
+        num_heads = num_layers if settings.refine_boxes and not settings.share_heads else 1
+        self.bbox_embed = nn.ModuleList(box_head(d_model) for _ in range(num_heads))
+        self.norm = nn.LayerNorm(d_model) if settings.norm_outputs else nn.Identity()
+        if settings.box_positions:
+            self.ref_point_head = MLP((2 * d_model, d_model, d_model))
+            init_xavier(self.ref_point_head)
 
     def forward(
-        self, x: Tensor, memory: Tensor, levels: Levels, *, positions: Tensor, references: Tensor
+        self,
+        x: Tensor,
+        memory: Tensor,
+        levels: Levels,
+        *,
+        references: Tensor,
+        positions: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> list[DecodedLayer]:
         """Decode the queries.
 
         Args:
             x: (B, L, d_model).
             memory: (B, S, d_model), the encoded `levels`.
-            positions: (B, L, d_model).
             references: (B, L, 2) points as (x, y) or (B, L, 4) boxes cxcywh, in 0..1 of the un-padded image.
+            positions: (B, L, d_model); None with `box_positions`.
+            bias: of the self-attention, float, broadcastable to (B, heads, L, L).
         """
-        outputs = []
+        outputs: list[DecodedLayer] = []
+        predicted_from = references
         for i, layer in enumerate(self.layers):
+            reference_points = in_padded_maps(references, levels.valid_ratios)
             x = checkpoint_block(
                 layer,
                 x,
                 memory,
-                positions=positions,
+                positions=self._positions(reference_points, x) if positions is None else positions,
                 shapes=levels.shapes,
                 padding_mask=levels.padding_mask,
-                reference_points=in_padded_maps(references, levels.valid_ratios),
+                reference_points=reference_points,
+                bias=bias,
             )
-            boxes = boxes_around(references, self.bbox_embed[i if self.refine_boxes else 0](x))
-            outputs.append(DecodedLayer(x, references, boxes))
-            if self.refine_boxes:
-                references = boxes.detach()
+            states, box_head = self.norm(x), self.bbox_embed[i % len(self.bbox_embed)]
+            boxes = boxes_around(predicted_from, box_head(states), eps=self.settings.logit_eps)
+            outputs.append(DecodedLayer(states, references, boxes))
+            if self.settings.refine_boxes and i + 1 < len(self.layers):
+                refined = boxes
+                if self.settings.norm_outputs or self.settings.look_forward_twice:
+                    refined = boxes_around(references, box_head(x), eps=self.settings.logit_eps)
+                references = refined.detach()
+                predicted_from = refined if self.settings.look_forward_twice else references
         return outputs
+
+    def _positions(self, reference_points: Tensor, x: Tensor) -> Tensor:
+        """Return the positions of boxes (B, L, levels, 4) of the padded maps, of which the finest counts."""
+        cx, cy, width, height = reference_points[:, :, 0].unbind(-1)
+        boxes = torch.stack((cy, cx, width, height), dim=-1)  # as DINO's weights have it
+        return self.ref_point_head(sine_positions_boxes(boxes, x.shape[-1]).to(x.dtype))
 
 
 def init_deformable(*stacks: nn.Module) -> None:
@@ -288,14 +342,15 @@ def box_head(d_model: int) -> MLP:
     return head
 
 
-def boxes_around(references: Tensor, deltas: Tensor) -> Tensor:
+def boxes_around(references: Tensor, deltas: Tensor, *, eps: float = 1e-5) -> Tensor:
     """Add deltas to reference points or boxes, in logits.
 
     Args:
         references: (..., 2) points or (..., 4) boxes cxcywh in 0..1.
         deltas: (..., 4), added to them before the sigmoid; of a point's box they give the size alone.
+        eps: see `inverse_sigmoid`.
     Returns:
         (..., 4) float32 cxcywh in 0..1.
     """
-    logits = torch.logit(references.float(), eps=1e-5)
+    logits = inverse_sigmoid(references.float(), eps=eps)
     return (deltas.float() + F.pad(logits, (0, 4 - logits.shape[-1]))).sigmoid()

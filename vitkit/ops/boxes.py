@@ -47,6 +47,12 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
     return _divide(intersection, union)
 
 
+def inverse_sigmoid(x: Tensor, *, eps: float) -> Tensor:
+    """Return the logits of numbers in 0..1; x and 1 - x count as `eps` where they are less, so that they are finite."""
+    x = x.clamp(0, 1)
+    return (x.clamp(min=eps) / (1 - x).clamp(min=eps)).log()
+
+
 def generalized_box_iou(a: Tensor, b: Tensor) -> Tensor:
     """GIoU (Rezatofighi et al. 2019, https://arxiv.org/abs/1902.09630), element by element with broadcasting.
 

@@ -1,0 +1,233 @@
+"""DINO's options of Deformable DETR, and denoising of both DETRs. What the original computes: test_dino_golden.py."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from models import test_deformable_detr, test_detr
+from models.test_deformable_detr import small_batch
+from torch.nn.parallel import DistributedDataParallel
+
+from vitkit.checkpoint import load_weights
+from vitkit.config import load_config
+from vitkit.distributed import close_distributed
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.model_zoo.converters import COCO_CATEGORY_IDS, COCO_CLASSES
+from vitkit.models import build_model
+from vitkit.nn.denoising import BoxDenoising
+from vitkit.protocols import training_inputs
+from vitkit.registry import CRITERIA
+from vitkit.structures import Batch
+
+DINO = dict(
+    refine_boxes=True,
+    two_stage=True,
+    mixed_selection=True,
+    box_positions=True,
+    look_forward_twice=True,
+    share_heads=True,
+    norm_outputs=True,
+    denoising_queries=6,
+)
+HEADS = {
+    "dino": DINO,
+    "two_stage": dict(refine_boxes=True, two_stage=True, denoising_queries=6),
+    "anchor_boxes": dict(refine_boxes=True, box_positions=True, denoising_queries=6, contrastive=False),
+    "detr": dict(denoising_queries=6, contrastive=False),
+}
+TARGETS = [
+    dict(labels=torch.tensor([0, 2]), boxes_cxcywh=torch.tensor([[0.3, 0.3, 0.2, 0.4], [0.7, 0.5, 0.3, 0.3]])),
+    dict(labels=torch.zeros(0, dtype=torch.int64), boxes_cxcywh=torch.zeros(0, 4)),
+]
+EMPTY = [TARGETS[1], TARGETS[1]]
+
+
+def make_model(variant, **head):
+    torch.manual_seed(0)
+    if variant == "detr":
+        spec = test_detr.small_spec()
+        spec["head"] |= HEADS[variant] | head
+    else:
+        spec = test_deformable_detr.small_spec(head=HEADS[variant] | head)
+    spec["backbone"] = dict(type="ResNet", depth=18, out_features=["res3", "res4"], norm="frozen_bn", pretrained=False)
+    return build_model(spec)
+
+
+def make_criterion(variant):
+    name = "detr_r50" if variant == "detr" else "dino_r50_4scale"
+    return CRITERIA.build(load_config(f"configs/{name}.py")["criterion"])
+
+
+@pytest.mark.parametrize("variant", HEADS)
+def test_losses_have_the_same_keys_and_every_parameter_a_gradient_with_any_targets(variant):
+    model, criterion = make_model(variant), make_criterion(variant)
+    assert model.uses_targets
+    keys = []
+    for targets in (TARGETS, EMPTY):
+        model.zero_grad()
+        inputs = training_inputs(model, Batch(dict(zip(("images", "padding_mask"), small_batch())), targets))
+        losses = criterion(model(**inputs), targets)
+        keys.append(losses.keys())
+        sum(losses.values()).backward()
+        missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+        assert missing == []
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+        noised = sum(value for name, value in losses.items() if name.startswith("dn_"))
+        assert (noised > 0) == (targets is TARGETS)
+    layers = ["", "aux0_", "aux1_", "dn_", "dn_aux0_", "dn_aux1_"]
+    layers += ["enc_"] if "two_stage" in HEADS[variant] else []
+    assert keys[0] == keys[1] == {f"{layer}{term}" for layer in layers for term in ("labels", "l1", "giou")}
+
+
+@pytest.mark.parametrize("variant", HEADS)
+def test_noised_targets_change_nothing_for_the_usual_queries(variant):
+    model = make_model(variant)
+    with torch.no_grad():
+        alone, beside = model(*small_batch()), model(*small_batch(), targets=TARGETS)
+    rows = 12 if model.head.denoising.settings.contrastive else 6
+    assert "denoising" not in alone and beside["denoising"]["pred_boxes"].shape == (2, rows, 4)
+    for name in ("pred_logits", "pred_boxes"):
+        torch.testing.assert_close(beside[name], alone[name])
+        torch.testing.assert_close(beside["aux_outputs"][0][name], alone["aux_outputs"][0][name])
+
+
+def test_groups_of_noised_targets_do_not_see_each_other():
+    model = make_model("dino")
+    denoising = model.head.denoising
+
+    outputs = []
+    for first_changed in (12, 6):  # of six copies of two targets
+        torch.manual_seed(0)
+        noise = BoxDenoising.draw(denoising, 12, torch.device("cpu"))
+        noise.shares[first_changed:] = 0.9
+        denoising.draw = lambda count, device, noise=noise: noise
+        with torch.no_grad():
+            outputs.append(model(*small_batch(), targets=TARGETS)["denoising"]["pred_logits"])
+    rows = outputs[0].shape[1]
+    assert rows == 12  # three groups of four rows
+    torch.testing.assert_close(outputs[0][:, :4], outputs[1][:, :4])
+    assert (outputs[0][0, 8:] - outputs[1][0, 8:]).abs().max() > 1e-4
+
+
+def test_looking_forward_twice_trains_the_box_head_of_the_layer_before():
+    for look_forward_twice in (False, True):
+        model = make_model("dino", look_forward_twice=look_forward_twice, share_heads=False)
+        outputs = model(*small_batch())
+        outputs["pred_boxes"].sum().backward()
+        grads = [head.layers[-1].bias.grad for head in model.head.decoder.bbox_embed]
+        trained = [grad is not None and bool(grad.abs().sum() > 0) for grad in grads]
+        assert trained == [False, look_forward_twice, True]
+
+
+def test_only_the_selected_locations_have_a_loss_and_are_ranked_by_the_likeliest_class():
+    model = make_model("dino").eval()
+    with torch.no_grad():
+        outputs = model(*small_batch())
+        best = outputs["selected_outputs"]["pred_logits"].amax(-1)
+        assert best.shape == (2, 10) and "enc_outputs" not in outputs
+        assert (best.diff(dim=1) <= 1e-6).all()
+        torch.testing.assert_close(
+            outputs["aux_outputs"][0]["reference_points"], outputs["selected_outputs"]["pred_boxes"]
+        )
+
+
+def test_the_number_of_detections_is_set_by_the_config():
+    outputs = dict(pred_logits=torch.rand(1, 10, 3), pred_boxes=torch.rand(1, 10, 4))
+    spec = test_deformable_detr.small_spec(head=DINO, num_detections=7)
+    assert len(build_model(spec).postprocess(outputs, [(10, 10)])[0]["scores"]) == 7
+    with pytest.raises(ConfigError, match="num_detections=0: expected at least 1"):
+        build_model(test_deformable_detr.small_spec(num_detections=0))
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (dict(denoising_queries=6), "denoising_queries needs queries that start from boxes: set two_stage=True or"),
+        (dict(refine_boxes=True, two_stage=True, mixed_selection=True), "expected mixed_selection and box_positions"),
+        (dict(mixed_selection=True), "with one stage no mixed_selection"),
+        (dict(box_positions=True), r"box_positions needs refine_boxes=True \(model.head.refine_boxes\)"),
+        (dict(look_forward_twice=True), "look_forward_twice needs refine_boxes=True"),
+        (DINO | dict(denoising_queries=0), "denoising_queries=0: expected at least 1, or None"),
+    ],
+)
+def test_options_that_exclude_each_other_are_named(head, message):
+    with pytest.raises(ConfigError, match=message):
+        build_model(test_deformable_detr.small_spec(head=head))
+
+
+def test_checkpoints_of_dino_and_deformable_detr_are_not_taken_for_each_other():
+    dino, two_stage = make_model("dino"), make_model("two_stage", denoising_queries=None)
+    mixed = "of 3 levels in two stages with mixed query selection \\(DINO\\)"
+    with pytest.raises(CheckpointError, match=f"DeformableDETR {mixed} does not fit a model of 3 levels in two stages"):
+        load_weights(two_stage, dino.state_dict())
+    with pytest.raises(CheckpointError, match=f"DeformableDETR of 3 levels in two stages does not fit a model {mixed}"):
+        load_weights(dino, two_stage.state_dict())
+
+
+def official_state(num_classes=91):
+    """A state dict under the original's names, of the small model with COCO's raw ids for classes."""
+    spec = test_deformable_detr.small_spec(head=DINO) | dict(num_classes=num_classes)
+    state = {}
+    for key, value in build_model(spec).state_dict().items():
+        for ours, theirs in (
+            ("backbone.", "backbone.0.body."),
+            ("neck.levels.", "input_proj."),
+            ("head.proposals.content.", "transformer.tgt_embed."),
+            ("head.proposals.enc_output", "transformer.enc_output"),
+            ("head.proposals.", "transformer.enc_out_"),
+            ("head.denoising.label_embed.", "label_enc."),
+            ("head.class_embed.", "transformer.decoder.class_embed."),
+            ("head.", "transformer."),
+        ):
+            if key.startswith(ours):
+                key = theirs + key.removeprefix(ours)
+                break
+        state[key.replace(".ffn.", ".")] = value
+    for key in [key for key in state if "decoder.class_embed.0" in key or "decoder.bbox_embed.0" in key]:
+        for layer in range(3):
+            name = key.replace("embed.0", f"embed.{layer}")
+            state[name] = state[name.removeprefix("transformer.decoder.")] = state[key]
+    return state
+
+
+def test_official_names_load_and_rows_of_cocos_classes_are_taken():
+    state = official_state()
+    spec = test_deformable_detr.small_spec(head=DINO) | dict(num_classes=80)
+    model = build_model(spec)
+    report = load_weights(model, {"model": state}, classes=COCO_CLASSES)
+    assert report.converter == "IDEA-Research/DINO" and not (report.missing or report.unexpected)
+    ids = list(COCO_CATEGORY_IDS)
+    head = model.head
+    assert torch.equal(head.class_embed[0].weight, state["class_embed.2.weight"][ids])
+    # No class is special to a first stage that ranks by the likeliest.
+    assert torch.equal(head.proposals.class_embed.weight, state["transformer.enc_out_class_embed.weight"][ids])
+    assert torch.equal(head.denoising.label_embed.weight, state["label_enc.weight"][[*ids, 91]])
+
+
+def run_rank(rank: int, folder: str) -> None:
+    """Train one step with DDP, where the second rank's images have no objects."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
+    model = DistributedDataParallel(make_model("dino"))
+    targets = [TARGETS, EMPTY][rank]
+    losses = make_criterion("dino")(model(*small_batch(), targets=targets), targets)
+    sum(losses.values()).backward()
+    noised = sum(value for name, value in losses.items() if name.startswith("dn_"))
+    grad = model.module.head.denoising.label_embed.weight.grad
+    torch.save((sorted(losses), float(noised), grad), f"{folder}/rank{rank}.pth")
+    close_distributed()
+
+
+def test_a_rank_without_objects_trains_beside_one_with(tmp_path):
+    context = torch.multiprocessing.spawn(run_rank, args=(str(tmp_path),), nprocs=2, join=False)
+    deadline = time.monotonic() + 120
+    while not context.join(timeout=1):  # True once both have ended
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            pytest.fail("the two ranks wait for each other")
+    first, second = (torch.load(tmp_path / f"rank{rank}.pth") for rank in range(2))
+    assert first[0] == second[0]
+    assert first[1] > 0 and second[1] == 0
+    assert torch.equal(first[2], second[2]) and first[2].abs().sum() > 0

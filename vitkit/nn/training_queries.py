@@ -1,0 +1,102 @@
+"""Queries that a decoder has in training alone, beside those that it predicts with.
+
+A decoder's rows are, in this order: noised targets (Li et al. 2022, https://arxiv.org/abs/2203.01305), further groups
+of queries, each matched to the targets by itself (Chen et al. 2022, https://arxiv.org/abs/2207.13085), and the usual
+queries. A mask of the self-attention keeps them apart, so that leaving the others out changes nothing for the usual
+ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.nn.attention import mask_bias
+
+
+@dataclass(frozen=True)
+class DenoisingQueries:
+    """P rows that start from noised targets; P is 0 if no image of the batch has any."""
+
+    content: Tensor
+    """(B, P, d_model); zero in rows that only fill up."""
+    boxes_cxcywh: Tensor
+    """(B, P, 4) noised boxes, inside 0..1."""
+    matches: list[tuple[Tensor, Tensor]]
+    """Per image, as a matcher gives them: the rows that shall predict a target, and which; int64 on the CPU."""
+    num_groups: int
+    """Equal parts of the rows that do not see each other, each with a copy of every target; at least 1."""
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """Rows of each group."""
+        return [self.content.shape[1] // self.num_groups] * self.num_groups
+
+
+@dataclass(frozen=True)
+class QueryLayout:
+    """What the rows of a decoder are.
+
+    Outside of training there are the usual queries alone: no mask, and outputs as they are.
+    """
+
+    num_queries: int
+    denoising: DenoisingQueries | None = None
+    group_sizes: Sequence[int] = ()
+    """Rows of each further group."""
+
+    def attention_bias(self, like: Tensor) -> Tensor | None:
+        """Return the bias of the self-attention, (L, L) of the type of `like`; None if all rows see each other."""
+        denoising = self.denoising.group_sizes if self.denoising is not None else []
+        if not (sum(denoising) or self.group_sizes):
+            return None
+        masked = training_mask(self.num_queries, denoising_sizes=denoising, group_sizes=self.group_sizes)
+        return mask_bias(masked.to(like.device, non_blocking=True), like.dtype)
+
+    def outputs(self, layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+        """Tell apart what the rows predict.
+
+        Args:
+            layers: the outputs of each decoder layer, each (B, L, ...).
+        Returns:
+            the last layer's outputs of the usual queries, and aux_outputs, a list of the same of the layers before it;
+            denoising: the same of the noised targets, with matches and num_groups of `DenoisingQueries`, if there are;
+            groups: a list of the same of each further group, if there are any.
+        """
+        num_denoising = 0 if self.denoising is None else self.denoising.content.shape[1]
+        sizes = [num_denoising, *self.group_sizes, self.num_queries]
+        if len(sizes) == 2 and num_denoising == 0 and self.denoising is None:
+            return _with_aux_outputs(layers)
+        split = [{name: value.split(sizes, dim=1) for name, value in layer.items()} for layer in layers]
+        denoising, *groups, usual = (
+            _with_aux_outputs([{name: parts[i] for name, parts in layer.items()} for layer in split])
+            for i in range(len(sizes))
+        )
+        if self.denoising is not None:
+            usual["denoising"] = denoising | dict(matches=self.denoising.matches, num_groups=self.denoising.num_groups)
+        return dict(usual, groups=groups) if groups else usual
+
+
+def _with_aux_outputs(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+    return dict(layers[-1], aux_outputs=list(layers[:-1]))
+
+
+def training_mask(num_queries: int, *, denoising_sizes: Sequence[int] = (), group_sizes: Sequence[int] = ()) -> Tensor:
+    """Return which keys each row of a decoder may not see in the self-attention.
+
+    Every group of rows sees itself. Noised targets, which give the answer away, are seen by no others, but see the
+    usual queries.
+
+    Args:
+        num_queries: the usual queries, which are the last rows.
+        denoising_sizes: rows of each group of noised targets, the first rows.
+        group_sizes: rows of each further group, after those.
+    Returns:
+        (L, L) bool, True = masked.
+    """
+    sizes = torch.tensor([*denoising_sizes, *group_sizes, num_queries])
+    group = torch.arange(len(sizes)).repeat_interleave(sizes)
+    is_denoising, is_usual = group < len(denoising_sizes), group == len(sizes) - 1
+    return (group[:, None] != group) & ~(is_denoising[:, None] & is_usual)
