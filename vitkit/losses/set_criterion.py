@@ -167,7 +167,7 @@ class SetCriterion(nn.Module):
         where = (layer, image, query)
         if self.class_loss == "cross_entropy":
             losses = set_cross_entropy(logits, where, labels, no_object_weight=self.no_object_weight)
-            class_losses = losses / class_normalizer
+            class_losses = losses / class_normalizer.clamp(min=1e-6)  # it is 0 where no rank has queries to denoise
         else:
             ious = box_iou(cxcywh_to_xyxy(matched_boxes.detach()), cxcywh_to_xyxy(target_boxes))
             losses = sigmoid_loss(self.class_loss, logits, where, labels, ious, **self.sigmoid_settings)
