@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from vitkit.errors import DataError
 from vitkit.model_zoo.converter import Converter, State
-from vitkit.vocabulary import SPECIAL_TOKENS
 
 _PAD, _EOS, _UNK = 1, 2, 3
 _ROWS = (_PAD, _UNK, _EOS, _EOS)
 """fairseq's ids of vitkit's PAD, UNK, BOS, EOS."""
+_SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
+"""`SPECIAL_TOKENS` of vitkit.vocabulary, which is not imported here."""
 _UNUSED = ("version", "embed_positions._float_tensor")
 
 
@@ -27,7 +28,7 @@ def fairseq_dictionary(path: str | Path) -> list[str]:
     Raises:
         DataError: a line is not a token, a space and a count.
     """
-    tokens = list(SPECIAL_TOKENS)
+    tokens = list(_SPECIAL_TOKENS)
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
         token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not token or not count.isdigit():

@@ -15,6 +15,7 @@ from vitkit.nn.position import fairseq_positions_1d
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings
 from vitkit.structures import BOS, EOS, PAD, UNK
+from vitkit.vocabulary import SPECIAL_TOKENS
 
 D = 8
 
@@ -107,7 +108,7 @@ def test_numbers_of_numpy_in_training_statistics_are_left_out(tmp_path):
 def test_dictionaries_are_read(tmp_path):
     path = tmp_path / "dict.en.txt"
     path.write_text("the 12\n# 3\nun@@ 2\nmadeupword0000 0\n", encoding="utf-8")
-    assert fairseq_dictionary(path) == ["<pad>", "<unk>", "<s>", "</s>", "the", "#", "un@@", "madeupword0000"]
+    assert fairseq_dictionary(path) == [*SPECIAL_TOKENS, "the", "#", "un@@", "madeupword0000"]
     path.write_text("the\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 1 is 'the'; expected a token, a space and its count"):
         fairseq_dictionary(path)
