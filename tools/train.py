@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     except VitkitError as error:
         report_failure(error)
         sys.exit(error_line(error))
-    except Exception as error:
+    except Exception as error:  # torchrun shows whatever ended the run; it is raised again unless its cause is plain
         if lost_peer(error):
             sys.exit(f"error (rank {rank()}): another rank has ended, and this one with it; see that one's error.")
         report_failure(error)

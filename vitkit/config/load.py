@@ -185,7 +185,7 @@ def _naming_line(path: Path) -> Iterator[None]:
     """Turns any exception from a user's file into a ConfigError that names the file's line."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # whatever a user's file raises
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else "?"
         raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
@@ -230,7 +230,7 @@ def _import_code(code: Sequence[ImportedCode]) -> None:
             continue
         try:
             importlib.import_module(item.name)
-        except Exception as error:
+        except Exception as error:  # whatever a user's module raises, not only that it is not there
             raise ConfigError(
                 f"{item.key}: importing {item.name!r} failed: {type(error).__name__}: {error}. "
                 "Name an installed module, or a file that ends in .py."

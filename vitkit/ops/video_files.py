@@ -150,7 +150,7 @@ class VideoFile:
             with self._decoding():
                 self._open()
                 self._list_packets()
-        except BaseException:
+        except BaseException:  # also at ctrl-C no file stays open; it is raised again
             self.__exit__()
             raise
 

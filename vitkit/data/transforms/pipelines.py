@@ -74,7 +74,7 @@ class _Pipeline:
             data["mask"] = sample.segment_map
         try:
             result = self._compose(**data)
-        except Exception as error:  # such as a crop that is larger than this image
+        except Exception as error:  # whatever a user's transform raises, such as at a crop larger than the image
             height, width = sample.image.shape[:2]
             raise DataError(
                 f"transforms: {type(error).__name__} on an image of {width}x{height} pixels (width x height) with "

@@ -89,7 +89,7 @@ class Saving(Hook):
             run.checkpoints.save(run.progress, per_rank=before)
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # also at ctrl-C and SystemExit; it is raised again
             if not sharded:
                 run.checkpoints.save(run.progress, raise_on_error=isinstance(error, Interrupted), per_rank=before)
             raise
