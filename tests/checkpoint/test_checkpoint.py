@@ -1,5 +1,6 @@
 import os
 import pickle
+import re
 
 import pytest
 import torch
@@ -47,14 +48,25 @@ def test_a_truncated_checkpoint_is_named(tmp_path):
     path = tmp_path / "last.pth"
     save_checkpoint(path, {"model": TinyDetector().state_dict()})
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(CheckpointError, match=r"last\.pth: truncated, damaged"):
+    with pytest.raises(CheckpointError, match=r"last\.pth: truncated or damaged"):
         read_checkpoint(path)
 
 
-def test_a_text_file_is_no_checkpoint(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html>not found</html>", "not a PyTorch checkpoint: the file is a text that begins with '<html>not found"),
+        (b"c = 1", "not a PyTorch checkpoint: the file is a text that begins with 'c = 1'. Get"),
+        (b"", "not a PyTorch checkpoint: the file is empty. Get"),
+        (b"\xff\xd8\xff\xe0", "not a PyTorch checkpoint: the file is something else. Get"),
+        (b"\x80\x02a.", "truncated or damaged. Get"),
+        (b"PK\x03\x04", "truncated or damaged (PytorchStreamReader failed reading zip archive: not a"),
+    ],
+)
+def test_what_is_no_checkpoint_is_said_in_plain_words(tmp_path, content, message):
     path = tmp_path / "page.pth"
-    path.write_text("<html>not found</html>")
-    with pytest.raises(CheckpointError, match=r"page\.pth: .*not a PyTorch checkpoint"):
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=re.escape(f"page.pth: {message}")):
         read_checkpoint(path)
 
 

@@ -18,6 +18,8 @@ from vitkit.registry import nearest
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the names of files and folders that are being written; one that is left over belongs to a killed run."""
+_STARTS = (b"PK", b"\x80")
+"""First bytes of checkpoints: of a zip archive, and of a pickle, as before PyTorch 1.6."""
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
@@ -112,20 +114,8 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
     try:
         with torch.serialization.safe_globals(SAFE_GLOBALS):
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = str(error).split("\n")[0]
-        if "Unsupported global" in str(error) or "GLOBAL" in str(error):
-            raise CheckpointError(
-                f"{path}: refused, because it holds pickled code and not only tensors ({_global_name(str(error))}). "
-                "Loading it could run anything. If you trust it, load it yourself with torch.load(..., "
-                "weights_only=False), save its state dict with torch.save, and load that."
-            ) from error
-        raise CheckpointError(f"{path}: damaged or not a PyTorch checkpoint ({reason}). Get the file again.") from error
     except Exception as error:  # a damaged file, or one of text, can make the unpickler raise anything
-        reason = str(error).split("\n")[0] or type(error).__name__
-        raise CheckpointError(
-            f"{path}: truncated, damaged or not a PyTorch checkpoint ({reason}). Get the file again."
-        ) from error
+        raise _unreadable(path, error) from error
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{path}: holds a {type(state).__name__}, expected a dict of tensors.")
     if isinstance(state.get("shards"), Mapping):
@@ -167,6 +157,28 @@ def _check_checksums(path: Path) -> None:
         raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
     if damaged:
         raise CheckpointError(f"{path}: damaged: the checksum of {damaged} is wrong. Get the file again.")
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    """Say why a file could not be read, by its first bytes and by what torch raised."""
+    with path.open("rb") as file:
+        start = file.read(24)
+    if not start.startswith(_STARTS):
+        text = start.decode("utf-8", errors="ignore")
+        is_text = text.strip() and all(letter.isprintable() or letter.isspace() for letter in text)
+        what = f"a text that begins with {text!r}" if is_text else "something else" if start else "empty"
+        return CheckpointError(f"{path}: not a PyTorch checkpoint: the file is {what}. Get the file again.")
+    message = str(error)
+    if isinstance(error, pickle.UnpicklingError) and ("Unsupported global" in message or "GLOBAL" in message):
+        return CheckpointError(
+            f"{path}: refused, because it holds pickled code and not only tensors ({_global_name(message)}). "
+            "Loading it could run anything. If you trust it, load it yourself with torch.load(..., "
+            "weights_only=False), save its state dict with torch.save, and load that."
+        )
+    # What the unpickler says of a damaged file ("pop from empty list") would help nobody.
+    is_telling = message and isinstance(error, OSError | RuntimeError | MemoryError)
+    reason = f" ({message.splitlines()[0].partition('. ')[0]})" if is_telling else ""
+    return CheckpointError(f"{path}: truncated or damaged{reason}. Get the file again.")
 
 
 def _global_name(message: str) -> str:
