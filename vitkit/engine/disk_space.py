@@ -1,20 +1,16 @@
 """Whether a run's checkpoints fit on the disk: the first one is the smallest, as the optimiser has no state then."""
 
-import copy
 import shutil
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from vitkit.distributed import is_main
 from vitkit.engine.run import TrainRun
 from vitkit.errors import ConfigError
-
-_USUAL_STATES = 2
 
 
 def check_disk_space(run: TrainRun) -> None:
@@ -49,33 +45,21 @@ def check_disk_space(run: TrainRun) -> None:
 
 
 def optimizer_state_bytes(optimizer: Optimizer) -> int:
-    """Return how many bytes an optimiser's state will have, from a step that it makes on tensors without memory."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    dry = copy.copy(optimizer)
-    dry.state = defaultdict(dict)
-    dry._optimizer_step_pre_hooks, dry._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    dry.param_groups = [
-        # Fused and multi-tensor kernels are for memory that there is.
-        {**group, "params": [_without_memory(p) for p in group["params"]], "fused": False, "foreach": False}
-        for group in optimizer.param_groups
-    ]
-    scale = 1.0
-    try:
-        type(optimizer).step(dry)  # not the object's: schedules count the calls of that
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
-        # Some ask for a tensor's value, but have made the state of a whole group of parameters by then.
-        reached = sum(p.numel() for p in dry.state)
-        if not reached:
-            return _USUAL_STATES * _num_bytes(parameters)
-        scale = sum(p.numel() for p in parameters) / reached
-    made = (value for state in dry.state.values() for value in state.values() if isinstance(value, Tensor))
-    return round(scale * _num_bytes(made))
+    """Return how many bytes an optimiser's state has, or, before its first step, about how many it will have.
+
+    An optimiser of another kind than SGD and Adam, such as a user's own, counts as Adam.
+    """
+    state = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    if state:
+        return _num_bytes(state)
+    return sum(_num_states(group) * _num_bytes(group["params"]) for group in optimizer.param_groups)
 
 
-def _without_memory(parameter: Tensor) -> Tensor:
-    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta", requires_grad=True)
-    empty.grad = torch.empty_like(empty)
-    return empty
+def _num_states(group: Mapping[str, Any]) -> int:
+    """Return how many tensors of each parameter's size the state of a group will have."""
+    if "momentum" in group and "betas" not in group:
+        return int(group["momentum"] > 0)
+    return 2 + bool(group.get("amsgrad"))
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
