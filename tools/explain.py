@@ -1,6 +1,7 @@
-"""Draw what a detector looks at, as the papers' figures do: attention, sampling points, boxes of each query.
+"""Draw what a model looks at, as the papers' figures do: attention, sampling points, boxes of each query.
 
 DETR, for one image: encoder self-attention at points of the image, decoder cross-attention of each detected box.
+MaskFormer and Mask2Former, for one image: the same, of each mask. ViT: self-attention at points of the image.
 Deformable DETR, for one image: reference point, sampling points and box of queries through the decoder's layers.
 Both, with --dataset: where each query's boxes lie over the config's validation data.
 TimeSformer, for one video: attention over space and time of points in a frame, and of the class token.
@@ -14,42 +15,34 @@ Examples:
 """
 
 import argparse
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torchvision.ops import nms
 
-from vitkit import AttentionRecorder
 from vitkit.config import Config
 from vitkit.data.loading.loader import BatchLoader, DataSettings
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor, find_trained, load
+from vitkit.inference.image_attention import (
+    decoder_layers,
+    encoder_layers,
+    image_attention,
+    image_sampling,
+    samples_points,
+)
 from vitkit.logging import ProgressLines, setup_logging
-from vitkit.nn.attention import MultiHeadAttention
-from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder
-from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.image_files import read_image
-from vitkit.ops.images import resize_mask
 from vitkit.protocols import child
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.tools.explain_clips import explain_clip
-from vitkit.visualization.attention import (
-    QueryAttention,
-    QueryLayer,
-    draw_decoder_attention,
-    draw_encoder_attention,
-    draw_query_slots,
-    draw_sampling_points,
-)
+from vitkit.visualization.attention import draw_query_slots
 
 MAX_BOXES = 7  # drawn unless queries are named; with the panel of all boxes two rows of four
 MAX_POINTS = 3
@@ -162,63 +155,6 @@ def read_picture(path: Path, points: Sequence[tuple[float, float]] | None, max_p
     return image
 
 
-def samples_points(model: nn.Module) -> bool:
-    """Return whether the decoder attends to sampled points, as Deformable DETR's, or to every location, as DETR's.
-
-    Raises:
-        ConfigError: it does neither.
-    """
-    modules = dict(model.named_modules())
-    attention = modules.get("head.decoder.layers.0.cross_attn")
-    if not isinstance(attention, MultiHeadAttention | MultiScaleDeformableAttention):
-        head = type(modules.get("head", model)).__name__
-        raise ConfigError(
-            f"{head} has no decoder whose queries attend to the image: explain draws DETRHead and DeformableDETRHead."
-        )
-    return isinstance(attention, MultiScaleDeformableAttention)
-
-
-@dataclass
-class View:
-    """A model's outputs for one image, and what was recorded."""
-
-    outputs: dict[str, Any]
-    records: dict[str, list]
-    """What the recorder kept, by module name."""
-    feature_sizes: dict[str, tuple[int, int]]
-    """(height, width) of the head's input maps."""
-    padding_mask: Tensor
-    """(1, H, W) bool of the backbone's input, which some models pad to a multiple of the stride."""
-
-
-@torch.no_grad()
-def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder | SamplingRecorder) -> View:
-    """Run the model on an image, prepared as the validation data is, under a recorder."""
-    batch = predictor.prepare([image]).to(predictor.device)
-    head_inputs = []
-    hook = predictor.model.head.register_forward_pre_hook(lambda _, inputs: head_inputs.extend(inputs))
-    with recorder as records, hook:
-        outputs = predictor.model(**batch.inputs)
-    features, padding_mask = head_inputs
-    sizes = {name: tuple(feature.shape[-2:]) for name, feature in features.items()}
-    return View(outputs, records, sizes, padding_mask.cpu())
-
-
-def covered_by(padding_mask: Tensor) -> tuple[float, float]:
-    """Return height and width of an image with its padding (1, H, W), relative to the image's: 1 without padding."""
-    image = ~padding_mask[0]
-    return len(image) / int(image[:, 0].sum()), image.shape[1] / int(image[0].sum())
-
-
-def class_scores(outputs: dict[str, Any], num_classes: int) -> Tensor:
-    """Return (Q, num_classes) in 0..1 of the first image; logits with a column for no object are for a softmax.
-
-    Rows are in the queries' order; a model's `postprocess` may sort them or leave some out.
-    """
-    logits = outputs["pred_logits"][0].float().cpu()
-    return logits.softmax(dim=-1)[:, :-1] if logits.shape[-1] > num_classes else logits.sigmoid()
-
-
 def choose_queries(args: argparse.Namespace, scores: Tensor, limit: int) -> list[int]:
     """Return the queries asked for; or those above the threshold, best first, or else the best one.
 
@@ -245,50 +181,44 @@ def check_queries(queries: Sequence[int], num_queries: int) -> list[int]:
 
 
 def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
-    """Draw DETR's attention: one figure for the encoder, one for the decoder."""
-    model, classes = predictor.model, predictor.classes
-    encoder_layer = layer_number(model.head.encoder, args.encoder_layer, "--encoder-layer")
-    decoder_layer = layer_number(model.head.decoder, args.decoder_layer, "--decoder-layer")
-    # Only these two: the maps of all layers would take gigabytes for a large image.
-    self_attn = model.head.encoder.layers[encoder_layer].self_attn
-    cross_attn = model.head.decoder.layers[decoder_layer].cross_attn
-    view = record(predictor, image, AttentionRecorder(nn.ModuleDict(dict(encoder=self_attn, decoder=cross_attn))))
-    height, width = view.feature_sizes[model.head.feature_name]
-    covered = covered_by(view.padding_mask)
-    encoder_maps, decoder_maps = (
-        view.records[name][0][0].mean(dim=0).cpu().unflatten(-1, (height, width)) for name in ("encoder", "decoder")
+    """Draw attention to every location: one figure for the encoder, one for the decoder, where the model has them."""
+    model = predictor.model
+    for option, value, layers in (
+        ("--points", args.points, encoder_layers(model)),
+        ("--queries", args.queries, decoder_layers(model)),
+    ):
+        if value and not layers:
+            raise ConfigError(f"{option}: {type(model).__name__} has no attention from these. Leave it out.")
+    attention = image_attention(
+        predictor,
+        image,
+        encoder_layer=layer_number(encoder_layers(model), args.encoder_layer, "--encoder-layer"),
+        decoder_layer=layer_number(decoder_layers(model), args.decoder_layer, "--decoder-layer"),
     )
-    scores, labels = class_scores(view.outputs, len(classes)).max(dim=-1)
-    queries = choose_queries(args, scores, MAX_BOXES)
-    size = image.shape[:2]
-    boxes_xyxy = scale_boxes(cxcywh_to_xyxy(view.outputs["pred_boxes"][:, queries].float().cpu()), [size])[0]
-
-    # Several queries may have found one object, and one point in it is enough.
-    distinct = nms(boxes_xyxy, scores[queries], iou_threshold=0.5)[:MAX_POINTS]
-    points = args.points or centres(boxes_xyxy[distinct], size)
-    cells = [cell_of(point, size, (height, width), covered) for point in points]
-    boxes = [
-        QueryAttention(query, box_xyxy, classes[labels[query]], float(scores[query]), decoder_maps[query])
-        for query, box_xyxy in zip(queries, boxes_xyxy)
-    ]
-    path = args.out / f"{args.image.stem}_encoder.png"
-    title = f"Encoder self-attention, layer {encoder_layer}, mean of the heads (full colour: the largest weight)"
-    draw_encoder_attention(image, points, encoder_maps[cells], path, covered=covered, title=title)
-    print(f"wrote {path}")
-    path = args.out / f"{args.image.stem}_decoder.png"
-    title = f"Decoder cross-attention, layer {decoder_layer}, mean of the heads (full colour: the largest weight)"
-    draw_decoder_attention(image, boxes, path, covered=covered, title=title)
-    print(f"wrote {path}")
+    queries, size = attention.queries, image.shape[:2]
+    best = [] if queries is None else choose_queries(args, queries.scores, MAX_BOXES)
+    if attention.encoder is not None:
+        points = args.points or [(size[1] / 2, size[0] / 2)]
+        if best and not args.points:
+            # Several queries may have found one object, and one point in it is enough.
+            distinct = nms(queries.boxes_xyxy[best], queries.scores[best], iou_threshold=0.5)[:MAX_POINTS]
+            points = centres(queries.boxes_xyxy[best][distinct], size)
+        path = args.out / f"{args.image.stem}_encoder.png"
+        attention.draw_points(points, path)
+        print(f"wrote {path}")
+    if best:
+        path = args.out / f"{args.image.stem}_decoder.png"
+        attention.draw_queries(best, path)
+        print(f"wrote {path}")
 
 
-def layer_number(stack: nn.Module, number: int | None, option: str) -> int:
+def layer_number(layers: Sequence[nn.Module], number: int | None, option: str) -> int:
     """Return the layer asked for, the last by default; a ConfigError names one that the model does not have."""
-    last = len(stack.layers) - 1
-    number = last if number is None else number
-    if not 0 <= number <= last:
+    last = len(layers) - 1
+    if number is not None and not 0 <= number <= last:
         what = f"the model's layers are 0 to {last}" if last >= 0 else "the model has no such layer"
         raise ConfigError(f"{option}: got {number}; {what}.")
-    return number
+    return last if number is None else number
 
 
 def centres(boxes_xyxy: Tensor, size: tuple[int, int]) -> list[tuple[float, float]]:
@@ -298,58 +228,20 @@ def centres(boxes_xyxy: Tensor, size: tuple[int, int]) -> list[tuple[float, floa
     return [(min(max(x, 0), width - 1), min(max(y, 0), height - 1)) for x, y in middle.tolist()]
 
 
-def cell_of(
-    point: tuple[float, float], size: tuple[int, int], map_size: tuple[int, int], covered: tuple[float, float]
-) -> int:
-    """Return the index in a map, row by row, of the cell that a point (x, y) of the image lies in.
-
-    Args:
-        size: (height, width) of the image in pixels.
-        map_size: of the map.
-        covered: see `covered_by`.
-    """
-    (x, y), (height, width) = point, size
-    row = math.floor(y / (height * covered[0]) * map_size[0])
-    column = math.floor(x / (width * covered[1]) * map_size[1])
-    return row * map_size[1] + column
-
-
 def explain_sampling(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
     """Draw Deformable DETR's sampling: a figure per query."""
-    model, classes = predictor.model, predictor.classes
-    view = record(predictor, image, SamplingRecorder(model.head.decoder))
-    outputs = [*view.outputs["aux_outputs"], view.outputs]
-    scores = [class_scores(output, len(classes)).max(dim=-1) for output in outputs]
-    strides = [info.stride for info in model.neck.feature_info.values()]
-    # Each level's padding is rounded to its own locations.
-    masks = [resize_mask(view.padding_mask, size) for size in view.feature_sizes.values()]
-    covered = torch.tensor([covered_by(mask)[::-1] for mask in masks])  # (levels, 2) of x, y
-    for query in choose_queries(args, scores[-1].values, MAX_SAMPLED):
-        layers = []
-        for i, (output, score) in enumerate(zip(outputs, scores)):
-            locations, weights = (
-                recorded[0, query].float().cpu() for recorded in view.records[f"layers.{i}.cross_attn"][0]
-            )
-            layers.append(
-                QueryLayer(
-                    locations=locations * covered[:, None],
-                    weights=weights,
-                    reference=output["reference_points"][0, query].float().cpu(),
-                    box_cxcywh=output["pred_boxes"][0, query].float().cpu(),
-                    name=classes[score.indices[query]],
-                    score=float(score.values[query]),
-                )
-            )
+    sampling = image_sampling(predictor, image)
+    for query in choose_queries(args, sampling.queries.scores, MAX_SAMPLED):
         path = args.out / f"{args.image.stem}_query{query}.png"
-        title = f"Query {query}: reference, sampling points of all heads, and box, by decoder layer"
-        draw_sampling_points(image, layers, path, strides=strides, title=title)
+        sampling.draw_query(query, path)
         print(f"wrote {path}")
 
 
 @torch.no_grad()
 def explain_slots(model: nn.Module, loader: BatchLoader, args: argparse.Namespace) -> None:
     """Draw the boxes of each query over the dataset: one figure."""
-    if child(model.head, "proposals") is not None:
+    head = child(model, "head")
+    if head is not None and child(head, "proposals") is not None:
         raise ConfigError(
             "--dataset: the queries of a two-stage model are each image's own proposals, so they have no position over "
             "a dataset. Leave --dataset out, or take a model without model.head.two_stage."
@@ -360,7 +252,10 @@ def explain_slots(model: nn.Module, loader: BatchLoader, args: argparse.Namespac
     for batch in loader:
         batch = batch.to(args.device)
         with memory_explained(batch, partial(evaluation_remedies, precision="fp32")):
-            boxes.append(model(**batch.inputs)["pred_boxes"].float().cpu())
+            outputs = model(**batch.inputs)
+        if "pred_boxes" not in outputs:
+            raise ConfigError(f"--dataset: {type(model).__name__} has no queries that predict boxes. Leave it out.")
+        boxes.append(outputs["pred_boxes"].float().cpu())
         aspect_ratios += [width / height for height, width in (t["original_size"] for t in batch.targets)]
         progress.step()
     boxes_cxcywh = torch.cat(boxes)

@@ -11,6 +11,8 @@ from torch import nn
 from vitkit import AttentionRecorder, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.data.synthetic.world import THINGS
+from vitkit.inference import image_attention
+from vitkit.nn.deformable_attention import SamplingRecorder
 from vitkit.tools import explain
 
 DETR = """
@@ -93,13 +95,14 @@ def usage_error(capsys, *args) -> str:
 
 def drawn(monkeypatch, name: str) -> list[dict]:
     """What a drawing function is called with from now on, by parameter name."""
-    calls, draw = [], getattr(explain, name)
+    module = explain if hasattr(explain, name) else image_attention
+    calls, draw = [], getattr(module, name)
 
     def keep(*args, **kwargs):
         calls.append(inspect.signature(draw).bind(*args, **kwargs).arguments)
         draw(*args, **kwargs)
 
-    monkeypatch.setattr(explain, name, keep)
+    monkeypatch.setattr(module, name, keep)
     return calls
 
 
@@ -147,13 +150,6 @@ def test_maps_cover_the_padding_that_a_model_adds(detr, monkeypatch):
     assert decoder[0]["covered"] == pytest.approx((56 / 50, 72 / 70))
 
 
-def test_a_point_lies_in_its_cell_of_the_map():
-    assert explain.cell_of((0, 0), (50, 70), (5, 7), (1.0, 1.0)) == 0
-    assert explain.cell_of((25.5, 10), (50, 70), (5, 7), (1.0, 1.0)) == 7 + 2
-    assert explain.cell_of((69.9, 49.9), (50, 70), (5, 7), (1.0, 1.0)) == 34
-    assert explain.cell_of((69.9, 49.9), (50, 70), (5, 7), (2.0, 2.0)) == 2 * 7 + 3
-
-
 def test_dataset_draws_every_image_once(detr, monkeypatch, tmp_path, capsys):
     slots = drawn(monkeypatch, "draw_query_slots")
     run(*detr[:2], "--dataset", "--queries", 3)
@@ -172,7 +168,7 @@ def test_deformable_detr_leaves_a_picture_per_query(deformable, monkeypatch, tmp
 
     model = save_untrained("deformable.py", "again.pth").eval()
     image = torch.from_numpy(np.array(Image.open("noise.png"))).permute(2, 0, 1)[None]
-    with torch.no_grad(), explain.SamplingRecorder(model) as samples:
+    with torch.no_grad(), SamplingRecorder(model) as samples:
         outputs = model(image, torch.zeros(1, 50, 70, dtype=torch.bool))
     first, last = sampling[1]["layers"]
     for number, (layer, output) in enumerate([(first, outputs["aux_outputs"][0]), (last, outputs)]):
@@ -202,13 +198,6 @@ def test_two_stage_queries_have_no_slots(deformable):
     model = build_model(load_config("deformable.py", save)["model"], classes=THINGS)
     save_checkpoint("two_stage.pth", {"model": model.state_dict(), "classes": list(THINGS)})
     assert "queries of a two-stage model" in fails("deformable.py", "two_stage.pth", *save, "--dataset")
-
-
-def test_class_scores_leave_out_no_object_where_there_is_such_a_column():
-    logits = torch.tensor([[[0.0, 1.0, 2.0]]])
-    softmax = explain.class_scores({"pred_logits": logits}, 2)
-    assert softmax == pytest.approx(logits[0].softmax(-1)[:, :2])
-    assert explain.class_scores({"pred_logits": logits}, 3) == pytest.approx(logits[0].sigmoid())
 
 
 def test_boxes_above_the_threshold_are_chosen_best_first(capsys):
@@ -242,12 +231,6 @@ def test_a_wrong_checkpoint_is_named(detr):
     assert "class head is for other classes" in fails(detr[0], "two.pth", "--dataset")
 
 
-def test_an_image_with_padding_is_that_much_larger():
-    padding_mask = torch.ones(1, 8, 10, dtype=torch.bool)
-    padding_mask[:, :4, :8] = False
-    assert explain.covered_by(padding_mask) == (2.0, 1.25)
-
-
 def test_classes_are_the_checkpoints(detr, monkeypatch):
     decoder = drawn(monkeypatch, "draw_decoder_attention")
     save_untrained("detr.py", "two.pth", classes=["cat", "dog"])
@@ -260,10 +243,3 @@ def test_usage_errors_say_what_is_missing(detr, capsys):
     assert "--points are pixels of a picture" in usage_error(capsys, *detr[:2], "--dataset", "--points", "1,2")
     assert "'12' is no point x,y" in usage_error(capsys, *detr, "--points", "12")
     assert "overrides go before --queries" in usage_error(capsys, *detr, "--queries", "1", "model.num_queries=10")
-
-
-def test_a_model_without_such_attention_is_named():
-    model = nn.Module()
-    model.head = nn.Linear(2, 2)
-    with pytest.raises(explain.ConfigError, match="Linear has no decoder whose queries attend to the image"):
-        explain.samples_points(model)

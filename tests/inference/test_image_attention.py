@@ -1,0 +1,168 @@
+"""What a model attends to in a picture, for every kind of attention that it may have."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vitkit.errors import ConfigError
+from vitkit.inference import Predictor
+from vitkit.inference.image_attention import (
+    Queries,
+    cell_of,
+    class_scores,
+    covered_by,
+    decoder_layers,
+    encoder_layers,
+    image_attention,
+    image_sampling,
+    samples_points,
+)
+from vitkit.models import build_model
+from vitkit.nn.attention import AttentionRecorder
+
+RESNET = dict(type="ResNet", depth=18, pretrained=False)
+TRANSFORMER = dict(d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=4)
+PIXELS = dict(out_channels=32, mask_channels=16)
+DETR_HEAD = dict(type="DETRHead", num_encoder_layers=2, **TRANSFORMER)
+MODELS = {
+    "detr": dict(type="DETR", neck=dict(type="ChannelProjection", out_channels=32), head=DETR_HEAD),
+    "detr_segmentation": dict(
+        type="DETRSegmentation",
+        neck=dict(type="ChannelProjection", out_channels=128),
+        head=dict(DETR_HEAD, d_model=128, num_heads=8),
+    ),
+    "maskformer": dict(
+        type="MaskClassification",
+        neck=dict(type="TransformerPixelDecoder", num_layers=2, num_heads=2, **PIXELS),
+        head=dict(type="MaskFormerHead", **TRANSFORMER),
+    ),
+    "mask2former": dict(
+        type="MaskClassification",
+        neck=dict(type="DeformablePixelDecoder", num_layers=1, num_heads=2, **PIXELS),
+        head=dict(type="Mask2FormerHead", **TRANSFORMER),
+    ),
+}
+IMAGE = np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8)
+
+
+def predictor_of(name):
+    torch.manual_seed(0)
+    return Predictor(build_model(dict(MODELS[name], backbone=RESNET, num_queries=5, num_classes=3)), ["a", "b", "c"])
+
+
+@torch.no_grad()
+def recorded(predictor, module):
+    """The weights of a module's only call, the mean of the heads (L, S)."""
+    batch = predictor.prepare([IMAGE])
+    with AttentionRecorder(nn.ModuleDict({"module": module})) as maps:
+        predictor.model(**batch.inputs)
+    return maps["module"][0][0].mean(dim=0)
+
+
+# Pixels: strides 32 and, for Mask2Former's fourth layer, 32 again; two of three heads pad to a multiple of it.
+@pytest.mark.parametrize(
+    ("name", "covered"),
+    [
+        ("detr", (1.0, 1.0)),
+        ("detr_segmentation", (1.0, 1.0)),
+        ("maskformer", (64 / 60, 96 / 90)),
+        ("mask2former", (64 / 60, 96 / 90)),
+    ],
+)
+def test_locations_and_queries_have_the_weights_of_their_layers(name, covered):
+    predictor = predictor_of(name)
+    attention = image_attention(predictor, IMAGE)
+    decoder = decoder_layers(predictor.model)
+    assert len(decoder) == 4
+    assert attention.decoder.layer == 3 and attention.decoder.maps.shape == (5, 2, 3)
+    assert torch.allclose(attention.decoder.maps.flatten(1), recorded(predictor, decoder[3]), atol=1e-6)
+    assert attention.decoder.covered == pytest.approx(covered)
+    encoder = encoder_layers(predictor.model)
+    if name == "mask2former":
+        assert encoder == [] and attention.encoder is None
+    else:
+        assert attention.encoder.layer == 1 and attention.encoder.maps.shape == (6, 2, 3)
+        assert torch.allclose(attention.encoder.maps.flatten(1), recorded(predictor, encoder[1]), atol=1e-6)
+    assert attention.queries.boxes_xyxy.shape == (5, 4) and attention.queries.scores.shape == (5,)
+    assert (attention.queries.masks is None) == (name == "detr")
+
+
+def test_layers_of_mask2former_attend_to_the_levels_in_turn():
+    predictor = predictor_of("mask2former")
+    sizes = [tuple(image_attention(predictor, IMAGE, decoder_layer=k).decoder.maps.shape[1:]) for k in range(3)]
+    assert sizes == [(2, 3), (4, 6), (8, 12)]
+
+
+@pytest.mark.parametrize("registers", [0, 2])
+def test_a_vits_patches_are_seen_without_its_other_tokens(registers):
+    torch.manual_seed(0)
+    backbone = dict(type="ViT", d_model=32, depth=2, num_heads=2, image_size=64, num_registers=registers)
+    predictor = Predictor(build_model(dict(type="Classifier", backbone=backbone), classes=["a", "b"]), ["a", "b"])
+    attention = image_attention(predictor, IMAGE)
+    weights = recorded(predictor, predictor.model.backbone.blocks[1].attn)
+    assert weights.shape == (25 + registers, 25 + registers)  # 4 x 6 patches of 60 x 90 pixels, and the class token
+    assert torch.allclose(attention.encoder.maps.flatten(1), weights[-24:, -24:], atol=1e-6)
+    assert attention.encoder.covered == pytest.approx((64 / 60, 96 / 90))
+    assert attention.decoder is None and attention.queries is None
+
+
+def test_deformable_attention_is_sampled():
+    torch.manual_seed(0)
+    head = dict(type="DeformableDETRHead", d_model=32, num_heads=2, d_ffn=32, num_encoder_layers=1)
+    neck = dict(type="PyramidProjection", out_channels=32, num_levels=4, num_groups=4)
+    spec = dict(type="DeformableDETR", backbone=RESNET, neck=neck, head=dict(head, num_decoder_layers=2))
+    predictor = Predictor(build_model(dict(spec, num_queries=5, num_classes=3)), ["a", "b", "c"])
+    assert samples_points(predictor.model)
+    first, last = image_sampling(predictor, IMAGE).layers(2)
+    assert first.locations.shape == (2, 4, 4, 2) and first.weights.sum(dim=(1, 2)) == pytest.approx(torch.ones(2))
+    assert first.name in "abc" and last.box_cxcywh.shape == (4,)
+
+
+def boxes(*scores, masks=None):
+    boxes_xyxy = torch.tensor([[0.0, 0, 100, 100], [10, 10, 50, 50], [20, 20, 40, 40]])
+    return Queries(torch.tensor(scores), torch.tensor([0, 1, 2]), boxes_xyxy, masks, (100, 100))
+
+
+def test_the_smallest_confident_box_around_a_point_is_taken():
+    assert boxes(0.9, 0.8, 0.7).at((30, 30), 0.5) == 2
+    assert boxes(0.9, 0.8, 0.3).at((30, 30), 0.5) == 1
+    assert boxes(0.9, 0.8, 0.7).at((15, 30), 0.5) == 1
+    assert boxes(0.2, 0.4, 0.3).at((30, 30), 0.5) == 1  # none is confident: the best
+    assert boxes(0.2, 0.9, 0.9).at((90, 90), 0.5) == 0
+    assert boxes(0.9, 0.8, 0.7).at((100, 30), 0.5) is None
+
+
+def test_masks_decide_where_there_are_any():
+    masks = torch.zeros(3, 10, 20, dtype=torch.bool)
+    masks[1, 5, 19] = True
+    queries = boxes(0.9, 0.8, 0.7, masks=masks)
+    assert queries.at((99, 55), 0.5) == 1
+    assert queries.at((94, 55), 0.5) is None and queries.at((30, 30), 0.5) is None
+
+
+def test_a_point_lies_in_its_cell_of_the_map():
+    assert cell_of((0, 0), (50, 70), (5, 7), (1.0, 1.0)) == 0
+    assert cell_of((25.5, 10), (50, 70), (5, 7), (1.0, 1.0)) == 7 + 2
+    assert cell_of((69.9, 49.9), (50, 70), (5, 7), (1.0, 1.0)) == 34
+    assert cell_of((69.9, 49.9), (50, 70), (5, 7), (2.0, 2.0)) == 2 * 7 + 3
+
+
+def test_class_scores_leave_out_no_object_where_there_is_such_a_column():
+    logits = torch.tensor([[[0.0, 1.0, 2.0]]])
+    softmax = class_scores({"pred_logits": logits}, 2)
+    assert softmax == pytest.approx(logits[0].softmax(-1)[:, :2])
+    assert class_scores({"pred_logits": logits}, 3) == pytest.approx(logits[0].sigmoid())
+
+
+def test_an_image_with_padding_is_that_much_larger():
+    padding_mask = torch.ones(1, 8, 10, dtype=torch.bool)
+    padding_mask[:, :4, :8] = False
+    assert covered_by(padding_mask) == (2.0, 1.25)
+
+
+def test_a_model_without_such_attention_is_named():
+    model = nn.Module()
+    model.head = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="Linear has no attention in the image that can be drawn"):
+        samples_points(model)

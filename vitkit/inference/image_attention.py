@@ -1,0 +1,344 @@
+"""Where a model looks in a picture: what its locations and its queries attend to, and what each query predicted."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitkit.backbones.vit import ViT
+from vitkit.errors import ConfigError
+from vitkit.heads.mask2former import Mask2FormerHead
+from vitkit.inference.predictor import Predictor
+from vitkit.nn.attention import AttentionRecorder, MultiHeadAttention
+from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder
+from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
+from vitkit.ops.images import resize_mask
+from vitkit.ops.masks import boxes_around_masks
+from vitkit.protocols import child
+from vitkit.visualization.attention import (
+    QueryAttention,
+    QueryLayer,
+    draw_decoder_attention,
+    draw_encoder_attention,
+    draw_sampling_points,
+)
+
+Point = tuple[float, float]
+"""(x, y) in pixels of the picture."""
+Size = tuple[int, int]
+"""(height, width)."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A model's outputs for one picture, and what was recorded meanwhile."""
+
+    image: np.ndarray
+    """(H, W, 3) uint8 RGB, the picture."""
+    outputs: dict[str, Any]
+    records: dict[str, list]
+    """What the recorder kept, by module name."""
+    feature_sizes: Mapping[str, Size]
+    """Of the neck's maps; empty for a model without one."""
+    image_size: Size
+    """Of the picture as it was prepared for the model."""
+    padded_size: Size
+    """Of the backbone's input, which some models pad to a multiple of the stride."""
+
+    @property
+    def covered(self) -> tuple[float, float]:
+        """Height and width of the backbone's input relative to the picture in it: 1 without padding."""
+        return self.padded_size[0] / self.image_size[0], self.padded_size[1] / self.image_size[1]
+
+    def covered_at(self, feature: str) -> tuple[float, float]:
+        """Return the same for a map of the neck, whose locations padding is rounded to."""
+        padding_mask = torch.ones(1, *self.padded_size, dtype=torch.bool)
+        padding_mask[:, : self.image_size[0], : self.image_size[1]] = False
+        return covered_by(resize_mask(padding_mask, self.feature_sizes[feature]))
+
+
+def covered_by(padding_mask: Tensor) -> tuple[float, float]:
+    """Return height and width of an image with its padding (1, H, W), relative to the image's: 1 without padding."""
+    image = ~padding_mask[0]
+    return len(image) / int(image[:, 0].sum()), image.shape[1] / int(image[0].sum())
+
+
+@torch.no_grad()
+def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder | SamplingRecorder) -> View:
+    """Run the model on a picture (H, W, 3), prepared as the validation data is, under a recorder."""
+    model = predictor.model
+    batch = predictor.prepare([image]).to(predictor.device)
+    padded_sizes: list[Size] = []
+    maps: dict[str, Tensor] = {}
+    hooks = [model.backbone.register_forward_pre_hook(lambda _, args: padded_sizes.append(tuple(args[0].shape[-2:])))]
+    neck = child(model, "neck")
+    if neck is not None:
+        hooks.append(neck.register_forward_hook(lambda _, args, output: maps.update(output)))
+    try:
+        with recorder as records:
+            outputs = model(**batch.inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    feature_sizes = {name: tuple(feature.shape[-2:]) for name, feature in maps.items()}
+    outputs = outputs if isinstance(outputs, Mapping) else {}
+    return View(image, dict(outputs), records, feature_sizes, tuple(batch.inputs["images"].shape[-2:]), padded_sizes[0])
+
+
+def encoder_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the self-attention of a map's locations, layer by layer; an empty list if the model has none.
+
+    It is that of the head's encoder, of the neck's, or of a ViT's blocks that attend to all patches.
+    """
+    for part in ("head", "neck"):
+        owner = child(model, part)
+        encoder = None if owner is None else child(owner, "encoder")
+        layers = None if encoder is None else child(encoder, "layers")
+        attention = [child(layer, "self_attn") for layer in layers or ()]
+        if attention and all(isinstance(module, MultiHeadAttention) for module in attention):
+            return attention
+    backbone = child(model, "backbone")
+    if not isinstance(backbone, ViT):
+        return []
+    return [block.attn for block in backbone.blocks if block.attn.window_size is None]
+
+
+def decoder_layers(model: nn.Module) -> list[MultiHeadAttention] | list[MultiScaleDeformableAttention]:
+    """Return the attention from queries to the image, layer by layer; an empty list if the model has none."""
+    head = child(model, "head")
+    decoder = None if head is None else child(head, "decoder") or head
+    layers = None if decoder is None else child(decoder, "layers")
+    attention = [child(layer, "cross_attn") for layer in layers or ()]
+    for kind in (MultiHeadAttention, MultiScaleDeformableAttention):
+        if attention and all(isinstance(module, kind) for module in attention):
+            return attention
+    return []
+
+
+def samples_points(model: nn.Module) -> bool:
+    """Return whether queries attend to sampled points, as Deformable DETR's, and not to every location, as DETR's.
+
+    Raises:
+        ConfigError: the model has no attention in the image that can be drawn.
+    """
+    decoder = decoder_layers(model)
+    if not decoder and not encoder_layers(model):
+        parts = [type(part).__name__ for part in (child(model, "backbone"), child(model, "head")) if part is not None]
+        raise ConfigError(
+            f"{' with '.join(parts) or type(model).__name__} has no attention in the image that can be drawn: expected "
+            "queries that attend to the image (DETRHead, DeformableDETRHead, MaskFormerHead, Mask2FormerHead), an "
+            "encoder of its locations, or a ViT."
+        )
+    return bool(decoder) and isinstance(decoder[0], MultiScaleDeformableAttention)
+
+
+def class_scores(outputs: Mapping[str, Any], num_classes: int) -> Tensor:
+    """Return (Q, num_classes) in 0..1 of the first image; logits with a column for no object are for a softmax.
+
+    Rows are in the queries' order; a model's `postprocess` may sort them or leave some out.
+    """
+    logits = outputs["pred_logits"][0].float().cpu()
+    return logits.softmax(dim=-1)[:, :-1] if logits.shape[-1] > num_classes else logits.sigmoid()
+
+
+class Queries(NamedTuple):
+    """What each query predicted in one picture, in the queries' order."""
+
+    scores: Tensor
+    """(Q,) of the most probable class."""
+    labels: Tensor
+    """(Q,)."""
+    boxes_xyxy: Tensor
+    """(Q, 4) in pixels of the picture; around the masks where the model predicts no boxes."""
+    masks: Tensor | None
+    """(Q, h, w) bool, which cover the picture."""
+    size: Size
+    """Of the picture."""
+
+    @classmethod
+    def of(cls, view: View, num_classes: int) -> "Queries":
+        """Return those of a model's outputs."""
+        scores, labels = class_scores(view.outputs, num_classes).max(dim=-1)
+        size = view.image.shape[:2]
+        masks = None
+        if "pred_masks" in view.outputs:
+            masks = view.outputs["pred_masks"][0].cpu() > 0
+            height, width = (math.ceil(n / factor) for n, factor in zip(masks.shape[-2:], view.covered))
+            masks = masks[:, :height, :width]
+        if "pred_boxes" in view.outputs:
+            boxes_xyxy = scale_boxes(cxcywh_to_xyxy(view.outputs["pred_boxes"][:1].float().cpu()), [size])[0]
+        else:
+            height, width = (side / n for side, n in zip(size, masks.shape[-2:]))
+            boxes_xyxy = boxes_around_masks(masks) * torch.tensor([width, height, width, height])
+        return cls(scores, labels, boxes_xyxy, masks, size)
+
+    def at(self, point: Point, threshold: float) -> int | None:
+        """Return the query whose mask covers a point of the picture, or whose box where there are no masks.
+
+        Of several from the threshold on it is the one with the smallest box, as those of other objects lie behind it;
+        of several below, the one that scores best. None if there is none.
+        """
+        x, y = point
+        if self.masks is not None:
+            height, width = self.masks.shape[-2:]
+            covering = self.masks[:, math.floor(y / self.size[0] * height), math.floor(x / self.size[1] * width)]
+        else:
+            x0, y0, x1, y1 = self.boxes_xyxy.T
+            covering = (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1)
+        if not covering.any():
+            return None
+        confident = covering & (self.scores >= threshold)
+        if not confident.any():
+            return int(self.scores.where(covering, -1.0).argmax())
+        sides = self.boxes_xyxy[:, 2:] - self.boxes_xyxy[:, :2]
+        return int(sides.prod(dim=1).where(confident, torch.inf).argmin())
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """The attention of one layer to a map of the image, the mean of its heads."""
+
+    layer: int
+    maps: Tensor
+    """(N, h, w) of the map's h * w locations, row by row, or of the queries."""
+    covered: tuple[float, float]
+    """Height and width that the map covers, relative to those of the picture."""
+
+
+@dataclass(frozen=True)
+class ImageAttention:
+    """What one encoder layer and one decoder layer attended to in a picture."""
+
+    image: np.ndarray
+    classes: Sequence[str]
+    encoder: LayerAttention | None
+    """None if the model has no such layer."""
+    decoder: LayerAttention | None
+    queries: Queries | None
+    """None without a decoder."""
+
+    def draw_points(self, points: Sequence[Point], path: str | Path) -> None:
+        """Save a PNG of what points of the picture attend to in the encoder."""
+        size, layer = self.image.shape[:2], self.encoder
+        cells = [cell_of(point, size, layer.maps.shape[-2:], layer.covered) for point in points]
+        title = f"Encoder self-attention, layer {layer.layer}, mean of the heads (full colour: the largest weight)"
+        draw_encoder_attention(self.image, points, layer.maps[cells], path, covered=layer.covered, title=title)
+
+    def draw_query(self, query: int, path: str | Path) -> None:
+        """Save a PNG of what one query attends to in the decoder."""
+        self.draw_queries([query], path)
+
+    def draw_queries(self, numbers: Sequence[int], path: str | Path) -> None:
+        """Save a PNG of what queries attend to in the decoder."""
+        scores, labels, boxes_xyxy, *_ = self.queries
+        layer = self.decoder
+        rows = [
+            QueryAttention(k, boxes_xyxy[k], self.classes[labels[k]], float(scores[k]), layer.maps[k]) for k in numbers
+        ]
+        title = f"Decoder cross-attention, layer {layer.layer}, mean of the heads (full colour: the largest weight)"
+        draw_decoder_attention(self.image, rows, path, covered=layer.covered, title=title)
+
+
+def cell_of(point: Point, size: Size, map_size: Size, covered: tuple[float, float]) -> int:
+    """Return the index in a map, row by row, of the cell that a point of the image lies in.
+
+    Args:
+        size: of the image in pixels.
+        map_size: of the map.
+        covered: see `LayerAttention`.
+    """
+    (x, y), (height, width) = point, size
+    row = math.floor(y / (height * covered[0]) * map_size[0])
+    column = math.floor(x / (width * covered[1]) * map_size[1])
+    return row * map_size[1] + column
+
+
+def image_attention(
+    predictor: Predictor, image: np.ndarray, *, encoder_layer: int = -1, decoder_layer: int = -1
+) -> ImageAttention:
+    """Run a model whose queries attend to every location, or which has an encoder, on a picture (H, W, 3) uint8 RGB.
+
+    Args:
+        encoder_layer: of `encoder_layers`; the last by default.
+        decoder_layer: of `decoder_layers`.
+    """
+    model = predictor.model
+    chosen = {"encoder": (encoder_layers(model), encoder_layer), "decoder": (decoder_layers(model), decoder_layer)}
+    # Only these two: the maps of all layers would take gigabytes for a large image.
+    recorded = {name: layers[number] for name, (layers, number) in chosen.items() if layers}
+    view = record(predictor, image, AttentionRecorder(nn.ModuleDict(recorded)))
+
+    attention: dict[str, LayerAttention | None] = {"encoder": None, "decoder": None}
+    for name in recorded:
+        layers, number = chosen[name]
+        number %= len(layers)
+        size, covered = _attended_map(model, view, recorded[name], number)
+        weights = view.records[name][0][0].mean(dim=0).float().cpu()
+        if name == "encoder":  # a ViT's class token and registers come first
+            weights = weights[-math.prod(size) :, -math.prod(size) :]
+        attention[name] = LayerAttention(number, weights.unflatten(-1, size), covered)
+    queries = None if attention["decoder"] is None else Queries.of(view, len(predictor.classes))
+    return ImageAttention(image, predictor.classes, attention["encoder"], attention["decoder"], queries)
+
+
+def _attended_map(model: nn.Module, view: View, layer: nn.Module, number: int) -> tuple[Size, tuple[float, float]]:
+    """Return the size of the map that a layer attends to, and what it covers, see `LayerAttention`."""
+    if not isinstance(layer, MultiHeadAttention):  # of a ViT, which pads to full patches itself
+        patch = model.backbone.patch_embed.patch_size
+        height, width = (math.ceil(side / patch) for side in view.padded_size)
+        return (height, width), (height * patch / view.image_size[0], width * patch / view.image_size[1])
+    head, names = model.head, list(view.feature_sizes)
+    # Mask2Former's layers attend to the levels in turn, all others to the coarsest.
+    levels = head.level_names if isinstance(head, Mask2FormerHead) else names[-1:]
+    return view.feature_sizes[levels[number % len(levels)]], view.covered
+
+
+@dataclass(frozen=True)
+class ImageSampling:
+    """Where the queries of all decoder layers sampled a picture, as Deformable DETR's do."""
+
+    image: np.ndarray
+    classes: Sequence[str]
+    queries: Queries
+    """After the last layer."""
+    strides: Sequence[int]
+    """Of the levels."""
+    view: View
+
+    def layers(self, query: int) -> list[QueryLayer]:
+        """Return what one query sampled and predicted, by layer."""
+        # Each level's padding is rounded to its own locations.
+        covered = torch.tensor([self.view.covered_at(name)[::-1] for name in self.view.feature_sizes])  # (levels, 2)
+        layers = []
+        for i, output in enumerate([*self.view.outputs["aux_outputs"], self.view.outputs]):
+            locations, weights = (x[0, query].float().cpu() for x in self.view.records[f"layers.{i}.cross_attn"][0])
+            score, label = class_scores(output, len(self.classes))[query].max(dim=-1)
+            layers.append(
+                QueryLayer(
+                    locations=locations * covered[:, None],
+                    weights=weights,
+                    reference=output["reference_points"][0, query].float().cpu(),
+                    box_cxcywh=output["pred_boxes"][0, query].float().cpu(),
+                    name=self.classes[label],
+                    score=float(score),
+                )
+            )
+        return layers
+
+    def draw_query(self, query: int, path: str | Path) -> None:
+        """Save a PNG of what one query sampled, layer by layer."""
+        title = f"Query {query}: reference, sampling points of all heads, and box, by decoder layer"
+        draw_sampling_points(self.image, self.layers(query), path, strides=self.strides, title=title)
+
+
+def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
+    """Run a model whose queries attend to sampled points on a picture (H, W, 3) uint8 RGB."""
+    model = predictor.model
+    view = record(predictor, image, SamplingRecorder(model.head.decoder))
+    strides = [info.stride for info in model.neck.feature_info.values()]
+    return ImageSampling(image, predictor.classes, Queries.of(view, len(predictor.classes)), strides, view)
