@@ -12,11 +12,12 @@ Weights:   detr-r50-panoptic-00ce5173.pth
 """
 
 from vitkit.configs.detr_r50_panoptic_boxes import config as base
+from vitkit.configs.parts.coco_panoptic import RAW_IDS
 
 
 def config():
     cfg = base()
-    cfg["model"].update(type="DETRSegmentation", freeze_detr=True, tasks=["panoptic", "instance"])
+    cfg["model"].update(type="DETRSegmentation", freeze_detr=True, tasks=["panoptic", "instance"], **RAW_IDS)
     cfg["criterion"]["weights"].update(mask=1.0, dice=1.0)
     cfg["schedule"] = dict(type="MultiStepLR", drop_at_epochs=[15])
     cfg["evaluator"] = dict(

@@ -8,9 +8,9 @@ Weights:   maskformer2_R50_bs16_160k/model_final_67e945.pkl
 """
 
 from vitkit.configs.mask2former_r50_ade20k_semantic import config as base
-from vitkit.configs.parts.ade20k import ade20k_instance
+from vitkit.configs.parts.ade20k import INSTANCE, ade20k_instance
 from vitkit.configs.parts.panoptic import with_instances
 
 
 def config():
-    return with_instances(base(), ade20k_instance(images_per_gpu=2))
+    return with_instances(base(), ade20k_instance(images_per_gpu=2), INSTANCE)

@@ -8,9 +8,9 @@ Weights:   maskformer2_R50_bs16_160k/model_final_5c90d4.pkl
 """
 
 from vitkit.configs.mask2former_r50_ade20k_semantic import config as base
-from vitkit.configs.parts.ade20k import ade20k_panoptic
+from vitkit.configs.parts.ade20k import PANOPTIC, ade20k_panoptic
 from vitkit.configs.parts.panoptic import with_panoptic
 
 
 def config():
-    return with_panoptic(base(), ade20k_panoptic(images_per_gpu=2))
+    return with_panoptic(base(), ade20k_panoptic(images_per_gpu=2), PANOPTIC)

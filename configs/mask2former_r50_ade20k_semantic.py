@@ -7,12 +7,12 @@ Weights:   maskformer2_R50_bs16_160k/model_final_500878.pkl
 """
 
 from vitkit.configs.mask2former_r50_coco_instance import config as base
-from vitkit.configs.parts.ade20k import ade20k_semantic
+from vitkit.configs.parts.ade20k import SEMANTIC, ade20k_semantic
 
 
 def config():
     cfg = base()
-    cfg["model"]["tasks"] = ["semantic"]
+    cfg["model"].update(tasks=["semantic"], **SEMANTIC)
     cfg["data"] = ade20k_semantic(images_per_gpu=2)
     cfg["schedule"] = dict(type="PolyLR", power=0.9)
     cfg["evaluator"] = dict(type="SemanticEvaluator")

@@ -9,9 +9,9 @@ Weights:   maskformer2_R50_bs16_90k/model_final_01a8ed.pkl
 """
 
 from vitkit.configs.mask2former_r50_cityscapes_semantic import config as base
-from vitkit.configs.parts.cityscapes import cityscapes_instance
+from vitkit.configs.parts.cityscapes import INSTANCE, cityscapes_instance
 from vitkit.configs.parts.panoptic import with_instances
 
 
 def config():
-    return with_instances(base(), cityscapes_instance(images_per_gpu=2))
+    return with_instances(base(), cityscapes_instance(images_per_gpu=2), INSTANCE)

@@ -9,9 +9,9 @@ Weights:   maskformer2_R50_bs16_90k/model_final_4ab90c.pkl
 """
 
 from vitkit.configs.mask2former_r50_cityscapes_semantic import config as base
-from vitkit.configs.parts.cityscapes import cityscapes_panoptic
+from vitkit.configs.parts.cityscapes import PANOPTIC, cityscapes_panoptic
 from vitkit.configs.parts.panoptic import with_panoptic
 
 
 def config():
-    return with_panoptic(base(), cityscapes_panoptic(images_per_gpu=2))
+    return with_panoptic(base(), cityscapes_panoptic(images_per_gpu=2), PANOPTIC)

@@ -9,11 +9,12 @@ Weights:   maskformer2_R50_bs16_90k/model_final_cc1b1f.pkl
 """
 
 from vitkit.configs.mask2former_r50_ade20k_semantic import config as base
-from vitkit.configs.parts.cityscapes import cityscapes_semantic
+from vitkit.configs.parts.cityscapes import SEMANTIC, cityscapes_semantic
 
 
 def config():
     cfg = base()
+    cfg["model"].update(SEMANTIC)
     cfg["model"]["backbone"]["norm"] = "bn"
     cfg["data"] = cityscapes_semantic(images_per_gpu=2)
     # The original's 90,000 steps of 16 images are 484 passes over the 2,975 images.

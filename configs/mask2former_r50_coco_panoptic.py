@@ -10,9 +10,9 @@ Weights:   maskformer2_R50_bs16_50ep/model_final_94dc52.pkl
 """
 
 from vitkit.configs.mask2former_r50_coco_instance import config as base
-from vitkit.configs.parts.coco_panoptic import coco_panoptic
+from vitkit.configs.parts.coco_panoptic import PANOPTIC, coco_panoptic
 from vitkit.configs.parts.panoptic import with_panoptic
 
 
 def config():
-    return with_panoptic(base(), coco_panoptic(images_per_gpu=2))
+    return with_panoptic(base(), coco_panoptic(images_per_gpu=2), PANOPTIC)

@@ -6,13 +6,13 @@ Reference: 44.5 mIoU, 46.7 mIoU with multi-scale and flip (original model zoo). 
 Weights:   maskformer_R50_bs16_160k/model_final_d8dbeb.pkl
 """
 
-from vitkit.configs.parts.ade20k import ade20k_semantic
+from vitkit.configs.parts.ade20k import SEMANTIC, ade20k_semantic
 
 
 def config():
     return dict(
         model=dict(
-            type="MaskClassification", tasks=["semantic"], num_queries=100,
+            type="MaskClassification", tasks=["semantic"], num_queries=100, **SEMANTIC,
             backbone=dict(type="ResNet", depth=50, norm="frozen_bn"),
             neck=dict(type="FPNPixelDecoder", out_channels=256),
             head=dict(

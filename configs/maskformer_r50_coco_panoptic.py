@@ -6,12 +6,12 @@ Weights:   maskformer_panoptic_R50_bs64_554k/model_final_6f60dc.pkl
 """
 
 from vitkit.configs.maskformer_r50_ade20k import config as base
-from vitkit.configs.parts.coco_panoptic import coco_panoptic_multi_scale
+from vitkit.configs.parts.coco_panoptic import PANOPTIC, coco_panoptic_multi_scale
 
 
 def config():
     cfg = base()
-    cfg["model"].update(tasks=["panoptic"], size_divisibility=1, cut_masks=False)
+    cfg["model"].update(tasks=["panoptic"], size_divisibility=1, cut_masks=False, **PANOPTIC)
     cfg["model"]["neck"] = dict(type="TransformerPixelDecoder", out_channels=256)
     cfg["data"] = coco_panoptic_multi_scale(images_per_gpu=8)
     # The original's 554,400 steps of 64 images are 300 passes over the 118,287 images; it drops after 369,600 of them.

@@ -9,6 +9,7 @@ CONVERTERS = [
         renames=(
             (r"(^|\.)s1\.pathway0_stem\.", r"\1stem."),
             (r"(^|\.)s([2-5])\.pathway0_(res|nonlocal)(\d+)\.", r"\1layers.res\2.\g<3>\4."),
+            (r"(\.nonlocal\d+)\.bn\.", r"\1.norm."),
             (r"(^|\.)head\.projection\.", r"\1fc."),
         ),
     )

@@ -22,6 +22,21 @@ CLASSES = [
 ]  # fmt: skip
 
 
+STUFF = {
+    "wall", "building", "sky", "floor", "tree", "ceiling", "road", "grass", "sidewalk", "earth", "mountain", "plant",
+    "water", "house", "sea", "rug", "field", "rock", "base", "sand", "skyscraper", "grandstand", "path", "runway",
+    "stairway", "river", "bridge", "blind", "hill", "bar", "hovel", "tower", "dirt track", "land", "escalator",
+    "buffet", "poster", "stage", "conveyer belt", "canopy", "swimming pool", "waterfall", "tent", "cradle", "tank",
+    "lake", "blanket", "pier", "crt screen", "shower",
+}  # fmt: skip
+"""The 50 classes without instances in its panoptic segmentation."""
+
+SEMANTIC = dict(num_classes=len(CLASSES))
+PANOPTIC = dict(num_classes=len(CLASSES), things=[name not in STUFF for name in CLASSES])
+INSTANCE = dict(num_classes=len(CLASSES) - len(STUFF))
+"""Of models, see `with_panoptic`."""
+
+
 def ade20k_semantic(images_per_gpu=2, size=512, root="data/ADEChallengeData2016"):
     """Crops of `size`; images are evaluated with the short side at `size`, at most four times as long."""
 

@@ -13,6 +13,12 @@ THINGS = ["person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicy
 IGNORE_INDEX = [value for value in range(34) if value not in CLASS_OF_ID] + [255]
 
 
+SEMANTIC = dict(num_classes=len(CLASS_OF_ID))
+PANOPTIC = dict(num_classes=len(CLASS_OF_ID), things=[name in THINGS for name in CLASS_OF_ID.values()])
+INSTANCE = dict(num_classes=len(THINGS))
+"""Of models, see `with_panoptic`."""
+
+
 def cityscapes_semantic(images_per_gpu=2, crop_size=(512, 1024), root="data/cityscapes"):
     def split(name):
         return dict(

@@ -1,5 +1,11 @@
 """COCO 2017 panoptic segmentation (Kirillov et al. 2019, https://arxiv.org/abs/1801.00868), official folder layout."""
 
+PANOPTIC = dict(num_classes=133, things=[True] * 80 + [False] * 53)
+"""Of models, see `with_panoptic`."""
+
+RAW_IDS = dict(num_classes=250, things=[id_ < 92 for id_ in range(250)])
+"""Of DETR, whose official classes are the raw ids; those of stuff begin at 92."""
+
 
 def _coco_panoptic(train_transforms, images_per_gpu, aspect_ratio_grouping, root):
     def split(name):

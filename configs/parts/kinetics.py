@@ -6,6 +6,8 @@ name in each line. Videos that nobody can download any more are left out, and co
 
 from vitkit.configs.parts.imagenet import deit_augmentation
 
+NUM_CLASSES = 400
+"""Of the published models; a run's data has its own."""
 PIXELS = dict(pixel_mean=[0.45] * 3, pixel_std=[0.225] * 3)
 """With which all these networks were trained."""
 
@@ -43,7 +45,7 @@ def mvit(backbone, num_frames, sampling_rate):
     """How MViT trains, versions 1 and 2: from random weights, in 200 epochs."""
     augmentation = deit_augmentation("rand-m7-n4-mstd0.5-inc1")
     return dict(
-        model=dict(type="Classifier", backbone=dict(type=backbone), **PIXELS),
+        model=dict(type="Classifier", num_classes=NUM_CLASSES, backbone=dict(type=backbone), **PIXELS),
         criterion=dict(type="ClassificationLoss", label_smoothing=0.1),
         data=kinetics(
             num_frames=num_frames, sampling_rate=sampling_rate, images_per_gpu=2, num_clips=5,
@@ -62,7 +64,7 @@ def mvit(backbone, num_frames, sampling_rate):
 def timesformer(backbone, num_frames=8, sampling_rate=32, size=224, short_sides=(256, 320)):
     """How TimeSformer trains: 15 epochs from the weights of an image ViT."""
     return dict(
-        model=dict(type="Classifier", backbone=dict(type=backbone), **PIXELS),
+        model=dict(type="Classifier", num_classes=NUM_CLASSES, backbone=dict(type=backbone), **PIXELS),
         criterion=dict(type="ClassificationLoss"),
         data=kinetics(
             num_frames=num_frames, sampling_rate=sampling_rate, images_per_gpu=1,
@@ -79,7 +81,7 @@ def timesformer(backbone, num_frames=8, sampling_rate=32, size=224, short_sides=
 def nonlocal_r50(backbone):
     """How non-local networks train: 400,000 steps of 64 clips of 32 frames, here in epochs, from ImageNet's weights."""
     return dict(
-        model=dict(type="Classifier", backbone=dict(type=backbone, pretrained=True), **PIXELS),
+        model=dict(type="Classifier", num_classes=NUM_CLASSES, backbone=dict(type=backbone, pretrained=True), **PIXELS),
         criterion=dict(type="ClassificationLoss"),
         data=kinetics(
             num_frames=32, sampling_rate=2, images_per_gpu=8, num_clips=10,

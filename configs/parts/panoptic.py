@@ -1,9 +1,12 @@
 """From one segmentation task to another: what a model predicts, learns from, and is scored by."""
 
 
-def with_panoptic(cfg, data):
-    """A mask classification config for panoptic data, which is also scored by mask AP and mIoU; changed in place."""
-    cfg["model"]["tasks"] = ["panoptic", "instance", "semantic"]
+def with_panoptic(cfg, data, classes):
+    """A mask classification config for panoptic data, which is also scored by mask AP and mIoU; changed in place.
+
+    `classes` are the model's: how many, and which have instances, of the published checkpoint; other data's size a run.
+    """
+    cfg["model"].update(tasks=["panoptic", "instance", "semantic"], **classes)
     cfg["data"] = data
     cfg["evaluator"] = dict(
         type="CombinedEvaluator",
@@ -17,9 +20,9 @@ def with_panoptic(cfg, data):
     return cfg
 
 
-def with_instances(cfg, data):
+def with_instances(cfg, data, classes):
     """The same for instances, which are scored by mask AP."""
-    cfg["model"]["tasks"] = ["instance"]
+    cfg["model"].update(tasks=["instance"], **classes)
     cfg["data"] = data
     cfg["evaluator"] = dict(type="CocoEvaluator", iou_types=["segm"])
     cfg["train"]["best_metric"] = "segm/AP"

@@ -91,42 +91,83 @@ def test_an_inflated_resnet_sees_in_a_still_clip_what_the_resnet_sees(kind, tmp_
         torch.testing.assert_close(model.stem.conv.weight[:, :, 1] * 5, theirs.conv1.weight)
 
 
-def official_names(state):
-    """SlowFast's, written out by hand for each kind of entry."""
-    renamed = {}
-    for key, value in state.items():
-        parts = key.split(".")
-        if parts[0] == "stem":
-            name = ["s1", "pathway0_stem", *parts[1:]]
-        elif parts[0] == "fc":
-            name = ["head", "projection", *parts[1:]]
-        else:
-            name = [f"s{parts[1][-1]}", f"pathway0_{parts[2]}", *parts[3:]]
-        renamed[".".join(name)] = value
-    return renamed
+def slowfast_shapes(norm):
+    """SlowFast's I3D-R50 with five non-local blocks, each entry's name and shape as its code makes them.
+
+    Args:
+        norm: what the norm of a non-local block is called: "bn", or "norm" in other versions.
+    """
+    shapes = {}
+
+    def add_norm(name, channels):
+        shapes.update({f"{name}.{kind}": (channels,) for kind in ("weight", "bias", "running_mean", "running_var")})
+        shapes[f"{name}.num_batches_tracked"] = ()
+
+    shapes["s1.pathway0_stem.conv.weight"] = (64, 3, 5, 7, 7)
+    add_norm("s1.pathway0_stem.bn", 64)
+    frames = {2: [3, 3, 3], 3: [3, 1, 3, 1], 4: [3, 1, 3, 1, 3, 1], 5: [1, 3, 1]}
+    nonlocal_after = {3: (1, 3), 4: (1, 3, 5)}
+    channels = 64
+    for stage, kernels in frames.items():
+        width = 64 * 2 ** (stage - 2)
+        for i, kernel in enumerate(kernels):
+            block = f"s{stage}.pathway0_res{i}"
+            if i == 0:
+                shapes[f"{block}.branch1.weight"] = (4 * width, channels, 1, 1, 1)
+                add_norm(f"{block}.branch1_bn", 4 * width)
+            shapes[f"{block}.branch2.a.weight"] = (width, channels, kernel, 1, 1)
+            shapes[f"{block}.branch2.b.weight"] = (width, width, 1, 3, 3)
+            shapes[f"{block}.branch2.c.weight"] = (4 * width, width, 1, 1, 1)
+            for letter, size in (("a", width), ("b", width), ("c", 4 * width)):
+                add_norm(f"{block}.branch2.{letter}_bn", size)
+            channels = 4 * width
+            if i in nonlocal_after.get(stage, ()):
+                block = f"s{stage}.pathway0_nonlocal{i}"
+                for name in ("theta", "phi", "g"):
+                    shapes[f"{block}.conv_{name}.weight"] = (channels // 2, channels, 1, 1, 1)
+                    shapes[f"{block}.conv_{name}.bias"] = (channels // 2,)
+                shapes[f"{block}.conv_out.weight"] = (channels, channels // 2, 1, 1, 1)
+                shapes[f"{block}.conv_out.bias"] = (channels,)
+                add_norm(f"{block}.{norm}", channels)
+    return shapes | {"head.projection.weight": (400, channels), "head.projection.bias": (400,)}
 
 
-def test_official_names_load():
-    torch.manual_seed(0)
-    source = build("ClipResNet", num_classes=5).eval()
-    official = official_names(source.state_dict())
-    for name in (
-        "s1.pathway0_stem.conv.weight",
-        "s2.pathway0_res0.branch1_bn.running_var",
-        "s3.pathway0_nonlocal1.conv_g.bias",
-        "s4.pathway0_nonlocal5.norm.weight",
-        "s5.pathway0_res2.branch2.c_bn.weight",
-        "head.projection.weight",
-    ):
-        assert name in official
-    model = build("ClipResNet", num_classes=5).eval()
-    report = load_weights(model, {"model_state": official, "epoch": 1}["model_state"])
+def slowfast_state(norm):
+    """Each entry has a value of its own."""
+    return {
+        key: torch.full(shape, i, dtype=torch.int64 if key.endswith("tracked") else torch.float32)
+        for i, (key, shape) in enumerate(slowfast_shapes(norm).items())
+    }
+
+
+@pytest.mark.parametrize("norm", ["bn", "norm"])
+def test_official_names_load(norm):
+    official = slowfast_state(norm)
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    assert sum(v.numel() for k, v in official.items() if not k.endswith(statistics)) == OFFICIAL["i3d_nln_r50"]
+    model = build("i3d_nln_r50", num_classes=400)
+    report = load_weights(model, official)
     assert report.converter == "facebookresearch/SlowFast ResNet" and not report.missing and not report.unexpected
-    clips = torch.randn(1, 3, 2, 33, 40)
-    torch.testing.assert_close(model(clips), source(clips))
-    below = torch.nn.ModuleDict({"backbone": build("ClipResNet", num_classes=5)})
-    load_weights(below, {f"backbone.{key}": value for key, value in official.items()})
-    torch.testing.assert_close(below["backbone"].fc.weight, source.fc.weight)
+    loaded = model.state_dict()
+    assert len(loaded) == len(official)
+    for ours, theirs in {
+        "stem.conv.weight": "s1.pathway0_stem.conv.weight",
+        "layers.res2.res0.branch1_bn.running_var": "s2.pathway0_res0.branch1_bn.running_var",
+        "layers.res3.nonlocal1.conv_theta.weight": "s3.pathway0_nonlocal1.conv_theta.weight",
+        "layers.res3.nonlocal1.norm.weight": f"s3.pathway0_nonlocal1.{norm}.weight",
+        "layers.res4.nonlocal5.norm.running_mean": f"s4.pathway0_nonlocal5.{norm}.running_mean",
+        "layers.res5.res2.branch2.c_bn.bias": "s5.pathway0_res2.branch2.c_bn.bias",
+        "fc.weight": "head.projection.weight",
+    }.items():
+        assert torch.equal(loaded[ours], official[theirs]), ours
+
+
+def test_official_names_load_below_a_prefix():
+    official = {f"backbone.{key}": value for key, value in slowfast_state("bn").items()}
+    below = torch.nn.ModuleDict({"backbone": build("i3d_nln_r50", num_classes=400)})
+    load_weights(below, official)
+    expected = official["backbone.s4.pathway0_nonlocal3.bn.bias"]
+    assert torch.equal(below["backbone"].layers.res4.nonlocal3.norm.bias, expected)
 
 
 def test_clip_gradients_are_finite_and_frozen_stages_have_none():

@@ -28,6 +28,8 @@ NUM_CLASSES = (
     | dict.fromkeys(("detr_r50_panoptic", "detr_r50_dc5_panoptic", "detr_r101_panoptic"), 250)
     | dict.fromkeys(("per_pixel_baseline_r50_ade20k", "per_pixel_baseline_plus_r50_ade20k"), 150)
 )
+NUM_THINGS = {19: 8, 133: 80, 150: 100, 250: 92}
+"""Of panoptic models; COCO's raw ids of things are below 92."""
 PARAMETERS = {
     "mask2former_r50_coco_instance": 43_970_257,
     "mask2former_r101_coco_instance": 62_910_161,
@@ -98,7 +100,7 @@ def load(name):
 
 def on_meta(name):
     with torch.device("meta"):
-        return build_model(load(name)["model"], classes=[str(i) for i in range(NUM_CLASSES[name])])
+        return build_model(load(name)["model"])  # a config knows its classes without data
 
 
 def test_there_is_a_config_for_every_backbone_and_task():
@@ -110,6 +112,10 @@ def test_there_is_a_config_for_every_backbone_and_task():
 def test_a_config_is_valid_and_its_parts_fit_together(name):
     config = load(name)  # raises if a name or a type is wrong
     model = on_meta(name)
+    head = [v for k, v in model.named_parameters() if k.startswith(model.class_head) and k.endswith("weight")]
+    assert len(head[0]) == NUM_CLASSES[name] + (not name.startswith("per_pixel"))  # a row for no object
+    if "panoptic" in name:
+        assert (len(model.things), sum(model.things)) == (NUM_CLASSES[name], NUM_THINGS[NUM_CLASSES[name]])
     CRITERIA.build(config["criterion"])
     optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)
     assert all(group["params"] for group in optimizer.param_groups)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -190,6 +191,10 @@ class BackboneBase(nn.Module):
 
     class_head: tuple[str, ...] = ()
     """Prefixes of a classifier's parameters whose size follows `num_classes`."""
+    classifier_parts: tuple[str, ...] = ()
+    """Prefixes of what else a classifier has and feature maps do not need, such as its last norm."""
+    stage_pattern: str | None = None
+    """Regular expression of the prefix of a stage's entries; None if stages are never left out."""
     optional_weights: tuple[str, ...] = ()
     """Patterns ("*.rel_pos_h") of the entries that pretrained weights may lack."""
 
@@ -243,6 +248,19 @@ class BackboneBase(nn.Module):
         names = list(self.layers)
         for name in names[names.index(feature) + 1 :]:
             del self.layers[name]
+
+    def needs_none_of(self, names: Sequence[str]) -> list[str]:
+        """Return those entries of a classifier that feature maps are made without: its head and deeper stages."""
+        if self.is_classifier:
+            return []
+        kept = self.state_dict().keys()
+
+        def is_deeper(name: str) -> bool:
+            stage = self.stage_pattern and re.match(self.stage_pattern, name)
+            return bool(stage) and not any(key.startswith(stage[0]) for key in kept)
+
+        parts = (*self.class_head, *self.classifier_parts)
+        return [name for name in names if name.startswith(parts) or is_deeper(name)]
 
     def freeze(self) -> None:
         """Take the first `frozen_stages` out of training.

@@ -89,6 +89,7 @@ class LRNet(BackboneBase):
     """
 
     class_head = ("fc.",)
+    stage_pattern = r"layers\.res\d\."
 
     def __init__(
         self,

@@ -213,6 +213,8 @@ class MViT(BackboneBase):
     """
 
     class_head = ("head.",)
+    classifier_parts = ("norm.",)
+    stage_pattern = r"blocks\.\d+\."
     optional_weights = tuple(f"scale{i}_norm.{kind}" for i in range(2, 6) for kind in ("weight", "bias"))
 
     def __init__(

@@ -200,6 +200,7 @@ class ClipResNet(BackboneBase):
     """
 
     class_head = ("fc.",)
+    stage_pattern = r"layers\.res\d\."
     optional_weights = ("*num_batches_tracked", "*.nonlocal*")
 
     def __init__(

@@ -108,6 +108,7 @@ class ResNet(BackboneBase, tv.ResNet):
     """
 
     class_head = ("fc.",)
+    stage_pattern = r"layer\d\."
     optional_weights = ("*num_batches_tracked",)
 
     def __init__(

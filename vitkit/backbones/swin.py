@@ -243,6 +243,8 @@ class Swin(BackboneBase):
     block = SwinBlock
     merging = PatchMerging
     class_head = ("head.",)
+    classifier_parts = ("norm.",)
+    stage_pattern = r"layers\.\d\.(downsample\.)?"
     optional_weights = tuple(f"norm{i}.{kind}" for i in range(4) for kind in ("weight", "bias"))
 
     def __init__(

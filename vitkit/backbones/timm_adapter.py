@@ -167,6 +167,14 @@ class TimmBackbone(BackboneBase):
             if key != name:
                 state[prefix + key] = state.pop(prefix + name)
 
+    def needs_none_of(self, names: Sequence[str]) -> list[str]:
+        """Return those of timm's entries that feature maps are made without."""
+        if self.is_classifier:
+            return []
+        with torch.device("meta"):
+            full = timm.create_model(self.name).state_dict().keys()
+        return [name for name in names if name in full]
+
     def _renamed(self, names: Iterable[str]) -> dict[str, str]:
         """Map timm's names to the keys here: timm wraps models of features, or joins a name's first two parts."""
         keys = self.state_dict().keys()

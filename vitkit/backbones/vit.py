@@ -155,6 +155,7 @@ class ViT(BackboneBase):
     """
 
     class_head = ("head.", "head_dist.")
+    classifier_parts = ("pre_logits.",)
     optional_weights = ("*.rel_pos_h", "*.rel_pos_w", "fc_norm.*")
 
     def __init__(

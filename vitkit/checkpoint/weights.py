@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.checkpoint.files import read_checkpoint
 from vitkit.errors import CheckpointError
-from vitkit.protocols import AdaptsState, HasClassHead
+from vitkit.protocols import AdaptsState, HasClassHead, MakesFeatures
 
 logger = logging.getLogger("vitkit")
 
@@ -29,6 +30,8 @@ class LoadReport:
     """Class-head entries that were left as the model had them, because the classes differ."""
     new_parts: list[str] = field(default_factory=list)
     """Prefixes of parts that were left as the model had them, because the checkpoint has nothing of them."""
+    left_out: list[str] = field(default_factory=list)
+    """Entries of a classifier that a backbone of feature maps has no use for: its head, its last norm."""
     not_finite: list[str] = field(default_factory=list)
     """Loaded entries that hold NaN, or as parameters infinity."""
 
@@ -40,6 +43,8 @@ class LoadReport:
             parts.append(f"classes differ, so these start anew: {', '.join(self.reinitialized)}")
         if self.new_parts:
             parts.append(f"not in it, so these start anew: {', '.join(part.rstrip('.') for part in self.new_parts)}")
+        if self.left_out:
+            parts.append(f"left out, as feature maps need none of it: {_shorten(_modules(self.left_out))}")
         if self.not_finite:
             parts.append(f"NaN or infinite: {_shorten(self.not_finite)}")
         for kind, keys in (("missing", self.missing), ("unexpected", self.unexpected)):
@@ -74,9 +79,10 @@ def load_weights(
             it has as many.
         new_class_head: the weights are a start to train from: with other classes, keep the model's fresh class head
             instead of raising; likewise its `new_parts`, if the checkpoint has nothing of them.
-        strict: raise on missing or unexpected keys instead of only reporting them.
+        strict: raise on missing or unexpected keys instead of only reporting them. A classifier's head is not
+            unexpected for a backbone of feature maps, nor are the norms of these maps missing; the report names them.
     Raises:
-        CheckpointError: the file cannot be read, or does not fit the model.
+        CheckpointError: the file cannot be read, does not fit the model, or has none of its entries.
     """
     # The only import upwards: addresses and key names of official checkpoints lie beside the published figures.
     from vitkit import model_zoo
@@ -119,12 +125,16 @@ def load_weights(
     new_parts = tuple(getattr(model, "new_parts", ())) if new_class_head else ()
     if not any(key.startswith(new_parts) for key in state):
         report.new_parts = list(new_parts)
+    if isinstance(model, MakesFeatures):
+        state = _without_classifier(model, state, expected, report)
 
     report.compare(state, expected)
     misshapen = [key for key in state if key in expected and state[key].shape != expected[key].shape]
     if misshapen or (strict and (report.missing or report.unexpected)):
         raise CheckpointError(_mismatch(report, model, state, expected, misshapen, origin))
     state = {key: value for key, value in state.items() if key in expected}
+    if expected and not state:
+        raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
     _check_dtypes(name, state, expected)
     model.load_state_dict(state, strict=False)
     report.not_finite = _not_finite(model, state)
@@ -212,6 +222,17 @@ def _head_of_other_classes(
     return keys if differ or any(state[key].shape[:1] != expected[key].shape[:1] for key in keys) else []
 
 
+def _without_classifier(
+    model: MakesFeatures, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
+) -> dict[str, Tensor]:
+    """Return a classifier's entries that a backbone of feature maps has; note what is left out and what it lacks."""
+    report.left_out = model.needs_none_of([key for key in state if key not in expected])
+    if report.left_out:
+        lacking = [k for k in expected if k not in state and any(fnmatch(k, p) for p in model.optional_weights)]
+        report.new_parts += [f"{module}." for module in _modules(lacking)]
+    return {key: value for key, value in state.items() if key not in report.left_out}
+
+
 def _check_variant(name: str, model: nn.Module, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Refuse weights of another variant of a model that tells its variants apart, such as Deformable DETR."""
     if not hasattr(model, "variant_of"):
@@ -289,12 +310,18 @@ def _mismatch(
         lines.append(f"missing ({len(report.missing)}): {_shorten(report.missing)}")
     if report.unexpected:
         lines.append(f"unexpected ({len(report.unexpected)}): {_shorten(report.unexpected)}")
-    lines.append("With strict=False missing and unexpected entries are only reported.")
+    if common:
+        lines.append("With strict=False missing and unexpected entries are only reported.")
     return "\n  ".join(lines)
 
 
 def _shorten(items: Sequence) -> str:
     return ", ".join(str(item) for item in items[:5]) + (", …" if len(items) > 5 else "")
+
+
+def _modules(keys: Sequence[str]) -> list[str]:
+    """Return the modules that entries belong to, each once."""
+    return list(dict.fromkeys(key.rpartition(".")[0] or key for key in keys))
 
 
 def _class_names(names: Sequence[str]) -> str:

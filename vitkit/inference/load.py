@@ -201,6 +201,10 @@ def _run_weights(folder: Path) -> Path:
     return weights[0]
 
 
+_KNOWN_NAMES = (80, 91, 133, 250, 1000)
+"""Numbers of classes of COCO, with and without stuff and as raw ids, and ImageNet."""
+
+
 class TrainedOn(NamedTuple):
     """The classes of a checkpoint."""
 
@@ -213,7 +217,8 @@ def trained_classes(weights: str | Path, config: Mapping[str, Any]) -> TrainedOn
     """The classes that weights were trained on.
 
     A run's checkpoint holds them. Official files do not: theirs are the classes that the config's validation data
-    states, ImageNet's for a classifier, and COCO's for all others, panoptic or not as that data is.
+    states, ImageNet's for a classifier, and COCO's for all others, panoptic or not as that data is; numbers where the
+    config's model has another number of classes than these.
     """
     return _trained_classes(_own_checkpoint(weights), str(weights), config)
 
@@ -225,8 +230,11 @@ def _trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[s
     val = _section(config, "data", "val")
     if val.get("classes"):
         return _stated_classes(val)
-    model = config["model"]
-    if (model if isinstance(model, str) else model.get("type")) == "Classifier":
+    model = config["model"] if isinstance(config["model"], Mapping) else {"type": config["model"]}
+    num_classes = model.get("num_classes")
+    if num_classes not in (None, *_KNOWN_NAMES):
+        return TrainedOn([f"class {k}" for k in range(num_classes)], model.get("things"))
+    if model["type"] == "Classifier":
         names = ImageNetInfo("imagenet-1k")
         return TrainedOn([names.index_to_description(k) for k in range(names.num_classes())], None)
     if val.get("type") == "CocoPanoptic" and val.get("task") != "instance":

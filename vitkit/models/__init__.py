@@ -1,10 +1,10 @@
 """Whole models: backbone, neck and head."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
-from vitkit.errors import ConfigError
 from vitkit.models import classifier, deformable_detr, detr, detr_segmentation, mask_classification, per_pixel  # noqa: F401
 from vitkit.registry import MODELS, Spec, parameters_of
 from vitkit.vocabulary import Vocabulary
@@ -20,11 +20,14 @@ def build_model(
     """Build a config's `model` section.
 
     Args:
-        classes: the dataset's class names, which size the model's head; None leaves the model's default.
-        things: for each class, whether it has instances, for models with such an argument; None: the model's default.
+        spec: its `num_classes` and `things`, which official configs state as of the published checkpoint, hold where no
+            `classes` are given.
+        classes: the dataset's class names, which size the model's head; None leaves it to the spec.
+        things: for each class, whether it has instances, for models with such an argument; None: as the spec says, or
+            all.
         vocabularies: of the text that the model reads ("source") and writes ("target"), for models with such arguments.
     Raises:
-        ConfigError: the section is wrong, or states another number of classes than the dataset has.
+        ConfigError: the section is wrong.
     """
     if classes is None and not vocabularies:
         return MODELS.build(spec)
@@ -32,14 +35,11 @@ def build_model(
     if vocabularies:
         named = {f"{side}_vocabulary": vocabulary for side, vocabulary in vocabularies.items()}
         return MODELS.build(spec, **{name: vocabulary for name, vocabulary in named.items() if name in parameters})
-    num_classes = spec.get("num_classes") if isinstance(spec, Mapping) else None
-    if num_classes is not None and num_classes != len(classes):
-        raise ConfigError(
-            f"model.num_classes={num_classes}, but the dataset has {len(classes)} classes "
-            f"({', '.join(list(classes)[:5])}{', …' if len(classes) > 5 else ''}). Leave model.num_classes out: "
-            "the dataset's classes size the model."
-        )
-    arguments = {} if num_classes is not None else {"num_classes": len(classes)}
-    if things is not None and "things" in parameters and "things" not in spec:
-        arguments["things"] = list(things)
-    return MODELS.build(spec, **arguments)
+    stated = dict(spec) if isinstance(spec, Mapping) else {"type": spec}
+    num_classes = stated.pop("num_classes", len(classes))
+    arguments: dict[str, Any] = {"num_classes": len(classes)}
+    if "things" in parameters:
+        same_classes = num_classes == len(classes)
+        stated_things = stated.pop("things", None)
+        arguments["things"] = list(things) if things is not None else stated_things if same_classes else None
+    return MODELS.build(stated, **arguments)

@@ -30,10 +30,10 @@ from vitkit.engine.run_record import record_start
 from vitkit.engine.settings import TrainSettings, require
 from vitkit.errors import DataError
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, say
-from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.protocols import FindsThresholds, HasCategoryIds, HasClasses, HasPretrained, HasThings, HasVocabularies
 from vitkit.registry import CRITERIA, EVALUATORS, OPTIMIZERS, SCHEDULES, Spec
+from vitkit.runs.models import build_model_for
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
 from vitkit.visualization.curves import plot_training
 from vitkit.visualization.predictions import draw_predictions
@@ -102,10 +102,9 @@ def train_in(
     vocabularies = share_vocabularies(train_set, val_set, checkpoint or init)
     loader = build_train_loader(data, train_set, settings.seed, device)
     metadata = dataset_metadata(train_set, vocabularies)
-    classes = metadata.get("classes")
-    model = build_model(config["model"], classes=classes, things=metadata.get("things"), vocabularies=vocabularies)
+    model = build_model_for(config, train_set, vocabularies)
     if not checkpoint:
-        load_initial_weights(model, init, classes)
+        load_initial_weights(model, init, metadata.get("classes"))
     model = prepare_model(model, settings, device)
     criterion = CRITERIA.build(config["criterion"]).to(device)
     optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)

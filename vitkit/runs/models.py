@@ -1,0 +1,33 @@
+"""The model that a config names, for the data that it runs on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from vitkit.config import Config
+from vitkit.config.check import COMMAND_LINE
+from vitkit.errors import ConfigError
+from vitkit.models import build_model
+from vitkit.protocols import HasClasses, HasThings
+from vitkit.vocabulary import Vocabulary
+
+
+def build_model_for(config: Mapping[str, Any], dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> nn.Module:
+    """Build a config's model for the classes, or the vocabularies, of a dataset.
+
+    Raises:
+        ConfigError: the `model` section is wrong, or the command line asks for another number of classes.
+    """
+    classes = dataset.classes if isinstance(dataset, HasClasses) else None
+    things = dataset.things if isinstance(dataset, HasThings) else None
+    origins = config.origins if isinstance(config, Config) else {}
+    if classes is not None and origins.get("model.num_classes") == COMMAND_LINE:
+        num_classes = config["model"]["num_classes"]
+        if num_classes != len(classes):
+            raise ConfigError(
+                f"model.num_classes={num_classes}, but the dataset has {len(classes)} classes "
+                f"({', '.join(list(classes)[:5])}{', …' if len(classes) > 5 else ''}). Leave model.num_classes out: "
+                "the dataset's classes size the model."
+            )
+    return build_model(config["model"], classes=classes, things=things, vocabularies=vocabularies)
