@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from vitkit.errors import VitkitError, error_line
+from vitkit.errors import ConfigError, VitkitError, error_line
+from vitkit.inference import Tiling
 
 
 def add_device(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
@@ -33,6 +34,25 @@ def sort_model(args: argparse.Namespace) -> None:
     """Count what was taken for the weights among the overrides if it is one."""
     if is_override(args.weights):
         args.weights, args.overrides = None, [args.weights, *args.overrides]
+
+
+def add_tiles(parser: argparse.ArgumentParser) -> None:
+    """Add --tiles and --tile-overlap; `tiling_of` reads them."""
+    text = "predict in tiles of SIZE pixels, for images much larger than those trained on"
+    parser.add_argument("--tiles", type=int, metavar="SIZE", help=text)
+    text = "least overlap of neighbours (a quarter of SIZE)"
+    parser.add_argument("--tile-overlap", type=int, metavar="PIXELS", help=text)
+
+
+def tiling_of(args: argparse.Namespace) -> Tiling | None:
+    """Return how images are cut into tiles; None if they are not.
+
+    Raises:
+        ConfigError: the sizes make no tiles.
+    """
+    if args.tiles is None and args.tile_overlap is not None:
+        raise ConfigError("--tile-overlap: give the size of the tiles, too (--tiles SIZE).")
+    return None if args.tiles is None else Tiling(args.tiles, args.tile_overlap)
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

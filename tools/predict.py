@@ -15,6 +15,7 @@ Examples:
     python tools/predict.py runs/detr/last.pth --input street.jpg
     python tools/predict.py configs/detr_r50.py weights.pth --input street.jpg "holiday/*.jpg" --threshold 0.7
     python tools/predict.py detr_r50 --input drive.mp4 --batch 8 --half --device cuda
+    python tools/predict.py runs/roofs --input aerial.tif --tiles 800 --tile-overlap 200
 """
 
 import argparse
@@ -33,12 +34,21 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
-from vitkit.inference import FIELDS, Prediction, Predictor, load, pictures_in, read_frames
+from vitkit.inference import FIELDS, Prediction, Predictor, Tiling, load, pictures_in, read_frames
 from vitkit.inference.ahead import map_ahead
 from vitkit.inference.videos import classify_video
 from vitkit.logging import ProgressLines, setup_logging
 from vitkit.ops.video_files import VIDEO_EXTENSIONS, open_video
-from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model, unique_names
+from vitkit.tools.common import (
+    add_device,
+    add_model,
+    add_tiles,
+    add_trust,
+    errors_in_one_line,
+    sort_model,
+    tiling_of,
+    unique_names,
+)
 from vitkit.visualization.clips import draw_scores_over_time
 
 MAX_LISTED = 5
@@ -56,11 +66,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threshold", type=float, help="least score of the objects drawn (the model's own, or 0.5)")
     parser.add_argument("--json-threshold", type=float, help="least score of those in the JSON (as drawn)")
     parser.add_argument("--task", choices=tuple(FIELDS), help="what to draw, of a model that does several")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at once (1, which pads none)")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images, or tiles, at once (1: no padding)")
     parser.add_argument("--half", action="store_true", help="half precision: bf16 where PyTorch holds it to be safe")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="of a video only each Nth frame (1)")
     parser.add_argument("--format", choices=("jpg", "png"), default="jpg", help="of drawn pictures (jpg)")
     parser.add_argument("--no-draw", action="store_true", help="JSON and maps only")
+    add_tiles(parser)
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
@@ -82,6 +93,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Find the inputs, load the model, predict, and write."""
+    tiling = tiling_of(args)
     pictures, videos = find_inputs(args.input)
     predictor = load(
         args.model,
@@ -94,6 +106,8 @@ def run(args: argparse.Namespace) -> None:
     if not isinstance(predictor, Predictor):
         raise ConfigError(f"{args.model}: reads text, not pictures. Use tools/translate.py.")
     if predictor.sampling is not None:
+        if tiling is not None:
+            raise ConfigError("--tiles: the model classifies videos, which have no tiles.")
         pictures, videos = frame_folders(args.input, pictures, videos)
     print(predictor.report)
     if args.threshold is None:
@@ -102,9 +116,9 @@ def run(args: argparse.Namespace) -> None:
     results: dict[str, Any] = {"model": args.model, "classes": predictor.classes}
     results["thresholds"] = predictor.thresholds.as_json(predictor.classes)
     if pictures:
-        results["images"] = predict_pictures(predictor, pictures, args)
+        results["images"] = predict_pictures(predictor, pictures, args, tiling)
     if videos:
-        predict = predict_video if predictor.sampling is None else predict_clips
+        predict = partial(predict_video, tiling=tiling) if predictor.sampling is None else predict_clips
         results["videos"] = [predict(predictor, path, name, args) for path, name in videos]
     written = args.out / "predictions.json"
     written.write_text(json.dumps(results), encoding="utf-8")
@@ -149,7 +163,9 @@ def frame_folders(inputs: Sequence[str], pictures: Named, videos: Named) -> tupl
     return [pair for pair in pictures if pair[0] not in inside], list(zip(paths, unique_names(names)))
 
 
-def predict_pictures(predictor: Predictor, pictures: Named, args: argparse.Namespace) -> list[dict[str, Any]]:
+def predict_pictures(
+    predictor: Predictor, pictures: Named, args: argparse.Namespace, tiling: Tiling | None
+) -> list[dict[str, Any]]:
     """Predict and draw each picture that can be read; returns its entries of the JSON.
 
     Raises:
@@ -166,7 +182,7 @@ def predict_pictures(predictor: Predictor, pictures: Named, args: argparse.Names
     results = []
     empty: list[str] = []
     progress = ProgressLines(len(pictures), "images")
-    predictions = predictor.stream(readable(predictor, names, broken), batch_size=args.batch)
+    predictions = predictor.stream(readable(predictor, names, broken), batch_size=args.batch, tiles=tiling)
     predictions = noting_empty(predictions, args.threshold, empty)
     for result in map_ahead(partial(write_picture, names=names, args=args), predictions):
         results.append(result)
@@ -233,7 +249,9 @@ def write_maps(prediction: Prediction, folder: Path, name: str) -> dict[str, str
     return {key: Path(file).as_posix() for key, (file, _) in encoded.items()}
 
 
-def predict_video(predictor: Predictor, path: Path, name: str, args: argparse.Namespace) -> dict[str, Any]:
+def predict_video(
+    predictor: Predictor, path: Path, name: str, args: argparse.Namespace, *, tiling: Tiling | None = None
+) -> dict[str, Any]:
     """Predict and draw a video's frames; returns its entry of the JSON.
 
     Raises:
@@ -245,7 +263,7 @@ def predict_video(predictor: Predictor, path: Path, name: str, args: argparse.Na
         count = max(0, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
         frames, writer = [], None
         progress = ProgressLines(-(-count // args.every), f"frames of {path.name}")
-        predictions = predictor.stream(read_frames(video, args.every), batch_size=args.batch)
+        predictions = predictor.stream(read_frames(video, args.every), batch_size=args.batch, tiles=tiling)
         for frame, drawn in map_ahead(partial(draw_frame, rate=rate, args=args), predictions):
             frames.append(frame)
             if drawn is not None:

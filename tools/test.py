@@ -9,6 +9,7 @@ Examples:
     torchrun --nproc-per-node 8 tools/test.py configs/detr_r50.py runs/detr_r50/best.pth
     python tools/test.py configs/detr_r50.py --eval-only results.json    (scores what was predicted before)
     python tools/test.py configs/camvid/mask2former.py runs/mask2former/best.pth --tta    (several sizes, mirrored)
+    python tools/test.py runs/roofs --tiles 800    (images much larger than those it was trained on)
     python tools/test.py configs/bccd/detr.py runs/detr/best.pth --per-class --per-size --thresholds --confusion 0.4
 """
 
@@ -35,7 +36,7 @@ from vitkit.models.tta import SCALES
 from vitkit.protocols import FindsThresholds, HasDetails, LoadsResults, NamesPerClassMetric
 from vitkit.registry import EVALUATORS
 from vitkit.runs.testing import evaluate_config
-from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.tools.common import add_device, add_model, add_tiles, add_trust, errors_in_one_line, sort_model, tiling_of
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -57,6 +58,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         default=SCALES,
         help=f"those sizes, relative to the evaluated one (default: {','.join(map(str, SCALES))})",
     )
+    add_tiles(parser)
     parser.add_argument("--per-class", action="store_true", help="also print the numbers of each class")
     parser.add_argument("--per-size", action="store_true", help="for detectors, also those of small to large objects")
     parser.add_argument(
@@ -87,6 +89,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     sort_model(args)
     if args.eval_only and args.weights:
         parser.error("give either weights or --eval-only RESULTS")
+    if args.tta and args.tiles:
+        parser.error("--tta and --tiles each predict an image in their own way: give one of them")
     if args.tta and args.eval_only:
         parser.error("--tta changes what a model predicts, and --eval-only has no model: give one of them")
     return args
@@ -121,7 +125,8 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace, device: t
     """Predict every image once, and print and write the results."""
     out = args.out or Path("results.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    result = evaluate_config(config, weights, device, tta_scales=args.tta_scales if args.tta else None)
+    tta_scales = args.tta_scales if args.tta else None
+    result = evaluate_config(config, weights, device, tta_scales=tta_scales, tiling=tiling_of(args))
     if not is_main():
         return
     show(result.evaluator, args)

@@ -82,6 +82,17 @@ class KeepsFeatures(Protocol):
 
 
 @runtime_checkable
+class MakesFeatures(Protocol):
+    """A backbone of feature maps that takes the weights of a classifier of its kind."""
+
+    optional_weights: Sequence[str]
+    """Patterns ("*.rel_pos_h") of the entries that these may lack."""
+
+    def needs_none_of(self, names: Sequence[str]) -> list[str]:
+        """Return those of a classifier's entries that feature maps are made without; none for a classifier."""
+
+
+@runtime_checkable
 class HasPretrained(Protocol):
     """A backbone or a model that has pretrained weights to start from."""
 
@@ -128,6 +139,16 @@ class DenseModel(Protocol):
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return each image's predictions in pixels of the original image, whose (height, width) are given."""
+
+
+@runtime_checkable
+class HasClassScores(Protocol):
+    """A dense model that scores each pixel's classes; `MaskClassification` says more."""
+
+    def semantic_scores(
+        self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
+    ) -> Iterator[tuple[range, Tensor]]:
+        """Yield rows of an image of the batch, and their scores (C, rows, W)."""
 
 
 @runtime_checkable

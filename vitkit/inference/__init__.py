@@ -14,12 +14,14 @@ from vitkit.inference.inputs import find_pictures, pictures_in, read_frames, to_
 from vitkit.inference.load import find_model, find_trained, load, names_config_alone, trained_classes
 from vitkit.inference.prediction import FIELDS, Prediction
 from vitkit.inference.predictor import Predictor
+from vitkit.inference.tiles import Tiling
 from vitkit.inference.translator import Translation, Translator
 
 __all__ = [
     "FIELDS",
     "Prediction",
     "Predictor",
+    "Tiling",
     "Translation",
     "Translator",
     "find_model",

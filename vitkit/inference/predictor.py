@@ -1,7 +1,7 @@
 """A model with what its images need, from pictures to predictions."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,8 +17,9 @@ from vitkit.engine.step import autocast
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference.inputs import NamedPicture, Picture, find_pictures, in_batches, to_array
 from vitkit.inference.prediction import Prediction
+from vitkit.inference.tiles import TileResult, Tiling, predict_tiles
 from vitkit.ops.image_files import MAX_PIXELS, to_tensor
-from vitkit.protocols import DenseModel
+from vitkit.protocols import DenseModel, HasClassScores
 from vitkit.registry import TRANSFORMS
 from vitkit.seq2seq import Captioner
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
@@ -74,7 +75,7 @@ class Predictor:
             raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
 
     def __call__(
-        self, source: Any, *, threshold: float | None = None, batch_size: int = 1
+        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
     ) -> Prediction | list[Prediction] | Iterator[Prediction]:
         """Predict on whatever holds pictures or names them, see `find_pictures`.
 
@@ -82,7 +83,7 @@ class Predictor:
             source: one picture; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
                 a video or the number of a camera.
             threshold: least score of the objects that are shown; None: the model's own `thresholds`.
-            batch_size: see `stream`.
+            batch_size, tiles: see `stream`.
         Returns:
             one `Prediction`, a list of them, or an iterator that predicts as it goes. Files of a folder or a pattern
             that cannot be read are named in a warning and left out.
@@ -90,31 +91,40 @@ class Predictor:
             DataError: there is nothing to read, or what was read is no picture.
         """
         kind = find_pictures(source).kind
-        predictions = self.stream(source, threshold=threshold, batch_size=batch_size)
+        predictions = self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles)
         if kind == "stream":
             return predictions
         return next(predictions) if kind == "one" else list(predictions)
 
-    def predict(self, source: Any, *, threshold: float | None = None, batch_size: int = 1) -> list[Prediction]:
+    def predict(
+        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
+    ) -> list[Prediction]:
         """Predict like a call, but return a list of one picture, too, and of a stream once it has ended."""
-        return list(self.stream(source, threshold=threshold, batch_size=batch_size))
+        return list(self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles))
 
-    def stream(self, source: Any, *, threshold: float | None = None, batch_size: int = 1) -> Iterator[Prediction]:
+    def stream(
+        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
+    ) -> Iterator[Prediction]:
         """Predict on the pictures a batch at a time, so that memory need not hold all of them.
 
         Args:
             source: as of a call; its items may also be pairs of a name and a picture.
             threshold: as of a call.
             batch_size: with more than one, images of different sizes are padded, which changes the results of models
-                that do not isolate padding.
+                that do not isolate padding. With `tiles`, of which all have one size, tiles at once.
+            tiles: predict in tiles of this many pixels, see `Tiling`, for pictures much larger than the model's.
         Raises:
             DataError: as of a call.
+            ConfigError: what the model predicts has no tiles.
         """
+        tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
         thresholds = self.thresholds if threshold is None else ScoreThresholds(threshold, origin="as asked for")
         pictures = find_pictures(source)
         arrays = self._readable(pictures.named) if pictures.leaves_out_broken else self._read(pictures.named)
-        for batch in in_batches(arrays, batch_size):
-            for (name, picture), fields in zip(batch, self.run([picture for _, picture in batch])):
+        for batch in in_batches(arrays, 1 if tiling else batch_size):
+            images = [picture for _, picture in batch]
+            results = self.run(images) if tiling is None else [self.run_tiles(images[0], tiling, batch_size=batch_size)]
+            for (name, picture), fields in zip(batch, results):
                 yield Prediction(name, picture, fields, self.classes, thresholds, self.category_ids)
 
     def _read(self, named: Iterable[NamedPicture]) -> Iterator[tuple[str, np.ndarray]]:
@@ -150,6 +160,31 @@ class Predictor:
             raise ConfigError("the model classifies videos by the order of their frames, not pictures: give a video.")
         return self.run_batch(self.prepare(pictures), [picture.shape[:2] for picture in pictures])
 
+    def run_tiles(self, picture: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
+        """Predict on an array (H, W, 3) uint8 RGB in tiles, see `predict_tiles`; on one of one tile as `run` does."""
+        if not isinstance(self.model, DenseModel) or self.sampling is not None:
+            raise ConfigError(f"tiles: are for boxes, masks and maps; {type(self.model).__name__} predicts none.")
+        if len(tiling.tiles(*picture.shape[:2])) == 1:
+            return self.run([picture])[0]
+        return predict_tiles(picture, tiling, self._run_tiles, batch_size=batch_size)
+
+    @torch.inference_mode()
+    def _run_tiles(self, pictures: Sequence[np.ndarray]) -> list[TileResult]:
+        sizes = [picture.shape[:2] for picture in pictures]
+        batch = self.prepare(pictures).to(self.device)
+        with autocast(self.device, self.precision):
+            outputs = self.model(**batch.inputs)
+            results = [dict(result) for result in self.model.postprocess(outputs, sizes)]
+        tiles = []
+        for i, (result, size) in enumerate(zip(results, sizes)):
+            scores = None
+            if result.pop("semantic", None) is not None:
+                if not isinstance(self.model, HasClassScores):
+                    raise ConfigError(f"tiles: {type(self.model).__name__} has no semantic_scores to average.")
+                scores = self.model.semantic_scores(outputs, i, size)
+            tiles.append(TileResult(_on_cpu(result), scores))
+        return tiles
+
     @torch.inference_mode()
     def run_batch(self, batch: Batch, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Predict on a batch of images or clips; `sizes` are the (height, width) of the original pictures."""
@@ -160,7 +195,7 @@ class Predictor:
                 results = self.model.postprocess(outputs, sizes)
             else:
                 results = self.model.generate(batch.inputs)
-        return [{key: v.cpu() if isinstance(v, Tensor) else v for key, v in result.items()} for result in results]
+        return [_on_cpu(result) for result in results]
 
     def prepare(self, pictures: Sequence[np.ndarray]) -> Batch:
         """Collate arrays (H, W, 3) uint8 RGB after the transforms of validation images."""
@@ -188,6 +223,10 @@ class Predictor:
                 *resized.shape[1::-1],
             )
         return resized
+
+
+def _on_cpu(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.cpu() if isinstance(value, Tensor) else value for key, value in result.items()}
 
 
 def _resizes(transforms: Any) -> bool:

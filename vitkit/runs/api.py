@@ -16,7 +16,7 @@ from vitkit.engine.checkpoints import BEST_NAME, CONFIG_NAME, LAST_NAME
 from vitkit.engine.hooks import Interrupted
 from vitkit.engine.run_folder import check_resumable
 from vitkit.errors import ConfigError
-from vitkit.inference import Predictor, Translator, find_trained, load
+from vitkit.inference import Predictor, Tiling, Translator, find_trained, load
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.runs.testing import Evaluated, evaluate_config
 from vitkit.runs.training import train_config
@@ -104,6 +104,7 @@ def test(
     weights: str | Path | None = None,
     *,
     out: str | Path | None = None,
+    tiles: int | Tiling | None = None,
     device: str | None = None,
     trust: bool = False,
     **overrides: Any,
@@ -116,6 +117,7 @@ def test(
         model: see `find_model`.
         weights: of a config; None: those of `model`.
         out: a file to write the predictions into; None: none.
+        tiles: predict images in tiles of this many pixels, see `Tiling`.
         device, trust, overrides: see `train`.
     Raises:
         VitkitError: see vitkit/errors.py; whatever a user can cause.
@@ -125,7 +127,8 @@ def test(
         model, texts = _resolve(model, texts, trust=trust), []
     config, weights = find_trained(model, weights, overrides=texts, trust=trust)
     with _process_group(device) as rank_device:
-        result = evaluate_config(config, weights, rank_device)
+        tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
+        result = evaluate_config(config, weights, rank_device, tiling=tiling)
         if out is not None and result.metrics:
             result.write(out)
     return result

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,16 @@ import torch
 
 from vitkit.checkpoint import LoadReport, load_weights, read_checkpoint
 from vitkit.data.loading.loader import DataSettings
-from vitkit.distributed import first_rank_first
+from vitkit.distributed import first_rank_first, rank, world_size
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.settings import TrainSettings, require
-from vitkit.errors import CheckpointError
-from vitkit.logging import say
-from vitkit.models import build_model
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.inference import Predictor, Tiling, load
+from vitkit.logging import ProgressLines, say
 from vitkit.models.tta import MultiScaleFlip
-from vitkit.protocols import Evaluator, HasClasses, HasThings, HasVocabularies
+from vitkit.protocols import Evaluator, HasClasses, HasImageIds, HasThings, HasVocabularies, ImageDataset
 from vitkit.registry import CRITERIA, EVALUATORS
+from vitkit.runs.models import build_model_for
 from vitkit.seq2seq import Captioner
 from vitkit.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json
 
@@ -50,7 +52,12 @@ class Evaluated:
 
 
 def evaluate_config(
-    config: Mapping[str, Any], weights: str | Path, device: torch.device, *, tta_scales: Sequence[float] | None = None
+    config: Mapping[str, Any],
+    weights: str | Path,
+    device: torch.device,
+    *,
+    tta_scales: Sequence[float] | None = None,
+    tiling: Tiling | None = None,
 ) -> Evaluated:
     """Build data and model, and predict every sample once. All ranks call it, in their process group.
 
@@ -59,17 +66,19 @@ def evaluate_config(
         weights: a checkpoint, or a name of the model zoo.
         device: of this rank.
         tta_scales: relative sizes of a semantic model's images, each also mirrored, over which scores are averaged.
+        tiling: predict the stored images in tiles, each of which passes the validation transforms.
     Raises:
         VitkitError: see vitkit/errors.py; whatever a user can cause.
     """
     require(config, "model", "data.val", "evaluator", "train.epochs")
+    if tiling is not None:
+        return _evaluate_tiles(config, weights, device, tiling)
     settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
     dataset = data.dataset("val")
     vocabularies = use_saved_vocabularies(dataset, weights)
     loader = data.val_loader(dataset)
     classes = dataset.classes if isinstance(dataset, HasClasses) else None
-    things = dataset.things if isinstance(dataset, HasThings) else None
-    model = build_model(config["model"], classes=classes, things=things, vocabularies=vocabularies)
+    model = build_model_for(config, dataset, vocabularies)
     with first_rank_first():
         report = load_weights(model, weights, classes=classes)
     say(str(report))
@@ -92,6 +101,39 @@ def evaluate_config(
     # The first batch also pays for what is made once.
     median = statistics.median(seconds[1:] or seconds or [math.nan])
     return Evaluated(metrics, evaluator, report, median, "sentence" if is_text else "image")
+
+
+def _evaluate_tiles(config: Mapping[str, Any], weights: str | Path, device: torch.device, tiling: Tiling) -> Evaluated:
+    """Predict every stored image in tiles, each rank its share.
+
+    Raises:
+        ConfigError: the dataset has no images, or the model predicts nothing that can be merged.
+    """
+    dataset = DataSettings(**config["data"]).dataset("val")
+    if not (isinstance(dataset, ImageDataset) and isinstance(dataset, HasImageIds)):
+        raise ConfigError(f"tiles: are for images, and data.val is a {type(dataset).__name__}.")
+    settings = TrainSettings(**config["train"])
+    classes = dataset.classes if isinstance(dataset, HasClasses) else None
+    things = dataset.things if isinstance(dataset, HasThings) else None
+    with first_rank_first():
+        predictor = load(config, weights, classes=classes, things=things, device=device, precision=settings.precision)
+    if not isinstance(predictor, Predictor):
+        raise ConfigError("tiles: are for models of images, and this one reads text.")
+    say(str(predictor.report))
+    evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
+    mine = range(rank(), len(dataset), world_size())
+    progress, seconds = ProgressLines(len(mine), "images evaluated in tiles", every=20.0), []
+    for index in mine:
+        image = dataset.load_image(index)
+        started = time.perf_counter()
+        predicted = predictor.run_tiles(image, tiling)
+        seconds.append(time.perf_counter() - started)
+        evaluator.update([predicted], [{"image_id": dataset.image_ids[index]}])
+        progress.step()
+    evaluator.gather()
+    metrics = evaluator.compute()
+    median = statistics.median(seconds[1:] or seconds or [math.nan])
+    return Evaluated(metrics, evaluator, predictor.report, median, "image")
 
 
 def use_saved_vocabularies(dataset: Any, checkpoint: str | Path) -> dict[str, Vocabulary]:

@@ -1,0 +1,395 @@
+"""Predictions of overlapping tiles made into those of the image: objects, maps of classes, and panoptic maps."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from pycocotools import mask as coco_mask
+from torch import Tensor
+from torchvision.ops import box_area, box_iou
+
+from vitkit.evaluation.coco import masks_to_rle
+
+if TYPE_CHECKING:
+    from vitkit.inference.tiles import Tile, TileResult
+
+logger = logging.getLogger("vitkit")
+
+SAME = 0.5
+"""Least IoU, in what two tiles share, of two predictions of one object."""
+INSIDE = 0.8
+"""Least share of a part of an object, cut off by its tile's border, that lies in another tile's prediction of it."""
+BORDER = 1 / 50
+"""Of a tile's size: as near to the border of its tile, a box counts as cut off, or a part as inside another box."""
+MASK_BYTES = 4 << 30
+"""Masks of merged objects take at most so much memory, the best ones."""
+
+
+class Groups:
+    """Numbers that are joined into groups, each named by its least one."""
+
+    def __init__(self) -> None:
+        self.parents: list[int] = []
+
+    def new(self) -> int:
+        """Return a number that is alone in its group."""
+        self.parents.append(len(self.parents))
+        return len(self.parents) - 1
+
+    def of(self, number: int) -> int:
+        """Return the group of a number."""
+        while self.parents[number] != number:
+            self.parents[number] = self.parents[self.parents[number]]
+            number = self.parents[number]
+        return number
+
+    def join(self, a: int, b: int) -> None:
+        """Make one group of two."""
+        a, b = sorted((self.of(a), self.of(b)))
+        self.parents[b] = a
+
+
+@dataclass
+class _Objects:
+    """What was found in one tile."""
+
+    tile: "Tile"
+    first: int
+    """Number of the first object."""
+    scores: Tensor
+    labels: Tensor
+    boxes_xyxy: Tensor
+    """In pixels of the image."""
+    is_cut: Tensor
+    """(N,) bool: the box reaches a border of the tile that is none of the image."""
+    masks: list[dict[str, Any]] | None
+    """Run lengths, in the tile."""
+
+    def mask(self, index: int) -> np.ndarray:
+        """Return a mask, (h, w) bool of the tile."""
+        return coco_mask.decode(self.masks[index]).astype(bool)
+
+
+class ObjectMerger:
+    """Boxes, and perhaps masks, of which each object has one.
+
+    Of two tiles that overlap, predictions of one class are of one object if what lies in both tiles agrees (IoU of the
+    masks, or else boxes, from `SAME`); each has one partner at most, so that neighbours stay apart, and within a tile
+    nothing is suppressed. A part that its tile cuts off also belongs to a prediction that it lies inside. Objects in
+    several tiles get the highest score, and the box and mask of the best prediction that no tile cuts off; or, if
+    there is none, all parts together.
+
+    Args:
+        size: (height, width) of the image.
+    """
+
+    def __init__(self, size: tuple[int, int]):
+        self.size = size
+        self.groups = Groups()
+        self.parts: list[_Objects] = []
+
+    def add(self, tile: "Tile", result: "TileResult") -> None:
+        """Add what was predicted in a tile."""
+        fields = result.fields
+        boxes, masks = fields["boxes_xyxy"].float(), fields.get("masks")
+        kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
+        if masks is not None:
+            kept &= masks.flatten(1).any(1)
+            masks = masks_to_rle(masks[kept])
+        boxes = boxes[kept] + boxes.new_tensor([tile.left, tile.top, tile.left, tile.top])
+        numbers = [self.groups.new() for _ in range(len(boxes))]
+        part = _Objects(
+            tile,
+            numbers[0] if numbers else 0,
+            fields["scores"][kept].float(),
+            fields["labels"][kept],
+            boxes,
+            self._is_cut(boxes, tile),
+            masks,
+        )
+        for other in self.parts:
+            common = tile.intersection(other.tile)
+            if common is not None and numbers and len(other.scores):
+                for a, b in _partners(other, part, common):
+                    self.groups.join(other.first + a, part.first + b)
+        self.parts.append(part)
+
+    def _is_cut(self, boxes: Tensor, tile: "Tile") -> Tensor:
+        near = _border(tile)
+        height, width = self.size
+        borders = (
+            (tile.left > 0, boxes[:, 0] - tile.left),
+            (tile.top > 0, boxes[:, 1] - tile.top),
+            (tile.right < width, tile.right - boxes[:, 2]),
+            (tile.bottom < height, tile.bottom - boxes[:, 3]),
+        )
+        return torch.stack([(distance <= near) & inner for inner, distance in borders]).any(0)
+
+    def result(self) -> dict[str, Tensor]:
+        """Return scores, labels, boxes_xyxy and, if there are any, masks, best first."""
+        members: dict[int, list[tuple[_Objects, int]]] = {}
+        for part in self.parts:
+            for index in range(len(part.scores)):
+                members.setdefault(self.groups.of(part.first + index), []).append((part, index))
+        merged = [(max(float(part.scores[i]) for part, i in group), group) for group in members.values()]
+        merged.sort(key=lambda pair: -pair[0])
+        has_masks = bool(self.parts) and self.parts[0].masks is not None
+        if has_masks:
+            merged = self._as_many_as_fit(merged)
+        chosen = [_representatives(group) for _, group in merged]
+        boxes = [torch.stack([part.boxes_xyxy[i] for part, i in group]) for group in chosen]
+        result = {
+            "scores": torch.tensor([score for score, _ in merged]),
+            "labels": torch.tensor([int(group[0][0].labels[group[0][1]]) for group in chosen], dtype=torch.int64),
+            "boxes_xyxy": torch.stack([torch.cat((b[:, :2].amin(0), b[:, 2:].amax(0))) for b in boxes])
+            if boxes
+            else torch.zeros(0, 4),
+        }
+        if has_masks:
+            result["masks"] = torch.zeros(len(chosen), *self.size, dtype=torch.bool)
+            for mask, group in zip(result["masks"], chosen):
+                for part, index in group:
+                    mask[part.tile.rows, part.tile.columns] |= torch.from_numpy(part.mask(index))
+        return result
+
+    def _as_many_as_fit(self, merged: list[tuple[float, list]]) -> list[tuple[float, list]]:
+        most = max(1, MASK_BYTES // (self.size[0] * self.size[1]))
+        if len(merged) > most:
+            logger.warning(
+                "tiles: of %d objects the %d with the highest scores are kept, down to %.2f: masks of all would take "
+                "%.0f GiB",
+                len(merged),
+                most,
+                merged[most - 1][0],
+                len(merged) * self.size[0] * self.size[1] / 2**30,
+            )
+        return merged[:most]
+
+
+def _border(tile: "Tile") -> float:
+    return max(1.0, BORDER * max(tile.bottom - tile.top, tile.right - tile.left))
+
+
+def _representatives(group: list[tuple[_Objects, int]]) -> list[tuple[_Objects, int]]:
+    """Return the best prediction of an object that is not cut off, or else all of its parts.
+
+    Those of less than half the highest score do not count: a doubtful box agrees with a good one by chance.
+    """
+    best = max(float(part.scores[i]) for part, i in group)
+    group = [(part, i) for part, i in group if float(part.scores[i]) >= best / 2]
+    whole = [(part, i) for part, i in group if not part.is_cut[i]]
+    return [max(whole, key=lambda pair: float(pair[0].scores[pair[1]]))] if whole else group
+
+
+def _partners(a: _Objects, b: _Objects, common: "Tile") -> Iterator[tuple[int, int]]:
+    """Yield pairs of positions in two tiles that are of one object, see `ObjectMerger`."""
+    edges = a.boxes_xyxy.new_tensor([common.left, common.top, common.right, common.bottom])
+    clipped_a, clipped_b = (_clip(part.boxes_xyxy, edges) for part in (a, b))
+    reach = (box_area(clipped_a) > 0)[:, None] & (box_area(clipped_b) > 0)
+    comparable = (a.labels[:, None] == b.labels) & reach
+    similarity = torch.where(comparable, box_iou(clipped_a, clipped_b), torch.zeros(()))
+    if a.masks is not None:
+        _refine_by_masks(similarity, a, b, common)
+    # Of several partners, those that the model is sure of belong together.
+    weighted = similarity * (a.scores[:, None] * b.scores).sqrt()
+    weighted[similarity < SAME] = 0
+    free_a, free_b = torch.ones(len(a.scores), dtype=torch.bool), torch.ones(len(b.scores), dtype=torch.bool)
+    rows, columns = weighted.nonzero(as_tuple=True)
+    for k in weighted[rows, columns].argsort(descending=True, stable=True).tolist():
+        i, j = int(rows[k]), int(columns[k])
+        if free_a[i] and free_b[j]:
+            free_a[i] = free_b[j] = False
+            yield i, j
+    near = max(_border(a.tile), _border(b.tile))
+    shares = _inside(clipped_a, clipped_b, near) * (comparable & (a.is_cut & free_a)[:, None])
+    yield from _best_of_rows(shares * (2 * b.scores >= a.scores[:, None]))
+    shares = _inside(clipped_b, clipped_a, near) * (comparable.T & (b.is_cut & free_b)[:, None])
+    for j, i in _best_of_rows(shares * (2 * a.scores >= b.scores[:, None])):
+        yield i, j
+
+
+def _best_of_rows(shares: Tensor) -> list[tuple[int, int]]:
+    values, columns = shares.max(dim=1)
+    return [(row, int(columns[row])) for row in (values >= INSIDE).nonzero()[:, 0].tolist()]
+
+
+def _clip(boxes_xyxy: Tensor, edges: Tensor) -> Tensor:
+    """Cut boxes to the rectangle `edges` (4,); those beyond it have no area."""
+    low, high = boxes_xyxy[:, :2].maximum(edges[:2]), boxes_xyxy[:, 2:].minimum(edges[2:])
+    return torch.cat((low, high.maximum(low)), dim=1)
+
+
+def _inside(a: Tensor, b: Tensor, margin: float) -> Tensor:
+    """Return (N, M): which share of each box of `a` lies in each of `b`, if that is larger by `margin` all around."""
+    wider = b + b.new_tensor([-margin, -margin, margin, margin])
+    low = a[:, None, :2].maximum(wider[None, :, :2])
+    high = a[:, None, 2:].minimum(wider[None, :, 2:])
+    return (high - low).clamp(min=0).prod(-1) / box_area(a).clamp(min=1e-6)[:, None]
+
+
+def _refine_by_masks(similarity: Tensor, a: _Objects, b: _Objects, common: "Tile") -> None:
+    """Replace the IoU of boxes that overlap by that of their masks in what the tiles share."""
+    decoded: dict[tuple[int, int], np.ndarray] = {}
+
+    def inside(part: _Objects, index: int) -> np.ndarray:
+        key = (id(part), index)
+        if key not in decoded:
+            top, left = part.tile.top, part.tile.left
+            rows, columns = slice(common.top - top, common.bottom - top), slice(common.left - left, common.right - left)
+            decoded[key] = part.mask(index)[rows, columns]
+        return decoded[key]
+
+    for i, j in (similarity > SAME / 4).nonzero().tolist():
+        mask_a, mask_b = inside(a, i), inside(b, j)
+        union = int((mask_a | mask_b).sum())
+        similarity[i, j] = int((mask_a & mask_b).sum()) / union if union else 0.0
+
+
+class MapMerger:
+    """The class of each pixel by the mean of its scores in all tiles that it lies in.
+
+    The borders of all tiles cut the image into cells. Scores are kept of cells that lie in several tiles alone, and
+    only until the last of these has come.
+
+    Args:
+        size: (height, width) of the image.
+        tiles: all, in the order in which they come.
+    """
+
+    def __init__(self, size: tuple[int, int], tiles: Sequence["Tile"]):
+        self.semantic = torch.zeros(size, dtype=torch.int64)
+        self.row_cuts = sorted({cut for tile in tiles for cut in (tile.top, tile.bottom)})
+        self.column_cuts = sorted({cut for tile in tiles for cut in (tile.left, tile.right)})
+        self.awaited: dict[tuple[int, int], int] = {}
+        for tile in tiles:
+            for rows, columns in self._cells(tile):
+                self.awaited[rows[0], columns[0]] = self.awaited.get((rows[0], columns[0]), 0) + 1
+        self.sums: dict[tuple[int, int], Tensor] = {}
+
+    def _cells(self, tile: "Tile") -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Yield the (first, end) of the rows and of the columns of the cells in a tile."""
+        rows = [cut for cut in pairwise(self.row_cuts) if tile.top <= cut[0] < tile.bottom]
+        columns = [cut for cut in pairwise(self.column_cuts) if tile.left <= cut[0] < tile.right]
+        return product(rows, columns)
+
+    def add(self, tile: "Tile", result: "TileResult") -> None:
+        """Add the scores of a tile's pixels."""
+        cells = list(self._cells(tile))
+        for rows, scores in result.class_scores:
+            for (top, bottom), (left, right) in cells:
+                first, end = max(top, tile.top + rows.start), min(bottom, tile.top + rows.stop)
+                if first >= end:
+                    continue
+                within = slice(first - tile.top - rows.start, end - tile.top - rows.start)
+                part = scores[:, within, left - tile.left : right - tile.left].cpu()
+                if self.awaited[top, left] == 1 and (top, left) not in self.sums:
+                    self.semantic[first:end, left:right] = part.argmax(0)
+                    continue
+                if (top, left) not in self.sums:
+                    self.sums[top, left] = part.new_zeros(len(part), bottom - top, right - left)
+                self.sums[top, left][:, first - top : end - top] += part
+        for (top, bottom), (left, right) in cells:
+            self.awaited[top, left] -= 1
+            if self.awaited[top, left] == 0 and (top, left) in self.sums:
+                self.semantic[top:bottom, left:right] = self.sums.pop((top, left)).argmax(0)
+
+    def result(self) -> dict[str, Tensor]:
+        """Return semantic (H, W) int64."""
+        return {"semantic": self.semantic}
+
+
+class PanopticMerger:
+    """One panoptic map of those of all tiles.
+
+    Where tiles overlap, a pixel belongs to the segment that the tile says in whose inside it lies deeper. Things of one
+    class whose pixels in what two tiles share have an IoU above `SAME` are one, and so is all stuff of a class.
+
+    Args:
+        size: (height, width) of the image.
+    """
+
+    def __init__(self, size: tuple[int, int]):
+        self.ids = np.zeros(size, np.int32)
+        self.depth = np.zeros(size, np.int32)
+        """How far each pixel is from the border of the tile that it has its segment of."""
+        self.groups = Groups()
+        self.groups.new()  # void
+        self.segments: dict[int, dict[str, Any]] = {}
+        self.stuff: dict[int, int] = {}
+        self.tiles: list[Tile] = []
+
+    def add(self, tile: "Tile", result: "TileResult") -> None:
+        """Add the map of a tile."""
+        segments = result.fields["segments_info"]
+        lookup = np.zeros(max((s["id"] for s in segments), default=0) + 1, np.int32)
+        for segment in segments:
+            lookup[segment["id"]] = self._number(segment)
+        ids = lookup[result.fields["panoptic"].numpy()]
+        for other in self.tiles:
+            common = tile.intersection(other)
+            if common is not None:
+                new = ids[common.top - tile.top : common.bottom - tile.top]
+                new = new[:, common.left - tile.left : common.right - tile.left]
+                self._join_things(self.ids[common.rows, common.columns], new)
+        region = (tile.rows, tile.columns)
+        depth = self._depth(tile)
+        deeper = (ids > 0) & ((depth > self.depth[region]) | (self.ids[region] == 0))
+        self.ids[region][deeper] = ids[deeper]
+        self.depth[region][deeper] = depth[deeper]
+        self.tiles.append(tile)
+
+    def _number(self, segment: dict[str, Any]) -> int:
+        """Return the number of a tile's segment in the image."""
+        label, is_thing = segment["label"], segment.get("is_thing", True)
+        if not is_thing and label in self.stuff:
+            number = self.stuff[label]
+            self.segments[number]["score"] = max(self.segments[number]["score"], segment["score"])
+            return number
+        number = self.groups.new()
+        self.segments[number] = dict(segment)
+        if not is_thing:
+            self.stuff[label] = number
+        return number
+
+    def _join_things(self, old: np.ndarray, new: np.ndarray) -> None:
+        base = len(self.groups.parents)
+        codes, counts = np.unique(old.astype(np.int64) * base + new, return_counts=True)
+        olds, news = np.divmod(codes, base)
+        areas_old, areas_new = np.bincount(olds, weights=counts), np.bincount(news, weights=counts)
+        for a, b, count in zip(olds.tolist(), news.tolist(), counts.tolist()):
+            if a and b and self.groups.of(a) != self.groups.of(b):
+                one, other = self.segments[a], self.segments[b]
+                is_thing = one.get("is_thing", True) and other.get("is_thing", True)
+                union = areas_old[a] + areas_new[b] - count
+                if is_thing and one["label"] == other["label"] and count > SAME * union:
+                    self.groups.join(a, b)
+
+    def _depth(self, tile: "Tile") -> np.ndarray:
+        """How far each pixel of a tile is from its borders inside the image, (h, w) int32."""
+        far = np.iinfo(np.int32).max
+
+        def along(first: int, end: int, length: int) -> np.ndarray:
+            pixels = np.arange(first, end, dtype=np.int32)
+            low = pixels - first + 1 if first > 0 else np.full_like(pixels, far)
+            return np.minimum(low, end - pixels if end < length else far)
+
+        height, width = self.ids.shape
+        rows, columns = along(tile.top, tile.bottom, height), along(tile.left, tile.right, width)
+        return np.minimum(rows[:, None], columns[None])
+
+    def result(self) -> dict[str, Any]:
+        """Return panoptic (H, W) int32 and segments_info, with ids from 1."""
+        roots = np.array([self.groups.of(number) for number in range(len(self.groups.parents))], np.int32)
+        present = np.flatnonzero(np.bincount(roots[self.ids].ravel(), minlength=len(roots)))
+        present = present[present > 0]
+        new_ids = np.zeros(len(roots), np.int32)
+        new_ids[present] = np.arange(1, len(present) + 1)
+        segments = []
+        for root in present.tolist():
+            scores = [self.segments[number]["score"] for number in np.flatnonzero(roots == root).tolist()]
+            segments.append({**self.segments[root], "id": int(new_ids[root]), "score": max(scores)})
+        return {"panoptic": torch.from_numpy(new_ids[roots[self.ids]]), "segments_info": segments}

@@ -1,0 +1,140 @@
+"""Tiles of images that are much larger than those a model was trained on: where they lie, and how many."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from vitkit.errors import ConfigError
+from vitkit.inference.merging import MapMerger, ObjectMerger, PanopticMerger
+
+LEAST_SIZE = 16
+"""Pixels of a tile's side."""
+
+
+class Tile(NamedTuple):
+    """A rectangle of an image, in pixels."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+    @property
+    def rows(self) -> slice:
+        """Rows of the image."""
+        return slice(self.top, self.bottom)
+
+    @property
+    def columns(self) -> slice:
+        """Columns of the image."""
+        return slice(self.left, self.right)
+
+    def intersection(self, other: "Tile") -> "Tile | None":
+        """Return what two tiles share; None if nothing."""
+        common = Tile(*map(max, self[:2], other[:2]), *map(min, self[2:], other[2:]))
+        return common if common.top < common.bottom and common.left < common.right else None
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How images are cut into tiles."""
+
+    size: int
+    """Height and width of a tile in pixels of the image."""
+    overlap: int | None = None
+    """The least that neighbours share, in pixels; None: a quarter of `size`. An object that is no larger lies whole in
+    one tile at least; one that is larger is put together of its parts."""
+
+    def __post_init__(self) -> None:
+        if self.size < LEAST_SIZE:
+            raise ConfigError(f"tiles: a size of {self.size} pixels; expected at least {LEAST_SIZE}.")
+        if not 0 <= self.shared <= self.size // 2:
+            raise ConfigError(
+                f"tiles: an overlap of {self.shared} pixels; expected 0 to {self.size // 2}, half of one."
+            )
+
+    @property
+    def shared(self) -> int:
+        """The overlap in pixels."""
+        return self.size // 4 if self.overlap is None else self.overlap
+
+    def tiles(self, height: int, width: int) -> list[Tile]:
+        """Return the tiles of an image, spread evenly over it; neighbours along its shorter side follow each other."""
+        tiles = [
+            Tile(top, left, min(top + self.size, height), min(left + self.size, width))
+            for top in self._starts(height)
+            for left in self._starts(width)
+        ]
+        return tiles if width <= height else sorted(tiles, key=lambda tile: tile.left)
+
+    def _starts(self, length: int) -> list[int]:
+        if length <= self.size:
+            return [0]
+        count = math.ceil((length - self.shared) / (self.size - self.shared))
+        return np.linspace(0, length - self.size, count).round().astype(int).tolist()
+
+
+class TileResult(NamedTuple):
+    """What a model predicted in one tile."""
+
+    fields: dict[str, Any]
+    """What `postprocess` returned, in pixels of the tile."""
+    class_scores: Iterable[tuple[range, Tensor]] | None
+    """Rows of the tile, and the scores (C, rows, w) of their pixels; None if the model makes no semantic map."""
+
+
+def predict_tiles(
+    image: np.ndarray,
+    tiling: Tiling,
+    predict: Callable[[list[np.ndarray]], Sequence[TileResult]],
+    *,
+    batch_size: int = 1,
+) -> dict[str, Any]:
+    """Predict an image in tiles, and merge the predictions of all.
+
+    Boxes and masks that two tiles predict of one object become one (see `ObjectMerger`), the scores of pixels are
+    averaged where tiles overlap (`MapMerger`), and segments that lie in several tiles are joined (`PanopticMerger`).
+    In memory are the merged result, `batch_size` tiles, and, of a semantic map, the scores of the pixels that are still
+    to be averaged.
+
+    Args:
+        image: (H, W, 3) uint8 RGB.
+        tiling: how to cut it.
+        predict: of pictures (h, w, 3) of one size.
+        batch_size: tiles at once.
+    Returns:
+        what a model's `postprocess` returns, in pixels of the image.
+    Raises:
+        ConfigError: the model predicts neither boxes, nor masks, nor maps.
+    """
+    size = image.shape[:2]
+    tiles = tiling.tiles(*size)
+    mergers: list[ObjectMerger | MapMerger | PanopticMerger] = []
+    for start in range(0, len(tiles), batch_size):
+        chosen = tiles[start : start + batch_size]
+        results = predict([image[tile.rows, tile.columns] for tile in chosen])
+        for tile, result in zip(chosen, results):
+            mergers = mergers or _mergers(result, tiles, size)
+            for merger in mergers:
+                merger.add(tile, result)
+    return {name: value for merger in mergers for name, value in merger.result().items()}
+
+
+def _mergers(result: TileResult, tiles: list[Tile], size: tuple[int, int]) -> list[Any]:
+    """Return a merger for each kind of prediction in the result of a tile."""
+    mergers = []
+    if "boxes_xyxy" in result.fields:
+        mergers.append(ObjectMerger(size))
+    if result.class_scores is not None:
+        mergers.append(MapMerger(size, tiles))
+    if "panoptic" in result.fields:
+        mergers.append(PanopticMerger(size))
+    if not mergers:
+        raise ConfigError(
+            f"tiles: are for boxes, masks and maps, which can be merged; the model predicts {', '.join(result.fields)}."
+        )
+    return mergers
