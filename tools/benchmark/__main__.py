@@ -131,4 +131,7 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
+    # The processes of the parts import what they are sent by its module's name, which is not "__main__".
+    from vitkit.tools.benchmark.__main__ import main
+
     main()

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.loading.collate import collate
+from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.crops import resized_size
 from vitkit.data.transforms.pipelines import DETRTrainTransforms
 from vitkit.errors import DataError
@@ -89,7 +90,7 @@ def _vitkit_batch(paths: list[Path]) -> object:
     for path in paths:
         image = read_image(path)
         boxes_xyxy = _boxes_xyxy(*image.shape[:2]).astype(np.float32)
-        result = _TRANSFORMS(image, boxes_xyxy, np.zeros(len(boxes_xyxy), np.int64))
+        result = _TRANSFORMS(AnnotatedImage(image, boxes_xyxy, np.zeros(len(boxes_xyxy), np.int64)))
         boxes = torch.from_numpy(result.boxes_xyxy)
         samples.append({"image": to_tensor(result.image), "target": {"boxes_xyxy": boxes}})
     return collate(samples)
