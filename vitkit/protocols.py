@@ -110,6 +110,14 @@ class HasPixelStatistics(Protocol):
 
 
 @runtime_checkable
+class HasBlocks(Protocol):
+    """A backbone of another library, whose blocks nothing else tells."""
+
+    def block_names(self) -> list[str]:
+        """Return the names of the modules that are its blocks, from the first to the last."""
+
+
+@runtime_checkable
 class SupportsActivationCheckpointing(Protocol):
     """A block that may recompute its activations in the backward pass; it sets the attribute to False at first."""
 

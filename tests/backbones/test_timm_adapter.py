@@ -1,10 +1,13 @@
 import pytest
 import timm
 import torch
+from timm.models.vision_transformer import checkpoint_filter_fn
+from torch import nn
 
 from vitkit.backbones.timm_adapter import TimmBackbone
 from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
+from vitkit.engine.optim import layer_factors
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
@@ -212,3 +215,49 @@ def test_wrong_arguments_are_named(arguments, message):
 def test_wrong_images_are_named(shape, message):
     with pytest.raises(DataError, match=message):
         TimmBackbone(CONV)(torch.zeros(shape))
+
+
+DINOV2 = "vit_small_patch14_dinov2"
+
+
+def test_weights_of_other_patches_are_resampled_as_timm_does(monkeypatch):
+    theirs = timm.create_model(DINOV2, img_size=126)  # 9 x 9 patches of 14 pixels, and a token of the class
+    asked_for = timm.create_model(DINOV2, patch_size=16)
+    expected = checkpoint_filter_fn(theirs.state_dict(), asked_for)
+    model = BACKBONES.build(f"timm/{DINOV2}", patch_size=16)
+    assert model.feature_info == {"res4": (384, 16)}
+    load_weights(model, theirs.state_dict(), strict=False)
+    ours = model.state_dict()
+    for name in ("patch_embed.proj.weight", "pos_embed", "cls_token", "blocks.3.mlp.fc1.weight"):
+        torch.testing.assert_close(ours[f"net.model.{name}"], expected[name], msg=name)
+    with torch.no_grad():
+        assert model.eval()(images(70, 90))["res4"].shape == (1, 384, 5, 6)
+
+
+def test_patches_of_a_network_without_them_cannot_be_set():
+    with pytest.raises(ConfigError, match="patch_size"):
+        BACKBONES.build("timm/resnet18", patch_size=16)
+
+
+def test_pixels_are_normalised_as_the_weights_expect():
+    assert BACKBONES.build(f"timm/{VIT}").pixel_mean == (0.5, 0.5, 0.5)
+    assert BACKBONES.build("timm/resnet18").pixel_mean == (0.485, 0.456, 0.406)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "count"), [(VIT, "net.model.blocks.0", 12), (CONV, "net.stages_0.blocks.0", 12)]
+)
+def test_blocks_have_rates_of_their_own(name, first, count):
+    """What is between two blocks, a ConvNeXt's downsampling, goes with the lower one."""
+    model = nn.Module()
+    model.backbone = BACKBONES.build(f"timm/{name}")
+    model.head = nn.Linear(2, 2)
+    blocks = model.backbone.block_names()
+    assert blocks[0] == first and len(blocks) == count
+    factors = layer_factors(model, 0.5)
+    assert factors.keys() == {name for name, _ in model.named_parameters()}
+    assert factors["head.weight"] == 1
+    for depth, block in enumerate(blocks, start=1):
+        inside = {factor for name, factor in factors.items() if name.startswith(f"backbone.{block}.")}
+        assert inside == {0.5 ** (count + 1 - depth)}, block
+    assert factors[next(name for name, _ in model.named_parameters())] == 0.5 ** (count + 1)

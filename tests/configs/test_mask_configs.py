@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
 from vitkit.config import load_config
@@ -124,6 +125,20 @@ def test_a_config_is_valid_and_its_parts_fit_together(name):
     assert config["train"]["best_metric"] == METRIC[model.tasks[0]]
     images_per_step = 8 * config["data"]["images_per_gpu"]
     assert images_per_step == config["train"]["reference_batch_size"]  # on 8 GPUs, as the first line says
+
+
+@pytest.mark.parametrize("name", ["mask2former_dinov3_base_coco_instance", "mask2former_dinov3_base_ade20k_semantic"])
+def test_a_config_on_a_vit_of_timm_fits_together(name):
+    if not timm.is_model("vit_base_patch16_dinov3"):
+        pytest.skip(f"timm {timm.__version__} has no DINOv3")
+    config = load(name)
+    model = build_model(config["model"], classes=["a", "b"])
+    assert list(model.neck.feature_info) == ["mask_features", "res3", "res4", "res5"]
+    optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)
+    rates = {group["lr"] for group in optimizer.param_groups}
+    assert max(rates) == config["optimizer"]["lr"] and min(rates) == pytest.approx(1e-4 * 0.8**13)
+    text = (CONFIGS / f"{name}.py").read_text(encoding="utf-8")
+    assert f"configs/{name}.py" in text and "Reference:" in text
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

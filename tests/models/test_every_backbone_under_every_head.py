@@ -1,6 +1,7 @@
 """The matrix of backbone families and heads, in tiny settings, at odd image sizes."""
 
 import pytest
+import timm
 import torch
 
 from vitkit.errors import ConfigError
@@ -17,8 +18,10 @@ BACKBONES = {
     "lrnet": dict(type="LRNet", depth=26, kernel_size=3),
     "nonlocal": dict(type="NonLocalResNet", depth=50, pretrained=False, positions={"res4": [1]}),
     "timm": "timm/test_resnet.r160_in1k",
+    "dinov2": dict(type="timm/vit_small_patch14_reg4_dinov2", patch_size=16),
+    "dinov3": "timm/vit_small_patch16_dinov3",
 }
-ONE_MAP = {"vit", "vit_windows"}
+ONE_MAP = {"vit", "vit_windows", "dinov2", "dinov3"}
 
 HEADS = {
     "detr": dict(
@@ -113,6 +116,8 @@ def batch():
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_every_pair_trains_at_odd_sizes(backbone, head):
+    if backbone == "dinov3" and not timm.is_model("vit_small_patch16_dinov3"):
+        pytest.skip(f"timm {timm.__version__} has no DINOv3")
     torch.manual_seed(0)
     model = build(backbone, head).train()
     images, mask, targets = batch()

@@ -1,17 +1,21 @@
 """timm's models as backbones (https://github.com/huggingface/pytorch-image-models)."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Protocol, runtime_checkable
 
 import timm
 import torch
 import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import group_parameters
 from torch import Tensor, nn
 
 from vitkit.backbones.base import BackboneBase, check_images, choose_features
 from vitkit.errors import ConfigError
+from vitkit.ops.images import check_pixel_statistics
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -42,8 +46,10 @@ class TimmBackbone(BackboneBase):
         frozen_stages: how many of timm's parameter groups are not trained, beside the stem.
         drop_path: timm's `drop_path_rate`; None: the model's default.
         pretrained: as `BackboneBase` says; True: timm's weights of that name.
+        patch_size: of a plain ViT, in pixels; weights of another one, such as DINOv2's 14, are resampled when they are
+            loaded (https://arxiv.org/abs/2212.08013). None: the model's.
     Raises:
-        ConfigError: timm has no model of that name, or it gives no such maps.
+        ConfigError: timm has no model of that name, it gives no such maps, or its patches cannot be set.
     """
 
     optional_weights = ("*num_batches_tracked",)
@@ -59,6 +65,7 @@ class TimmBackbone(BackboneBase):
         frozen_stages: int = 0,
         drop_path: float | None = None,
         pretrained: bool | str = False,
+        patch_size: int | None = None,
     ):
         self.check_arguments(name)
         super().__init__()
@@ -67,14 +74,18 @@ class TimmBackbone(BackboneBase):
         self.frozen_stages = frozen_stages
         self.is_classifier = num_classes is not None
         self._activation_checkpointing = False
-        options = {} if drop_path is None else {"drop_path_rate": drop_path}
+        options = {"drop_path_rate": drop_path, "patch_size": patch_size}
+        options = {option: value for option, value in options.items() if value is not None}
+        cfg = timm.get_pretrained_cfg(name)
+        if cfg is not None:
+            self.pixel_mean, self.pixel_std = check_pixel_statistics(cfg.mean, cfg.std)
         if self.is_classifier:
             self.feature_info = choose_features(name, {}, out_features, num_classes=num_classes)
             self.net = _create(name, num_classes=num_classes, **options)
             heads = self.net.pretrained_cfg.get("classifier") or ()
             self.class_head = tuple(f"net.{head}." for head in ((heads,) if isinstance(heads, str) else heads))
         else:
-            self.indices, available = _features(name)
+            self.indices, available = _features(name, {} if patch_size is None else {"patch_size": patch_size})
             if out_features is None:
                 out_features = [feature for feature, info in available.items() if info.stride >= 4] or None
             self.feature_info = choose_features(name, available, out_features, num_classes=None)
@@ -161,11 +172,34 @@ class TimmBackbone(BackboneBase):
         return self.get_parameter(key) if any(True for _ in module.children()) else module
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Rename timm's keys, of full models, to those of the part that is kept here."""
+        """Rename timm's keys, of full models, to those of the part that is kept here; resample other patch sizes."""
         names = [key.removeprefix(prefix) for key in state if key.startswith(prefix)]
+        expected = self.state_dict()
         for name, key in self._renamed(names).items():
-            if key != name:
-                state[prefix + key] = state.pop(prefix + name)
+            value = state.pop(prefix + name)
+            state[prefix + key] = _resampled(key, value, expected[key]) if key in expected else value
+
+    def block_names(self) -> list[str]:
+        """Return the names of timm's blocks as far as they are kept, in their order."""
+        with torch.device("meta"):
+            full = timm.create_model(self.name)
+        groups = group_parameters(full, full.group_matcher(coarse=False))
+        parameters = [name for name, _ in self.named_parameters()]
+        blocks = []
+        for _, names in sorted(groups.items())[1:]:  # after the stem
+            kept = set(self._renamed(names).values())
+            keys = [name for name in parameters if name in kept]
+            block = _shared_module(keys)
+            if {name for name in parameters if name.startswith(f"{block}.")} > set(keys):
+                # A downsampling and the block after it, or the last block and a norm: most parameters are the block's.
+                depth = len(block.split(".")) + 1 if block else 1
+                children = Counter(".".join(key.split(".")[:depth]) for key in keys)
+                child_name = children.most_common(1)[0][0]
+                block = _shared_module([key for key in keys if key.startswith(f"{child_name}.")])
+            is_head = any(head.startswith(f"{block}.") or f"{block}.".startswith(head) for head in self.class_head)
+            if block and not is_head:
+                blocks.append(block)
+        return blocks
 
     def needs_none_of(self, names: Sequence[str]) -> list[str]:
         """Return those of timm's entries that feature maps are made without."""
@@ -215,15 +249,17 @@ def _create(name: str, **options: Any) -> nn.Module:
     raise ConfigError(f"timm's {name}: {reason}.")
 
 
-def _features(name: str) -> tuple[dict[str, int], dict[str, FeatureInfo]]:
+def _features(name: str, options: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, FeatureInfo]]:
     """Return feature name -> timm's index, and feature name -> its info; fine to coarse.
 
+    Args:
+        options: of timm's constructor.
     Raises:
         ConfigError: the model gives no maps.
     """
     try:
         with torch.device("meta"):
-            info = _create(name, features_only=True).feature_info
+            info = _create(name, features_only=True, **options).feature_info
     except (RuntimeError, AttributeError, AssertionError) as error:
         raise ConfigError(
             f"timm's {name} gives no feature maps ({str(error).splitlines()[0]}). timm.list_models(...) lists models; "
@@ -232,6 +268,26 @@ def _features(name: str) -> tuple[dict[str, int], dict[str, FeatureInfo]]:
     rows = sorted(zip(info.reduction(), info.out_indices, info.channels()))
     indices = {f"res{round(math.log2(stride))}": index for stride, index, _ in rows}
     return indices, {f"res{round(math.log2(s))}": FeatureInfo(channels, s) for s, _, channels in rows}
+
+
+def _shared_module(keys: Sequence[str]) -> str:
+    """Return the name of the innermost module that all parameters of these names are in; "" for none."""
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*(key.split(".")[:-1] for key in keys)))
+    return ".".join(parts[0] for parts in shared)
+
+
+def _resampled(key: str, value: Tensor, expected: Tensor) -> Tensor:
+    """Return a ViT's patch projection, or its positions, at the size of patches that is expected."""
+    if value.shape == expected.shape:
+        return value
+    if key.endswith("patch_embed.proj.weight") and value.shape[:2] == expected.shape[:2]:
+        return resample_patch_embed(value, list(expected.shape[2:]))
+    if key.endswith("pos_embed") and value.ndim == 3 and value.shape[2] == expected.shape[2]:
+        old, new = (math.isqrt(x.shape[1]) for x in (value, expected))  # before them, tokens that are no patches
+        others = value.shape[1] - old**2
+        if expected.shape[1] - new**2 == others:
+            return resample_abs_pos_embed(value, [new, new], [old, old], num_prefix_tokens=others)
+    return value
 
 
 BACKBONES.register_prefix("timm/", TimmBackbone, argument="name")

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, MultiStepLR, PolynomialLR, SequentialLR
 
 from vitkit.errors import ConfigError
-from vitkit.protocols import SupportsActivationCheckpointing, child
+from vitkit.protocols import HasBlocks, SupportsActivationCheckpointing, child
 from vitkit.registry import OPTIMIZERS, SCHEDULES, nearest
 
 _LAYER_KINDS = {"norms": (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm), "embeddings": (nn.Embedding,)}
@@ -136,8 +136,9 @@ def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
     """Layer-wise learning rates, with which pretrained transformers are fine-tuned (https://arxiv.org/abs/2003.10555).
 
     The layers are the blocks of `model.backbone` (without one, of the model): modules with an attribute
-    `activation_checkpointing`, in the order in which they were made. What lies before the first block is a layer below
-    it; what lies between two, such as downsampling, goes with the lower; everything else is above the last block.
+    `activation_checkpointing`, in the order in which they were made, or what a backbone itself calls its blocks
+    (`HasBlocks`). What lies before the first block is a layer below it; what lies between two, such as downsampling,
+    goes with the lower; everything else is above the last block.
 
     Args:
         decay: factor from each layer to the one below; 1 for none.
@@ -149,11 +150,7 @@ def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
     if not 0 < decay <= 1:
         raise ConfigError(f"optimizer.layer_decay: got {decay}; expected above 0, at most 1.")
     inside = "backbone." if child(model, "backbone") is not None else ""
-    blocks: list[str] = []
-    for name, module in model.named_modules():
-        is_block = isinstance(module, SupportsActivationCheckpointing)
-        if is_block and name.startswith(inside) and not _below(name, blocks[-1:]):
-            blocks.append(name)
+    blocks = _block_names(model, inside)
     if not blocks:
         raise ConfigError(f"optimizer.layer_decay: the backbone of {type(model).__name__} has no blocks to decay over.")
     factors, layer = {}, 0
@@ -167,6 +164,19 @@ def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
         above = block is None and layer == len(blocks)
         factors[name] = 1.0 if above else decay ** (len(blocks) + 1 - layer)
     return factors
+
+
+def _block_names(model: nn.Module, inside: str) -> list[str]:
+    """Return the names of the blocks below the prefix `inside`, in their order."""
+    backbone = child(model, "backbone")
+    if isinstance(backbone, HasBlocks):
+        return [f"backbone.{name}" for name in backbone.block_names()]
+    blocks: list[str] = []
+    for name, module in model.named_modules():
+        is_block = isinstance(module, SupportsActivationCheckpointing)
+        if is_block and name.startswith(inside) and not _below(name, blocks[-1:]):
+            blocks.append(name)
+    return blocks
 
 
 def _below(name: str, modules: Sequence[str]) -> bool:

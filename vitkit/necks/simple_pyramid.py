@@ -74,7 +74,10 @@ class SimpleFeaturePyramid(nn.Module):
         strides = sorted(set(strides))
         for value, whose in ((stride, f"the map {self.in_feature!r}"), *((s, "a level") for s in strides)):
             if value < 1 or value & (value - 1):
-                raise ConfigError(f"SimpleFeaturePyramid: stride {value} of {whose}: expected a power of 2.")
+                raise ConfigError(
+                    f"SimpleFeaturePyramid: stride {value} of {whose}: expected a power of 2. timm's plain ViTs of "
+                    "other patches take model.backbone.patch_size=16."
+                )
         if not strides:
             raise ConfigError("SimpleFeaturePyramid: strides is empty; expected powers of 2, such as (4, 8, 16, 32).")
         factor = stride // strides[0]

@@ -1,0 +1,30 @@
+"""Plain ViTs trained without labels, through timm: DINOv2 (Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and
+DINOv3 (Siméoni et al. 2025, https://arxiv.org/abs/2508.10104).
+
+Their weights are downloaded from timm's pages; those of DINOv3 are under a licence of their own.
+"""
+
+DINOV2 = {
+    size: dict(type=f"timm/vit_{size}_patch14_reg4_dinov2.lvd142m", pretrained=True, patch_size=16)
+    for size in ("small", "base", "large")
+}
+"""Patches of 14 pixels are resampled to 16, so that maps have strides that are powers of 2."""
+
+DINOV3 = {
+    size: dict(type=f"timm/vit_{size}_patch16_dinov3.lvd1689m", pretrained=True) for size in ("small", "base", "large")
+}
+
+
+def with_plain_vit(cfg, backbone, strides=(4, 8, 16, 32), layer_decay=0.8):
+    """A config with this backbone, and a pyramid made of its one map in front of the neck; returned, and changed.
+
+    The rate falls from block to block (ViTDet, https://arxiv.org/abs/2203.16527); model.backbone.frozen_stages, the
+    number of blocks, freezes them instead.
+    """
+    model = cfg["model"]
+    neck = {name: value for name, value in model["neck"].items() if name != "in_features"}
+    model["backbone"] = dict(backbone, drop_path=0.1)
+    model["neck"] = dict(type="SimpleFeaturePyramid", out_channels=256, strides=list(strides), neck=neck)
+    cfg["optimizer"].update(backbone_lr=None, layer_decay=layer_decay, weight_decay=0.05)
+    cfg["train"]["precision"] = "bf16"
+    return cfg

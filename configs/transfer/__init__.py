@@ -1,0 +1,1 @@
+"""Small runs on real images from ImageNet weights, and the same from random ones: what pretraining is worth."""

@@ -1,0 +1,19 @@
+"""Show, Attend and Tell (Xu et al. 2015, https://arxiv.org/abs/1502.03044) on a few images, from ImageNet weights.
+
+configs/caption_sat_soft_flickr8k.py for a part of Flickr8k (741 images): the backbone is frozen, so that its maps may
+be computed once (tools/cache_features.py), and what is left to learn fits in minutes.
+
+Run:  python tools/train.py configs/transfer/captions.py data.root=DIR    (DIR holds images/ and annotations/)
+      From random weights: model.backbone.pretrained=false. From Keras's: see configs/parts/resnet.py.
+Here: not yet run; configs/caption_sat_soft_flickr8k.py has figures from random weights.
+"""
+
+from vitkit.configs.caption_sat_soft_flickr8k import config as base
+from vitkit.configs.parts.resnet import resnet50_for_transfer
+
+
+def config():
+    cfg = base()
+    cfg["model"]["backbone"] = resnet50_for_transfer(out_features=["res4"])
+    cfg["train"].update(epochs=20, eval_every=5)
+    return cfg
