@@ -93,6 +93,13 @@ class MakesFeatures(Protocol):
 
 
 @runtime_checkable
+class HasDilation(Protocol):
+    """A backbone whose last stage may keep its resolution and dilate its kernels (DC5), with the same weights."""
+
+    is_dilated: bool
+
+
+@runtime_checkable
 class HasPretrained(Protocol):
     """A backbone or a model that has pretrained weights to start from."""
 

@@ -149,6 +149,7 @@ class ResNet(BackboneBase, tv.ResNet):
             if stride_in_1x1:
                 module.stride_in_first()
         self.depth = depth
+        self.is_dilated = dilation
 
         # What is not needed is not kept: it would never get a gradient, which DDP does not forgive.
         self.drop_stages_after(stage_names[-1])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitkit.checkpoint.dilation import check_dilation
 from vitkit.checkpoint.files import read_checkpoint
 from vitkit.errors import CheckpointError
 from vitkit.protocols import AdaptsState, HasClassHead, MakesFeatures
@@ -88,8 +89,9 @@ def load_weights(
     from vitkit import model_zoo
     from vitkit.model_zoo.converters import convert_official, describe
 
+    zoo_name = None
     if isinstance(source, str) and not Path(source).exists() and source in model_zoo.index():
-        source = model_zoo.published_weights(source)
+        zoo_name, source = source, model_zoo.published_weights(source)
     name = "the given state dict" if isinstance(source, Mapping) else str(source)
     checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
     state = stored = state_dict_of(checkpoint, name)
@@ -107,6 +109,7 @@ def load_weights(
     if strict and _is_of_another_model(state, expected):
         report.compare(state, expected)
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
+    check_dilation(model, checkpoint, name, zoo_name=zoo_name, only_start=new_class_head)
     trained_classes = classes_of(checkpoint, name) or (converter and converter.classes)
     head_keys = _head_of_other_classes(model, state, expected, trained_classes, classes)
     if head_keys and not new_class_head:
