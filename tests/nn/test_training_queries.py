@@ -43,7 +43,7 @@ def test_the_usual_queries_alone_have_no_mask_and_plain_outputs():
 
 
 def test_outputs_are_told_apart_by_the_rows_of_each_part():
-    noised = DenoisingQueries(torch.zeros(1, 2, 8), torch.zeros(1, 2, 4), [], num_groups=2)
+    noised = DenoisingQueries(torch.zeros(1, 2, 8), [], 2, torch.zeros(1, 2, 4))
     layers = [dict(x=10 * layer + torch.arange(9)[None]) for layer in range(2)]
     outputs = QueryLayout(3, noised, group_sizes=[3, 1]).outputs(layers)
     assert outputs["x"].tolist() == [[16, 17, 18]]

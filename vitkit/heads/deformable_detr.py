@@ -20,7 +20,8 @@ from vitkit.nn.deformable_transformer import (
 )
 from vitkit.nn.denoising import BoxDenoising, DenoisingSettings
 from vitkit.nn.position import sine_positions_boxes
-from vitkit.nn.training_queries import DenoisingQueries, QueryLayout
+from vitkit.nn.query_groups import GroupQueries, GroupSettings
+from vitkit.nn.training_queries import DenoisingQueries
 from vitkit.registry import HEADS
 from vitkit.structures import DetectionTarget, FeatureInfo
 
@@ -57,6 +58,8 @@ class DeformableDETRHead(nn.Module):
         num_classes: the logits per query; there is none for "no object".
         num_queries: boxes predicted per image.
         denoising: see `DenoisingSettings`; queries must start from boxes.
+        query_groups: further queries in training (Group DETR, H-DETR). With two stages, the best locations are the
+            usual queries, the next best those of the further groups.
     Raises:
         ConfigError: a map has other than `d_model` channels, or the options exclude each other.
     """
@@ -69,12 +72,12 @@ class DeformableDETRHead(nn.Module):
         num_queries: int,
         settings: DeformableDETRSettings = DeformableDETRSettings(),
         denoising: DenoisingSettings = DenoisingSettings(),
+        query_groups: GroupSettings = GroupSettings(),
     ):
         super().__init__()
         d_model, two_stage = settings.d_model, settings.two_stage
         _check_settings(feature_info, num_queries, settings)
         self.settings = settings
-        self.num_queries = num_queries
         num_levels = len(feature_info)
         self.level_embed = nn.Parameter(torch.empty(num_levels, d_model))
         self.encoder = DeformableEncoder(settings.num_encoder_layers, d_model, num_levels, settings)
@@ -83,11 +86,14 @@ class DeformableDETRHead(nn.Module):
         if two_stage:
             proposals = MixedProposals if settings.mixed_selection else EncoderProposals
             self.proposals = proposals(d_model, num_classes, num_queries=num_queries)
+            channels = d_model if settings.mixed_selection else 0
         elif settings.box_positions:
             self.query_embed = nn.Embedding(num_queries, d_model)
             self.reference_boxes = nn.Embedding(num_queries, 4)
+            channels = d_model + 4
         else:
             self.query_embed = nn.Embedding(num_queries, 2 * d_model)
+            channels = 2 * d_model
             self.reference_points = nn.Linear(d_model, 2)
             # A box begins around its point a tenth of the image wide.
             nn.init.constant_(self.decoder.bbox_embed[0].layers[-1].bias[2:], -2.0)
@@ -96,6 +102,7 @@ class DeformableDETRHead(nn.Module):
         if not (two_stage or settings.box_positions):
             nn.init.xavier_uniform_(self.reference_points.weight)
             nn.init.zeros_(self.reference_points.bias)
+        self.group_queries = GroupQueries(query_groups, num_queries, channels)
         self.denoising = None
         if denoising.denoising_queries is not None:
             if not (two_stage or settings.box_positions):
@@ -129,6 +136,7 @@ class DeformableDETRHead(nn.Module):
             enc_outputs: with two stages, pred_logits and pred_boxes of every location (B, S, ...).
             selected_outputs: with mixed selection, in place of those, the same of the selected locations (B, Q, ...).
             denoising: with targets, the first four of the noised queries, see `QueryLayout`.
+            groups, one_to_many: in training, of further groups of queries, see there.
         Raises:
             DataError: with two stages, the maps have fewer locations than there are queries.
         """
@@ -146,7 +154,7 @@ class DeformableDETRHead(nn.Module):
         if self.denoising is not None and targets is not None:
             noised = self.denoising(targets)
             queries = queries.after(self._noised(noised))
-        layout = QueryLayout(self.num_queries, noised)
+        layout = self.group_queries.layout(noised)
         decoded = self.decoder(
             queries.content,
             memory,
@@ -166,13 +174,15 @@ class DeformableDETRHead(nn.Module):
         return layout.outputs(layers) | first_stage
 
     def _queries(self, memory: Tensor, levels: Levels) -> tuple["Queries", dict[str, Any]]:
-        """Return the usual queries, and the outputs of a first stage that a loss is for."""
+        """Return further groups of queries and the usual ones, and the outputs of a first stage that a loss is for."""
         if self.settings.two_stage:
-            return self.proposals(memory, levels)
-        learned = self.query_embed.weight.expand(len(memory), -1, -1)
+            return self.proposals(memory, levels, self.group_queries)
+        learned = self.query_embed.weight
         if self.settings.box_positions:
-            return Queries(learned, self.reference_boxes.weight.sigmoid().expand(len(memory), -1, -1)), {}
-        positions, content = learned.chunk(2, dim=-1)
+            learned = self.group_queries.before(torch.cat((learned, self.reference_boxes.weight), dim=1))
+            content, boxes = learned.expand(len(memory), -1, -1).split((memory.shape[-1], 4), dim=-1)
+            return Queries(content, boxes.sigmoid()), {}
+        positions, content = self.group_queries.before(learned).expand(len(memory), -1, -1).chunk(2, dim=-1)
         return Queries(content, self.reference_points(positions).float().sigmoid(), positions), {}
 
     def _noised(self, noised: DenoisingQueries) -> "Queries":
@@ -215,8 +225,8 @@ class EncoderProposals(nn.Module):
         self.pos_trans_norm = nn.LayerNorm(2 * d_model)
         nn.init.xavier_uniform_(self.pos_trans.weight)
 
-    def forward(self, memory: Tensor, levels: Levels) -> tuple[Queries, dict[str, Any]]:
-        """Propose a box at each location, and select the best.
+    def forward(self, memory: Tensor, levels: Levels, groups: GroupQueries) -> tuple[Queries, dict[str, Any]]:
+        """Propose a box at each location, and select the best; the next best for the further groups.
 
         Args:
             memory: (B, S, d_model), the encoded levels.
@@ -225,24 +235,31 @@ class EncoderProposals(nn.Module):
         Raises:
             DataError: there are fewer locations than queries.
         """
-        if memory.shape[1] < self.num_queries:
+        num_rows = groups.layout().num_rows
+        if memory.shape[1] < num_rows:
+            keys = "model.num_queries" + (", model.groups, model.one_to_many_queries" if groups.num_further else "")
             raise DataError(
                 f"two-stage Deformable DETR: the maps {levels.shapes} have {memory.shape[1]} locations, fewer than the "
-                f"{self.num_queries} queries that are chosen from them. Use larger images, or fewer queries "
-                "(model.num_queries)."
+                f"{num_rows} queries that are chosen from them. Use larger images, or fewer queries ({keys})."
             )
         anchors, unusable = anchor_boxes(levels)
         # An unusable location stays at infinity: its box is the constant 1, without gradient.
-        return self.select(memory.masked_fill(unusable, 0), torch.logit(anchors).masked_fill(unusable, torch.inf))
+        anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
+        return self.select(memory.masked_fill(unusable, 0), anchor_logits, groups)
 
-    def select(self, memory: Tensor, anchor_logits: Tensor) -> tuple[Queries, dict[str, Any]]:
+    def select(self, memory: Tensor, anchor_logits: Tensor, groups: GroupQueries) -> tuple[Queries, dict[str, Any]]:
         """Select queries from the locations' memory and anchors, (B, S, 4): by the first class, which is any object."""
         logits, box_logits = self.predict(memory, anchor_logits)
-        best = logits[..., 0].topk(self.num_queries, dim=1).indices
+        best = self.best_locations(logits[..., 0], groups)
         references = gather_rows(box_logits.detach(), best).sigmoid()
         positions, content = self.encode(references)
         outputs = dict(pred_logits=logits, pred_boxes=box_logits.sigmoid())
         return Queries(content, references, positions), dict(enc_outputs=outputs)
+
+    def best_locations(self, scores: Tensor, groups: GroupQueries) -> Tensor:
+        """Return the decoder's rows in the order of the scores (B, S), those of the usual queries last: (B, rows)."""
+        best = scores.topk(groups.layout().num_rows, dim=1).indices
+        return best.roll(-self.num_queries, dims=1)
 
     def predict(self, memory: Tensor, anchor_logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return class and box logits of locations."""
@@ -267,14 +284,15 @@ class MixedProposals(EncoderProposals):
         self.content = nn.Embedding(self.num_queries, d_model)
         nn.init.xavier_uniform_(self.content.weight)
 
-    def select(self, memory: Tensor, anchor_logits: Tensor) -> tuple[Queries, dict[str, Any]]:
+    def select(self, memory: Tensor, anchor_logits: Tensor, groups: GroupQueries) -> tuple[Queries, dict[str, Any]]:
         """Select by the likeliest class; boxes, and all gradients, are those of the selected alone."""
         with torch.no_grad():
             scores = self.class_embed(self.project(memory)).amax(-1)
-        best = scores.topk(self.num_queries, dim=1).indices
+        best = self.best_locations(scores, groups)
         logits, box_logits = self.predict(gather_rows(memory, best), gather_rows(anchor_logits, best))
-        outputs = dict(pred_logits=logits, pred_boxes=box_logits.sigmoid())
-        content = self.content.weight.expand(len(memory), -1, -1)
+        usual = slice(-self.num_queries, None)
+        outputs = dict(pred_logits=logits[:, usual], pred_boxes=box_logits[:, usual].sigmoid())
+        content = groups.before(self.content.weight).expand(len(memory), -1, -1)
         return Queries(content, box_logits.detach().sigmoid()), dict(selected_outputs=outputs)
 
 

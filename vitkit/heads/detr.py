@@ -11,6 +11,7 @@ from vitkit.nn.attention import padding_bias
 from vitkit.nn.denoising import BoxDenoising, DenoisingSettings
 from vitkit.nn.layers import MLP, init_xavier
 from vitkit.nn.position import sine_positions_2d, sine_positions_boxes
+from vitkit.nn.query_groups import GroupQueries, GroupSettings
 from vitkit.nn.training_queries import DenoisingQueries, QueryLayout
 from vitkit.nn.transformer import EncoderDecoderSettings, TransformerDecoder, TransformerEncoder
 from vitkit.ops.images import resize_mask
@@ -34,13 +35,16 @@ class Decoded(NamedTuple):
 class TransformerHead(nn.Module):
     """Base of heads with DETR's transformer; a subclass calls `make_transformer` in its constructor."""
 
-    def make_transformer(self, num_queries: int, settings: EncoderDecoderSettings) -> None:
+    def make_transformer(
+        self, num_queries: int, settings: EncoderDecoderSettings, query_groups: GroupSettings = GroupSettings()
+    ) -> None:
         """Make queries, an encoder and a decoder."""
         self.d_model = settings.d_model
         self.encoder = TransformerEncoder(settings.num_encoder_layers, self.d_model, settings)
         self.decoder = TransformerDecoder(settings.num_decoder_layers, self.d_model, settings)
         init_xavier(self.encoder, self.decoder)
         self.query_embed = nn.Embedding(num_queries, self.d_model)
+        self.group_queries = GroupQueries(query_groups, num_queries, self.d_model)
 
     def transform(
         self, image: Tensor, padding_mask: Tensor | None = None, noised: DenoisingQueries | None = None
@@ -55,8 +59,8 @@ class TransformerHead(nn.Module):
         positions = positions.flatten(1, 2).to(image.dtype)  # (B or 1, h * w, d_model)
 
         memory = self.encoder(image.flatten(2).transpose(1, 2), positions, bias=bias)
-        queries = self.query_embed.weight.expand(len(image), -1, -1)  # (B, Q, d_model)
-        layout = QueryLayout(queries.shape[1], noised)
+        queries = self.group_queries.before(self.query_embed.weight).expand(len(image), -1, -1)  # (B, Q, d_model)
+        layout = self.group_queries.layout(noised)
         content = torch.zeros_like(queries)
         if noised is not None:
             content = torch.cat((noised.content, content), dim=1)
@@ -85,6 +89,7 @@ class DETRHead(TransformerHead):
         num_classes: without the no-object class.
         num_queries: boxes predicted per image.
         denoising: see `DenoisingSettings` (DN-DETR).
+        query_groups: further queries in training (Group DETR, H-DETR).
     Raises:
         ConfigError: the map has other than `d_model` channels.
     """
@@ -97,6 +102,7 @@ class DETRHead(TransformerHead):
         num_queries: int,
         settings: EncoderDecoderSettings = EncoderDecoderSettings(),
         denoising: DenoisingSettings = DenoisingSettings(),
+        query_groups: GroupSettings = GroupSettings(),
     ):
         super().__init__()
         d_model = settings.d_model
@@ -109,7 +115,7 @@ class DETRHead(TransformerHead):
         if num_queries < 1:
             raise ConfigError(f"DETRHead: num_queries={num_queries}, expected at least 1.")
         self.num_heads = settings.num_heads
-        self.make_transformer(num_queries, settings)
+        self.make_transformer(num_queries, settings, query_groups)
         self.class_embed = nn.Linear(d_model, num_classes + 1)
         self.bbox_embed = MLP((d_model, d_model, d_model, 4))
         self.denoising = None
@@ -142,6 +148,7 @@ class DETRHead(TransformerHead):
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
             aux_outputs: the same two of each decoder layer but the last, first layer first.
             denoising: with targets, the same three of the noised queries, see `QueryLayout`.
+            groups, one_to_many: in training, of further groups of queries, see there.
         """
         noised = self.denoising(targets) if self.denoising is not None and targets is not None else None
         return self.predict(self.transform(features[self.feature_name], padding_mask, noised))

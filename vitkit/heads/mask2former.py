@@ -1,6 +1,7 @@
 """Mask2Former's head: queries that attend only inside their masks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,15 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.heads.maskformer import check_pixel_decoder
+from vitkit.heads.maskformer import check_pixel_decoder, with_masks
 from vitkit.nn.attention import MultiHeadAttention, mask_bias
 from vitkit.nn.layers import MLP, FeedForward, checkpoint_block, init_xavier
+from vitkit.nn.mask_denoising import MaskDenoising, MaskDenoisingSettings
 from vitkit.nn.position import sine_positions_2d
+from vitkit.nn.query_groups import GroupQueries, GroupSettings
+from vitkit.nn.training_queries import KnownQueries
 from vitkit.nn.transformer import LayerSettings
 from vitkit.ops.images import resize_mask
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
-from vitkit.structures import FeatureInfo
+from vitkit.structures import DetectionTarget, FeatureInfo
 
 
 class MaskedDecoderLayer(nn.Module):
@@ -36,7 +40,14 @@ class MaskedDecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Tensor, memory: Tensor, *, memory_keys: Tensor, positions: Tensor, memory_bias: Tensor
+        self,
+        x: Tensor,
+        memory: Tensor,
+        *,
+        memory_keys: Tensor,
+        positions: Tensor,
+        memory_bias: Tensor,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Attend to the memory, then to each other.
 
@@ -46,12 +57,25 @@ class MaskedDecoderLayer(nn.Module):
             memory_keys: (B, S, d_model), memory with its positions.
             positions: (B or 1, Q, d_model) of `x`.
             memory_bias: float, (B, 1, Q, S): where each query may look.
+            bias: of the self-attention, float, broadcastable to (B, heads, Q, Q).
         """
         attended = self.cross_attn(x + positions, memory_keys, memory, bias=memory_bias)
         x = self.norm1(x + self.dropout(attended))
         qk = x + positions
-        x = self.norm2(x + self.dropout(self.self_attn(qk, qk, x)))
+        x = self.norm2(x + self.dropout(self.self_attn(qk, qk, x, bias=bias)))
         return self.norm3(x + self.dropout(self.ffn(x)))
+
+
+@dataclass(frozen=True)
+class Mask2FormerSettings(LayerSettings):
+    """A decoder with masked attention."""
+
+    dropout: float = 0.0
+    d_model: int = 256
+    num_decoder_layers: int = 9
+    """Each attends to one level, coarse to fine, in turn."""
+    num_levels: int = 3
+    """How many of the coarsest maps are attended to."""
 
 
 @HEADS.register
@@ -62,10 +86,10 @@ class Mask2FormerHead(nn.Module):
         feature_info: of a pixel decoder's maps: "mask_features" first, then, fine to coarse, what queries attend to.
         num_classes: without the no-object class.
         num_queries: masks predicted per image.
-        num_decoder_layers: each attends to one level, coarse to fine, in turn.
-        num_levels: how many of the coarsest maps are attended to.
+        denoising: see `MaskDenoisingSettings` (MP-Former).
+        query_groups: further queries in training (Group DETR, H-DETR).
     Raises:
-        ConfigError: there is no map for masks, too few others, or none to attend to.
+        ConfigError: there is no map for masks, too few others, or none to attend to; or of queries in training.
     """
 
     def __init__(
@@ -74,12 +98,12 @@ class Mask2FormerHead(nn.Module):
         num_classes: int,
         *,
         num_queries: int,
-        d_model: int = 256,
-        num_decoder_layers: int = 9,
-        num_levels: int = 3,
-        settings: LayerSettings = LayerSettings(dropout=0.0),
+        settings: Mask2FormerSettings = Mask2FormerSettings(),
+        denoising: MaskDenoisingSettings = MaskDenoisingSettings(),
+        query_groups: GroupSettings = GroupSettings(),
     ):
         super().__init__()
+        d_model, num_levels = settings.d_model, settings.num_levels
         if num_levels < 1:
             raise ConfigError(f"model.head.num_levels: got {num_levels}; expected at least 1.")
         check_pixel_decoder("Mask2FormerHead", feature_info, num_levels=num_levels)
@@ -95,20 +119,40 @@ class Mask2FormerHead(nn.Module):
         self.level_embed = nn.Embedding(num_levels, d_model)
         self.query_feat = nn.Embedding(num_queries, d_model)
         self.query_embed = nn.Embedding(num_queries, d_model)
-        self.layers = nn.ModuleList(MaskedDecoderLayer(d_model, settings) for _ in range(num_decoder_layers))
+        self.layers = nn.ModuleList(MaskedDecoderLayer(d_model, settings) for _ in range(settings.num_decoder_layers))
         init_xavier(self.layers)
         self.decoder_norm = nn.LayerNorm(d_model)
         self.class_embed = nn.Linear(d_model, num_classes + 1)
         self.mask_embed = MLP((d_model, d_model, d_model, feature_info["mask_features"].channels))
+        self.group_queries = GroupQueries(query_groups, num_queries, 2 * d_model)
+        self.denoising = None
+        if denoising.denoising_queries is not None:
+            self.denoising = MaskDenoising(num_classes, d_model, denoising)
 
-    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
+    @property
+    def uses_targets(self) -> bool:
+        """Whether there is denoising."""
+        return self.denoising is not None
+
+    def forward(
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        targets: Sequence[DetectionTarget] | None = None,
+    ) -> dict[str, Any]:
         """Predict class logits and a mask per query.
 
+        Args:
+            targets: in training alone, with masks of the padded images: what known queries are made from, if there is
+                denoising.
         Returns:
             pred_logits: (B, Q, num_classes + 1), the last for no object.
             pred_masks: (B, Q, h, w) logits at the stride of the map for masks.
             mask_embed: (B, Q, channels), and mask_features: (B, channels, h, w), whose product they are.
             aux_outputs: the same of the queries themselves and of each decoder layer but the last, without pred_masks.
+            denoising: with targets, the same of the known queries, and of decoder layers alone; see `QueryLayout`.
+            groups, one_to_many: in training, of further groups of queries, see there.
         """
         mask_features = features["mask_features"]
         memories, keys, paddings, small_features = [], [], [], []
@@ -126,31 +170,59 @@ class Mask2FormerHead(nn.Module):
                 F.interpolate(mask_features, size=size, mode="bilinear", align_corners=False).detach()
             )
 
-        positions = self.query_embed.weight.expand(len(mask_features), -1, -1)
-        x = self.query_feat.weight.expand(len(mask_features), -1, -1)
-        outputs = [self._predict(x, mask_features)]
+        known = None
+        if self.denoising is not None and targets is not None:
+            known = self.denoising(targets, [maps.shape[-2:] for maps in small_features])
+        layout = self.group_queries.layout(known)
+        x, positions = self._queries(len(mask_features), known)
+        self_bias = layout.attention_bias(x)
+        layers = [self._predict(x)]
         for i, layer in enumerate(self.layers):
             level = i % len(memories)
-            outside = outside_masks(outputs[-1]["mask_embed"], small_features[level], paddings[level])
-            bias = mask_bias(outside, memories[level].dtype)[:, None]
+            outside = outside_masks(layers[-1]["mask_embed"], small_features[level])
+            if known is not None:
+                outside = torch.cat((known.outside(level).flatten(2), outside[:, known.content.shape[1] :]), dim=1)
+            bias = mask_bias(hide_padding(outside, paddings[level]), memories[level].dtype)[:, None]
             x = checkpoint_block(
-                layer, x, memories[level], memory_keys=keys[level], positions=positions, memory_bias=bias
+                layer,
+                x,
+                memories[level],
+                memory_keys=keys[level],
+                positions=positions,
+                memory_bias=bias,
+                bias=self_bias,
             )
-            outputs.append(self._predict(x, mask_features))
-        last = outputs.pop()
-        return dict(last, pred_masks=mask_logits(last["mask_embed"], mask_features), aux_outputs=outputs)
+            layers.append(self._predict(x))
+        outputs = layout.outputs(layers)
+        if known is not None:
+            # Before the first layer a known query has seen its class alone, which says nothing of its mask.
+            outputs["denoising"]["aux_outputs"] = outputs["denoising"]["aux_outputs"][1:]
+        return with_masks(outputs, mask_features)
 
-    def _predict(self, x: Tensor, mask_features: Tensor) -> dict[str, Tensor]:
+    def _queries(self, batch_size: int, known: KnownQueries | None) -> tuple[Tensor, Tensor]:
+        """Return content and positions of all rows, (B, L, d_model) each; known queries have no position."""
+        learned = torch.cat((self.query_feat.weight, self.query_embed.weight), dim=1)
+        content, positions = self.group_queries.before(learned).expand(batch_size, -1, -1).chunk(2, dim=-1)
+        if known is None:
+            return content, positions
+        nowhere = torch.zeros_like(known.content)
+        return torch.cat((known.content, content), dim=1), torch.cat((nowhere, positions), dim=1)
+
+    def _predict(self, x: Tensor) -> dict[str, Tensor]:
         x = self.decoder_norm(x)
-        return dict(pred_logits=self.class_embed(x), mask_embed=self.mask_embed(x), mask_features=mask_features)
+        return dict(pred_logits=self.class_embed(x), mask_embed=self.mask_embed(x))
 
 
-def outside_masks(mask_embed: Tensor, small_features: Tensor, padding_mask: Tensor | None) -> Tensor:
+def outside_masks(mask_embed: Tensor, small_features: Tensor) -> Tensor:
+    """Return the locations outside each query's mask, (B, Q, S) bool."""
+    return mask_logits(mask_embed.detach(), small_features).flatten(2) < 0
+
+
+def hide_padding(outside: Tensor, padding_mask: Tensor | None) -> Tensor:
     """Return the locations that each query may not attend to, (B, Q, S) bool: padding, and what is outside its mask.
 
     (`mask_bias` lets a query attend everywhere where that is all; here padding stays masked then.)
     """
-    outside = mask_logits(mask_embed.detach(), small_features).flatten(2) < 0
     if padding_mask is None:
         return outside
     padding = padding_mask.flatten(1)[:, None]  # (B, 1, S)

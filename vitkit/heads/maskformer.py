@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.heads.detr import TransformerHead
+from vitkit.heads.detr import Decoded, TransformerHead
 from vitkit.nn.layers import MLP
+from vitkit.nn.query_groups import GroupSettings
 from vitkit.nn.transformer import EncoderDecoderSettings
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
@@ -22,6 +23,7 @@ class MaskFormerHead(TransformerHead):
         feature_info: of a pixel decoder's maps: "mask_features" first, then what the queries attend to.
         num_classes: without the no-object class.
         num_queries: masks predicted per image.
+        query_groups: further queries in training (Group DETR, H-DETR).
     Raises:
         ConfigError: there is no map for masks, or no other.
     """
@@ -33,6 +35,7 @@ class MaskFormerHead(TransformerHead):
         *,
         num_queries: int,
         settings: EncoderDecoderSettings = EncoderDecoderSettings(num_encoder_layers=0),
+        query_groups: GroupSettings = GroupSettings(),
     ):
         super().__init__()
         d_model = settings.d_model
@@ -43,7 +46,7 @@ class MaskFormerHead(TransformerHead):
         if channels != d_model:
             nn.init.kaiming_uniform_(self.input_proj.weight, a=1)
             nn.init.zeros_(self.input_proj.bias)
-        self.make_transformer(num_queries, settings)
+        self.make_transformer(num_queries, settings, query_groups)
         self.class_embed = nn.Linear(d_model, num_classes + 1)
         self.mask_embed = MLP((d_model, d_model, d_model, feature_info["mask_features"].channels))
 
@@ -56,19 +59,28 @@ class MaskFormerHead(TransformerHead):
             mask_embed: (B, Q, channels), and mask_features: (B, channels, h, w), whose product they are.
             aux_outputs: the same of each decoder layer but the last, first layer first; without pred_masks, as the
                 losses need only the masks that are matched, at a few points.
+            groups, one_to_many: in training, of further groups of queries, see `QueryLayout`.
         """
-        states = self.decode(features, padding_mask)
-        mask_features = features["mask_features"]
-        outputs = [
-            dict(pred_logits=logits, mask_embed=embed, mask_features=mask_features)
-            for logits, embed in zip(self.class_embed(states), self.mask_embed(states))
+        decoded = self.decode(features, padding_mask)
+        layers = [
+            dict(pred_logits=logits, mask_embed=embed)
+            for logits, embed in zip(self.class_embed(decoded.states), self.mask_embed(decoded.states))
         ]
-        last = outputs.pop()
-        return dict(last, pred_masks=mask_logits(last["mask_embed"], mask_features), aux_outputs=outputs)
+        return with_masks(decoded.layout.outputs(layers), features["mask_features"])
 
-    def decode(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Tensor:
-        """Return the queries after each decoder layer, (layers, B, Q, d_model); arguments as of `forward`."""
-        return self.transform(self.input_proj(features[self.feature_name]), padding_mask).states
+    def decode(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Decoded:
+        """Return the decoded queries, before classes and masks are predicted; arguments as of `forward`."""
+        return self.transform(self.input_proj(features[self.feature_name]), padding_mask)
+
+
+def with_masks(outputs: dict[str, Any], mask_features: Tensor) -> dict[str, Any]:
+    """Return outputs, as `QueryLayout` has told them apart, with both factors of all masks; and the usual masks."""
+    parts = [outputs, *outputs.get("groups", ())]
+    parts += [outputs[name] for name in ("denoising", "one_to_many") if name in outputs]
+    for part in parts:
+        for layer in (part, *part["aux_outputs"]):
+            layer["mask_features"] = mask_features
+    return dict(outputs, pred_masks=mask_logits(outputs["mask_embed"], mask_features))
 
 
 def check_pixel_decoder(owner: str, feature_info: Mapping[str, FeatureInfo], *, num_levels: int) -> None:

@@ -69,6 +69,6 @@ class PerPixelBaselinePlusHead(MaskFormerHead):
             pred_semantic: (B, num_classes, h, w) logits.
             aux_outputs: the same of each decoder layer but the last, first layer first.
         """
-        embeddings = self.mask_embed(self.decode(features, padding_mask))  # (L, B, num_classes, channels)
+        embeddings = self.mask_embed(self.decode(features, padding_mask).states)  # (L, B, num_classes, channels)
         *earlier, last = (dict(pred_semantic=mask_logits(x, features["mask_features"])) for x in embeddings)
         return dict(last, aux_outputs=earlier)

@@ -16,8 +16,11 @@ from vitkit.losses.set_terms import (
     class_weight_sum,
     count_correct_classes,
     decoder_layers,
+    layers_of_groups,
     matched_indices,
+    mean_of_groups,
     normalizers,
+    repeat_targets,
     set_cross_entropy,
 )
 from vitkit.ops.masks import most_uncertain, pad_masks, points_in_part, sample_points
@@ -84,42 +87,77 @@ class MaskCriterion(nn.Module):
         Args:
             outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks as `matched_masks` takes them;
                 input_size (height, width) that the images were padded to, which the masks cover; aux_outputs, a list of
-                such dicts of the earlier layers, optional.
+                such dicts of the earlier layers, optional; groups, one_to_many and denoising as of `SetCriterion`.
             targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images.
         Returns:
             Weighted scalars whose sum is the loss: `labels mask dice` of the last layer, `aux0_labels ...` of the
-            others. The keys are the same for any targets, and each term depends on the outputs even when it is zero.
+            others, each the mean over the groups; `many_labels ...`, `dn_labels ...` of one-to-many and denoising. The
+            keys are the same for any targets, and each term depends on the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
         """
-        prefixes, layers = zip(*decoder_layers(outputs).items())
-        input_size = outputs["input_size"]
-        counts = [len(target["labels"]) for target in targets]
-        device = outputs["pred_logits"].device
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
-        with torch.autocast(device.type, enabled=False):
-            logits = torch.stack([layer["pred_logits"] for layer in layers]).float()  # (L, B, Q, C + 1)
-            matches = self.matcher(layers, targets, input_size=input_size)
-            layer, image, query, target = matched_indices(matches, counts, device)
-            labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
-            count_correct_classes(self.meters["matched_accuracy"], logits[0, image[0], query[0]], labels[0])
-
-            num_queries = logits[0, ..., 0].numel()
-            class_weights = class_weight_sum(num_queries, labels.shape[1], self.no_object_weight)
-            class_normalizer, mask_normalizer = normalizers(class_weights, sum(counts), device, training=self.training)
-            cross_entropy = set_cross_entropy(
-                logits, (layer, image, query), labels, no_object_weight=self.no_object_weight
+        input_size = outputs["input_size"]
+        with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
+            losses = mean_of_groups(
+                self._layer_losses(
+                    layers_of_groups(outputs), targets, input_size, accuracy=self.meters["matched_accuracy"]
+                )
             )
-            masks = matched_masks(layers, matches)
-            losses = {}
-            for i, prefix in enumerate(prefixes):
-                mask, dice = self._mask_losses(i, masks[i], matches[i], targets, input_size)
-                terms = {
-                    "labels": cross_entropy[i] / class_normalizer,
-                    "mask": mask / mask_normalizer,
-                    "dice": dice / mask_normalizer,
-                }
-                losses |= {f"{prefix}{name}": self.weights[name] * terms[name] for name in TERMS}
+            if "one_to_many" in outputs:
+                many = outputs["one_to_many"]
+                layers = {f"many_{prefix}": layer for prefix, layer in decoder_layers(many).items()}
+                losses |= self._layer_losses(layers, repeat_targets(targets, many["repeats"]), input_size)
+            if "denoising" in outputs:
+                known = outputs["denoising"]
+                layers = {f"dn_{prefix}": layer for prefix, layer in decoder_layers(known).items()}
+                matches = [known["matches"]] * len(layers)
+                losses |= self._layer_losses(layers, targets, input_size, matches=matches, copies=known["num_groups"])
+        return losses
+
+    def _layer_losses(
+        self,
+        layers: Mapping[str, Mapping[str, Any]],
+        targets: Sequence[DetectionTarget],
+        input_size: tuple[int, int],
+        *,
+        matches: Matches | None = None,
+        copies: int = 1,
+        accuracy: RatioMeter | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the weighted losses of L layers, whose keys are the prefixes of their losses.
+
+        Args:
+            matches: of the layers, if they are known already.
+            copies: how many queries each target is matched with.
+            accuracy: counts the first layer's matched queries that predict their target's class.
+        """
+        prefixes, outputs = list(layers), list(layers.values())
+        logits = torch.stack([layer["pred_logits"] for layer in outputs]).float()  # (L, B, Q, C + 1)
+        if matches is None:
+            matches = self.matcher(outputs, targets, input_size=input_size)
+        counts = [len(target["labels"]) for target in targets]
+        layer, image, query, target = matched_indices(matches, counts, logits.device)
+        labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
+        if accuracy is not None:
+            count_correct_classes(accuracy, logits[0, image[0], query[0]], labels[0])
+
+        num_queries = logits[0, ..., 0].numel()
+        class_weights = class_weight_sum(num_queries, labels.shape[1], self.no_object_weight)
+        class_normalizer, mask_normalizer = normalizers(
+            class_weights, sum(counts), logits.device, training=self.training
+        )
+        cross_entropy = set_cross_entropy(logits, (layer, image, query), labels, no_object_weight=self.no_object_weight)
+        masks = matched_masks(outputs, matches)
+        losses = {}
+        for i, prefix in enumerate(prefixes):
+            mask, dice = self._mask_losses(i, masks[i], matches[i], targets, input_size)
+            terms = {
+                "labels": cross_entropy[i] / class_normalizer.clamp(min=1e-6),  # 0 where no rank has known queries
+                "mask": mask / (copies * mask_normalizer),
+                "dice": dice / (copies * mask_normalizer),
+            }
+            losses |= {f"{prefix}{name}": self.weights[name] * terms[name] for name in TERMS}
         return losses
 
     def draw_points(self, purpose: Literal["over", "rand"], layer: int, num_masks: int, count: int, device) -> Tensor:

@@ -17,8 +17,11 @@ from vitkit.losses.set_terms import (
     class_weight_sum,
     count_correct_classes,
     decoder_layers,
+    layers_of_groups,
     matched_indices,
+    mean_of_groups,
     normalizers,
+    repeat_targets,
     set_cross_entropy,
 )
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy
@@ -95,24 +98,25 @@ class SetCriterion(nn.Module):
                 enc_outputs, such a dict of the first of two stages, optional, for which every target has class 0
                 (an object of any class); selected_outputs, such a dict of a first stage that tells the classes apart,
                 optional; denoising, optional: such a dict, with aux_outputs, of queries that are matched already, with
-                the matches of a layer and num_groups, the number of times that each target is matched; with mask
-                terms also pred_masks (B, Q, h, w) logits and
-                input_size (height, width) that they cover.
+                the matches of a layer and num_groups, the number of times that each target is matched; groups, a list
+                of such dicts, optional, of queries like the usual ones, that are matched by themselves; one_to_many,
+                such a dict, optional, of queries that each target is matched to `repeats` times; with mask terms also
+                pred_masks (B, Q, h, w) logits and input_size (height, width) that they cover.
             targets: B targets with labels in 0..C-1, with mask terms also masks (N, H, W) bool.
         Returns:
             Weighted scalars whose sum is the loss: `labels l1 giou` (`mask dice`) of the last layer, `aux0_labels ...`
-            of the others, `enc_labels ...` of the first stage, `dn_labels ... dn_aux0_labels ...` of the denoising. The
-            keys are the same for any targets, and each term
-            depends on the outputs even when it is zero.
+            of the others, each the mean over the groups; `enc_labels ...` of the first stage; `many_labels ...
+            many_aux0_labels ...` of one-to-many; `dn_labels ... dn_aux0_labels ...` of the denoising. The keys are the
+            same for any targets, and each term depends on the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
             ConfigError: there are weights of mask terms, but the model predicts no masks.
         """
-        layers = decoder_layers(outputs)
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
             accuracy = self.meters["matched_accuracy"]
-            losses, matches, normalizer = self._layer_losses(layers, targets, accuracy=accuracy)
+            losses, matches, normalizer = self._layer_losses(layers_of_groups(outputs), targets, accuracy=accuracy)
+            losses = mean_of_groups(losses)
             if "mask" in self.weights:
                 for name, value in self._mask_losses(outputs, matches[0], targets).items():
                     losses[name] = self.weights[name] * value / normalizer
@@ -121,6 +125,10 @@ class SetCriterion(nn.Module):
                 losses |= self._layer_losses({"enc_": outputs["enc_outputs"]}, objects)[0]
             if "selected_outputs" in outputs:
                 losses |= self._layer_losses({"enc_": outputs["selected_outputs"]}, targets)[0]
+            if "one_to_many" in outputs:
+                many = outputs["one_to_many"]
+                layers = {f"many_{prefix}": layer for prefix, layer in decoder_layers(many).items()}
+                losses |= self._layer_losses(layers, repeat_targets(targets, many["repeats"]))[0]
             if "denoising" in outputs:
                 noised = outputs["denoising"]
                 layers = {f"dn_{prefix}": layer for prefix, layer in decoder_layers(noised).items()}

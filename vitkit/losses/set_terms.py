@@ -13,7 +13,7 @@ from vitkit.distributed import all_reduce_mean, world_size
 from vitkit.errors import ConfigError
 from vitkit.logging import RatioMeter
 from vitkit.registry import nearest
-from vitkit.structures import Matches
+from vitkit.structures import DetectionTarget, Matches
 
 logger = logging.getLogger("vitkit")
 
@@ -44,6 +44,33 @@ class SurplusWarning:
 def decoder_layers(outputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return each layer's outputs by the prefix of its losses: "" of the last, "aux0_", "aux1_" ... of the others."""
     return {"": outputs} | {f"aux{i}_": layer for i, layer in enumerate(outputs.get("aux_outputs", ()))}
+
+
+def layers_of_groups(outputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the outputs of each layer of the usual queries and of all groups like them.
+
+    The losses of such groups are averaged by `mean_of_groups`, so that their scale is that of one group. The keys are
+    those of `decoder_layers` after the number of the group, of which the usual queries have 0 and come first.
+    """
+    groups = [outputs, *outputs.get("groups", ())]
+    return {f"{i}/{name}": layer for i, group in enumerate(groups) for name, layer in decoder_layers(group).items()}
+
+
+def mean_of_groups(losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Average losses over the groups of `layers_of_groups`."""
+    by_name: dict[str, list[Tensor]] = {}
+    for key, value in losses.items():
+        by_name.setdefault(key.partition("/")[2], []).append(value)
+    return {name: sum(values) / len(values) for name, values in by_name.items()}
+
+
+def repeat_targets(targets: Sequence[DetectionTarget], times: int) -> list[DetectionTarget]:
+    """Return targets that have each object so many times."""
+    names = ("labels", "boxes_cxcywh", "masks")
+    return [
+        {**target, **{name: torch.cat([target[name]] * times) for name in names if name in target}}
+        for target in targets
+    ]
 
 
 def check_weights(weights: Mapping[str, float], terms: Sequence[str], *, optional: Sequence[str] = ()) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.backbones.base import ModelOnBackbone, check_feature_info, pixel_statistics
 from vitkit.errors import ConfigError, DataError
+from vitkit.nn.query_groups import QuerySettings
 from vitkit.ops.images import normalize_images, pad_to_multiple
 from vitkit.protocols import KeepsFeatures, UsesTargets
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
@@ -27,7 +29,7 @@ class DensePredictionModel(ModelOnBackbone):
     Args:
         backbone: spec or module, as are `neck` and `head`.
         num_classes: as the head takes it.
-        num_queries: of heads with queries.
+        queries: of heads with queries; what they have in training besides is passed on if it is set.
         isolate_padding: the original models let padding leak into an image through convolutions, norms and resizing, so
             that its results depend on what else is in the batch, which official numbers include. True stops that: an
             image's results are then the same, but for rounding, alone and in any batch.
@@ -49,7 +51,7 @@ class DensePredictionModel(ModelOnBackbone):
         head: Spec | nn.Module,
         *,
         num_classes: int,
-        num_queries: int | None = None,
+        queries: QuerySettings | None = None,
         isolate_padding: bool = False,
         size_divisibility: int = 1,
     ):
@@ -60,8 +62,9 @@ class DensePredictionModel(ModelOnBackbone):
         in_features = getattr(self.neck, "in_features", None)
         if isinstance(self.backbone, KeepsFeatures) and in_features is not None and not self.needs_all_features:
             self.backbone.keep_features(in_features)
-        queries = {} if num_queries is None else dict(num_queries=num_queries)
-        self.head = HEADS.build(head, feature_info=self.neck.feature_info, num_classes=num_classes, **queries)
+        self.head = HEADS.build(
+            head, feature_info=self.neck.feature_info, num_classes=num_classes, **_head_arguments(queries)
+        )
         self.isolate_padding = isolate_padding
         self.size_divisibility = size_divisibility
         if isolate_padding and "padding_mask" not in inspect.signature(self.backbone.forward).parameters:
@@ -113,6 +116,15 @@ class DensePredictionModel(ModelOnBackbone):
         """Return what the head predicts, with its queries of training alone if there are targets."""
         known = {} if targets is None else dict(targets=targets)
         return self.head(features, padding_mask, **known)
+
+
+def _head_arguments(queries: QuerySettings | None) -> dict[str, int]:
+    """Return what a head is built with: the number of queries, and what is not as usual."""
+    if queries is None:
+        return {}
+    usual = asdict(QuerySettings())
+    further = {name: value for name, value in asdict(queries).items() if value != usual[name]}
+    return {**further, "num_queries": queries.num_queries}
 
 
 def free_blocks(padding_mask: Tensor, size: int) -> Tensor:

@@ -7,6 +7,7 @@ from torch import nn
 
 from vitkit.errors import ConfigError
 from vitkit.models.detr import DETR
+from vitkit.nn.query_groups import QuerySettings
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.registry import MODELS, Spec
 from vitkit.structures import Detections
@@ -28,13 +29,13 @@ class DeformableDETR(DETR):
         neck: Spec | nn.Module,
         head: Spec | nn.Module,
         *,
-        num_queries: int = 100,
+        queries: QuerySettings = QuerySettings(),
         num_classes: int = 91,
         num_detections: int = 100,
         isolate_padding: bool = False,
     ):
         super().__init__(
-            backbone, neck, head, num_queries=num_queries, num_classes=num_classes, isolate_padding=isolate_padding
+            backbone, neck, head, queries=queries, num_classes=num_classes, isolate_padding=isolate_padding
         )
         if num_detections < 1:
             raise ConfigError(f"model.num_detections={num_detections}: expected at least 1.")

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitkit.models.base import DensePredictionModel
+from vitkit.nn.query_groups import QuerySettings
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.registry import MODELS, Spec
 from vitkit.structures import Detections, DetectionTarget
@@ -17,7 +18,7 @@ class DETR(DensePredictionModel):
 
     Args:
         backbone: spec or module, as are `neck` and `head`.
-        num_queries: boxes predicted per image.
+        queries: `num_queries` boxes are predicted per image; further groups of queries help in training.
         num_classes: without the no-object class; a run sets its dataset's number. The official checkpoints have
             91, COCO's raw category ids.
         isolate_padding: see `DensePredictionModel`.
@@ -31,12 +32,12 @@ class DETR(DensePredictionModel):
         neck: Spec | nn.Module,
         head: Spec | nn.Module,
         *,
-        num_queries: int = 100,
+        queries: QuerySettings = QuerySettings(),
         num_classes: int = 91,
         isolate_padding: bool = False,
     ):
         super().__init__(
-            backbone, neck, head, num_queries=num_queries, num_classes=num_classes, isolate_padding=isolate_padding
+            backbone, neck, head, queries=queries, num_classes=num_classes, isolate_padding=isolate_padding
         )
 
     def forward(

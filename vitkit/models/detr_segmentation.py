@@ -15,6 +15,7 @@ from vitkit.heads.detr_masks import BoxAttention, MaskConvHead
 from vitkit.models.base import check_tasks
 from vitkit.models.detr import DETR
 from vitkit.models.mask_postprocess import Panoptic, SegmentationSettings, chunks, resize
+from vitkit.nn.query_groups import QuerySettings
 from vitkit.ops.images import unpadded_sizes
 from vitkit.registry import MODELS, Spec
 
@@ -31,7 +32,7 @@ class DETRSegmentation(DETR):
         freeze_detr: trains the mask head alone, as the original does from a trained DETR.
         settings: what `postprocess` returns besides the boxes: "instance" masks, or a "panoptic" map.
     Raises:
-        ConfigError: the backbone has fewer than four maps, or a task is unknown.
+        ConfigError: the backbone has fewer than four maps, a task is unknown, or the head has groups of queries.
     """
 
     needs_all_features = True
@@ -51,9 +52,19 @@ class DETRSegmentation(DETR):
         isolate_padding: bool = False,
     ):
         super().__init__(
-            backbone, neck, head, num_queries=num_queries, num_classes=num_classes, isolate_padding=isolate_padding
+            backbone,
+            neck,
+            head,
+            queries=QuerySettings(num_queries=num_queries),
+            num_classes=num_classes,
+            isolate_padding=isolate_padding,
         )
         check_tasks(settings.tasks, ("instance", "panoptic"))
+        if self.head.group_queries.num_further:
+            raise ConfigError(
+                "DETRSegmentation: masks are of the usual queries alone. Leave groups and one_to_many_queries out of "
+                "model.head, and train the DETR with them before."
+            )
         if self.uses_targets:
             raise ConfigError(
                 "DETRSegmentation: a mask head is trained without denoising: set model.head.denoising_queries=None."

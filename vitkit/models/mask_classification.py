@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.models.base import DensePredictionModel, check_tasks
 from vitkit.models.mask_postprocess import Geometry, MaskSettings, instances, panoptic, semantic_map, semantic_scores
+from vitkit.nn.query_groups import QuerySettings
 from vitkit.ops.images import unpadded_sizes
-from vitkit.ops.masks import boxes_around_masks
+from vitkit.ops.masks import boxes_around_masks, pad_masks
 from vitkit.registry import MODELS, Spec
 from vitkit.structures import DetectionTarget
 
@@ -22,7 +23,7 @@ class MaskClassification(DensePredictionModel):
 
     Args:
         backbone: spec or module, as are `neck` (a pixel decoder) and `head`.
-        num_queries: masks predicted per image.
+        queries: `num_queries` masks are predicted per image; further groups of queries help in training.
         num_classes: without the no-object class; a run sets its dataset's number.
         size_divisibility: images are padded at the right and bottom to a multiple of it, as the original does; 1: not.
         isolate_padding: see `DensePredictionModel`.
@@ -30,7 +31,7 @@ class MaskClassification(DensePredictionModel):
         ConfigError: there is no task or an unknown one, or `things` has another length than there are classes.
     """
 
-    class_head = ("head.class_embed.",)
+    class_head = ("head.class_embed.", "head.denoising.label_embed.")
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class MaskClassification(DensePredictionModel):
         neck: Spec | nn.Module,
         head: Spec | nn.Module,
         *,
-        num_queries: int = 100,
+        queries: QuerySettings = QuerySettings(),
         num_classes: int = 80,
         size_divisibility: int = 32,
         settings: MaskSettings = MaskSettings(),
@@ -48,7 +49,7 @@ class MaskClassification(DensePredictionModel):
             backbone,
             neck,
             head,
-            num_queries=num_queries,
+            queries=queries,
             num_classes=num_classes,
             isolate_padding=isolate_padding,
             size_divisibility=size_divisibility,
@@ -84,8 +85,11 @@ class MaskClassification(DensePredictionModel):
         image_sizes = unpadded_sizes(images, padding_mask)
         images, padding_mask = self.prepare(images, padding_mask)
         features = self.features(images, padding_mask)
+        input_size = tuple(images.shape[-2:])
+        if targets is not None:
+            targets = [{**target, "masks": pad_masks(target["masks"], input_size)} for target in targets]
         outputs = self.head_outputs(features, padding_mask if self.isolate_padding else None, targets)
-        return dict(outputs, input_size=tuple(images.shape[-2:]), image_sizes=image_sizes)
+        return dict(outputs, input_size=input_size, image_sizes=image_sizes)
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return what the tasks ask for, of the original images.

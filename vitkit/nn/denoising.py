@@ -100,12 +100,12 @@ class BoxDenoising(nn.Module):
 
         # A label out of range is for the matcher to report, which can name its image.
         content = self.label_embed(labels.clamp(0, self.num_classes - 1))
-        rows = _rows(counts, copies).to(device, non_blocking=True)
+        rows = copied_rows(counts, copies).to(device, non_blocking=True)
         shape = len(targets), copies * most
         return DenoisingQueries(
             content=content.new_zeros(*shape, content.shape[1]).index_put(tuple(rows), content),
             boxes_cxcywh=boxes.new_full((*shape, 4), 0.5).index_put(tuple(rows), boxes),
-            matches=[_positive_rows(count, most, is_negative) for count in counts],
+            matches=[known_rows(count, most, is_negative) for count in counts],
             num_groups=num_groups,
         )
 
@@ -132,7 +132,7 @@ def noised_boxes(boxes_cxcywh: Tensor, moves: Tensor) -> Tensor:
     return inverse_sigmoid(xyxy_to_cxcywh(corners.clamp(0, 1)), eps=EDGE).sigmoid()
 
 
-def _rows(counts: Sequence[int], copies: int) -> Tensor:
+def copied_rows(counts: Sequence[int], copies: int) -> Tensor:
     """Return image and row of each copied target, (2, K): copy after copy, image after image."""
     most = max(counts)
     image = [i for i, count in enumerate(counts) for _ in range(count)] * copies
@@ -140,7 +140,7 @@ def _rows(counts: Sequence[int], copies: int) -> Tensor:
     return torch.tensor([image, row], dtype=torch.int64)
 
 
-def _positive_rows(count: int, most: int, is_negative: Sequence[bool]) -> tuple[Tensor, Tensor]:
+def known_rows(count: int, most: int, is_negative: Sequence[bool]) -> tuple[Tensor, Tensor]:
     """Return the rows of an image that shall predict a target, and which."""
     positive = [copy for copy, negative in enumerate(is_negative) if not negative]
     row = [copy * most + j for copy in positive for j in range(count)]

@@ -6,24 +6,44 @@ queries. A mask of the self-attention keeps them apart, so that leaving the othe
 ones.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.nn.attention import mask_bias
 
+logger = logging.getLogger("vitkit")
+
+
+class TrainingOnly(nn.Module):
+    """A part of a head that inference does without.
+
+    Weights that have another such part or none fit: what they have of it is left out, what they lack starts anew.
+    """
+
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Replace the entries below `prefix`, in place, by what there is, unless they are of the same shapes."""
+        own = self.state_dict(prefix=prefix)
+        theirs = {key: value for key, value in state.items() if key.startswith(prefix)}
+        if {key: value.shape for key, value in theirs.items()} == {key: value.shape for key, value in own.items()}:
+            return
+        if own:
+            logger.info("%s is there in training alone, and not of this shape in the weights: it starts anew", prefix)
+        for key in theirs:
+            del state[key]
+        state |= own
+
 
 @dataclass(frozen=True)
-class DenoisingQueries:
+class KnownQueries:
     """P rows that start from noised targets; P is 0 if no image of the batch has any."""
 
     content: Tensor
     """(B, P, d_model); zero in rows that only fill up."""
-    boxes_cxcywh: Tensor
-    """(B, P, 4) noised boxes, inside 0..1."""
     matches: list[tuple[Tensor, Tensor]]
     """Per image, as a matcher gives them: the rows that shall predict a target, and which; int64 on the CPU."""
     num_groups: int
@@ -36,6 +56,14 @@ class DenoisingQueries:
 
 
 @dataclass(frozen=True)
+class DenoisingQueries(KnownQueries):
+    """Known queries that start from boxes."""
+
+    boxes_cxcywh: Tensor
+    """(B, P, 4) noised boxes, inside 0..1."""
+
+
+@dataclass(frozen=True)
 class QueryLayout:
     """What the rows of a decoder are.
 
@@ -43,9 +71,17 @@ class QueryLayout:
     """
 
     num_queries: int
-    denoising: DenoisingQueries | None = None
+    denoising: KnownQueries | None = None
     group_sizes: Sequence[int] = ()
     """Rows of each further group."""
+    one_to_many_repeats: int = 0
+    """How many rows of the last of these groups a target is matched to; 0 if that group is like the others."""
+
+    @property
+    def num_rows(self) -> int:
+        """All rows."""
+        num_known = 0 if self.denoising is None else self.denoising.content.shape[1]
+        return num_known + sum(self.group_sizes) + self.num_queries
 
     def attention_bias(self, like: Tensor) -> Tensor | None:
         """Return the bias of the self-attention, (L, L) of the type of `like`; None if all rows see each other."""
@@ -63,7 +99,8 @@ class QueryLayout:
         Returns:
             the last layer's outputs of the usual queries, and aux_outputs, a list of the same of the layers before it;
             denoising: the same of the noised targets, with matches and num_groups of `DenoisingQueries`, if there are;
-            groups: a list of the same of each further group, if there are any.
+            groups: a list of the same of each further group, if there are any;
+            one_to_many: the same of the group with `one_to_many_repeats`, and these as repeats, if there is one.
         """
         num_denoising = 0 if self.denoising is None else self.denoising.content.shape[1]
         sizes = [num_denoising, *self.group_sizes, self.num_queries]
@@ -76,6 +113,8 @@ class QueryLayout:
         )
         if self.denoising is not None:
             usual["denoising"] = denoising | dict(matches=self.denoising.matches, num_groups=self.denoising.num_groups)
+        if self.one_to_many_repeats:
+            usual["one_to_many"] = groups.pop() | dict(repeats=self.one_to_many_repeats)
         return dict(usual, groups=groups) if groups else usual
 
 

@@ -1,0 +1,88 @@
+import pytest
+import torch
+
+from vitkit.errors import ConfigError
+from vitkit.nn.mask_denoising import MaskDenoising, MaskDenoisingSettings, flip_points
+
+HEIGHT, WIDTH = 16, 24
+
+
+def target(*labels):
+    masks = torch.zeros(len(labels), HEIGHT, WIDTH, dtype=torch.bool)
+    for i, mask in enumerate(masks):
+        mask[:8, 8 * i : 8 * i + 8] = True
+    return dict(labels=torch.tensor(labels, dtype=torch.int64), masks=masks)
+
+
+def make(num_classes=5, **settings):
+    torch.manual_seed(0)
+    return MaskDenoising(num_classes, 8, MaskDenoisingSettings(**{"denoising_queries": 7, **settings}))
+
+
+def test_rows_are_copies_of_the_targets_with_their_masks_in_every_size():
+    module = make(label_flips=0.0, mask_flips=0.0)
+    known = module([target(4, 1, 0), target(2)], [(HEIGHT // 8, WIDTH // 8), (HEIGHT, WIDTH)])
+    assert known.num_groups == 2 and known.group_sizes == [3, 3]
+    embed = module.label_embed.weight
+    torch.testing.assert_close(known.content[0], embed[[4, 1, 0, 4, 1, 0]])
+    zero = torch.zeros(8)
+    torch.testing.assert_close(known.content[1], torch.stack([embed[2], zero, zero, embed[2], zero, zero]))
+    assert [[rows.tolist() for rows in pair] for pair in known.matches] == [
+        [[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2]],
+        [[0, 3], [0, 0]],
+    ]
+    small, full = known.masks
+    assert small[0, 4].tolist() == [[False, True, False], [False, False, False]]
+    assert torch.equal(full[0, :3], target(4, 1, 0)["masks"]) and torch.equal(full[0, 3:], full[0, :3])
+    assert not full[1, [1, 2, 4, 5]].any()
+    assert torch.equal(known.outside(1), ~full)
+
+
+@pytest.mark.parametrize(("count", "copies"), [(1, 7), (3, 2), (7, 1), (9, 1)])
+def test_copies_fit_into_the_queries_but_there_is_one_at_least(count, copies):
+    known = make()([target(*range(count % 5)) if count < 5 else target(*([1] * count))], [(4, 4)])
+    assert known.num_groups == copies and known.content.shape[1] == copies * count
+
+
+def test_without_targets_there_are_no_rows_and_the_embedding_has_a_gradient():
+    module = make()
+    known = module([target(), target()], [(4, 6)])
+    assert known.content.shape == (2, 0, 8) and known.outside(0).shape == (2, 0, 4, 6)
+    assert known.num_groups == 1 and known.group_sizes == [0]
+    known.content.sum().backward()
+    assert torch.equal(module.label_embed.weight.grad, torch.zeros_like(module.label_embed.weight))
+
+
+def test_labels_flip_with_their_chance_to_any_class():
+    module = make(label_flips=0.5, denoising_queries=4000)
+    known = module([target(3)], [(4, 4)])
+    kept = (known.content[0] == module.label_embed.weight[3]).all(1).float().mean()
+    assert abs(kept - 0.6) < 0.03, "half are drawn anew, one in five of these as it was"
+    labels = module._noised(torch.full((1000,), 99))
+    assert labels.min() == 0 and labels.max() == 4
+
+
+def test_points_flip_in_proportion_to_the_mask_and_anew_for_each_layer():
+    torch.manual_seed(0)
+    masks = torch.zeros(3, 100, 100, dtype=torch.bool)
+    masks[1, :40, :50] = True
+    masks[2] = True
+    flipped = (flip_points(masks, 0.2) ^ masks).sum((1, 2))
+    assert flipped[0] == 0
+    assert abs(flipped[1] - 400) < 80 and abs(flipped[2] - 2000) < 160
+    known = make(mask_flips=0.2)([target(1)], [(HEIGHT, WIDTH)])
+    assert not torch.equal(known.outside(0), known.outside(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(denoising_queries=0), "denoising_queries=0: expected at least 1, or None"),
+        (dict(num_classes=0), "num_classes=0 leaves no labels to noise"),
+        (dict(label_flips=1.5), r"label_flips=1\.5, mask_flips=0\.2: expected shares in 0 to 1"),
+        (dict(mask_flips=-0.1), r"mask_flips=-0\.1: expected shares"),
+    ],
+)
+def test_wrong_settings_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**options)
