@@ -2,9 +2,9 @@
 section 4.1; ViTDet, https://arxiv.org/abs/2203.16527).
 
 Defined with a bias, and computed so while it is small. A large one is never made: MViTv2-S on clips of 16 frames takes
-0.82 of its time in inference, 0.85 in a training step, and saves 0.82 of its memory for the backward pass (CPU seconds of
-one thread of an Intel Xeon). For images the bias is faster: 0.94 of a training step's time of MViTv2-T at 480x640, 0.96 in
-inference (of an AMD EPYC).
+0.82 of its time in inference, 0.85 in a training step, and saves 0.82 of its memory for the backward pass (CPU seconds
+of one thread of an Intel Xeon). For images the bias is faster: 0.94 of a training step's time of MViTv2-T at 480x640,
+0.96 in inference (of an AMD EPYC).
 
 Shapes: B batch, L queries and S keys of maps (h, w) or clips (t, h, w), d channels per head.
 """
