@@ -24,6 +24,8 @@ from vitkit.vocabulary import vocabularies_from_json
 RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
 """In a run's folder; the first weights that exist are loaded."""
 CONFIG_SUFFIXES = (".py", ".json")
+WEIGHTS_SUFFIXES = (".pth", ".pt", ".pkl", ".npz", ".bin", ".safetensors")
+"""A file that ends so is meant for weights, also if there is none."""
 
 
 def load(
@@ -172,6 +174,20 @@ def find_trained(
         name = getattr(source, "path", "the config") if isinstance(source, Mapping) else source
         raise ConfigError(f"{name}: a config has no weights. Give a checkpoint, or the folder of a run.")
     return model
+
+
+def find_weights(source: str | Path, *, trust: bool = False) -> str | Path:
+    """Find the weights of a model, however it is named: a file that holds them, or a name of `find_trained`.
+
+    Raises:
+        ConfigError: there is no such model, or it has no weights.
+    """
+    path = Path(source)
+    if path.suffix in WEIGHTS_SUFFIXES or (path.is_file() and path.suffix not in CONFIG_SUFFIXES):
+        return source
+    if any((path / name).is_file() for name in RUN_WEIGHTS):
+        return _run_weights(path)
+    return find_trained(source, trust=trust).weights
 
 
 def names_config_alone(source: str | Path) -> bool:
