@@ -26,6 +26,7 @@ from vitkit.visualization.canvas import class_color, save_figure
 _CANVAS = 640  # pixels of the long side on which pictures are drawn
 _PANEL = 3.4  # inches of a panel's width
 _DPI = 130
+_TITLE_WIDTH = 36  # letters above a panel
 _MAX_COLUMNS = 4
 _SMALL_AREA = 0.04
 _SIZES = (
@@ -298,7 +299,7 @@ def _panels(number: int, shape: tuple[int, ...], title: str) -> tuple[Figure, li
     figure = Figure(
         figsize=(_PANEL * columns + 0.2, (_PANEL * shape[0] / shape[1] + 0.4) * rows + 0.5), layout="constrained"
     )
-    figure.suptitle(title, fontsize="large")
+    figure.suptitle(textwrap.fill(title, _TITLE_WIDTH * columns), fontsize="large")
     panels = [figure.add_subplot(rows, columns, k + 1) for k in range(number)]
     for panel in panels:
         panel.set_axis_off()
