@@ -20,6 +20,7 @@ from vitkit.inference.image_attention import (
 )
 from vitkit.models import build_model
 from vitkit.nn.attention import AttentionRecorder
+from vitkit.structures import ScoreThresholds
 
 RESNET = dict(type="ResNet", depth=18, pretrained=False)
 TRANSFORMER = dict(d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=4)
@@ -125,20 +126,21 @@ def boxes(*scores, masks=None):
 
 
 def test_the_smallest_confident_box_around_a_point_is_taken():
-    assert boxes(0.9, 0.8, 0.7).at((30, 30), 0.5) == 2
-    assert boxes(0.9, 0.8, 0.3).at((30, 30), 0.5) == 1
-    assert boxes(0.9, 0.8, 0.7).at((15, 30), 0.5) == 1
-    assert boxes(0.2, 0.4, 0.3).at((30, 30), 0.5) == 1  # none is confident: the best
-    assert boxes(0.2, 0.9, 0.9).at((90, 90), 0.5) == 0
-    assert boxes(0.9, 0.8, 0.7).at((100, 30), 0.5) is None
+    assert boxes(0.9, 0.8, 0.7).at((30, 30), ScoreThresholds()) == 2
+    assert boxes(0.9, 0.8, 0.3).at((30, 30), ScoreThresholds()) == 1
+    assert boxes(0.9, 0.8, 0.7).at((15, 30), ScoreThresholds()) == 1
+    assert boxes(0.2, 0.4, 0.3).at((30, 30), ScoreThresholds()) == 1  # none is confident: the best
+    assert boxes(0.2, 0.9, 0.9).at((90, 90), ScoreThresholds()) == 0
+    assert boxes(0.9, 0.8, 0.7).at((30, 30), ScoreThresholds(0.5, (None, None, 0.75))) == 1
+    assert boxes(0.9, 0.8, 0.7).at((100, 30), ScoreThresholds()) is None
 
 
 def test_masks_decide_where_there_are_any():
     masks = torch.zeros(3, 10, 20, dtype=torch.bool)
     masks[1, 5, 19] = True
     queries = boxes(0.9, 0.8, 0.7, masks=masks)
-    assert queries.at((99, 55), 0.5) == 1
-    assert queries.at((94, 55), 0.5) is None and queries.at((30, 30), 0.5) is None
+    assert queries.at((99, 55), ScoreThresholds()) == 1
+    assert queries.at((94, 55), ScoreThresholds()) is None and queries.at((30, 30), ScoreThresholds()) is None
 
 
 def test_a_point_lies_in_its_cell_of_the_map():

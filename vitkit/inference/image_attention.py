@@ -20,6 +20,7 @@ from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import resize_mask
 from vitkit.ops.masks import boxes_around_masks
 from vitkit.protocols import child
+from vitkit.structures import ScoreThresholds
 from vitkit.visualization.attention import (
     QueryAttention,
     QueryLayer,
@@ -177,11 +178,11 @@ class Queries(NamedTuple):
             boxes_xyxy = boxes_around_masks(masks) * torch.tensor([width, height, width, height])
         return cls(scores, labels, boxes_xyxy, masks, size)
 
-    def at(self, point: Point, threshold: float) -> int | None:
+    def at(self, point: Point, thresholds: ScoreThresholds) -> int | None:
         """Return the query whose mask covers a point of the picture, or whose box where there are no masks.
 
-        Of several from the threshold on it is the one with the smallest box, as those of other objects lie behind it;
-        of several below, the one that scores best. None if there is none.
+        Of several from their thresholds on it is the one with the smallest box, as those of other objects lie behind
+        it; of several below, the one that scores best. None if there is none.
         """
         x, y = point
         if self.masks is not None:
@@ -192,7 +193,7 @@ class Queries(NamedTuple):
             covering = (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1)
         if not covering.any():
             return None
-        confident = covering & (self.scores >= threshold)
+        confident = covering & (self.scores >= thresholds.of(self.labels))
         if not confident.any():
             return int(self.scores.where(covering, -1.0).argmax())
         sides = self.boxes_xyxy[:, 2:] - self.boxes_xyxy[:, :2]
