@@ -1,0 +1,326 @@
+"""The demo's page: what its controls do, without a browser; and all of it in one, where there is one."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit import build_model, load_config
+from vitkit.checkpoint import save_checkpoint
+from vitkit.config import save_config
+from vitkit.inference import load
+from vitkit.tools import demo
+from vitkit.tools.demo_page import HINT, Demo, Handlers, point_in, tasks_of, text_of
+from vitkit.vocabulary import Vocabulary
+
+SMALL = dict(d_model=32, num_heads=2, d_ffn=64)
+
+
+def save_run(folder, name, classes=("disc", "ring"), change=None, vocabularies=None):
+    """Write the run of a small quickstart model whose weights are random; return its folder."""
+    config = load_config(f"quickstart/{name}")
+    if change is not None:
+        change(config["model"])
+    torch.manual_seed(0)
+    model = build_model(config["model"], classes=list(classes), vocabularies=vocabularies or {})
+    state = {"model": model.state_dict(), "classes": list(classes), "config": json.dumps(config)}
+    if vocabularies:
+        state |= {"classes": None, "vocabularies": {side: v.to_json() for side, v in vocabularies.items()}}
+    save_checkpoint(folder / name / "best.pth", state)
+    save_config(config, folder / name / "config.json")
+    return folder / name
+
+
+def small_detr(model):
+    model["neck"]["out_channels"] = 32
+    model["head"].update(SMALL, num_encoder_layers=1, num_decoder_layers=1)
+
+
+def small_mask2former(model):
+    model["neck"].update(out_channels=32, mask_channels=16, num_layers=1, num_heads=2)
+    model["head"].update(SMALL, num_decoder_layers=3)
+
+
+def small_captioner(model):
+    model.update(SMALL, num_decoder_layers=1, decoding=dict(min_length=2, max_length=3))
+
+
+@pytest.fixture
+def picture(tmp_path):
+    """A file of 70 x 50 pixels, which drawings show seven times as large."""
+    path = tmp_path / "noise.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+@pytest.fixture
+def detr(tmp_path):
+    return save_run(tmp_path, "detr", change=small_detr)
+
+
+def handlers_of(run, folder):
+    """The page's events for a run's model; updates of controls are plain dicts."""
+    return Handlers(Demo(load(run), folder), SimpleNamespace(update=lambda **changes: changes))
+
+
+def size_of(path):
+    return Image.open(path).size
+
+
+def test_a_detector_answers_and_shows_its_slider(detr, picture, tmp_path):
+    handlers = handlers_of(detr, tmp_path)
+    prediction, drawn, answer, task, threshold, looked, *figures = handlers.on_picture(str(picture), None)
+    assert size_of(drawn) == (490, 350) and answer.startswith("noise.png: nothing from score 0.50")
+    assert task == {"choices": ["detection"], "value": "detection", "visible": False}
+    assert threshold == {"visible": True} and looked == HINT
+    assert figures == [{"value": None, "visible": False}] * 2
+    before = np.asarray(Image.open(drawn))
+    redrawn, answer = handlers.on_choice(prediction, "detection", 0.0)
+    assert answer.endswith("; from score 0.00 (as asked for)")
+    assert (np.asarray(Image.open(redrawn)) != before).any()
+    # The next picture is drawn from the chosen threshold on.
+    assert "from score 0.00 (as asked for)" in handlers.on_picture(str(picture), 0.0)[2]
+
+
+@pytest.mark.parametrize(("is_drawn", "pixel"), [(False, (30, 20)), (True, (210, 140))])
+def test_a_click_shows_what_the_point_and_its_query_attend_to(detr, picture, tmp_path, is_drawn, pixel):
+    handlers = handlers_of(detr, tmp_path)
+    prediction = handlers.on_picture(str(picture), None)[0]
+    text, encoder, query = handlers.on_click(prediction, 0.0, pixel, is_drawn=is_drawn)
+    assert text.startswith("Point x 30, y 20: its attention in the encoder. ")
+    assert encoder["visible"] and size_of(encoder["value"])[0] > 500
+    # The weights are random: whether a box covers the point is not known.
+    assert ("covers it (" in text) == query["visible"] == ("No query's box" not in text)
+    outside = handlers.on_click(prediction, 0.0, (30, 2000), is_drawn=True)
+    assert outside == [HINT, *[{"value": None, "visible": False}] * 2]
+
+
+def test_masks_can_be_shown_as_boxes_and_their_query_is_found(tmp_path, picture):
+    run = save_run(tmp_path, "mask2former_instance", change=small_mask2former)
+    handlers = handlers_of(run, tmp_path)
+    prediction, drawn, _, task, threshold, *_ = handlers.on_picture(str(picture), 0.0)
+    assert task == {"choices": ["instance", "detection"], "value": "instance", "visible": True}
+    assert threshold == {"visible": True}
+    as_boxes, _ = handlers.on_choice(prediction, "detection", 0.0)
+    assert size_of(as_boxes) == (490, 350) and size_of(drawn)[1] > 350  # masks have a legend
+    texts = [handlers.on_click(prediction, 0.0, (x, 20), is_drawn=False)[0] for x in (5, 35, 65)]
+    assert all("encoder" not in text for text in texts) and any("covers it (" in text for text in texts)
+
+
+def test_a_panoptic_map_has_a_threshold(tmp_path, picture):
+    run = save_run(tmp_path, "mask2former_panoptic", change=small_mask2former)
+    _, _, _, task, threshold, *_ = handlers_of(run, tmp_path).on_picture(str(picture), None)
+    assert task["value"] == "panoptic" and threshold == {"visible": True}
+
+
+def test_a_model_without_attention_says_so_in_the_page(tmp_path, picture):
+    handlers = handlers_of(save_run(tmp_path, "classifier"), tmp_path)
+    prediction, _, answer, task, threshold, *_ = handlers.on_picture(str(picture), None)
+    assert answer.startswith("noise.png: ") and "disc 0." in answer
+    assert not task["visible"] and not threshold["visible"]
+    text, *figures = handlers.on_click(prediction, None, (3, 3), is_drawn=False)
+    assert text.startswith("ResNet has no attention in the image that can be drawn")
+    assert figures == [{"value": None, "visible": False}] * 2
+
+
+def test_a_captioner_shows_what_it_looks_at_for_each_word(tmp_path, picture):
+    vocabulary = Vocabulary("word", ["<pad>", "<unk>", "<s>", "</s>", "▁a", "▁red", "▁ring"])
+    run = save_run(tmp_path, "captioning", change=small_captioner, vocabularies={"target": vocabulary})
+    handlers = handlers_of(run, tmp_path)
+    prediction, _, answer, *_ = handlers.on_picture(str(picture), None)
+    assert set(answer.removeprefix("noise.png: ").split()) <= {"a", "red", "ring"}
+    text, encoder, words = handlers.on_click(prediction, None, (3, 3), is_drawn=False)
+    assert "for each word" in text and not encoder["visible"] and words["visible"]
+
+
+def test_a_broken_picture_is_said_and_clears_the_page(detr, tmp_path):
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
+    handlers = handlers_of(detr, tmp_path)
+    prediction, drawn, answer, task, threshold, *clicked = handlers.on_picture(str(tmp_path / "broken.jpg"), None)
+    assert prediction is drawn is None and answer.startswith("error: input: cannot decode 'broken.jpg' (")
+    assert not task["visible"] and not threshold["visible"] and clicked[0] == ""
+    assert handlers.on_picture(None, None)[:3] == [None, None, ""]
+    assert handlers.on_choice(None, "detection", 0.5) == [None, ""]
+    assert handlers.on_click(None, None, (3, 3), is_drawn=True)[0] == "Give a picture first."
+
+
+def test_drawings_do_not_pile_up(detr, picture, tmp_path):
+    folder = tmp_path / "drawings"
+    folder.mkdir()
+    page = Demo(load(detr), folder)
+    prediction = page.predict(picture)
+    for _ in range(70):
+        page.draw(prediction, None, None)
+    assert len(list(folder.iterdir())) == 64
+    assert tasks_of(prediction) == ["detection"] and "nothing from" in text_of(prediction, None)
+    assert point_in(prediction, (489, 349), is_drawn=True) == (489 / 7, 349 / 7)
+    assert point_in(prediction, (70, 3), is_drawn=False) is None
+
+
+def fails(*args):
+    with pytest.raises(SystemExit) as error:
+        demo.main([*map(str, args), "--device", "cpu"])
+    return str(error.value.code)
+
+
+def test_a_missing_gradio_is_named_with_its_remedy(detr, monkeypatch, free_port):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    message = fails(detr, "--port", free_port)
+    assert message.startswith("error: the page needs Gradio (") and message.endswith("pip install vitkit[demo].")
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_busy_port_is_named_before_anything_is_loaded(free_port, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_port))
+        taken.listen()
+        message = fails("no_such_model", "--port", free_port)
+    assert f"--port {free_port}: cannot be served on (Address already in use). Choose another --port" in message
+    assert "--host 192.0.2.1" in fails("no_such_model", "--host", "192.0.2.1", "--port", free_port)
+    with pytest.raises(SystemExit):
+        demo.main(["no_such_model", "--port", "0"])
+    assert "--port 0: expected 1 to 65535" in capsys.readouterr().err
+
+
+def test_models_of_text_and_of_clips_are_sent_elsewhere():
+    with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not pictures\. Use tools/translate\.py"):
+        demo.check_model(object(), "runs/x")
+
+
+@pytest.fixture
+def served(detr, tmp_path, monkeypatch, free_port):
+    """Runs the tool in this thread, and a function with the page's address in another; then ctrl-C ends the tool."""
+    pytest.importorskip("gradio")
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    terminate = signal.getsignal(signal.SIGTERM)
+    connect, outside = socket.socket.connect, []
+
+    def connect_here(self, address):
+        if isinstance(address, tuple) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+            outside.append(address)
+            raise OSError("no network")
+        return connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect_here)
+    is_waiting = threading.Event()
+
+    wait = demo.wait_for_ctrl_c
+
+    def said_and_wait():
+        is_waiting.set()
+        wait()
+
+    monkeypatch.setattr(demo, "wait_for_ctrl_c", said_and_wait)
+
+    def serve(visit):
+        results = []
+
+        def visit_and_end():
+            try:
+                assert is_waiting.wait(60), "the tool serves no page"
+                results.append(visit(f"http://127.0.0.1:{free_port}/"))
+            except BaseException as error:  # raised again below, in the test's own thread
+                results.append(error)
+            finally:
+                if is_waiting.is_set():
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        visitor = threading.Thread(target=visit_and_end)
+        visitor.start()
+        demo.main([str(detr), "--port", str(free_port), "--device", "cpu"])
+        visitor.join()
+        if isinstance(results[0], BaseException):
+            raise results[0]
+        assert outside == [] and list(folder.iterdir()) == []
+        return results[0]
+
+    yield serve
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def test_the_page_is_served_here_alone_and_ends_at_ctrl_c(served, capsys):
+    html = served(lambda address: urllib.request.urlopen(address).read().decode())
+    assert "fonts.googleapis.com" not in html and '<script src="http' not in html
+    printed = capsys.readouterr().out
+    assert "in a browser on this machine; ctrl-C ends it" in printed and printed.endswith("ended\n")
+
+
+def chromium() -> str | None:
+    """The browser: what VITKIT_CHROMIUM names, one of the system's, or playwright's own."""
+    names = (os.environ.get("VITKIT_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if found is None:
+        playwright = pytest.importorskip("playwright.sync_api")
+        with playwright.sync_playwright() as started:
+            found = started.chromium.executable_path
+    return found if Path(found).exists() else None
+
+
+def visit_page(address, browser_path, picture, shots):
+    """Upload a picture, click it, move the slider; returns what the page said, and what it asked others for."""
+    from playwright.sync_api import sync_playwright
+
+    errors, requests, said = [], [], {}
+    with sync_playwright() as started:
+        browser = started.chromium.launch(
+            executable_path=browser_path, args=["--no-sandbox", "--disable-gpu", "--single-process", "--no-zygote"]
+        )
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        page.set_default_timeout(60_000)
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(address)
+        page.set_input_files("#picture input[type=file]", str(picture))
+        page.wait_for_function("document.querySelector('#answer textarea')?.value")
+        said["answer"] = page.input_value("#answer textarea")
+        page.wait_for_selector("#drawn img")
+        slider = page.locator("#threshold input[type=range]")
+        said["slider"] = slider.input_value()
+        slider.focus()
+        for _ in range(50):
+            page.keyboard.press("ArrowLeft")
+        page.wait_for_function("document.querySelector('#answer textarea').value.includes('0.00')")
+        said["moved"] = page.input_value("#answer textarea")
+        drawn = page.locator("#drawn img").first
+        size = drawn.bounding_box()
+        drawn.click(position={"x": size["width"] * 0.5, "y": size["height"] * 0.4})
+        page.wait_for_selector("#encoder img")
+        said["looked"] = page.input_value("#looked textarea")
+        page.screenshot(path=str(shots / "page.png"), full_page=True)
+        browser.close()
+    said["others"] = [url for url in requests if not url.startswith((address, "data:", "blob:"))]
+    return said | {"errors": errors}
+
+
+def test_the_page_works_in_a_browser(served, picture, tmp_path):
+    pytest.importorskip("playwright")
+    browser_path = chromium()
+    if browser_path is None:
+        pytest.skip("no Chromium here: install one, or name it in VITKIT_CHROMIUM")
+    said = served(lambda address: visit_page(address, browser_path, picture, tmp_path))
+    assert said["errors"] == [] and said["others"] == []
+    assert said["answer"].startswith("noise.png: nothing from score 0.50")
+    assert said["slider"] == "0.5" and "from score 0.00 (as asked for)" in said["moved"]
+    assert said["looked"].startswith("Point x 35, y 20: its attention in the encoder.")
+    assert (tmp_path / "page.png").stat().st_size > 20_000

@@ -1,0 +1,123 @@
+"""Try a model in the browser: give it a picture or the camera, move the threshold, click to see where it looks.
+
+MODEL is a name of the model zoo, the folder or a checkpoint of a run, or a config, whose weights follow it: a
+classifier, a captioner, a detector or a model of masks. A click shows the attention at that point in the encoder, and
+that of the query whose box or mask covers the point; of a captioner that of each word.
+
+The page is served on this machine alone (--host), loads nothing from elsewhere and reports nothing. Its pictures lie in
+a temporary folder until it ends, at ctrl-C. It needs Gradio: pip install vitkit[demo].
+
+Examples:
+    python tools/demo.py detr_r50
+    python tools/demo.py runs/mask2former --port 7861 --device cuda
+"""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from vitkit.errors import ConfigError
+from vitkit.inference import Predictor, load
+from vitkit.logging import setup_logging
+from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.tools.demo_page import Demo, build_page, launch
+
+logger = logging.getLogger("vitkit")
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (127.0.0.1: this machine alone)")
+    parser.add_argument("--port", type=int, default=7860, help="port to serve on (7860)")
+    add_trust(parser)
+    add_device(parser)
+    args = parser.parse_intermixed_args(argv)
+    sort_model(args)
+    if not 0 < args.port < 65536:
+        parser.error(f"--port {args.port}: expected 1 to 65535")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
+    with errors_in_one_line():
+        setup_logging()
+        run(args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load the model and serve its page until ctrl-C."""
+    check_port(args.host, args.port)
+    with tempfile.TemporaryDirectory(prefix="vitkit_demo_") as folder:
+        gradio = import_gradio(Path(folder) / "uploads")
+        predictor = load(args.model, args.weights, overrides=args.overrides, trust=args.trust, device=args.device)
+        check_model(predictor, args.model)
+        print(predictor.report)
+        page = build_page(Demo(predictor, Path(folder)), args.model, gradio)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            address = launch(page, gradio, args.host, args.port)
+            print(f"open {address} in a browser on this machine; ctrl-C ends it", flush=True)
+            wait_for_ctrl_c()
+        except KeyboardInterrupt:
+            print("ended")
+        finally:
+            page.close(verbose=False)
+
+
+def wait_for_ctrl_c() -> None:
+    """Block until a KeyboardInterrupt."""
+    threading.Event().wait()
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigError if nothing can be served there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot be served on ({error.strerror}). Choose another --port, or end what "
+            "uses this one."
+        ) from error
+
+
+def check_model(predictor: object, name: str) -> None:
+    """Raise ConfigError if a model does not answer to pictures."""
+    if not isinstance(predictor, Predictor):
+        raise ConfigError(f"{name}: reads text, not pictures. Use tools/translate.py.")
+    if predictor.sampling is not None:
+        raise ConfigError(f"{name}: classifies videos, not pictures. Use tools/predict.py.")
+
+
+def import_gradio(uploads: Path) -> ModuleType:
+    """Import Gradio, which writes the pictures that it is given below a folder, and reports nothing.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    os.environ |= {
+        "GRADIO_TEMP_DIR": str(uploads),
+        "GRADIO_ANALYTICS_ENABLED": "False",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    try:
+        import gradio
+    except ImportError as error:
+        raise ConfigError(f"the page needs Gradio ({error}). Install it: pip install vitkit[demo].") from error
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    return gradio
+
+
+if __name__ == "__main__":
+    main()

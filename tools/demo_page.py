@@ -1,0 +1,273 @@
+"""The page of demo.py: what its controls do, and how they are laid out."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from vitkit.errors import VitkitError
+from vitkit.inference import FIELDS, Prediction, Predictor
+from vitkit.inference.image_attention import ImageAttention, image_attention, image_sampling, samples_points
+from vitkit.seq2seq import Captioner, decode
+from vitkit.structures import ScoreThresholds
+from vitkit.tools.caption import draw_attention
+from vitkit.visualization.canvas import enlarge
+
+KEPT_FILES = 64
+"""Drawings that the page's folder keeps, the newest."""
+KEPT_SECONDS = 3600
+"""How long a visitor's pictures and predictions stay without a visit."""
+FONTS = ("system-ui", "sans-serif")
+HINT = "Click a point in one of the pictures to see where the model looks."
+
+
+class Attended(NamedTuple):
+    """What the model looks at for one point of a picture."""
+
+    text: str
+    encoder: Path | None = None
+    """Drawing of what the point attends to."""
+    query: Path | None = None
+    """Drawing of what the query attends to that covers the point; or of a captioner's words."""
+
+
+@dataclass
+class Demo:
+    """What the page does with a model.
+
+    Args:
+        predictor: of pictures.
+        folder: of the drawings.
+    """
+
+    predictor: Predictor
+    folder: Path
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.cycle(range(KEPT_FILES)))
+
+    def predict(self, path: str | Path) -> Prediction:
+        """Predict on a picture's file.
+
+        Raises:
+            DataError: it is no picture.
+        """
+        path = Path(path)
+        return next(self.predictor.stream([(path.name, path.read_bytes())]))
+
+    def draw(self, prediction: Prediction, task: str | None, threshold: float | None) -> Path:
+        """Draw a prediction.
+
+        Args:
+            task: of `tasks_of` the prediction; None: the first.
+            threshold: the least score; None: the model's own.
+        """
+        path = self._file("jpg")
+        prediction.save(path, task=task, score_threshold=threshold)
+        return path
+
+    def attend(self, prediction: Prediction, x: float, y: float, threshold: float | None) -> Attended:
+        """Draw what the model looks at for a point of the picture, in its pixels.
+
+        Raises:
+            ConfigError: the model has no attention that can be drawn.
+        """
+        predictor, image = self.predictor, prediction.image
+        if isinstance(predictor.model, Captioner):
+            return self._attend_by_words(prediction)
+        looks = image_sampling if samples_points(predictor.model) else image_attention
+        view = looks(predictor, image)
+        encoder = query = None
+        text = f"Point x {x:.0f}, y {y:.0f}: "
+        if isinstance(view, ImageAttention) and view.encoder is not None:
+            encoder = self._file("png")
+            view.draw_points([(x, y)], encoder)
+            text += "its attention in the encoder. "
+        if view.queries is not None:
+            least = prediction.thresholds if threshold is None else ScoreThresholds(threshold)
+            number = view.queries.at((x, y), least)
+            if number is None:
+                text += "No query's box or mask covers it."
+            else:
+                query = self._file("png")
+                view.draw_query(number, query)
+                name, score = predictor.classes[view.queries.labels[number]], float(view.queries.scores[number])
+                text += f"Query {number} covers it ({name} {score:.2f}), and looks where it is drawn."
+        return Attended(text.strip(), encoder, query)
+
+    @torch.inference_mode()
+    def _attend_by_words(self, prediction: Prediction) -> Attended:
+        """Draw what a captioner looks at for each word, wherever the point is."""
+        model = self.predictor.model
+        inputs = self.predictor.prepare([prediction.image]).to(self.predictor.device).inputs
+        best = decode(model, inputs, model.decoding, return_attention=True)[0][0]
+        if not best.tokens:
+            return Attended("The caption is empty: there is no word to look for.")
+        path, seen = self._file("png"), inputs["images"][0].permute(1, 2, 0).cpu().numpy()
+        draw_attention(model, inputs, [seen], [best], [path])
+        return Attended("A captioner looks at the picture anew for each word, whichever point is clicked.", query=path)
+
+    def _file(self, ending: str) -> Path:
+        return self.folder / f"{next(self._numbers)}.{ending}"
+
+
+def tasks_of(prediction: Prediction) -> list[str]:
+    """Return what of a prediction can be drawn, the default first."""
+    return [task for task, name in FIELDS.items() if name in prediction.fields]
+
+
+def text_of(prediction: Prediction, threshold: float | None) -> str:
+    """Return a line that says what is drawn from a score on; None: from the model's own."""
+    return (prediction if threshold is None else prediction.filter(score=threshold)).summary()
+
+
+def point_in(prediction: Prediction, pixel: tuple[float, float], *, is_drawn: bool) -> tuple[float, float] | None:
+    """Return the point of a picture that was clicked, None outside of it.
+
+    Args:
+        pixel: (x, y) of the picture, or of its drawing, which may be larger and have a legend below.
+    """
+    factor = enlarge(prediction.image)[1] if is_drawn else 1
+    x, y = (value / factor for value in pixel)
+    height, width = prediction.image.shape[:2]
+    return (x, y) if 0 <= x < width and 0 <= y < height else None
+
+
+class Handlers:
+    """The page's events: from values of its controls to their updates. What is wrong is said in the page."""
+
+    def __init__(self, demo: Demo, gr: ModuleType):
+        self.demo, self.gr = demo, gr
+
+    def on_picture(self, path: str | None, threshold: float | None) -> list[Any]:
+        """Predict. Returns the prediction, and updates of drawing, answer, task, threshold and the three of a click."""
+        gr = self.gr
+        hidden = [gr.update(visible=False)] * 2
+        if path is None:
+            return [None, None, "", *hidden, *self._unclicked("")]
+        try:
+            prediction = self.demo.predict(path)
+        except VitkitError as error:
+            return [None, None, f"error: {error}", *hidden, *self._unclicked("")]
+        tasks = tasks_of(prediction)
+        return [
+            prediction,
+            self.demo.draw(prediction, None, threshold),
+            text_of(prediction, threshold),
+            gr.update(choices=tasks, value=tasks[0], visible=len(tasks) > 1),
+            gr.update(visible="scores" in prediction.fields or "panoptic" in prediction.fields),
+            *self._unclicked(HINT),
+        ]
+
+    def on_choice(self, prediction: Prediction | None, task: str | None, threshold: float | None) -> list[Any]:
+        """Draw again with another task or threshold. Returns the drawing and the answer."""
+        if prediction is None:
+            return [None, ""]
+        return [self.demo.draw(prediction, task or None, threshold), text_of(prediction, threshold)]
+
+    def on_click(
+        self, prediction: Prediction | None, threshold: float | None, pixel: tuple[float, float], *, is_drawn: bool
+    ) -> list[Any]:
+        """Draw what the model looks at. Returns updates of the text and of the two drawings."""
+        if prediction is None:
+            return self._unclicked("Give a picture first.")
+        point = point_in(prediction, pixel, is_drawn=is_drawn)
+        if point is None:
+            return self._unclicked(HINT)
+        try:
+            attended = self.demo.attend(prediction, *point, threshold)
+        except VitkitError as error:
+            return self._unclicked(str(error))
+        drawings = [self.gr.update(value=path, visible=path is not None) for path in attended[1:]]
+        return [attended.text, *drawings]
+
+    def _unclicked(self, text: str) -> list[Any]:
+        return [text, *[self.gr.update(value=None, visible=False)] * 2]
+
+
+def build_page(demo: Demo, name: str, gr: ModuleType) -> Any:
+    """Lay out the page of a model, whose name is shown; returns Gradio's `Blocks`."""
+    handlers = Handlers(demo, gr)
+    # Without Gradio's button that shares a picture with everybody.
+    shown = dict(interactive=False, buttons=["download", "fullscreen"])
+    with gr.Blocks(title=f"vitkit: {name}", analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
+        gr.Textbox(name, label="vitkit demo", interactive=False)
+        prediction = gr.State(time_to_live=KEPT_SECONDS)
+        chosen = gr.State()  # the threshold, once the slider was moved; until then the model's own, of each class
+        with gr.Row():
+            with gr.Column():
+                picture = gr.Image(
+                    label="Picture",
+                    type="filepath",
+                    image_mode=None,
+                    sources=["upload", "webcam", "clipboard"],
+                    webcam_options=gr.WebcamOptions(mirror=False),
+                    buttons=["fullscreen"],
+                    elem_id="picture",
+                )
+                # The file as it is: vitkit's own reader turns it upright, and says what is wrong with it.
+                picture.preprocess = lambda payload: None if payload is None else payload.path
+                task = gr.Radio([], label="Show", visible=False, elem_id="task")
+                threshold = gr.Slider(
+                    0,
+                    1,
+                    value=round(demo.predictor.thresholds.overall, 2),
+                    step=0.01,
+                    label="Least score",
+                    info=f"at first: {demo.predictor.thresholds}",
+                    visible=False,
+                    elem_id="threshold",
+                )
+            with gr.Column():
+                drawn = gr.Image(label="Prediction", elem_id="drawn", **shown)
+                answer = gr.Textbox(label="Answer", interactive=False, elem_id="answer")
+                looked = gr.Textbox(label="Where it looks", interactive=False, elem_id="looked")
+        with gr.Row():
+            encoder = gr.Image(label="Encoder", show_label=False, visible=False, elem_id="encoder", **shown)
+            query = gr.Image(label="Decoder", show_label=False, visible=False, elem_id="query", **shown)
+        clicked = [looked, encoder, query]
+
+        # One event at a time: recording attention changes how the model runs.
+        alone = dict(concurrency_id="model", concurrency_limit=1, api_visibility="private")
+        picture.change(
+            handlers.on_picture, [picture, chosen], [prediction, drawn, answer, task, threshold, *clicked], **alone
+        )
+        redraw = dict(fn=handlers.on_choice, outputs=[drawn, answer], trigger_mode="always_last", **alone)
+        threshold.input(lambda value: value, threshold, chosen, queue=False, api_visibility="private")
+        threshold.input(inputs=[prediction, task, threshold], **redraw)
+        task.input(inputs=[prediction, task, chosen], **redraw)
+        for image, is_drawn in ((picture, False), (drawn, True)):
+            image.select(_click_of(gr, handlers, is_drawn), [prediction, chosen], clicked, **alone)
+    return page
+
+
+def _click_of(gr: ModuleType, handlers: Handlers, is_drawn: bool) -> Callable[..., list[Any]]:
+    """Return the handler of clicks in an image; Gradio finds the event by the type of its argument."""
+
+    def on_click(prediction: Prediction | None, threshold: float | None, event: gr.SelectData) -> list[Any]:
+        return handlers.on_click(prediction, threshold, tuple(event.index), is_drawn=is_drawn)
+
+    return on_click
+
+
+def launch(page: Any, gr: ModuleType, host: str, port: int) -> str:
+    """Serve a page until its `close`, without blocking; nothing of it comes from, or goes to, elsewhere."""
+    page.launch(
+        server_name=host,
+        server_port=port,
+        share=False,
+        quiet=True,
+        show_error=True,
+        prevent_thread_lock=True,
+        inbrowser=False,
+        run_history=False,
+        enable_monitoring=False,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        footer_links=[],
+        theme=gr.themes.Default(font=FONTS, font_mono=("ui-monospace", "monospace")),
+    )
+    return page.local_url
