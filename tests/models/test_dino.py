@@ -205,6 +205,28 @@ def test_official_names_load_and_rows_of_cocos_classes_are_taken():
     assert torch.equal(head.denoising.label_embed.weight, state["label_enc.weight"][[*ids, 91]])
 
 
+def test_for_other_classes_the_embedding_of_labels_starts_anew_like_the_class_heads():
+    spec = test_deformable_detr.small_spec(head=DINO)
+    trained, model = build_model(spec), build_model(spec | dict(num_classes=5))
+    report = load_weights(model, trained.state_dict(), new_class_head=True)
+    assert "head.denoising.label_embed.weight" in report.reinitialized and not (report.missing or report.unexpected)
+    assert torch.equal(model.head.proposals.content.weight, trained.head.proposals.content.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # A projection of res2, and of each of 12 attentions 8 heads * 4 points on one level more: (2 + 1) * 32 rows.
+        ("r50_5scale", 46_893_182 + (256 * 256 + 3 * 256) + 12 * 96 * 257 + 256),
+        # Swin-T's published backbone without the norm of res2, in place of ResNet's, and other widths for the neck.
+        ("swin_tiny_4scale", 46_893_182 - 23_454_912 + 27_520_698 - 2 * 96 - 256 * (3584 - 1344 + 9 * (2048 - 768))),
+    ],
+)
+def test_parameter_counts_of_the_other_configs(name, expected):
+    model = build_model(load_config(f"configs/dino_{name}.py")["model"])
+    assert sum(p.numel() for p in model.parameters()) == expected
+
+
 def run_rank(rank: int, folder: str) -> None:
     """Train one step with DDP, where the second rank's images have no objects."""
     torch.set_num_threads(1)

@@ -126,7 +126,10 @@ def test_noised_queries_and_mask_are_those_of_the_original(case, model, monkeypa
     assert torch.equal(mask, inputs[f"{variant}/dn_attn_mask"])
 
 
-@pytest.mark.parametrize("variant", ["objects", "one_empty", "all_empty", "noise_1"])
+@pytest.mark.parametrize(
+    "variant",
+    ["objects", "all_empty", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one_empty", "noise_1"))],
+)
 def test_training_outputs_losses_and_gradients_equal_the_original(case, model, train, variant):
     outputs = train(variant)
     expected = by_golden_name(outputs, f"{variant}/")

@@ -78,6 +78,7 @@ class BoxDenoising(nn.Module):
         # The row after the classes is in the original's weights, too; no query has it.
         self.label_embed = nn.Embedding(num_classes + 1, d_model)
 
+    @torch.compiler.disable  # of another number of targets it would be compiled anew
     def forward(self, targets: Sequence[DetectionTarget]) -> DenoisingQueries:
         """Draw noise and make the queries of a batch.
 

@@ -85,7 +85,11 @@ class QueryLayout:
 
     def attention_bias(self, like: Tensor) -> Tensor | None:
         """Return the bias of the self-attention, (L, L) of the type of `like`; None if all rows see each other."""
-        denoising = self.denoising.group_sizes if self.denoising is not None else []
+        return None if self.denoising is None and not self.group_sizes else self._bias_between_groups(like)
+
+    @torch.compiler.disable  # of other sizes of the groups it would be compiled anew
+    def _bias_between_groups(self, like: Tensor) -> Tensor | None:
+        denoising = [] if self.denoising is None else self.denoising.group_sizes
         if not (sum(denoising) or self.group_sizes):
             return None
         masked = training_mask(self.num_queries, denoising_sizes=denoising, group_sizes=self.group_sizes)
