@@ -243,3 +243,54 @@ def test_usage_errors_say_what_is_missing(detr, capsys):
     assert "--points are pixels of a picture" in usage_error(capsys, *detr[:2], "--dataset", "--points", "1,2")
     assert "'12' is no point x,y" in usage_error(capsys, *detr, "--points", "12")
     assert "overrides go before --queries" in usage_error(capsys, *detr, "--queries", "1", "model.num_queries=10")
+
+
+def save_model(tmp_path, change: str) -> list[str]:
+    """A config of a changed quickstart, and its checkpoint; arguments of the tool."""
+    (tmp_path / "model.py").write_text(change)
+    save_untrained(tmp_path / "model.py", tmp_path / "model.pth")
+    return ["model.py", "model.pth"]
+
+
+MASK2FORMER = """
+from vitkit.configs.quickstart.mask2former_instance import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    cfg["model"]["neck"].update(out_channels=32, mask_channels=16, num_layers=1, num_heads=2)
+    cfg["model"]["head"].update(d_model=32, num_heads=2, d_ffn=64, num_decoder_layers=3)
+    cfg["data"]["val"].update(num_images=2)
+    return cfg
+"""
+
+VIT = """
+from vitkit.configs.quickstart.classifier import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    cfg["model"]["backbone"] = dict(type="ViT", d_model=32, depth=2, num_heads=2, image_size=64)
+    return cfg
+"""
+
+
+def test_the_queries_of_masks_are_drawn_with_boxes_around_them(detr, tmp_path, monkeypatch):
+    decoder = drawn(monkeypatch, "draw_decoder_attention")
+    model = save_model(tmp_path, MASK2FORMER)
+    run(*model, *detr[2:], "--out", "out", "--queries", 1, 4)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["noise_decoder.png"]
+    assert [query.query for query in decoder[0]["queries"]] == [1, 4]
+    assert all(0 <= x <= 70 and 0 <= y <= 50 for query in decoder[0]["queries"] for x, y in query.box_xyxy.view(2, 2))
+    assert "--points: MaskClassification has no attention from these" in fails(*model, *detr[2:], "--points", "1,2")
+    assert "--dataset: MaskClassification has no queries that predict boxes" in fails(*model, "--dataset")
+
+
+def test_a_vit_is_drawn_at_points_alone(detr, tmp_path, monkeypatch):
+    encoder = drawn(monkeypatch, "draw_encoder_attention")
+    model = save_model(tmp_path, VIT)
+    run(*model, *detr[2:], "--out", "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["noise_encoder.png"]
+    assert encoder[0]["points"] == [(35.0, 25.0)] and encoder[0]["weights"].shape == (1, 4, 5)
+    assert "--queries: Classifier has no attention from these" in fails(*model, *detr[2:], "--queries", "1")
+    assert "--decoder-layer: got 0; the model has no such layer" in fails(*model, *detr[2:], "--decoder-layer", "0")
