@@ -76,7 +76,13 @@ def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder 
     batch = predictor.prepare([image]).to(predictor.device)
     padded_sizes: list[Size] = []
     maps: dict[str, Tensor] = {}
-    hooks = [model.backbone.register_forward_pre_hook(lambda _, args: padded_sizes.append(tuple(args[0].shape[-2:])))]
+    # A ViT's blocks may be called by the model itself, and not by the backbone.
+    seeing = [model.backbone, child(model.backbone, "patch_embed")]
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args: padded_sizes.append(tuple(args[0].shape[-2:])))
+        for module in seeing
+        if module is not None
+    ]
     neck = child(model, "neck")
     if neck is not None:
         hooks.append(neck.register_forward_hook(lambda _, args, output: maps.update(output)))
