@@ -131,6 +131,16 @@ class SupportsActivationCheckpointing(Protocol):
     activation_checkpointing: bool
 
 
+@runtime_checkable
+class AnnealsMasks(Protocol):
+    """A model with masked attention in `num_blocks` blocks, which training takes away bit by bit."""
+
+    num_blocks: int
+
+    def set_mask_probabilities(self, probabilities: Sequence[float]) -> None:
+        """Set the share of queries that each of the blocks masks, 0 to 1, first block to last."""
+
+
 class Model(Protocol):
     """What trains: `model(**batch.inputs)` gives outputs for a criterion; registered in MODELS.
 

@@ -202,7 +202,7 @@ TRANSFORMS = Registry("transforms", "vitkit.data")
 OPTIMIZERS = Registry("optimizer", "vitkit.engine")
 SCHEDULES = Registry("schedule", "vitkit.engine")
 EVALUATORS = Registry("evaluator", "vitkit.evaluation")
-HOOKS = Registry("hook")
+HOOKS = Registry("hook", "vitkit.engine.hooks")
 SECTIONS = Registry("section", "vitkit.data", "vitkit.engine")
 """Config sections without a `type`: `data` and `train`, each a dataclass of settings."""
 

@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -16,6 +17,8 @@ from vitkit.registry import OPTIMIZERS, SCHEDULES, nearest
 
 _LAYER_KINDS = {"norms": (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm), "embeddings": (nn.Embedding,)}
 _VECTORS = "vectors"
+_BACKBONE = "backbone"
+"""What groups of the backbone's parameters are marked with."""
 
 
 @dataclass(kw_only=True)
@@ -33,7 +36,12 @@ class OptimizerSettings(ABC):
     """Part of a parameter's dotted name -> factor on `lr`; the first that fits counts."""
     layer_decay: float | None = None
     """The factor on the rate from each block of the backbone to the one below it, from the last block down to the stem;
-    see `layer_factors`. It multiplies the other factors."""
+    see `layer_factors`. It multiplies the other factors, and gives the backbone's parameters groups of their own."""
+    layer_decay_rule: Literal["beit", "eomt"] = "beit"
+    """"beit": the last block is a step below the rest of the model, and the stem a step below the first block; "eomt":
+    the last block has the full rate, and the stem the first block's."""
+    full_rate_blocks: int = 0
+    """The backbone's last blocks that `layer_decay` leaves alone."""
     weight_decay: float = 1e-4
     no_weight_decay: Sequence[str] = ()
     """The parameters without weight decay: parts of their names, such as "pos_embed", or kinds of them: "vectors" (all
@@ -59,14 +67,19 @@ class OptimizerSettings(ABC):
                     "optimizer.lr=0: expected above 0 beside a backbone_lr, which is kept as a multiple of it."
                 )
             multipliers.setdefault("backbone.", self.backbone_lr / self.lr)
-        by_layer = {} if self.layer_decay is None else layer_factors(model, self.layer_decay)
+        by_layer = {}
+        if self.layer_decay is not None:
+            by_layer = layer_factors(model, self.layer_decay, self.layer_decay_rule, self.full_rate_blocks)
         undecayed = self._undecayed(model, parameters)
-        groups: dict[tuple[float, float], dict] = {}
+        groups: dict[tuple[float, float, bool], dict] = {}
         for name, parameter in parameters.items():
             factor = next((f for part, f in multipliers.items() if part in name), 1.0) * by_layer.get(name, 1.0)
             decay = 0.0 if name in undecayed else self.weight_decay
-            group = groups.setdefault((factor, decay), {"params": [], "lr": self.lr * factor, "weight_decay": decay})
-            group["params"].append(parameter)
+            group = {"params": [], "lr": self.lr * factor, "weight_decay": decay}
+            in_backbone = bool(by_layer) and name.startswith("backbone.")
+            if in_backbone:
+                group["part"] = _BACKBONE
+            groups.setdefault((factor, decay, in_backbone), group)["params"].append(parameter)
         return list(groups.values())
 
     def _undecayed(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> set[str]:
@@ -132,37 +145,47 @@ def _check_parts(
             )
 
 
-def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
+def layer_factors(
+    model: nn.Module, decay: float, rule: Literal["beit", "eomt"] = "beit", full_rate_blocks: int = 0
+) -> dict[str, float]:
     """Layer-wise learning rates, with which pretrained transformers are fine-tuned (https://arxiv.org/abs/2003.10555).
 
     The layers are the blocks of `model.backbone` (without one, of the model): modules with an attribute
     `activation_checkpointing`, in the order in which they were made, or what a backbone itself calls its blocks
-    (`HasBlocks`). What lies before the first block is a layer below it; what lies between two, such as downsampling,
-    goes with the lower; everything else is above the last block.
+    (`HasBlocks`). What lies before the first block is a layer below it (by the rule of EoMT,
+    https://arxiv.org/abs/2503.19108, of the same layer); what lies between two, such as downsampling, goes with the
+    lower; everything else is above the last block.
 
     Args:
         decay: factor from each layer to the one below; 1 for none.
+        rule, full_rate_blocks: see `OptimizerSettings`.
     Returns:
-        parameter name -> factor: 1 above the last of N blocks, decay ** (N + 1) before the first.
+        parameter name -> factor. By "beit" 1 above the last of N blocks, decay ** (N + 1) before the first; by "eomt" 1
+        from the last block on, decay ** (N - 1) in the first and before.
     Raises:
-        ConfigError: decay is not in 0..1, or there are no blocks.
+        ConfigError: decay is not in 0..1, there are no blocks, or fewer than `full_rate_blocks`.
     """
     if not 0 < decay <= 1:
         raise ConfigError(f"optimizer.layer_decay: got {decay}; expected above 0, at most 1.")
+    if rule not in ("beit", "eomt"):
+        raise ConfigError(f"optimizer.layer_decay_rule: got {rule!r}; expected 'beit' or 'eomt'.")
     inside = "backbone." if child(model, "backbone") is not None else ""
     blocks = _block_names(model, inside)
     if not blocks:
         raise ConfigError(f"optimizer.layer_decay: the backbone of {type(model).__name__} has no blocks to decay over.")
+    if not 0 <= full_rate_blocks <= len(blocks):
+        raise ConfigError(
+            f"optimizer.full_rate_blocks: got {full_rate_blocks}; expected 0 to {len(blocks)}, the backbone's blocks."
+        )
     factors, layer = {}, 0
     for name, _ in model.named_parameters():
-        if not name.startswith(inside):
+        block = next((i for i, block in enumerate(blocks, start=1) if _below(name, [block])), None)
+        layer = layer if block is None else block
+        above = not name.startswith(inside) or (block is None and layer == len(blocks))
+        if above or (block is not None and block > len(blocks) - full_rate_blocks):
             factors[name] = 1.0
-            continue
-        block = next((i for i, block in enumerate(blocks) if _below(name, [block])), None)
-        if block is not None:
-            layer = block + 1
-        above = block is None and layer == len(blocks)
-        factors[name] = 1.0 if above else decay ** (len(blocks) + 1 - layer)
+        else:
+            factors[name] = decay ** (len(blocks) + 1 - layer if rule == "beit" else len(blocks) - max(layer, 1))
     return factors
 
 
@@ -279,3 +302,57 @@ def inverse_sqrt_lr(
     if warmup_steps < 1:
         raise ConfigError("schedule.warmup_steps: got 0; expected at least 1, such as the paper's 4000.")
     return _InverseSqrt(optimizer, warmup_steps)
+
+
+class _TwoStageWarmup(LambdaLR):
+    def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int, backbone_warmup: int, power: float):
+        self.total_iters = total_steps  # as torch's schedules call it; a resumed run is compared by it
+
+        def factor(step: int, start: int, rise: int) -> float:
+            """Return 0 up to `start`, then a linear rise over `rise` steps, then a polynomial fall to the end."""
+            if step < start + rise:
+                return max(0, step - start) / rise
+            progress = (step - start - rise) / max(1, total_steps - start - rise)
+            return max(0.0, 1 - progress) ** power
+
+        def others(step: int) -> float:
+            return factor(step, 0, warmup)
+
+        def backbone(step: int) -> float:
+            return factor(step, warmup, backbone_warmup)
+
+        parts = [group.get("part") for group in optimizer.param_groups]
+        super().__init__(optimizer, [backbone if part == _BACKBONE else others for part in parts])
+
+
+@SCHEDULES.register(name="TwoStageWarmupPolyLR")
+def two_stage_warmup_poly_lr(
+    optimizer: Optimizer,
+    steps_per_epoch: int,
+    *,
+    epochs: int,
+    warmup_steps: int = 500,
+    backbone_warmup_steps: int = 1000,
+    power: float = 0.9,
+) -> LRScheduler:
+    """Warm up what is new while the backbone rests, then the backbone; each then falls as (1 - progress) ** power
+    (EoMT, https://arxiv.org/abs/2503.19108).
+
+    Args:
+        warmup_steps: from zero to the full rate of all but the backbone, whose rate is zero meanwhile.
+        backbone_warmup_steps: the backbone's rise after that.
+    Raises:
+        ConfigError: the optimiser has no groups of the backbone, or the warm-ups leave no step to train at full rate.
+    """
+    if all(group.get("part") != _BACKBONE for group in optimizer.param_groups):
+        raise ConfigError(
+            "schedule TwoStageWarmupPolyLR: the optimizer has no groups of the backbone's parameters. Set "
+            "optimizer.layer_decay (1.0 for none), and leave part of the backbone trainable."
+        )
+    total = epochs * steps_per_epoch
+    if min(warmup_steps, backbone_warmup_steps) < 0 or warmup_steps + backbone_warmup_steps >= total:
+        raise ConfigError(
+            f"schedule: warmup_steps={warmup_steps} and backbone_warmup_steps={backbone_warmup_steps}: expected 0 or "
+            f"more, together fewer than the run's {total} steps."
+        )
+    return _TwoStageWarmup(optimizer, total, warmup_steps, backbone_warmup_steps, power)

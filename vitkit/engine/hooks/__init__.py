@@ -1,5 +1,6 @@
 """What protects and reports a run: hooks, called at fixed moments of the loop, and those of a user's own."""
 
+from vitkit.engine.hooks.annealing import MaskAnnealing
 from vitkit.engine.hooks.compiling import CompileLog
 from vitkit.engine.hooks.guard import MemoryErrors, StepGuard
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard
@@ -8,7 +9,7 @@ from vitkit.engine.run import Hook
 from vitkit.engine.settings import TrainSettings
 from vitkit.registry import HOOKS
 
-__all__ = ["Hook", "Interrupted", "default_hooks"]
+__all__ = ["Hook", "Interrupted", "MaskAnnealing", "default_hooks"]
 
 
 def default_hooks(settings: TrainSettings) -> list[Hook]:

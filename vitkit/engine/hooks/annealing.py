@@ -1,0 +1,83 @@
+"""Masked attention that training takes away."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from vitkit.engine.run import Hook, TrainRun
+from vitkit.errors import ConfigError
+from vitkit.protocols import AnnealsMasks
+from vitkit.registry import HOOKS
+
+
+@HOOKS.register
+class MaskAnnealing(Hook):
+    """Mask fewer and fewer queries of a model with masked attention, one block after the other (EoMT, Kerssies et al.
+    2025, section 3.3, https://arxiv.org/abs/2503.19108).
+
+    A block masks all queries up to its start, then a share of (1 - progress) ** power, and none from its end on.
+
+    Args:
+        start_steps, end_steps: optimiser steps for each block, first to last. None: a sixth of the run each, spread
+            evenly from a sixth to five sixths of it, as in the original's schedules.
+    Raises:
+        ConfigError: only one of the two is set, they are of different lengths, or an end is not after its start.
+    """
+
+    def __init__(
+        self, *, start_steps: Sequence[int] | None = None, end_steps: Sequence[int] | None = None, power: float = 0.9
+    ):
+        if (start_steps is None) != (end_steps is None):
+            raise ConfigError("MaskAnnealing: expected both start_steps and end_steps, or neither.")
+        if start_steps is not None:
+            fits = len(start_steps) == len(end_steps) and all(a < b for a, b in zip(start_steps, end_steps))
+            if not fits:
+                raise ConfigError(
+                    f"MaskAnnealing: start_steps={list(start_steps)}, end_steps={list(end_steps)}: expected an end "
+                    "after each start."
+                )
+        self.start_steps = start_steps
+        self.end_steps = end_steps
+        self.power = power
+
+    @contextmanager
+    def during_training(self, run: TrainRun) -> Iterator[None]:
+        """See `Hook`.
+
+        Raises:
+            ConfigError: the model has no masked attention, or another number of blocks.
+        """
+        model = run.model
+        if not isinstance(model, AnnealsMasks):
+            raise ConfigError(
+                f"train.hooks: MaskAnnealing: {type(model).__name__} has no masked attention to anneal; EoMT has."
+            )
+        if self.start_steps is not None and len(self.start_steps) != model.num_blocks:
+            raise ConfigError(
+                f"train.hooks: MaskAnnealing: start_steps and end_steps are for {len(self.start_steps)} blocks, but "
+                f"model.num_blocks={model.num_blocks}. Expected one of each per block."
+            )
+        self._set(run)
+        yield
+
+    def after_step(self, run: TrainRun) -> None:
+        """Set what the next step masks."""
+        self._set(run)
+
+    def _set(self, run: TrainRun) -> None:
+        steps = run.settings.epochs * math.ceil(len(run.loader) / run.settings.accumulate)
+        probabilities = self.probabilities(run.progress.step, steps, run.model.num_blocks)
+        run.model.set_mask_probabilities(probabilities)
+        if run.ema is not None:  # it averages buffers, but this one is a setting
+            run.ema.module.set_mask_probabilities(probabilities)
+
+    def probabilities(self, step: int, total_steps: int, num_blocks: int) -> list[float]:
+        """Return the share of queries that each block masks in the step after `step` steps."""
+        if self.start_steps is None:
+            gap = total_steps / 2 / max(1, num_blocks - 1)
+            starts = [total_steps / 6 + i * gap for i in range(num_blocks)]
+            spans = [(start, start + total_steps / 6) for start in starts]
+        else:
+            spans = list(zip(self.start_steps, self.end_steps))
+        progress = [min(max((step - start) / (end - start), 0.0), 1.0) for start, end in spans]
+        return [(1 - share) ** self.power for share in progress]
