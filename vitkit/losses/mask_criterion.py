@@ -201,21 +201,29 @@ def matched_masks(layers: Sequence[Mapping[str, Any]], matches: Matches) -> Sequ
     """Return each layer's mask logits of the matched queries, (M, h, w) float32; no others are computed.
 
     Args:
-        layers: with pred_masks (B, Q, h, w), or mask_embed (B, Q, C) and all the same mask_features (B, C, h, w).
+        layers: with pred_masks (B, Q, h, w), or mask_embed (B, Q, C) and mask_features (B, C, h, w), which may be the
+            same in all layers.
     """
     if "mask_embed" not in layers[0]:
         return [select_matched(layer["pred_masks"], pairs) for layer, pairs in zip(layers, matches)]
-    features = layers[0]["mask_features"].float()
-    embeds = torch.stack(
-        [select_matched(layer["mask_embed"], pairs) for layer, pairs in zip(layers, matches)]
-    )  # (L, M, C)
-    # One product per image for all layers: each would have a gradient as large as the features.
+    embeds = [select_matched(layer["mask_embed"], pairs) for layer, pairs in zip(layers, matches)]  # (M, C) each
     counts = [len(query) for query, _ in matches[0]]
+    features = layers[0]["mask_features"]
+    if any(layer["mask_features"] is not features for layer in layers):
+        return [
+            _product(embed[None], layer["mask_features"].float(), counts)[0] for embed, layer in zip(embeds, layers)
+        ]
+    # One product per image for all layers: each would have a gradient as large as the features.
+    return _product(torch.stack(embeds), features.float(), counts).unbind()
+
+
+def _product(embeds: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:
+    """Return the masks of embeddings (L, M, C), image by image `counts` of them, in maps (B, C, h, w): (L, M, h, w)."""
     masks = [
-        (embed.flatten(0, 1) @ maps.flatten(1)).view(len(layers), count, *maps.shape[1:])
+        (embed.flatten(0, 1) @ maps.flatten(1)).view(len(embeds), count, *maps.shape[1:])
         for embed, maps, count in zip(embeds.split(counts, dim=1), features.unbind(), counts)
     ]
-    return torch.cat(masks, dim=1).unbind()
+    return torch.cat(masks, dim=1)
 
 
 def select_matched(x: Tensor, matches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

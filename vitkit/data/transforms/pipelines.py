@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import albumentations as A
 import cv2
@@ -150,6 +150,7 @@ class LargeScaleJitter(_Pipeline):
         scale_range: range of the factor between the image and the largest that fits into `size`.
         flip_probability: probability of a horizontal flip.
         pad_value: value of all three channels.
+        color_probability: probability of `ColorDistortion`.
         min_visible, min_box_side: drop slivers that the crop leaves of objects, see `ComposedTransforms`; the original
             keeps all that are not empty.
     """
@@ -161,6 +162,7 @@ class LargeScaleJitter(_Pipeline):
         scale_range: tuple[float, float] = (0.1, 2.0),
         flip_probability: float = 0.5,
         pad_value: int = 128,
+        color_probability: float = 0.0,
         min_visible: float = 0.0,
         min_box_side: float = 0.0,
     ):
@@ -168,9 +170,10 @@ class LargeScaleJitter(_Pipeline):
             raise ConfigError(f"LargeScaleJitter: scale_range is {scale_range}; expected (least, greatest) above 0.")
         if size < 1:
             raise ConfigError(f"LargeScaleJitter: size is {size}; expected at least 1 pixel.")
+        colors = [ColorDistortion(p=color_probability)] if color_probability else []
         crop = JitteredCrop(scale_range=tuple(scale_range), crop_size=(size, size), pad_value=pad_value)
         super().__init__(
-            [A.HorizontalFlip(p=flip_probability), crop],
+            [A.HorizontalFlip(p=flip_probability), *colors, crop],
             check_each_transform=False,
             min_visible=min_visible,
             min_box_side=min_box_side,
@@ -227,17 +230,35 @@ class EvalResize:
     """The resize of DETR's evaluation: antialiased bilinear by Pillow, as used for the published numbers.
 
     Args:
-        short_side, max_size: of the result, pixels; see `resized_size`.
+        short_side, max_size: of the result, pixels; see `resized_size`. With both the same an image is fitted into a
+            square; max_size=None is no bound.
+        rounding: "detr", as DETR rounds; "nearest", both sides to the nearest pixel, as EoMT does.
+    Raises:
+        ConfigError: `rounding` is another.
     """
 
-    def __init__(self, *, short_side: int = 800, max_size: int = 1333):
+    def __init__(
+        self, *, short_side: int = 800, max_size: int | None = 1333, rounding: Literal["detr", "nearest"] = "detr"
+    ):
+        if rounding not in ("detr", "nearest"):
+            raise ConfigError(f"EvalResize: rounding is {rounding!r}; expected 'detr' or 'nearest'.")
         self.short_side = short_side
         self.max_size = max_size
+        self.rounding = rounding
+
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width that an image is resized to."""
+        if self.rounding == "detr":
+            return resized_size(height, width, short_side=self.short_side, max_size=self.max_size)
+        scale = self.short_side / min(height, width)
+        if self.max_size is not None:
+            scale = min(scale, self.max_size / max(height, width))
+        return max(1, round(height * scale)), max(1, round(width * scale))
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
         """See `Transforms`; nothing is random."""
         height, width = sample.image.shape[:2]
-        size = resized_size(height, width, short_side=self.short_side, max_size=self.max_size)
+        size = self.size_of(height, width)
         if size == (height, width):
             return sample
         resized = {"image": np.array(Image.fromarray(sample.image).resize(size[::-1], Image.Resampling.BILINEAR))}
