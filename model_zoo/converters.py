@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
 from vitkit.model_zoo.convert_deformable_detr import converters as deformable_detr_converters
+from vitkit.model_zoo.convert_eomt import CONVERTERS as EOMT_CONVERTERS
 from vitkit.model_zoo.convert_fairseq import CONVERTERS as FAIRSEQ_CONVERTERS
 from vitkit.model_zoo.convert_mask_classification import CONVERTERS as MASK_CLASSIFICATION_CONVERTERS
 from vitkit.model_zoo.convert_mvit import CONVERTERS as MVIT_CONVERTERS
@@ -79,6 +80,7 @@ DETR_RENAMES = (
 
 CONVERTERS = [
     *MASK_CLASSIFICATION_CONVERTERS,
+    *EOMT_CONVERTERS,
     *deformable_detr_converters(COCO_CLASSES),
     Converter(
         name="facebookresearch/detr, with masks",

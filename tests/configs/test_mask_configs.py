@@ -22,11 +22,15 @@ MASK2FORMER_TASKS = {
     "cityscapes_panoptic": 19,
     "cityscapes_instance": 8,
 }
+EOMT_SIZES = ("small", "base", "large")
+EOMT_TASKS = ("coco_instance", "coco_panoptic", "ade20k_semantic")
 NUM_CLASSES = (
     {f"mask2former_{b}_{task}": n for b in BACKBONES for task, n in MASK2FORMER_TASKS.items()}
     | {f"maskformer_{b}_ade20k": 150 for b in BACKBONES}
     | {f"maskformer_{b}_coco_panoptic": 133 for b in BACKBONES}
     | dict.fromkeys(("detr_r50_panoptic", "detr_r50_dc5_panoptic", "detr_r101_panoptic"), 250)
+    | {f"eomt_{s}_{task}": MASK2FORMER_TASKS[task] for s in EOMT_SIZES for task in EOMT_TASKS}
+    | {f"eomt_dinov3_{s}_coco_panoptic": 133 for s in EOMT_SIZES}
     | dict.fromkeys(("per_pixel_baseline_r50_ade20k", "per_pixel_baseline_plus_r50_ade20k"), 150)
 )
 NUM_THINGS = {19: 8, 133: 80, 150: 100, 250: 92}
@@ -86,11 +90,18 @@ PARAMETERS = {
     "maskformer_swin_large_coco_panoptic": 211_571_258,
     "per_pixel_baseline_r50_ade20k": 31_033_942,
     "per_pixel_baseline_plus_r50_ade20k": 41_228_736,
+    "eomt_small_coco_panoptic": 23_975_942,
+    "eomt_base_coco_panoptic": 93_663_110,
+    "eomt_large_coco_panoptic": 316_695_686,
+    "eomt_small_coco_instance": 23_955_537,
+    "eomt_large_ade20k_semantic": 316_020_887,
+    "eomt_dinov3_small_coco_panoptic": 23_356_934,
+    "eomt_dinov3_large_coco_panoptic": 315_032_710,
     "detr_r50_panoptic": 42_899_288,
     "detr_r50_dc5_panoptic": 42_899_288,
     "detr_r101_panoptic": 61_839_192,
 }
-"""Counted from the original code, frozen ones included."""
+"""Counted from the original code (EoMT's from transformers), frozen ones included."""
 FROZEN = ("detr_r50_panoptic", "detr_r50_dc5_panoptic", "detr_r101_panoptic")
 METRIC = {"instance": "segm/AP", "semantic": "mIoU", "panoptic": "PQ"}
 

@@ -123,6 +123,51 @@ def _sum_over_queries(probabilities: Tensor, masks: Tensor) -> Tensor:
         return torch.einsum("qc,qhw->chw", probabilities, masks.sigmoid())
 
 
+class WindowMasks(NamedTuple):
+    """What a model predicts of one window of an image."""
+
+    probabilities: Tensor
+    """(Q, C) of the classes, without "no object"."""
+    masks: Tensor
+    """(Q, h, w) logits."""
+    top: int
+    left: int
+    """Where the window begins in the image, in pixels."""
+
+
+def windowed_scores(
+    windows: Sequence[WindowMasks], geometry: Geometry, *, within: range | None = None
+) -> Iterator[tuple[range, Tensor]]:
+    """Yield class scores of the original image's pixels from windows that cover the image, averaged where they overlap.
+
+    Args:
+        windows: in any order.
+        geometry: `padded` is the size of a window, which may reach beyond the image.
+        within: the rows of the original image to score; None: all.
+    Yields:
+        the rows, and (C, rows, W) float32 scores.
+    """
+    window, (height, width), original = geometry
+    num_queries, num_classes = windows[0].probabilities.shape
+    step = max(1, CHUNK_VALUES // (max(window[1], width, original[1]) * max(num_queries, num_classes)))
+    within = within if within is not None else range(original[0])
+    for start in range(within.start, within.stop, step):
+        rows = range(start, min(start + step, within.stop))
+        upper, lower, _ = source_rows(rows, original[0], height, windows[0].masks.device)
+        needed = range(int(upper[0]), int(lower[-1]) + 1)
+        sums = windows[0].masks.new_zeros(num_classes, len(needed), width)
+        counts = sums.new_zeros(len(needed), width)
+        for probabilities, masks, top, left in windows:
+            covered = range(max(needed.start, top), min(needed.stop, top + window[0]))
+            if not len(covered):
+                continue
+            band = resize_rows(masks, window, range(covered.start - top, covered.stop - top))[:, :, : width - left]
+            y, x = slice(covered.start - needed.start, covered.stop - needed.start), slice(left, left + band.shape[2])
+            sums[:, y, x] += _sum_over_queries(probabilities, band)
+            counts[y, x] += 1
+        yield rows, resize_rows(sums / counts, original, rows, first_row=needed.start, height=height)
+
+
 def resized_bands(maps: Tensor, geometry: Geometry, *, within: range | None = None) -> Iterator[tuple[range, Tensor]]:
     """Yield `upsample(maps, geometry)`, a band of rows at a time.
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.models.base import DensePredictionModel
-from vitkit.models.mask_classification import geometry_of
 from vitkit.models.mask_postprocess import resized_bands
+from vitkit.models.mask_results import geometry_of
 from vitkit.ops.images import unpadded_sizes
 from vitkit.registry import MODELS, Spec
 

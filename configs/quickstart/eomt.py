@@ -1,0 +1,23 @@
+"""A small EoMT on the synthetic world, a mask for every thing and for the ground: no download, minutes on a CPU.
+
+A plain ViT from random weights on patches of 8 pixels, whose last three of six blocks see the queries. Masked attention
+is annealed away as in the original.
+
+Run:  python tools/train.py configs/quickstart/eomt.py
+Here: RESULT
+"""
+
+from vitkit.configs.quickstart.mask2former_panoptic import config as mask2former_panoptic
+
+
+def config():
+    cfg = mask2former_panoptic()
+    cfg["model"] = dict(
+        type="EoMT", tasks=["panoptic"], num_queries=12, num_blocks=3,
+        backbone=dict(
+            type="ViT", patch_size=8, d_model=128, depth=6, num_heads=4, image_size=96, num_registers=4,
+            positions="patches", layer_scale=0.1, pretrained=False,
+        ),
+    )  # fmt: skip
+    cfg["train"]["hooks"] = [dict(type="MaskAnnealing")]
+    return cfg

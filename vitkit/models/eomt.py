@@ -1,0 +1,243 @@
+"""EoMT (Kerssies et al. 2025, https://arxiv.org/abs/2503.19108): a plain ViT whose last blocks see queries, too."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.backbones.base import ModelOnBackbone
+from vitkit.backbones.vit import ViT
+from vitkit.errors import ConfigError, DataError
+from vitkit.heads.eomt import EoMTHead
+from vitkit.models.mask_postprocess import Geometry, MaskSettings, WindowMasks, windowed_scores
+from vitkit.models.mask_results import MaskResults
+from vitkit.nn.attention import mask_bias
+from vitkit.nn.layers import checkpoint_block
+from vitkit.nn.position import pad_rotations
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, per_channel, unpadded_sizes
+from vitkit.ops.masks import mask_logits
+from vitkit.registry import BACKBONES, MODELS, Spec
+
+
+@MODELS.register
+class EoMT(MaskResults, ModelOnBackbone):
+    """Encoder-only mask transformer.
+
+    Before each of the last blocks the queries predict masks, outside of which they see no patches in that block. With
+    `attn_mask_probs`, one number per block, that is the case of a random share of the queries; training takes it from
+    one to zero (the hook `MaskAnnealing`), after which inference is that of a plain ViT.
+
+    Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised. They are
+    padded with black to the size that the backbone is made for, `image_size`, as the original does. Larger ones are
+    taken in windows in evaluation if the only task is "semantic"; otherwise their sides must be multiples of the patch.
+
+    Args:
+        backbone: a `ViT` that attends globally, or its spec.
+        num_queries: masks predicted per image.
+        num_classes: without the no-object class; a run sets its dataset's number.
+        num_blocks: how many of the last blocks see queries.
+        masked_attention: False: queries see all patches from the start, and predict after the last block alone.
+    Raises:
+        ConfigError: the backbone is none that queries can join, or a number is out of its range; see `MaskResults`.
+    """
+
+    class_head = ("head.class_embed.",)
+
+    def __init__(
+        self,
+        backbone: Spec | nn.Module,
+        *,
+        num_queries: int = 200,
+        num_classes: int = 80,
+        num_blocks: int = 4,
+        masked_attention: bool = True,
+        settings: MaskSettings = MaskSettings(),
+    ):
+        super().__init__()
+        self.backbone = BACKBONES.build(backbone)
+        _check_backbone(self.backbone)
+        depth, patch_size = len(self.backbone.blocks), self.backbone.patch_embed.patch_size
+        if not 1 <= num_blocks <= depth:
+            raise ConfigError(f"model.num_blocks={num_blocks}: expected 1 to {depth}, the backbone's blocks.")
+        if num_queries < 1:
+            raise ConfigError(f"model.num_queries={num_queries}: expected at least 1.")
+        self.num_blocks = num_blocks
+        self.masked_attention = masked_attention
+        self.image_size = self.backbone.image_size
+        self.head = EoMTHead(
+            len(self.backbone.norm.weight), num_classes, num_queries=num_queries, patch_size=patch_size
+        )
+        self.register_buffer("attn_mask_probs", torch.ones(num_blocks))
+        self._masked_blocks = [masked_attention] * num_blocks
+        self.register_load_state_dict_post_hook(lambda model, _: model._note_masked_blocks())
+        self.set_tasks(settings, num_classes)
+
+    def set_mask_probabilities(self, probabilities: Sequence[float]) -> None:
+        """Set the share of queries that each of the last blocks masks, first to last."""
+        self.attn_mask_probs.copy_(torch.tensor(probabilities))
+        self._note_masked_blocks()
+
+    def _note_masked_blocks(self) -> None:
+        # Read once and not in each pass, which would wait for the device.
+        if not self.attn_mask_probs.is_meta:
+            self._masked_blocks = [self.masked_attention and p > 0 for p in self.attn_mask_probs.tolist()]
+
+    def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
+        """Predict class logits and a mask per query.
+
+        Returns:
+            pred_logits: (B, Q, num_classes + 1), the last for no object.
+            pred_masks: (B, Q, h, w) logits.
+            mask_embed, mask_features: factors of the masks, see the head.
+            aux_outputs: the same from before each block that masks, without pred_masks; in training before all.
+            input_size: (height, width) that the masks cover: the padded images.
+            image_sizes: (B, 2) int64, height and width of each image without padding.
+            windows: only where images were taken in windows, (N, 3) int64: the image, and the top and left of the
+                window; the first three outputs are then of windows, N in place of B, of `input_size`.
+        """
+        image_sizes = unpadded_sizes(images, padding_mask)
+        images = self.prepare(images, padding_mask)
+        windows = self._windows(images, image_sizes)
+        extra = {}
+        if len(windows) > len(images):
+            height, width = self.image_size
+            images = torch.stack([images[i, :, y : y + height, x : x + width] for i, y, x in windows])
+            extra = {"windows": torch.tensor(windows)}
+        *aux_outputs, last = self._predict(images)
+        last["pred_masks"] = mask_logits(last["mask_embed"], last["mask_features"])
+        input_size = tuple(images.shape[-2:])
+        return dict(last, aux_outputs=aux_outputs, input_size=input_size, image_sizes=image_sizes, **extra)
+
+    def prepare(self, images: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """Normalise images and pad them with black, which is not 0 then, as far as the backbone needs it."""
+        is_normalized = images.is_floating_point()
+        images = normalize_images(images)
+        black = per_channel(images.new_tensor(IMAGENET_MEAN).neg() / images.new_tensor(IMAGENET_STD), images)
+        if is_normalized and padding_mask is not None:
+            images = torch.where(padding_mask[:, None], black, images)
+        height, width = images.shape[-2:]
+        patch, windowed = self.backbone.patch_embed.patch_size, self._takes_windows()
+        if not windowed and any(n > least and n % patch for n, least in zip((height, width), self.image_size)):
+            raise DataError(
+                f"EoMT: images of {height}x{width} pixels do not divide by the patch of {patch}x{patch}. Expected at "
+                f"most {self.image_size[0]}x{self.image_size[1]}, which smaller ones are padded to, or multiples of "
+                f"{patch}: resize them (EvalResize), or set model.backbone.image_size."
+            )
+        margins = [max(0, least - n) for n, least in zip((height, width), self.image_size)]
+        if not any(margins):
+            return images
+        padded = black.expand(len(images), -1, height + margins[0], width + margins[1]).clone()
+        padded[:, :, :height, :width] = images
+        return padded
+
+    def _takes_windows(self) -> bool:
+        return not self.training and self.tasks == ("semantic",)
+
+    def _windows(self, images: Tensor, image_sizes: Tensor) -> list[tuple[int, int, int]]:
+        """Return the windows (image, top, left) that cover the images: one of each where windows are not taken."""
+        if not self._takes_windows():
+            return [(i, 0, 0) for i in range(len(images))]
+        return [
+            (i, top, left)
+            for i, (height, width) in enumerate(image_sizes.tolist())
+            for top in window_starts(height, self.image_size[0])
+            for left in window_starts(width, self.image_size[1])
+        ]
+
+    def _predict(self, images: Tensor) -> list[dict[str, Tensor]]:
+        """Return the head's predictions, the last ones last."""
+        x, size = self.backbone.tokens(images)
+        unpadded = self.backbone.rotations(size)
+        rotations = pad_rotations(unpadded, self.backbone.num_tokens)
+        queries = self.head.query_embed.weight
+        first = len(self.backbone.blocks) - self.num_blocks
+        predictions = []
+        for i, block in enumerate(self.backbone.blocks):
+            bias = None
+            if i == first:
+                x = torch.cat((queries.expand(len(x), -1, -1), x), dim=1)
+                rotations = pad_rotations(unpadded, len(queries) + self.backbone.num_tokens)
+            if i >= first and self._masks(i - first):
+                predictions.append(self.head(self.backbone.norm(x), size))
+                bias = self._mask_bias(predictions[-1], size, x, i - first)
+            x = checkpoint_block(block, x, size, rotations, bias)
+        return [*predictions, self.head(self.backbone.norm(x), size)]
+
+    def _masks(self, block: int) -> bool:
+        """Whether one of the last blocks masks; in training all predict, as each prediction has a loss."""
+        return self.masked_attention if self.training else self._masked_blocks[block]
+
+    def _mask_bias(self, prediction: Mapping[str, Tensor], size: tuple[int, int], x: Tensor, block: int) -> Tensor:
+        """Return the bias that hides from queries the patches outside their masks, (B, 1, L, L)."""
+        # Resizing and the product with the queries commute, so the features are resized, and not every mask.
+        features = F.interpolate(prediction["mask_features"].detach(), size=size, mode="bilinear")
+        outside = ~(mask_logits(prediction["mask_embed"].detach(), features).flatten(2) > 0)  # (B, Q, h * w)
+        opened = self.draw(block, outside.shape[:2], x.device) > self.attn_mask_probs[block]
+        outside &= ~opened[:, :, None]
+        num_tokens, num_queries = x.shape[1], outside.shape[1]
+        bias = mask_bias(F.pad(outside, (num_tokens - outside.shape[2], 0)), x.dtype)
+        return F.pad(bias, (0, 0, 0, num_tokens - num_queries))[:, None]
+
+    def draw(self, block: int, shape: tuple[int, int], device: torch.device) -> Tensor:
+        """Draw (B, Q) uniform in 0..1: queries with more than the block's `attn_mask_probs` see all patches."""
+        return torch.rand(shape, device=device)
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """See `MaskResults`."""
+        if "windows" not in outputs:
+            return super().postprocess(outputs, image_sizes)
+        bands = [self.semantic_scores(outputs, i, tuple(size)) for i, size in enumerate(image_sizes)]
+        return [dict(semantic=torch.cat([scores.argmax(0) for _, scores in image])) for image in bands]
+
+    def semantic_scores(
+        self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
+    ) -> Iterator[tuple[range, Tensor]]:
+        """See `MaskResults`; windows of an image are averaged where they overlap."""
+        if "windows" not in outputs:
+            return super().semantic_scores(outputs, index, original, within=within)
+        windows = [
+            WindowMasks(
+                outputs["pred_logits"][i].float().softmax(-1)[:, :-1], outputs["pred_masks"][i].float(), top, left
+            )
+            for i, (image, top, left) in enumerate(outputs["windows"].tolist())
+            if image == index
+        ]
+        image_size = tuple(outputs["image_sizes"][index].tolist())
+        return windowed_scores(windows, Geometry(outputs["input_size"], image_size, tuple(original)), within=within)
+
+    def variant_of(self, names: Mapping[str, Tensor]) -> str:
+        """Return in words which variant a state dict is of, for error messages."""
+        own = self.state_dict()  # what is no EoMT is refused elsewhere
+        queries, blocks = (len(names.get(key, own[key])) for key in ("head.query_embed.weight", "attn_mask_probs"))
+        return f"with num_queries={queries} and num_blocks={blocks}"
+
+
+def window_starts(length: int, size: int) -> list[int]:
+    """Return where windows of `size` begin that cover `length` with least and even overlap."""
+    count = math.ceil(length / size)
+    if count < 2:
+        return [0]
+    step = size - (count * size - length) / (count - 1)
+    return [int(i * step) for i in range(count)]
+
+
+def _check_backbone(backbone: nn.Module) -> None:
+    remedy = "Choose one such as vit_base_patch14_reg4_dinov2 with patch_size=16."
+    if not isinstance(backbone, ViT):
+        raise ConfigError(
+            f"model.backbone: EoMT's queries join the blocks of a ViT; got {type(backbone).__name__}. {remedy}"
+        )
+    if backbone.is_classifier or not isinstance(backbone.norm, nn.LayerNorm):
+        raise ConfigError(f"model.backbone: EoMT needs a ViT without windows and num_classes. {remedy}")
+    patch = backbone.patch_embed.patch_size
+    if any(side % patch for side in backbone.image_size):
+        height, width = backbone.image_size
+        raise ConfigError(
+            f"model.backbone.image_size: EoMT pads images to {height}x{width} pixels, which do not divide by the patch "
+            f"of {patch}x{patch}. Expected multiples of {patch}."
+        )
+    if any(block.attn.rel_pos_h is not None for block in backbone.blocks):
+        raise ConfigError(f"model.backbone: EoMT needs a ViT without relative_positions. {remedy}")

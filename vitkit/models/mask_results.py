@@ -1,0 +1,95 @@
+"""What all models of masks and classes make of their outputs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from vitkit.errors import ConfigError
+from vitkit.models.base import check_tasks
+from vitkit.models.mask_postprocess import Geometry, MaskSettings, instances, panoptic, semantic_map, semantic_scores
+from vitkit.ops.masks import boxes_around_masks
+
+TASKS = ("semantic", "instance", "panoptic")
+
+
+class MaskResults:
+    """Base of models whose queries predict a class and a mask each."""
+
+    tasks: tuple[str, ...]
+    things: list[bool]
+    settings: MaskSettings
+    resize_masks: bool
+
+    def set_tasks(self, settings: MaskSettings, num_classes: int) -> None:
+        """Take the settings.
+
+        Raises:
+            ConfigError: there is no task or an unknown one, or `things` has another length than there are classes.
+        """
+        tasks, things, resize_masks = settings.tasks, settings.things, settings.resize_masks
+        if not tasks:
+            raise ConfigError(f"model.tasks is empty; expected any of {', '.join(TASKS)}.")
+        check_tasks(tasks, TASKS)
+        if things is not None and len(things) != num_classes:
+            raise ConfigError(f"model.things has {len(things)} entries, but there are {num_classes} classes.")
+        self.tasks = tuple(tasks)
+        self.things = list(things) if things is not None else [True] * num_classes
+        self.settings = settings
+        self.resize_masks = resize_masks if resize_masks is not None else set(tasks) != {"semantic"}
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Return what the tasks ask for, of the original images.
+
+        Returns:
+            one dict per image, by task
+            instance: scores (N,), labels (N,), masks (N, H, W) bool, boxes_xyxy (N, 4) around the masks;
+            semantic: semantic (H, W) int64, the class of every pixel;
+            panoptic: panoptic (H, W) int32 segment ids, 0 being void, and segments_info, a list of id, label, score,
+            is_thing.
+        """
+        results = []
+        for i, original in enumerate(image_sizes):
+            geometry = geometry_of(outputs, i, original)
+            probabilities = outputs["pred_logits"][i].float().softmax(-1)
+            masks = outputs["pred_masks"][i].float()
+            result: dict[str, Any] = {}
+            if "instance" in self.tasks:
+                count = self.settings.num_instances
+                best = instances(probabilities[:, :-1], masks, geometry, things=self.things, num_instances=count)
+                result |= best._asdict() | {"boxes_xyxy": boxes_around_masks(best.masks)}
+            if "semantic" in self.tasks:
+                result["semantic"] = semantic_map(
+                    probabilities[:, :-1], masks, geometry, resize_masks=self.resize_masks
+                )
+            if "panoptic" in self.tasks:
+                segmented = panoptic(probabilities, masks, geometry, things=self.things, settings=self.settings)
+                result |= dict(panoptic=segmented.segment_ids, segments_info=segmented.segments)
+            results.append(result)
+        return results
+
+    def semantic_scores(
+        self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
+    ) -> Iterator[tuple[range, Tensor]]:
+        """Yield class scores of an image's pixels, some rows at a time.
+
+        Args:
+            outputs: of `forward`.
+            index: of the image in the batch.
+            original: (height, width) of the original image.
+            within: the rows of it to score; None: all.
+        Yields:
+            the rows, and (C, rows, W) float32 scores.
+        """
+        return semantic_scores(
+            outputs["pred_logits"][index].float().softmax(-1)[:, :-1],
+            outputs["pred_masks"][index].float(),
+            geometry_of(outputs, index, original),
+            resize_masks=self.resize_masks,
+            within=within,
+        )
+
+
+def geometry_of(outputs: Mapping[str, Any], index: int, original: Sequence[int]) -> Geometry:
+    """Return the sizes of one image of a batch."""
+    return Geometry(outputs["input_size"], tuple(outputs["image_sizes"][index].tolist()), tuple(original))
