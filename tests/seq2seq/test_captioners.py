@@ -258,6 +258,13 @@ def test_features_of_other_weights_or_for_a_trained_backbone_are_refused():
     model.load_state_dict(other)
     with pytest.raises(DataError, match=r"computed by a backbone of other weights.*tools/cache_features.py"):
         model(targets_in(), features=features, features_key=key)
+    darker = build("soft", freeze_backbone=True)
+    darker.load_state_dict(model.state_dict())
+    assert darker.weights_key() == model.weights_key()
+    darker = build("soft", freeze_backbone=True)
+    darker.load_state_dict(model.state_dict())
+    darker.backbone.pixel_mean = (0.4, 0.4, 0.4)
+    assert darker.weights_key() != model.weights_key()
     trained = build("soft", freeze_backbone=False)
     with pytest.raises(DataError, match=r"the backbone is trained. Set model.freeze_backbone=True"):
         trained(targets_in(), features=features, features_key=key)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitkit.backbones.base import ModelOnBackbone, check_feature_info, pixel_statistics
 from vitkit.errors import DataError
-from vitkit.ops.images import normalize_images, resize_mask
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, resize_mask
 from vitkit.protocols import KeepsFeatures
 from vitkit.registry import BACKBONES, Spec
 from vitkit.seq2seq.decoding import DecodingSettings, TextGenerator
@@ -135,9 +135,12 @@ class Captioner(ModelOnBackbone, TextGenerator):
             )
 
     def weights_key(self) -> int:
-        """A fingerprint of the backbone's weights and of the feature map's name: 63 bits of their SHA-256."""
+        """A fingerprint of the backbone's weights and pixel statistics, and of the map's name: 63 bits of a SHA-256."""
         if self._weights_key is None:
             digest = hashlib.sha256(f"{type(self.backbone).__name__} {self.feature}".encode())
+            statistics = pixel_statistics(self.backbone)
+            if statistics and statistics != dict(mean=IMAGENET_MEAN, std=IMAGENET_STD):
+                digest.update(repr(statistics).encode())
             for name, value in sorted(self.backbone.state_dict().items()):
                 digest.update(name.encode())
                 digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
