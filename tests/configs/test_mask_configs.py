@@ -28,6 +28,7 @@ NUM_CLASSES = (
     {f"mask2former_{b}_{task}": n for b in BACKBONES for task, n in MASK2FORMER_TASKS.items()}
     | {f"maskformer_{b}_ade20k": 150 for b in BACKBONES}
     | {f"maskformer_{b}_coco_panoptic": 133 for b in BACKBONES}
+    | {"mask2former_r50_coco_instance_mp": 80}
     | dict.fromkeys(("detr_r50_panoptic", "detr_r50_dc5_panoptic", "detr_r101_panoptic"), 250)
     | {f"eomt_{s}_{task}": MASK2FORMER_TASKS[task] for s in EOMT_SIZES for task in EOMT_TASKS}
     | {f"eomt_dinov3_{s}_coco_panoptic": 133 for s in EOMT_SIZES}
@@ -37,6 +38,7 @@ NUM_THINGS = {19: 8, 133: 80, 150: 100, 250: 92}
 """Of panoptic models; COCO's raw ids of things are below 92."""
 PARAMETERS = {
     "mask2former_r50_coco_instance": 43_970_257,
+    "mask2former_r50_coco_instance_mp": 43_970_257 + 80 * 256,  # an embedding of each class
     "mask2former_r101_coco_instance": 62_910_161,
     "mask2former_swin_tiny_coco_instance": 47_421_643,
     "mask2former_swin_small_coco_instance": 68_739_547,

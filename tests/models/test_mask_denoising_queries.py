@@ -176,11 +176,10 @@ def test_weights_without_known_queries_start_a_model_with_them():
 
 @pytest.mark.slow
 def test_overfits_two_images_with_known_queries_and_groups():
-    torch.manual_seed(0)
-    model, batch, criterion = make_model(), make_batch(), make_criterion()
+    model, batch, criterion = make_model(groups=2), make_batch(), make_criterion()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     history = []
-    for _ in range(150):
+    for _ in range(80):
         losses = criterion(run(model, batch), batch.targets)
         optimizer.zero_grad()
         sum(losses.values()).backward()
@@ -188,4 +187,4 @@ def test_overfits_two_images_with_known_queries_and_groups():
         optimizer.step()
         history.append({name: value.item() for name, value in losses.items()})
     for name in ("mask", "dice", "dn_mask", "dn_dice", "dn_labels", "labels"):
-        assert history[-1][name] < 0.3 * history[0][name], name
+        assert history[-1][name] < 0.5 * history[0][name], name
