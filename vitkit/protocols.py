@@ -150,7 +150,6 @@ class Model(Protocol):
             variants are easily taken for each other's,
         renames_itself: True if its `adapt_state` knows all names of its weights, so that no official format is looked
             for in them,
-        tasks: which of "semantic", "instance" and "panoptic" segmentation it is set to,
         semantic_scores: yields each pixel's score per class; see `MaskClassification`.
     """
 
@@ -164,6 +163,14 @@ class DenseModel(Protocol):
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return each image's predictions in pixels of the original image, whose (height, width) are given."""
+
+
+@runtime_checkable
+class HasTasks(Protocol):
+    """A model of segmentation."""
+
+    tasks: Sequence[str]
+    """Which of "semantic", "instance" and "panoptic" it is set to."""
 
 
 @runtime_checkable
@@ -265,6 +272,14 @@ class ImageDataset(Protocol):
 
     def load_image(self, index: int) -> np.ndarray:
         """Return the picture before any transform, (H, W, 3) uint8 RGB."""
+
+
+@runtime_checkable
+class HasImageSizes(Protocol):
+    """A dataset that knows how large its images are without loading them."""
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        """Return the (height, width) of an image before any transform."""
 
 
 @runtime_checkable

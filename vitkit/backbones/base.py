@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from vitkit.checkpoint import load_weights
 from vitkit.checkpoint.download import cached_file
+from vitkit.checkpoint.folders import is_transformers_folder
+from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics
 from vitkit.protocols import HasPixelStatistics, HasPretrained
@@ -338,7 +340,9 @@ def _find(source: str) -> Path | dict[str, Any]:
                 f"model.backbone.pretrained: the weights are missing: {error} Or name a file "
                 f"(model.backbone.pretrained=FILE), {random_instead}"
             ) from error
-    if not Path(source).is_file():
+    if is_hub_name(source):
+        return hub_folder(source)
+    if not Path(source).is_file() and not is_transformers_folder(Path(source)):
         raise CheckpointError(
             f"model.backbone.pretrained: no file {source!r}. Give a file of weights, an address "
             f"('https://...#sha256=PREFIX'), a name of timm's ('timm/NAME'), {random_instead}"

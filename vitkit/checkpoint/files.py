@@ -5,13 +5,14 @@ import pickle
 import shutil
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
+from vitkit.checkpoint.folders import INDEX_SUFFIX, is_transformers_folder, read_folder, read_safetensors, read_shards
 from vitkit.checkpoint.foreign import SAFE_GLOBALS, read_arrays, read_pickled_arrays
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
@@ -28,12 +29,20 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: it cannot be written, such as on a full disk. What was at `path` before is still there.
     """
-    path = Path(path)
+    _write(Path(path), lambda file: torch.save(dict(state), file))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write bytes likewise; see `save_checkpoint`."""
+    _write(path, lambda file: file.write(data))
+
+
+def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            torch.save(dict(state), file)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         _rename(temporary, path)
@@ -90,7 +99,8 @@ def _not_saved(path: Path, temporary: Path, error: BaseException) -> CheckpointE
 
 
 def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, Any]:
-    """Read a PyTorch file, or arrays that numpy saved (.npz, .pkl), on the CPU; tensors and plain values only.
+    """Read a PyTorch file, arrays that numpy saved (.npz, .pkl), or weights of the transformers library (.safetensors,
+    the index of several files, a folder), on the CPU; tensors and plain values only.
 
     Args:
         with_shards: read the full tensors of a sharded checkpoint, too; else they are left out, and "shards" says where
@@ -99,6 +109,8 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
         CheckpointError: the file is missing, damaged, or holds pickled code (which is not run).
     """
     path = Path(path)
+    if path.is_dir() and is_transformers_folder(path):
+        return read_folder(path)
     if not path.is_file():
         # For a run's folder name its checkpoints, else those beside the missing file.
         folder = path if path.is_dir() else path.parent
@@ -106,6 +118,10 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
             f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. In {str(folder)!r}: "
             f"{nearest(path.name, [file.name for file in folder.glob('*.pth')])}"
         )
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    if path.name.endswith(INDEX_SUFFIX):
+        return read_shards(path)
     if path.suffix == ".npz":
         return read_arrays(path)
     if path.suffix == ".pkl":

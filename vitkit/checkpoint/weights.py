@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.checkpoint.dilation import check_dilation
 from vitkit.checkpoint.files import read_checkpoint
+from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.errors import CheckpointError
 from vitkit.protocols import AdaptsState, HasClassHead, MakesFeatures
 
@@ -74,8 +75,9 @@ def load_weights(
     """Load weights into `model`, whichever names they were published under.
 
     Args:
-        source: a checkpoint file, a name of the model zoo's index ("detr_r50", downloaded once), or a state dict (also
-            wrapped as {"model": ...}). From vitkit's own checkpoints the moving average is taken when there is one.
+        source: a checkpoint file, a name of the model zoo's index ("detr_r50", downloaded once), a folder of the
+            transformers library or a repository of its hub ("hf:OWNER/NAME"), or a state dict (also wrapped as
+            {"model": ...}). From vitkit's own checkpoints the moving average is taken when there is one.
         classes: the model's class names. A vitkit checkpoint that was trained on others does not fit then, even if
             it has as many.
         new_class_head: the weights are a start to train from: with other classes, keep the model's fresh class head
@@ -90,6 +92,8 @@ def load_weights(
     from vitkit.model_zoo.converters import convert_official, describe
 
     zoo_name = None
+    if is_hub_name(source):
+        source = hub_folder(source)
     if isinstance(source, str) and not Path(source).exists() and source in model_zoo.index():
         zoo_name, source = source, model_zoo.published_weights(source)
     name = "the given state dict" if isinstance(source, Mapping) else str(source)

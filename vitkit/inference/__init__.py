@@ -10,8 +10,17 @@ for prediction in predictor("drive.mp4"):                         # many: a list
     print(prediction.names, prediction.scores)
 """
 
-from vitkit.inference.inputs import find_pictures, pictures_in, read_frames, to_array
-from vitkit.inference.load import find_model, find_trained, load, names_config_alone, trained_classes
+from vitkit.inference.inputs import (
+    download,
+    find_pictures,
+    in_batches,
+    is_address,
+    open_capture,
+    pictures_in,
+    read_frames,
+    to_array,
+)
+from vitkit.inference.load import find_model, find_trained, find_weights, load, names_config_alone, trained_classes
 from vitkit.inference.prediction import FIELDS, Prediction
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.tiles import Tiling
@@ -24,11 +33,16 @@ __all__ = [
     "Tiling",
     "Translation",
     "Translator",
+    "download",
     "find_model",
     "find_pictures",
     "find_trained",
+    "find_weights",
+    "in_batches",
+    "is_address",
     "load",
     "names_config_alone",
+    "open_capture",
     "pictures_in",
     "read_frames",
     "to_array",

@@ -137,7 +137,7 @@ def video_frames(source: int | str | Path, *, every: int = 1) -> Iterator[tuple[
     """
     what = f"camera {source}" if isinstance(source, int) else f"video '{source}'"
     remedy = "Is it connected, and not in use?" if isinstance(source, int) else "Is it in a format OpenCV knows?"
-    video = cv2.VideoCapture(source if isinstance(source, int) else str(source))
+    video = open_capture(source)
     try:
         frames = read_frames(video, every)
         first = next(frames, None)
@@ -147,6 +147,16 @@ def video_frames(source: int | str | Path, *, every: int = 1) -> Iterator[tuple[
         yield from frames
     finally:
         video.release()
+
+
+def open_capture(source: int | str | Path) -> cv2.VideoCapture:
+    """Open a video file, or a camera by its number, without OpenCV's own lines where that fails."""
+    level = cv2.utils.logging.getLogLevel()
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    try:
+        return cv2.VideoCapture(source if isinstance(source, int) else str(source))
+    finally:
+        cv2.utils.logging.setLogLevel(level)
 
 
 def read_frames(video: cv2.VideoCapture, every: int) -> Iterator[tuple[str, np.ndarray]]:

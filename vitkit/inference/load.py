@@ -1,5 +1,6 @@
 """Find a model by any of its names: a zoo's model, a run's folder or checkpoint, a config and its weights."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -9,10 +10,14 @@ from timm.data import ImageNetInfo
 
 from vitkit import model_zoo
 from vitkit.checkpoint import classes_of, load_weights, read_checkpoint
+from vitkit.checkpoint.folders import CONFIG as TRANSFORMERS_CONFIG
+from vitkit.checkpoint.folders import is_transformers_folder
+from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference.predictor import Predictor
+from vitkit.inference.transformers_configs import check_architecture, config_of
 from vitkit.inference.translator import Translator
 from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
@@ -24,6 +29,8 @@ from vitkit.vocabulary import vocabularies_from_json
 RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
 """In a run's folder; the first weights that exist are loaded."""
 CONFIG_SUFFIXES = (".py", ".json")
+WEIGHTS_SUFFIXES = (".pth", ".pt", ".pkl", ".npz", ".bin", ".safetensors")
+"""A file that ends so is meant for weights, also if there is none."""
 
 
 def load(
@@ -120,6 +127,7 @@ def find_model(
             the folder of a run;
             a config file (.py, or .json as saved), or any other file: a run's checkpoint, which holds its config;
             a name of the model zoo, such as "detr_r50", whose weights are downloaded once;
+            a folder of the transformers library, or "hf:OWNER/NAME", a repository of its hub, downloaded once;
             the name of an installed config, such as "quickstart/detr".
         weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`, if it has any.
         overrides: `key.sub=value` of the config.
@@ -128,11 +136,18 @@ def find_model(
         ConfigError: there is no such model, or its config is wrong.
         CheckpointError: the checkpoint cannot be read, or holds no config.
     """
-    if weights is not None and Path(weights).is_dir():
+    if is_hub_name(weights):
+        weights = hub_folder(weights, check=check_architecture)
+    if weights is not None and Path(weights).is_dir() and not is_transformers_folder(Path(weights)):
         weights = _run_weights(Path(weights))
     if isinstance(source, Mapping):
         return FoundModel(source, weights)
     path, name = Path(source), str(source)
+    if is_hub_name(source):
+        path = hub_folder(source, check=check_architecture)
+    if path.is_dir() and is_transformers_folder(path):
+        text, where = json.dumps(config_of(path, name)), path / TRANSFORMERS_CONFIG
+        return FoundModel(load_saved_config(text, where, overrides, trust=trust), path if weights is None else weights)
     if path.is_dir():
         own_weights = _run_weights(path) if weights is None else weights
         return FoundModel(load_config(path / RUN_CONFIG, overrides, trust=trust), own_weights)
@@ -174,9 +189,25 @@ def find_trained(
     return model
 
 
+def find_weights(source: str | Path, *, trust: bool = False) -> str | Path:
+    """Find the weights of a model, however it is named: a file that holds them, or a name of `find_trained`.
+
+    Raises:
+        ConfigError: there is no such model, or it has no weights.
+    """
+    path = Path(source)
+    if path.suffix in WEIGHTS_SUFFIXES or (path.is_file() and path.suffix not in CONFIG_SUFFIXES):
+        return source
+    if any((path / name).is_file() for name in RUN_WEIGHTS):
+        return _run_weights(path)
+    return find_trained(source, trust=trust).weights
+
+
 def names_config_alone(source: str | Path) -> bool:
     """Whether `find_model` takes a name for a config without weights, so that these are to be given, too."""
     path = Path(source)
+    if is_hub_name(source):
+        return False
     if path.suffix in CONFIG_SUFFIXES:
         return True
     return not path.exists() and str(source) not in model_zoo.index()

@@ -18,8 +18,10 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.inference.inputs import NamedPicture, Picture, find_pictures, in_batches, to_array
 from vitkit.inference.prediction import Prediction
 from vitkit.inference.tiles import TileResult, Tiling, predict_tiles
+from vitkit.models.classifier import Classifier
+from vitkit.models.detr import DETR
 from vitkit.ops.image_files import MAX_PIXELS, to_tensor
-from vitkit.protocols import DenseModel, HasClassScores
+from vitkit.protocols import DenseModel, HasClassScores, HasTasks
 from vitkit.registry import TRANSFORMS
 from vitkit.seq2seq import Captioner
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
@@ -39,9 +41,9 @@ class Predictor:
         report: what loading the weights did.
         thresholds: from which score on objects are shown.
         category_ids: the training data's own number of each class.
-        image_sizes: of the images that the model was evaluated on. Where `transforms` leave sizes as they are, an image
-            that is smaller or larger than all of these is resized to their median, as objects of other sizes than those
-            trained on are hardly found.
+        image_sizes: of the images that the model was trained on, or evaluated on if it crops or resizes those. Where
+            `transforms` leave sizes as they are, an image that is smaller or larger than all of these is resized to
+            their median, as objects of other sizes than those trained on are hardly found.
         sampling: of a model of clips: which frames make one; None for a model of images.
     """
 
@@ -73,6 +75,14 @@ class Predictor:
         self.device = next(model.parameters()).device
         if not isinstance(model, DenseModel | Captioner):
             raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
+
+    @property
+    def finds_objects(self) -> bool:
+        """Whether it predicts objects with scores, which `thresholds` are for, and not classes, maps or text alone."""
+        if not isinstance(self.model, DenseModel) or isinstance(self.model, Classifier):
+            return False
+        of_segmentation = isinstance(self.model, HasTasks) and not isinstance(self.model, DETR)
+        return not of_segmentation or "instance" in self.model.tasks
 
     def __call__(
         self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
@@ -198,14 +208,16 @@ class Predictor:
         return [_on_cpu(result) for result in results]
 
     def prepare(self, pictures: Sequence[np.ndarray]) -> Batch:
-        """Collate arrays (H, W, 3) uint8 RGB after the transforms of validation images."""
-        pictures = [self._resized(picture) for picture in pictures]
-        if self.transforms is not None:
-            pictures = [self.transforms(AnnotatedImage(picture), seed=0).image for picture in pictures]
-        return collate([{"image": to_tensor(picture), "target": {}} for picture in pictures])
+        """Collate arrays (H, W, 3) uint8 RGB as the model sees them, see `as_evaluated`."""
+        return collate([{"image": to_tensor(self.as_evaluated(picture)), "target": {}} for picture in pictures])
+
+    def as_evaluated(self, picture: np.ndarray) -> np.ndarray:
+        """Return an array (H, W, 3) uint8 RGB in a size of the model's images, after their validation transforms."""
+        picture = self._resized(picture)
+        return picture if self.transforms is None else self.transforms(AnnotatedImage(picture), seed=0).image
 
     def _resized(self, picture: np.ndarray) -> np.ndarray:
-        """The picture in a size that the model was evaluated on; the first time, that is said."""
+        """The picture in a size of the model's images; the first time, that is said."""
         sizes = self.image_sizes
         if sizes is None or sizes.holds(*picture.shape[:2]):
             return picture

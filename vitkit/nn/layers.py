@@ -54,11 +54,23 @@ class MLP(nn.Module):
         return self.layers[-1](x)
 
 
-class FeedForward(nn.Module):
-    """The two-layer network of a transformer layer, with dropout between."""
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
-    def __init__(self, d_model: int, d_ffn: int, *, dropout: float = 0.0):
+
+class FeedForward(nn.Module):
+    """The two-layer network of a transformer layer, with an activation and dropout between.
+
+    Args:
+        activation: "relu", as published; "gelu" or "silu", as some later models have.
+    Raises:
+        ConfigError: the activation is none of these.
+    """
+
+    def __init__(self, d_model: int, d_ffn: int, *, dropout: float = 0.0, activation: str = "relu"):
         super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"activation: got {activation!r}; expected one of {', '.join(ACTIVATIONS)}.")
+        self.activation = activation
         self.linear1 = Linear(d_model, d_ffn)
         self.linear2 = Linear(d_ffn, d_model)
         self.dropout = dropout
@@ -66,7 +78,9 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., d_model)."""
         x = self.linear1(x)
-        if self.training and self.dropout:
+        if self.activation != "relu":
+            x = F.dropout(ACTIVATIONS[self.activation](x), self.dropout, self.training)
+        elif self.training and self.dropout:
             x = relu_dropout(x, self.dropout)
         else:
             # In place, the gradient of `linear`'s view would be copied; what ReLU reads is not kept in either case.

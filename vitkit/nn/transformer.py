@@ -9,6 +9,7 @@ Dropout follows each attention and feed-forward network. Post-norm normalises af
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ class TransformerSettings(LayerSettings):
     norm_first: bool = False
     """Normalise the input of each branch (Xiong et al. 2020, https://arxiv.org/abs/2002.04745), in place of each sum,
     as published."""
+    activation: Literal["relu", "gelu", "silu"] = "relu"
+    """Of the feed-forward network; "relu", as published."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class TransformerEncoderLayer(nn.Module):
         dropout = settings.dropout
         self.norm_first = settings.norm_first
         self.self_attn = MultiHeadAttention(d_model, settings.num_heads, dropout)
-        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout)
+        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout, activation=settings.activation)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.dropout = nn.Dropout(dropout)
@@ -107,7 +110,7 @@ class TransformerDecoderLayer(nn.Module):
         self.norm_first = settings.norm_first
         self.self_attn = MultiHeadAttention(d_model, settings.num_heads, dropout)
         self.cross_attn = MultiHeadAttention(d_model, settings.num_heads, dropout)
-        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout)
+        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout, activation=settings.activation)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.norm3 = nn.LayerNorm(d_model)

@@ -62,7 +62,7 @@ def train(
         config: a file, the name of an installed config, or what `load_config` returned. Not needed with `resume`.
         run_dir: where to write; None: runs/CONFIG_NAME, numbered if it is taken.
         resume: the folder of a run to resume.
-        init: weights to start from; other classes get a new head.
+        init: weights to start from, see `find_weights`; other classes get a new head.
         device: "cpu" or "cuda"; None: a GPU if there is one.
         trust: let a saved config import the code that it names, see `load_config`.
         overrides: values of the config by section, as dicts of those that change, or whole as a `dict(type=...)`; or by

@@ -29,9 +29,18 @@ from vitkit.engine.run_folder import RunFolder, run_folder, writing_into
 from vitkit.engine.run_record import record_start
 from vitkit.engine.settings import TrainSettings, require
 from vitkit.errors import DataError
+from vitkit.inference import find_weights
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, say
 from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.protocols import FindsThresholds, HasCategoryIds, HasClasses, HasPretrained, HasThings, HasVocabularies
+from vitkit.protocols import (
+    FindsThresholds,
+    HasCategoryIds,
+    HasClasses,
+    HasImageSizes,
+    HasPretrained,
+    HasThings,
+    HasVocabularies,
+)
 from vitkit.registry import CRITERIA, EVALUATORS, OPTIMIZERS, SCHEDULES, Spec
 from vitkit.runs.models import build_model_for
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
@@ -41,6 +50,8 @@ from vitkit.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_js
 
 NUM_DRAWN = 8
 """Validation images whose predictions are drawn."""
+NUM_SIZED = 16
+"""Training images that are looked at for whether transforms change their sizes."""
 logger = logging.getLogger("vitkit")
 
 
@@ -62,7 +73,7 @@ def train_config(
         default: the folder of a new run, numbered if it is taken.
         run_dir: in place of it.
         resume: the folder of a run to resume.
-        init: weights to start from, see `load_weights`.
+        init: weights to start from, see `find_weights`.
         trust: see `load_config`.
     Returns:
         the run's folder.
@@ -74,6 +85,8 @@ def train_config(
         config, "model", "criterion", "data.train", "data.val", "optimizer", "schedule", "evaluator", "train.epochs"
     )
     make_data_paths_absolute(config)
+    with first_rank_first():
+        init = None if init is None else find_weights(init, trust=trust)
     launches = gather_objects(current_launch())
     with run_folder(launches, resume=resume, run_dir=run_dir, default=default) as folder, ConsoleCopy() as console:
         if folder.checkpoint:
@@ -89,7 +102,7 @@ def train_in(
     config: Config,
     device: torch.device,
     *,
-    init: str | None,
+    init: str | Path | None,
     launches: Sequence[Launch],
     console: ConsoleCopy,
 ) -> None:
@@ -130,7 +143,11 @@ def train_in(
     # Not earlier: a config that the checkpoint does not fit would replace the one that it does.
     on_start = partial(prepare_run_dir, run_dir, config, device, launches=launches, console=console)
     validation = partial(
-        validate, train_run=train_run, loader=data.val_loader(val_set), evaluator_spec=config["evaluator"]
+        validate,
+        train_run=train_run,
+        loader=data.val_loader(val_set),
+        evaluator_spec=config["evaluator"],
+        trained_sizes=trained_sizes(train_set),
     )
     try:
         train(train_run, validate=validation, resume=checkpoint, on_start=on_start)
@@ -228,7 +245,7 @@ def dataset_metadata(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> di
     return metadata
 
 
-def load_initial_weights(model: nn.Module, init: str | None, classes: Sequence[str] | None) -> None:
+def load_initial_weights(model: nn.Module, init: str | Path | None, classes: Sequence[str] | None) -> None:
     """Load the weights that a new run starts from: those of `--init`, or a pretrained backbone's."""
     with first_rank_first():
         if init:
@@ -248,7 +265,32 @@ def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.devic
     return shard(model, device) if settings.strategy == "fsdp" else model
 
 
-def validate(model: nn.Module, *, train_run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> dict[str, float]:
+def trained_sizes(train_set: Any) -> ImageSizes | None:
+    """Return the sizes at which a model is trained, if these are the images' own: None where transforms change them.
+
+    A crop says nothing of the size at which its objects are seen, and so the validated images tell it then.
+    """
+    if not isinstance(train_set, HasImageSizes) or len(train_set) == 0:
+        return None
+    for index in np.linspace(0, len(train_set) - 1, min(NUM_SIZED, len(train_set))).astype(int).tolist():
+        try:
+            target = train_set[index, 0].get("target", {})
+        except DataError:
+            continue  # training says what is wrong with it
+        # Turned images keep their size.
+        if "image_size" not in target or sorted(target["image_size"]) != sorted(target["original_size"]):
+            return None
+    return ImageSizes.of([train_set.image_size(index) for index in range(len(train_set))])
+
+
+def validate(
+    model: nn.Module,
+    *,
+    train_run: TrainRun,
+    loader: BatchLoader,
+    evaluator_spec: Spec,
+    trained_sizes: ImageSizes | None = None,
+) -> dict[str, float]:
     """Return the metrics of a model, and draw what it predicts for the first images."""
     evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
     samples: list[tuple[dict, dict]] = []
@@ -271,22 +313,21 @@ def validate(model: nn.Module, *, train_run: TrainRun, loader: BatchLoader, eval
     if is_main():
         say(evaluator.table())
         thresholds = evaluator.score_thresholds() if isinstance(evaluator, FindsThresholds) else None
-        train_run.measured |= measured_values(thresholds, sizes, loader.dataset)
+        image_sizes = trained_sizes or (ImageSizes.of(sizes) if sizes else None)
+        train_run.measured |= measured_values(thresholds, image_sizes, loader.dataset)
         with going_on_without(train_run.run_dir / "predictions.png"):
             picture = train_run.run_dir / "predictions.png"
             draw_predictions(samples[:NUM_DRAWN], loader.dataset, picture, thresholds=thresholds)
     return metrics
 
 
-def measured_values(
-    thresholds: ScoreThresholds | None, sizes: Sequence[tuple[int, int]], dataset: Any
-) -> dict[str, Any]:
-    """Return what an evaluation has shown of how to predict, as plain values for checkpoints."""
+def measured_values(thresholds: ScoreThresholds | None, image_sizes: ImageSizes | None, dataset: Any) -> dict[str, Any]:
+    """Return what training and evaluation have shown of how to predict, as plain values for checkpoints."""
     measured = {}
     if thresholds is not None:
         measured["score_thresholds"] = thresholds.as_json(dataset.classes)
-    if sizes:
-        measured["image_sizes"] = ImageSizes.of(sizes).as_json()
+    if image_sizes is not None:
+        measured["image_sizes"] = image_sizes.as_json()
     return measured
 
 

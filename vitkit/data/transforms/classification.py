@@ -156,14 +156,21 @@ class ClassificationEvalTransforms(PillowTransforms):
         crop_pct: ratio of `size` to the short side. The original repositories have 0.875 (256 to 224); timm measures
             the same weights at 0.9, which differs by up to half a point.
         interpolation: by Pillow, antialiased.
+        squash: resize height and width to `size` without a crop, whatever the image's shape.
     Raises:
         ConfigError: crop_pct is not in 0..1.
     """
 
     def __init__(
-        self, *, size: int = 224, crop_pct: float = 0.875, interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+        self,
+        *,
+        size: int = 224,
+        crop_pct: float = 0.875,
+        interpolation: Literal["bilinear", "bicubic"] = "bicubic",
+        squash: bool = False,
     ):
         if not 0 < crop_pct <= 1:
             raise ConfigError(f"ClassificationEvalTransforms: crop_pct={crop_pct}; expected above 0, at most 1.")
         short_side = int(size / crop_pct)
-        super().__init__([tv.Resize(short_side, tv.InterpolationMode(interpolation)), tv.CenterCrop(size)])
+        side = (size, size) if squash else short_side
+        super().__init__([tv.Resize(side, tv.InterpolationMode(interpolation)), tv.CenterCrop(size)])

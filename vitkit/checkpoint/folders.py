@@ -1,0 +1,164 @@
+"""Weights in files of the transformers library: safetensors, several files with an index, and folders of them.
+
+A folder has `config.json`, which says what the model is, and one of `WEIGHTS`.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitkit.errors import CheckpointError
+
+CONFIG = "config.json"
+INDEX_SUFFIX = ".index.json"
+WEIGHTS = (
+    "model.safetensors",
+    f"model.safetensors{INDEX_SUFFIX}",
+    "pytorch_model.bin",
+    f"pytorch_model.bin{INDEX_SUFFIX}",
+)
+"""The first that exists is read."""
+
+_NUM_RAW_IDS, _NUM_PANOPTIC_IDS = 91, 250
+"""Classes of detectors with one for each of COCO's raw ids."""
+
+
+def weights_in(folder: Path) -> Path | None:
+    """Return the file or the index of a folder's weights; None if it is no such folder."""
+    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+
+
+def is_transformers_folder(folder: Path) -> bool:
+    """Whether a folder has the layout of the transformers library; a run's folder has not."""
+    if weights_in(folder) is not None:
+        return True
+    path = folder / CONFIG
+    try:
+        return path.is_file() and "model_type" in read_object(path)
+    except CheckpointError:  # whatever it is of, it is damaged
+        return False
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}). Get the file again.") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: holds a {type(values).__name__}; expected a JSON object.")
+    return values
+
+
+def read_folder(folder: Path) -> dict[str, Any]:
+    """Read a folder's weights as a checkpoint, with the classes that its `config.json` states.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    path = weights_in(folder)
+    if path is None:
+        raise CheckpointError(f"'{folder}' holds no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
+    state = read_shards(path) if path.name.endswith(INDEX_SUFFIX) else _read_file(path)
+    config = folder / CONFIG
+    return {"model": state, **(stated_classes(config) if config.is_file() else {})}
+
+
+def read_shards(index: Path) -> dict[str, Tensor]:
+    """Read the tensors of all files that an index names.
+
+    Raises:
+        CheckpointError: the index or a file is missing or damaged, or lacks a tensor that the index expects there.
+    """
+    files = read_object(index).get("weight_map")
+    if not isinstance(files, Mapping) or not files:
+        raise CheckpointError(f"{index}: has no weight_map, which says which file holds which tensor. Get it again.")
+    state: dict[str, Tensor] = {}
+    for name in sorted(set(files.values())):
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index}: names {name!r}; expected files beside it.")
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"{index}: names {name}, which is not beside it. Get it, too.")
+        state |= _read_file(index.parent / name)
+    missing = [key for key in files if key not in state]
+    if missing:
+        raise CheckpointError(f"{index}: {files[missing[0]]} lacks {missing[0]} ({len(missing)} in all). Get it again.")
+    return state
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    from vitkit.checkpoint.files import read_checkpoint  # which reads folders by this module
+
+    return read_checkpoint(path)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Read a .safetensors file.
+
+    Raises:
+        CheckpointError: it is damaged, or the package is missing.
+    """
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise CheckpointError(f"{path}: reading it needs safetensors: pip install 'vitkit[hub]'.") from error
+    try:
+        return load_file(path)
+    except Exception as error:  # its errors are of its own kind
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise CheckpointError(
+            f"{path}: truncated, damaged or no safetensors ({reason}). Get the file again."
+        ) from error
+
+
+def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a .safetensors file, complete or not at all.
+
+    Raises:
+        CheckpointError: it cannot be written, or the package is missing.
+    """
+    from vitkit.checkpoint.files import write_atomically
+
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise CheckpointError(f"{path}: writing it needs safetensors: pip install 'vitkit[hub]'.") from error
+    # Each tensor is stored by itself, also where several are parts of one.
+    data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, {"format": "pt"})
+    write_atomically(path, data)
+
+
+def stated_classes(config: Path) -> dict[str, Any]:
+    """Return "classes" and, where it is known, "things" of a folder's `config.json`, as a checkpoint has them.
+
+    COCO's detectors have a class for each raw id there, of which many have no name: theirs are COCO's 80 or 133.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
+
+    labels = read_object(config).get("id2label")
+    if not labels:
+        return {}
+    try:
+        names: Sequence[str] = [str(labels[key]) for key in sorted(labels, key=int)]
+    except (TypeError, ValueError, LookupError) as error:
+        raise CheckpointError(f"{config}: id2label is no mapping of numbers to names ({error}).") from error
+    unnamed = all(re.fullmatch(r"LABEL_\d+|N/A", name) for name in names)
+    if len(names) == _NUM_RAW_IDS and (unnamed or [name for name in names if name != "N/A"] == list(COCO_CLASSES)):
+        names = COCO_CLASSES
+    elif len(names) == _NUM_PANOPTIC_IDS and (unnamed or set(COCO_CLASSES) <= set(names)):
+        names = COCO_PANOPTIC_CLASSES
+    else:
+        names = [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+    is_panoptic = list(names) == list(COCO_PANOPTIC_CLASSES)
+    return {"classes": list(names), "things": [name in COCO_CLASSES for name in names] if is_panoptic else None}

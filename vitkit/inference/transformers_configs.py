@@ -1,0 +1,347 @@
+"""From the `config.json` of a folder of the transformers library to vitkit's config of the same model.
+
+What the model learns from and is scored by comes from vitkit's config of the official model of its kind.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from vitkit.checkpoint.folders import CONFIG, read_object
+from vitkit.checkpoint.hub import PREPROCESSOR
+from vitkit.config import load_config
+from vitkit.errors import ConfigError
+from vitkit.inference.transformers_settings import Section, Settings, preprocess
+from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
+from vitkit.registry import nearest
+
+_RESNETS = {
+    ("basic", (2, 2, 2, 2)): 18,
+    ("basic", (3, 4, 6, 3)): 34,
+    ("bottleneck", (3, 4, 6, 3)): 50,
+    ("bottleneck", (3, 4, 23, 3)): 101,
+}
+_SCHEMES = {"divided_space_time": "divided", "joint_space_time": "joint", "space_only": "space"}
+_TASKS = ("semantic", "instance", "panoptic")
+
+
+def check_architecture(path: Path) -> str:
+    """Return the kind of the model that a `config.json` is of.
+
+    Raises:
+        ConfigError: vitkit has none of this kind.
+        CheckpointError: the file is damaged.
+    """
+    values, where = read_object(path), str(path)
+    kind = values.get("model_type")
+    if kind not in BUILDERS:
+        architectures = ", ".join(values.get("architectures") or ()) or "not stated"
+        raise ConfigError(
+            f"{where}: model_type {kind!r} (architectures: {architectures}) is none that vitkit has. It has "
+            f"{', '.join(sorted(BUILDERS))}. {nearest(str(kind), BUILDERS)}"
+        )
+    return kind
+
+
+def config_of(folder: Path, name: str | None = None) -> Section:
+    """Build vitkit's config from a folder's `config.json`, not checked yet.
+
+    Args:
+        name: of the repository, which may say the task; None: the folder's.
+    Raises:
+        ConfigError: a file is damaged, the architecture is none of vitkit's, or a setting is none that it has.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ConfigError(f"'{folder}' has weights, but no {CONFIG}, which says of what model. Give a config, too.")
+    kind = check_architecture(path)
+    settings = Settings(read_object(path), str(path))
+    base, model = BUILDERS[kind](settings, name or str(folder))
+    config = json.loads(json.dumps(load_config(base, check=False)))
+    config["model"] = model
+    path = folder / PREPROCESSOR
+    if path.is_file():
+        preprocess(config, Settings(read_object(path), str(path)))
+    return config
+
+
+def _resnet(settings: Settings) -> Section:
+    """Return the section of the library's ResNet."""
+    settings.expect(hidden_act="relu", downsample_in_first_stage=False, embedding_size=64)
+    layer = settings.get("layer_type", "bottleneck")
+    depths = tuple(settings.get("depths", (3, 4, 6, 3)))
+    widths = [64 * 2**i * (4 if layer == "bottleneck" else 1) for i in range(4)]
+    settings.expect(hidden_sizes=widths)
+    if (layer, depths) not in _RESNETS:
+        raise ConfigError(
+            f"{settings.where}: a ResNet of {layer} blocks {list(depths)} is none that vitkit has. It has ResNets of "
+            f"{', '.join(map(str, _RESNETS.values()))} layers."
+        )
+    stride = dict(stride_in_1x1=True) if settings.get("downsample_in_bottleneck") else {}
+    return dict(type="ResNet", depth=_RESNETS[layer, depths], **stride)
+
+
+def _detector_backbone(settings: Settings) -> Section:
+    """Return the ResNet of DETR or Deformable DETR."""
+    backbone = settings.sub("backbone_config")
+    if backbone.get("model_type") == "resnet":
+        section = _resnet(backbone)
+    else:
+        name = str(backbone.get("backbone") or settings.get("backbone", "resnet50"))
+        match = re.fullmatch(r"resnet(18|34|50|101)(\..*)?", name)
+        if not match:
+            raise ConfigError(
+                f"{settings.where}: backbone {name!r}: expected resnet18, resnet34, resnet50 or resnet101."
+            )
+        dilation = bool(settings.get("dilation", False)) or backbone.get("output_stride") == 16
+        section = dict(type="ResNet", depth=int(match[1]), dilation=dilation)
+    return section | dict(norm="frozen_bn", frozen_stages=1)
+
+
+def detr(settings: Settings, name: str) -> tuple[str, Section]:
+    """DETR, with masks where the architecture has them."""
+    settings.expect(position_embedding_type="sine", activation_function="relu")
+    with_masks = "DetrForSegmentation" in settings.get("architectures", ())
+    model = dict(
+        type="DETRSegmentation" if with_masks else "DETR",
+        num_queries=settings["num_queries"],
+        backbone=_detector_backbone(settings),
+        neck=dict(type="ChannelProjection", out_channels=settings["d_model"]),
+        head=dict(
+            type="DETRHead",
+            d_model=settings["d_model"],
+            num_heads=settings.same("encoder_attention_heads", "decoder_attention_heads"),
+            d_ffn=settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
+            dropout=settings.get("dropout", 0.1),
+            num_encoder_layers=settings["encoder_layers"],
+            num_decoder_layers=settings["decoder_layers"],
+        ),
+    )
+    if not with_masks:
+        return "configs/detr_r50.py", model
+    return "configs/detr_r50_panoptic.py", model | dict(freeze_detr=True, tasks=["panoptic", "instance"])
+
+
+def deformable_detr(settings: Settings, name: str) -> tuple[str, Section]:
+    """Deformable DETR and its variants."""
+    settings.expect(position_embedding_type="sine", activation_function="relu")
+    levels = settings["num_feature_levels"]
+    two_stage, refine = bool(settings.get("two_stage")), bool(settings.get("with_box_refine"))
+    variant = "_two_stage" if two_stage else "_refine" if refine else ""
+    num_queries = settings["two_stage_num_proposals"] if two_stage else settings["num_queries"]
+    points = settings.same("encoder_n_points", "decoder_n_points")
+    return f"configs/deformable_detr_r50{variant}.py", dict(
+        type="DeformableDETR",
+        num_queries=num_queries,
+        backbone=_detector_backbone(settings),
+        neck=dict(
+            type="PyramidProjection",
+            in_features=["res5"] if levels == 1 else ["res3", "res4", "res5"],
+            out_channels=settings["d_model"],
+            num_levels=levels,
+        ),
+        head=dict(
+            type="DeformableDETRHead",
+            d_model=settings["d_model"],
+            num_heads=settings.same("encoder_attention_heads", "decoder_attention_heads"),
+            num_points=points,
+            d_ffn=settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
+            dropout=settings.get("dropout", 0.1),
+            num_encoder_layers=settings["encoder_layers"],
+            num_decoder_layers=settings["decoder_layers"],
+            refine_boxes=refine,
+            two_stage=two_stage,
+        ),
+    )
+
+
+def _swin(settings: Settings) -> Section:
+    settings.expect(
+        patch_size=4, num_channels=3, mlp_ratio=4.0, qkv_bias=True, hidden_act="gelu", use_absolute_embeddings=False
+    )
+    return dict(
+        type="Swin",
+        embed_dim=settings["embed_dim"],
+        depths=list(settings["depths"]),
+        num_heads=list(settings["num_heads"]),
+        window=settings["window_size"],
+        drop_path=settings.get("drop_path_rate", 0.1),
+    )
+
+
+def _mask_backbone(settings: Settings) -> Section:
+    backbone = settings.sub("backbone_config")
+    kind = backbone.get("model_type")
+    if kind in ("swin", "maskformer-swin"):
+        return _swin(backbone)
+    if kind == "resnet":
+        return _resnet(backbone) | dict(norm="frozen_bn")
+    raise ConfigError(f"{settings.where}: backbone {kind!r}: vitkit's converter knows swin and resnet.")
+
+
+def _task(settings: Settings, name: str) -> str:
+    """Return the task of a model of masks, which the library leaves to whoever calls it."""
+    stated = [task for task in _TASKS if task in name.lower()]
+    by_classes = {len(COCO_CLASSES): "instance", len(COCO_PANOPTIC_CLASSES): "panoptic"}
+    return stated[-1] if stated else by_classes.get(len(settings.get("id2label", ())), "semantic")
+
+
+def maskformer(settings: Settings, name: str) -> tuple[str, Section]:
+    """MaskFormer with its pyramid as pixel decoder."""
+    decoder = settings.sub("decoder_config")
+    decoder.expect(model_type="detr", activation_function="relu")
+    task = _task(settings, name)
+    base = {"panoptic": "coco_panoptic"}.get(task, "ade20k")
+    return f"configs/maskformer_r50_{base}.py", dict(
+        type="MaskClassification",
+        tasks=[task],
+        num_queries=decoder.get("num_queries", 100),
+        size_divisibility=32,
+        cut_masks=False,
+        backbone=_mask_backbone(settings),
+        neck=dict(
+            type="FPNPixelDecoder",
+            out_channels=settings["fpn_feature_size"],
+            mask_channels=settings["mask_feature_size"],
+        ),
+        head=dict(
+            type="MaskFormerHead",
+            d_model=decoder["d_model"],
+            num_heads=decoder["decoder_attention_heads"],
+            d_ffn=decoder["decoder_ffn_dim"],
+            dropout=decoder.get("dropout", 0.1),
+            num_encoder_layers=0,
+            num_decoder_layers=decoder["decoder_layers"],
+        ),
+    )
+
+
+def mask2former(settings: Settings, name: str) -> tuple[str, Section]:
+    """Mask2Former."""
+    settings.expect(
+        activation_function="relu",
+        pre_norm=False,
+        enforce_input_projection=False,
+        common_stride=4,
+        feature_strides=[4, 8, 16, 32],
+    )
+    task = _task(settings, name)
+    base = {"semantic": "ade20k_semantic"}.get(task, f"coco_{task}")
+    heads = settings["num_attention_heads"]
+    return f"configs/mask2former_r50_{base}.py", dict(
+        type="MaskClassification",
+        tasks=[task],
+        num_queries=settings["num_queries"],
+        backbone=_mask_backbone(settings),
+        neck=dict(
+            type="DeformablePixelDecoder",
+            out_channels=settings["feature_size"],
+            mask_channels=settings["mask_feature_size"],
+            num_layers=settings["encoder_layers"],
+            num_heads=heads,
+            d_ffn=settings.get("encoder_feedforward_dim", 1024),
+        ),
+        head=dict(
+            type="Mask2FormerHead",
+            d_model=settings["hidden_dim"],
+            num_heads=heads,
+            d_ffn=settings["dim_feedforward"],
+            num_decoder_layers=settings["decoder_layers"] - 1,
+        ),
+    )
+
+
+def _require_classifier(settings: Settings) -> None:
+    architectures = settings.get("architectures", ())
+    if architectures and not any("Classification" in architecture for architecture in architectures):
+        raise ConfigError(
+            f"{settings.where}: {', '.join(architectures)} has no classifier. Give its folder as the weights of a "
+            "backbone: model.backbone.pretrained=FOLDER."
+        )
+
+
+def swin(settings: Settings, name: str) -> tuple[str, Section]:
+    """A Swin Transformer as a classifier."""
+    _require_classifier(settings)
+    return "configs/swin_tiny_in1k.py", dict(type="Classifier", backbone=_swin(settings))
+
+
+def swinv2(settings: Settings, name: str) -> tuple[str, Section]:
+    """A Swin Transformer V2 as a classifier."""
+    _require_classifier(settings)
+    windows = list(settings.get("pretrained_window_sizes", [0] * 4))
+    backbone = _swin(settings) | dict(type="SwinV2")
+    if any(windows):
+        backbone["trained_windows"] = [window or settings["window_size"] for window in windows]
+    return "configs/swinv2_tiny_in1k.py", dict(type="Classifier", backbone=backbone)
+
+
+def _sizes(settings: Settings) -> Section:
+    settings.expect(num_channels=3, qkv_bias=True, hidden_act="gelu")
+    return dict(
+        patch_size=settings["patch_size"],
+        image_size=settings["image_size"],
+        d_model=settings["hidden_size"],
+        depth=settings["num_hidden_layers"],
+        num_heads=settings["num_attention_heads"],
+        mlp_ratio=settings["intermediate_size"] / settings["hidden_size"],
+    )
+
+
+def vit(settings: Settings, name: str) -> tuple[str, Section]:
+    """A ViT as a classifier."""
+    _require_classifier(settings)
+    return "configs/vit_b16_in1k.py", dict(type="Classifier", backbone=dict(type="ViT", **_sizes(settings)))
+
+
+def resnet(settings: Settings, name: str) -> tuple[str, Section]:
+    """A ResNet as a classifier."""
+    _require_classifier(settings)
+    return "configs/resnet50_in1k.py", dict(type="Classifier", backbone=_resnet(settings) | dict(pretrained=False))
+
+
+def timesformer(settings: Settings, name: str) -> tuple[str, Section]:
+    """TimeSformer as a classifier of clips."""
+    _require_classifier(settings)
+    scheme = settings.get("attention_type", "divided_space_time")
+    if scheme not in _SCHEMES:
+        raise ConfigError(f"{settings.where}: attention_type {scheme!r}. {nearest(scheme, _SCHEMES)}")
+    backbone = dict(
+        type="TimeSformer", attention=_SCHEMES[scheme], num_frames=settings["num_frames"], **_sizes(settings)
+    )
+    return f"configs/timesformer_{_SCHEMES[scheme]}_k400.py", dict(type="Classifier", backbone=backbone)
+
+
+def marian(settings: Settings, name: str) -> tuple[str, Section]:
+    """Marian, whose tokens are those of the folder's SentencePiece models."""
+    settings.expect(scale_embedding=True, static_position_embeddings=True, tie_word_embeddings=True)
+    activation = {"swish": "silu"}.get(settings["activation_function"], settings["activation_function"])
+    return "configs/transformer_base_wmt14.py", dict(
+        type="Transformer",
+        source_size=settings["vocab_size"],
+        target_size=settings["vocab_size"],
+        num_layers=[settings["encoder_layers"], settings["decoder_layers"]],
+        d_model=settings["d_model"],
+        num_heads=settings.same("encoder_attention_heads", "decoder_attention_heads"),
+        d_ffn=settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
+        dropout=settings.get("dropout", 0.1),
+        activation=activation,
+        max_length=settings["max_position_embeddings"],
+        shared_embeddings=settings.get("share_encoder_decoder_embeddings", True),
+    )
+
+
+BUILDERS: Mapping[str, Callable[[Settings, str], tuple[str, Section]]] = {
+    "detr": detr,
+    "deformable_detr": deformable_detr,
+    "maskformer": maskformer,
+    "mask2former": mask2former,
+    "swin": swin,
+    "swinv2": swinv2,
+    "vit": vit,
+    "resnet": resnet,
+    "timesformer": timesformer,
+    "marian": marian,
+}
+"""The library's `model_type` -> from its settings and the folder's name to the base config and the model section."""
