@@ -4,7 +4,8 @@ A plain ViT from random weights on patches of 8 pixels, whose last three of six 
 is annealed away as in the original.
 
 Run:  python tools/train.py configs/quickstart/eomt.py
-Here: RESULT
+Here: not yet run in full. 120 steps of 4 images (data.train.num_images=480, train.epochs=1, schedule.warmup_steps=10)
+      take the training loss from 45 to 24.
 """
 
 from vitkit.configs.quickstart.mask2former_panoptic import config as mask2former_panoptic

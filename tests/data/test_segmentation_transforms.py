@@ -111,3 +111,12 @@ def test_bad_ranges_are_errors():
         LargeScaleJitter(size=0)
     with pytest.raises(ConfigError, match="max_class_area is 1.5; expected above 0 and at most 1"):
         SemanticTrainTransforms(max_class_area=1.5)
+
+
+def test_jitter_may_change_colours_but_not_those_of_the_padding():
+    options = dict(size=128, scale_range=(0.5, 0.5), flip_probability=0, pad_value=0)
+    plain = LargeScaleJitter(**options)(regions(), seed=3)
+    changed = LargeScaleJitter(**options, color_probability=1.0)(regions(), seed=3)
+    padding = (plain.image == 0).all(-1)
+    assert 0.5 < padding.mean() < 1 and not changed.image[padding].any()
+    assert not np.array_equal(plain.image, changed.image)

@@ -129,6 +129,17 @@ def test_evaluation_resizes_as_pillow_and_torchvision_do():
     assert result.masks.shape == (3, 262, 349)
 
 
+def test_both_sides_may_be_rounded_to_the_nearest_pixel():
+    fitted = EvalResize(short_side=640, max_size=640, rounding="nearest")
+    assert fitted.size_of(333, 500) == (426, 640)  # where DETR's rule makes 426 x 639
+    assert EvalResize(short_side=640, max_size=640).size_of(333, 500) == (426, 639)
+    assert fitted.size_of(500, 100) == (640, 128)
+    covering = EvalResize(short_side=512, max_size=None, rounding="nearest")
+    assert covering.size_of(375, 500) == (512, 683) and covering.size_of(5000, 100) == (25600, 512)
+    with pytest.raises(ConfigError, match="rounding is 'up'; expected 'detr' or 'nearest'"):
+        EvalResize(rounding="up")
+
+
 def test_composed_transforms_move_boxes_and_masks():
     transforms = TRANSFORMS.build(
         {

@@ -128,7 +128,52 @@ def test_layer_decay_lowers_the_rate_block_by_block():
     assert got["backbone.stage2.0.inner.bias"][0] == pytest.approx(0.05)
 
 
+def test_layer_decay_by_eomts_rule_keeps_the_last_block_and_joins_the_stem_to_the_first():
+    model = Blocks()
+    expected = {
+        "backbone.pos_embed": 1 / 2,
+        "backbone.stem.weight": 1 / 2,
+        "backbone.stage1.0.inner.weight": 1 / 2,
+        "backbone.stage2.0.inner.bias": 1.0,
+        "backbone.norm.weight": 1.0,
+        "head.inner.weight": 1.0,
+    }
+    got = rates(model, layer_decay=0.5, layer_decay_rule="eomt")
+    assert {name: got[name][0] for name in expected} == expected
+    got = rates(model, layer_decay=0.5, full_rate_blocks=1)
+    assert got["backbone.stage2.0.inner.bias"][0] == 1.0 and got["backbone.stage1.0.inner.weight"][0] == 1 / 4
+
+
+def test_two_warm_ups_rest_the_backbone_then_raise_it():
+    model = Blocks()
+    optimizer = SGD(lr=1.0, layer_decay=1.0).build(model)
+    schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0](
+        optimizer, 5, epochs=2, warmup_steps=2, backbone_warmup_steps=4, power=1.0
+    )
+    by_part = {}
+    for _ in range(11):
+        for group in optimizer.param_groups:
+            by_part.setdefault(group.get("part"), []).append(group["lr"])
+        optimizer.step()
+        schedule.step()
+    assert by_part[None] == pytest.approx([0, 0.5, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0])
+    assert by_part["backbone"] == pytest.approx([0, 0, 0, 1 / 4, 2 / 4, 3 / 4, 1, 3 / 4, 2 / 4, 1 / 4, 0])
+
+
+def test_two_warm_ups_need_groups_of_the_backbone_and_steps():
+    schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0]
+    with pytest.raises(ConfigError, match="TwoStageWarmupPolyLR: the optimizer has no groups of the backbone's"):
+        schedule(SGD(lr=1.0).build(Blocks()), 100, epochs=1)
+    optimizer = SGD(lr=1.0, layer_decay=1.0).build(Blocks())
+    with pytest.raises(ConfigError, match="warmup_steps=500 and backbone_warmup_steps=1000: .* the run's 100 steps"):
+        schedule(optimizer, 100, epochs=1)
+
+
 def test_layer_decay_needs_blocks_and_a_sensible_factor():
+    with pytest.raises(ConfigError, match="layer_decay_rule: got 'vit'; expected 'beit' or 'eomt'"):
+        rates(Blocks(), layer_decay=0.5, layer_decay_rule="vit")
+    with pytest.raises(ConfigError, match="full_rate_blocks: got 3; expected 0 to 2"):
+        rates(Blocks(), layer_decay=0.5, full_rate_blocks=3)
     with pytest.raises(ConfigError, match="layer_decay: the backbone of Model has no blocks"):
         rates(Model(), layer_decay=0.5)
     with pytest.raises(ConfigError, match="layer_decay: got 1.5"):

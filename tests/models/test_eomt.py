@@ -1,5 +1,7 @@
 """What EoMT does beyond its golden case: sizes, windows, annealing, errors, weights of others."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -165,6 +167,34 @@ def test_annealing_is_spread_over_the_run():
     assert hook.probabilities(60, 120, 4) == [0.0, 0.0, 1.0, 1.0]
     assert hook.probabilities(100, 120, 4) == [0.0] * 4
     assert hook.probabilities(30, 120, 1) == [0.5**0.9]
+
+
+def run_of(model, *, step, ema=None):
+    """What the hook reads of a run of two epochs of 6 batches, two a step."""
+    settings = SimpleNamespace(epochs=2, accumulate=2)
+    return SimpleNamespace(
+        model=model, ema=ema, settings=settings, loader=range(6), progress=SimpleNamespace(step=step)
+    )
+
+
+def test_annealing_sets_the_model_and_its_average_after_each_step():
+    model, average = build(), build()
+    hook = MaskAnnealing()
+    with hook.during_training(run_of(model, step=0)):
+        assert model.attn_mask_probs.tolist() == [1.0, 1.0]
+        hook.after_step(run_of(model, step=2, ema=SimpleNamespace(module=average)))
+    for each in (model, average):
+        assert each.attn_mask_probs.tolist() == pytest.approx([0.0, 1.0])
+    with torch.no_grad():
+        assert len(average(torch.zeros(1, 3, 32, 32))["aux_outputs"]) == 1
+
+
+def test_annealing_needs_a_model_with_masked_attention_and_steps_for_each_block():
+    with pytest.raises(ConfigError, match="MaskAnnealing: Linear has no masked attention to anneal"):
+        MaskAnnealing().during_training(run_of(nn.Linear(1, 1), step=0)).__enter__()
+    hook = MaskAnnealing(start_steps=[1], end_steps=[2])
+    with pytest.raises(ConfigError, match="are for 1 blocks, but model.num_blocks=2"):
+        hook.during_training(run_of(build(), step=0)).__enter__()
 
 
 @pytest.mark.parametrize(
