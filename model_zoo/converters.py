@@ -19,6 +19,7 @@ from vitkit.model_zoo.convert_timesformer import CONVERTERS as TIMESFORMER_CONVE
 from vitkit.model_zoo.convert_transformer import CONVERTERS as TRANSFORMER_CONVERTERS
 from vitkit.model_zoo.convert_vit import CONVERTERS as VIT_CONVERTERS
 from vitkit.model_zoo.converter import Converter, State
+from vitkit.model_zoo.transformers_formats import formats as transformers_formats
 
 _COCO_NAMES = FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
 COCO_CATEGORY_IDS = tuple(id_ for id_, name in enumerate(_COCO_NAMES) if name not in ("__background__", "N/A"))
@@ -78,7 +79,10 @@ DETR_RENAMES = (
     (r"^(class_embed|bbox_embed|query_embed)\.", r"head.\1."),
 )
 
+TRANSFORMERS_FORMATS = transformers_formats(COCO_CLASSES, COCO_PANOPTIC_CLASSES)
+
 CONVERTERS = [
+    *(each.converter() for each in TRANSFORMERS_FORMATS),
     *MASK_CLASSIFICATION_CONVERTERS,
     *EOMT_CONVERTERS,
     *deformable_detr_converters(COCO_CLASSES),

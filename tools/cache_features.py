@@ -6,8 +6,9 @@ where a config augments its images, override it as in the examples.
 Examples:
     python tools/cache_features.py configs/caption_sat_soft_flickr8k.py \\
         data.train.transforms=ClassificationEvalTransforms --out data/flickr8k/features
-    python tools/cache_features.py configs/caption_sat_soft_flickr8k.py \\
-        data.train.transforms=ClassificationEvalTransforms --checkpoint runs/caption_sat_soft_flickr8k/best.pth
+    python tools/cache_features.py runs/caption_sat_soft_flickr8k data.train.transforms=ClassificationEvalTransforms
+    python tools/cache_features.py configs/caption_sat_soft_flickr8k.py --checkpoint runs/others \\
+        data.train.transforms=ClassificationEvalTransforms
 """
 
 import argparse
@@ -16,24 +17,27 @@ from typing import Any
 
 import torch
 
-from vitkit import build_model, load_config, load_weights
+from vitkit import build_model, load_weights
 from vitkit.config import Config
 from vitkit.data.datasets.captions import CaptionDataset
 from vitkit.data.datasets.image_features import write_features
 from vitkit.data.loading.loader import DataSettings
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError
+from vitkit.inference import find_model, find_weights
 from vitkit.logging import setup_logging
 from vitkit.seq2seq import Captioner
-from vitkit.tools.common import add_device, add_trust, errors_in_one_line
+from vitkit.tools.common import MODEL_HELP, add_device, add_trust, errors_in_one_line
 from vitkit.vocabulary import vocabularies_of
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", help="a config file of a captioner with freeze_backbone")
+    parser.add_argument("model", help=f"a captioner with freeze_backbone: {MODEL_HELP}")
     parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/flickr8k")
-    parser.add_argument("--checkpoint", help="a run's checkpoint, in place of the backbone's pretrained weights")
+    parser.add_argument(
+        "--checkpoint", help="a run or its checkpoint, in place of the model's own or the backbone's pretrained weights"
+    )
     parser.add_argument("--out", type=Path, default=Path("features"), help="folder of the files (default: features)")
     parser.add_argument("--batch-size", type=int, default=32, help="images at once (default: 32)")
     add_trust(parser)
@@ -48,17 +52,20 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
         setup_logging()
-        run(load_config(args.config, args.overrides, trust=args.trust), args)
+        config, weights = find_model(args.model, overrides=args.overrides, trust=args.trust)
+        if args.checkpoint:
+            weights = find_weights(args.checkpoint, trust=args.trust)
+        run(config, weights, args)
 
 
-def run(config: Config, args: argparse.Namespace) -> None:
+def run(config: Config, weights: str | Path | None, args: argparse.Namespace) -> None:
     """Write the features of both datasets, and print the overrides with which a run uses them."""
     require(config, "model", "data.train", "data.val")
     data = DataSettings(**config["data"])
     datasets = {name: data.dataset(name) for name in ("train", "val")}
     model = build_captioner(config, datasets["train"])
-    if args.checkpoint:
-        print(load_weights(model, args.checkpoint))
+    if weights is not None:
+        print(load_weights(model, weights))
     else:
         model.load_pretrained()
     model.to(args.device)

@@ -12,29 +12,30 @@ import argparse
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit import build_model, load_weights
-from vitkit.checkpoint import read_checkpoint
-from vitkit.config import Config
 from vitkit.data.loading.collate import collate
-from vitkit.data.loading.loader import DataSettings
-from vitkit.data.transforms.annotated_image import AnnotatedImage
-from vitkit.engine.settings import require
-from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.inference import find_trained, names_config_alone, pictures_in
+from vitkit.errors import ConfigError, DataError
+from vitkit.inference import Predictor, in_batches, load, names_config_alone, pictures_in
 from vitkit.logging import setup_logging
-from vitkit.ops.image_files import read_image, to_tensor
-from vitkit.registry import TRANSFORMS
+from vitkit.ops.image_files import to_tensor
 from vitkit.seq2seq import Captioner, Hypothesis, decode
 from vitkit.structures import Sample
-from vitkit.tools.common import MODEL_HELP, add_device, add_trust, errors_in_one_line, is_override, unique_names
+from vitkit.tools.common import (
+    MODEL_HELP,
+    add_device,
+    add_trust,
+    errors_in_one_line,
+    is_override,
+    readable,
+    report_unreadable,
+    unique_names,
+)
 from vitkit.visualization.attention import draw_word_attention
-from vitkit.vocabulary import SPACE, vocabularies_from_json
+from vitkit.vocabulary import SPACE
 
 logger = logging.getLogger("vitkit")
 
@@ -71,26 +72,21 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
         setup_logging()
-        run(*find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust), args)
+        run(args)
 
 
-def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """Load the model, and print a line for each picture, or one for each of its best captions."""
-    require(config, "model", "data.val")
     paths = find_pictures(args.pictures)
-    model = load_captioner(config, weights).to(args.device)
+    predictor = load_captioner(args)
+    model = predictor.model
     settings = model.decoding.with_hypotheses(args.n_best, beams=args.beams)
-    data = DataSettings(**config["data"])
-    transforms = data.val.get("transforms")
-    transforms = None if transforms is None else TRANSFORMS.build(transforms)
     unique = list(dict.fromkeys(paths))
     names = dict(zip(unique, unique_names(path.stem for path in unique)))
-    for start in range(0, len(paths), args.batch_size):
-        batch_paths = paths[start : start + args.batch_size]
-        pictures = [
-            resize_for_model(read_image(path, "pictures", max_pixels=data.max_image_pixels), transforms)
-            for path in batch_paths
-        ]
+    broken: list[str] = []
+    for batch in in_batches(readable(predictor, paths, broken), args.batch_size):
+        batch_paths = [Path(name) for name, _ in batch]
+        pictures = [predictor.as_evaluated(picture) for _, picture in batch]
         captions: dict[int, list[Hypothesis]] = {}
         for indices in group_by_size(pictures):
             same_size = [pictures[index] for index in indices]
@@ -105,6 +101,7 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
                 text = model.vocabulary.decode(hypothesis.tokens)
                 score = "" if args.n_best == 1 else f"{hypothesis.score:.4f}\t"
                 print(f"{path}\t{score}{text}", flush=True)
+    report_unreadable(broken, len(paths))
 
 
 def find_pictures(paths: Sequence[Path]) -> list[Path]:
@@ -121,26 +118,19 @@ def find_pictures(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def load_captioner(config: Config, checkpoint: str | Path) -> Captioner:
-    """The captioner of a config with a checkpoint's weights and vocabulary, in evaluation mode.
+def load_captioner(args: argparse.Namespace) -> Predictor:
+    """The captioner that the arguments name.
 
     Raises:
-        ConfigError: the config is of another kind of model.
-        CheckpointError: the checkpoint cannot be read, does not fit, or has no vocabulary.
+        ConfigError: the model is of another kind.
+        CheckpointError: the checkpoint cannot be read, or does not fit.
     """
-    vocabularies = vocabularies_from_json(read_checkpoint(checkpoint).get("vocabularies"))
-    if "target" not in vocabularies:
-        raise CheckpointError(f"{checkpoint}: holds no vocabulary of captions; expected a checkpoint of a run.")
-    model = build_model(config["model"], vocabularies=vocabularies)
-    if not isinstance(model, Captioner):
-        raise ConfigError(f"model: {type(model).__name__} describes no pictures; expected a captioner.")
-    load_weights(model, checkpoint)
-    return model.eval()
-
-
-def resize_for_model(picture: np.ndarray, transforms: Any) -> np.ndarray:
-    """The picture resized and cropped as in validation."""
-    return picture if transforms is None else transforms(AnnotatedImage(picture)).image
+    predictor = load(args.model, args.weights, overrides=args.overrides, trust=args.trust, device=args.device)
+    if not isinstance(predictor, Predictor) or not isinstance(predictor.model, Captioner):
+        raise ConfigError(
+            f"{args.model}: {type(predictor.model).__name__} describes no pictures; expected a captioner."
+        )
+    return predictor
 
 
 def group_by_size(pictures: Sequence[np.ndarray]) -> list[list[int]]:

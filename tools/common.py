@@ -4,14 +4,16 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from vitkit.errors import ConfigError, VitkitError, error_line
-from vitkit.inference import Tiling
+from vitkit.errors import ConfigError, DataError, VitkitError, error_line
+from vitkit.inference import Predictor, Tiling
+from vitkit.inference.ahead import map_ahead
 
 
 def add_device(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
@@ -99,6 +101,35 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
 def is_override(text: str | None) -> bool:
     """Whether an argument is `key.sub=value` rather than a file."""
     return text is not None and "=" in text and not Path(text).exists()
+
+
+def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Pictures by name; one that cannot be read is reported and noted, so that one file does not stop a thousand."""
+
+    def read(path: Path) -> tuple[str, np.ndarray] | DataError:
+        try:
+            return str(path), predictor.to_array(path)
+        except DataError as error:
+            return error
+
+    for picture in map_ahead(read, paths, workers=1, ahead=2):
+        if isinstance(picture, DataError):
+            print(f"left out: {picture}", file=sys.stderr)
+            broken.append(str(picture))
+        else:
+            yield picture
+
+
+def report_unreadable(broken: Sequence[str], count: int) -> None:
+    """Say how many of `count` pictures were left out by `readable`.
+
+    Raises:
+        DataError: all; with the reason of the first.
+    """
+    if len(broken) == count:
+        raise DataError(broken[0])
+    if broken:
+        print(f"{len(broken)} of {count} pictures could not be read and were left out", file=sys.stderr)
 
 
 def unique_names(names: Iterable[str]) -> list[str]:

@@ -21,7 +21,6 @@ Examples:
 import argparse
 import glob
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,18 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
-from vitkit.inference import FIELDS, Prediction, Predictor, Tiling, load, pictures_in, read_frames
+from vitkit.inference import (
+    FIELDS,
+    Prediction,
+    Predictor,
+    Tiling,
+    download,
+    is_address,
+    load,
+    open_capture,
+    pictures_in,
+    read_frames,
+)
 from vitkit.inference.ahead import map_ahead
 from vitkit.inference.videos import classify_video
 from vitkit.logging import ProgressLines, setup_logging
@@ -45,6 +55,8 @@ from vitkit.tools.common import (
     add_tiles,
     add_trust,
     errors_in_one_line,
+    readable,
+    report_unreadable,
     sort_model,
     tiling_of,
     unique_names,
@@ -59,9 +71,8 @@ FRAMES_SHOWN = 8
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    parser.add_argument(
-        "--input", nargs="+", required=True, metavar="INPUT", help="pictures, folders, patterns, videos"
-    )
+    text = "pictures, folders, patterns, videos, addresses, or a camera's number"
+    parser.add_argument("--input", nargs="+", required=True, metavar="INPUT", help=text)
     parser.add_argument("--out", type=Path, default=Path("runs/predict"), help="folder to write (runs/predict)")
     parser.add_argument("--threshold", type=float, help="least score of the objects drawn (the model's own, or 0.5)")
     parser.add_argument("--json-threshold", type=float, help="least score of those in the JSON (as drawn)")
@@ -110,11 +121,12 @@ def run(args: argparse.Namespace) -> None:
             raise ConfigError("--tiles: the model classifies videos, which have no tiles.")
         pictures, videos = frame_folders(args.input, pictures, videos)
     print(predictor.report)
-    if args.threshold is None:
-        print(f"objects from {predictor.thresholds}")
     args.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"model": args.model, "classes": predictor.classes}
-    results["thresholds"] = predictor.thresholds.as_json(predictor.classes)
+    if predictor.finds_objects:
+        results["thresholds"] = predictor.thresholds.as_json(predictor.classes)
+        if args.threshold is None:
+            print(f"objects from {predictor.thresholds}")
     if pictures:
         results["images"] = predict_pictures(predictor, pictures, args, tiling)
     if videos:
@@ -143,14 +155,23 @@ def find_inputs(inputs: Sequence[str]) -> tuple[Named, Named]:
             paths |= {file: str(file.relative_to(path).with_suffix("")) for file in files}
         elif path.is_file():
             paths[path] = path.stem
+        elif is_address(text):
+            paths[download(text)] = Path(text).stem
+        elif text.isdecimal():
+            paths[path] = f"camera_{text}"
         else:
             files = [Path(name) for name in sorted(glob.glob(text, recursive=True)) if Path(name).is_file()]
             if not files:
                 raise DataError(f"--input {text}: no such file or folder, and no file matches it as a pattern.")
             paths |= {file: file.stem for file in files}
     named = list(zip(paths, unique_names(paths.values())))
-    videos = [(path, name) for path, name in named if path.suffix.lower() in VIDEO_EXTENSIONS]
+    videos = [pair for pair in named if pair[0].suffix.lower() in VIDEO_EXTENSIONS or is_camera(pair[0])]
     return [pair for pair in named if pair not in videos], videos
+
+
+def is_camera(path: Path) -> bool:
+    """Whether an input is the number of a camera."""
+    return path.name.isdecimal() and not path.exists()
 
 
 def frame_folders(inputs: Sequence[str], pictures: Named, videos: Named) -> tuple[Named, Named]:
@@ -187,13 +208,10 @@ def predict_pictures(
     for result in map_ahead(partial(write_picture, names=names, args=args), predictions):
         results.append(result)
         progress.step()
-    if not results:
-        raise DataError(broken[0])
     progress.finish()
     if empty:
         print(f"nothing was found in {len(empty)} of {len(results)} images:", *empty[:MAX_LISTED], sep="\n  ")
-    if broken:
-        print(f"{len(broken)} of {len(pictures)} pictures could not be read and were left out", file=sys.stderr)
+    report_unreadable(broken, len(pictures))
     return results
 
 
@@ -204,23 +222,6 @@ def noting_empty(predictions: Iterable[Prediction], threshold: float | None, emp
         if "scores" in prediction.fields and not len(shown):
             empty.append(shown.summary())
         yield prediction
-
-
-def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Pictures by name; one that cannot be read is reported and noted, so that one file does not stop a thousand."""
-
-    def read(path: Path) -> tuple[str, np.ndarray] | DataError:
-        try:
-            return str(path), predictor.to_array(path)
-        except DataError as error:
-            return error
-
-    for picture in map_ahead(read, paths, workers=1, ahead=2):
-        if isinstance(picture, DataError):
-            print(f"left out: {picture}", file=sys.stderr)
-            broken.append(str(picture))
-        else:
-            yield picture
 
 
 def write_picture(prediction: Prediction, names: Mapping[Path, str], args: argparse.Namespace) -> dict[str, Any]:
@@ -252,16 +253,16 @@ def write_maps(prediction: Prediction, folder: Path, name: str) -> dict[str, str
 def predict_video(
     predictor: Predictor, path: Path, name: str, args: argparse.Namespace, *, tiling: Tiling | None = None
 ) -> dict[str, Any]:
-    """Predict and draw a video's frames; returns its entry of the JSON.
+    """Predict and draw a video's frames, or a camera's until ctrl-C; returns its entry of the JSON.
 
     Raises:
         DataError: it cannot be read.
     """
-    video = cv2.VideoCapture(str(path))
+    video = open_capture(int(path.name) if is_camera(path) else path)
+    frames, writer = [], None
     try:
         rate = video.get(cv2.CAP_PROP_FPS) or 25.0
         count = max(0, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
-        frames, writer = [], None
         progress = ProgressLines(-(-count // args.every), f"frames of {path.name}")
         predictions = predictor.stream(read_frames(video, args.every), batch_size=args.batch, tiles=tiling)
         for frame, drawn in map_ahead(partial(draw_frame, rate=rate, args=args), predictions):
@@ -270,10 +271,15 @@ def predict_video(
                 writer = writer or VideoFile(args.out / f"{name}.mp4", drawn, rate / args.every)
                 writer.add(drawn)
             progress.step()
+    except KeyboardInterrupt:
+        if not is_camera(path):
+            raise
+    finally:
         if writer:
             writer.close()
-    finally:
         video.release()
+    if not frames and is_camera(path):
+        raise DataError(f"--input {path}: no frame of camera {path} can be read. Is it connected, and not in use?")
     if not frames:
         raise DataError(f"--input {path}: no frame of the video can be read. Is it a video, in a format OpenCV knows?")
     progress.finish()

@@ -39,7 +39,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", help="key.sub=value, such as train.epochs=2")
     parser.add_argument("--run-dir", type=Path, help="where to write (default: runs/CONFIG_NAME, numbered if taken)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="resume the stopped run in this folder")
-    parser.add_argument("--init", metavar="CHECKPOINT", help="start from these weights; other classes get a new head")
+    parser.add_argument(
+        "--init", metavar="CHECKPOINT", help="start from the weights of a model or a file; other classes get a new head"
+    )
     add_trust(parser)
     add_device(parser)
     parser.add_argument("--print-config", action="store_true", help="print every value and where it is from, and stop")

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -110,6 +111,41 @@ def test_pictures_of_one_name_have_a_drawing_each(tiny, pictures, tmp_path, caps
     arguments = ["pictures/0.png", "others", "pictures/0.png", "--attention", "drawn", "--device", "cpu"]
     caption.main([tiny, "runs/tiny/last.pth", *arguments])
     assert [path.name for path in drawn] == ["0.png", "0_2.png", "0.png"]
+
+
+def test_pictures_are_resized_as_the_checkpoint_says_and_broken_ones_are_left_out(tiny, pictures, tmp_path, capsys):
+    train(tiny)
+    checkpoint = read_checkpoint("runs/tiny/last.pth")
+    side = 40
+    sizes = dict(least_short=side, median_short=side, most_short=side, most_long=side)
+    torch.save(checkpoint | {"measured": {"image_sizes": sizes}}, "sized.pth")
+    (tmp_path / "pictures/zero.png").touch()
+    (tmp_path / "pictures/text.jpg").write_text("no picture")
+    capsys.readouterr()
+    caption.main([tiny, "sized.pth", pictures, "data.val.transforms=none", "--device", "cpu"])
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 3
+    assert "pictures/zero.png" in printed.err and "pictures/text.jpg" in printed.err
+    assert "2 of 5 pictures could not be read and were left out" in printed.err
+    model = load(tiny, "sized.pth", overrides=["data.val.transforms=none"])
+    assert printed.out.splitlines()[0] == f"pictures/0.png\t{model('pictures/0.png').text}"
+    assert model.as_evaluated(np.zeros((64, 128, 3), np.uint8)).shape == (20, 40, 3)
+    (tmp_path / "pictures/zero.png").rename("zero.png")
+    assert "zero.png" in fails(caption.main, tiny, "sized.pth", "zero.png")
+
+
+def test_a_run_is_named_by_its_folder(tiny, tmp_path, capsys):
+    train(tiny, "--run-dir", "images")
+    capsys.readouterr()
+    cache_features.main(["images", "--out", "a", "--device", "cpu"])
+    cache_features.main([tiny, "--checkpoint", "images", "--out", "b", "--device", "cpu"])
+    assert np.array_equal(np.load("a/val.npy"), np.load("b/val.npy"))
+    train(tiny, "--init", "images", "--run-dir", "next", "optimizer.lr=1e-12")
+    ours, theirs = (read_checkpoint(f"{name}/last.pth")["model"] for name in ("next", "images"))
+    weights = [name for name in ours if "running" not in name and "tracked" not in name]
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in weights)
+    assert "has no weights" in fails(train_tool.main, tiny, "--init", "quickstart/captioning")
+    assert "Did you mean 'detr_r50'" in fails(train_tool.main, tiny, "--init", "detr_r5")
 
 
 def test_training_on_cached_features_is_training_on_images(tiny, tmp_path, capsys):

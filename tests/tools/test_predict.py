@@ -122,6 +122,51 @@ def test_a_video_becomes_a_video_and_frames(run):
     assert drawn.get(cv2.CAP_PROP_FRAME_COUNT) == 4 and drawn.get(cv2.CAP_PROP_FPS) == pytest.approx(5)
 
 
+def test_a_camera_that_is_not_there_is_an_error_of_one_line(run, capfd):
+    with pytest.raises(SystemExit) as error:
+        predict.main([run, "--input", "97", "--device", "cpu", "--out", "out"])
+    assert str(error.value.code).endswith("no frame of camera 97 can be read. Is it connected, and not in use?")
+    assert "WARN" not in capfd.readouterr().err  # OpenCV's own lines
+
+
+def test_an_address_is_read_like_a_file(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "download", lambda address: tmp_path / "b.png")
+    entry = predictions(run, "--input", "https://example.org/street.png")["images"][0]
+    assert entry["drawn"] == "street.jpg"
+
+
+def test_tiles_predict_large_pictures(run, capsys):
+    cv2.imwrite("large.png", np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8))
+    arguments = [run, "--input", "large.png", "--json-threshold", 0, "--tiles", 64, "--batch", 4]
+    tiled = predictions(*arguments, "--tile-overlap", 16)["images"][0]
+    assert tiled["height"] == 96 and len(tiled["objects"]) > 10
+    assert max(o["box_xyxy"][2] for o in tiled["objects"]) > 128
+    small = predictions(run, "--input", "b.png", "--json-threshold", 0)["images"][0]
+    assert predictions(run, "--input", "b.png", "--json-threshold", 0, "--tiles", 64)["images"][0] == small
+    assert "--tile-overlap: give the size of the tiles, too" in fails(
+        capsys, run, "--input", "b.png", "--tile-overlap", 8
+    )
+    assert "a size of 8 pixels; expected at least 16" in fails(capsys, run, "--input", "b.png", "--tiles", 8)
+
+
+def test_tiles_predict_masks_and_maps(run):
+    make_run(MASKS, "ShapesSegmentation")
+    cv2.imwrite("large.png", np.random.default_rng(0).integers(0, 255, (64, 112, 3), dtype=np.uint8))
+    entry = predictions("run", "--input", "large.png", "--json-threshold", 0, "--tiles", 64)["images"][0]
+    ids = read_ids(Path("out") / entry["panoptic_map"])
+    assert ids.shape == (64, 112) and {s["id"] for s in entry["segments"]} == set(np.unique(ids).tolist()) - {0}
+    assert sum(entry["areas"].values()) == pytest.approx(1)
+    assert all(o["mask"]["size"] == [64, 112] for o in entry["objects"])
+
+
+def test_thresholds_are_said_of_models_that_find_objects_alone(run, capsys):
+    assert "thresholds" in predictions(run, "--input", "b.png")
+    assert "objects from score 0.50 (the default)" in capsys.readouterr().out
+    make_run(MASKS.replace('["panoptic", "semantic", "instance"]', '["semantic"]'), "ShapesSegmentation")
+    assert "thresholds" not in predictions("run", "--input", "b.png")
+    assert "objects from" not in capsys.readouterr().out
+
+
 def test_broken_pictures_are_named_and_left_out(run, capsys):
     Path("photos/broken.jpg").write_bytes(b"\xff\xd8 no picture")
     Path("photos/endless.jpg").symlink_to("/dev/zero")

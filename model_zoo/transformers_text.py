@@ -1,0 +1,89 @@
+"""Key names of the transformers library's Marian, both ways.
+
+Its position codes are all sines, then all cosines; vitkit's alternate, as the paper writes them. As nothing else tells
+the channels of the residual stream apart, they are put in the other order in all weights that read or write it.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import CheckpointError
+from vitkit.model_zoo.converter import State
+from vitkit.model_zoo.key_table import Custom, KeyTable, Rename
+from vitkit.model_zoo.transformers_detectors import DECODER_LAYER, ENCODER_LAYER, layer_rules
+
+_READ = ("in_proj_weight", "linear1.weight", "embedding.weight", "output.weight")
+"""Ends of the names of weights whose second axis is the residual stream."""
+_WRITTEN = ("out_proj.weight", "out_proj.bias", "linear2.weight", "linear2.bias")
+"""Of those whose first axis is; that of norms is, too."""
+
+
+def alternating(d_model: int) -> Tensor:
+    """Return the order in which channels of all sines, then all cosines, alternate."""
+    return torch.arange(d_model).unflatten(0, (2, -1)).T.flatten()
+
+
+def _reordered(state: State, order: Tensor) -> State:
+    result = {}
+    for key, value in state.items():
+        if key.endswith(_READ):
+            value = value[:, order]
+        elif key.endswith(_WRITTEN) or ".norm" in key:
+            value = value[order]
+        result[key] = value
+    return result
+
+
+def read_embeddings(state: State, model: nn.Module) -> State:
+    """Take one copy of what the library stores under several names.
+
+    Raises:
+        CheckpointError: the output has a bias, which vitkit's has not.
+    """
+    bias = state.pop("final_logits_bias", None)
+    if bias is not None and bias.any():
+        raise CheckpointError(
+            "final_logits_bias is not zero: vitkit's Transformer has no bias in its output. Train a model without it."
+        )
+    for side in ("encoder", "decoder"):
+        state.pop(f"model.{side}.embed_positions.weight", None)
+    shared = state.pop("model.shared.weight", None)
+    source = state.pop("model.encoder.embed_tokens.weight", shared)
+    target = state.pop("model.decoder.embed_tokens.weight", shared)
+    output = state.pop("lm_head.weight", target)
+    target = output if target is None else target
+    if target is None:
+        return state
+    state["decoder.embedding.weight"] = target
+    if "source_embedding.weight" in model.state_dict() and source is not None:
+        state["source_embedding.weight"] = source
+    if not torch.equal(output, target):
+        state["decoder.output.weight"] = output
+    return _reordered(state, alternating(target.shape[1]))
+
+
+def write_embeddings(state: State, model: nn.Module) -> State:
+    """Store what the library has under several names under all of them."""
+    order = alternating(state["decoder.embedding.weight"].shape[1]).argsort()
+    state = _reordered(state, order)
+    target = state.pop("decoder.embedding.weight")
+    source = state.pop("source_embedding.weight", None)
+    for side, table in (("encoder", target if source is None else source), ("decoder", target)):
+        state[f"model.{side}.embed_tokens.weight"] = table.clone()
+        state[f"model.{side}.embed_positions.weight"] = model.source_positions.codes[:, order].clone()
+    if source is None:
+        state["model.shared.weight"] = target
+    state["lm_head.weight"] = state.pop("decoder.output.weight", target).clone()
+    state["final_logits_bias"] = torch.zeros(1, len(target))
+    return state
+
+
+MARIAN = KeyTable(
+    [
+        *layer_rules("model.encoder.", "encoder.", ENCODER_LAYER, joined=["self_attn"]),
+        *layer_rules("model.decoder.", "decoder.stack.", DECODER_LAYER, joined=["self_attn", "cross_attn"]),
+        Rename("^model.encoder.layer_norm.", "^encoder.norm."),
+        Rename("^model.decoder.layer_norm.", "^decoder.stack.norm."),
+        Custom(read_embeddings, write_embeddings),
+    ]
+)

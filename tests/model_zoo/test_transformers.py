@@ -1,0 +1,196 @@
+"""Models of the transformers library, from its files and folders: equal outputs, and errors that say what is wrong."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers_models import BUILDERS, build_theirs, compare
+
+from vitkit import CheckpointError, ConfigError, load, load_weights
+from vitkit.inference import find_model
+from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
+from vitkit.models import build_model
+
+transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
+transformers.utils.logging.disable_progress_bar()
+
+
+def ours_for(folder):
+    """vitkit's model of a folder, with random weights."""
+    torch.manual_seed(5)
+    model = find_model(folder)
+    classes = {} if model.config["model"]["type"] == "Transformer" else {"num_classes": 3}
+    return build_model(model.config["model"] | classes).eval()
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_model_gives_the_same_from_its_folder_and_from_memory(name, tmp_path):
+    theirs = build_theirs(transformers, name)
+    theirs.save_pretrained(tmp_path)
+    ours = ours_for(tmp_path)
+    report = load_weights(ours, tmp_path)
+    assert report.converter.startswith("transformers ") and not report.missing and not report.unexpected
+    compare(theirs, ours)
+    # In memory the library spells its names in its newest way.
+    others = ours_for(tmp_path)
+    load_weights(others, dict(theirs.state_dict()))
+    for key, value in ours.state_dict().items():
+        if not key.endswith("num_batches_tracked"):
+            assert torch.equal(others.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize("form", ["sharded", "bin", "sharded bin", "half"])
+def test_files_of_every_form_load(form, tmp_path):
+    theirs = build_theirs(transformers, "vit")
+    theirs.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    expected = ours_for(tmp_path)
+    load_weights(expected, tmp_path / "model.safetensors")
+    parts = [dict(list(state.items())[:10]), dict(list(state.items())[10:])]
+    ending = "bin" if "bin" in form else "safetensors"
+    stem = "pytorch_model" if "bin" in form else "model"
+    (tmp_path / "model.safetensors").unlink()
+
+    def write(tensors, file):
+        (torch.save if "bin" in form else save_file)(tensors, tmp_path / file)
+        return file
+
+    if "sharded" in form:
+        files = [write(part, f"{stem}-{i}-of-2.{ending}") for i, part in enumerate(parts, start=1)]
+        weight_map = {key: file for file, part in zip(files, parts) for key in part}
+        (tmp_path / f"{stem}.{ending}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    elif form == "half":
+        write({key: value.half() for key, value in state.items()}, f"{stem}.{ending}")
+    else:
+        write(state, f"{stem}.{ending}")
+    ours = ours_for(tmp_path)
+    load_weights(ours, tmp_path)
+    for key, value in expected.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[key], value, atol=1e-3 if form == "half" else 0, rtol=0)
+
+
+def folder_of(tmp_path, name="detr", **changes):
+    """A saved model, its config changed."""
+    build_theirs(transformers, name).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_classes_and_sizes_come_from_the_folder(tmp_path):
+    folder = folder_of(tmp_path, id2label={"0": "cat", "2": "N/A", "1": "dog"})
+    processor = dict(size=dict(shortest_edge=64, longest_edge=100), image_mean=[0.485, 0.456, 0.406])
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    model = load(folder)
+    assert model.classes == ["cat", "dog", "N/A"]
+    assert (model.transforms.short_side, model.transforms.max_size) == (64, 100)
+    assert str(model.report).endswith("recognised as transformers DETR")
+
+
+def test_classifiers_see_pixels_as_their_folder_says(tmp_path):
+    folder = folder_of(tmp_path, "vit")
+    processor = dict(size=dict(height=32, width=32), image_mean=[0.5] * 3, image_std=[0.5] * 3, resample=2)
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    model = load(folder)
+    images = torch.randint(0, 255, (1, 50, 70, 3), dtype=torch.uint8).numpy()
+    batch = model.prepare(list(images))
+    assert batch.inputs["images"].shape == (1, 3, 32, 32)  # the whole picture, not a part of it
+    theirs = transformers.ViTForImageClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = theirs((batch.inputs["images"].float() / 255 - 0.5) / 0.5).logits
+        torch.testing.assert_close(model.model(**batch.inputs)["logits"], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_detectors_with_a_class_for_each_raw_id_have_cocos_classes(tmp_path):
+    names = ["N/A"] * 91
+    for id_, name in zip([i for i in range(91) if i not in RAW_GAPS], COCO_CLASSES):
+        names[id_] = name
+    assert len([name for name in names if name != "N/A"]) == 80
+    config = transformers.DetrConfig(
+        backbone="resnet18", use_timm_backbone=True, use_pretrained_backbone=False, d_model=32, encoder_layers=1,
+        decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, num_queries=5,
+        id2label=dict(enumerate(names)),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = transformers.DetrForObjectDetection(config)
+    theirs.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    assert model.classes == list(COCO_CLASSES)
+    weight = theirs.class_labels_classifier.weight
+    assert torch.equal(model.model.head.class_embed.weight[0], weight[1])  # person
+    assert torch.equal(model.model.head.class_embed.weight[-1], weight[-1])  # no object
+
+
+RAW_GAPS = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
+
+
+def test_things_of_cocos_panoptic_classes_are_known(tmp_path):
+    folder = folder_of(tmp_path, "mask2former_swin", id2label=dict(enumerate(COCO_PANOPTIC_CLASSES)))
+    from vitkit.checkpoint import read_checkpoint
+
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint["classes"][80] == "banner" and checkpoint["things"][:81] == [True] * 80 + [False]
+    assert find_model(folder).config["model"]["tasks"] == ["panoptic"]
+
+
+def test_the_folders_name_says_the_task_of_masks(tmp_path):
+    folder = folder_of(tmp_path / "mask2former-tiny-instance", "mask2former_swin")
+    assert find_model(folder).config["model"]["tasks"] == ["instance"]
+    assert find_model(folder, overrides=["model.tasks=['semantic']"]).config["model"]["tasks"] == ["semantic"]
+
+
+def test_an_architecture_that_vitkit_lacks_is_told_what_it_has(tmp_path):
+    folder = folder_of(tmp_path, model_type="conditional_detr", architectures=["ConditionalDetrForObjectDetection"])
+    with pytest.raises(
+        ConfigError, match="'conditional_detr' .*ConditionalDetrForObjectDetection.* It has deformable_detr, detr, "
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(position_embedding_type="learned"), "position_embedding_type='learned': vitkit's model has 'sine' alone"),
+        (dict(decoder_ffn_dim=99), "encoder_ffn_dim=16, decoder_ffn_dim=99: vitkit's model has one number for both"),
+        (dict(id2label=[1, 2]), "id2label is no mapping"),
+        (dict(backbone_config=dict(model_type="timm_backbone", backbone="convnext_tiny")), "backbone 'convnext_tiny'"),
+    ],
+)  # fmt: skip
+def test_settings_that_vitkit_has_not_are_named(changes, message, tmp_path):
+    with pytest.raises((ConfigError, CheckpointError), match=message):
+        load(folder_of(tmp_path, **changes))
+
+
+def test_damaged_folders_are_errors_that_name_the_file(tmp_path):
+    folder = folder_of(tmp_path, "vit")
+    weights = folder / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-100])
+    with pytest.raises(CheckpointError, match="model.safetensors: truncated, damaged or no safetensors"):
+        load(folder)
+    index = folder / "model.safetensors.index.json"
+    weights.unlink()
+    for content, message in (
+        ("{}", "index.json: has no weight_map"),
+        ('{"weight_map": {"a": "../x.safetensors"}}', "names '../x.safetensors'; expected files beside it"),
+        ('{"weight_map": {"a": "x.safetensors"}}', "names x.safetensors, which is not beside it"),
+        ("[1]", "holds a list; expected a JSON object"),
+        ("{", "cannot be read"),
+    ):
+        index.write_text(content)
+        with pytest.raises(CheckpointError, match=message):
+            load(folder)
+    index.unlink()
+    with pytest.raises(CheckpointError, match="holds no weights: expected model.safetensors"):
+        load(folder)
+    weights.write_bytes(data)
+    (folder / "config.json").unlink()
+    with pytest.raises(ConfigError, match="has weights, but no config.json"):
+        load(folder)
+
+
+def test_weights_of_another_model_are_told_from_their_format(tmp_path):
+    folder = folder_of(tmp_path, "vit")
+    with pytest.raises(CheckpointError, match="seems to be transformers ViT"):
+        load_weights(build_model(dict(type="Classifier", backbone="swin_tiny")), folder)

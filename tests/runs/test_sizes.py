@@ -1,0 +1,66 @@
+"""The sizes of training images that checkpoints keep, and evaluation in tiles of them."""
+
+import pytest
+import torch
+
+import vitkit
+from vitkit import build_dataset, build_model, load_config
+from vitkit.checkpoint import save_checkpoint
+from vitkit.errors import ConfigError
+from vitkit.inference import Tiling
+from vitkit.runs.training import trained_sizes
+from vitkit.structures import ImageSizes
+
+
+def shapes(transforms, **options):
+    return build_dataset(dict(type="ShapesDetection", num_images=20, image_size=48, transforms=transforms, **options))
+
+
+@pytest.mark.parametrize("transforms", [None, dict(type="ComposedTransforms", transforms=[dict(type="D4")])])
+def test_the_sizes_of_training_images_are_kept_where_transforms_leave_them(transforms):
+    assert trained_sizes(shapes(transforms)) == ImageSizes(48, 48, 48, 48)
+
+
+@pytest.mark.parametrize("transforms", [dict(type="EvalResize", short_side=32, max_size=64), "DETRTrainTransforms"])
+def test_sizes_that_transforms_change_are_not_the_images_own(transforms):
+    assert trained_sizes(shapes(transforms)) is None
+
+
+def test_sizes_of_clips_or_text_are_not_asked_for():
+    assert trained_sizes([{"target": {}}]) is None
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A detector of random weights, and its config."""
+    monkeypatch.chdir(tmp_path)
+    config = load_config("quickstart/detr", ["data.val.num_images=4", "model.backbone.depth=18"])
+    torch.manual_seed(0)
+    classes = build_dataset(dict(type="ShapesDetection", num_images=1)).classes
+    model = build_model(config["model"], classes=classes)
+    save_checkpoint("best.pth", {"model": model.state_dict(), "classes": classes})
+    return config
+
+
+def test_evaluation_in_tiles_of_one_tile_is_evaluation(run):
+    plain = vitkit.test(run, "best.pth", device="cpu")
+    tiled = vitkit.test(run, "best.pth", device="cpu", tiles=64)
+    assert tiled.metrics.keys() == plain.metrics.keys()
+    for ours, theirs in zip(tiled.evaluator.results(), plain.evaluator.results()):
+        assert ours["category_id"] == theirs["category_id"] and ours["score"] == pytest.approx(
+            theirs["score"], abs=1e-5
+        )
+        assert ours["bbox"] == pytest.approx(theirs["bbox"], abs=1e-2)
+
+
+def test_evaluation_in_tiles_predicts_all_of_large_images(run):
+    large = dict(data=dict(val=dict(image_size=160)))
+    results = vitkit.test(run, "best.pth", device="cpu", tiles=Tiling(64, 16), **large).evaluator.results()
+    assert {result["image_id"] for result in results} == {1, 2, 3, 4}
+    assert max(result["bbox"][0] + result["bbox"][2] for result in results) > 130
+    assert len(results) > 4 * 10  # more than the ten queries of one image
+
+
+def test_text_has_no_tiles(run):
+    with pytest.raises(ConfigError, match=r"tiles: are for images, and data\.val is a NumberWords"):
+        vitkit.test("quickstart/translation", "best.pth", device="cpu", tiles=64)

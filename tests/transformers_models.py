@@ -1,0 +1,136 @@
+"""Small models of the transformers library with random weights, for tests."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+_DETECTOR = dict(
+    encoder_layers=1, decoder_layers=2, encoder_ffn_dim=16, decoder_ffn_dim=16, num_queries=5, num_labels=3,
+    encoder_attention_heads=2, decoder_attention_heads=2, d_model=32,
+)  # fmt: skip
+_TIMM = dict(backbone="resnet18", use_timm_backbone=True, use_pretrained_backbone=False)
+_STAGES = ["stage1", "stage2", "stage3", "stage4"]
+_RESNET = dict(depths=[2, 2, 2, 2], layer_type="basic", hidden_sizes=[64, 128, 256, 512])
+_SWIN = dict(embed_dim=8, depths=[2, 1, 1, 1], num_heads=[1, 1, 2, 2], window_size=4, image_size=128)
+_MASKS = dict(feature_size=32, mask_feature_size=16, num_labels=3, num_queries=5, hidden_dim=32)
+_MASKED = dict(
+    encoder_layers=1, decoder_layers=3, num_attention_heads=2, dim_feedforward=16, encoder_feedforward_dim=16
+)
+_PATCHES = dict(
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32, num_labels=3,
+    layer_norm_eps=1e-6,
+)  # fmt: skip
+_MARIAN = dict(
+    vocab_size=20, d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=16,
+    decoder_attention_heads=2, decoder_ffn_dim=16, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
+    scale_embedding=True, max_position_embeddings=16,
+)  # fmt: skip
+
+
+def _detr(transformers, name="DetrForObjectDetection", **options):
+    return getattr(transformers, name)(transformers.DetrConfig(**_DETECTOR | options))
+
+
+def _deformable(transformers, **options):
+    config = transformers.DeformableDetrConfig(**_DETECTOR | _TIMM, two_stage_num_proposals=5, **options)
+    return transformers.DeformableDetrForObjectDetection(config)
+
+
+def _resnet(transformers):
+    return transformers.ResNetConfig(**_RESNET, out_features=_STAGES)
+
+
+def _swin(transformers):
+    return transformers.SwinConfig(**_SWIN, out_features=_STAGES)
+
+
+def _maskformer(transformers, backbone):
+    decoder = transformers.DetrConfig(**{key: value for key, value in _DETECTOR.items() if key != "num_labels"})
+    config = transformers.MaskFormerConfig(
+        fpn_feature_size=32, mask_feature_size=16, num_labels=3, backbone_config=backbone, decoder_config=decoder
+    )
+    return transformers.MaskFormerForInstanceSegmentation(config)
+
+
+def _mask2former(transformers, backbone):
+    config = transformers.Mask2FormerConfig(backbone_config=backbone, **_MASKS | _MASKED)
+    return transformers.Mask2FormerForUniversalSegmentation(config)
+
+
+def _timesformer(transformers, **options):
+    return transformers.TimesformerForVideoClassification(
+        transformers.TimesformerConfig(**_PATCHES, num_frames=2, **options)
+    )
+
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "detr": lambda t: _detr(t, **_TIMM),
+    "detr_own_resnet": lambda t: _detr(t, use_timm_backbone=False, backbone_config=_resnet(t)),
+    "detr_masks": lambda t: _detr(
+        t, "DetrForSegmentation", **_TIMM, d_model=128, encoder_attention_heads=8, decoder_attention_heads=8
+    ),
+    "deformable_detr": _deformable,
+    "deformable_detr_refine": lambda t: _deformable(t, with_box_refine=True),
+    "deformable_detr_two_stage": lambda t: _deformable(t, with_box_refine=True, two_stage=True),
+    "maskformer_swin": lambda t: _maskformer(t, _swin(t)),
+    "maskformer_resnet": lambda t: _maskformer(t, _resnet(t)),
+    "mask2former_swin": lambda t: _mask2former(t, _swin(t)),
+    "mask2former_resnet": lambda t: _mask2former(t, _resnet(t)),
+    "swin": lambda t: t.SwinForImageClassification(t.SwinConfig(**_SWIN, num_labels=3)),
+    "swinv2": lambda t: t.Swinv2ForImageClassification(t.Swinv2Config(**_SWIN, num_labels=3)),
+    "vit": lambda t: t.ViTForImageClassification(t.ViTConfig(**_PATCHES)),
+    "resnet": lambda t: t.ResNetForImageClassification(t.ResNetConfig(**_RESNET, num_labels=3)),
+    "timesformer_divided": _timesformer,
+    "timesformer_joint": lambda t: _timesformer(t, attention_type="joint_space_time"),
+    "marian": lambda t: t.MarianMTModel(t.MarianConfig(**_MARIAN, activation_function="relu")),
+    "marian_swish": lambda t: t.MarianMTModel(t.MarianConfig(**_MARIAN, activation_function="swish")),
+}
+
+
+def build_theirs(transformers, name: str) -> nn.Module:
+    """Build a model whose every weight and statistic matters."""
+    torch.manual_seed(0)
+    model = BUILDERS[name](transformers).eval()
+    for key, parameter in model.named_parameters():
+        if "embed_positions" not in key:
+            nn.init.normal_(parameter, mean=float("norm" in key and "weight" in key), std=0.1)
+    for key, buffer in model.named_buffers():
+        if key.endswith("running_var"):
+            buffer.uniform_(0.5, 1.5)
+        elif key.endswith("running_mean"):
+            buffer.normal_(std=0.1)
+    return model
+
+
+@torch.no_grad()
+def compare(theirs: nn.Module, ours: nn.Module) -> None:
+    """Assert that both give the same for random input."""
+    torch.manual_seed(1)
+    kind = theirs.config.model_type
+    if kind == "marian":
+        source, target = torch.randint(3, 20, (2, 7)), torch.randint(3, 20, (2, 5))
+        expected = theirs(input_ids=source, attention_mask=torch.ones_like(source), decoder_input_ids=target).logits
+        return _close(ours(source, None, target)["logits"], expected)
+    if kind == "timesformer":
+        clips = torch.randn(2, 2, 3, 32, 32)
+        return _close(ours.backbone(clips.transpose(1, 2)), theirs(clips).logits)
+    images = torch.randn(2, 3, 128, 160)
+    if kind in ("swin", "swinv2", "vit"):
+        images = images[..., : theirs.config.image_size, : theirs.config.image_size]
+    expected, outputs = theirs(images), ours(images)
+    if "class_queries_logits" in expected:
+        _close(outputs["pred_logits"], expected.class_queries_logits)
+        return _close(outputs["pred_masks"], expected.masks_queries_logits)
+    if "logits" in outputs:
+        return _close(outputs["logits"], expected.logits)
+    for key, value in (("pred_logits", expected.logits), ("pred_boxes", expected.pred_boxes)):
+        _close(outputs[key], value)
+    if "pred_masks" in outputs:
+        _close(outputs["pred_masks"], expected.pred_masks)
+
+
+def _close(outputs: Tensor, expected: Tensor) -> None:
+    scale = float(expected.abs().max())
+    assert expected.std() > 1e-3 * scale  # the comparison says something
+    torch.testing.assert_close(outputs, expected, atol=2e-5 * max(scale, 1.0), rtol=1e-4)
