@@ -213,6 +213,22 @@ def test_for_other_classes_the_embedding_of_labels_starts_anew_like_the_class_he
     assert torch.equal(model.head.proposals.content.weight, trained.head.proposals.content.weight)
 
 
+@pytest.mark.parametrize("variant", HEADS)
+def test_weights_with_and_without_denoising_fit_each_other(variant):
+    with_denoising, without = make_model(variant), make_model(variant, denoising_queries=None)
+    extra = with_denoising.state_dict().keys() - without.state_dict().keys()
+    assert extra and all(key.startswith("head.denoising.") for key in extra)
+    assert not without.uses_targets
+    torch.nn.init.zeros_(
+        with_denoising.head.level_embed if variant != "detr" else with_denoising.head.query_embed.weight
+    )
+    for start, model in ((with_denoising, without), (without, with_denoising)):
+        report = load_weights(model, start.state_dict())
+        assert not (report.missing or report.unexpected)
+    loaded = without.state_dict()
+    assert all(torch.equal(value, loaded[key]) for key, value in with_denoising.state_dict().items() if key in loaded)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

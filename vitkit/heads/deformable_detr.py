@@ -103,19 +103,17 @@ class DeformableDETRHead(nn.Module):
             nn.init.xavier_uniform_(self.reference_points.weight)
             nn.init.zeros_(self.reference_points.bias)
         self.group_queries = GroupQueries(query_groups, num_queries, channels)
-        self.denoising = None
-        if denoising.denoising_queries is not None:
-            if not (two_stage or settings.box_positions):
-                raise ConfigError(
-                    "DeformableDETRHead: denoising_queries needs queries that start from boxes: set two_stage=True or "
-                    "box_positions=True (model.head), or denoising_queries=None."
-                )
-            self.denoising = BoxDenoising(num_classes, d_model, denoising)
+        self.denoising = BoxDenoising(num_classes, d_model, denoising)
+        if self.denoising.is_enabled and not (two_stage or settings.box_positions):
+            raise ConfigError(
+                "DeformableDETRHead: denoising_queries needs queries that start from boxes: set two_stage=True or "
+                "box_positions=True (model.head), or denoising_queries=None."
+            )
 
     @property
     def uses_targets(self) -> bool:
         """Whether there is denoising."""
-        return self.denoising is not None
+        return self.denoising.is_enabled
 
     def forward(
         self,
@@ -151,7 +149,7 @@ class DeformableDETRHead(nn.Module):
         memory = self.encoder(levels)
         queries, first_stage = self._queries(memory, levels)
         noised = None
-        if self.denoising is not None and targets is not None:
+        if self.denoising.is_enabled and targets is not None:
             noised = self.denoising(targets)
             queries = queries.after(self._noised(noised))
         layout = self.group_queries.layout(noised)

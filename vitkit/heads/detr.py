@@ -10,7 +10,7 @@ from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
 from vitkit.nn.denoising import BoxDenoising, DenoisingSettings
 from vitkit.nn.layers import MLP, init_xavier
-from vitkit.nn.position import sine_positions_2d, sine_positions_boxes
+from vitkit.nn.position import sine_positions_2d
 from vitkit.nn.query_groups import GroupQueries, GroupSettings
 from vitkit.nn.training_queries import DenoisingQueries, QueryLayout
 from vitkit.nn.transformer import EncoderDecoderSettings, TransformerDecoder, TransformerEncoder
@@ -64,7 +64,7 @@ class TransformerHead(nn.Module):
         content = torch.zeros_like(queries)
         if noised is not None:
             content = torch.cat((noised.content, content), dim=1)
-            queries = torch.cat((self.box_positions(noised.boxes_cxcywh), queries), dim=1)
+            queries = torch.cat((self.denoising.positions(noised), queries), dim=1)
         states = self.decoder(
             content,
             memory,
@@ -74,10 +74,6 @@ class TransformerHead(nn.Module):
             memory_bias=bias,
         )
         return Decoded(states, memory.transpose(1, 2).unflatten(2, size), padding_mask, layout)
-
-    def box_positions(self, boxes_cxcywh: Tensor) -> Tensor:
-        """Return the positions (B, P, d_model) of queries that start from boxes."""
-        raise NotImplementedError
 
 
 @HEADS.register
@@ -118,19 +114,12 @@ class DETRHead(TransformerHead):
         self.make_transformer(num_queries, settings, query_groups)
         self.class_embed = nn.Linear(d_model, num_classes + 1)
         self.bbox_embed = MLP((d_model, d_model, d_model, 4))
-        self.denoising = None
-        if denoising.denoising_queries is not None:
-            self.denoising = BoxDenoising(num_classes, d_model, denoising)
-            self.ref_point_head = MLP((2 * d_model, d_model, d_model))
+        self.denoising = BoxDenoising(num_classes, d_model, denoising, embeds_boxes=True)
 
     @property
     def uses_targets(self) -> bool:
         """Whether there is denoising."""
-        return self.denoising is not None
-
-    def box_positions(self, boxes_cxcywh: Tensor) -> Tensor:
-        """Return the positions (B, P, d_model) of queries that start from boxes."""
-        return self.ref_point_head(sine_positions_boxes(boxes_cxcywh, self.d_model))
+        return self.denoising.is_enabled
 
     def forward(
         self,
@@ -150,7 +139,7 @@ class DETRHead(TransformerHead):
             denoising: with targets, the same three of the noised queries, see `QueryLayout`.
             groups, one_to_many: in training, of further groups of queries, see there.
         """
-        noised = self.denoising(targets) if self.denoising is not None and targets is not None else None
+        noised = self.denoising(targets) if self.denoising.is_enabled and targets is not None else None
         return self.predict(self.transform(features[self.feature_name], padding_mask, noised))
 
     def decode(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Decoded:

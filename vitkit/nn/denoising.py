@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.nn.training_queries import DenoisingQueries
+from vitkit.nn.layers import MLP
+from vitkit.nn.position import sine_positions_boxes
+from vitkit.nn.training_queries import DenoisingQueries, TrainingOnly
 from vitkit.ops.boxes import cxcywh_to_xyxy, inverse_sigmoid, xyxy_to_cxcywh
 from vitkit.structures import DetectionTarget
 
@@ -50,19 +52,24 @@ class Noise(NamedTuple):
     """(K, 4) in 0..1: how far."""
 
 
-class BoxDenoising(nn.Module):
+class BoxDenoising(TrainingOnly):
     """Make queries from noised labels and boxes.
 
     Args:
         num_classes: of the targets.
+        embeds_boxes: it has `positions` for a decoder that makes none from boxes.
     Raises:
         ConfigError: there are no queries or no classes, or a kind of noise is out of range.
     """
 
-    def __init__(self, num_classes: int, d_model: int, settings: DenoisingSettings):
+    def __init__(self, num_classes: int, d_model: int, settings: DenoisingSettings, *, embeds_boxes: bool = False):
         super().__init__()
+        self.settings = settings
+        self.num_classes = num_classes
         queries = settings.denoising_queries
-        if queries is None or queries < 1:
+        if queries is None:
+            return
+        if queries < 1:
             raise ConfigError(f"model.head.denoising_queries={queries}: expected at least 1, or None for no denoising.")
         if num_classes < 1:
             raise ConfigError(
@@ -73,10 +80,19 @@ class BoxDenoising(nn.Module):
                 f"model.head: label_noise={settings.label_noise}, box_noise={settings.box_noise}: expected 0 to 2, and "
                 "at least 0."
             )
-        self.settings = settings
-        self.num_classes = num_classes
         # The row after the classes is in the original's weights, too; no query has it.
         self.label_embed = nn.Embedding(num_classes + 1, d_model)
+        if embeds_boxes:
+            self.box_embed = MLP((2 * d_model, d_model, d_model))
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether there are denoising queries."""
+        return self.settings.denoising_queries is not None
+
+    def positions(self, noised: DenoisingQueries) -> Tensor:
+        """Return the positions (B, P, d_model) of queries that start from boxes."""
+        return self.box_embed(sine_positions_boxes(noised.boxes_cxcywh, noised.content.shape[-1]))
 
     @torch.compiler.disable  # of another number of targets it would be compiled anew
     def forward(self, targets: Sequence[DetectionTarget]) -> DenoisingQueries:
