@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from vitkit.nn import relative_attention
 from vitkit.nn.relative_attention import attend_relative
 
 SIZES = [((2, 4), (2, 2)), ((3, 5), (3, 5)), ((2, 4, 4), (2, 2, 1))]
@@ -23,15 +24,16 @@ def test_equals_scores_with_a_bias_query_by_query(q_size, k_size, class_token, m
                 distance = y * max(k_length // q_length, 1) - x * max(q_length // k_length, 1)
                 row = table[distance + (k_length - 1) * max(q_length // k_length, 1)]
                 scores[:, :, first + i, first + j] += q[:, :, first + i] @ row
-    found = attend_relative(q, k, v, tables, q_size, k_size, class_token=class_token)
-    torch.testing.assert_close(found, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
-    monkeypatch.setenv("VITKIT_KERNELS", "plain")
-    plain = attend_relative(q, k, v, tables, q_size, k_size, class_token=class_token)
-    torch.testing.assert_close(plain, found, atol=1e-5, rtol=1e-5)
+    for kernels, max_bias in (("fast", 0), ("fast", 2**20), ("plain", 0)):
+        monkeypatch.setattr(relative_attention, "MAX_BIAS", max_bias)
+        monkeypatch.setenv("VITKIT_KERNELS", kernels)
+        attended = attend_relative(q, k, v, tables, q_size, k_size, class_token=class_token)
+        torch.testing.assert_close(attended, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
 
 
 def test_gradients_are_those_of_the_definition(monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr(relative_attention, "MAX_BIAS", 0)
     inputs = [torch.randn(1, 2, 13, 4, requires_grad=True) for _ in range(3)]
     tables = [torch.randn(5, 4, requires_grad=True), torch.randn(7, 4, requires_grad=True)]
     grads = []
