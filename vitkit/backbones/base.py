@@ -105,7 +105,7 @@ def check_images(owner: str, images: Tensor, *, least: int = 1, clips: bool = Fa
     if images.ndim != 4 + clips or images.shape[1] != 3:
         raise DataError(f"{owner}: images of shape {tuple(images.shape)}: expected {expected}.")
     height, width = images.shape[-2:]
-    if min(height, width) < least:
+    if height < least or width < least:
         raise DataError(
             f"{owner}: images of {height} x {width} pixels: expected at least {least} x {least}. Resize them."
         )

@@ -356,7 +356,7 @@ class MViT(BackboneBase):
             time = resize_positions_1d(self.pos_embed_temporal[0], size[0])[None]
             x = x + (time[:, :, None] + space[:, None]).flatten(1, 2)
             class_token = class_token + self.pos_embed_class if self.class_token else None
-        return x if class_token is None else torch.cat((class_token.expand(len(x), -1, -1), x), dim=1)
+        return x if class_token is None else torch.cat((class_token.expand(x.shape[0], -1, -1), x), dim=1)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Fit official weights of another image size, or of the other form, to this network."""

@@ -167,7 +167,7 @@ class Block(nn.Module):
 
     def _attend(self, x: Tensor, size: Size, step: str) -> Tensor:
         """Add what each token sees of its group."""
-        batch, prefix = len(x), self._prefix(step)
+        batch, prefix = x.shape[0], self._prefix(step)
         class_token, patches = x[:, :1], x[:, 1:]  # (B, 1, C), (B, h w T, C)
         groups = split_groups(patches.unflatten(1, size), step)  # (B, G, S, C)
         num_groups = groups.shape[1]
@@ -195,7 +195,7 @@ class Block(nn.Module):
             return None
         inside = split_groups(x.new_ones(1, *size, 1), step)[0, :, :, 0]  # (G, S)
         padding = F.pad(inside == 0, (1, 0))  # the class token is none
-        return padding_bias(padding, x.dtype).repeat(len(x), 1, 1, 1)
+        return padding_bias(padding, x.dtype).repeat(x.shape[0], 1, 1, 1)
 
 
 @BACKBONES.register
@@ -322,7 +322,7 @@ class TimeSformer(BackboneBase):
         if self.time_embed is not None:
             patches = patches.unflatten(0, (batch, num_frames)).transpose(1, 2)  # (B, h w, T, C)
             patches = (patches + _resize_frames(self.time_embed, num_frames)).flatten(1, 2)  # (B, h w T, C)
-        return torch.cat((class_token.expand(len(patches), -1, -1), patches), dim=1), size
+        return torch.cat((class_token.expand(patches.shape[0], -1, -1), patches), dim=1), size
 
     def _map(self, patches: Tensor, size: Size) -> Tensor:
         """(B, h * w * T, C), or (B * T, h * w, C) of frames, to (B, C, T, h, w)."""

@@ -287,7 +287,7 @@ class ViT(BackboneBase):
         tokens += [] if self.reg_token is None else [self.reg_token]
         if not tokens:
             return patches.contiguous()
-        return torch.cat([*(token.expand(len(patches), -1, -1) for token in tokens), patches], dim=1)
+        return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], dim=1)
 
     def rotations(self, size: tuple[int, int]) -> Tensor | None:
         """Return the rotations of the patches' queries and keys, (2, h * w, d); None for learned positions."""

@@ -178,9 +178,9 @@ class DeformableDETRHead(nn.Module):
         learned = self.query_embed.weight
         if self.settings.box_positions:
             learned = self.group_queries.before(torch.cat((learned, self.reference_boxes.weight), dim=1))
-            content, boxes = learned.expand(len(memory), -1, -1).split((memory.shape[-1], 4), dim=-1)
+            content, boxes = learned.expand(memory.shape[0], -1, -1).split((memory.shape[-1], 4), dim=-1)
             return Queries(content, boxes.sigmoid()), {}
-        positions, content = self.group_queries.before(learned).expand(len(memory), -1, -1).chunk(2, dim=-1)
+        positions, content = self.group_queries.before(learned).expand(memory.shape[0], -1, -1).chunk(2, dim=-1)
         return Queries(content, self.reference_points(positions).float().sigmoid(), positions), {}
 
     def _noised(self, noised: DenoisingQueries) -> "Queries":
@@ -290,7 +290,7 @@ class MixedProposals(EncoderProposals):
         logits, box_logits = self.predict(gather_rows(memory, best), gather_rows(anchor_logits, best))
         usual = slice(-self.num_queries, None)
         outputs = dict(pred_logits=logits[:, usual], pred_boxes=box_logits[:, usual].sigmoid())
-        content = groups.before(self.content.weight).expand(len(memory), -1, -1)
+        content = groups.before(self.content.weight).expand(memory.shape[0], -1, -1)
         return Queries(content, box_logits.detach().sigmoid()), dict(selected_outputs=outputs)
 
 

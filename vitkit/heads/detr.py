@@ -59,7 +59,7 @@ class TransformerHead(nn.Module):
         positions = positions.flatten(1, 2).to(image.dtype)  # (B or 1, h * w, d_model)
 
         memory = self.encoder(image.flatten(2).transpose(1, 2), positions, bias=bias)
-        queries = self.group_queries.before(self.query_embed.weight).expand(len(image), -1, -1)  # (B, Q, d_model)
+        queries = self.group_queries.before(self.query_embed.weight).expand(image.shape[0], -1, -1)  # (B, Q, d_model)
         layout = self.group_queries.layout(noised)
         content = torch.zeros_like(queries)
         if noised is not None:

@@ -174,7 +174,7 @@ class Mask2FormerHead(nn.Module):
         if self.denoising is not None and targets is not None:
             known = self.denoising(targets, [maps.shape[-2:] for maps in small_features])
         layout = self.group_queries.layout(known)
-        x, positions = self._queries(len(mask_features), known)
+        x, positions = self._queries(mask_features.shape[0], known)
         self_bias = layout.attention_bias(x)
         layers = [self._predict(x)]
         for i, layer in enumerate(self.layers):

@@ -9,13 +9,14 @@ import torch
 from timm.data import ImageNetInfo
 
 from vitkit import model_zoo
-from vitkit.checkpoint import classes_of, load_weights, read_checkpoint
+from vitkit.checkpoint import LoadReport, classes_of, load_weights, read_checkpoint
 from vitkit.checkpoint.folders import CONFIG as TRANSFORMERS_CONFIG
 from vitkit.checkpoint.folders import is_transformers_folder
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.inference.exported import checkpoint_of, exported_model, is_exported
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.transformers_configs import check_architecture, config_of
 from vitkit.inference.translator import Translator
@@ -68,7 +69,10 @@ def load(
         classes, trained_things = _trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things
     model = build_model(config["model"], classes=classes, things=things, vocabularies=vocabularies)
-    report = load_weights(model, weights, classes=classes)
+    if is_exported(weights):
+        model, report = exported_model(weights, model), LoadReport(str(weights))
+    else:
+        report = load_weights(model, weights, classes=classes)
     if "source" in vocabularies:
         return Translator(model.to(device), vocabularies, report=report)
     return Predictor(
@@ -101,7 +105,7 @@ def _own_checkpoint(weights: str | Path) -> dict[str, Any]:
     """What a checkpoint holds beside its weights; nothing for a name of the zoo, whose files have none."""
     if str(weights) in model_zoo.index() and not Path(weights).exists():
         return {}
-    return read_checkpoint(weights, with_shards=False)
+    return checkpoint_of(weights) if is_exported(weights) else read_checkpoint(weights, with_shards=False)
 
 
 class FoundModel(NamedTuple):
@@ -125,7 +129,8 @@ def find_model(
         source: the first of these that it is:
             a config that was loaded before;
             the folder of a run;
-            a config file (.py, or .json as saved), or any other file: a run's checkpoint, which holds its config;
+            a config file (.py, or .json as saved), or any other file: a run's checkpoint or an exported model
+                (.onnx, .pt2), which hold their config;
             a name of the model zoo, such as "detr_r50", whose weights are downloaded once;
             a folder of the transformers library, or "hf:OWNER/NAME", a repository of its hub, downloaded once;
             the name of an installed config, such as "quickstart/detr".
@@ -214,7 +219,7 @@ def names_config_alone(source: str | Path) -> bool:
 
 
 def _config_in(path: Path, overrides: Sequence[str], trust: bool) -> Config:
-    config = read_checkpoint(path, with_shards=False).get("config")
+    config = _own_checkpoint(path).get("config")
     if not isinstance(config, str):
         raise CheckpointError(
             f"{path}: holds no config, as a run's checkpoint does, so its model is not known. Give its config, too: "

@@ -15,6 +15,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.engine.step import autocast
 from vitkit.errors import ConfigError, DataError
+from vitkit.inference.exported import ExportedGenerator
 from vitkit.inference.inputs import NamedPicture, Picture, find_pictures, in_batches, to_array
 from vitkit.inference.prediction import Prediction
 from vitkit.inference.tiles import TileResult, Tiling, predict_tiles
@@ -73,7 +74,7 @@ class Predictor:
         self.image_sizes = None if image_sizes is None or _resizes(self.transforms) else image_sizes
         self._has_said_size = False
         self.device = next(model.parameters()).device
-        if not isinstance(model, DenseModel | Captioner):
+        if not isinstance(model, DenseModel | Captioner | ExportedGenerator):
             raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
 
     @property

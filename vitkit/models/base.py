@@ -67,6 +67,10 @@ class DensePredictionModel(ModelOnBackbone):
         )
         self.isolate_padding = isolate_padding
         self.size_divisibility = size_divisibility
+        # Where strides divide the size, an image's part of a map does not depend on the size of the padding.
+        stride = max(info.stride for info in self.neck.feature_info.values()) if isolate_padding else 1
+        self.padding_multiple = math.lcm(stride, size_divisibility)
+        """Images are padded to multiples of it."""
         if isolate_padding and "padding_mask" not in inspect.signature(self.backbone.forward).parameters:
             raise ConfigError(
                 f"model.isolate_padding: backbone {type(self.backbone).__name__} takes no padding mask. "
@@ -77,10 +81,11 @@ class DensePredictionModel(ModelOnBackbone):
         """Normalise images and pad them as far as the model needs it; a mask is returned where padding is isolated."""
         images = normalize_images(images, padding_mask, **pixel_statistics(self.backbone))
         stride = max(info.stride for info in self.neck.feature_info.values())
+        height, width = images.shape[-2:]
         # An image that fills one location in one direction at least is odd, but can be seen.
-        if max(images.shape[-2:]) < stride:
+        if height < stride and width < stride:
             raise DataError(
-                f"{type(self).__name__}: images of {images.shape[-2]}x{images.shape[-1]} pixels are smaller than one "
+                f"{type(self).__name__}: images of {height}x{width} pixels are smaller than one "
                 f"location of the coarsest map (stride {stride}). Resize them to more, or leave coarse maps out "
                 "(model.backbone.out_features, model.neck)."
             )
@@ -88,9 +93,8 @@ class DensePredictionModel(ModelOnBackbone):
             divides = self.size_divisibility == 1
             return (images, padding_mask) if divides else pad_to_multiple(images, padding_mask, self.size_divisibility)
         if padding_mask is None:
-            padding_mask = images.new_zeros(len(images), *images.shape[-2:], dtype=torch.bool)
-        # Where strides divide the size, an image's part of a map does not depend on the size of the padding.
-        images, padding_mask = pad_to_multiple(images, padding_mask, math.lcm(stride, self.size_divisibility))
+            padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
+        images, padding_mask = pad_to_multiple(images, padding_mask, self.padding_multiple)
         return images, free_blocks(padding_mask, self.size_divisibility)
 
     def backbone_maps(self, images: Tensor, padding_mask: Tensor | None) -> Mapping[str, Tensor]:

@@ -1,14 +1,13 @@
 """Deformable DETR: backbone, neck, head (Zhu et al. 2021, https://arxiv.org/abs/2010.04159)."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.models.detr import DETR
 from vitkit.nn.query_groups import QuerySettings
-from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
+from vitkit.ops.boxes import cxcywh_to_xyxy
 from vitkit.registry import MODELS, Spec
 from vitkit.structures import Detections
 
@@ -56,17 +55,16 @@ class DeformableDETR(DETR):
             stages = f"with{'' if refines else 'out'} box refinement"
         return f"of {levels} level{'s' if levels > 1 else ''} {stages}"
 
-    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
+    def detections(self, outputs: Mapping[str, Tensor]) -> Detections:
         """Return the best pairs of a query and a class: a query may answer for several classes.
 
         Returns:
-            one Detections per image, of `num_detections` rows (of all pairs, if they are fewer), best first.
+            as DETR's, of `num_detections` rows (of all pairs, if they are fewer), best first.
         """
         probabilities = outputs["pred_logits"].float().sigmoid()
         num_classes = probabilities.shape[-1]
         pairs = probabilities.flatten(1)
         scores, best = pairs.topk(min(self.num_detections, pairs.shape[1]), dim=1)
-        boxes_xyxy = scale_boxes(cxcywh_to_xyxy(outputs["pred_boxes"].float()), image_sizes)
+        boxes_xyxy = cxcywh_to_xyxy(outputs["pred_boxes"].float())
         boxes_xyxy = boxes_xyxy.gather(1, (best // num_classes)[..., None].expand(-1, -1, 4))
-        labels = best % num_classes
-        return [Detections(scores=s, labels=l, boxes_xyxy=b) for s, l, b in zip(scores, labels, boxes_xyxy)]
+        return Detections(scores=scores, labels=best % num_classes, boxes_xyxy=boxes_xyxy)

@@ -1,6 +1,6 @@
 """DETR: backbone, neck, head (Carion et al. 2020, https://arxiv.org/abs/2005.12872)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,12 +57,18 @@ class DETR(DensePredictionModel):
         features = self.features(images, padding_mask)
         return self.head_outputs(features, padding_mask, targets)
 
-    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
+    def detections(self, outputs: Mapping[str, Tensor]) -> Detections:
         """Return every query's best class and box; nothing is thresholded or suppressed.
 
         Returns:
-            one Detections per image, Q rows in the queries' order.
+            those of all images together, (B, Q, ...) in the queries' order; boxes in 0..1 of the un-padded image.
         """
         scores, labels = outputs["pred_logits"].float().softmax(dim=-1)[..., :-1].max(dim=-1)
-        boxes_xyxy = scale_boxes(cxcywh_to_xyxy(outputs["pred_boxes"].float()), image_sizes)
+        boxes_xyxy = cxcywh_to_xyxy(outputs["pred_boxes"].float())
+        return Detections(scores=scores, labels=labels, boxes_xyxy=boxes_xyxy)
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
+        """Return the `detections` of each image, in pixels of the original image."""
+        scores, labels, boxes_xyxy = self.detections(outputs).values()
+        boxes_xyxy = scale_boxes(boxes_xyxy, image_sizes)
         return [Detections(scores=s, labels=l, boxes_xyxy=b) for s, l, b in zip(scores, labels, boxes_xyxy)]

@@ -114,7 +114,9 @@ class MultiScaleDeformableAttention(nn.Module):
         offsets = offsets.unflatten(-1, (self.num_heads, -1))
         centers = self._for_points(reference_points[..., :2])
         if reference_points.shape[-1] == 2:
-            sizes = offsets.new_tensor([(width, height) for height, width in shapes])
+            # Filled one by one: an exported graph would keep what new_tensor makes of sizes as constants.
+            sides = [offsets.new_full((1,), side) for height, width in shapes for side in (width, height)]
+            sizes = torch.cat(sides).view(-1, 2)
             locations = centers + offsets / self._for_points(sizes)
         elif reference_points.shape[-1] == 4:
             sizes = reference_points[..., 2:] * (0.5 / self.num_points)

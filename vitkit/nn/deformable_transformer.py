@@ -180,7 +180,7 @@ class DeformableEncoder(nn.Module):
     def forward(self, levels: Levels) -> Tensor:
         """Encode the levels: (B, S, d_model)."""
         x = levels.tokens
-        reference_points = in_padded_maps(levels.centers(), levels.valid_ratios).expand(len(x), -1, -1, -1)
+        reference_points = in_padded_maps(levels.centers(), levels.valid_ratios).expand(x.shape[0], -1, -1, -1)
         for layer in self.layers:
             x = checkpoint_block(
                 layer,

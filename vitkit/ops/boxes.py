@@ -21,17 +21,17 @@ def xyxy_to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
     return box_convert(boxes_xyxy, "xyxy", "cxcywh")
 
 
-def scale_boxes(boxes: Tensor, image_sizes: Sequence[tuple[int, int]]) -> Tensor:
+def scale_boxes(boxes: Tensor, image_sizes: Sequence[tuple[int, int]] | Tensor) -> Tensor:
     """Scale relative boxes to pixels, each image's by its size.
 
     Args:
         boxes: (B, N, 4) float in 0..1, xyxy or cxcywh.
-        image_sizes: B pairs (height, width) in pixels.
+        image_sizes: B pairs (height, width) in pixels, or (B, 2).
     Returns:
         (B, N, 4), the same format in pixels.
     """
-    scale = torch.tensor([(width, height, width, height) for height, width in image_sizes], dtype=boxes.dtype)
-    return boxes * scale.to(boxes.device, non_blocking=True)[:, None]
+    sizes = torch.as_tensor(image_sizes, dtype=boxes.dtype).to(boxes.device, non_blocking=True).view(-1, 2)
+    return boxes * sizes.flip(1).repeat(1, 2)[:, None]
 
 
 def box_iou(a: Tensor, b: Tensor) -> Tensor:

@@ -104,5 +104,5 @@ def pad_to_multiple(images: Tensor, padding_mask: Tensor | None, multiple: int) 
 def unpadded_sizes(images: Tensor, padding_mask: Tensor | None) -> Tensor:
     """(B, 2) int64: height and width of each image without padding."""
     if padding_mask is None:
-        return torch.tensor([images.shape[-2:]] * len(images))
+        return torch.tensor(images.shape[-2:]).repeat(images.shape[0], 1)
     return torch.stack([(~padding_mask[:, :, 0]).sum(1), (~padding_mask[:, 0, :]).sum(1)], dim=1)

@@ -17,6 +17,7 @@ from vitkit.engine.evaluate import evaluate
 from vitkit.engine.settings import TrainSettings, require
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference import Predictor, Tiling, load
+from vitkit.inference.exported import checkpoint_of, exported_model, is_exported
 from vitkit.logging import ProgressLines, say
 from vitkit.models.tta import MultiScaleFlip
 from vitkit.protocols import Evaluator, HasClasses, HasImageIds, HasThings, HasVocabularies, ImageDataset
@@ -63,7 +64,7 @@ def evaluate_config(
 
     Args:
         config: checked.
-        weights: a checkpoint, or a name of the model zoo.
+        weights: a checkpoint, a name of the model zoo, or an exported file.
         device: of this rank.
         tta_scales: relative sizes of a semantic model's images, each also mirrored, over which scores are averaged.
         tiling: predict the stored images in tiles, each of which passes the validation transforms.
@@ -79,15 +80,19 @@ def evaluate_config(
     loader = data.val_loader(dataset)
     classes = dataset.classes if isinstance(dataset, HasClasses) else None
     model = build_model_for(config, dataset, vocabularies)
-    with first_rank_first():
-        report = load_weights(model, weights, classes=classes)
-    say(str(report))
     is_text = bool(vocabularies) and not isinstance(model, Captioner)
+    if is_exported(weights):
+        model, report = exported_model(weights, model), LoadReport(str(weights))
+    else:
+        with first_rank_first():
+            report = load_weights(model, weights, classes=classes)
+    say(str(report))
     if tta_scales is not None:
         model = MultiScaleFlip(model, scales=tta_scales)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
-    # For text the criterion also measures how probable the references are.
-    criterion = CRITERIA.build(config["criterion"]).to(device) if vocabularies and "criterion" in config else None
+    # For text the criterion also measures how probable the references are; an exported model only writes.
+    measures_references = vocabularies and "criterion" in config and not is_exported(weights)
+    criterion = CRITERIA.build(config["criterion"]).to(device) if measures_references else None
     seconds: list[float] = []
     metrics = evaluate(
         model.to(device),
@@ -144,7 +149,8 @@ def use_saved_vocabularies(dataset: Any, checkpoint: str | Path) -> dict[str, Vo
     """
     if not isinstance(dataset, HasVocabularies):
         return {}
-    vocabularies = vocabularies_from_json(read_checkpoint(checkpoint).get("vocabularies"))
+    saved = checkpoint_of(checkpoint) if is_exported(checkpoint) else read_checkpoint(checkpoint)
+    vocabularies = vocabularies_from_json(saved.get("vocabularies"))
     if not vocabularies:
         raise CheckpointError(f"{checkpoint}: holds no vocabularies; expected a checkpoint that was trained on text.")
     set_vocabularies(dataset, vocabularies)

@@ -196,12 +196,12 @@ class ShowAttendTell(Captioner):
             hidden (N, d_model), context (N, C), weights (N, S), log weights of the drawn locations (N,).
         """
         # Rows of one image are queries of one sequence.
-        queries = state.hidden.unflatten(0, (len(state.annotations), -1))
+        queries = state.hidden.unflatten(0, (state.annotations.shape[0], -1))
         weights = attention_weights(self.score(queries, state.keys), state.bias)  # (B, N / B, S)
         record_weights(weights[:, None])
         weights = weights.flatten(0, 1)
         looked_at, sampled_log_weights = self._locations(weights, state)
-        looked_at = looked_at.to(state.annotations.dtype).unflatten(0, (len(state.annotations), -1))
+        looked_at = looked_at.to(state.annotations.dtype).unflatten(0, (state.annotations.shape[0], -1))
         context = (looked_at @ state.annotations).flatten(0, 1)
         if self.gate is not None:
             context = self.gate(state.hidden).sigmoid() * context

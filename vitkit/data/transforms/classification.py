@@ -171,6 +171,7 @@ class ClassificationEvalTransforms(PillowTransforms):
     ):
         if not 0 < crop_pct <= 1:
             raise ConfigError(f"ClassificationEvalTransforms: crop_pct={crop_pct}; expected above 0, at most 1.")
-        short_side = int(size / crop_pct)
-        side = (size, size) if squash else short_side
+        self.size, self.interpolation = size, interpolation
+        self.short_side = None if squash else int(size / crop_pct)
+        side = (size, size) if squash else self.short_side
         super().__init__([tv.Resize(side, tv.InterpolationMode(interpolation)), tv.CenterCrop(size)])

@@ -1,0 +1,294 @@
+"""Exported files: they compute what their model does, for any size and number of images, and run without torch."""
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit import build_model, load_config
+from vitkit.checkpoint import save_checkpoint
+from vitkit.config import save_config
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.inference import Predictor, Translator, load
+from vitkit.inference import export as export_module
+from vitkit.inference.export import ExportSettings, Part, export_model, write_part
+from vitkit.inference.export_graphs import ExportGraph, image_graph, mask_multiple
+from vitkit.inference.export_metadata import describe, postprocessing, resize_of
+from vitkit.inference.exported import open_exported
+from vitkit.structures import ImageSizes, ScoreThresholds
+from vitkit.tools import export as export_tool
+from vitkit.tools import test as test_tool
+from vitkit.vocabulary import Vocabulary
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+onnx_runner = importlib.import_module("vitkit.inference.onnx_runner")
+
+RESNET = dict(type="ResNet", depth=18, norm="bn", pretrained=False)
+LAYERS = ["model.head.num_encoder_layers=1", "model.head.num_decoder_layers=1", "model.head.d_ffn=32"]
+CLASSES = ["circle", "square", "triangle", "star", "ring", "cross"]
+
+
+def picture(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+
+
+PICTURES = [picture(70, 90), picture(96, 64, seed=1)]
+
+
+def predictor_of(config, overrides=(), **arguments):
+    """A predictor with random weights, and its config."""
+    cfg = load_config(config, list(overrides))
+    torch.manual_seed(0)
+    return Predictor(build_model(cfg["model"]), arguments.pop("classes", CLASSES), **arguments), cfg
+
+
+def export(predictor, cfg, out, **settings):
+    metadata = describe(predictor, cfg, name="tiny", licence="CC0")
+    return export_model(predictor, out, settings=ExportSettings(**settings), pictures=PICTURES, metadata=metadata)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a tiny DETR with random weights, and what the tool has written of it."""
+    folder = tmp_path_factory.mktemp("export")
+    overrides = [*LAYERS, "model.neck.out_channels=32", "model.head.d_model=32", "model.head.num_heads=2"]
+    val = "data.val.transforms=dict(type='EvalResize', short_side=64, max_size=96)"
+    cfg = load_config("quickstart/detr", [*overrides, val, "data.val.num_images=4", "data.val_images_per_gpu=2"])
+    torch.manual_seed(0)
+    model = build_model(cfg["model"], classes=CLASSES)
+    thresholds = ScoreThresholds(0.0, (0.0, 0.0), "chosen").as_json(CLASSES)
+    state = {"model": model.state_dict(), "classes": CLASSES, "config": json.dumps(cfg)}
+    save_checkpoint(folder / "run" / "best.pth", state | {"measured": {"score_thresholds": thresholds}})
+    save_config(cfg, folder / "run" / "config.json")
+    Image.fromarray(PICTURES[0]).save(folder / "a.png")
+    export_tool.main([str(folder / "run"), "--out", str(folder / "out" / "tiny.onnx"), "--licence", "CC0"])
+    return folder
+
+
+def test_a_file_has_free_axes_with_names_and_says_what_it_is(run):
+    import onnx
+
+    graph = onnx.load(run / "out" / "tiny.onnx").graph
+    axes = {x.name: [d.dim_param or d.dim_value for d in x.type.tensor_type.shape.dim] for x in graph.input}
+    assert axes == {
+        "images": ["batch", 3, "height", "width"],
+        "padding_mask": ["batch", "height", "width"],
+        "image_sizes": ["batch", 2],
+    }
+    metadata = open_exported(run / "out" / "tiny.onnx").metadata
+    assert metadata["classes"] == CLASSES and metadata["licence"] == "CC0" and metadata["type"] == "DETR"
+    assert metadata["preprocessing"]["resize"] == {"short_side": 64, "max_size": 96}
+    assert metadata["preprocessing"]["mean"] == [0.485, 0.456, 0.406]
+    assert metadata["thresholds"]["origin"] == "chosen" and metadata["config"]["model"]["type"] == "DETR"
+
+
+def test_a_file_predicts_what_its_model_does(run):
+    expected, actual = load(run / "run"), load(run / "out" / "tiny.onnx")
+    assert actual.classes == CLASSES and actual.thresholds == expected.thresholds
+    for a, b in zip(expected.predict(PICTURES, batch_size=2), actual.predict(PICTURES, batch_size=2)):
+        for name, value in a.fields.items():
+            assert torch.allclose(value, b.fields[name], atol=1e-3), name
+
+
+def test_a_file_is_evaluated_on_the_data_of_its_model(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tables = []
+    for model in (run / "run", run / "out" / "tiny.onnx"):
+        test_tool.main([str(model), "--device", "cpu", "--out", f"{len(tables)}.json"])
+        tables.append(capsys.readouterr().out.split("\n")[1:3])
+    assert tables[0] == tables[1] and "boxes" in tables[0][1]
+    a, b = (json.loads(Path(f"{i}.json").read_text()) for i in range(2))
+    assert np.allclose([x["bbox"] for x in a], [x["bbox"] for x in b], atol=1e-2)
+
+
+WITHOUT_TORCH = """
+import importlib.abc, runpy, sys
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("torch", "torchvision", "vitkit", "cv2", "timm"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocked())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_the_program_beside_a_file_predicts_without_torch(run, tmp_path):
+    command = [sys.executable, "-c", WITHOUT_TORCH, run / "out" / "run_tiny.py", run / "a.png", "--out", tmp_path]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    expected = load(run / "run").predict([run / "a.png"])[0]
+    assert np.allclose(result["scores"], expected.scores, atol=1e-4)
+    assert np.allclose(result["boxes_xyxy"], expected.boxes, atol=0.1)
+    assert Image.open(tmp_path / "a.png").size == (90, 70)
+
+
+def test_a_file_over_the_tolerance_is_not_written(run, tmp_path, monkeypatch):
+    # Tracing again would take its time.
+    monkeypatch.setattr(export_module, "write_part", lambda _, path, *__: shutil.copyfile(run / "out/tiny.onnx", path))
+    with pytest.raises(SystemExit, match=r"export: b.onnx is not written, as it differs .* pred_logits: .*--tol"):
+        export_tool.main([str(run / "run"), "--out", str(tmp_path / "b.onnx"), "--tolerance", "0"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--half", "--quantize", "int8"], "got --half and --quantize; expected one of them"),
+        (["--quantize", "int8", "--format", "torch"], "--quantize is of ONNX files alone"),
+        (["--opset", "3"], "got --opset 3; expected 18 to 23"),
+        (["--images", "nowhere"], "cannot read 'nowhere'"),
+        (["data.val.transforms=dict(type='DETRTrainTransforms')"], "DETRTrainTransforms, which a file cannot describe"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_in_one_line(run, tmp_path, arguments, message):
+    out = ["--out", str(tmp_path / "a.onnx")]
+    with pytest.raises(SystemExit, match=message):
+        export_tool.main([str(run / "run"), *arguments, *out])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_named_with_the_extra(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(SystemExit, match=r"error: export: needs the package onnx: pip install vitkit\[export\]"):
+        export_tool.main([str(run / "run"), "--out", str(tmp_path / "a.onnx")])
+
+
+def test_other_files_are_no_exported_models(tmp_path):
+    (tmp_path / "a.onnx").write_bytes(b"no model")
+    with pytest.raises(CheckpointError, match=r"a.onnx: ONNX Runtime cannot open it"):
+        load(tmp_path / "a.onnx")
+    with pytest.raises(ConfigError, match="'missing.onnx' is neither"):
+        load("missing.onnx")
+
+
+def test_an_operation_that_a_format_lacks_is_named(tmp_path):
+    cfg = load_config("translation_rnnsearch_multi30k", ["model.d_hidden=8", "model.d_embedding=8"])
+    vocabulary = Vocabulary.train("word", ["a b c"])
+    model = build_model(cfg["model"], vocabularies=dict(source=vocabulary, target=vocabulary))
+    with pytest.raises(ConfigError, match="no graph is defined for RNNTranslator: .*pack_padded_sequence"):
+        export(Translator(model, dict(source=vocabulary, target=vocabulary)), cfg, tmp_path / "a.onnx")
+
+
+class Decomposition(ExportGraph):
+    """Eigenvalues, which ONNX has no operation for."""
+
+    axes = {"x": ("batch", None, None)}
+
+    def forward(self, x):
+        return {"y": torch.linalg.eigvalsh(x)}
+
+
+def test_an_operation_that_onnx_lacks_is_named(tmp_path):
+    part = Part("", Decomposition(), [], {"x": torch.eye(3).repeat(2, 1, 1)})
+    with pytest.raises(ConfigError, match=r"export: ONNX cannot carry the operation aten\._linalg_eigh"):
+        write_part(part, tmp_path / "a.onnx", ExportSettings(), {})
+
+
+def test_a_captioner_becomes_an_encoder_and_a_step(tmp_path):
+    vocabulary = Vocabulary.train("word", ["a red ring above a blue star"])
+    cfg = load_config("quickstart/captioning", ["model.d_ffn=32", "model.decoding.max_length=6"])
+    torch.manual_seed(0)
+    predictor = Predictor(build_model(cfg["model"], vocabularies=dict(target=vocabulary)), ())
+    parts = export(predictor, cfg, tmp_path / "a.onnx")
+    assert [part.path.name for part in parts] == ["a.onnx", "a.step.onnx"]
+    written = {"text": predictor(PICTURES[0]).fields["text"]}
+    assert load(tmp_path / "a.onnx")(PICTURES[0]).fields["text"] == written["text"] != ""
+    assert onnx_runner.Runner(tmp_path / "a.onnx")(PICTURES[0]) == written
+
+
+class Outputs:
+    """Random outputs of a model of masks, for images of 24x40 pixels that were 36x60, and the program's results."""
+
+    def __init__(self, cfg, *, boxes=False, threshold=0.0):
+        self.model, num_classes = build_model(cfg), cfg["num_classes"]
+        generator = torch.Generator().manual_seed(0)
+        masks = torch.nn.functional.interpolate(torch.randn(1, 9, 3, 5, generator=generator) * 6, (12, 20))
+        self.raw = {"pred_logits": torch.randn(1, 9, num_classes + 1, generator=generator) * 3, "pred_masks": masks}
+        if boxes:
+            self.raw["pred_boxes"] = torch.rand(1, 9, 4, generator=generator)
+        multiple = mask_multiple(self.model)
+        self.covered = tuple(-(-side // multiple) * multiple for side in (24, 40))
+        runner = object.__new__(onnx_runner.Runner)
+        runner.threshold, runner.inputs = threshold, []
+        runner.info = {"classes": list("abcdef"[:num_classes]), "postprocessing": postprocessing(self.model)}
+        inputs = {"images": torch.zeros(1, 3, 24, 40, dtype=torch.uint8)}
+        inputs |= {"padding_mask": torch.zeros(1, 24, 40, dtype=torch.bool), "image_sizes": torch.tensor([[36, 60]])}
+        results = self.raw | image_graph(self.model).finish(self.raw, inputs)
+        arrays = {name: value[0].numpy() for name, value in results.items()}
+        self.results = runner.postprocess(arrays, {k: v.numpy() for k, v in inputs.items()}, (36, 60))
+
+    def expected(self):
+        outputs = dict(self.raw, input_size=self.covered, image_sizes=torch.tensor([[24, 40]]))
+        return self.model.postprocess(outputs, [(36, 60)])[0]
+
+
+def masks_model(config, **settings):
+    cfg = load_config(config)["model"] | dict(num_classes=5, num_queries=9, backbone=RESNET) | settings
+    return cfg
+
+
+def test_the_program_finds_the_segments_and_instances_that_the_model_does():
+    things = [True, False, True, True, False]
+    cfg = masks_model("quickstart/mask2former_panoptic", things=things, object_threshold=0.4, tasks=["panoptic"])
+    case = Outputs(cfg | dict(overlap_threshold=0.2))
+    expected = case.expected()
+    assert expected["segments_info"] and np.array_equal(case.results["panoptic"], expected["panoptic"])
+    assert [s["label"] for s in case.results["segments_info"]] == [s["label"] for s in expected["segments_info"]]
+
+    case = Outputs(masks_model("quickstart/mask2former_panoptic", things=things, tasks=["instance"], num_instances=7))
+    expected = case.expected()
+    order = expected["scores"].argsort(descending=True, stable=True)
+    assert len(order) and np.allclose(case.results["scores"], expected["scores"][order], atol=1e-5)
+    assert np.array_equal(case.results["boxes_xyxy"], expected["boxes_xyxy"][order])
+    assert np.array_equal(case.results["masks"], expected["masks"][order])
+
+
+def test_the_program_finds_the_segments_and_instances_that_a_panoptic_detr_does():
+    cfg = load_config("detr_r50_panoptic")["model"] | dict(num_classes=5, num_queries=9)
+    cfg["things"], cfg["object_threshold"] = [True, False, True, True, False], 0.4
+    cfg["backbone"] = RESNET
+    case = Outputs(cfg | dict(tasks=["panoptic", "instance"]), boxes=True)
+    expected = case.expected()
+    assert expected["segments_info"] and np.array_equal(case.results["panoptic"], expected["panoptic"])
+    assert [s["label"] for s in case.results["segments_info"]] == [s["label"] for s in expected["segments_info"]]
+    order = expected["scores"].argsort(descending=True, stable=True)
+    assert np.allclose(case.results["boxes_xyxy"], expected["boxes_xyxy"][order], atol=1e-3)
+    assert np.array_equal(case.results["masks"], expected["masks"][order])
+
+
+def test_a_semantic_map_of_a_graph_is_that_of_the_model_at_the_size_of_the_images():
+    case = Outputs(masks_model("quickstart/maskformer_semantic"))
+    inputs = {"images": torch.zeros(1, 3, 24, 40, dtype=torch.uint8)}
+    semantic = image_graph(case.model).finish(case.raw, inputs)["semantic"]
+    outputs = dict(case.raw, input_size=case.covered, image_sizes=torch.tensor([[24, 40]]))
+    assert torch.equal(semantic[0], case.model.postprocess(outputs, [(24, 40)])[0]["semantic"])
+
+
+def test_pictures_are_resized_as_the_model_does(tmp_path):
+    cases = {
+        "the middle": dict(transforms=dict(type="ClassificationEvalTransforms", size=32)),
+        "squashed": dict(transforms=dict(type="ClassificationEvalTransforms", size=32, squash=True)),
+        "the short side": dict(transforms=dict(type="EvalResize", short_side=48, max_size=60)),
+        "the trained size": dict(image_sizes=ImageSizes(20, 30, 40, 80)),
+        "nothing": dict(),
+    }
+    for name, arguments in cases.items():
+        predictor, _ = predictor_of("quickstart/classifier", **arguments)
+        runner = object.__new__(onnx_runner.Runner)
+        runner.inputs = ["images", "padding_mask"]
+        runner.info = {"size": None, "preprocessing": {"resize": resize_of(predictor)}}
+        for pixels in PICTURES:
+            expected, actual = predictor.prepare([pixels]).inputs, runner.prepare(Image.fromarray(pixels))
+            assert np.array_equal(actual["images"], expected["images"]), name
+            assert np.array_equal(actual["padding_mask"], expected["padding_mask"]), name

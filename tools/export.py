@@ -1,0 +1,113 @@
+"""Write a model as one file that runs without its code: ONNX, or a program of torch.export.
+
+MODEL is a name of the model zoo, the folder or a checkpoint of a run, or a config, whose weights follow it. The file
+takes images of any size and in any number, unless --size says otherwise, and holds what must be known to use it. It is
+compared with the model on pictures before it gets its name.
+
+NAME.onnx           the model: uint8 images in, predictions out; of a captioner or translator the encoder
+NAME.step.onnx      of these one step of the decoder
+run_NAME.py         predicts by NAME.onnx; needs onnxruntime, numpy and Pillow alone
+
+Examples:
+    python tools/export.py runs/detr --images photos
+    python tools/export.py detr_r50 --half --out deploy/detr.onnx
+    python tools/export.py configs/swin_tiny_in1k.py swin.pth --size 224x224 --quantize int8
+    python tools/test.py deploy/detr.onnx data.root=data/coco    (its accuracy, on the same data as the model's)
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitkit.data.synthetic.world import World
+from vitkit.errors import DataError
+from vitkit.inference import Predictor, find_pictures, find_trained, load, to_array
+from vitkit.inference.export import FORMATS, OPSETS, TOLERANCES, ExportedPart, ExportSettings, export_model
+from vitkit.inference.export_metadata import describe
+from vitkit.logging import setup_logging
+from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
+
+NUM_PICTURES = 2
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
+    parser.add_argument("--format", choices=tuple(FORMATS), default="onnx", help="of the file (onnx)")
+    parser.add_argument("--half", action="store_true", help="compute in float16")
+    parser.add_argument("--quantize", choices=("int8",), help="matrix products in int8, of ONNX files")
+    parser.add_argument("--out", type=Path, help="the file (NAME.onnx or NAME.pt2 in this folder)")
+    parser.add_argument("--size", type=size, metavar="HxW", help="one height and width for all images (any)")
+    parser.add_argument(
+        "--images", metavar="INPUT", help="pictures to compare on: a file, folder, pattern (drawn ones)"
+    )
+    parser.add_argument("--opset", type=int, default=20, help=f"of ONNX, {OPSETS[0]} to {OPSETS[-1]} (20)")
+    tolerances = ", ".join(f"{name} {value:g}" for name, value in TOLERANCES.items())
+    parser.add_argument(
+        "--tolerance", type=float, help=f"largest difference, relative to the largest value ({tolerances})"
+    )
+    parser.add_argument("--licence", help="of the weights, for the file (what the model zoo says)")
+    add_trust(parser)
+    args = parser.parse_intermixed_args(argv)
+    sort_model(args)
+    return args
+
+
+def size(text: str) -> tuple[int, int]:
+    """ "480x640" -> (480, 640)."""
+    height, _, width = text.partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected HEIGHTxWIDTH in pixels, such as 480x640")
+    return int(height), int(width)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    setup_logging()
+    with errors_in_one_line():
+        settings = ExportSettings(args.format, args.half, args.quantize, args.size, args.opset, args.tolerance)
+        config, weights = find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust)
+        predictor = load(config, weights)
+        print(predictor.report)
+        name = Path(args.model).resolve().name if Path(args.model).is_dir() else Path(args.model).stem
+        out = args.out or Path(name + FORMATS[args.format])
+        metadata = describe(predictor, config, name=name, licence=args.licence)
+        pictures = read_pictures(args.images, predictor) if isinstance(predictor, Predictor) else []
+        for part in export_model(predictor, out, settings=settings, pictures=pictures, metadata=metadata):
+            show(part, args)
+        if args.format == "onnx":
+            print(f"wrote run_{out.stem}.py beside it, which predicts by it without PyTorch")
+
+
+def read_pictures(source: str | None, predictor: Predictor) -> list[np.ndarray]:
+    """Return the first pictures of a source; without one, drawn pictures of the synthetic world.
+
+    Raises:
+        DataError: there are none.
+    """
+    if source is None:
+        worlds = (World(image_size=480), World(image_size=320))
+        return [world.scene(0).image for world in worlds]
+    named = [picture for _, picture in zip(range(NUM_PICTURES), find_pictures(source).named)]
+    if not named:
+        raise DataError(f"--images {source}: no picture there.")
+    return [to_array(picture, name) for name, picture in named]
+
+
+def show(part: ExportedPart, args: argparse.Namespace) -> None:
+    """Print where a file is, and how it compares with the model."""
+    megabytes = part.path.stat().st_size / 2**20
+    print(f"wrote {part.path} ({megabytes:.1f} MiB)")
+    shapes = sorted(set(part.shapes))
+    print(f"  largest differences from PyTorch on {len(part.shapes)} inputs of shapes {', '.join(map(str, shapes))}:")
+    for difference in part.differences:
+        print(f"    {difference}")
+    runtime, threads = "ONNX Runtime" if args.format == "onnx" else "the program", torch.get_num_threads()
+    times = [f"{1e3 * seconds:.1f} ms by {name}" for name, seconds in zip((runtime, "PyTorch"), part.seconds)]
+    print(f"  {part.shapes[0]}: {', '.join(times)} ({threads} threads)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""One file that computes what a model does, without its code: ONNX, or a program of torch.export.
+
+A file gets its name only after it has been run on pictures and has given what the model gives.
+"""
+
+import copy
+import json
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.export import Dim, ExportedProgram
+
+from vitkit.errors import ConfigError
+from vitkit.inference.export_checks import (
+    NUM_TOKENS,
+    Difference,
+    Inputs,
+    decoded_inputs,
+    differences,
+    image_inputs,
+    run_graph,
+    seconds,
+    text_inputs,
+)
+from vitkit.inference.export_graphs import Axes, ExportGraph, image_graph
+from vitkit.inference.export_text import text_graphs
+from vitkit.inference.exported import METADATA, ONNX_SUFFIX, PROGRAM_SUFFIX, open_exported, optional_module
+from vitkit.inference.predictor import Predictor
+from vitkit.inference.translator import Translator
+from vitkit.seq2seq import TextGenerator
+
+FORMATS = {"onnx": ONNX_SUFFIX, "torch": PROGRAM_SUFFIX}
+OPSETS = range(18, 24)
+TRACED_SIZE = (403, 533)
+"""Height and width of the images that are traced: no multiple of any stride or window, so that padding is recorded."""
+TOLERANCES = {"fp32": 1e-3, "fp16": 5e-2, "int8": 0.5}
+"""By precision: the largest difference from the model in float32, relative to the largest value if that is above 1."""
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """What kind of file is written.
+
+    Raises:
+        ConfigError: the settings exclude each other.
+    """
+
+    format: Literal["onnx", "torch"] = "onnx"
+    half: bool = False
+    """Weights and computations are in float16."""
+    quantize: Literal["int8"] | None = None
+    """Matrix products are of int8; of ONNX files."""
+    size: tuple[int, int] | None = None
+    """Height and width of all images; None: any."""
+    opset: int = 20
+    """Of ONNX files."""
+    tolerance: float | None = None
+    """See `TOLERANCES`."""
+
+    def __post_init__(self) -> None:
+        if self.half and self.quantize:
+            raise ConfigError("export: got --half and --quantize; expected one of them.")
+        if self.quantize and self.format != "onnx":
+            raise ConfigError("export: --quantize is of ONNX files alone. Add --format onnx.")
+        if self.opset not in OPSETS:
+            raise ConfigError(f"export: got --opset {self.opset}; expected {OPSETS[0]} to {OPSETS[-1]}.")
+
+    @property
+    def precision(self) -> str:
+        """A key of `TOLERANCES`."""
+        return "fp16" if self.half else self.quantize or "fp32"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What becomes one file: a model, or the encoder or a step of one that writes text."""
+
+    suffix: str
+    """Between the model's name and the ending of the file."""
+    graph: ExportGraph
+    batches: Sequence[Inputs]
+    """On which the file is compared with the model."""
+    example: Inputs
+    """On which it is traced."""
+
+
+@dataclass(frozen=True)
+class ExportedPart:
+    """A file that was written."""
+
+    path: Path
+    differences: list[Difference]
+    shapes: list[tuple[int, ...]]
+    """Of the first input, in each batch of the comparison."""
+    seconds: tuple[float, float]
+    """For the first batch: of the file, and of PyTorch."""
+
+
+def export_model(
+    predictor: Predictor | Translator,
+    out: Path,
+    *,
+    settings: ExportSettings,
+    pictures: Sequence[np.ndarray],
+    metadata: Mapping[str, Any],
+) -> list[ExportedPart]:
+    """Write a model to a file, and beside an ONNX file a program that runs it without torch.
+
+    Args:
+        out: the file; a model that writes text has a second one beside it, for the step of the decoder.
+        pictures: (H, W, 3) uint8 RGB, at least one, on which the file is compared with the model.
+        metadata: see `describe`.
+    Raises:
+        ConfigError: the format cannot carry the model, a package is missing, or the file's outputs differ from the
+            model's by more than is tolerated. Nothing is left at `out` then that was not there before.
+    """
+    if settings.format == "onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            optional_module(package)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    parts = parts_of(predictor, settings, pictures)
+    names = [f"{out.stem}{part.suffix}{out.suffix}" for part in parts]
+    exported = []
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+        for part, name in zip(parts, names):
+            about = dict(metadata, inputs=list(part.graph.axes), size=settings.size, precision=settings.precision)
+            if part is parts[0] and len(parts) > 1:
+                about["step"] = names[1]
+            path = Path(folder) / name
+            write_part(part, path, settings, about)
+            exported.append(compare_part(part, path, out.with_name(name), settings))
+        for part in exported:
+            (Path(folder) / part.path.name).replace(part.path)
+    if settings.format == "onnx":
+        shutil.copyfile(Path(__file__).with_name("onnx_runner.py"), out.with_name(f"run_{out.stem}.py"))
+    return exported
+
+
+def parts_of(predictor: Predictor | Translator, settings: ExportSettings, pictures: Sequence[np.ndarray]) -> list[Part]:
+    """Return the parts of a model, with what they are traced and compared on.
+
+    Raises:
+        ConfigError: none are defined for this kind of model.
+    """
+    model = predictor.model
+    if isinstance(predictor, Predictor) and predictor.sampling is not None:
+        raise ConfigError(
+            "export: the model classifies clips of videos, and a file takes pictures. Choose another model."
+        )
+    if isinstance(predictor, Translator):
+        batches = text_inputs(len(predictor.vocabularies["source"]))
+        example = batches[-1]
+    else:
+        batches = image_inputs(predictor, pictures, settings.size)
+        example = image_example(settings.size or TRACED_SIZE)
+    if not isinstance(model, TextGenerator):
+        return [Part("", image_graph(model), batches, example)]
+    encoder, step = text_graphs(model)
+    steps = list(decoded_inputs(encoder, step, batches))
+    several = [inputs for inputs in steps if len(inputs["tokens"]) > 1]
+    return [Part("", encoder, batches, example), Part(".step", step, steps, several[NUM_TOKENS - 1])]
+
+
+def image_example(size: tuple[int, int]) -> Inputs:
+    """Return two images of zeros, one of them padded."""
+    padding_mask = torch.zeros(2, *size, dtype=torch.bool)
+    padding_mask[1, :, size[1] // 2 :] = True
+    return {
+        "images": torch.zeros(2, 3, *size, dtype=torch.uint8),
+        "padding_mask": padding_mask,
+        "image_sizes": torch.tensor([size, size]),
+    }
+
+
+def write_part(part: Part, path: Path, settings: ExportSettings, metadata: Mapping[str, Any]) -> None:
+    """Trace a part and write its file.
+
+    Raises:
+        ConfigError: the format cannot carry it.
+    """
+    graph = part.graph
+    if settings.half:
+        graph = type(graph)(copy.deepcopy(graph.model).half())
+    example = {name: part.example[name] for name in graph.axes}
+    outputs = list(run_graph(part.graph, example))
+    program = trace(graph, example, fixed_size=settings.size is not None)
+    texts = {name: json.dumps(value) for name, value in metadata.items()}
+    if settings.format == "torch":
+        torch.export.save(program, path, extra_files={METADATA: json.dumps(texts)})
+    else:
+        write_onnx(program, path, settings, texts, axes=graph.axes, outputs=outputs)
+
+
+def trace(graph: ExportGraph, example: Inputs, *, fixed_size: bool) -> ExportedProgram:
+    """Record a graph by torch.export, for any length of its axes that have a name.
+
+    Raises:
+        ConfigError: it cannot be recorded.
+    """
+    fixed = ("height", "width") if fixed_size else ()
+    dynamic = {
+        name: {i: Dim.DYNAMIC for i, axis in enumerate(axes) if axis is not None and axis not in fixed}
+        for name, axes in graph.axes.items()
+    }
+    try:
+        with torch.no_grad():
+            return torch.export.export(graph, (), kwargs=example, dynamic_shapes=dynamic, strict=False)
+    except Exception as error:  # of many kinds, most of them internal
+        raise not_carried("torch.export", error) from error
+
+
+def write_onnx(
+    program: ExportedProgram,
+    path: Path,
+    settings: ExportSettings,
+    texts: Mapping[str, str],
+    *,
+    axes: Axes,
+    outputs: Sequence[str],
+) -> None:
+    """Convert a program to ONNX; its metadata are `texts`.
+
+    Raises:
+        ConfigError: ONNX has no form for one of its operations.
+    """
+    onnx = optional_module("onnx")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            converted = torch.onnx.export(
+                program,
+                input_names=list(axes),
+                output_names=list(outputs),
+                opset_version=settings.opset,
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:
+        raise not_carried("ONNX", error) from error
+    converted.save(path)
+    if settings.quantize:
+        quantize(path)
+    model = onnx.load(path)
+    name_axes(model.graph, axes)
+    for name, text in texts.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = name, text
+    onnx.save(model, path)
+
+
+def name_axes(graph: Any, axes: Axes) -> None:
+    """Call the axes of inputs, and of outputs as long, by their names in place of the tracer's symbols."""
+    names = {}
+    for value in graph.input:
+        for dim, name in zip(value.type.tensor_type.shape.dim, axes[value.name]):
+            if dim.dim_param and name is not None:
+                names[dim.dim_param] = name
+    for value in [*graph.input, *graph.output, *graph.value_info]:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = re.sub(r"\w+", lambda match: names.get(match[0], match[0]), dim.dim_param)
+
+
+def quantize(path: Path) -> None:
+    """Let matrix products with weights run in int8: weights per channel, activations by their range at the time."""
+    quantization = optional_module("onnxruntime.quantization")
+    unquantized = path.with_name(f"unquantized_{path.name}")
+    path.replace(unquantized)
+    quantization.quantize_dynamic(
+        unquantized,
+        path,
+        op_types_to_quantize=["MatMul", "Gemm"],
+        per_channel=True,
+        weight_type=quantization.QuantType.QInt8,
+    )
+    unquantized.unlink()
+
+
+_OPERATION = re.compile(r"\b(?:aten|torchvision|vitkit|prims|prim)(?:\.|::)\w+(?:\.\w+)?")
+
+
+def not_carried(format_name: str, error: BaseException) -> ConfigError:
+    """Say which operation a format has no form for."""
+    messages = []
+    cause: BaseException | None = error
+    while cause is not None:
+        messages.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    operations = [match[0] for message in reversed(messages) for match in [_OPERATION.search(message)] if match]
+    first_line = next((line for line in messages[-1].splitlines() if line.strip()), type(error).__name__)
+    operation = f" the operation {operations[0]}" if operations else ""
+    return ConfigError(f"export: {format_name} cannot carry{operation or ' the model'}: {first_line.strip()[:300]}")
+
+
+def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) -> ExportedPart:
+    """Run a file on the part's batches.
+
+    Raises:
+        ConfigError: it differs from the model by more than is tolerated.
+    """
+    file = open_exported(path)
+    tolerance = TOLERANCES[settings.precision] if settings.tolerance is None else settings.tolerance
+    found = differences(part.graph, file, part.batches, tolerance)
+    beyond = [difference for difference in found if not difference.is_within]
+    if beyond:
+        raise ConfigError(
+            f"export: {final.name} is not written, as it differs from the model in {'; '.join(map(str, beyond))}. "
+            "Differences are relative to the largest value. Leave --half or --quantize out, or set --tolerance."
+        )
+    first = part.batches[0]
+    times = seconds(lambda: file.run(first)), seconds(lambda: run_graph(part.graph, first))
+    return ExportedPart(final, found, [tuple(next(iter(batch.values())).shape) for batch in part.batches], times)

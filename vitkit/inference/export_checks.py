@@ -1,0 +1,128 @@
+"""An exported file against its model: the same inputs of several sizes, and the largest difference of each output."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms.v2.functional import resize
+
+from vitkit.inference.export_graphs import ExportGraph
+from vitkit.inference.exported import NEW, ExportedFile
+from vitkit.inference.predictor import Predictor
+from vitkit.structures import BOS, EOS, PAD
+
+Inputs = dict[str, Tensor]
+NUM_RUNS = 3
+"""Of which the median time is taken."""
+NUM_TOKENS = 5
+"""That are decoded."""
+
+
+@dataclass
+class Difference:
+    """How far one output of a file is from the model's."""
+
+    output: str
+    largest: float
+    """Of numbers relative to the largest value where that is above 1; of labels the share that differs."""
+    tolerance: float
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it is tolerated; NaN is not."""
+        return self.largest <= self.tolerance
+
+    def __str__(self) -> str:
+        return f"{self.output}: {self.largest:.1e} (tolerance {self.tolerance:.0e})"
+
+
+def image_inputs(predictor: Predictor, pictures: Sequence[np.ndarray], size: tuple[int, int] | None) -> list[Inputs]:
+    """Return batches of pictures as the model's transforms make them: one, two together, and a part of one.
+
+    Args:
+        pictures: (H, W, 3) uint8 RGB, at least one.
+        size: height and width that all images must have; None: any.
+    """
+    one, two = pictures[:1], (list(pictures) * 2)[:2]
+    single, pair = predictor.prepare(one).inputs, predictor.prepare(two).inputs
+    height, width = single["images"].shape[-2:]
+    part = {name: value[..., : height * 3 // 4, : width * 2 // 3] for name, value in single.items()}
+    batches = [(one, single), (two, pair), (one, part)]
+    if size is not None:
+        batches = [(shown, {name: resize(x, list(size)) for name, x in batch.items()}) for shown, batch in batches[:2]]
+    return [batch | {"image_sizes": torch.tensor([p.shape[:2] for p in shown])} for shown, batch in batches]
+
+
+def text_inputs(vocabulary_size: int) -> list[Inputs]:
+    """Return batches of random texts of several lengths, padded."""
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for lengths in ([6], [4, 9, 7]):
+        source = torch.randint(EOS + 1, vocabulary_size, (len(lengths), max(lengths)), generator=generator)
+        padding = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+        source[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = EOS
+        batches.append({"source": source.masked_fill(padding, PAD), "source_padding": padding})
+    return batches
+
+
+def differences(
+    graph: ExportGraph, file: ExportedFile, batches: Sequence[Inputs], tolerance: float
+) -> list[Difference]:
+    """Return the largest difference of each output over all batches.
+
+    Results that follow from other outputs are compared with what follows from the file's own, as a choice of the best
+    may come out otherwise where two are equal but for rounding.
+    """
+    largest: dict[str, float] = {}
+    for inputs in batches:
+        expected, actual = run_graph(graph, inputs), file.run(inputs)
+        expected |= graph.finish(actual, inputs)
+        for name, value in expected.items():
+            largest[name] = float(np.maximum(largest.get(name, 0.0), _difference(actual[name], value)))  # NaN stays
+    return [Difference(name, value, tolerance) for name, value in largest.items()]
+
+
+def decoded_inputs(encoder: ExportGraph, step: ExportGraph, batches: Sequence[Inputs]) -> Iterator[Inputs]:
+    """Yield the inputs of a step: those of each token while the model decodes greedily."""
+    for batch in batches:
+        state = run_graph(encoder, batch)
+        tokens = torch.full((len(next(iter(batch.values()))),), BOS)
+        for _ in range(NUM_TOKENS):
+            inputs = {"tokens": tokens, **state}
+            yield inputs
+            outputs = run_graph(step, inputs)
+            tokens = outputs.pop("logits").argmax(-1)
+            state |= {name.removeprefix(NEW): value for name, value in outputs.items()}
+
+
+@torch.no_grad()
+def run_graph(graph: ExportGraph, inputs: Mapping[str, Tensor]) -> Inputs:
+    """Return the graph's outputs for those of the inputs that it takes."""
+    return dict(graph(**{name: inputs[name] for name in graph.axes}))
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Return the median time of a few calls after a first one."""
+    function()
+    times = []
+    for _ in range(NUM_RUNS):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return median(times)
+
+
+def _difference(actual: Tensor, expected: Tensor) -> float:
+    if actual.shape != expected.shape:
+        return float("nan")
+    if not actual.is_floating_point():
+        return (actual != expected).float().mean().item() if actual.numel() else 0.0
+    hidden = torch.isneginf(expected) & torch.isneginf(actual.float())  # words that must not be written
+    actual, expected = (x.float().masked_fill(hidden, 0) for x in (actual, expected))
+    if not actual.numel():
+        return 0.0
+    return ((actual - expected).abs().max() / expected.abs().max().clamp(min=1)).item()

@@ -1,0 +1,111 @@
+"""What an exported file says of its model: preprocessing, classes, thresholds, licence, config."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import vitkit
+from vitkit import model_zoo
+from vitkit.data.transforms.classification import ClassificationEvalTransforms
+from vitkit.data.transforms.pipelines import EvalResize
+from vitkit.errors import ConfigError
+from vitkit.inference.export_graphs import mask_multiple
+from vitkit.inference.predictor import Predictor
+from vitkit.inference.translator import Translator
+from vitkit.models.base import DensePredictionModel
+from vitkit.models.detr_segmentation import SMALLEST_AREA, DETRSegmentation
+from vitkit.models.mask_classification import MaskClassification
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.seq2seq import TextGenerator
+from vitkit.vocabulary import Vocabulary
+
+
+def describe(
+    predictor: Predictor | Translator, config: Mapping[str, Any], *, name: str, licence: str | None
+) -> dict[str, Any]:
+    """Return what there is to say of a model, as plain values.
+
+    Args:
+        config: that the model was built from.
+        name: of the model.
+        licence: of its weights; None: what the model zoo says.
+    """
+    about = {
+        "vitkit": vitkit.__version__,
+        "model": name,
+        "type": type(predictor.model).__name__,
+        "licence": licence or model_zoo.index().get(name, {}).get("licence"),
+        "config": json.loads(json.dumps(config)),
+        "postprocessing": postprocessing(predictor.model),
+    }
+    if isinstance(predictor, Predictor):
+        about |= {
+            "classes": predictor.classes,
+            "category_ids": predictor.category_ids,
+            "thresholds": predictor.thresholds.as_json(predictor.classes),
+            "image_sizes": None if predictor.image_sizes is None else predictor.image_sizes.as_json(),
+            "preprocessing": _preprocessing(predictor, config),
+        }
+    return about | (_text(predictor) if isinstance(predictor.model, TextGenerator) else {})
+
+
+def _preprocessing(predictor: Predictor, config: Mapping[str, Any]) -> dict[str, Any]:
+    model = config["model"] if isinstance(config["model"], Mapping) else {}
+    return {
+        "input": "uint8 RGB (batch, 3, height, width), padded with zeros at the right and bottom",
+        "resize": resize_of(predictor),
+        "mean": list(model.get("pixel_mean", IMAGENET_MEAN)),
+        "std": list(model.get("pixel_std", IMAGENET_STD)),
+        "normalised": "inside",
+    }
+
+
+def resize_of(predictor: Predictor) -> dict[str, Any] | None:
+    """Return how pictures are resized before the model; None if they stay as they are.
+
+    Raises:
+        ConfigError: by transforms that have no such description.
+    """
+    transforms, sizes = predictor.transforms, predictor.image_sizes
+    if isinstance(transforms, EvalResize):
+        return {"short_side": transforms.short_side, "max_size": transforms.max_size}
+    if isinstance(transforms, ClassificationEvalTransforms):
+        return {"short_side": transforms.short_side, "crop": transforms.size, "interpolation": transforms.interpolation}
+    if transforms is not None:
+        raise ConfigError(
+            f"export: data.val.transforms is {type(transforms).__name__}, which a file cannot describe; expected "
+            "EvalResize or ClassificationEvalTransforms. Set data.val.transforms."
+        )
+    if sizes is None:
+        return None
+    return {"short_side": sizes.median_short, "max_size": sizes.most_long, "unless_within": sizes.as_json()}
+
+
+def postprocessing(model: Any) -> dict[str, Any] | None:
+    """Return the settings of what is left to do with the outputs."""
+    if not isinstance(model, DensePredictionModel):
+        return None
+    settings = {"tasks": [], "mask_multiple": mask_multiple(model)}
+    if isinstance(model, DETRSegmentation):
+        settings["smallest_area"] = SMALLEST_AREA
+    if isinstance(model, MaskClassification):
+        names = ("num_instances", "overlap_threshold", "cut_masks")
+        settings |= {name: getattr(model.settings, name) for name in names}
+    if isinstance(model, MaskClassification | DETRSegmentation):
+        threshold = model.settings.object_threshold if isinstance(model, MaskClassification) else model.object_threshold
+        settings |= {"tasks": list(model.tasks), "things": list(model.things), "object_threshold": threshold}
+    return settings
+
+
+def _text(predictor: Predictor | Translator) -> dict[str, Any]:
+    model = predictor.model
+    vocabularies = predictor.vocabularies if isinstance(predictor, Translator) else {"target": model.vocabulary}
+    return {
+        "vocabularies": {side: vocabulary.to_json() for side, vocabulary in vocabularies.items()},
+        "tokens": {side: _tokens(vocabulary) for side, vocabulary in vocabularies.items()},
+        "decoding": {"max_length": model.decoding.max_length, "min_length": model.decoding.min_length},
+    }
+
+
+def _tokens(vocabulary: Vocabulary) -> dict[str, Any]:
+    return {"kind": vocabulary.kind, "lowercase": vocabulary.lowercase, "tokens": vocabulary.tokens}

@@ -1,0 +1,268 @@
+"""Exported files, opened: as functions of tensors by name, and in place of their models."""
+
+import importlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.inference.export_graphs import FROM_MODEL
+from vitkit.ops.images import unpadded_sizes
+from vitkit.protocols import DenseModel
+from vitkit.seq2seq import State, TextGenerator
+
+ONNX_SUFFIX, PROGRAM_SUFFIX = ".onnx", ".pt2"
+NEW = "new_"
+"""Begins the names of those outputs of a step that take the place of inputs; ONNX wants them to differ."""
+METADATA = "vitkit.json"
+"""What a program of torch.export holds beside its graph."""
+
+
+def is_exported(path: Any) -> bool:
+    """Whether a name is that of an exported file."""
+    return isinstance(path, str | Path) and Path(path).suffix in (ONNX_SUFFIX, PROGRAM_SUFFIX)
+
+
+def optional_module(name: str) -> ModuleType:
+    """Import a package of the extra "export".
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"export: needs the package {error.name or name}: pip install vitkit[export]") from error
+
+
+class ExportedFile(Protocol):
+    """A function of tensors by name."""
+
+    path: str | Path
+    metadata: Mapping[str, Any]
+    """What `describe` says of the model, and `ExportSettings` of the file."""
+    inputs: Sequence[str]
+
+    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Return the outputs of these names on the CPU; None: all. Inputs that the file does not take are left out.
+
+        Raises:
+            DataError: the inputs have a shape that the file does not take.
+        """
+
+
+class OnnxFile:
+    """A file that ONNX Runtime runs, on a GPU if its package can.
+
+    Raises:
+        CheckpointError: it is no such file.
+    """
+
+    def __init__(self, path: str | Path):
+        runtime = optional_module("onnxruntime")
+        self.path = path
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        providers = [
+            p for p in ("CUDAExecutionProvider", "CPUExecutionProvider") if p in runtime.get_available_providers()
+        ]
+        try:
+            self._session = runtime.InferenceSession(str(path), options, providers=providers)
+        except Exception as error:  # ONNX Runtime has an exception for each of its states, without a common base
+            raise CheckpointError(f"{path}: ONNX Runtime cannot open it ({_first_line(error)}).") from error
+        self._options = runtime.RunOptions()
+        self._options.only_execute_path_to_fetches = True
+        self.metadata = _parse(self._session.get_modelmeta().custom_metadata_map, path)
+        self.inputs = [value.name for value in self._session.get_inputs()]
+        self.outputs = [value.name for value in self._session.get_outputs()]
+
+    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """See `ExportedFile`."""
+        names = self.outputs if outputs is None else [name for name in self.outputs if name in outputs]
+        arrays = {name: inputs[name].cpu().numpy() for name in self.inputs}
+        try:
+            values = self._session.run(names, arrays, self._options)
+        except Exception as error:
+            raise _refused(self.path, inputs, error) from error
+        return {name: torch.from_numpy(value) for name, value in zip(names, values)}
+
+
+class ProgramFile:
+    """A program of torch.export.
+
+    Raises:
+        CheckpointError: it is no such file.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = path
+        texts = {METADATA: ""}
+        try:
+            program = torch.export.load(path, extra_files=texts)
+        except Exception as error:
+            raise CheckpointError(f"{path}: torch.export cannot read it ({_first_line(error)}).") from error
+        self.metadata = _parse(json.loads(texts[METADATA] or "{}"), path)
+        self.inputs = list(self.metadata["inputs"])
+        # The tracer's guards rule out sizes that need no padding, which the graph computes all the same.
+        has_guards = "check_guards" in inspect.signature(program.module).parameters  # since PyTorch 2.9
+        self._module = program.module(**({"check_guards": False} if has_guards else {}))
+
+    @torch.no_grad()
+    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """See `ExportedFile`."""
+        try:
+            values = self._module(**{name: inputs[name].cpu() for name in self.inputs})
+        except (RuntimeError, AssertionError) as error:
+            raise _refused(self.path, inputs, error) from error
+        return {name: value for name, value in values.items() if outputs is None or name in outputs}
+
+
+def open_exported(path: str | Path) -> ExportedFile:
+    """Open an exported file.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+        ConfigError: ONNX Runtime is not installed.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"no file '{path}'. Write it by `vitkit export`.")
+    return OnnxFile(path) if Path(path).suffix == ONNX_SUFFIX else ProgramFile(path)
+
+
+def _parse(texts: Mapping[str, str], path: str | Path) -> dict[str, Any]:
+    try:
+        metadata = {name: json.loads(value) for name, value in texts.items()}
+        metadata["config"]
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{path}: was not written by `vitkit export`, so its model is not known.") from error
+    return metadata
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+
+
+def _refused(path: str | Path, inputs: Mapping[str, Tensor], error: Exception) -> DataError:
+    shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
+    return DataError(f"{path}: cannot take {shapes} ({_first_line(error)}).")
+
+
+def checkpoint_of(path: str | Path) -> dict[str, Any]:
+    """Return what an exported file says of its model, in the form of a run's checkpoint without weights.
+
+    Raises:
+        CheckpointError, ConfigError: see `open_exported`.
+    """
+    metadata = open_exported(path).metadata
+    measured = {"score_thresholds": metadata.get("thresholds"), "image_sizes": metadata.get("image_sizes")}
+    names = ("classes", "category_ids", "things", "vocabularies")
+    return {name: metadata[name] for name in names if metadata.get(name) is not None} | {
+        "config": json.dumps(metadata["config"]),
+        "measured": measured,
+    }
+
+
+def exported_model(path: str | Path, model: nn.Module) -> nn.Module:
+    """Open an exported file in place of a model that was built from the same config.
+
+    Raises:
+        CheckpointError, ConfigError: see `open_exported`.
+    """
+    file = open_exported(path)
+    return ExportedGenerator(file, model) if isinstance(model, TextGenerator) else ExportedModel(file, model)
+
+
+class ExportedModel(nn.Module):
+    """An exported model of images, in place of the model itself; it runs on the CPU.
+
+    Args:
+        file: opened.
+        model: of the same config, for its `postprocess`; its weights do not matter.
+    """
+
+    def __init__(self, file: ExportedFile, model: nn.Module):
+        super().__init__()
+        assert isinstance(model, DenseModel)
+        self.file = file
+        self.model = model
+
+    def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
+        """Return the outputs that `postprocess` reads; arguments as the model's."""
+        if padding_mask is None:
+            padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
+        image_sizes = unpadded_sizes(images, padding_mask)
+        inputs = dict(images=images, padding_mask=padding_mask, image_sizes=image_sizes)
+        size = self.file.metadata["size"]
+        if size is not None:
+            inputs = inputs | self._padded(images, padding_mask, size)
+        outputs = self.file.run(inputs, FROM_MODEL)
+        multiple = (self.file.metadata["postprocessing"] or {}).get("mask_multiple", 1)
+        input_size = tuple(side + -side % multiple for side in size or images.shape[-2:])
+        return dict(outputs, input_size=input_size, image_sizes=image_sizes)
+
+    def _padded(self, images: Tensor, padding_mask: Tensor, size: Sequence[int]) -> dict[str, Tensor]:
+        """Return images and mask padded at the right and bottom to the size that the file takes."""
+        down, right = (limit - side for limit, side in zip(size, images.shape[-2:]))
+        if min(down, right) < 0:
+            raise DataError(
+                f"{self.file.path}: was exported for images of {size[0]}x{size[1]} pixels (--size), but got "
+                f"{images.shape[-2]}x{images.shape[-1]}. Resize them to less (data.val.transforms), or export without."
+            )
+        margins = (0, right, 0, down)
+        return dict(images=F.pad(images, margins), padding_mask=F.pad(padding_mask, margins, value=True))
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Return each image's predictions as the model does."""
+        return self.model.postprocess(outputs, image_sizes)
+
+
+@dataclass
+class ExportedState(State):
+    """The decoding state of N rows: tensors by name, rows first."""
+
+    tensors: dict[str, Tensor]
+
+    def select(self, rows: Tensor) -> "ExportedState":
+        """Return the state of other rows."""
+        return ExportedState({name: value[rows] for name, value in self.tensors.items()})
+
+
+class ExportedGenerator(TextGenerator):
+    """An exported captioner or translator, in place of the model itself; it runs on the CPU.
+
+    Args:
+        encoder: opened; the file of a step lies beside it.
+        model: of the same config, for its vocabulary and how it decodes; its weights do not matter.
+    """
+
+    def __init__(self, encoder: ExportedFile, model: TextGenerator):
+        super().__init__(model.vocabulary, model.decoding)
+        self.model = model
+        self.encoder = encoder
+        self.stepper = open_exported(Path(encoder.path).with_name(encoder.metadata["step"]))
+
+    def start(self, **inputs: Tensor) -> ExportedState:
+        """Encode a batch's inputs."""
+        return ExportedState(self.encoder.run(inputs))
+
+    def step(
+        self, tokens: Tensor, state: ExportedState, *, with_attention: bool = False
+    ) -> tuple[Tensor, ExportedState, None]:
+        """Advance every row by one token.
+
+        Raises:
+            ConfigError: attention is asked for, which the file does not return.
+        """
+        if with_attention:
+            raise ConfigError(f"{self.encoder.path}: an exported model returns no attention. Use its checkpoint.")
+        outputs = self.stepper.run({"tokens": tokens, **state.tensors})
+        logits = outputs.pop("logits")
+        return logits, ExportedState(state.tensors | {k.removeprefix(NEW): v for k, v in outputs.items()}), None
