@@ -54,6 +54,14 @@ def test_smaller_images_are_padded_with_black_and_do_not_depend_on_the_batch():
         torch.testing.assert_close(black[key], alone[key])
 
 
+def test_the_backbones_own_mean_and_deviation_are_used_and_black_is_black_in_them():
+    model = build(backbone=VIT | dict(pixel_mean=[0.5] * 3, pixel_std=[0.25] * 3))
+    (image,) = images((20, 32))
+    prepared = model.prepare(image[None], None)
+    torch.testing.assert_close(prepared[0, :, :20], (image / 255 - 0.5) / 0.25, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(prepared[0, :, 20:], torch.full((3, 12, 32), -2.0))
+
+
 def test_normalised_images_are_padded_with_black_too():
     model = build()
     padded, mask = batch(*images((20, 32), (32, 10)))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.backbones.base import ModelOnBackbone
+from vitkit.backbones.base import ModelOnBackbone, pixel_statistics
 from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads.eomt import EoMTHead
@@ -127,11 +127,11 @@ class EoMT(MaskResults, ModelOnBackbone):
                 f"{patch}: resize them (EvalResize), or set model.backbone.image_size."
             )
         margins = [max(0, least - n) for n, least in zip((height, width), self.image_size)]
-        if not any(margins):
-            return images
-        padded = black.expand(len(images), -1, height + margins[0], width + margins[1]).clone()
-        padded[:, :, :height, :width] = images
-        return padded
+        if any(margins):
+            padded = black.expand(len(images), -1, height + margins[0], width + margins[1]).clone()
+            padded[:, :, :height, :width] = images
+            images = padded
+        return normalize_images(images, **pixel_statistics(self.backbone))
 
     def _takes_windows(self) -> bool:
         return not self.training and self.tasks == ("semantic",)
