@@ -208,10 +208,10 @@ def predict_pictures(
     for result in map_ahead(partial(write_picture, names=names, args=args), predictions):
         results.append(result)
         progress.step()
+    report_unreadable(broken, len(pictures))
     progress.finish()
     if empty:
         print(f"nothing was found in {len(empty)} of {len(results)} images:", *empty[:MAX_LISTED], sep="\n  ")
-    report_unreadable(broken, len(pictures))
     return results
 
 

@@ -187,3 +187,16 @@ def test_features_of_other_images_or_transforms_are_refused(folder):
         write_features(path, [torch.zeros(2, 2, 2, 2), torch.zeros(1, 2, 2, 3)], dataset(folder), weights_key=1)
     with pytest.raises(DataError, match="no file"):
         dataset(folder, features=str(path))
+
+
+def test_features_that_the_disk_has_no_room_for_are_an_error(folder):
+    # Mapped into memory they would end the process by a signal.
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_features(folder / "maps.npy", [torch.zeros(3, 64, 32, 32)], dataset(folder), weights_key=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (folder / "maps.json").exists()

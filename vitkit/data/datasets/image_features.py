@@ -100,29 +100,32 @@ def write_features(
         content of NAME.json.
     Raises:
         DataError: the maps differ in size.
+        OSError: they cannot be written, such as on a full disk.
     """
-    path, description_file, array, row = Path(path), Path(path).with_suffix(".json"), None, 0
+    path, description_file, shape, row = Path(path), Path(path).with_suffix(".json"), (), 0
     path.parent.mkdir(parents=True, exist_ok=True)
     description_file.unlink(missing_ok=True)
-    for batch in maps:
-        if array is None:
-            shape = (len(dataset), *batch.shape[1:])
-            array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
-        if batch.shape[1:] != array.shape[1:]:
-            raise DataError(
-                f"features: image {dataset.image_ids[row]} has a map of {tuple(batch.shape[1:])}, others of "
-                f"{array.shape[1:]}. Features need images of one size: set `transforms` to "
-                "ClassificationEvalTransforms."
-            )
-        array[row : row + len(batch)] = batch.cpu().numpy()
-        row += len(batch)
+    # Not mapped into memory: where the disk is full, that ends the process without a word.
+    with path.open("wb") as file:
+        for batch in maps:
+            if not shape:
+                shape = (len(dataset), *batch.shape[1:])
+                header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+            if batch.shape[1:] != shape[1:]:
+                raise DataError(
+                    f"features: image {dataset.image_ids[row]} has a map of {tuple(batch.shape[1:])}, others of "
+                    f"{shape[1:]}. Features need images of one size: set `transforms` to "
+                    "ClassificationEvalTransforms."
+                )
+            file.write(batch.float().cpu().numpy().tobytes())
+            row += len(batch)
     assert row == len(dataset)
-    array.flush()
     description = {
         "images": dataset.images_key(),
         "transforms": dataset.transforms_key,
         "weights_key": weights_key,
-        "shape": list(array.shape),
+        "shape": list(shape),
     }
     description_file.write_text(json.dumps(description), encoding="utf-8")
     return description
