@@ -123,8 +123,8 @@ def read_heads(state: State, model: nn.Module) -> State:
     return state
 
 
-def write_heads(state: State, model: nn.Module) -> State:
-    """Write the heads under all names that they have there."""
+def write_heads(state: State, model: nn.Module, *, decoder: str = "model.decoder.") -> State:
+    """Write the heads under all names that they have there; `decoder` is the prefix of the second ones."""
     num_layers = len({key.split(".")[3] for key in state if key.startswith("head.decoder.layers.")})
     written = {}
     for key in list(state):
@@ -141,7 +141,7 @@ def write_heads(state: State, model: nn.Module) -> State:
     two_stage = "head.proposals.enc_output.weight" in state
     refines = f"{_HEADS['bbox_embed']}.1.layers.0.weight" in model.state_dict()
     second_names = [name for name, has in (("bbox_embed", refines), ("class_embed", two_stage)) if has]
-    written |= {f"model.decoder.{k}": v.clone() for k, v in written.items() if k.startswith(tuple(second_names))}
+    written |= {f"{decoder}{k}": v.clone() for k, v in written.items() if k.startswith(tuple(second_names))}
     return state | written
 
 

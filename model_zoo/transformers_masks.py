@@ -1,5 +1,8 @@
 """Key names of the transformers library's MaskFormer and Mask2Former, both ways; with its ResNet or its Swin."""
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -15,6 +18,29 @@ _COARSE_TO_FINE = ("res4", "res3", "res2")
 """The maps that MaskFormer's pyramid adds to, in the order of its layers."""
 
 
+def write_empty_weight(state: State, model: nn.Module) -> State:
+    """Write the weights of the classes in the loss, which are a buffer there."""
+    rows = len(state["head.class_embed.bias"])
+    return state | {"criterion.empty_weight": torch.tensor([1.0] * (rows - 1) + [0.1])}
+
+
+def write_position_indices(state: State, model: nn.Module) -> State:
+    """Write which entry of a window's table each pair of its pixels has, which is a buffer of MaskFormer's Swin."""
+    indices = {}
+    for key, table in state.items():
+        if key.endswith(".relative_position_bias_table"):
+            side = (math.isqrt(len(table)) + 1) // 2
+            pixels = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+            offsets = pixels[:, None] - pixels + side - 1
+            index = offsets[..., 0] * (2 * side - 1) + offsets[..., 1]
+            indices[key.replace("bias_table", "index")] = index
+    return state | indices
+
+
+def _only_writing(write: Callable[[State, nn.Module], State]) -> Custom:
+    return Custom(lambda state, _: state, write)
+
+
 def unused_norm(theirs: str) -> Custom:
     """Write the last norm of a Swin Transformer whose map nothing reads: they have one, vitkit has not."""
 
@@ -24,7 +50,7 @@ def unused_norm(theirs: str) -> Custom:
             state |= {f"{theirs}layernorm.weight": torch.ones_like(norm), f"{theirs}layernorm.bias": norm * 0}
         return state
 
-    return Custom(lambda state, _: state, write)
+    return _only_writing(write)
 
 
 def resnet_backbone() -> list[Rule]:
@@ -61,10 +87,12 @@ MASKFORMER_RULES: list[Rule] = [
     ),
     Rename("^class_predictor.", "^head.class_embed."),
     Rename("^mask_embedder.{i}.0.", "^head.mask_embed.layers.{i}."),
+    _only_writing(write_empty_weight),
 ]
 MASKFORMER_RESNET = KeyTable([*resnet_backbone(), *MASKFORMER_RULES])
 MASKFORMER_SWIN = KeyTable(
     [
+        _only_writing(write_position_indices),
         *swin_rules(f"{_ENCODER}model.", "backbone.", stage=""),
         # The norms of the maps stand outside the model whose maps they are.
         *below(_ENCODER, "backbone.", [(f"hidden_states_norms.{i}.", f"norm{i}.") for i in range(4)]),
@@ -123,6 +151,7 @@ MASK2FORMER_RULES: list[Rule] = [
         ],
     ),
     Rename("^class_predictor.", "^head.class_embed."),
+    _only_writing(write_empty_weight),
 ]
 MASK2FORMER_RESNET = KeyTable([*resnet_backbone(), *MASK2FORMER_RULES])
 MASK2FORMER_SWIN = KeyTable(

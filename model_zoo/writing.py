@@ -1,0 +1,52 @@
+"""vitkit's weights under the names of the original repositories, or of the transformers library."""
+
+from typing import Literal, NamedTuple
+
+from torch import nn
+
+from vitkit.errors import CheckpointError
+from vitkit.model_zoo.converter import State
+from vitkit.model_zoo.converters import TRANSFORMERS_FORMATS
+from vitkit.model_zoo.official_formats import FORMATS as OFFICIAL_FORMATS
+
+_FORMATS = {"official": OFFICIAL_FORMATS, "transformers": TRANSFORMERS_FORMATS}
+_OURS = ("head.", "neck.", "encoder.", "decoder.")
+"""How names begin that no other project has."""
+
+
+class Written(NamedTuple):
+    """Weights under another project's names."""
+
+    state: State
+    format: str
+    """Whose names they are."""
+
+
+def written(model: nn.Module, target: Literal["official", "transformers"]) -> Written:
+    """Return a model's weights under others' names.
+
+    Args:
+        model: of a classifier, the backbone is written.
+        target: the original repository of the model, or the transformers library.
+    Raises:
+        CheckpointError: they have no such model, or not all of its parts.
+    """
+    is_classifier = type(model).__name__ == "Classifier"
+    part = model.get_submodule("backbone") if is_classifier else model
+    form = next((form for form in _FORMATS[target] if form.is_of(part)), None)
+    if form is None:
+        backbone = (
+            f" on {type(model.get_submodule('backbone')).__name__}"
+            if "backbone" in dict(model.named_children())
+            else ""
+        )
+        names = ", ".join(dict.fromkeys(form.name for form in _FORMATS[target]))
+        raise CheckpointError(
+            f"{type(model).__name__}{backbone}, {target} names: there is no such model there. There are: {names}."
+        )
+    state = {key: value.detach().cpu().clone() for key, value in part.state_dict().items()}
+    result = form.table.write(dict(state), part)
+    left = [key for key in result if form.table.rules and key in state and key.startswith(_OURS)]
+    if left:
+        raise CheckpointError(f"{form.name}: has no {', '.join(left[:3])} ({len(left)} entries of the model in all).")
+    return Written(result, form.name)

@@ -1,0 +1,71 @@
+import json
+
+import pytest
+import torch
+
+from vitkit import load
+from vitkit.checkpoint import read_checkpoint, save_checkpoint
+from vitkit.config import load_config
+from vitkit.models import build_model
+from vitkit.tools import convert
+
+CONFIG = """
+from vitkit.configs.quickstart.detr import config as base
+
+def config():
+    cfg = base()
+    cfg["model"]["backbone"] = dict(type="ResNet", depth=18, norm="frozen_bn", pretrained=False)
+    cfg["model"]["head"]["norm_first"] = False  # the transformers library has no other
+    return cfg
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text(CONFIG)
+    config = load_config("tiny.py")
+    torch.manual_seed(0)
+    model = build_model(config["model"], classes=["cat", "dog"])
+    save_checkpoint("best.pth", {"model": model.state_dict(), "config": json.dumps(config), "classes": ["cat", "dog"]})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("target", "out", "key"),
+    [
+        ("official", "a.pth", "transformer.decoder.norm.weight"),
+        ("official", "a.safetensors", "transformer.decoder.norm.weight"),
+        ("transformers", "a.safetensors", "model.decoder.layernorm.weight"),
+        ("transformers", "a.pth", "model.decoder.layernorm.weight"),
+        ("vitkit", "a.safetensors", "head.decoder.norm.weight"),
+    ],
+)
+def test_weights_come_back_as_they_were(run, target, out, key, capsys):
+    convert.main(["best.pth", "--to", target, "--out", out])
+    assert f"wrote {out}" in capsys.readouterr().out
+    content = read_checkpoint(out)
+    assert key in (content["model"] if out == "a.pth" and target == "official" else content)
+    again = load("tiny.py", out, classes=["cat", "dog"]).model.state_dict()
+    assert all(torch.equal(again[name], value) for name, value in run.state_dict().items())
+
+
+def test_vitkits_own_file_is_a_model_by_itself(run):
+    convert.main(["best.pth", "--to", "vitkit", "--out", "own.pth"])
+    model = load("own.pth")
+    assert model.classes == ["cat", "dog"]
+    assert torch.equal(model.model.head.query_embed.weight, run.head.query_embed.weight)
+
+
+def test_what_cannot_be_written_is_an_error_of_one_line(run, capsys):
+    for argv, message in (
+        (["best.pth", "--to", "official", "--out", "best.pth"], "best.pth: is there already"),
+        (["best.pth", "--to", "official", "--out", "tiny.py/a.pth"], "tiny.py/a.pth: not saved"),
+        (["nothing.pth", "--to", "official", "--out", "a.pth"], "nothing.pth"),
+    ):
+        with pytest.raises(SystemExit) as error:
+            convert.main(argv)
+        assert message in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(SystemExit):
+        convert.main(["best.pth", "--to", "official", "--out", "a.txt"])
+    assert "ends in .pth or .safetensors" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""Write a model's weights under the names of its original repository, of the transformers library, or of vitkit.
+
+MODEL is anything that vitkit loads: a name of the model zoo, a run, a config with its weights, a folder of the
+transformers library or hf:OWNER/NAME. Reading the result back gives the same weights, bit for bit. Under vitkit's names
+a .pth file also holds the config and the classes, so that it is a model by itself.
+
+Examples:
+    python tools/convert.py runs/detr --to official --out detr.pth
+    python tools/convert.py mask2former_r50_coco_instance --to transformers --out model.safetensors
+    python tools/convert.py hf:facebook/detr-resnet-50 --to vitkit --out detr.pth
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from vitkit.checkpoint import save_checkpoint
+from vitkit.checkpoint.folders import write_safetensors
+from vitkit.errors import CheckpointError
+from vitkit.inference import Predictor, find_trained, load
+from vitkit.model_zoo.writing import written
+from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
+
+ENDINGS = (".pth", ".safetensors")
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
+    parser.add_argument("--to", choices=("official", "transformers", "vitkit"), required=True, help="whose names")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write, .pth or .safetensors")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
+    add_trust(parser)
+    args = parser.parse_intermixed_args(argv)
+    sort_model(args)
+    if args.out.suffix not in ENDINGS:
+        parser.error(f"--out {args.out}: expected a name that ends in {' or '.join(ENDINGS)}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with errors_in_one_line():
+        run(args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load the model and write its weights."""
+    if args.out.exists() and not args.overwrite:
+        raise CheckpointError(f"--out {args.out}: is there already. Choose another name, or add --overwrite.")
+    config, weights = find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust)
+    loaded = load(config, weights)
+    more: dict[str, Any] = {}
+    if args.to == "vitkit":
+        state, names = loaded.model.state_dict(), "vitkit"
+        if isinstance(loaded, Predictor):
+            more = {"config": json.dumps(config), "classes": loaded.classes, "things": _things(loaded)}
+    else:
+        state, names = written(loaded.model, args.to)
+    if args.out.suffix == ".safetensors":
+        write_safetensors(args.out, state)
+    else:
+        # The transformers library reads a file of weights alone.
+        save_checkpoint(args.out, state if args.to == "transformers" else {"model": dict(state), **more})
+    print(f"{loaded.report}\nwrote {args.out}: {len(state)} entries, names of {names}")
+
+
+def _things(loaded: Predictor) -> list[bool] | None:
+    """Which classes have instances, where the model of masks says so."""
+    return getattr(loaded.model, "things", None)
+
+
+if __name__ == "__main__":
+    main()
