@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
-import vitkit
 from vitkit import model_zoo
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
@@ -31,7 +31,7 @@ def describe(
         licence: of its weights; None: what the model zoo says.
     """
     about = {
-        "vitkit": vitkit.__version__,
+        "vitkit": version("vitkit"),
         "model": name,
         "type": type(predictor.model).__name__,
         "licence": licence or model_zoo.index().get(name, {}).get("licence"),
