@@ -53,9 +53,9 @@ def predictor_of(name):
 
 
 @torch.no_grad()
-def recorded(predictor, module):
+def recorded(predictor, module, image=IMAGE):
     """The weights of a module's only call, the mean of the heads (L, S)."""
-    batch = predictor.prepare([IMAGE])
+    batch = predictor.prepare([image])
     with AttentionRecorder(nn.ModuleDict({"module": module})) as maps:
         predictor.model(**batch.inputs)
     return maps["module"][0][0].mean(dim=0)
@@ -106,6 +106,28 @@ def test_a_vits_patches_are_seen_without_its_other_tokens(registers):
     assert torch.allclose(attention.encoder.maps.flatten(1), weights[-24:, -24:], atol=1e-6)
     assert attention.encoder.covered == pytest.approx((64 / 60, 96 / 90))
     assert attention.decoder is None and attention.queries is None
+
+
+def eomt(*tasks):
+    torch.manual_seed(0)
+    backbone = dict(type="ViT", d_model=32, depth=3, num_heads=2, image_size=64)
+    spec = dict(type="EoMT", backbone=backbone, num_queries=5, num_blocks=2, tasks=list(tasks))
+    return Predictor(build_model(spec, classes=["a", "b"]), ["a", "b"])
+
+
+def test_queries_among_the_tokens_of_a_vit_are_seen():
+    predictor = eomt("instance")
+    attention = image_attention(predictor, IMAGE[:, :64])
+    weights = recorded(predictor, predictor.model.backbone.blocks[2].attn, IMAGE[:, :64])
+    assert weights.shape == (5 + 1 + 16,) * 2  # queries, the class token, patches
+    assert torch.allclose(attention.decoder.maps.flatten(1), weights[:5, 6:], atol=1e-6)
+    assert torch.allclose(attention.encoder.maps.flatten(1), weights[6:, 6:], atol=1e-6)
+    assert attention.decoder.layer == 1 and attention.queries.scores.shape == (5,)
+
+
+def test_a_picture_taken_in_windows_is_refused():
+    with pytest.raises(ConfigError, match="EoMT takes a picture of this size in windows.* at most 64 x 64 pixels"):
+        image_attention(eomt("semantic"), IMAGE)
 
 
 def test_deformable_attention_is_sampled():

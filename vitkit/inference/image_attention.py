@@ -14,6 +14,7 @@ from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError
 from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.inference.predictor import Predictor
+from vitkit.models.eomt import EoMT
 from vitkit.nn.attention import AttentionRecorder, MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
@@ -115,8 +116,10 @@ def encoder_layers(model: nn.Module) -> list[nn.Module]:
     return [block.attn for block in backbone.blocks if block.attn.window_size is None]
 
 
-def decoder_layers(model: nn.Module) -> list[MultiHeadAttention] | list[MultiScaleDeformableAttention]:
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Return the attention from queries to the image, layer by layer; an empty list if the model has none."""
+    if isinstance(model, EoMT):
+        return [block.attn for block in model.backbone.blocks[-model.num_blocks :]]
     head = child(model, "head")
     decoder = None if head is None else child(head, "decoder") or head
     layers = None if decoder is None else child(decoder, "layers")
@@ -273,21 +276,33 @@ def image_attention(
     Args:
         encoder_layer: of `encoder_layers`; the last by default.
         decoder_layer: of `decoder_layers`.
+    Raises:
+        ConfigError: the model takes the picture in windows.
     """
     model = predictor.model
     chosen = {"encoder": (encoder_layers(model), encoder_layer), "decoder": (decoder_layers(model), decoder_layer)}
     # Only these two: the maps of all layers would take gigabytes for a large image.
     recorded = {name: layers[number] for name, (layers, number) in chosen.items() if layers}
     view = record(predictor, image, AttentionRecorder(nn.ModuleDict(recorded)))
+    if "windows" in view.outputs:
+        raise ConfigError(
+            f"{type(model).__name__} takes a picture of this size in windows, whose attention is not drawn. Give one "
+            f"of at most {' x '.join(map(str, model.image_size))} pixels (height x width)."
+        )
 
     attention: dict[str, LayerAttention | None] = {"encoder": None, "decoder": None}
     for name in recorded:
         layers, number = chosen[name]
         number %= len(layers)
         size, covered = _attended_map(model, view, recorded[name], number)
-        weights = view.records[name][0][0].mean(dim=0).float().cpu()
-        if name == "encoder":  # a ViT's class token and registers come first
-            weights = weights[-math.prod(size) :, -math.prod(size) :]
+        # One module may be both, and is recorded once.
+        weights = view.records.get(name, view.records.get("encoder"))[0][0].mean(dim=0).float().cpu()
+        num_locations = math.prod(size)
+        weights = weights[:, -num_locations:]  # a ViT's class token and registers come first
+        if name == "encoder":
+            weights = weights[-num_locations:]
+        elif isinstance(model, EoMT):  # its queries come before these
+            weights = weights[: model.head.query_embed.num_embeddings]
         attention[name] = LayerAttention(number, weights.unflatten(-1, size), covered)
     queries = None if attention["decoder"] is None else Queries.of(view, len(predictor.classes))
     return ImageAttention(image, predictor.classes, attention["encoder"], attention["decoder"], queries)
