@@ -22,7 +22,10 @@ def add_device(parser: argparse.ArgumentParser, *, default: str | None = None) -
     parser.add_argument("--device", type=_device, default=default, help=f"cpu or cuda ({default})")
 
 
-MODEL_HELP = "a name of the model zoo, the folder or a checkpoint of a run, or a config (file or installed name)"
+MODEL_HELP = (
+    "a name of the model zoo, the folder or a checkpoint of a run, a config (file or installed name), a folder of the "
+    "transformers library, or hf:OWNER/NAME"
+)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from vitkit.data.datasets.video import sampling_of
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference.exported import checkpoint_of, exported_model, is_exported
 from vitkit.inference.predictor import Predictor
-from vitkit.inference.transformers_configs import check_architecture, config_of
+from vitkit.inference.transformers_configs import check_architecture, config_of, is_text_model
 from vitkit.inference.translator import Translator
 from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
@@ -65,6 +65,11 @@ def load(
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
     checkpoint = _own_checkpoint(weights)
     vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {})
+    if not vocabularies and isinstance(weights, Path) and is_text_model(weights):
+        raise ConfigError(
+            f"{source}: a Marian model's tokens are in its SentencePiece models, which vitkit does not read. Build the "
+            "model (vitkit.inference.find_model) and load its weights (load_weights) to translate token ids."
+        )
     if classes is None and not vocabularies:
         classes, trained_things = _trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vitkit.checkpoint.folders import CONFIG, read_object
+from vitkit.checkpoint.folders import CONFIG, is_transformers_folder, read_object
 from vitkit.checkpoint.hub import PREPROCESSOR
 from vitkit.config import load_config
 from vitkit.errors import ConfigError
@@ -42,6 +42,12 @@ def check_architecture(path: Path) -> str:
             f"{', '.join(sorted(BUILDERS))}. {nearest(str(kind), BUILDERS)}"
         )
     return kind
+
+
+def is_text_model(weights: Path) -> bool:
+    """Whether weights are a folder of the library with a model of text."""
+    path = weights / CONFIG
+    return is_transformers_folder(weights) and path.is_file() and read_object(path).get("model_type") == "marian"
 
 
 def config_of(folder: Path, name: str | None = None) -> Section:

@@ -1,0 +1,165 @@
+"""Repositories of the hub, from a server on this machine that answers as the hub does."""
+
+import hashlib
+import http.server
+import json
+import threading
+from urllib.parse import unquote
+
+import pytest
+import torch
+from safetensors.torch import save
+
+import vitkit
+from vitkit import CheckpointError, ConfigError, load_weights
+from vitkit.checkpoint import hub
+from vitkit.models import build_model
+
+huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs pip install -e '.[hub]'")
+
+COMMIT = "a" * 40
+SMALL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32)
+VIT = SMALL | dict(
+    model_type="vit", architectures=["ViTForImageClassification"], patch_size=16, id2label={"0": "cat", "1": "dog"}
+)
+
+
+def weights():
+    """A small ViT under the names of the transformers library."""
+    from vitkit.model_zoo.writing import written
+
+    torch.manual_seed(0)
+    backbone = dict(type="ViT", patch_size=16, d_model=16, depth=1, num_heads=2, mlp_ratio=2.0, image_size=32)
+    model = build_model(dict(type="Classifier", num_classes=2, backbone=backbone))
+    return written(model, "transformers").state
+
+
+def sharded(state):
+    files = {f"model-{i}.safetensors": dict(list(state.items())[i::2]) for i in range(2)}
+    index = {"weight_map": {key: name for name, part in files.items() for key in part}}
+    return {name: save(part) for name, part in files.items()} | {
+        "model.safetensors.index.json": json.dumps(index).encode()
+    }
+
+
+@pytest.fixture
+def repositories(monkeypatch, tmp_path):
+    """What the server has: repository -> file -> content; "asked" lists what was fetched from it."""
+    content = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.answer(body=False)
+
+        def do_GET(self):
+            content["asked"].append(self.path.rsplit("/", 1)[-1])
+            self.answer(body=True)
+
+        def answer(self, *, body):
+            repository, _, rest = unquote(self.path).lstrip("/").partition("/resolve/")
+            revision, _, name = rest.partition("/")
+            files = content.get(repository)
+            missing = None
+            if files is None:
+                missing = "RepoNotFound"
+            elif revision not in ("main", COMMIT):
+                missing = "RevisionNotFound"
+            elif name not in files:
+                missing = "EntryNotFound"
+            data = b"" if missing else files[name]
+            self.send_response(404 if missing else 200)
+            if missing:
+                self.send_header("X-Error-Code", missing)
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if body:
+                self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    content["asked"] = []
+    monkeypatch.setattr(hub, "_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    yield content
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_repository_is_a_model_downloaded_once(repositories):
+    state = weights()
+    processor = json.dumps(dict(size=dict(height=32, width=32), image_mean=[0.5] * 3, image_std=[0.5] * 3))
+    repositories["cats/vit"] = {
+        "config.json": json.dumps(VIT).encode(),
+        "model.safetensors": save(state),
+        "preprocessor_config.json": processor.encode(),
+        "pytorch_model.bin": b"never asked for",
+    }
+    model = vitkit.load("hf:cats/vit")
+    assert model.classes == ["cat", "dog"] and model.transforms is not None
+    assert torch.equal(model.model.backbone.head.weight, state["classifier.weight"])
+    assert sorted(repositories["asked"]) == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    other = vitkit.load("hf:cats/vit").model
+    load_weights(other, "hf:cats/vit")
+    assert len(repositories["asked"]) == 3
+    with pytest.raises(CheckpointError, match="hf:cats/vit@v2: the repository has no revision 'v2'"):
+        vitkit.load("hf:cats/vit@v2")
+
+
+def test_weights_in_several_files_are_fetched_all(repositories, monkeypatch):
+    state = weights()
+    repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(state)}
+    model = vitkit.load("hf:cats/large").model
+    assert torch.equal(model.backbone.pos_embed, state["vit.embeddings.position_embeddings"])
+    # Without the network what is in the cache will do.
+    monkeypatch.setattr(hub, "_ENDPOINT", "http://127.0.0.1:9")
+    again = vitkit.load("hf:cats/large").model
+    assert torch.equal(again.backbone.pos_embed, model.backbone.pos_embed)
+
+
+def test_an_architecture_that_vitkit_lacks_is_refused_before_its_weights_are_fetched(repositories):
+    config = dict(model_type="yolos", architectures=["YolosForObjectDetection"])
+    repositories["others/yolos"] = {"config.json": json.dumps(config).encode(), "model.safetensors": b"large"}
+    with pytest.raises(
+        ConfigError, match="'yolos' .architectures: YolosForObjectDetection.* It has deformable_detr, detr"
+    ):
+        vitkit.load("hf:others/yolos")
+    assert repositories["asked"] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hf:nobody/nothing", "hf:nobody/nothing: no such repository, or a private one"),
+        ("hf:a/b/c", "hf:a/b/c: not the name of a repository; expected hf:OWNER/NAME"),
+        ("hf:cats/text", "hf:cats/text: has no config.json"),
+        ("hf:cats/empty", "hf:cats/empty: holds no weights: expected model.safetensors"),
+    ],
+)
+def test_names_that_are_no_model_say_so(repositories, name, message):
+    repositories["cats/text"] = {"README.md": b"x"}
+    repositories["cats/empty"] = {"config.json": json.dumps(VIT).encode()}
+    with pytest.raises(CheckpointError, match=message) as error:
+        vitkit.load(name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_hub_out_of_reach_says_what_to_do(repositories, monkeypatch):
+    monkeypatch.setattr(hub, "_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(CheckpointError, match="hf:cats/vit: cannot be reached, and is not in the cache") as error:
+        vitkit.load("hf:cats/vit")
+    assert "HF_HUB_OFFLINE" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_cache_without_room_says_where(repositories, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
+    with pytest.raises(CheckpointError, match="config.json cannot be stored or fetched .No space left.* set HF_HOME"):
+        vitkit.load("hf:cats/vit")
