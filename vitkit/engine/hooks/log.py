@@ -144,7 +144,7 @@ class ProgressLog(Hook):
         self._printed_at = time.monotonic()
         # Auxiliary layers repeat the final one's terms, and are only in the file.
         losses = record["losses"].items()
-        terms = " ".join(f"{name} {value:.3f}" for name, value in losses if not name.startswith("aux"))
+        terms = " ".join(f"{name} {value:.3f}" for name, value in losses if "aux" not in name)
         say(
             f"epoch {record['epoch']:.2f}/{run.settings.epochs}  step {record['step']}  loss {record['loss']:.3f} "
             f"({terms})  lr {record['lr']:.1e}  {record['it_s']:.2f} it/s  ETA {self._time_left(run, record['it_s'])}  "
