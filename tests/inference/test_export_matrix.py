@@ -22,7 +22,7 @@ SMALL = "model.backbone=dict(type='ResNet', depth=18, norm='bn', pretrained=Fals
 LAYERS = ["model.head.num_encoder_layers=1", "model.head.num_decoder_layers=2", "model.num_queries=20"]
 MODELS = {
     "Classifier, ResNet-18": ("quickstart/classifier", []),
-    "Classifier, ViT": ("vit_b16_in1k", ["model.backbone.depth=2", "model.backbone.embed_dim=192"]),
+    "Classifier, ViT": ("vit_b16_in1k", ["model.backbone.depth=2", "model.backbone.d_model=192"]),
     "Classifier, Swin": ("swin_tiny_in1k", ["model.backbone.depths=[1,2,1,1]"]),
     "DETR": ("quickstart/detr", []),
     "DETR with masks": ("detr_r50_panoptic", [SMALL, *LAYERS]),

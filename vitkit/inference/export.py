@@ -250,6 +250,7 @@ def write_onnx(
         quantize(path)
     model = onnx.load(path)
     name_axes(model.graph, axes)
+    del model.metadata_props[:]  # the quantiser's own
     for name, text in texts.items():
         entry = model.metadata_props.add()
         entry.key, entry.value = name, text

@@ -210,7 +210,7 @@ class ShowAttendTell(Captioner):
 
     def _locations(self, weights: Tensor, state: CaptionState) -> tuple[Tensor, Tensor]:
         """The share of each location that the decoder gets, (N, S), and the log weights of the drawn ones, (N,)."""
-        none_drawn = weights.new_zeros(len(weights))
+        none_drawn = weights.new_zeros(weights.shape[0])
         if not self.hard or (state.sampled is None and self.hard_inference == "expected"):
             return weights, none_drawn
         if state.sampled is None:
