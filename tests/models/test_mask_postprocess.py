@@ -184,15 +184,14 @@ def test_instance_inference_equals_the_original():
         assert (labels == wanted).float().mean() > 0.95 and labels.sort().values.tolist() == sorted(wanted.tolist())
 
 
-def test_a_datasets_things_reach_the_model_that_asks():
+def test_a_datasets_things_reach_the_model_and_win_over_its_own():
     options = dict(neck=dict(type="FPNPixelDecoder", out_channels=32), head=dict(type="MaskFormerHead", d_ffn=32))
     with torch.device("meta"):
         model = build_model(spec(["panoptic"], **options), classes=["cat", "sky"], things=[True, False])
         assert model.things == [True, False]
-        own = build_model(
-            {**spec(["panoptic"], **options), "things": [False, True]}, classes=["a", "b"], things=[True] * 2
-        )
-    assert own.things == [False, True]
+        stated = {**spec(["panoptic"], **options), "num_classes": 2, "things": [False, True]}
+        assert build_model(stated).things == [False, True]
+        assert build_model(stated, classes=["a", "b"], things=[True] * 2).things == [True] * 2
 
 
 @pytest.mark.parametrize(
