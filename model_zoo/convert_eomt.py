@@ -8,9 +8,6 @@ from torch import nn
 from vitkit.errors import CheckpointError
 from vitkit.model_zoo.converter import Converter, State
 
-_NORMALIZATION = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-"""ImageNet's, by which vitkit's models normalise RGB values in 0..1."""
-
 _TRANSFORMERS_VIT = (
     (r"^backbone\.(?:embeddings|patch_embed)\.(cls_token|register_tokens|mask_token)$", r"backbone.\1"),
     (r"^backbone\.(?:embeddings|patch_embed)\.patch_embeddings\.(?:projection\.)?", "backbone.patch_embed.proj."),
@@ -48,14 +45,14 @@ def _fit_official(state: State, model: nn.Module) -> State:
     """Check how pixels are normalised, and drop what has no counterpart.
 
     Raises:
-        CheckpointError: pixels are normalised otherwise than vitkit does.
+        CheckpointError: pixels are normalised otherwise than the model's backbone does.
     """
-    for name, expected in _NORMALIZATION.items():
+    for name, expected in dict(mean=model.backbone.pixel_mean, std=model.backbone.pixel_std).items():
         values = state.pop(f"encoder.pixel_{name}", None)
         if values is not None and not torch.allclose(values.flatten().float().cpu(), torch.tensor(expected), atol=1e-3):
             raise CheckpointError(
-                f"encoder.pixel_{name}: the weights expect images normalised by {values.flatten().tolist()}; vitkit "
-                f"normalises by {list(expected)}."
+                f"encoder.pixel_{name}: the weights expect images normalised by {values.flatten().tolist()}; the "
+                f"model normalises by {list(expected)}: set model.backbone.pixel_{name}."
             )
     return _join_projections({key: value for key, value in state.items() if not key.startswith("criterion.")})
 

@@ -92,6 +92,16 @@ def test_noised_targets_change_nothing_for_the_usual_queries(variant):
         torch.testing.assert_close(beside["aux_outputs"][0][name], alone["aux_outputs"][0][name])
 
 
+@pytest.mark.parametrize("variant", HEADS)
+def test_a_batch_without_padding_needs_no_mask(variant):
+    model = make_model(variant).eval()
+    images = small_batch()[0]
+    with torch.no_grad():
+        outputs, masked = model(images), model(images, torch.zeros(len(images), *images.shape[-2:], dtype=torch.bool))
+    for name in ("pred_logits", "pred_boxes"):
+        torch.testing.assert_close(outputs[name], masked[name], atol=1e-5, rtol=1e-5)
+
+
 def test_groups_of_noised_targets_do_not_see_each_other():
     model = make_model("dino")
     denoising = model.head.denoising

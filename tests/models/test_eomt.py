@@ -1,5 +1,6 @@
 """What EoMT does beyond its golden case: sizes, windows, annealing, errors, weights of others."""
 
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -311,3 +312,13 @@ def test_on_dinov3_equals_transformers_with_its_names():
         expected, got = theirs(pixel_values=x), ours(x)
     torch.testing.assert_close(got["pred_logits"], expected.class_queries_logits, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got["pred_masks"], expected.masks_queries_logits, atol=1e-3, rtol=1e-4)
+
+
+def test_a_model_can_be_sent_to_another_process():
+    model = build()
+    model.set_mask_probabilities([0.0, 1.0])
+    copied = pickle.loads(pickle.dumps(model))
+    copied.load_state_dict(model.state_dict())
+    (image,) = images((32, 32))
+    with torch.no_grad():
+        torch.testing.assert_close(copied(image[None])["pred_masks"], model(image[None])["pred_masks"])

@@ -72,7 +72,7 @@ class EoMT(MaskResults, ModelOnBackbone):
         )
         self.register_buffer("attn_mask_probs", torch.ones(num_blocks))
         self._masked_blocks = [masked_attention] * num_blocks
-        self.register_load_state_dict_post_hook(lambda model, _: model._note_masked_blocks())
+        self.register_load_state_dict_post_hook(_note_masked_blocks)
         self.set_tasks(settings, num_classes)
 
     def set_mask_probabilities(self, probabilities: Sequence[float]) -> None:
@@ -241,3 +241,8 @@ def _check_backbone(backbone: nn.Module) -> None:
         )
     if any(block.attn.rel_pos_h is not None for block in backbone.blocks):
         raise ConfigError(f"model.backbone: EoMT needs a ViT without relative_positions. {remedy}")
+
+
+def _note_masked_blocks(model: EoMT, _: Any) -> None:
+    """Note them after weights were loaded; a function of the module, so that the model can be pickled."""
+    model._note_masked_blocks()
