@@ -212,7 +212,8 @@ def served(detr, tmp_path, monkeypatch, free_port):
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    terminate = signal.getsignal(signal.SIGTERM)
+    terminate, interrupt = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     connect, outside = socket.socket.connect, []
 
     def connect_here(self, address):
@@ -256,6 +257,7 @@ def served(detr, tmp_path, monkeypatch, free_port):
 
     yield serve
     signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def test_the_page_is_served_here_alone_and_ends_at_ctrl_c(served, capsys):
