@@ -22,7 +22,7 @@ from vitkit.nn.position import resize_positions_1d
 Size = tuple[int, ...]
 
 MAX_BIAS = 2**20
-"""Scores of a head and image up to which they get a bias."""
+"""Scores of a head and an image up to which they get a bias; those of clips get none."""
 
 
 def attend_relative(
@@ -41,7 +41,7 @@ def attend_relative(
         (B, heads, L, d).
     """
     scores = relative_scores(q[:, :, int(class_token) :], tables, q_size, k_size)
-    if plain_only() or q.shape[2] * k.shape[2] <= MAX_BIAS:
+    if plain_only() or (len(tables) == 2 and q.shape[2] * k.shape[2] <= MAX_BIAS):
         bias = spread_scores(scores, k_size)
         return attend(q, k, v, F.pad(bias, (1, 0, 1, 0)) if class_token else bias)
     # As channels of q and k the positions need no (heads, L, S) bias. The fused kernel needs v as wide.
