@@ -11,6 +11,7 @@ In a program: `Runner("NAME.onnx")("street.jpg")`.
 import argparse
 import json
 import re
+import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -375,13 +376,27 @@ def main() -> None:
     parser.add_argument("--threshold", type=float, help="least score of the objects (as the file says)")
     parser.add_argument("--out", type=Path, help="a folder for drawn pictures")
     args = parser.parse_args()
-    runner = Runner(args.model, args.threshold)
-    for source in args.inputs:
-        result = runner(source)
-        print(json.dumps({"input": source} | as_json(result), ensure_ascii=False))
-        if args.out is not None and "source" not in runner.inputs:
+    # ONNX Runtime has an exception for each of its states, without a common base.
+    try:
+        runner = Runner(args.model, args.threshold)
+    except Exception as error:
+        sys.exit(f"error: {args.model}: {error}")
+    if args.out is not None:
+        try:
             args.out.mkdir(parents=True, exist_ok=True)
-            draw(open_picture(source), result).save(args.out / f"{Path(source).stem}.png")
+        except OSError as error:
+            sys.exit(f"error: --out {args.out}: expected a folder ({error.strerror}).")
+    failed = 0
+    for source in args.inputs:
+        try:
+            result = runner(source)
+            print(json.dumps({"input": source} | as_json(result), ensure_ascii=False))
+            if args.out is not None and "source" not in runner.inputs:
+                draw(open_picture(source), result).save(args.out / f"{Path(source).stem}.png")
+        except Exception as error:
+            failed += 1
+            print(f"error: {source}: {error}", file=sys.stderr)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
