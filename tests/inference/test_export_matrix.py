@@ -13,6 +13,7 @@ from vitkit.inference.export import ExportSettings, export_model, parts_of
 from vitkit.inference.export_checks import run_graph
 from vitkit.inference.export_metadata import describe
 from vitkit.inference.exported import open_exported
+from vitkit.models.classifier import Classifier
 from vitkit.vocabulary import Vocabulary
 
 pytest.importorskip("onnxruntime")
@@ -55,7 +56,9 @@ def predictor_of(config):
         vocabularies = dict(source=vocabulary, target=vocabulary)
         return Translator(build_model(config["model"], vocabularies=vocabularies), vocabularies)
     model = build_model(config["model"])
-    return Predictor(model, [str(k) for k in range(1000)])
+    # A classifier's images have the size that it was trained at; others are kept small.
+    transforms = config["data"]["val"].get("transforms") if isinstance(model, Classifier) else None
+    return Predictor(model, [str(k) for k in range(1000)], transforms=transforms)
 
 
 def cpu_seconds(*functions, rounds=3):

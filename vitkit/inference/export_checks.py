@@ -7,12 +7,16 @@ from statistics import median
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
+from vitkit.data.transforms.classification import ClassificationEvalTransforms
+from vitkit.errors import ConfigError
 from vitkit.inference.export_graphs import ExportGraph
 from vitkit.inference.exported import NEW, ExportedFile
 from vitkit.inference.predictor import Predictor
+from vitkit.models.classifier import Classifier
 from vitkit.structures import BOS, EOS, PAD
 
 Inputs = dict[str, Tensor]
@@ -46,15 +50,47 @@ def image_inputs(predictor: Predictor, pictures: Sequence[np.ndarray], size: tup
     Args:
         pictures: (H, W, 3) uint8 RGB, at least one.
         size: height and width that all images must have; None: any.
+    Raises:
+        ConfigError: it is not the size of a classifier's images.
     """
+    if size is not None and isinstance(predictor.model, Classifier):
+        check_crop(predictor, size)
     one, two = pictures[:1], (list(pictures) * 2)[:2]
     single, pair = predictor.prepare(one).inputs, predictor.prepare(two).inputs
     height, width = single["images"].shape[-2:]
     part = {name: value[..., : height * 3 // 4, : width * 2 // 3] for name, value in single.items()}
     batches = [(one, single), (two, pair), (one, part)]
     if size is not None:
-        batches = [(shown, {name: resize(x, list(size)) for name, x in batch.items()}) for shown, batch in batches[:2]]
+        batches = [(shown, fitted(batch, size)) for shown, batch in batches[:2]]
     return [batch | {"image_sizes": torch.tensor([p.shape[:2] for p in shown])} for shown, batch in batches]
+
+
+def check_crop(predictor: Predictor, size: tuple[int, int]) -> None:
+    """Check that a classifier's transforms make images of one size: it would take padding for a part of the image.
+
+    Raises:
+        ConfigError: they do not, or of another one.
+    """
+    transforms = predictor.transforms
+    side = transforms.size if isinstance(transforms, ClassificationEvalTransforms) else None
+    if size == (side, side):
+        return
+    got = "are of any size" if side is None else f"are cropped to {side}x{side}"
+    raise ConfigError(
+        f"export: got --size {size[0]}x{size[1]}, but the classifier's images {got} (data.val.transforms), and padded "
+        "ones would change its scores. Leave --size out, or set data.val.transforms="
+        "\"dict(type='ClassificationEvalTransforms', size=…)\" to the size that it was trained at."
+    )
+
+
+def fitted(batch: Inputs, size: tuple[int, int]) -> Inputs:
+    """Return images and their padding mask as they are used by a file of one size: shrunk if too large, then padded."""
+    height, width = batch["images"].shape[-2:]
+    scale = min(1, size[0] / height, size[1] / width)
+    height, width = max(1, int(height * scale)), max(1, int(width * scale))
+    images, padding_mask = (resize(batch[name], [height, width]) for name in ("images", "padding_mask"))
+    margins = (0, size[1] - width, 0, size[0] - height)
+    return {"images": F.pad(images, margins), "padding_mask": F.pad(padding_mask, margins, value=True)}
 
 
 def text_inputs(vocabulary_size: int) -> list[Inputs]:
