@@ -21,10 +21,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vitkit import model_zoo
 from vitkit.data.synthetic.world import World
 from vitkit.errors import DataError
 from vitkit.inference import Predictor, find_pictures, find_trained, load, to_array
-from vitkit.inference.export import FORMATS, OPSETS, TOLERANCES, ExportedPart, ExportSettings, export_model
+from vitkit.inference.export import FORMATS, OPSETS, TOLERANCES, ExportedPart, ExportSettings, check_out, export_model
 from vitkit.inference.export_metadata import describe
 from vitkit.logging import setup_logging
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
@@ -39,6 +40,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--half", action="store_true", help="compute in float16")
     parser.add_argument("--quantize", choices=("int8",), help="matrix products in int8, of ONNX files")
     parser.add_argument("--out", type=Path, help="the file (NAME.onnx or NAME.pt2 in this folder)")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     parser.add_argument("--size", type=size, metavar="HxW", help="one height and width for all images (any)")
     parser.add_argument(
         "--images", metavar="INPUT", help="pictures to compare on: a file, folder, pattern (drawn ones)"
@@ -48,7 +50,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tolerance", type=float, help=f"largest difference, relative to the largest value ({tolerances})"
     )
-    parser.add_argument("--licence", help="of the weights, for the file (what the model zoo says)")
+    parser.add_argument("--licence", help="of the weights, for the file (what the model zoo says of its own)")
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
     sort_model(args)
@@ -67,18 +69,27 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     setup_logging()
     with errors_in_one_line():
-        settings = ExportSettings(args.format, args.half, args.quantize, args.size, args.opset, args.tolerance)
+        settings = ExportSettings(
+            args.format, args.half, args.quantize, args.size, args.opset, args.tolerance, args.overwrite
+        )
+        name = Path(args.model).resolve().name if Path(args.model).is_dir() else Path(args.model).stem
+        out = args.out or Path(name + FORMATS[args.format])
+        check_out(out, settings)
         config, weights = find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust)
         predictor = load(config, weights)
         print(predictor.report)
-        name = Path(args.model).resolve().name if Path(args.model).is_dir() else Path(args.model).stem
-        out = args.out or Path(name + FORMATS[args.format])
-        metadata = describe(predictor, config, name=name, licence=args.licence)
+        metadata = describe(predictor, config, name=name, licence=args.licence or zoo_licence(weights))
         pictures = read_pictures(args.images, predictor) if isinstance(predictor, Predictor) else []
         for part in export_model(predictor, out, settings=settings, pictures=pictures, metadata=metadata):
             show(part, args)
         if args.format == "onnx":
             print(f"wrote run_{out.stem}.py beside it, which predicts by it without PyTorch")
+
+
+def zoo_licence(weights: str | Path | None) -> str | None:
+    """Return the licence of weights of the model zoo; None of all others, such as those fine-tuned from them."""
+    is_file = weights is not None and Path(weights).exists()
+    return None if is_file else model_zoo.index().get(str(weights), {}).get("licence")
 
 
 def read_pictures(source: str | None, predictor: Predictor) -> list[np.ndarray]:

@@ -64,6 +64,8 @@ class ExportSettings:
     """Of ONNX files."""
     tolerance: float | None = None
     """See `TOLERANCES`."""
+    overwrite: bool = False
+    """Replace files that are there."""
 
     def __post_init__(self) -> None:
         if self.half and self.quantize:
@@ -72,6 +74,8 @@ class ExportSettings:
             raise ConfigError("export: --quantize is of ONNX files alone. Add --format onnx.")
         if self.opset not in OPSETS:
             raise ConfigError(f"export: got --opset {self.opset}; expected {OPSETS[0]} to {OPSETS[-1]}.")
+        if self.tolerance is not None and not self.tolerance >= 0:
+            raise ConfigError(f"export: got --tolerance {self.tolerance:g}; expected 0 or more.")
 
     @property
     def precision(self) -> str:
@@ -122,12 +126,14 @@ def export_model(
         ConfigError: the format cannot carry the model, a package is missing, or the file's outputs differ from the
             model's by more than is tolerated. Nothing is left at `out` then that was not there before.
     """
+    check_out(out, settings)
     if settings.format == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
             optional_module(package)
     out.parent.mkdir(parents=True, exist_ok=True)
     parts = parts_of(predictor, settings, pictures)
     names = [f"{out.stem}{part.suffix}{out.suffix}" for part in parts]
+    check_free([out.with_name(name) for name in names], settings)
     exported = []
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         for part, name in zip(parts, names):
@@ -140,8 +146,41 @@ def export_model(
         for part in exported:
             (Path(folder) / part.path.name).replace(part.path)
     if settings.format == "onnx":
-        shutil.copyfile(Path(__file__).with_name("onnx_runner.py"), out.with_name(f"run_{out.stem}.py"))
+        shutil.copyfile(Path(__file__).with_name("onnx_runner.py"), runner_path(out))
     return exported
+
+
+def runner_path(out: Path) -> Path:
+    """Return where the program beside an ONNX file is written."""
+    return out.with_name(f"run_{out.stem}.py")
+
+
+def check_out(out: Path, settings: ExportSettings) -> None:
+    """Check where a file is to be written.
+
+    Raises:
+        ConfigError: its ending is of another format, it cannot be there, or something is that must not be replaced.
+    """
+    suffix = FORMATS[settings.format]
+    if out.suffix != suffix:
+        raise ConfigError(f"export: got --out {out}; expected a name that ends in {suffix} (--format).")
+    parent = next(folder for folder in out.parents if folder.exists())
+    if not parent.is_dir():
+        raise ConfigError(f"export: --out {out}: {parent} is a file; expected a folder. Choose another name.")
+    check_free([out, runner_path(out)] if settings.format == "onnx" else [out], settings)
+
+
+def check_free(paths: Sequence[Path], settings: ExportSettings) -> None:
+    """Check that nothing is at the paths, or that it may be replaced.
+
+    Raises:
+        ConfigError: otherwise.
+    """
+    for path in paths:
+        if path.is_dir():
+            raise ConfigError(f"export: {path} is a folder; expected a file. Choose another name by --out.")
+        if path.exists() and not settings.overwrite:
+            raise ConfigError(f"export: {path} is there already. Choose another name by --out, or add --overwrite.")
 
 
 def parts_of(predictor: Predictor | Translator, settings: ExportSettings, pictures: Sequence[np.ndarray]) -> list[Part]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from vitkit import model_zoo
+from vitkit.backbones.base import pixel_statistics
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.errors import ConfigError
@@ -16,6 +16,7 @@ from vitkit.models.base import DensePredictionModel
 from vitkit.models.detr_segmentation import SMALLEST_AREA, DETRSegmentation
 from vitkit.models.mask_classification import MaskClassification
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.protocols import HasPixelStatistics
 from vitkit.seq2seq import TextGenerator
 from vitkit.vocabulary import Vocabulary
 
@@ -28,13 +29,13 @@ def describe(
     Args:
         config: that the model was built from.
         name: of the model.
-        licence: of its weights; None: what the model zoo says.
+        licence: of its weights; None if that is not known.
     """
     about = {
         "vitkit": version("vitkit"),
         "model": name,
         "type": type(predictor.model).__name__,
-        "licence": licence or model_zoo.index().get(name, {}).get("licence"),
+        "licence": licence,
         "config": json.loads(json.dumps(config)),
         "postprocessing": postprocessing(predictor.model),
     }
@@ -44,18 +45,19 @@ def describe(
             "category_ids": predictor.category_ids,
             "thresholds": predictor.thresholds.as_json(predictor.classes),
             "image_sizes": None if predictor.image_sizes is None else predictor.image_sizes.as_json(),
-            "preprocessing": _preprocessing(predictor, config),
+            "preprocessing": _preprocessing(predictor),
         }
     return about | (_text(predictor) if isinstance(predictor.model, TextGenerator) else {})
 
 
-def _preprocessing(predictor: Predictor, config: Mapping[str, Any]) -> dict[str, Any]:
-    model = config["model"] if isinstance(config["model"], Mapping) else {}
+def _preprocessing(predictor: Predictor) -> dict[str, Any]:
+    model = predictor.model
+    statistics = pixel_statistics(model if isinstance(model, HasPixelStatistics) else model.backbone)
     return {
         "input": "uint8 RGB (batch, 3, height, width), padded with zeros at the right and bottom",
         "resize": resize_of(predictor),
-        "mean": list(model.get("pixel_mean", IMAGENET_MEAN)),
-        "std": list(model.get("pixel_std", IMAGENET_STD)),
+        "mean": list(statistics.get("mean", IMAGENET_MEAN)),
+        "std": list(statistics.get("std", IMAGENET_STD)),
         "normalised": "inside",
     }
 
