@@ -12,16 +12,18 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit import build_model, load_config
+from vitkit import build_model, load_config, model_zoo
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.inference import Predictor, Translator, load
+from vitkit.inference import Predictor, Translator, exported, load
 from vitkit.inference import export as export_module
-from vitkit.inference.export import ExportSettings, Part, export_model, write_part
+from vitkit.inference.export import ExportSettings, Part, check_out, export_model, write_part
+from vitkit.inference.export_checks import image_inputs, run_graph
 from vitkit.inference.export_graphs import ExportGraph, image_graph, mask_multiple
 from vitkit.inference.export_metadata import describe, postprocessing, resize_of
-from vitkit.inference.exported import open_exported
+from vitkit.inference.exported import ExportedModel, open_exported
+from vitkit.inference.tiles import Tiling
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.tools import export as export_tool
 from vitkit.tools import test as test_tool
@@ -133,6 +135,25 @@ def test_the_program_beside_a_file_predicts_without_torch(run, tmp_path):
     assert Image.open(tmp_path / "a.png").size == (90, 70)
 
 
+def test_the_program_names_what_it_cannot_read_and_goes_on(run, tmp_path, monkeypatch, capsys):
+    def main(*arguments):
+        monkeypatch.setattr(sys, "argv", ["run_tiny.py", "--model", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            onnx_runner.main()
+        return stopped.value.code
+
+    model, empty = run / "out" / "tiny.onnx", tmp_path / "empty.png"
+    empty.touch()
+    assert main(model, "missing.png", empty, run / "a.png") == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["input"] == str(run / "a.png")
+    lines = printed.err.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("error: missing.png: ") and f"error: {empty}: " in lines[1]
+    assert main(model, run / "a.png", "--out", empty) == f"error: --out {empty}: expected a folder (File exists)."
+    assert main(tmp_path / "none.onnx", "a.png").startswith(f"error: {tmp_path / 'none.onnx'}: ")
+    assert main(model, run / "a.png") == 0
+
+
 def test_a_file_over_the_tolerance_is_not_written(run, tmp_path, monkeypatch):
     # Tracing again would take its time.
     monkeypatch.setattr(export_module, "write_part", lambda _, path, *__: shutil.copyfile(run / "out/tiny.onnx", path))
@@ -147,6 +168,8 @@ def test_a_file_over_the_tolerance_is_not_written(run, tmp_path, monkeypatch):
         (["--half", "--quantize", "int8"], "got --half and --quantize; expected one of them"),
         (["--quantize", "int8", "--format", "torch"], "--quantize is of ONNX files alone"),
         (["--opset", "3"], "got --opset 3; expected 18 to 23"),
+        (["--tolerance", "-1"], "got --tolerance -1; expected 0 or more"),
+        (["--format", "torch"], "a.onnx; expected a name that ends in .pt2"),
         (["--images", "nowhere"], "cannot read 'nowhere'"),
         (["data.val.transforms=dict(type='DETRTrainTransforms')"], "DETRTrainTransforms, which a file cannot describe"),
     ],
@@ -156,6 +179,93 @@ def test_what_cannot_be_exported_is_said_in_one_line(run, tmp_path, arguments, m
     with pytest.raises(SystemExit, match=message):
         export_tool.main([str(run / "run"), *arguments, *out])
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_not_replaced_unless_asked_for(run, tmp_path):
+    out, settings = tmp_path / "a.onnx", ExportSettings()
+    check_out(out, settings)
+    (tmp_path / "run_a.py").touch()
+    with pytest.raises(ConfigError, match=r"run_a.py is there already. Choose another name by --out, or add --over"):
+        check_out(out, settings)
+    check_out(out, ExportSettings(overwrite=True))
+    with pytest.raises(ConfigError, match=r"run_a.py is a file; expected a folder"):
+        check_out(tmp_path / "run_a.py" / "b.onnx", settings)
+    out.mkdir()
+    with pytest.raises(ConfigError, match=r"a.onnx is a folder; expected a file"):
+        check_out(out, ExportSettings(overwrite=True))
+    with pytest.raises(SystemExit, match=r"a.onnx is a folder"):
+        export_tool.main(["no_such_model", "--out", str(out)])
+
+
+def test_a_classifier_is_exported_for_the_size_of_its_crop_alone():
+    crop = dict(transforms=dict(type="ClassificationEvalTransforms", size=32))
+    predictor, _ = predictor_of("quickstart/classifier", **crop)
+    with pytest.raises(ConfigError, match=r"got --size 96x96, but the classifier's images are cropped to 32x32"):
+        image_inputs(predictor, PICTURES, (96, 96))
+    batch = image_inputs(predictor, PICTURES, (32, 32))[0]
+    assert torch.equal(batch["images"], predictor.prepare(PICTURES[:1]).inputs["images"])
+    predictor, _ = predictor_of("quickstart/classifier", image_sizes=ImageSizes(32, 32, 32, 32))
+    with pytest.raises(ConfigError, match=r"images are of any size .*ClassificationEvalTransforms"):
+        image_inputs(predictor, PICTURES, (32, 32))
+
+
+def test_other_images_are_compared_as_they_are_used_for_a_file_of_one_size():
+    predictor, _ = predictor_of("quickstart/detr")
+    batch = image_inputs(predictor, PICTURES, (100, 45))[0]  # of 70x90
+    assert batch["images"].shape == (1, 3, 100, 45) and not batch["images"][..., 35:, :].any()
+    assert not batch["padding_mask"][0, :35].any() and batch["padding_mask"][0, 35:].all()
+    runner = object.__new__(onnx_runner.Runner)
+    runner.inputs, runner.info = ["padding_mask"], {"size": (100, 45), "preprocessing": {"resize": None}}
+    assert np.array_equal(runner.prepare(Image.fromarray(PICTURES[0]))["padding_mask"], batch["padding_mask"])
+
+
+def test_the_licence_is_of_the_zoo_for_its_own_weights_alone(tmp_path):
+    assert export_tool.zoo_licence("detr_r50") == model_zoo.index()["detr_r50"]["licence"] is not None
+    (tmp_path / "detr_r50").mkdir()
+    assert export_tool.zoo_licence(tmp_path / "detr_r50") is None
+
+
+def test_metadata_hold_the_statistics_that_the_model_normalises_by():
+    predictor, cfg = predictor_of("quickstart/classifier")
+    predictor.model.backbone.pixel_mean, predictor.model.pixel_mean = (0.1, 0.1, 0.1), (0.5, 0.4, 0.3)
+    assert describe(predictor, cfg, name="a", licence=None)["preprocessing"]["mean"] == [0.5, 0.4, 0.3]
+    predictor, cfg = predictor_of("quickstart/detr")
+    predictor.model.backbone.pixel_mean, predictor.model.backbone.pixel_std = (0.5,) * 3, (0.25,) * 3
+    preprocessing = describe(predictor, cfg, name="a", licence=None)["preprocessing"]
+    assert preprocessing["mean"] == [0.5, 0.5, 0.5] and preprocessing["std"] == [0.25, 0.25, 0.25]
+
+
+class GraphInPython:
+    """Stands for an exported file: runs the graph of a model."""
+
+    path, inputs = "a.onnx", ("images", "padding_mask", "image_sizes")
+
+    def __init__(self, model):
+        self.graph = image_graph(model)
+        self.metadata = {"size": None, "postprocessing": postprocessing(model)}
+
+    def run(self, inputs, outputs=None):
+        values = run_graph(self.graph, inputs)
+        return {name: value for name, value in values.items() if outputs is None or name in outputs}
+
+
+def test_an_exported_model_is_what_its_model_is():
+    found = {}
+    for config in ("quickstart/classifier", "quickstart/detr", "quickstart/maskformer_semantic"):
+        predictor, _ = predictor_of(config)
+        predictor.model = ExportedModel(GraphInPython(predictor.model), predictor.model)
+        found[config] = predictor.finds_objects
+    assert list(found.values()) == [False, True, False]
+    expected = predictor_of(config)[0](PICTURES[0], tiles=Tiling(64, 16)).fields["semantic"]
+    assert torch.equal(predictor(PICTURES[0], tiles=Tiling(64, 16)).fields["semantic"], expected)
+
+
+def test_a_file_is_opened_once_to_be_loaded(run, monkeypatch):
+    opened, file = [], run / "out" / "tiny.onnx"
+    monkeypatch.setattr(exported, "open_exported", lambda path: opened.append(path) or open_exported(path))
+    load(file)
+    load(file)  # it may have changed since
+    assert opened == [file, file]
 
 
 def test_a_missing_package_is_named_with_the_extra(run, tmp_path, monkeypatch):

@@ -3,8 +3,10 @@
 import importlib
 import inspect
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -137,6 +139,16 @@ def open_exported(path: str | Path) -> ExportedFile:
     return OnnxFile(path) if Path(path).suffix == ONNX_SUFFIX else ProgramFile(path)
 
 
+@lru_cache(maxsize=1)
+def _opened(path: str | Path, modified: int) -> ExportedFile:
+    """Open a file once for what it says of its model and for the model that is built after that, see `_modified`."""
+    return open_exported(path)
+
+
+def _modified(path: str | Path) -> int:
+    return os.stat(path).st_mtime_ns if Path(path).is_file() else 0
+
+
 def _parse(texts: Mapping[str, str], path: str | Path) -> dict[str, Any]:
     try:
         metadata = {name: json.loads(value) for name, value in texts.items()}
@@ -161,7 +173,7 @@ def checkpoint_of(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError, ConfigError: see `open_exported`.
     """
-    metadata = open_exported(path).metadata
+    metadata = _opened(path, _modified(path)).metadata
     measured = {"score_thresholds": metadata.get("thresholds"), "image_sizes": metadata.get("image_sizes")}
     names = ("classes", "category_ids", "things", "vocabularies")
     return {name: metadata[name] for name in names if metadata.get(name) is not None} | {
@@ -176,7 +188,8 @@ def exported_model(path: str | Path, model: nn.Module) -> nn.Module:
     Raises:
         CheckpointError, ConfigError: see `open_exported`.
     """
-    file = open_exported(path)
+    file = _opened(path, _modified(path))
+    _opened.cache_clear()  # lest it lives as long as the process
     return ExportedGenerator(file, model) if isinstance(model, TextGenerator) else ExportedModel(file, model)
 
 

@@ -15,7 +15,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.engine.step import autocast
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference.exported import ExportedGenerator
+from vitkit.inference.exported import ExportedGenerator, ExportedModel
 from vitkit.inference.inputs import NamedPicture, Picture, find_pictures, in_batches, to_array
 from vitkit.inference.prediction import Prediction
 from vitkit.inference.tiles import TileResult, Tiling, predict_tiles
@@ -78,12 +78,18 @@ class Predictor:
             raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
 
     @property
+    def _defining_model(self) -> nn.Module:
+        """The model whose class says what it predicts: itself, or what an exported file was made of."""
+        return self.model.model if isinstance(self.model, ExportedModel) else self.model
+
+    @property
     def finds_objects(self) -> bool:
         """Whether it predicts objects with scores, which `thresholds` are for, and not classes, maps or text alone."""
-        if not isinstance(self.model, DenseModel) or isinstance(self.model, Classifier):
+        model = self._defining_model
+        if not isinstance(model, DenseModel) or isinstance(model, Classifier):
             return False
-        of_segmentation = isinstance(self.model, HasTasks) and not isinstance(self.model, DETR)
-        return not of_segmentation or "instance" in self.model.tasks
+        of_segmentation = isinstance(model, HasTasks) and not isinstance(model, DETR)
+        return not of_segmentation or "instance" in model.tasks
 
     def __call__(
         self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
@@ -190,9 +196,10 @@ class Predictor:
         for i, (result, size) in enumerate(zip(results, sizes)):
             scores = None
             if result.pop("semantic", None) is not None:
-                if not isinstance(self.model, HasClassScores):
-                    raise ConfigError(f"tiles: {type(self.model).__name__} has no semantic_scores to average.")
-                scores = self.model.semantic_scores(outputs, i, size)
+                model = self._defining_model
+                if not isinstance(model, HasClassScores):
+                    raise ConfigError(f"tiles: {type(model).__name__} has no semantic_scores to average.")
+                scores = model.semantic_scores(outputs, i, size)
             tiles.append(TileResult(_on_cpu(result), scores))
         return tiles
 
