@@ -305,9 +305,17 @@ def test_an_operation_that_onnx_lacks_is_named(tmp_path):
         write_part(part, tmp_path / "a.onnx", ExportSettings(), {})
 
 
+def test_a_model_on_swin_needs_one_size(tmp_path):
+    swin = dict(type="Swin", embed_dim=16, depths=[1, 2, 1, 1], num_heads=[1, 1, 2, 2], pretrained=False)
+    predictor, cfg = predictor_of("swin_tiny_in1k", [f"model.backbone={swin}"])
+    with pytest.raises(ConfigError, match=r"Classifier has a Swin backbone, .*aten.unflatten.* --size 224x224"):
+        export(predictor, cfg, tmp_path / "a.pt2", format="torch")
+
+
 def test_a_captioner_becomes_an_encoder_and_a_step(tmp_path):
     vocabulary = Vocabulary.train("word", ["a red ring above a blue star"])
-    cfg = load_config("quickstart/captioning", ["model.d_ffn=32", "model.decoding.max_length=6"])
+    small = ["model.d_ffn=32", "model.num_decoder_layers=1", "model.decoding.max_length=6"]
+    cfg = load_config("quickstart/captioning", small)
     torch.manual_seed(0)
     predictor = Predictor(build_model(cfg["model"], vocabularies=dict(target=vocabulary)), ())
     parts = export(predictor, cfg, tmp_path / "a.onnx")

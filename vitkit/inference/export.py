@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.export import Dim, ExportedProgram
 
+from vitkit.backbones.swin import Swin
 from vitkit.errors import ConfigError
 from vitkit.inference.export_checks import (
     NUM_TOKENS,
@@ -190,6 +191,11 @@ def parts_of(predictor: Predictor | Translator, settings: ExportSettings, pictur
         ConfigError: none are defined for this kind of model.
     """
     model = predictor.model
+    if settings.size is None and any(isinstance(module, Swin) for module in model.modules()):
+        raise ConfigError(
+            f"export: {type(model).__name__} has a Swin backbone, whose number of windows (aten.unflatten) torch.export"
+            " does not record for any size. Add the size of the images, such as --size 224x224."
+        )
     if isinstance(predictor, Predictor) and predictor.sampling is not None:
         raise ConfigError(
             "export: the model classifies clips of videos, and a file takes pictures. Choose another model."
@@ -272,7 +278,8 @@ def write_onnx(
     """
     onnx = optional_module("onnx")
     try:
-        with warnings.catch_warnings():
+        # With gradients a learned bias would take another form of attention than the traced one, with other strides.
+        with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             converted = torch.onnx.export(
                 program,
@@ -282,7 +289,7 @@ def write_onnx(
                 dynamo=True,
                 verbose=False,
             )
-    except Exception as error:
+    except Exception as error:  # the exporter's, and whatever its passes over the graph raise
         raise not_carried("ONNX", error) from error
     converted.save(path)
     if settings.quantize:

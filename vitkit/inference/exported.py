@@ -92,7 +92,7 @@ class OnnxFile:
         arrays = {name: inputs[name].cpu().numpy() for name in self.inputs}
         try:
             values = self._session.run(names, arrays, self._options)
-        except Exception as error:
+        except Exception as error:  # as above: a state's exception for whatever the file does not take
             raise _refused(self.path, inputs, error) from error
         return {name: torch.from_numpy(value) for name, value in zip(names, values)}
 
@@ -109,7 +109,7 @@ class ProgramFile:
         texts = {METADATA: ""}
         try:
             program = torch.export.load(path, extra_files=texts)
-        except Exception as error:
+        except Exception as error:  # of archives, JSON and pickles, according to where it is broken
             raise CheckpointError(f"{path}: torch.export cannot read it ({_first_line(error)}).") from error
         self.metadata = _parse(json.loads(texts[METADATA] or "{}"), path)
         self.inputs = list(self.metadata["inputs"])

@@ -16,7 +16,7 @@ def shift_bias(size: tuple[int, int], window: int, shift: int, *, device: torch.
     """
 
     def regions(length: int) -> Tensor:  # (windows, window): 0 in all windows but the last; its two ends are 1 and 2
-        count = -(-length // window)
+        count = (length + window - 1) // window  # exporters round quotients of negative numbers up
         pixel = torch.arange(count * window, device=device)
         region = (pixel >= (count - 1) * window).long() + (pixel >= count * window - shift)
         return region.view(count, window)

@@ -20,7 +20,7 @@ def window_partition(x: Tensor, window: int, shift: int = 0, padding_value: Tens
 def window_reverse(windows: Tensor, window: int, size: tuple[int, int], shift: int = 0) -> Tensor:
     """Put the windows together by reshaping."""
     height, width = size
-    rows, columns = -(-height // window), -(-width // window)
+    rows, columns = (height + window - 1) // window, (width + window - 1) // window
     x = windows.unflatten(1, (window, window)).unflatten(0, (-1, rows, columns))
     x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, rows * w, columns * w, C)
     return x.roll((shift, shift), (1, 2))[:, :height, :width]
