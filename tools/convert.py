@@ -2,7 +2,8 @@
 
 MODEL is anything that vitkit loads: a name of the model zoo, a run, a config with its weights, a folder of the
 transformers library or hf:OWNER/NAME. Reading the result back gives the same weights, bit for bit. Under vitkit's names
-a .pth file also holds the config and the classes, so that it is a model by itself.
+a .pth file also holds the config, the classes or vocabularies, and what evaluation has measured, so that it is a model
+by itself.
 
 Examples:
     python tools/convert.py runs/detr --to official --out detr.pth
@@ -19,7 +20,9 @@ from vitkit.checkpoint import save_checkpoint
 from vitkit.checkpoint.folders import write_safetensors
 from vitkit.errors import CheckpointError
 from vitkit.inference import Predictor, find_trained, load
+from vitkit.inference.load import own_checkpoint
 from vitkit.model_zoo.writing import written
+from vitkit.tools.average import TAKEN_OVER
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
 
 ENDINGS = (".pth", ".safetensors")
@@ -54,8 +57,10 @@ def run(args: argparse.Namespace) -> None:
     more: dict[str, Any] = {}
     if args.to == "vitkit":
         state, names = loaded.model.state_dict(), "vitkit"
-        if isinstance(loaded, Predictor):
-            more = {"config": json.dumps(config), "classes": loaded.classes, "things": _things(loaded)}
+        more = {key: value for key, value in own_checkpoint(weights).items() if key in TAKEN_OVER}
+        more["config"] = json.dumps(config)
+        if isinstance(loaded, Predictor) and loaded.classes:
+            more |= {"classes": list(loaded.classes), "things": _things(loaded)}
     else:
         state, names = written(loaded.model, args.to)
     if args.out.suffix == ".safetensors":

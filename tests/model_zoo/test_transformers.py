@@ -8,6 +8,8 @@ from safetensors.torch import load_file, save_file
 from transformers_models import BUILDERS, build_theirs, compare
 
 from vitkit import CheckpointError, ConfigError, load, load_weights
+from vitkit.checkpoint.folders import is_transformers_folder
+from vitkit.config import load_config
 from vitkit.inference import find_model
 from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
@@ -134,7 +136,33 @@ def test_things_of_cocos_panoptic_classes_are_known(tmp_path):
     assert find_model(folder).config["model"]["tasks"] == ["panoptic"]
 
 
+@pytest.mark.parametrize("data", ["ade20k", "cityscapes"])
+def test_things_of_other_known_classes_are_found_by_name(data, tmp_path):
+    names = load_config(f"configs/mask2former_r50_{data}_semantic.py")["data"]["val"]["classes"]
+    things = load_config(f"configs/mask2former_r50_{data}_panoptic.py")["model"]["things"]
+    spelled = [name.replace("windowpane", "window ").replace("road", "road, route") for name in names]
+    folder = folder_of(tmp_path / "panoptic", "mask2former_swin", id2label=dict(enumerate(spelled)))
+    assert find_model(folder).config["model"]["things"] == things and not all(things)
+
+
+def test_things_that_are_not_known_are_asked_for(tmp_path):
+    folder = folder_of(tmp_path / "my-panoptic", "mask2former_swin", id2label={"0": "a", "1": "b", "2": "c"})
+    with pytest.raises(ConfigError, match="my-panoptic: things not known.* Give things="):
+        load(folder)
+    assert load(folder, things=[True, False, True]).model.things == [True, False, True]
+
+
+def test_a_runs_folder_with_exported_weights_stays_a_run(tmp_path):
+    (tmp_path / "config.json").write_text('{"model": {"type": "DETR"}}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert not is_transformers_folder(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "detr"}')
+    assert is_transformers_folder(tmp_path)
+
+
 def test_the_folders_name_says_the_task_of_masks(tmp_path):
+    folder = folder_of(tmp_path / "panoptic-runs" / "mask2former-tiny", "mask2former_swin")
+    assert find_model(folder).config["model"]["tasks"] == ["semantic"]
     folder = folder_of(tmp_path / "mask2former-tiny-instance", "mask2former_swin")
     assert find_model(folder).config["model"]["tasks"] == ["instance"]
     assert find_model(folder, overrides=["model.tasks=['semantic']"]).config["model"]["tasks"] == ["semantic"]

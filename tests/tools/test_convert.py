@@ -8,6 +8,7 @@ from vitkit.checkpoint import read_checkpoint, save_checkpoint
 from vitkit.config import load_config
 from vitkit.models import build_model
 from vitkit.tools import convert
+from vitkit.vocabulary import SPECIAL_TOKENS, Vocabulary
 
 CONFIG = """
 from vitkit.configs.quickstart.detr import config as base
@@ -55,6 +56,28 @@ def test_vitkits_own_file_is_a_model_by_itself(run):
     model = load("own.pth")
     assert model.classes == ["cat", "dog"]
     assert torch.equal(model.model.head.query_embed.weight, run.head.query_embed.weight)
+
+
+def test_what_a_checkpoint_knows_of_its_model_goes_along(run):
+    state = read_checkpoint("best.pth")
+    measured = {"score_thresholds": {"overall": 0.25, "by_class": {"cat": 0.3, "dog": 0.2}, "origin": "best F1"}}
+    save_checkpoint("best.pth", state | {"measured": measured, "category_ids": [3, 7], "progress": {"step": 5}})
+    before = load("best.pth")
+    convert.main(["best.pth", "--to", "vitkit", "--out", "own.pth"])
+    after = load("own.pth")
+    assert after.thresholds == before.thresholds and after.thresholds is not None
+    assert after.category_ids == [3, 7] and "progress" not in read_checkpoint("own.pth")
+
+
+def test_a_translator_stays_one(run):
+    vocabularies = {name: Vocabulary("word", [*SPECIAL_TOKENS, "a", "b"]) for name in ("source", "target")}
+    spec = dict(type="Transformer", num_layers=[1, 1], d_model=8, num_heads=2, d_ffn=8)
+    model = build_model(spec, vocabularies=vocabularies)
+    saved = {name: vocabulary.to_json() for name, vocabulary in vocabularies.items()}
+    config = json.dumps({"model": spec})
+    save_checkpoint("text.pth", {"model": model.state_dict(), "config": config, "vocabularies": saved})
+    convert.main(["text.pth", "--to", "vitkit", "--out", "own.pth"])
+    assert load("own.pth").vocabularies["target"] == vocabularies["target"]
 
 
 def test_what_cannot_be_written_is_an_error_of_one_line(run, capsys):

@@ -63,7 +63,7 @@ def load(
     config, weights = find_trained(source, weights, overrides=overrides, trust=trust)
     if not isinstance(config.get("model"), str | Mapping):
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
-    checkpoint = _own_checkpoint(weights)
+    checkpoint = own_checkpoint(weights)
     vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {})
     if not vocabularies and isinstance(weights, Path) and is_text_model(weights):
         raise ConfigError(
@@ -73,6 +73,7 @@ def load(
     if classes is None and not vocabularies:
         classes, trained_things = _trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things
+        _check_things(str(source), weights, config, things)
     model = build_model(config["model"], classes=classes, things=things, vocabularies=vocabularies)
     if is_exported(weights):
         model, report = exported_model(weights, model), LoadReport(str(weights))
@@ -93,6 +94,21 @@ def load(
     )
 
 
+def _check_things(source: str, weights: str | Path, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:
+    """Check that panoptic models of the transformers library, whose folders leave it open, know their things.
+
+    Raises:
+        ConfigError: it is not known which classes have instances.
+    """
+    model = _section(config, "model")
+    is_open = things is None and model.get("things") is None and "panoptic" in model.get("tasks", ())
+    if is_open and isinstance(weights, Path) and is_transformers_folder(weights):
+        raise ConfigError(
+            f"{source}: things not known: which classes have instances, as panoptic segmentation asks. Give "
+            "things=[True, ...], one for each class, or set model.tasks=['semantic']."
+        )
+
+
 def _measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) -> dict[str, Any]:
     """What the evaluation of a run's checkpoint has shown of how to predict, as arguments of `Predictor`."""
     measured = checkpoint.get("measured") or {}
@@ -106,7 +122,7 @@ def _measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) 
         raise CheckpointError(f"{name}: damaged: what its evaluation has measured cannot be read ({error}).") from error
 
 
-def _own_checkpoint(weights: str | Path) -> dict[str, Any]:
+def own_checkpoint(weights: str | Path) -> dict[str, Any]:
     """What a checkpoint holds beside its weights; nothing for a name of the zoo, whose files have none."""
     if str(weights) in model_zoo.index() and not Path(weights).exists():
         return {}
@@ -156,7 +172,7 @@ def find_model(
     if is_hub_name(source):
         path = hub_folder(source, check=check_architecture)
     if path.is_dir() and is_transformers_folder(path):
-        text, where = json.dumps(config_of(path, name)), path / TRANSFORMERS_CONFIG
+        text, where = json.dumps(config_of(path, name if is_hub_name(source) else None)), path / TRANSFORMERS_CONFIG
         return FoundModel(load_saved_config(text, where, overrides, trust=trust), path if weights is None else weights)
     if path.is_dir():
         own_weights = _run_weights(path) if weights is None else weights
@@ -224,7 +240,7 @@ def names_config_alone(source: str | Path) -> bool:
 
 
 def _config_in(path: Path, overrides: Sequence[str], trust: bool) -> Config:
-    config = _own_checkpoint(path).get("config")
+    config = own_checkpoint(path).get("config")
     if not isinstance(config, str):
         raise CheckpointError(
             f"{path}: holds no config, as a run's checkpoint does, so its model is not known. Give its config, too: "
@@ -261,7 +277,7 @@ def trained_classes(weights: str | Path, config: Mapping[str, Any]) -> TrainedOn
     states, ImageNet's for a classifier, and COCO's for all others, panoptic or not as that data is; numbers where the
     config's model has another number of classes than these.
     """
-    return _trained_classes(_own_checkpoint(weights), str(weights), config)
+    return _trained_classes(own_checkpoint(weights), str(weights), config)
 
 
 def _trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> TrainedOn:

@@ -5,10 +5,10 @@ What the model learns from and is scored by comes from vitkit's config of the of
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from vitkit.checkpoint.folders import CONFIG, is_transformers_folder, read_object
+from vitkit.checkpoint.folders import CONFIG, is_transformers_folder, read_object, stated_classes
 from vitkit.checkpoint.hub import PREPROCESSOR
 from vitkit.config import load_config
 from vitkit.errors import ConfigError
@@ -23,6 +23,8 @@ _RESNETS = {
     ("bottleneck", (3, 4, 23, 3)): 101,
 }
 _SCHEMES = {"divided_space_time": "divided", "joint_space_time": "joint", "space_only": "space"}
+_PANOPTIC_DATA = ("ade20k", "cityscapes")
+"""Data sets beside COCO whose classes with instances the configs state."""
 _TASKS = ("semantic", "instance", "panoptic")
 
 
@@ -54,7 +56,7 @@ def config_of(folder: Path, name: str | None = None) -> Section:
     """Build vitkit's config from a folder's `config.json`, not checked yet.
 
     Args:
-        name: of the repository, which may say the task; None: the folder's.
+        name: of the repository, whose last part may say the task; None: the folder's.
     Raises:
         ConfigError: a file is damaged, the architecture is none of vitkit's, or a setting is none that it has.
     """
@@ -63,13 +65,33 @@ def config_of(folder: Path, name: str | None = None) -> Section:
         raise ConfigError(f"'{folder}' has weights, but no {CONFIG}, which says of what model. Give a config, too.")
     kind = check_architecture(path)
     settings = Settings(read_object(path), str(path))
-    base, model = BUILDERS[kind](settings, name or str(folder))
+    # Of an owner or the folders above nothing follows.
+    last_name = name.partition("@")[0].rpartition("/")[2] if name else folder.resolve().name
+    base, model = BUILDERS[kind](settings, last_name)
+    stated = stated_classes(path)
+    if "panoptic" in model.get("tasks", ()) and stated and stated["things"] is None:
+        model |= _things_of(stated["classes"])
     config = json.loads(json.dumps(load_config(base, check=False)))
     config["model"] = model
     path = folder / PREPROCESSOR
     if path.is_file():
         preprocess(config, Settings(read_object(path), str(path)))
     return config
+
+
+def _things_of(classes: Sequence[str]) -> Section:
+    """Return `things` of a data set that the classes are known from; nothing if there is none.
+
+    Names are compared by their first synonym, of which repositories spell a few in their own way.
+    """
+    first_names = [name.partition(",")[0].strip() for name in classes]
+    for data in _PANOPTIC_DATA:
+        known = load_config(f"configs/mask2former_r50_{data}_semantic.py", check=False)["data"]["val"]["classes"]
+        num_same = sum(a == b for a, b in zip(first_names, known))
+        if len(known) == len(classes) and num_same > 0.75 * len(known):
+            config = load_config(f"configs/mask2former_r50_{data}_panoptic.py", check=False)
+            return dict(things=list(config["model"]["things"]))
+    return {}
 
 
 def _resnet(settings: Settings) -> Section:
