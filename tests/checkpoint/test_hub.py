@@ -151,9 +151,64 @@ def test_names_that_are_no_model_say_so(repositories, name, message):
 
 def test_a_hub_out_of_reach_says_what_to_do(repositories, monkeypatch):
     monkeypatch.setattr(hub, "_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(CheckpointError, match="hf:cats/vit: cannot be reached, and is not in the cache") as error:
+    with pytest.raises(
+        CheckpointError, match="hf:cats/vit: cannot be reached, and config.json is not in the cache"
+    ) as error:
         vitkit.load("hf:cats/vit")
     assert "HF_HUB_OFFLINE" in str(error.value) and "\n" not in str(error.value)
+
+
+def lose_connection_at(monkeypatch, lost, error):
+    fetch = huggingface_hub.hf_hub_download
+
+    def fetch_or_fail(repository, name, **options):
+        if name == lost:
+            raise error
+        return fetch(repository, name, **options)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch_or_fail)
+
+
+@pytest.mark.parametrize("lost", ["preprocessor_config.json", "model-1.safetensors", "model.safetensors.index.json"])
+def test_a_connection_lost_midway_is_no_absent_file(repositories, monkeypatch, lost):
+    repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(weights())}
+    lose_connection_at(monkeypatch, lost, huggingface_hub.errors.LocalEntryNotFoundError("connection lost"))
+    with pytest.raises(CheckpointError, match=f"hf:cats/large: cannot be reached, and {lost} is not in the cache"):
+        vitkit.load("hf:cats/large")
+
+
+def test_offline_without_the_preprocessing_file_is_a_warning(repositories, monkeypatch, caplog):
+    repositories["cats/vit"] = {"config.json": json.dumps(VIT).encode(), "model.safetensors": save(weights())}
+    lost = huggingface_hub.errors.LocalEntryNotFoundError("offline")
+    lose_connection_at(monkeypatch, "preprocessor_config.json", lost)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="cannot be reached, and config.json is not in the cache"):
+        vitkit.load("hf:cats/vit")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    for name in ("config.json", "model.safetensors"):
+        hub._Download("hf:cats/vit", "cats/vit", None)(name)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    vitkit.load("hf:cats/vit")
+    assert "hf:cats/vit: offline, and preprocessor_config.json is not in the cache" in caplog.text
+
+
+def test_errors_of_the_http_library_are_one_line(repositories, monkeypatch):
+    class Broken(huggingface_hub.errors.HfHubHTTPError.__bases__[0]):
+        def __init__(self):
+            Exception.__init__(self, "peer closed connection\nwithout a word")
+
+    lose_connection_at(monkeypatch, "config.json", Broken())
+    with pytest.raises(CheckpointError, match="config.json cannot be stored or fetched .peer closed connection.") as e:
+        vitkit.load("hf:cats/vit")
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("index", [b'{"weight_map": ["a"]}', b"{}", b'{"weight_map": {"a": "../b.safetensors"}}'])
+def test_a_damaged_index_of_a_repository_is_one_line(repositories, index):
+    repositories["cats/bad"] = {"config.json": json.dumps(VIT).encode(), "model.safetensors.index.json": index}
+    with pytest.raises(CheckpointError, match="index.json: .*weight_map|expected files beside it") as error:
+        vitkit.load("hf:cats/bad")
+    assert "\n" not in str(error.value)
 
 
 def test_a_cache_without_room_says_where(repositories, monkeypatch):

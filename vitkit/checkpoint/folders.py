@@ -34,13 +34,13 @@ def weights_in(folder: Path) -> Path | None:
 
 def is_transformers_folder(folder: Path) -> bool:
     """Whether a folder has the layout of the transformers library; a run's folder has not."""
-    if weights_in(folder) is not None:
-        return True
-    path = folder / CONFIG
+    path, has_weights = folder / CONFIG, weights_in(folder) is not None
+    if not path.is_file():
+        return has_weights
     try:
-        return path.is_file() and "model_type" in read_object(path)
+        return "model_type" in read_object(path)
     except CheckpointError:  # whatever it is of, it is damaged
-        return False
+        return has_weights
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -78,13 +78,9 @@ def read_shards(index: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the index or a file is missing or damaged, or lacks a tensor that the index expects there.
     """
-    files = read_object(index).get("weight_map")
-    if not isinstance(files, Mapping) or not files:
-        raise CheckpointError(f"{index}: has no weight_map, which says which file holds which tensor. Get it again.")
+    files = _weight_map(index)
     state: dict[str, Tensor] = {}
-    for name in sorted(set(files.values())):
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index}: names {name!r}; expected files beside it.")
+    for name in files_in_index(index):
         if not (index.parent / name).is_file():
             raise CheckpointError(f"{index}: names {name}, which is not beside it. Get it, too.")
         state |= _read_file(index.parent / name)
@@ -92,6 +88,27 @@ def read_shards(index: Path) -> dict[str, Tensor]:
     if missing:
         raise CheckpointError(f"{index}: {files[missing[0]]} lacks {missing[0]} ({len(missing)} in all). Get it again.")
     return state
+
+
+def files_in_index(index: Path) -> list[str]:
+    """Return the names of the files that an index names, sorted.
+
+    Raises:
+        CheckpointError: the index is damaged, or names a file elsewhere.
+    """
+    files = set(map(str, _weight_map(index).values()))
+    elsewhere = [name for name in files if Path(name).name != name]
+    if elsewhere:
+        raise CheckpointError(f"{index}: names {elsewhere[0]!r}; expected files beside it.")
+    return sorted(files)
+
+
+def _weight_map(index: Path) -> Mapping[str, Any]:
+    """Return which file holds which tensor."""
+    files = read_object(index).get("weight_map")
+    if not isinstance(files, Mapping) or not files:
+        raise CheckpointError(f"{index}: has no weight_map, which says which file holds which tensor. Get it again.")
+    return files
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:

@@ -1,11 +1,14 @@
 """Repositories of the Hugging Face hub, as folders in its own cache; what has broken off goes on where it stopped."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitkit.checkpoint.folders import CONFIG, INDEX_SUFFIX, WEIGHTS, read_object
+from vitkit.checkpoint.folders import CONFIG, INDEX_SUFFIX, WEIGHTS, files_in_index
 from vitkit.errors import CheckpointError
+
+logger = logging.getLogger("vitkit")
 
 PREFIX = "hf:"
 PREPROCESSOR = "preprocessor_config.json"
@@ -29,7 +32,7 @@ def hub_folder(source: str, check: Callable[[Path], Any] = lambda config: None) 
     """
     repository, _, revision = source.removeprefix(PREFIX).partition("@")
     download = _Download(source, repository, revision or None)
-    config = download(CONFIG)
+    config = download(CONFIG, required=True)
     if config is None:
         raise CheckpointError(f"{source}: has no {CONFIG}, so it is no model of the transformers library.")
     check(config)
@@ -38,11 +41,13 @@ def hub_folder(source: str, check: Callable[[Path], Any] = lambda config: None) 
         if path is None:
             continue
         if name.endswith(INDEX_SUFFIX):
-            for shard in sorted({str(file) for file in read_object(path).get("weight_map", {}).values()}):
-                if download(shard) is None:
+            for shard in files_in_index(path):
+                if download(shard, required=True) is None:
                     raise CheckpointError(f"{source}: {name} names {shard}, which the repository lacks.")
         break
     else:
+        if download.not_cached:
+            raise download.unreachable(WEIGHTS[0])
         raise CheckpointError(f"{source}: holds no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
     download(PREPROCESSOR)
     return config.parent
@@ -57,9 +62,14 @@ class _Download:
         except ImportError as error:
             raise CheckpointError(f"{source}: needs the hub's client: pip install 'vitkit[hub]'.") from error
         self.hub, self.source, self.repository, self.revision = huggingface_hub, source, repository, revision
+        self.not_cached: list[str] = []
+        """Files of which it is not known offline whether the repository has them."""
 
-    def __call__(self, name: str) -> Path | None:
-        """Return the local copy of a file; None if the repository has none of this name."""
+    def __call__(self, name: str, *, required: bool = False) -> Path | None:
+        """Return the local copy of a file; None if the repository has none of this name.
+
+        Offline, what is not `required` is also None where the cache lacks it, with a warning.
+        """
         errors = self.hub.errors
         try:
             path = self.hub.hf_hub_download(self.repository, name, revision=self.revision, endpoint=_ENDPOINT)
@@ -77,18 +87,32 @@ class _Download:
         except errors.RevisionNotFoundError as error:
             raise CheckpointError(f"{self.source}: the repository has no revision {self.revision!r}.") from error
         except errors.LocalEntryNotFoundError as error:
-            if name != CONFIG:
-                # Offline it is not known whether the repository has it; what is in the cache will do.
+            if self._is_known_to_lack(name):
                 return None
-            raise CheckpointError(
-                f"{self.source}: cannot be reached, and is not in the cache ({self.hub.constants.HF_HUB_CACHE}). Go "
-                "online, unset HF_HUB_OFFLINE, or give a folder with its files."
-            ) from error
+            if required or not self.hub.constants.HF_HUB_OFFLINE:
+                raise self.unreachable(name) from error
+            self.not_cached.append(name)
+            logger.warning(f"{self.source}: offline, and {name} is not in the cache: going on without it.")
+            return None
         except errors.EntryNotFoundError:
             return None
-        except OSError as error:
+        # The errors of the client's HTTP library are the bases of its own; most are no OSError.
+        except (OSError, *errors.HfHubHTTPError.__bases__) as error:
+            reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
             raise CheckpointError(
-                f"{self.source}: {name} cannot be stored or fetched ({error.strerror or error}). Make room or set the "
+                f"{self.source}: {name} cannot be stored or fetched ({reason.splitlines()[0]}). Make room or set the "
                 f"rights in {self.hub.constants.HF_HUB_CACHE}, set HF_HOME to another folder, or try again."
             ) from error
         return Path(path)
+
+    def _is_known_to_lack(self, name: str) -> bool:
+        """Whether the hub has said before that the repository has no such file, as the cache notes."""
+        cache = self.hub.constants.HF_HUB_CACHE
+        path = self.hub.try_to_load_from_cache(self.repository, name, cache_dir=cache, revision=self.revision)
+        return path is self.hub._CACHED_NO_EXIST
+
+    def unreachable(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.source}: cannot be reached, and {name} is not in the cache ({self.hub.constants.HF_HUB_CACHE}). "
+            "Go online, unset HF_HUB_OFFLINE, or give a folder with its files."
+        )

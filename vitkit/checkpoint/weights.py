@@ -87,7 +87,7 @@ def load_weights(
     Raises:
         CheckpointError: the file cannot be read, does not fit the model, or has none of its entries.
     """
-    # The only import upwards: addresses and key names of official checkpoints lie beside the published figures.
+    # An import upwards: addresses and key names of official checkpoints lie beside the published figures.
     from vitkit import model_zoo
     from vitkit.model_zoo.converters import convert_official, describe
 
