@@ -190,6 +190,43 @@ def test_settings_that_vitkit_has_not_are_named(changes, message, tmp_path):
         load(folder_of(tmp_path, **changes))
 
 
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("config", dict(hidden_size=0), "hidden_size=0: expected a whole number above 0"),
+        ("config", dict(hidden_size=None), "hidden_size=None: expected a whole number above 0"),
+        ("config", dict(model_type=["vit"]), "model_type .'vit'. .* is none that vitkit has"),
+        ("config", dict(architectures=[1]), r"architectures=\[1\]: expected a list of names"),
+        ("config", dict(architectures="ViTModel"), "architectures='ViTModel': expected a list of names"),
+        ("preprocessor_config", dict(image_mean="a"), "image_mean='a': expected a list of numbers"),
+        ("preprocessor_config", dict(image_mean=0.5), "image_mean=0.5: expected a list of numbers"),
+        ("preprocessor_config", dict(image_std=[0.5]), "expected three numbers each"),
+        ("preprocessor_config", dict(size=[224, 224]), "size is a list; expected a section"),
+        ("preprocessor_config", dict(size="224"), "size is a str; expected a section"),
+        ("preprocessor_config", dict(size=dict(width=224)), "size: height is missing"),
+    ],
+)
+def test_damaged_settings_are_named(file, changes, message, vit_folder):
+    path = vit_folder / f"{file}.json"
+    values = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(values | changes))
+    with pytest.raises(ConfigError, match=message) as error:
+        find_model(vit_folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def vit_folder(tmp_path):
+    return folder_of(tmp_path, "vit")
+
+
+def test_dense_models_normalise_by_the_folders_mean(tmp_path):
+    folder = folder_of(tmp_path, "mask2former_swin")
+    (folder / "preprocessor_config.json").write_text(json.dumps(dict(image_mean=[0.5] * 3, image_std=[0.25] * 3)))
+    backbone = load(folder).model.backbone
+    assert (list(backbone.pixel_mean), list(backbone.pixel_std)) == ([0.5] * 3, [0.25] * 3)
+
+
 def test_damaged_folders_are_errors_that_name_the_file(tmp_path):
     folder = folder_of(tmp_path, "vit")
     weights = folder / "model.safetensors"

@@ -37,8 +37,8 @@ def check_architecture(path: Path) -> str:
     """
     values, where = read_object(path), str(path)
     kind = values.get("model_type")
-    if kind not in BUILDERS:
-        architectures = ", ".join(values.get("architectures") or ()) or "not stated"
+    if not isinstance(kind, str) or kind not in BUILDERS:
+        architectures = ", ".join(Settings(values, where).names("architectures")) or "not stated"
         raise ConfigError(
             f"{where}: model_type {kind!r} (architectures: {architectures}) is none that vitkit has. It has "
             f"{', '.join(sorted(BUILDERS))}. {nearest(str(kind), BUILDERS)}"
@@ -97,8 +97,8 @@ def _things_of(classes: Sequence[str]) -> Section:
 def _resnet(settings: Settings) -> Section:
     """Return the section of the library's ResNet."""
     settings.expect(hidden_act="relu", downsample_in_first_stage=False, embedding_size=64)
-    layer = settings.get("layer_type", "bottleneck")
-    depths = tuple(settings.get("depths", (3, 4, 6, 3)))
+    layer = str(settings.get("layer_type", "bottleneck"))
+    depths = tuple(settings.numbers("depths", (3, 4, 6, 3)))
     widths = [64 * 2**i * (4 if layer == "bottleneck" else 1) for i in range(4)]
     settings.expect(hidden_sizes=widths)
     if (layer, depths) not in _RESNETS:
@@ -130,20 +130,20 @@ def _detector_backbone(settings: Settings) -> Section:
 def detr(settings: Settings, name: str) -> tuple[str, Section]:
     """DETR, with masks where the architecture has them."""
     settings.expect(position_embedding_type="sine", activation_function="relu")
-    with_masks = "DetrForSegmentation" in settings.get("architectures", ())
+    with_masks = "DetrForSegmentation" in settings.names("architectures")
     model = dict(
         type="DETRSegmentation" if with_masks else "DETR",
-        num_queries=settings["num_queries"],
+        num_queries=settings.number("num_queries"),
         backbone=_detector_backbone(settings),
-        neck=dict(type="ChannelProjection", out_channels=settings["d_model"]),
+        neck=dict(type="ChannelProjection", out_channels=settings.number("d_model")),
         head=dict(
             type="DETRHead",
-            d_model=settings["d_model"],
+            d_model=settings.number("d_model"),
             num_heads=settings.same("encoder_attention_heads", "decoder_attention_heads"),
             d_ffn=settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
             dropout=settings.get("dropout", 0.1),
-            num_encoder_layers=settings["encoder_layers"],
-            num_decoder_layers=settings["decoder_layers"],
+            num_encoder_layers=settings.number("encoder_layers"),
+            num_decoder_layers=settings.number("decoder_layers"),
         ),
     )
     if not with_masks:
@@ -154,10 +154,10 @@ def detr(settings: Settings, name: str) -> tuple[str, Section]:
 def deformable_detr(settings: Settings, name: str) -> tuple[str, Section]:
     """Deformable DETR and its variants."""
     settings.expect(position_embedding_type="sine", activation_function="relu")
-    levels = settings["num_feature_levels"]
+    levels = settings.number("num_feature_levels")
     two_stage, refine = bool(settings.get("two_stage")), bool(settings.get("with_box_refine"))
     variant = "_two_stage" if two_stage else "_refine" if refine else ""
-    num_queries = settings["two_stage_num_proposals"] if two_stage else settings["num_queries"]
+    num_queries = settings.number("two_stage_num_proposals") if two_stage else settings.number("num_queries")
     points = settings.same("encoder_n_points", "decoder_n_points")
     return f"configs/deformable_detr_r50{variant}.py", dict(
         type="DeformableDETR",
@@ -166,18 +166,18 @@ def deformable_detr(settings: Settings, name: str) -> tuple[str, Section]:
         neck=dict(
             type="PyramidProjection",
             in_features=["res5"] if levels == 1 else ["res3", "res4", "res5"],
-            out_channels=settings["d_model"],
+            out_channels=settings.number("d_model"),
             num_levels=levels,
         ),
         head=dict(
             type="DeformableDETRHead",
-            d_model=settings["d_model"],
+            d_model=settings.number("d_model"),
             num_heads=settings.same("encoder_attention_heads", "decoder_attention_heads"),
             num_points=points,
             d_ffn=settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
             dropout=settings.get("dropout", 0.1),
-            num_encoder_layers=settings["encoder_layers"],
-            num_decoder_layers=settings["decoder_layers"],
+            num_encoder_layers=settings.number("encoder_layers"),
+            num_decoder_layers=settings.number("decoder_layers"),
             refine_boxes=refine,
             two_stage=two_stage,
         ),
@@ -190,10 +190,10 @@ def _swin(settings: Settings) -> Section:
     )
     return dict(
         type="Swin",
-        embed_dim=settings["embed_dim"],
-        depths=list(settings["depths"]),
-        num_heads=list(settings["num_heads"]),
-        window=settings["window_size"],
+        embed_dim=settings.number("embed_dim"),
+        depths=settings.numbers("depths"),
+        num_heads=settings.numbers("num_heads"),
+        window=settings.number("window_size"),
         drop_path=settings.get("drop_path_rate", 0.1),
     )
 
@@ -212,7 +212,7 @@ def _task(settings: Settings, name: str) -> str:
     """Return the task of a model of masks, which the library leaves to whoever calls it."""
     stated = [task for task in _TASKS if task in name.lower()]
     by_classes = {len(COCO_CLASSES): "instance", len(COCO_PANOPTIC_CLASSES): "panoptic"}
-    return stated[-1] if stated else by_classes.get(len(settings.get("id2label", ())), "semantic")
+    return stated[-1] if stated else by_classes.get(len(settings.sub("id2label").values), "semantic")
 
 
 def maskformer(settings: Settings, name: str) -> tuple[str, Section]:
@@ -230,17 +230,17 @@ def maskformer(settings: Settings, name: str) -> tuple[str, Section]:
         backbone=_mask_backbone(settings),
         neck=dict(
             type="FPNPixelDecoder",
-            out_channels=settings["fpn_feature_size"],
-            mask_channels=settings["mask_feature_size"],
+            out_channels=settings.number("fpn_feature_size"),
+            mask_channels=settings.number("mask_feature_size"),
         ),
         head=dict(
             type="MaskFormerHead",
-            d_model=decoder["d_model"],
-            num_heads=decoder["decoder_attention_heads"],
-            d_ffn=decoder["decoder_ffn_dim"],
+            d_model=decoder.number("d_model"),
+            num_heads=decoder.number("decoder_attention_heads"),
+            d_ffn=decoder.number("decoder_ffn_dim"),
             dropout=decoder.get("dropout", 0.1),
             num_encoder_layers=0,
-            num_decoder_layers=decoder["decoder_layers"],
+            num_decoder_layers=decoder.number("decoder_layers"),
         ),
     )
 
@@ -256,32 +256,32 @@ def mask2former(settings: Settings, name: str) -> tuple[str, Section]:
     )
     task = _task(settings, name)
     base = {"semantic": "ade20k_semantic"}.get(task, f"coco_{task}")
-    heads = settings["num_attention_heads"]
+    heads = settings.number("num_attention_heads")
     return f"configs/mask2former_r50_{base}.py", dict(
         type="MaskClassification",
         tasks=[task],
-        num_queries=settings["num_queries"],
+        num_queries=settings.number("num_queries"),
         backbone=_mask_backbone(settings),
         neck=dict(
             type="DeformablePixelDecoder",
-            out_channels=settings["feature_size"],
-            mask_channels=settings["mask_feature_size"],
-            num_layers=settings["encoder_layers"],
+            out_channels=settings.number("feature_size"),
+            mask_channels=settings.number("mask_feature_size"),
+            num_layers=settings.number("encoder_layers"),
             num_heads=heads,
             d_ffn=settings.get("encoder_feedforward_dim", 1024),
         ),
         head=dict(
             type="Mask2FormerHead",
-            d_model=settings["hidden_dim"],
+            d_model=settings.number("hidden_dim"),
             num_heads=heads,
-            d_ffn=settings["dim_feedforward"],
-            num_decoder_layers=settings["decoder_layers"] - 1,
+            d_ffn=settings.number("dim_feedforward"),
+            num_decoder_layers=settings.number("decoder_layers") - 1,
         ),
     )
 
 
 def _require_classifier(settings: Settings) -> None:
-    architectures = settings.get("architectures", ())
+    architectures = settings.names("architectures")
     if architectures and not any("Classification" in architecture for architecture in architectures):
         raise ConfigError(
             f"{settings.where}: {', '.join(architectures)} has no classifier. Give its folder as the weights of a "
@@ -298,10 +298,10 @@ def swin(settings: Settings, name: str) -> tuple[str, Section]:
 def swinv2(settings: Settings, name: str) -> tuple[str, Section]:
     """A Swin Transformer V2 as a classifier."""
     _require_classifier(settings)
-    windows = list(settings.get("pretrained_window_sizes", [0] * 4))
+    windows = settings.numbers("pretrained_window_sizes", [0] * 4)
     backbone = _swin(settings) | dict(type="SwinV2")
     if any(windows):
-        backbone["trained_windows"] = [window or settings["window_size"] for window in windows]
+        backbone["trained_windows"] = [window or settings.number("window_size") for window in windows]
     return "configs/swinv2_tiny_in1k.py", dict(type="Classifier", backbone=backbone)
 
 
@@ -310,10 +310,10 @@ def _sizes(settings: Settings) -> Section:
     return dict(
         patch_size=settings["patch_size"],
         image_size=settings["image_size"],
-        d_model=settings["hidden_size"],
-        depth=settings["num_hidden_layers"],
-        num_heads=settings["num_attention_heads"],
-        mlp_ratio=settings["intermediate_size"] / settings["hidden_size"],
+        d_model=settings.number("hidden_size"),
+        depth=settings.number("num_hidden_layers"),
+        num_heads=settings.number("num_attention_heads"),
+        mlp_ratio=settings.number("intermediate_size") / settings.number("hidden_size"),
     )
 
 
@@ -332,11 +332,11 @@ def resnet(settings: Settings, name: str) -> tuple[str, Section]:
 def timesformer(settings: Settings, name: str) -> tuple[str, Section]:
     """TimeSformer as a classifier of clips."""
     _require_classifier(settings)
-    scheme = settings.get("attention_type", "divided_space_time")
+    scheme = str(settings.get("attention_type", "divided_space_time"))
     if scheme not in _SCHEMES:
         raise ConfigError(f"{settings.where}: attention_type {scheme!r}. {nearest(scheme, _SCHEMES)}")
     backbone = dict(
-        type="TimeSformer", attention=_SCHEMES[scheme], num_frames=settings["num_frames"], **_sizes(settings)
+        type="TimeSformer", attention=_SCHEMES[scheme], num_frames=settings.number("num_frames"), **_sizes(settings)
     )
     return f"configs/timesformer_{_SCHEMES[scheme]}_k400.py", dict(type="Classifier", backbone=backbone)
 
@@ -347,15 +347,15 @@ def marian(settings: Settings, name: str) -> tuple[str, Section]:
     activation = {"swish": "silu"}.get(settings["activation_function"], settings["activation_function"])
     return "configs/transformer_base_wmt14.py", dict(
         type="Transformer",
-        source_size=settings["vocab_size"],
-        target_size=settings["vocab_size"],
-        num_layers=[settings["encoder_layers"], settings["decoder_layers"]],
-        d_model=settings["d_model"],
+        source_size=settings.number("vocab_size"),
+        target_size=settings.number("vocab_size"),
+        num_layers=[settings.number("encoder_layers"), settings.number("decoder_layers")],
+        d_model=settings.number("d_model"),
         num_heads=settings.same("encoder_attention_heads", "decoder_attention_heads"),
         d_ffn=settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
         dropout=settings.get("dropout", 0.1),
         activation=activation,
-        max_length=settings["max_position_embeddings"],
+        max_length=settings.number("max_position_embeddings"),
         shared_embeddings=settings.get("share_encoder_decoder_embeddings", True),
     )
 

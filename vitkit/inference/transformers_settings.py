@@ -1,6 +1,6 @@
 """Settings of the transformers library's folders, and how their images are prepared."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitkit.errors import ConfigError
@@ -31,11 +31,35 @@ class Settings:
         value = self.values.get(name)
         return default if value is None else value
 
-    def sub(self, name: str) -> "Settings":
+    def sub(self, name: str, *, number_as: Sequence[str] = ()) -> "Settings":
+        """Return a section; a whole number in its place stands for the settings `number_as`."""
         value = self.get(name, {})
+        if number_as and isinstance(value, int):
+            value = dict.fromkeys(number_as, value)
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self.where}: {name} is a {type(value).__name__}; expected a section.")
         return Settings(value, f"{self.where}: {name}")
+
+    def number(self, name: str) -> int:
+        """Return a whole number above 0."""
+        value = self[name]
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{self.where}: {name}={value!r}: expected a whole number above 0.")
+        return value
+
+    def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
+        """Return a list of numbers; without a default it must be there."""
+        values = self[name] if default is None else self.get(name, default)
+        if not isinstance(values, list | tuple) or not all(type(value) in (int, float) for value in values):
+            raise ConfigError(f"{self.where}: {name}={values!r}: expected a list of numbers.")
+        return list(values)
+
+    def names(self, name: str) -> list[str]:
+        """Return a list of names; empty if there is none."""
+        values = self.get(name, [])
+        if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
+            raise ConfigError(f"{self.where}: {name}={values!r}: expected a list of names.")
+        return list(values)
 
     def expect(self, **values: Any) -> None:
         """Check values that vitkit's model has, and no others; None stands for the library's default, which it is."""
@@ -56,59 +80,57 @@ class Settings:
 def preprocess(config: Section, values: Settings) -> None:
     """Change how images are prepared where the folder says otherwise."""
     model, val = config["model"], config["data"]["val"]
-    mean, std = (
-        tuple(values.get(f"image_{name}", usual)) for name, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD))
-    )
+    mean, std = values.numbers("image_mean", IMAGENET_MEAN), values.numbers("image_std", IMAGENET_STD)
+    if len(mean) != 3 or len(std) != 3:
+        raise ConfigError(f"{values.where}: image_mean={mean}, image_std={std}: expected three numbers each.")
     usual = max(abs(a - b) for a, b in zip((*mean, *std), (*IMAGENET_MEAN, *IMAGENET_STD))) < 1e-3
     is_classifier = model["type"] == "Classifier"
     if is_classifier:
-        model.update(pixel_mean=list(mean), pixel_std=list(std))
+        model.update(pixel_mean=mean, pixel_std=std)
     elif not usual:
-        raise ConfigError(
-            f"{values.where}: image_mean={list(mean)}, image_std={list(std)}: vitkit's dense models have ImageNet's."
-        )
+        model["backbone"].update(pixel_mean=mean, pixel_std=std)
     if not values.get("do_resize", True):
         if not is_classifier:
             val.pop("transforms", None)
         return
-    size = values.get("size", {})
-    size = {"height": size, "width": size} if is_classifier and isinstance(size, int) else size
-    size = {"shortest_edge": size} if isinstance(size, int) else size
+    size = values.sub("size", number_as=("height", "width") if is_classifier else ("shortest_edge",))
     if val["type"] == "VideoList":
         _resize_clips(val, size, values)
     elif is_classifier:
         _resize_for_classes(val, size, values)
-    elif size:
-        short = size.get("shortest_edge") or min(size.get("height", 800), size.get("width", 800))
-        longest = (
-            size.get("longest_edge") or values.get("max_size") or max(size.get("height", 1333), size.get("width", 1333))
-        )
-        val["transforms"] = dict(type="EvalResize", short_side=int(short), max_size=int(longest))
+    elif size.values:
+        is_edge = "shortest_edge" in size.values
+        sides = [size.number(name) for name in (["shortest_edge"] if is_edge else ["height", "width"])]
+        longest = size if "longest_edge" in size.values else values
+        name = "longest_edge" if longest is size else "max_size"
+        long = longest.number(name) if longest.get(name) is not None else 1333 if is_edge else max(sides)
+        val["transforms"] = dict(type="EvalResize", short_side=min(sides), max_size=long)
 
 
-def _resize_for_classes(val: Section, size: Mapping[str, int], values: Settings) -> None:
+def _resize_for_classes(val: Section, size: Settings, values: Settings) -> None:
     """Images become squares, with or without a crop."""
     transforms = dict(val["transforms"])
     crop_pct = values.get("crop_pct")
-    if "shortest_edge" in size:
-        side = int(size["shortest_edge"])
-        crop = values.sub("crop_size").get("height") if isinstance(values.get("crop_size"), Mapping) else None
+    if "shortest_edge" in size.values:
+        side = size.number("shortest_edge")
+        crop = values.sub("crop_size", number_as=("height", "width"))
         if crop_pct and side < 384:
             transforms.update(size=side, crop_pct=float(crop_pct))
-        elif crop:
-            transforms.update(size=int(crop), crop_pct=min(1.0, int(crop) / side))
+        elif crop.values:
+            transforms.update(size=crop.number("height"), crop_pct=min(1.0, crop.number("height") / side))
         else:
             transforms.update(size=side, crop_pct=1.0)
-    elif size:
-        transforms.update(size=int(size["height"]), crop_pct=1.0, squash=True)
-    if values.get("resample") in _INTERPOLATIONS:
+    elif size.values:
+        transforms.update(size=size.number("height"), crop_pct=1.0, squash=True)
+    if values.get("resample") in list(_INTERPOLATIONS):  # which takes whatever a damaged file has
         transforms["interpolation"] = _INTERPOLATIONS[values.get("resample")]
     val["transforms"] = transforms
 
 
-def _resize_clips(val: Section, size: Mapping[str, int], values: Settings) -> None:
-    crop = values.get("crop_size")
-    side = crop.get("height") if isinstance(crop, Mapping) else crop
-    short = size.get("shortest_edge") or size.get("height")
-    if short:
-        val["transforms"] = dict(val["transforms"], size=int(side or short), short_side=int(short))
+def _resize_clips(val: Section, size: Settings, values: Settings) -> None:
+    if not size.values:
+        return
+    short = size.number("shortest_edge" if "shortest_edge" in size.values else "height")
+    crop = values.sub("crop_size", number_as=("height", "width"))
+    side = crop.number("height") if crop.values else short
+    val["transforms"] = dict(val["transforms"], size=side, short_side=short)
