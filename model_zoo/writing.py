@@ -35,6 +35,17 @@ def written(model: nn.Module, target: Literal["official", "transformers"]) -> Wr
     part = model.get_submodule("backbone") if is_classifier else model
     form = next((form for form in _FORMATS[target] if form.is_of(part)), None)
     if form is None:
+        alike = {
+            other.name: [key for key in other.ours if key not in part.state_dict()]
+            for other in _FORMATS[target]
+            if other.model == type(part).__name__
+        }
+        if alike:
+            name, lacking = min(alike.items(), key=lambda item: len(item[1]))
+            raise CheckpointError(
+                f"{type(part).__name__}, {target} names: differs from {name}, which has {', '.join(lacking)}. Only a "
+                "model of its parts (backbone, neck, head) can be written so."
+            )
         backbone = (
             f" on {type(model.get_submodule('backbone')).__name__}"
             if "backbone" in dict(model.named_children())

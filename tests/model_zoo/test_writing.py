@@ -146,5 +146,11 @@ def test_models_that_the_other_project_lacks_are_named():
     spec = masks("MaskFormerHead", TRANSFORMER_DECODER, RESNET, num_encoder_layers=0)
     with pytest.raises(CheckpointError, match="transformers MaskFormer: has no neck.input_proj.weight, "):
         written(build_model(spec), "transformers")
-    with pytest.raises(CheckpointError, match="Transformer, official names: there is no such model there"):
+    message = "Transformer, official names: differs from torch.nn.Transformer, which has encoder.norm.weight"
+    with pytest.raises(CheckpointError, match=message):
         written(build_model(TEXT | dict(target_size=11, final_norm=None)), "official")
+    neck = dict(type="PyramidProjection", in_features=["res5"], out_channels=32, num_levels=1)
+    with pytest.raises(
+        CheckpointError, match="DETR, official names: differs from facebookresearch/detr, which has neck"
+    ):
+        written(build_model(detr() | dict(neck=neck)), "official")
