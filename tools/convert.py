@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.checkpoint import save_checkpoint
-from vitkit.checkpoint.folders import write_safetensors
+from vitkit.checkpoint.files import write_safetensors
 from vitkit.errors import CheckpointError
 from vitkit.inference import Predictor, find_trained, load
 from vitkit.inference.load import own_checkpoint

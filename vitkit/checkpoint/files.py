@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from vitkit.checkpoint.folders import INDEX_SUFFIX, is_transformers_folder, read_folder, read_safetensors, read_shards
 from vitkit.checkpoint.foreign import SAFE_GLOBALS, read_arrays, read_pickled_arrays
@@ -35,6 +36,21 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write bytes likewise; see `save_checkpoint`."""
     _write(path, lambda file: file.write(data))
+
+
+def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a .safetensors file, complete or not at all.
+
+    Raises:
+        CheckpointError: it cannot be written, or the package is missing.
+    """
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise CheckpointError(f"{path}: writing it needs safetensors: pip install 'vitkit[hub]'.") from error
+    # Each tensor is stored by itself, also where several are parts of one.
+    data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, {"format": "pt"})
+    write_atomically(path, data)
 
 
 def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -110,7 +126,7 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
     """
     path = Path(path)
     if path.is_dir() and is_transformers_folder(path):
-        return read_folder(path)
+        return read_folder(path, read_checkpoint)
     if not path.is_file():
         # For a run's folder name its checkpoints, else those beside the missing file.
         folder = path if path.is_dir() else path.parent
@@ -121,7 +137,7 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
     if path.suffix == ".safetensors":
         return read_safetensors(path)
     if path.name.endswith(INDEX_SUFFIX):
-        return read_shards(path)
+        return read_shards(path, read_checkpoint)
     if path.suffix == ".npz":
         return read_arrays(path)
     if path.suffix == ".pkl":

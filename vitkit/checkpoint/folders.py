@@ -5,7 +5,7 @@ A folder has `config.json`, which says what the model is, and one of `WEIGHTS`.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ WEIGHTS = (
     f"pytorch_model.bin{INDEX_SUFFIX}",
 )
 """The first that exists is read."""
+
+ReadFile = Callable[[Path], dict[str, Any]]
+"""Reads one file of weights."""
 
 _NUM_RAW_IDS, _NUM_PANOPTIC_IDS = 91, 250
 """Classes of detectors with one for each of COCO's raw ids."""
@@ -58,7 +61,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_folder(folder: Path) -> dict[str, Any]:
+def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
     """Read a folder's weights as a checkpoint, with the classes that its `config.json` states.
 
     Raises:
@@ -67,12 +70,12 @@ def read_folder(folder: Path) -> dict[str, Any]:
     path = weights_in(folder)
     if path is None:
         raise CheckpointError(f"'{folder}' holds no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
-    state = read_shards(path) if path.name.endswith(INDEX_SUFFIX) else _read_file(path)
+    state = read_shards(path, read) if path.name.endswith(INDEX_SUFFIX) else read(path)
     config = folder / CONFIG
     return {"model": state, **(stated_classes(config) if config.is_file() else {})}
 
 
-def read_shards(index: Path) -> dict[str, Tensor]:
+def read_shards(index: Path, read: ReadFile) -> dict[str, Tensor]:
     """Read the tensors of all files that an index names.
 
     Raises:
@@ -83,7 +86,7 @@ def read_shards(index: Path) -> dict[str, Tensor]:
     for name in files_in_index(index):
         if not (index.parent / name).is_file():
             raise CheckpointError(f"{index}: names {name}, which is not beside it. Get it, too.")
-        state |= _read_file(index.parent / name)
+        state |= read(index.parent / name)
     missing = [key for key in files if key not in state]
     if missing:
         raise CheckpointError(f"{index}: {files[missing[0]]} lacks {missing[0]} ({len(missing)} in all). Get it again.")
@@ -111,12 +114,6 @@ def _weight_map(index: Path) -> Mapping[str, Any]:
     return files
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
-    from vitkit.checkpoint.files import read_checkpoint  # which reads folders by this module
-
-    return read_checkpoint(path)
-
-
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Read a .safetensors file.
 
@@ -134,23 +131,6 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path}: truncated, damaged or no safetensors ({reason}). Get the file again."
         ) from error
-
-
-def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write a .safetensors file, complete or not at all.
-
-    Raises:
-        CheckpointError: it cannot be written, or the package is missing.
-    """
-    from vitkit.checkpoint.files import write_atomically
-
-    try:
-        from safetensors.torch import save
-    except ImportError as error:
-        raise CheckpointError(f"{path}: writing it needs safetensors: pip install 'vitkit[hub]'.") from error
-    # Each tensor is stored by itself, also where several are parts of one.
-    data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, {"format": "pt"})
-    write_atomically(path, data)
 
 
 def stated_classes(config: Path) -> dict[str, Any]:
