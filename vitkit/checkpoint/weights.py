@@ -115,20 +115,14 @@ def load_weights(
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
     check_dilation(model, checkpoint, name, zoo_name=zoo_name, only_start=new_class_head)
     trained_classes = classes_of(checkpoint, name) or (converter and converter.classes)
-    head_keys = _head_of_other_classes(model, state, expected, trained_classes, classes)
-    if head_keys and not new_class_head:
-        theirs = _class_names(trained_classes) if trained_classes else _shapes(state, head_keys)
-        ours = _class_names(classes) if classes else _shapes(expected, head_keys)
-        raise CheckpointError(
-            f"{name}: its class head is for other classes (checkpoint: {theirs}; model: {ours})."
-            f"{f' It seems to be {origin}.' if origin else ''} Use the config of its classes and task; or, to "
-            "fine-tune it, load it with new_class_head=True (tools/train.py --init does), which starts only the class "
-            "head anew."
-        )
-    if head_keys:
-        _check_trainable(name, model, head_keys)
-        report.reinitialized = head_keys
-        state = {key: value for key, value in state.items() if key not in head_keys}
+    report.reinitialized = _head_of_other_classes(model, state, expected, trained_classes, classes)
+    if report.reinitialized:
+        if not new_class_head:
+            theirs = _class_names(trained_classes) if trained_classes else _shapes(state, report.reinitialized)
+            ours = _class_names(classes) if classes else _shapes(expected, report.reinitialized)
+            raise CheckpointError(_other_classes(name, theirs, ours, origin))
+        _check_trainable(name, model, report.reinitialized)
+        state = {key: value for key, value in state.items() if key not in report.reinitialized}
     new_parts = tuple(getattr(model, "new_parts", ())) if new_class_head else ()
     if not any(key.startswith(new_parts) for key in state):
         report.new_parts = list(new_parts)
@@ -146,10 +140,10 @@ def load_weights(
     model.load_state_dict(state, strict=False)
     report.not_finite = _not_finite(model, state)
     if report.not_finite:
-        entries = f"{len(report.not_finite)} of {len(state)} loaded entries"
         logger.warning(
-            f"{name}: {entries} hold NaN or infinity: {_shorten(report.not_finite)}. What the model gives will be NaN, "
-            "too. Get the file again, or take an earlier checkpoint."
+            f"{name}: {len(report.not_finite)} of {len(state)} loaded entries hold NaN or infinity: "
+            f"{_shorten(report.not_finite)}. What the model gives will be NaN, too. Get the file again, or take an "
+            "earlier checkpoint."
         )
     return report
 
@@ -329,6 +323,16 @@ def _shorten(items: Sequence) -> str:
 def _modules(keys: Sequence[str]) -> list[str]:
     """Return the modules that entries belong to, each once."""
     return list(dict.fromkeys(key.rpartition(".")[0] or key for key in keys))
+
+
+def _other_classes(name: str, theirs: str, ours: str, origin: str | None) -> str:
+    """Return the message of an error: the checkpoint's class head is for other classes than the model's."""
+    return (
+        f"{name}: its class head is for other classes (checkpoint: {theirs}; model: {ours})."
+        f"{f' It seems to be {origin}.' if origin else ''} Use the config of its classes and task; or, to "
+        "fine-tune it, load it with new_class_head=True (tools/train.py --init does), which starts only the class "
+        "head anew."
+    )
 
 
 def _class_names(names: Sequence[str]) -> str:
