@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from vitkit.checkpoint import load_weights, read_checkpoint, save_checkpoint
+from vitkit.checkpoint.files import read_metadata
 from vitkit.errors import CheckpointError
 
 
@@ -188,6 +189,24 @@ def test_damage_that_torch_does_not_see_is_an_error(tmp_path):
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="damaged: the checksum of .*data/0 is wrong"):
         read_checkpoint(path)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_what_is_beside_the_weights_is_read_without_them(tmp_path, legacy):
+    path = tmp_path / "weights.pth"
+    weights = torch.arange(1000.0)
+    state = {"model": {"w": weights}, "config": "the config", "classes": ["cat"]}
+    torch.save(state, path, _use_new_zipfile_serialization=not legacy)
+    metadata = read_metadata(path)
+    assert (metadata["config"], metadata["classes"]) == ("the config", ["cat"])
+    if legacy:
+        return
+    data = path.read_bytes()
+    path.write_bytes(data.replace(weights.numpy().tobytes(), bytes(4000)))
+    assert read_metadata(path)["config"] == "the config"  # that the weights are damaged is not seen
+    path.write_bytes(data.replace(b"the config", b"the c0nfig"))
+    with pytest.raises(CheckpointError, match="damaged .Bad CRC-32 for file '.*data.pkl'"):
+        read_metadata(path)
 
 
 def test_other_kinds_of_numbers_are_not_converted_in_silence():

@@ -111,6 +111,16 @@ def test_a_repository_is_a_model_downloaded_once(repositories):
         vitkit.load("hf:cats/vit@v2")
 
 
+def test_each_file_of_weights_is_read_once(repositories, monkeypatch):
+    import safetensors.torch
+
+    read, load_file = [], safetensors.torch.load_file
+    monkeypatch.setattr(safetensors.torch, "load_file", lambda path: (read.append(path.name), load_file(path))[1])
+    repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(weights())}
+    assert vitkit.load("hf:cats/large").classes == ["cat", "dog"]
+    assert sorted(read) == ["model-0.safetensors", "model-1.safetensors"]
+
+
 def test_weights_in_several_files_are_fetched_all(repositories, monkeypatch):
     state = weights()
     repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(state)}

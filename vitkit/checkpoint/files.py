@@ -13,7 +13,15 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from vitkit.checkpoint.folders import INDEX_SUFFIX, is_transformers_folder, read_folder, read_safetensors, read_shards
+from vitkit.checkpoint.folders import (
+    CONFIG,
+    INDEX_SUFFIX,
+    is_transformers_folder,
+    read_folder,
+    read_safetensors,
+    read_shards,
+    stated_classes,
+)
 from vitkit.checkpoint.foreign import SAFE_GLOBALS, read_arrays, read_pickled_arrays
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
@@ -127,13 +135,7 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
     path = Path(path)
     if path.is_dir() and is_transformers_folder(path):
         return read_folder(path, read_checkpoint)
-    if not path.is_file():
-        # For a run's folder name its checkpoints, else those beside the missing file.
-        folder = path if path.is_dir() else path.parent
-        raise CheckpointError(
-            f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. In {str(folder)!r}: "
-            f"{nearest(path.name, [file.name for file in folder.glob('*.pth')])}"
-        )
+    _check_exists(path)
     if path.suffix == ".safetensors":
         return read_safetensors(path)
     if path.name.endswith(INDEX_SUFFIX):
@@ -143,13 +145,7 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
     if path.suffix == ".pkl":
         return read_pickled_arrays(path)
     _check_checksums(path)
-    try:
-        with torch.serialization.safe_globals(SAFE_GLOBALS):
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file, or one of text, can make the unpickler raise anything
-        raise _unreadable(path, error) from error
-    if not isinstance(state, Mapping):
-        raise CheckpointError(f"{path}: holds a {type(state).__name__}, expected a dict of tensors.")
+    state = _unpickle(path)
     if isinstance(state.get("shards"), Mapping):
         # Few checkpoints are sharded, and importing what reads them takes a second.
         from vitkit.checkpoint.sharded import check_shards, read_full
@@ -159,23 +155,57 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
     return dict(state)
 
 
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """Read what a checkpoint holds beside its weights, such as its config and classes, for which none of these is read.
+
+    Raises:
+        CheckpointError: as of `read_checkpoint`, save that damaged weights are not found.
+    """
+    path = Path(path)
+    if path.is_dir() and is_transformers_folder(path):
+        return stated_classes(path / CONFIG) if (path / CONFIG).is_file() else {}
+    _check_exists(path)
+    if path.suffix in (".safetensors", ".npz", ".pkl") or path.name.endswith(INDEX_SUFFIX):
+        return {}
+    _check_checksums(path, of_tensors=False)
+    # Memory-mapped tensors are read once they are used. Files from before PyTorch 1.6 cannot be mapped.
+    return dict(_unpickle(path, mmap=zipfile.is_zipfile(path)))
+
+
 def shards_folder_of(path: Path) -> str | None:
     """Return the name of the folder that holds a checkpoint's shards; None if it has none.
 
     Raises:
         CheckpointError: it cannot be read.
     """
-    try:
-        # Memory-mapped, so that the tensors of a checkpoint without shards are not read.
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({str(error).splitlines()[0]}).") from error
-    shards = state.get("shards") if isinstance(state, Mapping) else None
+    shards = read_metadata(path).get("shards")
     return shards.get("folder") if isinstance(shards, Mapping) else None
 
 
-def _check_checksums(path: Path) -> None:
-    """Compare all checksums of the file, which `torch.load` does not, so that damage cannot change weights unnoticed.
+def _check_exists(path: Path) -> None:
+    if path.is_file():
+        return
+    # For a run's folder name its checkpoints, else those beside the missing file.
+    folder = path if path.is_dir() else path.parent
+    raise CheckpointError(
+        f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. In {str(folder)!r}: "
+        f"{nearest(path.name, [file.name for file in folder.glob('*.pth')])}"
+    )
+
+
+def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
+    try:
+        with torch.serialization.safe_globals(SAFE_GLOBALS):
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:  # a damaged file, or one of text, can make the unpickler raise anything
+        raise _unreadable(path, error) from error
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{path}: holds a {type(state).__name__}, expected a dict of tensors.")
+    return state
+
+
+def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
+    """Compare checksums of the file, which `torch.load` does not, so that damage cannot change weights unnoticed.
 
     Raises:
         CheckpointError: one is wrong.
@@ -184,7 +214,13 @@ def _check_checksums(path: Path) -> None:
         return  # an older format, or truncated, which `torch.load` reports
     try:
         with zipfile.ZipFile(path) as file:
-            damaged = file.testzip()
+            if of_tensors:
+                damaged = file.testzip()
+            else:
+                damaged = None
+                for name in file.namelist():
+                    if name.endswith("data.pkl"):
+                        file.read(name)  # which raises BadZipFile
     except (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
     if damaged:

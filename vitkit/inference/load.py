@@ -9,7 +9,8 @@ import torch
 from timm.data import ImageNetInfo
 
 from vitkit import model_zoo
-from vitkit.checkpoint import LoadReport, classes_of, load_weights, read_checkpoint
+from vitkit.checkpoint import LoadReport, classes_of, load_weights
+from vitkit.checkpoint.files import read_metadata
 from vitkit.checkpoint.folders import CONFIG as TRANSFORMERS_CONFIG
 from vitkit.checkpoint.folders import is_transformers_folder
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
@@ -126,7 +127,7 @@ def own_checkpoint(weights: str | Path) -> dict[str, Any]:
     """What a checkpoint holds beside its weights; nothing for a name of the zoo, whose files have none."""
     if str(weights) in model_zoo.index() and not Path(weights).exists():
         return {}
-    return checkpoint_of(weights) if is_exported(weights) else read_checkpoint(weights, with_shards=False)
+    return checkpoint_of(weights) if is_exported(weights) else read_metadata(weights)
 
 
 class FoundModel(NamedTuple):
