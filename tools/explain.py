@@ -1,13 +1,16 @@
 """Draw what a model looks at, as the papers' figures do: attention, sampling points, boxes of each query.
 
 DETR, for one image: encoder self-attention at points of the image, decoder cross-attention of each detected box.
-MaskFormer and Mask2Former, for one image: the same, of each mask. ViT: self-attention at points of the image.
+MaskFormer and Mask2Former, for one image: the same, of each mask.
 Deformable DETR, for one image: reference point, sampling points and box of queries through the decoder's layers.
-Both, with --dataset: where each query's boxes lie over the config's validation data.
+All of them, with --dataset: where each query's boxes lie over the config's validation data.
+ViT, Swin, MViT, LR-Net, non-local ResNet, alone or below a head: the class token's maps of each head and layer,
+attention rollout, what points attend to in each layer, local kernels; with --images how far each head looks.
 TimeSformer, for one video: attention over space and time of points in a frame, and of the class token.
 
 Examples:
     python tools/explain.py detr_r50 --image street.jpg
+    python tools/explain.py runs/vit --image cat.jpg --images pictures/ --compare runs/vit_pretrained
     python tools/explain.py detr_r50 --image street.jpg --points 200,340 410,80
     python tools/explain.py configs/deformable_detr_r50.py weights.pth --image street.jpg --queries 17 203
     python tools/explain.py runs/detr --dataset data.val.num_images=1000
@@ -29,7 +32,8 @@ from vitkit.data.loading.loader import BatchLoader, DataSettings
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference import Predictor, find_trained, load
+from vitkit.inference import Predictor, find_trained, load, pictures_in
+from vitkit.inference.backbone_pictures import draw_backbone, has_places, mean_distances
 from vitkit.inference.image_attention import (
     decoder_layers,
     encoder_layers,
@@ -38,11 +42,13 @@ from vitkit.inference.image_attention import (
     samples_points,
 )
 from vitkit.logging import ProgressLines, setup_logging
+from vitkit.models.classifier import Classifier
 from vitkit.ops.image_files import read_image
 from vitkit.protocols import child
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.tools.explain_clips import explain_clip
 from vitkit.visualization.attention import draw_query_slots
+from vitkit.visualization.curves import plot_distances
 
 MAX_BOXES = 7  # drawn unless queries are named; with the panel of all boxes two rows of four
 MAX_POINTS = 3
@@ -90,6 +96,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--encoder-layer", type=int, metavar="N", help="of DETR or TimeSformer, from 0 (the last)")
     parser.add_argument("--decoder-layer", type=int, metavar="N", help="of DETR, from 0 (default: the last)")
+    parser.add_argument("--images", type=Path, metavar="FOLDER", help="pictures to average attention distances over")
+    text = "another model, or a config and its weights, whose attention distances are drawn beside"
+    parser.add_argument("--compare", nargs="+", metavar="MODEL", help=text)
     parser.add_argument("--threshold", type=float, default=0.5, help="least score of the boxes drawn by default (0.5)")
     parser.add_argument("--dataset", action="store_true", help="draw each query's boxes over the validation data")
     parser.add_argument("--out", type=Path, default=Path("runs/explain"), help="folder of the PNGs (runs/explain)")
@@ -99,8 +108,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     sort_model(args)
     if args.video is not None and (args.image is not None or args.dataset):
         parser.error("--video is for models of clips, --image and --dataset for detectors")
-    if args.image is None and args.video is None and not args.dataset:
-        parser.error("nothing to draw: give a picture by --image, or --dataset, or both; or a --video")
+    if args.image is None and args.video is None and args.images is None and not args.dataset:
+        parser.error("nothing to draw: give a picture by --image, or --dataset, or both; or --images; or a --video")
+    if args.compare and (args.images is None or len(args.compare) > 2):
+        parser.error("--compare: expected --images, and a model, or a config and its weights")
     if args.points and args.image is None and args.video is None:
         parser.error("--points are pixels of a picture: give it by --image, or a --video")
     return args
@@ -123,20 +134,51 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
     image = None if args.image is None else read_picture(args.image, args.points, data.max_image_pixels)
     dataset = data.dataset("val") if args.dataset else None
     predictor = load(config, weights, classes=None if dataset is None else dataset.classes, device=args.device)
-    deformable = samples_points(predictor.model)
-    if deformable and (args.points or args.encoder_layer is not None or args.decoder_layer is not None):
-        raise ConfigError(
-            f"--points, --encoder-layer, --decoder-layer: {type(predictor.model.head).__name__} attends to sampled "
-            "points, and all its decoder layers are drawn. Leave them out; --queries chooses what to draw."
-        )
     print(predictor.report)
     args.out.mkdir(parents=True, exist_ok=True)
-
     if image is not None:
-        explain = explain_sampling if deformable else explain_attention
-        explain(predictor, image, args)
+        explain_image(predictor, image, args)
+    if args.images is not None:
+        explain_distances(predictor, args)
     if dataset is not None:
         explain_slots(predictor.model, data.val_loader(dataset), args)
+
+
+def explain_image(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
+    """Draw all that has a meaning for the model: what its queries and its locations attend to."""
+    model = predictor.model
+    on_backbone = has_places(model)
+    if not on_backbone or not isinstance(model, Classifier):
+        deformable = samples_points(model) if decoder_layers(model) or not on_backbone else False
+        if deformable and (args.points or args.encoder_layer is not None or args.decoder_layer is not None):
+            raise ConfigError(
+                f"--points, --encoder-layer, --decoder-layer: {type(model.head).__name__} attends to sampled points, "
+                "and all its decoder layers are drawn. Leave them out; --queries chooses what to draw."
+            )
+        explain = explain_sampling if deformable else explain_attention
+        explain(predictor, image, args)
+    elif args.queries or args.encoder_layer is not None or args.decoder_layer is not None:
+        raise ConfigError(
+            f"--queries, --encoder-layer, --decoder-layer: {type(model).__name__} has no queries, and all layers of "
+            f"its backbone are drawn. Leave them out."
+        )
+    for path in draw_backbone(predictor, image, args.points or (), args.out, args.image.stem) if on_backbone else ():
+        print(f"wrote {path}")
+
+
+def explain_distances(predictor: Predictor, args: argparse.Namespace) -> None:
+    """Draw how far the heads of each layer look, of one model or two beside each other."""
+    paths = pictures_in(args.images)
+    models = {str(args.model): predictor}
+    if args.compare:
+        models[args.compare[0]] = load(*args.compare, device=args.device, trust=args.trust)
+    distances = {
+        name: {layer: heads.numpy() for layer, heads in mean_distances(model, map(model.to_array, paths)).items()}
+        for name, model in models.items()
+    }
+    path = args.out / "attention_distance.png"
+    plot_distances(distances, path, num_images=len(paths))
+    print(f"wrote {path}")
 
 
 def read_picture(path: Path, points: Sequence[tuple[float, float]] | None, max_pixels: int) -> np.ndarray:
@@ -187,7 +229,7 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
         ("--points", args.points, encoder_layers(model)),
         ("--queries", args.queries, decoder_layers(model)),
     ):
-        if value and not layers:
+        if value and not layers and not (option == "--points" and has_places(model)):
             raise ConfigError(f"{option}: {type(model).__name__} has no attention from these. Leave it out.")
     attention = image_attention(
         predictor,

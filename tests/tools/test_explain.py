@@ -286,11 +286,21 @@ def test_the_queries_of_masks_are_drawn_with_boxes_around_them(detr, tmp_path, m
     assert "--dataset: MaskClassification has no queries that predict boxes" in fails(*model, "--dataset")
 
 
-def test_a_vit_is_drawn_at_points_alone(detr, tmp_path, monkeypatch):
-    encoder = drawn(monkeypatch, "draw_encoder_attention")
+def test_a_vit_is_drawn_by_its_class_token_rollout_and_points(detr, tmp_path, capsys):
     model = save_model(tmp_path, VIT)
-    run(*model, *detr[2:], "--out", "out")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["noise_encoder.png"]
-    assert encoder[0]["points"] == [(35.0, 25.0)] and encoder[0]["weights"].shape == (1, 4, 5)
-    assert "--queries: Classifier has no attention from these" in fails(*model, *detr[2:], "--queries", "1")
-    assert "--decoder-layer: got 0; the model has no such layer" in fails(*model, *detr[2:], "--decoder-layer", "0")
+    run(*model, *detr[2:], "--out", "out", "--points", "0,0", "69,49", "--images", ".", "--compare", *model)
+    names = [f"noise_{kind}.png" for kind in ("class_token", "points", "rollout")]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["attention_distance.png", *names]
+    assert all(f"wrote out/{name}" in capsys.readouterr().out for name in names[:1])
+    message = "--queries, --encoder-layer, --decoder-layer: Classifier has no queries"
+    assert message in fails(*model, *detr[2:], "--queries", "1")
+    assert message in fails(*model, *detr[2:], "--decoder-layer", "0")
+    assert "--points: 69,200 is outside" in fails(*model, *detr[2:], "--points", "69,200")
+
+
+def test_a_backbone_without_attention_is_refused_with_what_would_do(detr, tmp_path):
+    model = save_model(
+        tmp_path, VIT.replace('dict(type="ViT", d_model=32, depth=2, num_heads=2, image_size=64)', '"resnet18"')
+    )
+    assert "ResNet has no attention in the image that can be drawn" in fails(*model, *detr[2:])
+    assert "ResNet has no attention over the picture; expected ViT" in fails(*model, "--images", ".")

@@ -142,7 +142,7 @@ def samples_points(model: nn.Module) -> bool:
         raise ConfigError(
             f"{' with '.join(parts) or type(model).__name__} has no attention in the image that can be drawn: expected "
             "queries that attend to the image (DETRHead, DeformableDETRHead, MaskFormerHead, Mask2FormerHead), an "
-            "encoder of its locations, or a ViT."
+            "encoder of its locations, or a backbone with attention (ViT, Swin, SwinV2, MViT, LRNet, NonLocalResNet)."
         )
     return bool(decoder) and isinstance(decoder[0], MultiScaleDeformableAttention)
 

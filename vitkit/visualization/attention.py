@@ -82,7 +82,7 @@ def draw_encoder_attention(
         covered: see `overlay_attention`.
         title: of the figure.
     """
-    canvas, scale = _canvas(image)
+    canvas, scale = scaled(image)
     pixels = [(x * scale, y * scale) for x, y in points]
     figure, panels = _panels(1 + len(points), canvas.shape, title)
     panels[0].imshow(canvas)
@@ -105,7 +105,7 @@ def draw_word_attention(image: np.ndarray, words: Sequence[str], weights: Tensor
         weights: (N, h, w), each word's attention over the map.
         path: of the PNG; its folder is made.
     """
-    canvas, _ = _canvas(image)
+    canvas, _ = scaled(image)
     figure, panels = _panels(1 + len(words), canvas.shape, textwrap.fill(" ".join(words), 80))
     panels[0].imshow(canvas)
     for panel, word, map_ in zip(panels[1:], words, weights, strict=True):
@@ -149,7 +149,7 @@ def draw_decoder_attention(
         covered: see `overlay_attention`.
         title: of the figure.
     """
-    canvas, scale = _canvas(image)
+    canvas, scale = scaled(image)
     boxes_xyxy = torch.stack([query.box_xyxy for query in queries]) * scale
     names, scores = [query.name for query in queries], torch.tensor([query.score for query in queries])
     figure, panels = _panels(1 + len(queries), canvas.shape, title)
@@ -197,7 +197,7 @@ def draw_sampling_points(
         strides: of the levels.
         title: of the figure.
     """
-    canvas, _ = _canvas(image)
+    canvas, _ = scaled(image)
     height, width = canvas.shape[:2]
     num_levels = layers[0].weights.shape[1]
     norm = Normalize(0, max(float(layer.weights.max()) for layer in layers))
@@ -283,9 +283,9 @@ def _spread(
     return (weights / max(weights.max().item() if largest is None else largest, 1e-12)).clamp(max=1).numpy()
 
 
-def _canvas(image: np.ndarray) -> tuple[np.ndarray, float]:
-    """Scale an image to a long side near `_CANVAS`; integer factors keep pixels square. Return it and the factor."""
-    scale = _CANVAS / max(image.shape[:2])
+def scaled(image: np.ndarray, side: int = _CANVAS) -> tuple[np.ndarray, float]:
+    """Scale an image to a long side near `side`; integer factors keep pixels square. Return it and the factor."""
+    scale = side / max(image.shape[:2])
     scale = math.floor(scale) if scale >= 2 else scale
     height, width = (max(1, round(side * scale)) for side in image.shape[:2])
     resampling = Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS

@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import torch
+
+from vitkit import build_model
+from vitkit.inference import Predictor
+from vitkit.inference.backbone_pictures import draw_backbone, rollout_maps, seen_at
+from vitkit.inference.placed_attention import placed_attention
+from vitkit.nn.attention import AttentionRecorder
+
+BACKBONES = {
+    "vit": dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64, patch_size=16),
+    "swin": dict(type="Swin", embed_dim=4, depths=(2, 2, 2, 2), num_heads=(1, 1, 2, 2), window=4),
+    "swinv2": dict(type="SwinV2", embed_dim=4, depths=(2, 2, 2, 2), num_heads=(1, 1, 2, 2), window=4),
+    "mvit": dict(type="MViT", depths=(1, 1, 1, 1), embed_dim=8, num_heads=1),
+    "lrnet": dict(type="LRNet", depth=26, channels_per_weight=16, kernel_size=3),
+    "nonlocal": dict(type="NonLocalResNet", depth=50, pretrained=False),
+    "resnet": dict(type="ResNet", depth=18, pretrained=False),
+}
+DRAWN = {
+    "vit": {"points", "class_token", "rollout"},
+    "lrnet": {"points", "kernels"},
+    "nonlocal": {"points", "non_local"},
+    "resnet": set(),
+}
+
+
+def classifier(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return build_model(dict(type="Classifier", backbone=BACKBONES[name], num_classes=3)).eval()
+
+
+def picture(height: int = 50, width: int = 70) -> torch.Tensor:
+    return torch.randint(0, 255, (1, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_all_that_a_point_attends_to_lies_on_the_map_and_every_picture_is_drawn(name, tmp_path):
+    model, image = classifier(name), picture()
+    for layer in placed_attention(model, image):
+        for point in ((3.0, 5.0), (60.0, 44.0)):
+            sums = layer.at(point).sum((1, 2))
+            # What attends to padding, or to the class token, is not on the map.
+            assert (sums <= 1 + 1e-5).all() and (sums > 0.05).all()
+            x0, y0, x1, y1 = layer.window_at(point)
+            assert x0 < x1 and y0 < y1
+    paths = draw_backbone(Predictor(model, list("abc")), image[0].permute(1, 2, 0).numpy(), [(3, 5)], tmp_path, "p")
+    assert {path.stem.removeprefix("p_") for path in paths} == DRAWN.get(name, {"points"})
+
+
+def test_swin_sees_its_window_and_after_the_shift_another():
+    layers = placed_attention(classifier("swin"), picture(64, 64))
+    # Stride 4, windows of 4: 16 pixels; the second block's windows lie half of one further to the left and up.
+    assert layers[0].window_at((41, 21)) == (32, 16, 48, 32)
+    assert layers[1].window_at((41, 21)) == (40, 8, 56, 24)
+    # At the border a shifted window is cut, and holds what lies at the other end, which is masked.
+    assert layers[1].window_at((60, 62)) == (56, 56, 64, 64)
+
+
+def test_a_vit_s_maps_are_the_recorder_s_rows():
+    model, image = classifier("vit"), picture()
+    with torch.no_grad(), AttentionRecorder(model) as maps:
+        model(image)
+    expected = maps["backbone.blocks.1.attn"][0][0]  # 4 x 5 patches after the class token
+    layers = placed_attention(model, image)
+    assert torch.allclose(layers[1].class_token(), expected[:, 0, 1:].unflatten(-1, (4, 5)), atol=1e-6)
+    assert torch.allclose(layers[1].at((33, 17)), expected[:, 1 + 5 + 2, 1:].unflatten(-1, (4, 5)), atol=1e-6)
+    assert layers[1].covered == (64 / 50, 80 / 70)
+    halves = [maps[f"backbone.blocks.{i}.attn"][0][0].mean(0) / 2 + torch.eye(21) / 2 for i in (0, 1)]
+    reached = rollout_maps(layers, 0)[1]
+    assert torch.allclose(reached, (halves[1] @ halves[0])[0, 1:].unflatten(0, (4, 5)), atol=1e-6)
+
+
+def test_a_local_kernel_lies_around_its_point_with_nothing_outside_the_picture():
+    layer = placed_attention(classifier("lrnet"), picture(64, 64))[2]
+    assert layer.cell == 4 and layer.window_at((33, 33)) == (28, 28, 40, 40)
+    assert layer.window_at((0, 0)) == (0, 0, 8, 8)
+
+
+def test_points_follow_the_picture_through_resizing_and_cropping():
+    predictor = Predictor(classifier("vit"), list("abc"))
+    predictor.as_evaluated = lambda image: np.repeat(np.repeat(image, 2, 0), 2, 1)[:, 20:]
+    x, y = seen_at(predictor, np.zeros((50, 70, 3), np.uint8), (40, 10))
+    assert x == pytest.approx(2 * 40.5 - 20) and y == pytest.approx(2 * 10.5)

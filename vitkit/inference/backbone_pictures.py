@@ -1,0 +1,227 @@
+"""Pictures of what an image backbone attends to: class token, rollout, windows, local kernels, non-local arrows."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitkit.backbones.mvit import MViT
+from vitkit.backbones.vit import ViT
+from vitkit.errors import ConfigError, DataError
+from vitkit.inference.placed_attention import KINDS, PlacedAttention, placed_attention
+from vitkit.inference.predictor import Predictor
+from vitkit.nn.local_relation import LocalRelation
+from vitkit.nn.non_local import NonLocalBlock
+from vitkit.ops.attention import attention_distance, rollout
+from vitkit.protocols import child
+from vitkit.visualization.panels import Panel, draw_rows
+
+Point = tuple[float, float]
+MAX_HEADS = 12
+MAX_LAYERS = 12
+NUM_ARROWS = 20  # as in figure 3 of https://arxiv.org/abs/1711.07971
+
+
+def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[PlacedAttention]:
+    """Return the attention of a model's backbone in a picture (H, W, 3) uint8 RGB; see `placed_attention`."""
+    if predictor.sampling is not None:
+        return []
+    return placed_attention(predictor.model, **predictor.prepare([image]).to(predictor.device).inputs)
+
+
+def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
+    """Return where a pixel (x, y) of a picture lies in the picture as the model takes it, resized and cropped.
+
+    Raises:
+        DataError: it is cut off.
+    """
+    # Transforms take no points, so a white square is sent through them.
+    marked = np.zeros_like(image)
+    radius = max(1, round(max(image.shape) / 100))
+    x, y = (int(n) for n in point)
+    marked[max(0, y - radius) : y + radius + 1, max(0, x - radius) : x + radius + 1] = 255
+    weights = predictor.as_evaluated(marked)[..., 0].astype(float)
+    if not weights.any():
+        raise DataError(f"--points: {x},{y} is cut off by the validation transforms. Give one nearer to the middle.")
+    rows, columns = np.indices(weights.shape)
+    return tuple(float((axis + 0.5).ravel() @ weights.ravel() / weights.sum()) for axis in (columns, rows))
+
+
+def has_places(model: nn.Module) -> bool:
+    """Whether `draw_backbone` draws anything for a model of images."""
+    return any(isinstance(module, KINDS) for module in model.modules())
+
+
+def has_class_token(model: nn.Module) -> bool:
+    """Whether the first token of the backbone is a class token."""
+    backbone = child(model, "backbone")
+    return isinstance(backbone, ViT | MViT) and backbone.cls_token is not None
+
+
+def draw_backbone(
+    predictor: Predictor, image: np.ndarray, points: Sequence[Point], folder: Path, stem: str
+) -> Iterator[Path]:
+    """Save the PNGs that have a meaning for a model's backbone, and yield their paths.
+
+    Args:
+        image: (H, W, 3) uint8 RGB, the picture.
+        points: (x, y) of its pixels; none: its middle.
+        folder: of the PNGs, whose names begin with `stem`.
+    """
+    layers = backbone_attention(predictor, image)
+    if not layers:
+        return
+    model, shown = predictor.model, predictor.as_evaluated(image)
+    middle = [(shown.shape[1] / 2, shown.shape[0] / 2)]
+    points = [seen_at(predictor, image, point) for point in points] or middle
+    kinds = {layer.name: model.get_submodule(layer.name) for layer in layers}
+    local = [layer for layer in layers if isinstance(kinds[layer.name], LocalRelation)]
+    drawn = spread([layer for layer in layers if layer not in local[:1]], MAX_LAYERS)  # the stem's cells are pixels
+
+    yield draw_points(shown, drawn, points, folder / f"{stem}_points.png")
+    if has_class_token(model):
+        yield draw_class_token(shown, drawn, folder / f"{stem}_class_token.png")
+    if all(layer.is_global for layer in layers):
+        yield draw_rollout(shown, layers, points, folder / f"{stem}_rollout.png", class_token=has_class_token(model))
+    if local:
+        yield draw_kernels(shown, model, spread(local[1:], 4), points[0], folder / f"{stem}_kernels.png")
+    if isinstance(kinds[layers[0].name], NonLocalBlock):
+        yield draw_arrows(shown, layers, points, folder / f"{stem}_non_local.png")
+
+
+def spread(layers: Sequence[PlacedAttention], count: int) -> list[PlacedAttention]:
+    """Return at most `count` layers, spread evenly from the first to the last."""
+    chosen = np.linspace(0, len(layers) - 1, min(count, len(layers))).round().astype(int)
+    return [layers[i] for i in chosen]
+
+
+def short(layer: PlacedAttention) -> str:
+    """Return a layer's name without what all share."""
+    names = layer.name.split(".")
+    return ".".join(n for n in names if n not in ("backbone", "attn", "relation", "layers"))
+
+
+def draw_points(image: np.ndarray, layers: Sequence[PlacedAttention], points: Sequence[Point], path: Path) -> Path:
+    """Save a PNG of what each point attends to in each layer, with its window where attention has windows."""
+    rows = []
+    for i, point in enumerate(points):
+        panels = [None if i else Panel("picture", points=points)]
+        for layer in layers:
+            window = layer.window_at(point)
+            is_whole = window[2] - window[0] >= image.shape[1] and window[3] - window[1] >= image.shape[0]
+            panels.append(
+                Panel(
+                    "" if i else short(layer),
+                    layer.at(point).mean(0),
+                    layer.covered,
+                    points=[point],
+                    first_point=i,
+                    boxes_xyxy=() if is_whole else [window],
+                )
+            )
+        rows.append((f"point {i + 1}", panels))
+    title = "What a point attends to, layer by layer, mean of the heads; green: all that its window lets it see"
+    draw_rows(image, rows, path, title=title)
+    return path
+
+
+def draw_class_token(image: np.ndarray, layers: Sequence[PlacedAttention], path: Path) -> Path:
+    """Save a PNG of what the class token attends to: a row for each layer, a column for each head and their mean."""
+    rows = []
+    for number, layer in enumerate(layers):
+        maps = layer.class_token()
+        named = [("mean", maps.mean(0)), *((f"head {i}", m) for i, m in enumerate(maps[:MAX_HEADS]))]
+        panels = [Panel("" if number else name, weights, layer.covered) for name, weights in named]
+        rows.append((short(layer), [None if number else Panel("picture"), *panels]))
+    draw_rows(image, rows, path, title="What the class token attends to, by layer and head", panel=1.2)
+    return path
+
+
+def rollout_maps(layers: Sequence[PlacedAttention], row: int) -> list[Tensor]:
+    """Return (h, w) after each layer: how much of each location has reached a token, counted with those before them.
+
+    Args:
+        layers: all of a model, each global.
+    """
+    num_tokens, size = layers[0].num_tokens, layers[0].map_size
+    weights = [layer.weights[0] for layer in layers]
+    return [rollout(weights[:last])[row, num_tokens:].unflatten(0, size) for last in range(1, len(layers) + 1)]
+
+
+def draw_rollout(
+    image: np.ndarray, layers: Sequence[PlacedAttention], points: Sequence[Point], path: Path, *, class_token: bool
+) -> Path:
+    """Save a PNG of the attention rollout of the class token, or of the points where there is none."""
+    chosen, first = np.linspace(0, len(layers) - 1, min(8, len(layers))).round().astype(int), layers[0]
+    sources = [("class token", 0, [])] if class_token else []
+    for i, point in enumerate(() if class_token else points):
+        query = int((first.queries[0] - torch.tensor(point)).square().sum(-1).argmin())
+        sources.append((f"point {i + 1}", first.num_tokens + query, [point]))
+    rows = []
+    for name, row, marks in sources:
+        maps = rollout_maps(layers, row)
+        panels = [Panel(f"layers 0 to {i}", maps[i], first.covered, points=marks) for i in chosen]
+        rows.append((name, [Panel("picture", points=marks), *panels]))
+    title = "Attention rollout: what has reached the token through all layers so far"
+    draw_rows(image, rows, path, title=title)
+    return path
+
+
+def draw_kernels(
+    image: np.ndarray, model: nn.Module, layers: Sequence[PlacedAttention], point: Point, path: Path
+) -> Path:
+    """Save a PNG of LR-Net's kernels: of each layer the geometry prior alone, and the weights at a point."""
+    rows = []
+    for layer in layers:
+        prior = model.get_submodule(layer.name).prior().detach().float().cpu()  # (groups, k, k)
+        geometry = prior.flatten(1).softmax(1).view_as(prior)
+        far = (layer.queries[:, 0] - torch.tensor(point)).square().sum(-1)
+        kernels = layer.weights[int(far.argmin()), :, 0].view_as(prior)
+        groups = range(min(8, len(prior)))
+        for name, maps in (("prior alone", geometry), ("at the point", kernels)):
+            shown = [Panel(f"group {k}" if not rows else "", picture=maps[k].numpy()) for k in groups]
+            rows.append((f"{short(layer)}: {name}", [None if rows else Panel("picture", points=[point]), *shown]))
+    title = "Local kernels: softmax of the geometry prior, and of prior and similarity at the point (each on its scale)"
+    draw_rows(image, rows, path, title=title, panel=1.1)
+    return path
+
+
+def draw_arrows(image: np.ndarray, layers: Sequence[PlacedAttention], points: Sequence[Point], path: Path) -> Path:
+    """Save a PNG of the strongest places of non-local blocks (Wang et al. 2018, figure 3), a row for each point."""
+    rows = []
+    for i, point in enumerate(points):
+        panels = []
+        for layer in layers:
+            weights = layer.at(point)[0]
+            values, cells = weights.flatten().topk(min(NUM_ARROWS, weights.numel()))
+            ends = [
+                ((c % weights.shape[1] + 0.5) * layer.cell, (c // weights.shape[1] + 0.5) * layer.cell)
+                for c in cells.tolist()
+            ]
+            strengths = (values / values[0].clamp(min=1e-12)).clamp(min=0).tolist()
+            arrows = [(point, end, strength) for end, strength in zip(ends, strengths)]
+            panels.append(Panel(short(layer), arrows=arrows, points=[point], first_point=i))
+        rows.append((f"point {i + 1}", panels))
+    draw_rows(image, rows, path, title=f"The {NUM_ARROWS} places that a non-local block weights most", panel=2.4)
+    return path
+
+
+def mean_distances(predictor: Predictor, images: Iterable[np.ndarray]) -> dict[str, Tensor]:
+    """Return (heads,) of each layer: the mean attention distance over pictures, in pixels of the model's input.
+
+    Raises:
+        ConfigError: the backbone has no attention with a place.
+    """
+    distances: dict[str, list[Tensor]] = {}
+    for image in images:
+        for layer in backbone_attention(predictor, image):
+            located = layer.weights[:, :, layer.num_tokens :, layer.num_tokens :]
+            distances.setdefault(short(layer), []).append(attention_distance(located, layer.queries, layer.keys))
+    if not distances:
+        name = type(child(predictor.model, "backbone") or predictor.model).__name__
+        raise ConfigError(
+            f"{name} has no attention over the picture; expected ViT, Swin, SwinV2, MViT, LRNet or NonLocalResNet."
+        )
+    return {name: torch.stack(of_images).mean(0) for name, of_images in distances.items()}

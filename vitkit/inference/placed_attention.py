@@ -1,0 +1,204 @@
+"""The attention of an image backbone with the pixels that its tokens stand for: windows, pooled maps, local kernels."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.backbones.swin import BaseWindowAttention
+from vitkit.backbones.vit_blocks import Attention as ViTAttention
+from vitkit.backbones.vit_blocks import PatchEmbedding
+from vitkit.kernels.local_relation import plain as local_relation
+from vitkit.kernels.windows import window_partition
+from vitkit.nn.attention import AttentionRecorder
+from vitkit.nn.local_relation import LocalRelation
+from vitkit.nn.non_local import NonLocalBlock
+from vitkit.nn.pooling_attention import PoolingAttention
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class PlacedAttention:
+    """What one layer attended to in one image.
+
+    G groups of tokens attend among themselves: one, or a window each. T tokens without a position, such as the class
+    token, come before the L queries and S keys.
+    """
+
+    name: str
+    """Of the module in the model."""
+    weights: Tensor
+    """(G, heads, T + L, T + S) float32."""
+    queries: Tensor
+    """(G, L, 2) xy of their centres, in pixels of the model's input; nan for padding."""
+    keys: Tensor
+    """(G, S, 2) likewise."""
+    cell: int
+    """Pixels of a key's side."""
+    image_size: Size
+    """Of the model's input."""
+    num_tokens: int = 0
+    """T."""
+
+    @property
+    def num_heads(self) -> int:
+        """Number of heads; of groups of channels in a local relation."""
+        return self.weights.shape[1]
+
+    @property
+    def is_global(self) -> bool:
+        """Whether every token attends to every other one."""
+        return len(self.weights) == 1 and self.weights.shape[-2] == self.weights.shape[-1]
+
+    @property
+    def map_size(self) -> Size:
+        """(height, width) of the maps, in cells of the keys."""
+        return math.ceil(self.image_size[0] / self.cell), math.ceil(self.image_size[1] / self.cell)
+
+    @property
+    def covered(self) -> tuple[float, float]:
+        """Height and width that the maps cover, relative to the image's."""
+        (height, width), (rows, columns) = self.image_size, self.map_size
+        return rows * self.cell / height, columns * self.cell / width
+
+    def class_token(self) -> Tensor:
+        """Return (heads, h, w), what the class token attends to; only with `num_tokens`."""
+        return self._map(0, self.weights[0, :, 0, self.num_tokens :])
+
+    def at(self, point: tuple[float, float]) -> Tensor:
+        """Return (heads, h, w), what the token at (x, y), pixels of the model's input, attends to."""
+        far = (self.queries - torch.tensor(point)).square().sum(-1).nan_to_num(torch.inf)
+        group, query = divmod(int(far.argmin()), far.shape[1])
+        return self._map(group, self.weights[group, :, self.num_tokens + query, self.num_tokens :])
+
+    def window_at(self, point: tuple[float, float]) -> tuple[int, int, int, int]:
+        """Return xyxy in pixels of the smallest box around all that the token at a point attends to."""
+        rows, columns = (self.at(point).sum(0) > 0).nonzero().T
+        return tuple(int(n) * self.cell for n in (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1))
+
+    def _map(self, group: int, weights: Tensor) -> Tensor:
+        """Lay the weights (heads, S) of a group's keys on the map."""
+        rows, columns = self.map_size
+        real = ~self.keys[group].isnan().any(-1)
+        column, row = (self.keys[group, real] // self.cell).long().T
+        inside = (row < rows) & (column < columns)
+        maps = weights.new_zeros(len(weights), rows, columns)
+        maps[:, row[inside], column[inside]] = weights[:, real][:, inside]
+        return maps
+
+
+@torch.no_grad()
+def placed_attention(model: nn.Module, images: Tensor, **inputs: Any) -> list[PlacedAttention]:
+    """Run a model on one image, and return the attention of its backbone, layer by layer.
+
+    Args:
+        model: in evaluation mode, on a ViT, Swin, SwinV2, MViT, LRNet or NonLocalResNet; others give an empty list.
+        images: (1, 3, H, W).
+        inputs: further ones of the model.
+    """
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, KINDS)}
+    if not modules or images.ndim != 4:
+        return []
+    patches = [module.patch_size for module in model.modules() if isinstance(module, PatchEmbedding)]
+    calls: list[tuple] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda module, args, name=name: calls.append((name, module, args)))
+        for name, module in modules.items()
+    ]
+    try:
+        # A list, so that names have no dots; modules in it keep their order.
+        with AttentionRecorder(nn.ModuleList(modules.values())) as maps:
+            model(images, **inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    weights = {name: maps[str(i)][0].float().cpu() for i, name in enumerate(modules) if str(i) in maps}
+    size = tuple(images.shape[-2:])
+    layers = []
+    for name, module, args in calls:
+        place = next(place for kind, place in _PLACES.items() if isinstance(module, kind))
+        layers.append(PlacedAttention(name=name, image_size=size, **place(module, args, weights[name], size, patches)))
+    return layers
+
+
+def centres(size: Size, cell: int) -> Tensor:
+    """Return (h, w, 2), xy in pixels of the centres of a map's cells."""
+    rows, columns = torch.meshgrid(*(torch.arange(length) for length in size), indexing="ij")
+    return (torch.stack((columns, rows), dim=-1) + 0.5) * cell
+
+
+def _stride(size: Size, image_size: Size) -> int:
+    """Return the power of two that is the stride of a map of ceil(image / stride)."""
+    return 2 ** max(math.ceil(math.log2(side / cells)) for side, cells in zip(image_size, size))
+
+
+def _in_windows(positions: Tensor, window: int, shift: int = 0) -> Tensor:
+    """(h, w, 2) -> (windows, tokens, 2); nan for the padding."""
+    return window_partition(positions[None], window, shift=shift, padding_value=torch.full((2,), torch.nan))
+
+
+def _place_vit(module: ViTAttention, args: tuple, weights: Tensor, size: Size, patches: list[int]) -> dict[str, Any]:
+    positions = centres(args[1], patches[0])
+    positions = positions.view(1, -1, 2) if module.window_size is None else _in_windows(positions, module.window_size)
+    num_tokens = weights.shape[-1] - positions.shape[1]
+    return dict(weights=weights, queries=positions, keys=positions, cell=patches[0], num_tokens=num_tokens)
+
+
+def _place_swin(module: BaseWindowAttention, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+    x, window, shift, _ = args
+    cell = _stride(x.shape[1:3], size)
+    positions = _in_windows(centres(x.shape[1:3], cell), window, shift)
+    return dict(weights=weights, queries=positions, keys=positions, cell=cell)
+
+
+def _place_mvit(module: PoolingAttention, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+    map_size = args[1]
+    stride = _stride(map_size, size)
+    positions = []
+    for pooling, *_ in (module.q_stride, module.kv_stride):
+        pooled = centres(tuple(math.ceil(n / pooling) for n in map_size), stride * pooling)
+        window = module.window and module.window // pooling
+        positions.append(_in_windows(pooled, window) if window else pooled.view(1, -1, 2))
+    queries, keys = positions
+    cell = stride * module.kv_stride[0]
+    return dict(weights=weights, queries=queries, keys=keys, cell=cell, num_tokens=int(module.class_token))
+
+
+def _place_lrnet(module: LocalRelation, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+    map_size = tuple(args[0].shape[-2:])
+    cell = _stride(map_size, size)
+    positions = centres(map_size, cell)
+    settings = (math.isqrt(weights.shape[-1]), module.stride, module.dilation)
+    windows = local_relation.unfold(positions.permute(2, 0, 1)[None], *settings)[0].permute(2, 1, 0)  # (L, k * k, 2)
+    inside = local_relation.unfold(torch.ones(1, 1, *map_size), *settings)[0, 0].T > 0
+    queries = positions[:: module.stride, :: module.stride].reshape(-1, 1, 2)
+    keys = windows.where(inside[..., None], torch.nan)
+    return dict(weights=weights[0].transpose(0, 1)[:, :, None], queries=queries, keys=keys, cell=cell)
+
+
+def _place_non_local(module: NonLocalBlock, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+    map_size = tuple(args[0].shape[-2:])
+    stride, pooling = _stride(map_size, size), module.pool[0] if module.pool else 1
+    pooled = tuple(max(1, length // pooling) for length in map_size)
+    cell = stride * pooling
+    return dict(
+        weights=weights,
+        queries=centres(map_size, stride).view(1, -1, 2),
+        keys=centres(pooled, cell).view(1, -1, 2),
+        cell=cell,
+    )
+
+
+_PLACES: dict[type[nn.Module], Callable[..., dict[str, Any]]] = {
+    ViTAttention: _place_vit,
+    BaseWindowAttention: _place_swin,
+    PoolingAttention: _place_mvit,
+    LocalRelation: _place_lrnet,
+    NonLocalBlock: _place_non_local,
+}
+KINDS = tuple(_PLACES)
+"""Classes of the modules whose attention has a place in the picture."""

@@ -1,0 +1,114 @@
+"""Figures of many small pictures in rows: an attention map for each layer, head or query."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from vitkit.visualization.attention import mark_point, overlay_attention, scaled
+from vitkit.visualization.canvas import class_color, save_figure
+
+SIDE = 224
+"""Pixels of the long side of a panel's picture."""
+_INCH = 1.5
+
+
+class Panel(NamedTuple):
+    """A small picture with what is drawn on it. Positions are in pixels of the image."""
+
+    title: str = ""
+    weights: Tensor | None = None
+    """(h, w), laid over the grey image; None: the image itself."""
+    covered: tuple[float, float] = (1.0, 1.0)
+    """See `overlay_attention`."""
+    points: Sequence[tuple[float, float]] = ()
+    """Numbered from 1."""
+    first_point: int = 0
+    """Number of the first point, from 0."""
+    boxes_xyxy: Sequence[Sequence[float]] = ()
+    outline: np.ndarray | None = None
+    """(H', W') bool, a region of the image, in any size, whose edge is drawn."""
+    arrows: Sequence[tuple[tuple[float, float], tuple[float, float], float]] = ()
+    """Where from, where to, and how strong, in 0..1."""
+    dots: Tensor | None = None
+    """(N, 2) xy."""
+    dot_colors: Sequence[str] | str = "#00c8ff"
+    picture: np.ndarray | None = None
+    """Shown in place of the image: (H', W', 3) uint8 RGB that covers it, or (h, w) float with a scale of its own."""
+
+
+def draw_rows(
+    image: np.ndarray,
+    rows: Sequence[tuple[str, Sequence[Panel | None]]],
+    path: str | Path,
+    *,
+    title: str = "",
+    panel: float = _INCH,
+) -> None:
+    """Save a PNG of rows of panels.
+
+    Args:
+        image: (H, W, 3) uint8 RGB, below all panels.
+        rows: the name and the panels of each, at least one; None: an empty panel.
+        path: of the PNG; its folder is made.
+        title: of the figure.
+        panel: inches of a panel's width.
+    """
+    canvas, scale = scaled(image, SIDE if panel < 2 else 2 * SIDE)
+    columns = max(len(panels) for _, panels in rows)
+    height = panel * canvas.shape[0] / canvas.shape[1]
+    has_titles = any(part and part.title for _, panels in rows[1:] for part in panels)
+    size = (panel * columns + 0.6, (height + (0.3 if has_titles else 0.1)) * len(rows) + 0.6)
+    figure = Figure(figsize=(max(size[0], 4.2), size[1]), layout="constrained")
+    letters = int(max(size[0], 4.2) * 11)
+    figure.suptitle(textwrap.fill(title, letters), fontsize="medium")
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for line, (name, panels) in zip(axes, rows):
+        for axis in line:
+            axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_visible(False)
+        line[0].set_ylabel(textwrap.fill(name, int(height * 11)), fontsize="x-small")
+        for axis, part in zip(line, panels):
+            if part is None:
+                continue
+            axis.set_title(textwrap.fill(part.title, int(panel * 15)), fontsize="x-small", pad=2)
+            _draw(axis, part, canvas, scale)
+    save_figure(figure, path, dpi=120)
+
+
+def _draw(axis: Axes, part: Panel, canvas: np.ndarray, scale: float) -> None:
+    height, width = canvas.shape[:2]
+    picture = part.picture
+    if picture is not None and picture.ndim == 2:
+        axis.imshow(picture, cmap="inferno", vmin=0)
+        return
+    if picture is None:
+        picture = canvas if part.weights is None else overlay_attention(canvas, part.weights, covered=part.covered)
+    axis.imshow(picture, extent=(0, width, height, 0), interpolation="nearest")
+    if part.outline is not None and part.outline.any() and not part.outline.all():
+        # Half a pixel further out, where contours of the mask's edge lie.
+        padded = np.pad(part.outline.astype(float), 1)
+        ys, xs = ((np.arange(n) - 0.5) / (n - 2) * side for n, side in zip(padded.shape, (height, width)))
+        axis.contour(xs, ys, padded, levels=[0.5], colors="#00ff9c", linewidths=1.0)
+    for x0, y0, x1, y1 in part.boxes_xyxy:
+        corner, sides = (x0 * scale, y0 * scale), ((x1 - x0) * scale, (y1 - y0) * scale)
+        axis.add_patch(Rectangle(corner, *sides, fill=False, color="#00ff9c", linewidth=1.2))
+    for start, end, strength in part.arrows:
+        ends = dict(xy=(end[0] * scale, end[1] * scale), xytext=(start[0] * scale, start[1] * scale))
+        style = dict(arrowstyle="->", color="#ffe000", alpha=0.25 + 0.75 * strength, linewidth=0.6 + 1.4 * strength)
+        axis.annotate("", **ends, arrowprops=style)
+    if part.dots is not None and len(part.dots):
+        axis.scatter(*(part.dots * scale).T.numpy(), s=3, c=part.dot_colors, linewidths=0)
+    for number, (x, y) in enumerate(part.points, start=part.first_point + 1):
+        if part.weights is None:
+            mark_point(axis, (x * scale, y * scale), number)
+        else:
+            color = np.array(class_color(number - 1)) / 255
+            axis.plot(x * scale, y * scale, "o", markersize=5, color=color, markeredgecolor="white")
+    axis.set(xlim=(0, width), ylim=(height, 0))
