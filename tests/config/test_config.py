@@ -13,7 +13,9 @@ from vitkit.errors import ConfigError
 from vitkit.registry import REGISTRIES, Spec
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-CONFIG_FILES = [p for p in sorted(CONFIGS.rglob("*.py")) if p.name != "__init__.py" and p.parent.name != "parts"]
+CONFIG_FILES = [
+    p for p in sorted(CONFIGS.rglob("*.py")) if p.name != "__init__.py" and p.parent.name not in ("ablations", "parts")
+]
 
 
 class Net:

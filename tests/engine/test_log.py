@@ -73,7 +73,7 @@ def test_records_are_json_lines_and_a_resumed_run_appends(tmp_path):
     expected = {"kind": "train", "step": 20, "epoch": 0.5, "loss": 3.5, "lr": 1e-4}
     assert train.items() >= expected.items() and train["losses"] == {"labels": 1.0, "l1": 2.0, "aux0_labels": 0.5}
     assert {"it_s", "data_share", "memory_mb"} <= train.keys()
-    assert val == VAL
+    assert val.items() >= VAL.items()
     write(tmp_path)
     assert [record["step"] for record in records(tmp_path)] == [20, 20, 40]  # step 40 is after this run's position
 

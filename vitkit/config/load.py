@@ -125,7 +125,7 @@ def config_names() -> list[str]:
 
 
 def _is_run(file: Path) -> bool:
-    return file.name != "__init__.py" and file.parts[0] != "parts"
+    return file.name != "__init__.py" and file.parts[0] not in ("ablations", "parts")
 
 
 def _installed_folders() -> list[Path]:

@@ -58,7 +58,8 @@ class Hook:
 
         Args:
             record: `kind` is "train", with step, epoch, loss, losses (by name), lr, it_s, data_share and memory_mb; or
-                "val", with step, epoch and metrics (by name).
+                "val", with step, epoch and metrics (by name). Both have minutes and processor_minutes of training, up
+                to there.
         """
 
     def after_epoch(self, run: "TrainRun") -> None:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ class ProgressLog(Hook):
             yield
             return
         path = run.run_dir / LOG_NAME
-        if path.exists():
-            cut_log(path, run.progress.step, run.progress.epoch)
+        last = cut_log(path, run.progress.step, run.progress.epoch) if path.exists() else {}
+        self._clock = TrainingClock(last.get("minutes", 0.0), last.get("processor_minutes", 0.0))
         self._file, self._ends_with_newline = path.open("ab", buffering=0), True
         try:
             yield
@@ -95,6 +95,7 @@ class ProgressLog(Hook):
         shown = {name: value for name, value in metrics.items() if "/" not in name or name == run.settings.best_metric}
         values = "  ".join(f"{name} {value:.4g}" if value != -1 else f"{name} –" for name, value in shown.items())
         record = {"kind": "val", "step": run.progress.step, "epoch": epoch, "metrics": metrics}
+        record |= self._clock.minutes() if is_main() else {}
         say(f"epoch {epoch}/{run.settings.epochs}  validation  {values}")
         _give_to_hooks(run, record)
 
@@ -114,13 +115,14 @@ class ProgressLog(Hook):
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
         """Note how long it takes."""
         start = time.monotonic()
-        yield
+        with self._clock.stopped() if is_main() else nullcontext():
+            yield
         self._evaluation_seconds = time.monotonic() - start
 
     def _log_window(self, run: TrainRun) -> None:
         """Log the means over batches and ranks since the last record."""
         means = all_reduce_mean(torch.stack(list(self._sums.values())) / self._num_batches).tolist()
-        record = self._record(run, means)
+        record = self._record(run, means) | (self._clock.minutes() if is_main() else {})
         self._print(run, record)
         _give_to_hooks(run, record)
 
@@ -162,6 +164,30 @@ class ProgressLog(Hook):
             noun = "evaluation" if evaluations == 1 else "evaluations"
             return f"{datetime.timedelta(seconds=round(seconds))} + {evaluations} {noun}"
         return str(datetime.timedelta(seconds=round(seconds + evaluations * self._evaluation_seconds)))
+
+
+class TrainingClock:
+    """Time spent in training, by the clock and of this process's processors; evaluations do not count.
+
+    Args:
+        minutes, processor_minutes: of the run's earlier part, up to the last record that a resumed run keeps.
+    """
+
+    def __init__(self, minutes: float, processor_minutes: float):
+        self._start = time.monotonic() - 60 * minutes, time.process_time() - 60 * processor_minutes
+
+    def minutes(self) -> dict[str, float]:
+        """Return the minutes so far, as records have them."""
+        wall, processor = time.monotonic() - self._start[0], time.process_time() - self._start[1]
+        return {"minutes": round(wall / 60, 4), "processor_minutes": round(processor / 60, 4)}
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let no time count meanwhile."""
+        before = time.monotonic(), time.process_time()
+        yield
+        after = time.monotonic(), time.process_time()
+        self._start = self._start[0] + after[0] - before[0], self._start[1] + after[1] - before[1]
 
 
 class TensorBoard(Hook):
@@ -229,23 +255,29 @@ def _give_to_hooks(run: TrainRun, record: Mapping[str, Any]) -> None:
             hook.on_log(run, record)
 
 
-def cut_log(path: Path, step: int, epoch: int) -> None:
+def cut_log(path: Path, step: int, epoch: int) -> dict[str, Any]:
     """Cut a log before its first record from after `step` steps or `epoch` complete epochs, or a partial line.
 
     A killed run wrote them after its last checkpoint, and writes them again when it is resumed.
+
+    Returns:
+        the last record that is left; an empty one if there is none.
     """
     length = 0
+    last: dict[str, Any] = {}
     with path.open("r+b") as file:
         for line in file:
             try:
                 record = json.loads(line)
                 beyond = record["step"] > step or (record["kind"] == "val" and record["epoch"] > epoch)
             except (ValueError, KeyError, TypeError):
-                beyond = False
+                record, beyond = last, False
             if beyond or not line.endswith(b"\n"):
                 break
             length += len(line)
+            last = record
         file.truncate(length)
+    return last
 
 
 def peak_memory_mb(device: torch.device) -> float:

@@ -1,0 +1,56 @@
+"""From DETR to DINO on blood cells, from ImageNet weights, at equal processor time.
+
+Below "two stages" each arm adds one part to the one before, as table 4 of DINO does (Zhang et al. 2022,
+https://arxiv.org/abs/2203.03605): denoising, then mixed query selection and look forward twice, which make it DINO.
+Groups of queries (Group DETR, https://arxiv.org/abs/2207.13085) and MAL in place of the focal loss (DEIM,
+https://arxiv.org/abs/2412.04234) are added to DINO, each alone. DN-DETR (https://arxiv.org/abs/2203.01305) is DETR with
+denoising. Smaller images than in configs/transfer/bccd.py, and only a few epochs: what is learned in the first minutes.
+
+Run:  vitkit ablate detection_bccd data.root=DIR    (other weights than torchvision's: see configs/parts/resnet.py)
+Here: see model_zoo/ablations/detection_bccd.md.
+"""
+
+from vitkit.configs.bccd.detr import config as bccd_detr
+
+DENOISING = {"model.head.denoising_queries": 60, "model.head.label_noise": 0.5, "model.head.box_noise": 1.0}
+DINO = DENOISING | {
+    "model.head.mixed_selection": True, "model.head.box_positions": True, "model.head.look_forward_twice": True,
+}  # fmt: skip
+
+
+def detr():
+    model = bccd_detr()["model"]
+    return {
+        "model.type": "DETR",
+        "model.backbone.out_features": ["res4"],
+        "model.neck": model["neck"],
+        "model.head": model["head"],
+        "criterion": bccd_detr()["criterion"],
+        "optimizer.lr_multipliers": {},
+    }
+
+
+def ablation():
+    crop = "data.train.transforms.transforms.2"
+    one_stage = {"model.head.two_stage": False, "model.head.refine_boxes": False}
+    return dict(
+        base="transfer/bccd",
+        metrics=["bbox/AP", "bbox/AP50"],
+        minutes=3.0,
+        evaluations=2,
+        settings={
+            f"{crop}.scales": [160, 176, 192], f"{crop}.crop_scales": [224, 256], f"{crop}.crop_range": [160, 208],
+            "data.val.transforms.short_side": 176, "data.num_workers": 0, "schedule.warmup_steps": 40,
+            "train.precision": "bf16",
+        },
+        arms={
+            "DETR": detr(),
+            "DN-DETR": detr() | DENOISING | {"model.head.contrastive": False},
+            "Deformable DETR": one_stage,
+            "two stages": {},
+            "+ denoising": DENOISING,
+            "DINO": DINO,
+            "DINO + groups": DINO | {"model.groups": 3},
+            "DINO + MAL": DINO | {"criterion.class_loss": "mal"},
+        },
+    )  # fmt: skip

@@ -1,0 +1,121 @@
+"""Sets of runs: resumed, not repeated, at equal cost, and their table and plot."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vitkit.errors import TrainingError
+from vitkit.tools import ablate, train
+
+SET = """
+'''A toy set
+of two arms.'''
+
+
+def ablation():
+    return dict(
+        base="quickstart/detr", metrics=["bbox/AP50", "loss"], evaluations=2, MINUTES
+        settings={
+            "data.images_per_gpu": 4, "data.train.num_images": 8, "data.val.num_images": 2, "train.epochs": EPOCHS,
+            "data.train.image_size": 32, "data.val.image_size": 32,
+        },
+        arms={"plain": {}, "no decoder, wide": {"model.head.num_decoder_layers": 1}},
+    )
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A set file; its folder is the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.py").write_text(SET.replace("MINUTES", "").replace("EPOCHS", "1"))
+    return "toy.py"
+
+
+def rows_of(folder):
+    return json.loads((folder / "model_zoo/ablations/toy.json").read_text())
+
+
+def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_path, monkeypatch, capsys):
+    commands = []
+
+    def in_this_process(command, folder):
+        commands.append(command)
+        if "train.seed=1" in command and "model.head.num_decoder_layers=1" in command:
+            raise TrainingError("lost")
+        train.main(command[2:])
+
+    monkeypatch.setattr(ablate, "run_to_end", in_this_process)
+    assert ablate.main([toy, "train.log_every=1"]) == 1
+    assert "no decoder, wide, seed 1: lost" in capsys.readouterr().err
+    rows = rows_of(tmp_path)
+    assert [(row["arm"], row["seed"]) for row in rows] == [("plain", 0), ("no decoder, wide", 0), ("plain", 1)]
+    assert rows[0]["set"] == "toy" and (rows[0]["epochs"], rows[0]["steps"], rows[0]["threads"]) == (1, 2, 1)
+    assert rows[0]["processor_minutes"] > 0 and rows[0]["command"].startswith("vitkit train quickstart/detr data.im")
+    assert rows[0]["command"].endswith("train.log_every=1 train.epochs=1 train.eval_every=1 train.seed=0")
+    assert rows[0]["evaluations"][0]["metrics"].keys() >= {"bbox/AP50", "loss"}
+    page = (tmp_path / "model_zoo/ablations/toy.md").read_text()
+    losses = [row["evaluations"][0]["metrics"]["loss"] for row in rows]
+    mean, spread = (losses[0] + losses[2]) / 2, abs(losses[0] - losses[2]) / 2**0.5
+    assert "# toy\n\nA toy set of two arms.\n\n| arm | seeds |" in page
+    assert (
+        f"| plain | 0, 1 | 1 | 2 | {rows[0]['processor_minutes']:.1f} | 0.000 ± 0.000 | {mean:.3f} ± {spread:.3f} |"
+        in page
+    )
+    assert f"| no decoder, wide | 0 | 1 | 2 | 0.0 | 0.000 | {losses[1]:.3f} |" in page
+    assert (tmp_path / "model_zoo/ablations/toy.png").stat().st_size > 1000
+
+    commands.clear()
+    monkeypatch.setattr(ablate, "run_to_end", lambda command, folder: commands.append(command))
+    assert ablate.main([toy, "--plot-only"]) == 0
+    assert ablate.main([toy, "--seeds", "0"]) == 0 and ablate.main([toy, "--seeds", "2", "--budget", "0"]) == 0
+    assert not commands
+
+
+def test_a_run_that_was_interrupted_is_resumed(toy, tmp_path, monkeypatch):
+    folder = tmp_path / "runs/ablations/toy/plain-0"
+    command = ablate.train_command(ablate.read_set(tmp_path / toy), "plain", [])
+    train.main([*command[2:], "train.epochs=1", "train.seed=0", "--run-dir", str(folder)])
+    commands = []
+    monkeypatch.setattr(ablate, "run_to_end", lambda command, folder: commands.append(command))
+    ablate.main([toy, "--arms", "plain", "--seeds", "0", "--device", "cpu"])
+    assert commands == [["vitkit", "train", "--resume", str(folder.relative_to(tmp_path)), "--device", "cpu"]]
+    assert len(rows_of(tmp_path)) == 1
+
+
+def test_wrong_names_are_refused(toy):
+    with pytest.raises(SystemExit, match=r"no set 'detection_bcd'\."):
+        ablate.main(["detection_bcd"])
+    with pytest.raises(SystemExit, match=r"--arms: no arm 'plane' in toy\.py\. .*plain"):
+        ablate.main([toy, "--arms", "plane"])
+
+
+def test_list_prints_sets_and_commands(toy, capsys):
+    ablate.main([toy, "--list"])
+    assert "model.head.num_decoder_layers=1" in capsys.readouterr().out.splitlines()[1]
+    ablate.main(["--list"])
+    assert all(len(line.split(maxsplit=1)) == 2 for line in capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.slow
+def test_equal_cost_and_interruption_in_processes(tmp_path):
+    (tmp_path / "toy.py").write_text(SET.replace("MINUTES", "minutes=0.1,").replace("EPOCHS", "500"))
+    command = [sys.executable, "-m", "vitkit.tools.ablate", "toy.py", "--seeds", "0", "data.train.num_images=64"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    folder = tmp_path / "runs/ablations/toy/plain-0"
+    while not (folder / "log.jsonl").is_file() and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert "interrupted; the same command resumes it" in process.communicate()[1]
+    assert process.returncode == 1 and not (tmp_path / "model_zoo/ablations/toy.json").exists()
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    assert len(json.loads((folder / "run.json").read_text())["starts"]) == 2
+    rows = rows_of(tmp_path)
+    assert [row["arm"] for row in rows] == ["plain", "no decoder, wide"]
+    assert all(0.05 < row["processor_minutes"] < 0.2 for row in rows)

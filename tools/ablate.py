@@ -1,0 +1,365 @@
+"""Train a set of configs, several seeds each, and write their table and their plot.
+
+A set is a file with a function `ablation()`, see configs/ablations. Each arm with each seed is a run of tools/train.py
+in a folder of its own. A run that is in the results is not run again, an interrupted one is resumed; ctrl-C or SIGTERM
+stop after a step.
+
+Examples:
+    vitkit ablate --list
+    vitkit ablate detr_parts --seeds 0 1
+    vitkit ablate detection_bccd --arms DINO "DN-DETR" --budget 60 data.root=data/bccd
+    vitkit ablate detection_bccd --plot-only
+"""
+
+import argparse
+import ast
+import json
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+import vitkit.configs.ablations
+from vitkit import load_config
+from vitkit.engine.checkpoints import CONFIG_NAME, LAST_NAME
+from vitkit.engine.run_record import RECORD_NAME
+from vitkit.errors import ConfigError, DataError, TrainingError
+from vitkit.logging import LOG_NAME
+from vitkit.registry import nearest
+from vitkit.tools.common import add_device, errors_in_one_line
+from vitkit.visualization.canvas import save_figure
+from vitkit.visualization.curves import read_log
+
+_SETS = Path(vitkit.configs.ablations.__path__[0])
+_TIMED_STEPS = 5
+"""Steps between the records by which an arm's cost is measured: the first so many warm up, twice as many count."""
+_SHOWN = ("vitkit", "torch", "torchvision")
+Row = dict[str, Any]
+"""Of one run: set, arm, seed, epochs, steps, minutes, processor_minutes, evaluations, command, versions, threads."""
+
+
+@dataclass
+class Ablation:
+    """What a set's `ablation()` returns."""
+
+    base: str
+    """The config that arms change; an arm may have another `base`."""
+    metrics: Sequence[str]
+    """Columns of the table; the first is plotted."""
+    arms: Mapping[str, Mapping[str, Any]]
+    """Name -> what the arm changes, by dotted key. It counts more than the command line."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What all arms change."""
+    minutes: float | None = None
+    """Processor minutes of training of each arm, by which its epochs are chosen; None: the epochs of its config."""
+    evaluations: int = 4
+    """How often a run is evaluated."""
+
+
+_KEYS = f"dict({', '.join(f'{item.name}=…' for item in fields(Ablation))})"
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("set", nargs="?", help="a name of --list, or a file")
+    parser.add_argument("overrides", nargs="*", help="key.sub=value of all arms, such as data.root=data/bccd")
+    parser.add_argument("--arms", nargs="+", help="only these")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1], help="(0 1)")
+    parser.add_argument("--budget", type=float, metavar="MINUTES", help="start no run after so long")
+    parser.add_argument("--out", type=Path, default=Path("model_zoo/ablations"), help="results (model_zoo/ablations)")
+    parser.add_argument("--runs", type=Path, default=Path("runs/ablations"), help="folders of runs (runs/ablations)")
+    parser.add_argument("--list", action="store_true", help="print the sets, or the set's arms, and stop")
+    parser.add_argument("--plot-only", action="store_true", help="write table and plot of the runs that there are")
+    add_device(parser)
+    args = parser.parse_intermixed_args(argv)
+    if not args.set and not args.list:
+        parser.error("name a set; --list prints them")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_args(argv)
+    with errors_in_one_line():
+        if not args.set:
+            print("\n".join(f"{path.stem:<24} {summary_of(path)}" for path in set_files()))
+            return 0
+        path = find_set(args.set)
+        ablation = read_set(path)
+        for arm in args.arms or []:
+            if arm not in ablation.arms:
+                raise ConfigError(f"--arms: no arm {arm!r} in {path.name}. {nearest(arm, ablation.arms)}")
+        if args.list:
+            print("\n".join(shlex.join(train_command(ablation, arm, args.overrides)) for arm in ablation.arms))
+            return 0
+        failures = 0 if args.plot_only else run_all(ablation, path.stem, args)
+        rows = read_rows(args.out / f"{path.stem}.json")
+        (args.out / f"{path.stem}.md").write_text(table(ablation, path, rows), encoding="utf-8")
+        if rows:
+            plot(ablation, rows, args.out / f"{path.stem}.png")
+        print(f"wrote {args.out / path.stem}.json, .md and .png")
+        return int(failures > 0)
+
+
+def set_files() -> list[Path]:
+    """List the installed sets."""
+    return sorted(path for path in _SETS.glob("*.py") if path.name != "__init__.py")
+
+
+def find_set(name: str) -> Path:
+    """Return the file of a set.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    path = Path(name) if name.endswith(".py") else _SETS / f"{name}.py"
+    if not path.is_file():
+        raise ConfigError(f"no set {name!r}. {nearest(name, [path.stem for path in set_files()])}")
+    return path
+
+
+def read_set(path: Path) -> Ablation:
+    """Return the set in a file.
+
+    Raises:
+        ConfigError: the file has no function `ablation()` that returns one.
+    """
+    try:
+        return Ablation(**runpy.run_path(str(path))["ablation"]())
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: no set, which is a function ablation() that returns {_KEYS} ({error}).") from error
+
+
+def summary_of(path: Path) -> str:
+    """Return the first paragraph of a set's docstring, in one line."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def train_command(ablation: Ablation, arm: str, overrides: Sequence[str]) -> list[str]:
+    """Return the command that trains an arm."""
+    changes = dict(ablation.arms[arm])
+    base = changes.pop("base", ablation.base)
+
+    def texts(values: Mapping[str, Any]) -> list[str]:
+        return [f"{key}={value if isinstance(value, str) else repr(value)}" for key, value in values.items()]
+
+    return ["vitkit", "train", base, *texts(ablation.settings), *overrides, *texts(changes)]
+
+
+def run_all(ablation: Ablation, name: str, args: argparse.Namespace) -> int:
+    """Run what is not among the results yet, all arms with the first seed first; return how many runs failed."""
+    results, start, failures = args.out / f"{name}.json", time.monotonic(), 0
+    for seed in args.seeds:
+        for arm in args.arms or ablation.arms:
+            rows = read_rows(results)
+            if any((row["arm"], row["seed"]) == (arm, seed) for row in rows):
+                continue
+            if args.budget is not None and time.monotonic() - start > 60 * args.budget:
+                print(f"--budget {args.budget:g}: starting no more runs")
+                return failures
+            command = train_command(ablation, arm, args.overrides)
+            folder = args.runs / name / f"{re.sub(r'[^a-z0-9]+', '_', arm.lower()).strip('_')}-{seed}"
+            try:
+                epochs = next((row["epochs"] for row in rows if row["arm"] == arm), None)
+                row = {"set": name, "arm": arm, "seed": seed} | run_arm(
+                    command, folder, seed=seed, epochs=epochs, ablation=ablation, device=args.device
+                )
+            except TrainingError as error:
+                print(f"{arm}, seed {seed}: {error}", file=sys.stderr)
+                failures += 1
+                continue
+            write_rows(results, [*rows, row])
+            metrics = row["evaluations"][-1]["metrics"]
+            print(f"{arm}, seed {seed}: " + "  ".join(f"{m} {metrics.get(m, 0):.3f}" for m in ablation.metrics))
+    return failures
+
+
+def run_arm(command: list[str], folder: Path, *, seed: int, epochs: int | None, ablation: Ablation, device: str) -> Row:
+    """Train one arm to its end, from where it was interrupted; return its row.
+
+    Raises:
+        TrainingError: the run failed.
+    """
+    resumes = (folder / LAST_NAME).is_file()
+    if resumes:
+        epochs = load_config(folder / CONFIG_NAME, trust=True)["train"]["epochs"]
+    elif epochs is None and ablation.minutes is not None:
+        epochs = epochs_of(ablation.minutes, command, folder.with_name(f"{folder.name}-timing"), device)
+    epochs = epochs or load_config(command[2], command[3:])["train"]["epochs"]
+    eval_every = max(1, round(epochs / ablation.evaluations))
+    command = [*command, f"train.epochs={epochs}", f"train.eval_every={eval_every}", f"train.seed={seed}"]
+    if not resumes:
+        shutil.rmtree(folder, ignore_errors=True)
+    where = ["vitkit", "train", "--resume", str(folder)] if resumes else [*command, "--run-dir", str(folder)]
+    run_to_end([*where, "--device", device], folder)
+    train, evaluations = read_log(folder / LOG_NAME)
+    start = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))["starts"][0]
+    return dict(
+        epochs=epochs,
+        steps=train[-1]["step"],
+        minutes=train[-1]["minutes"],
+        processor_minutes=train[-1]["processor_minutes"],
+        evaluations=[{key: value for key, value in record.items() if key != "kind"} for record in evaluations],
+        command=shlex.join(command),
+        versions=start["versions"],
+        device=start["device"]["name"],
+        threads=start["device"]["threads"],
+    )
+
+
+def epochs_of(minutes: float, command: list[str], folder: Path, device: str) -> int:
+    """Return how many epochs an arm can be trained in so many processor minutes, after timing some of its steps.
+
+    Raises:
+        TrainingError: the run failed, or ended before enough steps were timed.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    timed = [*command, f"train.log_every={_TIMED_STEPS}", "--run-dir", str(folder), "--device", device]
+    records: list[dict[str, Any]] = []
+    with Child(timed, folder.with_suffix(".txt")) as child:
+        while len(records) < 3 and child.process.poll() is None:
+            time.sleep(0.5)
+            with suppress(DataError):  # nothing is logged yet
+                records = read_log(folder / LOG_NAME)[0]
+        if len(records) < 3:
+            child.finish()
+            raise TrainingError("too few steps to time them.")
+    first, *_, last = records
+    minutes_per_step = (last["processor_minutes"] - first["processor_minutes"]) / (last["step"] - first["step"])
+    shutil.rmtree(folder)
+    return max(1, round(minutes / minutes_per_step / (last["step"] / last["epoch"])))
+
+
+class Child:
+    """A tool in a process of its own, to which ctrl-C and SIGTERM are passed on.
+
+    Args:
+        command: begins with "vitkit".
+        output: the file for what it prints.
+    """
+
+    def __init__(self, command: list[str], output: Path):
+        self.output = output
+        output.parent.mkdir(parents=True, exist_ok=True)
+        module = [sys.executable, "-m", f"vitkit.tools.{command[1]}", *command[2:]]
+        with output.open("a", encoding="utf-8") as file:
+            # In a session of its own: ctrl-C reaches it once, from here.
+            self.process = subprocess.Popen(module, stdout=file, stderr=file, start_new_session=True)
+
+    def __enter__(self) -> "Child":
+        self._before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._signalled = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._signalled:
+            sys.exit(f"interrupted; the same command resumes it ({self.output})")
+
+    def _forward(self, number: int, _: object) -> None:
+        self._signalled = True
+        self.process.send_signal(number)
+
+    def finish(self) -> None:
+        """Wait for its end.
+
+        Raises:
+            TrainingError: it failed.
+        """
+        if self.process.wait() != 0 and not self._signalled:
+            lines = self.output.read_text(encoding="utf-8").strip().splitlines()
+            raise TrainingError(f"{lines[-1] if lines else 'failed'} ({self.output})")
+
+
+def run_to_end(command: list[str], folder: Path) -> None:
+    """Run a command to its end; raises like `Child.finish`."""
+    with Child(command, folder.with_suffix(".txt")) as child:
+        child.finish()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a set's results; none if there are no results."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows as JSON, a line each."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
+    """Return the markdown page of a set: last evaluations of its arms, mean and standard deviation over seeds."""
+    lines = [f"# {path.stem}", "", summary_of(path), ""]
+    columns = ["arm", "seeds", "epochs", "steps", "processor minutes", *ablation.metrics]
+    lines += ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
+    for arm in ablation.arms:
+        runs = [row for row in rows if row["arm"] == arm]
+        if not runs:
+            lines.append(f"| {arm} | not run |" + " |" * (len(columns) - 2))
+            continue
+        cells = [arm, ", ".join(str(row["seed"]) for row in runs), str(runs[0]["epochs"]), str(runs[0]["steps"])]
+        cells.append(f"{statistics.mean(row['processor_minutes'] for row in runs):.1f}")
+        for metric in ablation.metrics:
+            cells.append(_mean_and_spread([row["evaluations"][-1]["metrics"].get(metric) for row in runs]))
+        lines.append("| " + " | ".join(cells) + " |")
+    if rows:
+        versions = sorted({", ".join(f"{k} {v}" for k, v in row["versions"].items() if k in _SHOWN) for row in rows})
+        threads = sorted({f"{row['threads']} thread(s) of {row['device']}" for row in rows})
+        lines += ["", f"`vitkit ablate {path.stem}`; {'; '.join(versions)}; {'; '.join(threads)}.", ""]
+        lines += [f"![{ablation.metrics[0]} of each arm]({path.stem}.png)"]
+    return "\n".join(lines) + "\n"
+
+
+def _mean_and_spread(values: Sequence[float | None]) -> str:
+    if any(value is None for value in values):
+        return "–"
+    text = f"{statistics.mean(values):.3f}"
+    return text if len(values) == 1 else f"{text} ± {statistics.stdev(values):.3f}"
+
+
+def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
+    """Draw the first metric over training, a line for each arm: the mean over seeds, with their range shaded."""
+    x, metric = ("processor_minutes" if ablation.minutes else "epoch"), ablation.metrics[0]
+    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
+    axes = figure.add_subplot()
+    for number, arm in enumerate(ablation.arms):
+        runs = [row["evaluations"] for row in rows if row["arm"] == arm]
+        if not runs:
+            continue
+        points = list(zip(*runs))  # by evaluation, one of each seed
+        values = [[record["metrics"][metric] for record in point] for point in points]
+        positions = [statistics.mean(record[x] for record in point) for point in points]
+        style = dict(color=f"C{number % 10}", linestyle=("-", "--", ":")[number // 10])
+        axes.plot(positions, [statistics.mean(v) for v in values], marker="o", markersize=3, label=arm, **style)
+        axes.fill_between(
+            positions, [min(v) for v in values], [max(v) for v in values], alpha=0.15, color=style["color"]
+        )
+    axes.set(xlabel=x.replace("_", " "), ylabel=metric, title=path.stem)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False)
+    save_figure(figure, path, dpi=110)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
