@@ -148,13 +148,13 @@ def mixed_views(
     dataset: Dataset, transform: Callable[[Batch], Batch], index: int, seeds: Sequence[int]
 ) -> list[Sample]:
     """Return views of a classified image after the transforms of batches, each mixed with another image."""
-    mean, std = (torch.tensor(values) for values in (IMAGENET_MEAN, IMAGENET_STD))
     views = []
     for view, seed in enumerate(seeds, start=1):
         partner = (index + view) % len(dataset)
         batch = transform(collate([dataset[(k, seed)] for k in (index, partner)]))
         images = batch.inputs["images"]
-        image = ((images * per_channel(std, images) + per_channel(mean, images))[0] * 255).round().clamp(0, 255).byte()
+        images = images * per_channel(IMAGENET_STD, images) + per_channel(IMAGENET_MEAN, images)
+        image = (images[0] * 255).round().clamp(0, 255).byte()
         views.append(Sample(image=image, target=batch.targets[0]))
     return views
 

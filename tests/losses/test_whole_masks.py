@@ -18,14 +18,12 @@ def test_very_sure_predictions_give_finite_losses_and_gradients():
 def test_only_matched_masks_are_computed_and_of_every_layer():
     features = torch.randn(2, 4, 3, 5)
     layers = [dict(mask_embed=torch.randn(2, 6, 4), mask_features=features) for _ in range(3)]
-    nothing = torch.zeros(0, dtype=torch.int64)
-    for first, second in (([[5, 0], [1, 2], [3, 3]], None), ([[5], [1], [2]], [[0], [4], [1]])):
-        of_second = [torch.tensor(q) for q in second] if second else [nothing] * 3
-        matches = [[(torch.tensor(a), nothing), (b, nothing)] for a, b in zip(first, of_second)]
+    for counts, queries in (([2, 0], [[5, 0], [1, 2], [3, 3]]), ([1, 1], [[5, 0], [1, 4], [2, 1]])):
+        image, query = torch.repeat_interleave(torch.arange(2), torch.tensor(counts)), torch.tensor(queries)
         whole = [dict(pred_masks=torch.einsum("bqc,bchw->bqhw", x["mask_embed"], features)) for x in layers]
-        got = matched_masks(layers, matches)
-        assert len(got) == 3
-        for mine, plain, layer, pairs in zip(got, matched_masks(whole, matches), whole, matches):
-            expected = torch.cat([layer["pred_masks"][i, query] for i, (query, _) in enumerate(pairs)])
-            torch.testing.assert_close(mine, expected)
-            torch.testing.assert_close(plain, expected)
+        got, plain = (matched_masks(x, image, query, counts) for x in (layers, whole))
+        assert len(got) == len(plain) == 3
+        for i in range(3):
+            expected = whole[i]["pred_masks"][image, query[i]]
+            torch.testing.assert_close(got[i], expected)
+            torch.testing.assert_close(plain[i], expected)

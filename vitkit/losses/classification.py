@@ -65,5 +65,5 @@ class ClassificationLoss(nn.Module):
                 f"labels {min(labels)} to {max(labels)}, but the model has {num_classes} classes. Was it built for "
                 "another dataset?"
             )
-        labels = torch.tensor(labels, device=logits.device)
+        labels = torch.tensor(labels).to(logits.device, non_blocking=True)
         return labels, labels

@@ -1,5 +1,6 @@
 """The losses of MaskFormer (https://arxiv.org/abs/2107.06278) and Mask2Former (https://arxiv.org/abs/2112.01527)."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -99,43 +100,42 @@ class MaskCriterion(nn.Module):
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         input_size = outputs["input_size"]
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            losses = mean_of_groups(
-                self._layer_losses(
-                    layers_of_groups(outputs), targets, input_size, accuracy=self.meters["matched_accuracy"]
-                )
-            )
+            sets = [(layers_of_groups(outputs), targets)]
             if "one_to_many" in outputs:
                 many = outputs["one_to_many"]
                 layers = {f"many_{prefix}": layer for prefix, layer in decoder_layers(many).items()}
-                losses |= self._layer_losses(layers, repeat_targets(targets, many["repeats"]), input_size)
+                sets.append((layers, repeat_targets(targets, many["repeats"])))
+            cases = [(list(layers.values()), objects) for layers, objects in sets]
+            all_matches = self.matcher.match_all(cases, input_size=input_size)
+            accuracy = self.meters["matched_accuracy"]
+            losses = mean_of_groups(self._layer_losses(*sets[0], all_matches[0], input_size, accuracy=accuracy))
+            for (layers, objects), matches in zip(sets[1:], all_matches[1:]):
+                losses |= self._layer_losses(layers, objects, matches, input_size)
             if "denoising" in outputs:
                 known = outputs["denoising"]
                 layers = {f"dn_{prefix}": layer for prefix, layer in decoder_layers(known).items()}
                 matches = [known["matches"]] * len(layers)
-                losses |= self._layer_losses(layers, targets, input_size, matches=matches, copies=known["num_groups"])
+                losses |= self._layer_losses(layers, targets, matches, input_size, copies=known["num_groups"])
         return losses
 
     def _layer_losses(
         self,
         layers: Mapping[str, Mapping[str, Any]],
         targets: Sequence[DetectionTarget],
+        matches: Matches,
         input_size: tuple[int, int],
         *,
-        matches: Matches | None = None,
         copies: int = 1,
         accuracy: RatioMeter | None = None,
     ) -> dict[str, Tensor]:
         """Return the weighted losses of L layers, whose keys are the prefixes of their losses.
 
         Args:
-            matches: of the layers, if they are known already.
             copies: how many queries each target is matched with.
             accuracy: counts the first layer's matched queries that predict their target's class.
         """
         prefixes, outputs = list(layers), list(layers.values())
         logits = torch.stack([layer["pred_logits"] for layer in outputs]).float()  # (L, B, Q, C + 1)
-        if matches is None:
-            matches = self.matcher(outputs, targets, input_size=input_size)
         counts = [len(target["labels"]) for target in targets]
         layer, image, query, target = matched_indices(matches, counts, logits.device)
         labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
@@ -148,10 +148,13 @@ class MaskCriterion(nn.Module):
             class_weights, sum(counts), logits.device, training=self.training
         )
         cross_entropy = set_cross_entropy(logits, (layer, image, query), labels, no_object_weight=self.no_object_weight)
-        masks = matched_masks(outputs, matches)
+        num_matched = [len(query) for query, _ in matches[0]]
+        masks = matched_masks(outputs, image[0], query, num_matched)
+        starts = list(itertools.accumulate(counts, initial=0))
         losses = {}
         for i, prefix in enumerate(prefixes):
-            mask, dice = self._mask_losses(i, masks[i], matches[i], targets, input_size)
+            chosen = [index - start for index, start in zip(target[i].split(num_matched), starts)]
+            mask, dice = self._mask_losses(i, masks[i], chosen, targets, input_size)
             terms = {
                 "labels": cross_entropy[i] / class_normalizer.clamp(min=1e-6),  # 0 where no rank has known queries
                 "mask": mask / (copies * mask_normalizer),
@@ -168,22 +171,25 @@ class MaskCriterion(nn.Module):
         self,
         index: int,
         logits: Tensor,
-        matches: Sequence[tuple[Tensor, Tensor]],
+        chosen: Sequence[Tensor],
         targets: Sequence[DetectionTarget],
         input_size: tuple[int, int],
     ) -> tuple[Tensor, Tensor]:
-        """Return the mask and dice terms, summed over the matched queries of one layer with `logits` (M, h, w)."""
+        """Return the mask and dice terms of one layer, summed over its matched queries.
+
+        Args:
+            logits: (M, h, w) of the matched queries.
+            chosen: of each image, the indices of their targets.
+        """
         if not len(logits):
             return logits.sum(), logits.sum()
         if self.mask_loss == "focal":
-            masks = [pad_masks(t["masks"][j], input_size) for t, (_, j) in zip(targets, matches)]
+            masks = [pad_masks(t["masks"][j], input_size) for t, j in zip(targets, chosen)]
             focal, dice = whole_mask_losses(logits, torch.cat(masks))
             return focal.sum(), dice.sum()
         points = self._choose_points(index, logits.detach())
-        by_image = points.split([len(query) for query, _ in matches])
-        labels = torch.cat(
-            [labels_at(p, t["masks"][j], input_size) for p, t, (_, j) in zip(by_image, targets, matches)]
-        )
+        by_image = points.split([len(j) for j in chosen])
+        labels = torch.cat([labels_at(p, t["masks"][j], input_size) for p, t, j in zip(by_image, targets, chosen)])
         logits = sample_points(logits[:, None], points)[:, 0]
         losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
         return losses.mean(1).sum(), dice_loss(logits, labels).sum()
@@ -197,17 +203,21 @@ class MaskCriterion(nn.Module):
         return torch.cat([uncertain, rest], dim=1)
 
 
-def matched_masks(layers: Sequence[Mapping[str, Any]], matches: Matches) -> Sequence[Tensor]:
+def matched_masks(
+    layers: Sequence[Mapping[str, Any]], image: Tensor, query: Tensor, counts: Sequence[int]
+) -> Sequence[Tensor]:
     """Return each layer's mask logits of the matched queries, (M, h, w) float32; no others are computed.
 
     Args:
         layers: with pred_masks (B, Q, h, w), or mask_embed (B, Q, C) and mask_features (B, C, h, w), which may be the
             same in all layers.
+        image: (M,) of the matched queries, in ascending order.
+        query: (L, M) of them in each layer.
+        counts: how many of them each image has.
     """
     if "mask_embed" not in layers[0]:
-        return [select_matched(layer["pred_masks"], pairs) for layer, pairs in zip(layers, matches)]
-    embeds = [select_matched(layer["mask_embed"], pairs) for layer, pairs in zip(layers, matches)]  # (M, C) each
-    counts = [len(query) for query, _ in matches[0]]
+        return [layer["pred_masks"][image, index].float() for layer, index in zip(layers, query)]
+    embeds = [layer["mask_embed"][image, index].float() for layer, index in zip(layers, query)]  # (M, C) each
     features = layers[0]["mask_features"]
     if any(layer["mask_features"] is not features for layer in layers):
         return [
@@ -224,11 +234,6 @@ def _product(embeds: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:
         for embed, maps, count in zip(embeds.split(counts, dim=1), features.unbind(), counts)
     ]
     return torch.cat(masks, dim=1)
-
-
-def select_matched(x: Tensor, matches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return (B, Q, ...) as (M, ...) float32 of the matched queries, image by image."""
-    return torch.cat([image[query.to(x.device)] for image, (query, _) in zip(x.unbind(), matches)]).float()
 
 
 def labels_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:

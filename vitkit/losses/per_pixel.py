@@ -43,8 +43,7 @@ class PerPixelCriterion(nn.Module):
         """
         size, device = outputs["input_size"], outputs["pred_semantic"].device
         labels = torch.stack([label_map(target, size) for target in targets])  # (B, H, W)
-        _check_labels(labels, targets, num_classes=outputs["pred_semantic"].shape[1])
-        num_labelled = int((labels != _NO_CLASS).sum())
+        num_labelled = _count_labelled(labels, targets, num_classes=outputs["pred_semantic"].shape[1])
         _, normalizer = normalizers(0, num_labelled, device, training=self.training)
         losses = {}
         with torch.autocast(device.type, enabled=False):
@@ -68,12 +67,15 @@ def label_map(target: DetectionTarget, size: tuple[int, int]) -> Tensor:
     return F.pad(labels, (0, size[1] - width, 0, size[0] - height), value=_NO_CLASS)
 
 
-def _check_labels(labels: Tensor, targets: Sequence[DetectionTarget], *, num_classes: int) -> None:
+def _count_labelled(labels: Tensor, targets: Sequence[DetectionTarget], *, num_classes: int) -> int:
+    """Return how many pixels have a class; one transfer from the device tells that, and if one is out of range."""
     wrong = (labels < _NO_CLASS) | (labels >= num_classes)
-    if wrong.any():
+    num_wrong, num_labelled = torch.stack([wrong.sum(), (labels != _NO_CLASS).sum()]).tolist()
+    if num_wrong:
         image = int(wrong.flatten(1).any(1).nonzero()[0])
         target = targets[image]
         raise DataError(
             f"cross entropy: {describe_image(image, target)} has labels {target['labels'].unique().tolist()}; "
             f"expected 0..{num_classes - 1}. Is the model's num_classes that of the dataset?"
         )
+    return num_labelled

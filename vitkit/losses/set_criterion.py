@@ -1,7 +1,7 @@
 """The set prediction loss of DETR (https://arxiv.org/abs/2005.12872) and its successors."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,25 @@ from vitkit.structures import DetectionTarget, Matches
 
 TERMS = ("labels", "l1", "giou")
 MASK_TERMS = ("mask", "dice")
+
+
+class Layers(NamedTuple):
+    """The outputs of L decoder layers, and what they are to predict."""
+
+    prefixes: Sequence[str]
+    """Of the layers' losses."""
+    logits: Tensor
+    """(L, B, Q, C [+ 1]) float32."""
+    boxes: Tensor
+    """(L, B, Q, 4) cxcywh float32."""
+    targets: Sequence[DetectionTarget]
+
+    @classmethod
+    def of(cls, layers: Mapping[str, Mapping[str, Tensor]], targets: Sequence[DetectionTarget]) -> "Layers":
+        """Stack the layers' outputs, which are given by prefix."""
+        logits = torch.stack([layer["pred_logits"] for layer in layers.values()]).float()
+        boxes = torch.stack([layer["pred_boxes"] for layer in layers.values()]).float()
+        return cls(list(layers), logits, boxes, targets)
 
 
 @CRITERIA.register
@@ -115,49 +134,46 @@ class SetCriterion(nn.Module):
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
             accuracy = self.meters["matched_accuracy"]
-            losses, matches, normalizer = self._layer_losses(layers_of_groups(outputs), targets, accuracy=accuracy)
+            sets = self._matched_sets(outputs, targets)
+            all_matches = self.matcher.match_all([layers[1:] for layers in sets])
+            losses, normalizer = self._layer_losses(sets[0], all_matches[0], accuracy=accuracy)
             losses = mean_of_groups(losses)
             if "mask" in self.weights:
-                for name, value in self._mask_losses(outputs, matches[0], targets).items():
+                for name, value in self._mask_losses(outputs, all_matches[0][0], targets).items():
                     losses[name] = self.weights[name] * value / normalizer
-            if "enc_outputs" in outputs:
-                objects = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
-                losses |= self._layer_losses({"enc_": outputs["enc_outputs"]}, objects)[0]
-            if "selected_outputs" in outputs:
-                losses |= self._layer_losses({"enc_": outputs["selected_outputs"]}, targets)[0]
-            if "one_to_many" in outputs:
-                many = outputs["one_to_many"]
-                layers = {f"many_{prefix}": layer for prefix, layer in decoder_layers(many).items()}
-                losses |= self._layer_losses(layers, repeat_targets(targets, many["repeats"]))[0]
+            for layers, matches in zip(sets[1:], all_matches[1:]):
+                losses |= self._layer_losses(layers, matches)[0]
             if "denoising" in outputs:
                 noised = outputs["denoising"]
                 layers = {f"dn_{prefix}": layer for prefix, layer in decoder_layers(noised).items()}
                 matches = [noised["matches"]] * len(layers)
-                losses |= self._layer_losses(layers, targets, matches=matches, copies=noised["num_groups"])[0]
+                losses |= self._layer_losses(Layers.of(layers, targets), matches, copies=noised["num_groups"])[0]
         return losses
 
+    def _matched_sets(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> list[Layers]:
+        """Return the layers that are to be matched, the usual ones first."""
+        sets = [Layers.of(layers_of_groups(outputs), targets)]
+        if "enc_outputs" in outputs:
+            objects = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
+            sets.append(Layers.of({"enc_": outputs["enc_outputs"]}, objects))
+        if "selected_outputs" in outputs:
+            sets.append(Layers.of({"enc_": outputs["selected_outputs"]}, targets))
+        if "one_to_many" in outputs:
+            many = outputs["one_to_many"]
+            layers = {f"many_{prefix}": layer for prefix, layer in decoder_layers(many).items()}
+            sets.append(Layers.of(layers, repeat_targets(targets, many["repeats"])))
+        return sets
+
     def _layer_losses(
-        self,
-        layers: Mapping[str, Mapping[str, Tensor]],
-        targets: Sequence[DetectionTarget],
-        *,
-        matches: Matches | None = None,
-        copies: int = 1,
-        accuracy: RatioMeter | None = None,
-    ) -> tuple[dict[str, Tensor], Matches, Tensor]:
-        """Match L layers, whose keys are the prefixes of their losses.
+        self, layers: Layers, matches: Matches, *, copies: int = 1, accuracy: RatioMeter | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the weighted losses of the layers, and what sums over the matched queries are divided by.
 
         Args:
-            matches: of the layers, if they are known already.
             copies: how many queries each target is matched with.
             accuracy: counts the first layer's matched queries that predict their target's class.
-        Returns:
-            the weighted losses, the matches, and what sums over the matched queries are divided by.
         """
-        logits = torch.stack([layer["pred_logits"] for layer in layers.values()]).float()  # (L, B, Q, C [+ 1])
-        boxes = torch.stack([layer["pred_boxes"] for layer in layers.values()]).float()  # (L, B, Q, 4)
-        if matches is None:
-            matches = self.matcher(logits, boxes, targets)
+        prefixes, logits, boxes, targets = layers
         counts = [len(target["labels"]) for target in targets]
         layer, image, query, target = matched_indices(matches, counts, logits.device)
         labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
@@ -186,9 +202,11 @@ class SetCriterion(nn.Module):
             "giou": box_giou_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
         }
         losses = {
-            f"{prefix}{name}": self.weights[name] * terms[name][i] for i, prefix in enumerate(layers) for name in TERMS
+            f"{prefix}{name}": self.weights[name] * terms[name][i]
+            for i, prefix in enumerate(prefixes)
+            for name in TERMS
         }
-        return losses, matches, box_normalizer
+        return losses, box_normalizer
 
     def _mask_losses(
         self, layer: Mapping[str, Any], matches: Sequence[tuple[Tensor, Tensor]], targets: Sequence[DetectionTarget]
@@ -200,9 +218,9 @@ class SetCriterion(nn.Module):
                 "this one does not. Leave them out."
             )
         masks = layer["pred_masks"].float()
-        matched = torch.cat([masks[i, query.to(masks.device)] for i, (query, _) in enumerate(matches)])
-        if not len(matched):
+        _, image, query, target = matched_indices([matches], [len(t["labels"]) for t in targets], masks.device)
+        if not query.numel():
             return dict.fromkeys(MASK_TERMS, 0.0 * masks.sum())
-        target_masks = [pad_masks(t["masks"][j], layer["input_size"]) for t, (_, j) in zip(targets, matches)]
-        focal, dice = whole_mask_losses(matched, torch.cat(target_masks))
+        target_masks = torch.cat([pad_masks(t["masks"], layer["input_size"]) for t in targets])
+        focal, dice = whole_mask_losses(masks[image[0], query[0]], target_masks[target[0]])
         return {"mask": focal.sum(), "dice": dice.sum()}

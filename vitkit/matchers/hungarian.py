@@ -42,7 +42,6 @@ class HungarianMatcher(nn.Module):
         self.weights = {"class": cost_class, "l1": cost_l1, "giou": -cost_giou}
         self.class_cost = class_cost
 
-    @torch.no_grad()
     def forward(self, pred_logits: Tensor, pred_boxes: Tensor, targets: Sequence[DetectionTarget]) -> Matches:
         """Match every decoder layer by itself.
 
@@ -53,6 +52,28 @@ class HungarianMatcher(nn.Module):
         Raises:
             DataError: a label is not in 0..C-1.
         """
+        return self.match_all([(pred_logits, pred_boxes, targets)])[0]
+
+    @torch.no_grad()
+    def match_all(self, cases: Sequence[tuple[Tensor, Tensor, Sequence[DetectionTarget]]]) -> list[Matches]:
+        """Match several sets of layers, each with the arguments of `forward`, by one transfer from the device."""
+        costs = [self._costs(*case) for case in cases]
+        # The step's only transfer from the device; scipy computes in float64.
+        flat = torch.cat([cost.flatten() for cost, _ in costs]).cpu().double().split([c.numel() for c, _ in costs])
+        matches = []
+        for (logits, _, targets), (cost, terms), values in zip(cases, costs, flat):
+            cost = values.view(cost.shape).numpy()
+            if not np.isfinite(cost).all():
+                num_classes = logits.shape[-1] - (self.class_cost == "softmax")
+                _report_non_finite(cost, terms, targets, num_classes=num_classes)
+            splits = np.cumsum([len(target["labels"]) for target in targets])[:-1]
+            matches.append([[assign(image_cost) for image_cost in np.split(layer, splits)] for layer in cost])
+        return matches
+
+    def _costs(
+        self, pred_logits: Tensor, pred_boxes: Tensor, targets: Sequence[DetectionTarget]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the cost of each target with each query of its image, and its unweighted terms, all (L, T, Q)."""
         device = pred_logits.device
         counts = [len(target["labels"]) for target in targets]
         labels = torch.cat([target["labels"] for target in targets])  # (T,) of all images
@@ -70,13 +91,7 @@ class HungarianMatcher(nn.Module):
         }
         cost = sum(self.weights[name] * term for name, term in terms.items())
         # The check below finds a wrong label by its NaN, without a transfer of its own.
-        cost = cost.masked_fill(~is_class[:, None], torch.nan)
-
-        cost = cost.cpu().double().numpy()  # the step's only transfer from the device; scipy computes in float64
-        if not np.isfinite(cost).all():
-            _report_non_finite(cost, terms, targets, num_classes=num_classes)
-        splits = np.cumsum(counts)[:-1]
-        return [[assign(image_cost) for image_cost in np.split(layer_cost, splits)] for layer_cost in cost]
+        return cost.masked_fill(~is_class[:, None], torch.nan), terms
 
 
 def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:

@@ -51,7 +51,6 @@ class HungarianMaskMatcher(nn.Module):
         self.mask_cost = mask_cost
         self.num_points = num_points
 
-    @torch.no_grad()
     def forward(
         self, layers: Sequence[Mapping[str, Any]], targets: Sequence[DetectionTarget], *, input_size: tuple[int, int]
     ) -> Matches:
@@ -65,54 +64,49 @@ class HungarianMaskMatcher(nn.Module):
         Raises:
             DataError: a label is not in 0..C-1.
         """
-        device = layers[0]["pred_logits"].device
-        terms = []
-        with torch.autocast(device.type, enabled=False):
-            for image, target in enumerate(targets):
-                self._check_labels(layers[0], image, target)
-                if len(target["labels"]):
-                    terms += [self._terms(i, layer, image, target, input_size) for i, layer in enumerate(layers)]
-            costs = [sum(self.weights[name] * term for name, term in pair.items()) for pair in terms]
-        # The only transfers from the device, when all costs are under way.
-        costs = [cost.cpu().double().numpy() for cost in costs]
-        matches: Matches = [[] for _ in layers]
-        is_reported = False
-        for image, target in enumerate(targets):
-            for i in range(len(layers)):
-                if not len(target["labels"]):
-                    matches[i].append((torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)))
-                    continue
-                cost, cost_terms = costs.pop(0), terms.pop(0)
-                if not is_reported and not np.isfinite(cost).all():
-                    is_reported = True
-                    bad = ", ".join(name for name, term in cost_terms.items() if not term.isfinite().all())
-                    logger.warning(
-                        f"matching: non-finite cost in layer {i}, {describe_image(image, target)}: "
-                        f"{bad or 'only the weighted sum'}. Expected finite costs: lower the learning rate, clip "
-                        "gradients, or leave fp16 if the predictions diverged."
-                    )
-                matches[i].append(assign(cost))
+        return self.match_all([(layers, targets)], input_size=input_size)[0]
+
+    @torch.no_grad()
+    def match_all(
+        self,
+        cases: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
+        *,
+        input_size: tuple[int, int],
+    ) -> list[Matches]:
+        """Match several sets of layers, each with the arguments of `forward`, by one transfer from the device."""
+        all_terms = []
+        with torch.autocast(cases[0][0][0]["pred_logits"].device.type, enabled=False):
+            for layers, targets in cases:
+                for i, layer in enumerate(layers):
+                    all_terms += [self._terms(i, layer, j, target, input_size) for j, target in enumerate(targets)]
+            costs = [sum(self.weights[name] * term for name, term in terms.items()) for terms in all_terms]
+        # The step's only transfer from the device; scipy computes in float64.
+        flat = torch.cat([cost.flatten() for cost in costs]).cpu().double().split([cost.numel() for cost in costs])
+        values = iter([part.view(cost.shape).numpy() for part, cost in zip(flat, costs)])
+        terms, is_reported, matches = iter(all_terms), False, []
+        for layers, targets in cases:
+            matches.append([])
+            for i, layer in enumerate(layers):
+                matches[-1].append([])
+                for image, target in enumerate(targets):
+                    cost, cost_terms = next(values), next(terms)
+                    if not is_reported and not np.isfinite(cost).all():
+                        _report_non_finite(i, layer, image, target, cost_terms)
+                        is_reported = True
+                    matches[-1][i].append(assign(cost))
         return matches
 
     def draw_points(self, layer: int, image: int, device: torch.device) -> Tensor:
         """Draw (num_points, 2) uniform in 0..1."""
         return torch.rand(self.num_points, 2, device=device)
 
-    def _check_labels(self, layer: Mapping[str, Any], image: int, target: DetectionTarget) -> None:
-        """Raise a DataError for a label out of range."""
-        num_classes = layer["pred_logits"].shape[-1] - 1
-        labels = target["labels"]
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-            raise DataError(
-                f"matching: {describe_image(image, target)} has labels {labels.unique().tolist()}; "
-                f"expected 0..{num_classes - 1}. Is the model's num_classes that of the dataset?"
-            )
-
     def _terms(
         self, index: int, layer: Mapping[str, Any], image: int, target: DetectionTarget, input_size: tuple[int, int]
     ) -> dict[str, Tensor]:
         """Return class, mask and dice, each (N, Q), unweighted."""
         probabilities = layer["pred_logits"][image].float().softmax(-1)
+        if not len(target["labels"]):
+            return {"class": probabilities.new_zeros(0, len(probabilities))}
         masks = target["masks"].float()
         if self.mask_cost == "points":
             points = self.draw_points(index, image, masks.device)[None]
@@ -124,8 +118,30 @@ class HungarianMaskMatcher(nn.Module):
             target_masks = F.interpolate(pad_masks(masks, input_size)[None], size=logits.shape[-2:], mode="nearest")[0]
             logits, target_masks = logits.flatten(1), target_masks.flatten(1)
             cost_mask = focal_of_pairs(logits, target_masks)
-        cost_class = -probabilities[:, target["labels"]].T
+        labels = target["labels"]
+        is_class = (labels >= 0) & (labels < probabilities.shape[-1] - 1)
+        cost_class = -probabilities[:, labels.where(is_class, 0)].T
+        # A wrong label is found by its NaN, without a transfer of its own.
+        cost_class = cost_class.masked_fill(~is_class[:, None], torch.nan)
         return {"class": cost_class, "mask": cost_mask, "dice": dice_of_pairs(logits, target_masks)}
+
+
+def _report_non_finite(
+    index: int, layer: Mapping[str, Any], image: int, target: DetectionTarget, terms: Mapping[str, Tensor]
+) -> None:
+    """Name what costs of a layer and an image are not finite: an error for a label out of range, else a warning."""
+    num_classes, labels = layer["pred_logits"].shape[-1] - 1, target["labels"]
+    if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise DataError(
+            f"matching: {describe_image(image, target)} has labels {labels.unique().tolist()}; "
+            f"expected 0..{num_classes - 1}. Is the model's num_classes that of the dataset?"
+        )
+    bad = ", ".join(name for name, term in terms.items() if not term.isfinite().all())
+    logger.warning(
+        f"matching: non-finite cost in layer {index}, {describe_image(image, target)}: "
+        f"{bad or 'only the weighted sum'}. Expected finite costs: lower the learning rate, clip "
+        "gradients, or leave fp16 if the predictions diverged."
+    )
 
 
 def predicted_masks(layer: Mapping[str, Any], image: int) -> Tensor:

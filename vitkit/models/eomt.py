@@ -115,7 +115,7 @@ class EoMT(MaskResults, ModelOnBackbone):
         """Normalise images and pad them with black, which is not 0 then, as far as the backbone needs it."""
         is_normalized = images.is_floating_point()
         images = normalize_images(images)
-        black = per_channel(images.new_tensor(IMAGENET_MEAN).neg() / images.new_tensor(IMAGENET_STD), images)
+        black = -per_channel(IMAGENET_MEAN, images) / per_channel(IMAGENET_STD, images)
         if is_normalized and padding_mask is not None:
             images = torch.where(padding_mask[:, None], black, images)
         height, width = images.shape[-2:]

@@ -112,7 +112,8 @@ def pad_rotations(rotations: Tensor | None, count: int) -> Tensor | None:
     """Put `count` tokens that are not rotated before the others: (2, L, channels) -> (2, count + L, channels)."""
     if rotations is None:
         return None
-    unrotated = rotations.new_tensor([1.0, 0.0])[:, None, None].expand(-1, count, rotations.shape[2])
+    unrotated = rotations.new_zeros(2, count, rotations.shape[2])
+    unrotated[0] = 1
     return torch.cat((unrotated, rotations), dim=1)
 
 

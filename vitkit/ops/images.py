@@ -67,11 +67,11 @@ def normalize_images(
         if (*mean, *std) == (*IMAGENET_MEAN, *IMAGENET_STD):
             return images
         usual_mean, usual_std, new_mean, new_std = (
-            per_channel(torch.tensor(c, device=images.device), images) for c in (IMAGENET_MEAN, IMAGENET_STD, mean, std)
+            per_channel(c, images) for c in (IMAGENET_MEAN, IMAGENET_STD, mean, std)
         )
         images = images * (usual_std / new_std) + (usual_mean - new_mean) / new_std
     else:
-        mean, std = (per_channel(torch.tensor(c, device=images.device) * 255, images) for c in (mean, std))
+        mean, std = (per_channel(c, images) * 255 for c in (mean, std))
         images = images.float().sub_(mean).div_(std)
     if padding_mask is None:
         return images
@@ -79,8 +79,10 @@ def normalize_images(
     return images.masked_fill_(hidden, 0.0)
 
 
-def per_channel(values: Tensor, images: Tensor) -> Tensor:
-    """Give (3,) values the axes to meet the channels of images (B, 3, H, W) or clips (B, 3, T, H, W)."""
+def per_channel(values: Sequence[float], images: Tensor) -> Tensor:
+    """Return three values with the axes to meet the channels of images (B, 3, H, W) or clips (B, 3, T, H, W)."""
+    # torch.tensor(values, device=...) would wait for a GPU.
+    values = torch.tensor(values).to(images.device, non_blocking=True)
     return values.view(-1, *(1,) * (images.ndim - 2))
 
 

@@ -48,7 +48,8 @@ def points_in_part(points: Tensor, padded: tuple[int, int], part: tuple[int, int
     Args:
         padded, part: (height, width).
     """
-    return points * torch.tensor([padded[1] / part[1], padded[0] / part[0]], dtype=points.dtype, device=points.device)
+    scales = torch.tensor([padded[1] / part[1], padded[0] / part[0]], dtype=points.dtype)
+    return points * scales.to(points.device, non_blocking=True)
 
 
 def boxes_around_masks(masks: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def _maps(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     for height, width in shapes:
         rows.append((height, width, first))
         first += height * width
-    return torch.tensor(rows, dtype=torch.int32, device=device)
+    return torch.tensor(rows, dtype=torch.int32).to(device, non_blocking=True)
 
 
 @triton.jit

@@ -1,0 +1,162 @@
+"""A GPU that is emulated on the CPU, to count where a program would wait for it.
+
+A tensor of this device says that it is on "cuda:0" and holds a tensor of the CPU, which computes. Every operator passes
+by here, those of the backward pass too, so that the ones which make a real GPU and the program wait for each other are
+counted: values or shapes that the program reads, and copies between the two that are not asynchronous. They are what
+`torch.cuda.set_sync_debug_mode` reports on a real one.
+"""
+
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+aten = torch.ops.aten
+DEVICE = torch.device("cuda", 0)
+READS = {aten._local_scalar_dense, aten.equal, aten.is_nonzero}
+SHAPES = {aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.bincount}
+
+
+class OnDevice(Tensor):
+    """A tensor of the emulated device; `held` has its values."""
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> "OnDevice":
+        return Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device="meta",
+        )
+
+    def __init__(self, held: Tensor):
+        self.held = held
+
+    device = property(lambda self: DEVICE)
+    is_cuda = property(lambda self: True)
+    is_meta = property(lambda self: False)
+
+    def __repr__(self) -> str:
+        return f"OnDevice({self.held!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError(f"{function} of a tensor that has left its device")
+
+
+class EmulatedGPU(TorchDispatchMode):
+    """Runs operators, and counts those that wait in `waits`, by the operator and the line of vitkit that asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        leaves = tree_leaves((args, kwargs))
+        from_device = any(isinstance(leaf, OnDevice) for leaf in leaves)
+        operator = function.overloadpacket
+        target = kwargs.get("device")
+        if target is not None:
+            kwargs["device"] = torch.device("cpu")
+            target = torch.device(target).type in ("cuda", "meta")
+        self._count(operator, args, kwargs, from_device=from_device, to_device=target)
+        args, kwargs = tree_map_only(OnDevice, lambda x: x.held, (args, kwargs))
+        result = function(*args, **kwargs)
+        on_device = from_device if target is None else target
+        if not on_device:
+            return result
+        # What an operator changes in place stays the tensor that it was.
+        held = {id(leaf.held): leaf for leaf in leaves if isinstance(leaf, OnDevice)}
+        return tree_map_only(Tensor, lambda x: held[id(x)] if id(x) in held else OnDevice(x), result)
+
+    def _count(self, operator, args, kwargs, *, from_device: bool, to_device: bool | None) -> None:
+        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        mixed = len({isinstance(tensor, OnDevice) for tensor in tensors if tensor.ndim}) > 1
+        if operator is aten._to_copy and to_device is not None and to_device != from_device:
+            if not (to_device and kwargs.get("non_blocking")):
+                self.note("copy to the device" if to_device else "copy from the device")
+        elif operator is aten.copy_:
+            non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking")
+            if isinstance(args[0], OnDevice) != isinstance(args[1], OnDevice) and not (
+                non_blocking and isinstance(args[0], OnDevice)
+            ):
+                self.note("copy")
+        elif not from_device:
+            return
+        elif operator in READS or operator in SHAPES:
+            self.note(str(operator))
+        elif operator is aten.repeat_interleave and kwargs.get("output_size") is None and len(tensors) > 0:
+            self.note("repeat_interleave without output_size")
+        elif operator in (aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_, aten._unsafe_index):
+            indices = [index for index in args[1] if index is not None]
+            if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+                self.note("index by a mask")
+            elif not all(isinstance(index, OnDevice) for index in indices):
+                self.note("index from the host")
+        elif mixed:
+            raise AssertionError(f"{operator}: tensors of two devices")
+
+    def note(self, what: str) -> None:
+        """Count a wait."""
+        frames = [frame for frame in traceback.extract_stack() if "/vitkit/" in frame.filename]
+        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "torch"
+        self.waits[f"{where} {what}"] += 1
+
+
+class _Factories(TorchFunctionMode):
+    """Makes tensors of Python numbers, which torch does before operators pass by the other mode."""
+
+    def __init__(self, gpu: EmulatedGPU):
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function is Tensor.new_tensor and isinstance(args[0], OnDevice):
+            kwargs.setdefault("dtype", args[0].dtype)
+            function, args, kwargs["device"] = torch.tensor, args[1:], DEVICE
+        if function in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu").type == "cuda":
+            del kwargs["device"]
+            self.gpu.note("tensor of numbers")
+            return OnDevice(function(*args, **kwargs))
+        if function is Tensor.tolist and isinstance(args[0], OnDevice):
+            return args[0].cpu().tolist()
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def emulated_gpu() -> Iterator[EmulatedGPU]:
+    """Compute on the emulated device within it."""
+    gpu = EmulatedGPU()
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message=".*CUDA is not available")
+        stack.enter_context(mock.patch("torch.cuda._lazy_init"))
+        stack.enter_context(torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH))
+        stack.enter_context(_Factories(gpu))
+        stack.enter_context(gpu)
+        yield gpu
+
+
+def to_device(module: torch.nn.Module) -> torch.nn.Module:
+    """Move a module's parameters and buffers, in place."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                part._parameters[name] = torch.nn.Parameter(OnDevice(parameter.detach()), parameter.requires_grad)
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = OnDevice(buffer)
+    return module

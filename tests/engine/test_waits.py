@@ -1,0 +1,109 @@
+"""A training step waits for the GPU twice, for the costs of matching and the guard's verdict, and nowhere else."""
+
+import importlib
+
+import pytest
+import torch
+from emulated_gpu import DEVICE, EmulatedGPU, emulated_gpu, to_device
+from models.test_every_backbone_under_every_head import BACKBONES
+
+from vitkit.data.loading.collate import collate
+from vitkit.engine.hooks.guard import StepGuard
+from vitkit.engine.optim import AdamW
+from vitkit.engine.run import TrainRun
+from vitkit.engine.settings import TrainSettings
+from vitkit.engine.step import train_step
+from vitkit.kernels import deformable_attention
+from vitkit.models import build_model
+from vitkit.registry import BACKBONES as REGISTRY
+from vitkit.registry import CRITERIA, DATASETS
+
+MATCHING = {
+    "detr": "hungarian.py",
+    "deformable_detr": "hungarian.py",
+    "dino": "hungarian.py",
+    "maskformer_semantic": "hungarian_masks.py",
+    "mask2former_instance": "hungarian_masks.py",
+    "eomt": "hungarian_masks.py",
+}
+"""Quickstart config -> where its step waits to match."""
+
+
+@pytest.fixture(autouse=True)
+def without_triton(monkeypatch):
+    monkeypatch.setattr(deformable_attention, "_has_triton", lambda: False)
+
+
+def step(config: dict, gpu: EmulatedGPU, folder) -> TrainRun:
+    dataset = DATASETS.build(config["data"]["train"])
+    batch = collate([dataset.load_sample(index, 0) for index in range(2)])
+    model = to_device(build_model(config["model"] | dict(num_classes=len(dataset.classes))).train())
+    optimizer = torch.optim.AdamW(AdamW(lr=1e-4, weight_decay=1e-4).parameter_groups(model), foreach=True)
+    run = TrainRun(
+        model=model,
+        criterion=to_device(CRITERIA.build(config["criterion"])),
+        loader=None,
+        optimizer=optimizer,
+        schedule=torch.optim.lr_scheduler.ConstantLR(optimizer),
+        settings=TrainSettings(epochs=1, clip_grad_norm=0.1),
+        device=DEVICE,
+        run_dir=folder,
+    )
+    run.hooks = [StepGuard()]
+    run.hooks[0].before_epoch(run)
+    gpu.waits.clear()
+    train_step(run, iter([batch]), 1)
+    return run
+
+
+@pytest.mark.parametrize("name", MATCHING)
+def test_a_step_waits_once_to_match_and_once_for_the_guard(name, tmp_path):
+    config = importlib.import_module(f"vitkit.configs.quickstart.{name}").config()
+    with emulated_gpu() as gpu:
+        run = step(config, gpu, tmp_path)
+    assert run.should_step and run.progress.step == 1
+    waits = {where.split(":")[0]: count for where, count in gpu.waits.items()}
+    assert waits == {MATCHING[name]: 1, "guard.py": 1}, gpu.waits
+
+
+@pytest.mark.parametrize("name", ["resnet", "vit_windows", "swin", "swinv2", "mvit", "lrnet"])
+def test_no_backbone_waits_in_either_pass(name):
+    with emulated_gpu() as gpu:
+        backbone = to_device(REGISTRY.build(BACKBONES[name])).train()
+        images = torch.rand(2, 3, 69, 91).to(DEVICE, non_blocking=True)
+        gpu.waits.clear()
+        sum(feature.mean() for feature in backbone(images).values()).backward()
+        assert any(parameter.grad is not None for parameter in backbone.parameters())
+    assert not gpu.waits
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x[0].item(),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: bool(x.sum() > 0),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: x[torch.tensor([0])],
+        lambda x: torch.tensor([1.0, 2.0], device=x.device),
+        lambda x: x.new_tensor([1.0]),
+        lambda x: torch.ones(3).to(x.device),
+        lambda x: x.copy_(torch.ones(3)),
+        lambda x: x.repeat_interleave(x.long()),
+    ],
+)
+def test_the_emulated_gpu_counts_what_a_real_one_waits_for(wait):
+    with emulated_gpu() as gpu:
+        x = torch.tensor([1.0, 2.0, 0.0]).to(DEVICE, non_blocking=True)
+        y = (x + 1).where(x > 0, 0).roll(1).index_select(0, x.long()) + torch.zeros(3, device=x.device)
+        assert not gpu.waits and y.cpu().tolist() == [2.0, 3.0, 0.0]
+        gpu.waits.clear()
+        wait(x)
+        assert sum(gpu.waits.values()) == 1, gpu.waits
+
+
+def test_the_emulated_gpu_refuses_tensors_of_two_devices():
+    with emulated_gpu(), pytest.raises(AssertionError, match="tensors of two devices"):
+        torch.ones(3).to(DEVICE, non_blocking=True) + torch.ones(3)
