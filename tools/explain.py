@@ -41,13 +41,14 @@ from vitkit.inference.image_attention import (
     image_sampling,
     samples_points,
 )
+from vitkit.inference.query_pictures import draw_point_heads, draw_query_heads, draw_query_layers
 from vitkit.logging import ProgressLines, setup_logging
 from vitkit.models.classifier import Classifier
 from vitkit.ops.image_files import read_image
 from vitkit.protocols import child
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.tools.explain_clips import explain_clip
-from vitkit.visualization.attention import draw_query_slots
+from vitkit.visualization.attention import COCO_SIZES, coco_sizes, draw_query_slots, size_kinds
 from vitkit.visualization.curves import plot_distances
 
 MAX_BOXES = 7  # drawn unless queries are named; with the panel of all boxes two rows of four
@@ -248,10 +249,15 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
         path = args.out / f"{args.image.stem}_encoder.png"
         attention.draw_points(points, path)
         print(f"wrote {path}")
+        print(f"wrote {draw_point_heads(attention, points, path.with_stem(f'{path.stem}_heads'))}")
     if best:
         path = args.out / f"{args.image.stem}_decoder.png"
         attention.draw_queries(best, path)
         print(f"wrote {path}")
+        print(f"wrote {draw_query_heads(attention, best, path.with_stem(f'{path.stem}_heads'))}")
+        for query in best[: len(args.queries or ()) or 1]:
+            layers = draw_query_layers(attention, query, args.out / f"{args.image.stem}_query{query}.png")
+            print(f"wrote {layers}")
 
 
 def layer_number(layers: Sequence[nn.Module], number: int | None, option: str) -> int:
@@ -289,7 +295,7 @@ def explain_slots(model: nn.Module, loader: BatchLoader, args: argparse.Namespac
             "a dataset. Leave --dataset out, or take a model without model.head.two_stage."
         )
     # All queries' boxes in their order: a model's `postprocess` may sort them or leave some out.
-    boxes, aspect_ratios = [], []
+    boxes, sizes = [], []
     progress = ProgressLines(len(loader), "batches")
     for batch in loader:
         batch = batch.to(args.device)
@@ -298,13 +304,18 @@ def explain_slots(model: nn.Module, loader: BatchLoader, args: argparse.Namespac
         if "pred_boxes" not in outputs:
             raise ConfigError(f"--dataset: {type(model).__name__} has no queries that predict boxes. Leave it out.")
         boxes.append(outputs["pred_boxes"].float().cpu())
-        aspect_ratios += [width / height for height, width in (t["original_size"] for t in batch.targets)]
+        sizes += [tuple(target["original_size"]) for target in batch.targets]
         progress.step()
     boxes_cxcywh = torch.cat(boxes)
     num_queries = boxes_cxcywh.shape[1]
     queries = check_queries(args.queries or range(min(MAX_SLOTS, num_queries)), num_queries)
+    heights, widths = torch.tensor(sizes, dtype=torch.float32).T
     path = args.out / "query_slots.png"
-    draw_query_slots(boxes_cxcywh, torch.tensor(aspect_ratios), path, queries=queries)
+    draw_query_slots(boxes_cxcywh, size_kinds(boxes_cxcywh, (widths / heights)[:, None]), path, queries=queries)
+    print(f"wrote {path}")
+    path = args.out / "query_slots_sizes.png"
+    kinds = coco_sizes(boxes_cxcywh, (widths * heights)[:, None])
+    draw_query_slots(boxes_cxcywh, kinds, path, queries=queries, names=COCO_SIZES)
     print(f"wrote {path}")
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vitkit.errors import ConfigError
@@ -93,6 +94,23 @@ def test_layers_of_mask2former_attend_to_the_levels_in_turn():
     predictor = predictor_of("mask2former")
     sizes = [tuple(image_attention(predictor, IMAGE, decoder_layer=k).decoder.maps.shape[1:]) for k in range(3)]
     assert sizes == [(2, 3), (4, 6), (8, 12)]
+
+
+def test_each_layer_of_mask2former_is_gated_by_the_mask_before_it():
+    predictor = predictor_of("mask2former")
+    attention = image_attention(predictor, IMAGE)
+    outputs = attention.view.outputs
+    for layer, before in zip(attention.decoder_layers, outputs["aux_outputs"]):
+        size = layer.maps.shape[-2:]
+        features = F.interpolate(before["mask_features"], size=size, mode="bilinear", align_corners=False)
+        inside = (before["mask_embed"][0] @ features[0].flatten(1) >= 0).unflatten(-1, size)
+        inside = inside | ~inside.flatten(1).any(1)[:, None, None]  # a query with an empty mask looks everywhere
+        assert torch.equal(layer.gates, inside)
+        assert (layer.maps[~inside] == 0).all()
+    assert len(attention.decoder_layers) == 4
+    name, box, mask = attention.predictions(2)[-1]
+    assert box is None and torch.equal(mask, attention.queries.masks[2])
+    assert name.endswith(f"{attention.queries.scores[2]:.2f}")
 
 
 @pytest.mark.parametrize("registers", [0, 2])

@@ -108,7 +108,9 @@ def drawn(monkeypatch, name: str) -> list[dict]:
 
 def test_detr_leaves_its_attention_over_the_image(detr, tmp_path, capsys):
     run(*detr, "--out", "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["noise_decoder.png", "noise_encoder.png"]
+    names = [f"noise_{part}{kind}.png" for part in ("decoder", "encoder") for kind in ("", "_heads")]
+    drawn = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert drawn[:4] == names and len(drawn) == 5 and drawn[4].startswith("noise_query")
     for name in ("noise_decoder.png", "noise_encoder.png"):
         assert np.asarray(Image.open(tmp_path / "out" / name).convert("RGB")).std() > 10
     printed = capsys.readouterr().out
@@ -154,7 +156,9 @@ def test_dataset_draws_every_image_once(detr, monkeypatch, tmp_path, capsys):
     slots = drawn(monkeypatch, "draw_query_slots")
     run(*detr[:2], "--dataset", "--queries", 3)
     assert slots[0]["boxes_cxcywh"].shape == (6, 10, 4) and slots[0]["queries"] == [3]
-    assert slots[0]["aspect_ratios"].tolist() == [1.0] * 6
+    # 64 pixels square: the boxes' areas in COCO's sizes.
+    area = slots[0]["boxes_cxcywh"][..., 2:].prod(-1) * 64**2
+    assert torch.equal(slots[1]["kinds"], (area >= 32**2).long() + (area >= 96**2))
     assert "wrote runs/explain/query_slots.png" in capsys.readouterr().out
 
 
@@ -279,7 +283,8 @@ def test_the_queries_of_masks_are_drawn_with_boxes_around_them(detr, tmp_path, m
     decoder = drawn(monkeypatch, "draw_decoder_attention")
     model = save_model(tmp_path, MASK2FORMER)
     run(*model, *detr[2:], "--out", "out", "--queries", 1, 4)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["noise_decoder.png"]
+    names = {f"noise_{part}.png" for part in ("decoder", "decoder_heads", "query1", "query4")}
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= names
     assert [query.query for query in decoder[0]["queries"]] == [1, 4]
     assert all(0 <= x <= 70 and 0 <= y <= 50 for query in decoder[0]["queries"] for x, y in query.box_xyxy.view(2, 2))
     assert "--points: MaskClassification has no attention from these" in fails(*model, *detr[2:], "--points", "1,2")

@@ -7,6 +7,7 @@ from PIL import Image
 from vitkit.visualization.attention import (
     QueryAttention,
     QueryLayer,
+    coco_sizes,
     draw_decoder_attention,
     draw_encoder_attention,
     draw_query_slots,
@@ -137,10 +138,15 @@ def test_slots_have_a_panel_per_query_with_a_dot_per_image(tmp_path, panels):
         [[[0.2, 0.3, 0.1, 0.1], [0.5, 0.5, 0.9, 0.3]], [[0.6, 0.7, 0.1, 0.2], [0.4, 0.4, 0.3, 0.9]]]
     )
     path = tmp_path / "slots.png"
-    draw_query_slots(boxes_cxcywh, torch.ones(2), path, queries=[1, 0])
+    draw_query_slots(boxes_cxcywh, size_kinds(boxes_cxcywh, torch.ones(2, 1)), path, queries=[1, 0])
     assert [panel.get_title() for panel in panels] == ["query 1", "query 0"]
     assert panels[1].collections[0].get_offsets().tolist() == pytest.approx(np.array([[0.2, 0.3], [0.6, 0.7]]))
     assert all(count_color(path, color) > 20 for color in (GREEN, BLUE, RED))
+
+
+def test_coco_sizes_are_areas_in_pixels():
+    boxes_cxcywh = torch.tensor([[0.5, 0.5, 0.31, 0.1], [0.5, 0.5, 0.33, 0.1], [0.5, 0.5, 0.97, 0.3]])
+    assert coco_sizes(boxes_cxcywh, torch.tensor(100.0 * 320)).tolist() == [0, 1, 2]
 
 
 def test_size_kinds_follow_the_pixels_and_not_the_relative_sides():

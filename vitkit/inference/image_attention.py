@@ -1,7 +1,8 @@
 """Where a model looks in a picture: what its locations and its queries attend to, and what each query predicted."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from vitkit.nn.attention import AttentionRecorder, MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import resize_mask
-from vitkit.ops.masks import boxes_around_masks
+from vitkit.ops.masks import boxes_around_masks, mask_logits
 from vitkit.protocols import child
 from vitkit.structures import ScoreThresholds
 from vitkit.visualization.attention import (
@@ -56,6 +57,11 @@ class View:
     def covered(self) -> tuple[float, float]:
         """Height and width of the backbone's input relative to the picture in it: 1 without padding."""
         return self.padded_size[0] / self.image_size[0], self.padded_size[1] / self.image_size[1]
+
+    def cropped(self, masks: Tensor) -> Tensor:
+        """Return what of maps (..., h, w) over the backbone's input covers the picture, in float32 on the CPU."""
+        height, width = (math.ceil(n / factor) for n, factor in zip(masks.shape[-2:], self.covered))
+        return masks[..., :height, :width].float().cpu()
 
     def covered_at(self, feature: str) -> tuple[float, float]:
         """Return the same for a map of the neck, whose locations padding is rounded to."""
@@ -177,9 +183,7 @@ class Queries(NamedTuple):
         size = view.image.shape[:2]
         masks = None
         if "pred_masks" in view.outputs:
-            masks = view.outputs["pred_masks"][0].cpu() > 0
-            height, width = (math.ceil(n / factor) for n, factor in zip(masks.shape[-2:], view.covered))
-            masks = masks[:, :height, :width]
+            masks = view.cropped(view.outputs["pred_masks"][0]) > 0
         if "pred_boxes" in view.outputs:
             boxes_xyxy = scale_boxes(cxcywh_to_xyxy(view.outputs["pred_boxes"][:1].float().cpu()), [size])[0]
         else:
@@ -211,13 +215,20 @@ class Queries(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """The attention of one layer to a map of the image, the mean of its heads."""
+    """The attention of one layer to a map of the image."""
 
     layer: int
-    maps: Tensor
-    """(N, h, w) of the map's h * w locations, row by row, or of the queries."""
+    heads: Tensor
+    """(heads, N, h, w) of the map's h * w locations, row by row, or of the queries."""
     covered: tuple[float, float]
     """Height and width that the map covers, relative to those of the picture."""
+    gates: Tensor | None = None
+    """(N, h, w) bool, where each query may look; None: everywhere."""
+
+    @property
+    def maps(self) -> Tensor:
+        """(N, h, w), the mean of the heads."""
+        return self.heads.mean(dim=0)
 
 
 @dataclass(frozen=True)
@@ -231,6 +242,32 @@ class ImageAttention:
     decoder: LayerAttention | None
     queries: Queries | None
     """None without a decoder."""
+    decoder_layers: Sequence[LayerAttention]
+    """All of them; of EoMT the chosen one alone."""
+    view: View
+
+    def predictions(self, query: int) -> list[tuple[str, Tensor | None, Tensor | None]]:
+        """Return what a query predicted after each decoder layer; nothing where the model tells it of the last alone.
+
+        Returns:
+            its class with the score; its box xyxy in pixels of the picture, or None; its mask, (h, w) bool over the
+            picture, or None.
+        """
+        outputs = self.view.outputs
+        layers = [*outputs.get("aux_outputs", ()), outputs][-len(self.decoder_layers) :]
+        if len(layers) < len(self.decoder_layers):
+            return []
+        predictions = []
+        for layer in layers:
+            score, label = class_scores(layer, len(self.classes))[query].max(dim=-1)
+            box = mask = None
+            if "pred_boxes" in layer:
+                box_xyxy = cxcywh_to_xyxy(layer["pred_boxes"][:1, query : query + 1].float().cpu())
+                box = scale_boxes(box_xyxy, [self.image.shape[:2]])[0, 0]
+            if "mask_embed" in layer:
+                mask = self.view.cropped(mask_logits(layer["mask_embed"][0, [query]], layer["mask_features"][0])[0]) > 0
+            predictions.append((f"{self.classes[label]} {score:.2f}", box, mask))
+        return predictions
 
     def draw_points(self, points: Sequence[Point], path: str | Path) -> None:
         """Save a PNG of what points of the picture attend to in the encoder."""
@@ -280,32 +317,62 @@ def image_attention(
         ConfigError: the model takes the picture in windows.
     """
     model = predictor.model
-    chosen = {"encoder": (encoder_layers(model), encoder_layer), "decoder": (decoder_layers(model), decoder_layer)}
-    # Only these two: the maps of all layers would take gigabytes for a large image.
-    recorded = {name: layers[number] for name, (layers, number) in chosen.items() if layers}
-    view = record(predictor, image, AttentionRecorder(nn.ModuleDict(recorded)))
+    encoder, decoder = encoder_layers(model), decoder_layers(model)
+    encoder_layer, decoder_layer = encoder_layer % max(1, len(encoder)), decoder_layer % max(1, len(decoder))
+    # Only these: the maps of all locations to each other in all layers would take gigabytes for a large image.
+    numbers = [decoder_layer] if isinstance(model, EoMT) else range(len(decoder))
+    recorded = {str(i): decoder[i] for i in numbers if decoder}
+    if encoder:
+        recorded["encoder"] = encoder[encoder_layer]
+    with _gates(model) as gates:
+        view = record(predictor, image, AttentionRecorder(nn.ModuleDict(recorded)))
     if "windows" in view.outputs:
         raise ConfigError(
             f"{type(model).__name__} takes a picture of this size in windows, whose attention is not drawn. Give one "
             f"of at most {' x '.join(map(str, model.image_size))} pixels (height x width)."
         )
 
-    attention: dict[str, LayerAttention | None] = {"encoder": None, "decoder": None}
-    for name in recorded:
-        layers, number = chosen[name]
-        number %= len(layers)
+    def attended(name: str, number: int) -> LayerAttention:
         size, covered = _attended_map(model, view, recorded[name], number)
         # One module may be both, and is recorded once.
-        weights = view.records.get(name, view.records.get("encoder"))[0][0].mean(dim=0).float().cpu()
+        weights = next(view.records[key] for key in (name, "encoder", str(decoder_layer)) if key in view.records)
         num_locations = math.prod(size)
-        weights = weights[:, -num_locations:]  # a ViT's class token and registers come first
+        weights = weights[0][0][..., -num_locations:].float().cpu()  # a ViT's class token and registers come first
         if name == "encoder":
-            weights = weights[-num_locations:]
-        elif isinstance(model, EoMT):  # its queries come before these
-            weights = weights[: model.head.query_embed.num_embeddings]
-        attention[name] = LayerAttention(number, weights.unflatten(-1, size), covered)
-    queries = None if attention["decoder"] is None else Queries.of(view, len(predictor.classes))
-    return ImageAttention(image, predictor.classes, attention["encoder"], attention["decoder"], queries)
+            return LayerAttention(number, weights[:, -num_locations:].unflatten(-1, size), covered)
+        if isinstance(model, EoMT):  # its queries come before these
+            weights = weights[:, : model.head.query_embed.num_embeddings]
+        gate = gates[number].unflatten(-1, size) if gates else None
+        return LayerAttention(number, weights.unflatten(-1, size), covered, gate)
+
+    layers = [attended(str(i), i) for i in numbers if decoder]
+    return ImageAttention(
+        image,
+        predictor.classes,
+        attended("encoder", encoder_layer) if encoder else None,
+        next((layer for layer in layers if layer.layer == decoder_layer), None),
+        Queries.of(view, len(predictor.classes)) if layers else None,
+        layers,
+        view,
+    )
+
+
+@contextmanager
+def _gates(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect where Mask2Former's queries may look, (Q, S) bool of the first image for each layer that runs."""
+    gates: list[Tensor] = []
+    head = child(model, "head")
+    layers = head.layers if isinstance(head, Mask2FormerHead) else ()
+
+    def keep(_: nn.Module, args: tuple, inputs: dict[str, Tensor]) -> None:
+        gates.append((inputs["memory_bias"][0, 0] > -1).cpu())
+
+    hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
+    try:
+        yield gates
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _attended_map(model: nn.Module, view: View, layer: nn.Module, number: int) -> tuple[Size, tuple[float, float]]:

@@ -36,6 +36,9 @@ _SIZES = (
 )
 
 
+COCO_SIZES = (("small (under 32² pixels)", "#2ca02c"), ("medium (under 96²)", "#ff7f0e"), ("large", "#9467bd"))
+
+
 def overlay_attention(
     image: np.ndarray,
     weights: Tensor,
@@ -231,18 +234,25 @@ def draw_sampling_points(
     save_figure(figure, path, dpi=_DPI)
 
 
-def draw_query_slots(boxes_cxcywh: Tensor, aspect_ratios: Tensor, path: str | Path, *, queries: Sequence[int]) -> None:
+def draw_query_slots(
+    boxes_cxcywh: Tensor,
+    kinds: Tensor,
+    path: str | Path,
+    *,
+    queries: Sequence[int],
+    names: Sequence[tuple[str, str]] = _SIZES,
+) -> None:
     """Save a PNG with the boxes that each query predicted over a dataset (figure 7 of 2005.12872).
 
     A panel per query, a dot per image at the centre of the query's box, whatever its class; colours tell its size.
 
     Args:
         boxes_cxcywh: (N, Q, 4) in 0..1 of their images.
-        aspect_ratios: (N,) width / height of the images, which tell wide boxes from high ones.
+        kinds: (N, Q) indices into `names`, from `size_kinds`, or from `coco_sizes` with `COCO_SIZES`.
         path: of the PNG; its folder is made.
         queries: which of the Q to draw.
+        names: and colours of the kinds.
     """
-    kinds = size_kinds(boxes_cxcywh, aspect_ratios[:, None])
     columns = min(len(queries), 5 if len(queries) <= 20 else 10)
     rows = math.ceil(len(queries) / columns)
     # Room for the title and the legend, which are wider than a panel or two.
@@ -253,9 +263,9 @@ def draw_query_slots(boxes_cxcywh: Tensor, aspect_ratios: Tensor, path: str | Pa
         panel = figure.add_subplot(rows, columns, k)
         panel.set_title(f"query {query}", fontsize="small", pad=3)
         panel.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], aspect="equal")
-        colors = np.array([color for _, color in _SIZES])[kinds[:, query].numpy()]
+        colors = np.array([color for _, color in names])[kinds[:, query].numpy()]
         panel.scatter(*boxes_cxcywh[:, query, :2].T.numpy(), s=dot, c=colors, linewidths=0)
-    handles = [Line2D([], [], marker="o", color=color, ls="", label=label) for label, color in _SIZES]
+    handles = [Line2D([], [], marker="o", color=color, ls="", label=label) for label, color in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     save_figure(figure, path, dpi=_DPI)
 
@@ -271,6 +281,19 @@ def size_kinds(boxes_cxcywh: Tensor, aspect_ratios: Tensor) -> Tensor:
     """
     width, height = boxes_cxcywh[..., 2:].unbind(-1)
     return torch.where(width * height < _SMALL_AREA, 0, torch.where(width * aspect_ratios >= height, 1, 2))
+
+
+def coco_sizes(boxes_cxcywh: Tensor, areas: Tensor) -> Tensor:
+    """Classify boxes as COCO does: 0 is small, 1 medium, 2 large.
+
+    Args:
+        boxes_cxcywh: (..., 4) in 0..1 of their images.
+        areas: of the images in pixels, broadcastable to (...).
+    Returns:
+        (...) int64.
+    """
+    covered = boxes_cxcywh[..., 2:].prod(-1) * areas
+    return torch.bucketize(covered, torch.tensor([32.0**2, 96.0**2]), right=True)
 
 
 def _spread(
