@@ -38,13 +38,13 @@ def read_embeddings(state: State, model: nn.Module) -> State:
     """Take one copy of what the library stores under several names.
 
     Raises:
-        CheckpointError: the output has a bias, which vitkit's has not.
+        CheckpointError: the output has a bias, which the model has not.
     """
     bias = state.pop("final_logits_bias", None)
-    if bias is not None and bias.any():
-        raise CheckpointError(
-            "final_logits_bias is not zero: vitkit's Transformer has no bias in its output. Train a model without it."
-        )
+    if "decoder.output_bias" in model.state_dict() and bias is not None:
+        state["decoder.output_bias"] = bias[0]
+    elif bias is not None and bias.any():
+        raise CheckpointError("final_logits_bias is not zero, but the model has no such bias: set model.output_bias.")
     for side in ("encoder", "decoder"):
         state.pop(f"model.{side}.embed_positions.weight", None)
     shared = state.pop("model.shared.weight", None)
@@ -74,7 +74,7 @@ def write_embeddings(state: State, model: nn.Module) -> State:
     if source is None:
         state["model.shared.weight"] = target
     state["lm_head.weight"] = state.pop("decoder.output.weight", target).clone()
-    state["final_logits_bias"] = torch.zeros(1, len(target))
+    state["final_logits_bias"] = state.pop("decoder.output_bias", torch.zeros(len(target)))[None]
     return state
 
 

@@ -31,6 +31,7 @@ SPACE = "\u2581"
 _RESERVED = "\0\u2585"
 """Lines that hold these are left out by sentencepiece, when it trains."""
 _WORDS = rf"{SPACE}?\w+|{SPACE}?[^\w{SPACE}]|{SPACE}"
+_LANGUAGE = re.compile(r">>.*?<<")
 _FORMAT = "vitkit vocabulary 1"
 _MAX_TRAINED_LENGTH = 1000
 """Characters that sentencepiece sees at once when it trains: its time grows with the square of a repetitive line."""
@@ -58,7 +59,9 @@ class Vocabulary:
             (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909), "unigram" by a unigram language model (Kudo 2018,
             https://arxiv.org/abs/1804.10959). Pieces cross no space, and hold letters or punctuation.
         tokens: by id, for "word" and "char"; SPECIAL_TOKENS first, and MASK_TOKEN after them if the vocabulary has one.
-        model: for "bpe" and "unigram": sentencepiece's serialised model, which holds the tokens.
+            For "bpe" and "unigram" only where they are not those of `model` in its order, as with Marian: then a text
+            may also begin with a language, a token such as ">>fr<<".
+        model: for "bpe" and "unigram": sentencepiece's serialised model, which splits text.
         lowercase: text is lower-cased first.
 
     Attributes:
@@ -79,7 +82,8 @@ class Vocabulary:
             if not model:
                 raise ValueError(f"model: none given; a {kind!r} vocabulary is sentencepiece's serialised model.")
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
-            self.tokens = [self._pieces.id_to_piece(index) for index in range(len(self._pieces))]
+            self.tokens = self.tokens or [self._pieces.id_to_piece(index) for index in range(len(self._pieces))]
+        self._has_own_ids = bool(self._pieces and tokens)
         _check_tokens(self.tokens)
         self._ids = {token: index for index, token in enumerate(self.tokens)}
 
@@ -154,7 +158,9 @@ class Vocabulary:
         """`encode` many texts, several times faster for subwords than one by one."""
         texts = [_prepared(text, self.lowercase) for text in texts]
         split = _words if self.kind == "word" else _characters
-        if self._pieces is not None:
+        if self._has_own_ids:
+            encoded = [[self._ids.get(piece, UNK) for piece in self._split(text)] for text in texts]
+        elif self._pieces is not None:
             encoded = self._pieces.encode(texts)
         else:
             encoded = [[self._ids.get(token, UNK) for token in split(text)] for text in texts]
@@ -162,6 +168,13 @@ class Vocabulary:
             if UNK in ids:
                 self.unknown.update(token.replace(SPACE, "") for token in split(text) if token not in self._ids)
         return encoded
+
+    def _split(self, text: str) -> list[str]:
+        """Split into a language, if the text begins with one, and pieces."""
+        language = _LANGUAGE.match(text)
+        if language is None:
+            return self._pieces.encode(text, out_type=str)
+        return [language[0], *self._pieces.encode(text[language.end() :], out_type=str)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; special tokens other than UNK are left out."""
@@ -176,9 +189,9 @@ class Vocabulary:
     def to_json(self) -> str:
         """Everything that `from_json` needs; the counts of unknown tokens are left out."""
         content = {"format": _FORMAT, "kind": self.kind, "lowercase": self.lowercase}
-        if self._pieces is None:
+        if self._pieces is None or self._has_own_ids:
             content["tokens"] = self.tokens
-        else:
+        if self._pieces is not None:
             model = self._pieces.serialized_model_proto()
             content |= {"model": base64.b64encode(model).decode("ascii"), "sha256": hashlib.sha256(model).hexdigest()}
         return json.dumps(content, ensure_ascii=False)

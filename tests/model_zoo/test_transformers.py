@@ -255,11 +255,6 @@ def test_damaged_folders_are_errors_that_name_the_file(tmp_path):
         load(folder)
 
 
-def test_text_models_without_their_tokens_say_what_can_be_done(tmp_path):
-    with pytest.raises(ConfigError, match="tokens are in its SentencePiece models, which vitkit does not read"):
-        load(folder_of(tmp_path, "marian"))
-
-
 def test_weights_of_another_model_are_told_from_their_format(tmp_path):
     folder = folder_of(tmp_path, "vit")
     with pytest.raises(CheckpointError, match="seems to be transformers ViT"):

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from vitkit.checkpoint.folders import (
-    CONFIG,
     INDEX_SUFFIX,
     is_transformers_folder,
     read_folder,
+    read_folder_metadata,
     read_safetensors,
     read_shards,
-    stated_classes,
 )
 from vitkit.checkpoint.foreign import SAFE_GLOBALS, read_arrays, read_pickled_arrays
 from vitkit.errors import CheckpointError
@@ -163,7 +162,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if path.is_dir() and is_transformers_folder(path):
-        return stated_classes(path / CONFIG) if (path / CONFIG).is_file() else {}
+        return read_folder_metadata(path)
     _check_exists(path)
     if path.suffix in (".safetensors", ".npz", ".pkl") or path.name.endswith(INDEX_SUFFIX):
         return {}

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitkit.checkpoint.marian import Tokens, read_tokens, renumbered
 from vitkit.errors import CheckpointError
 
 CONFIG = "config.json"
@@ -62,7 +63,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
-    """Read a folder's weights as a checkpoint, with the classes that its `config.json` states.
+    """Read a folder's weights as a checkpoint, with the classes that its `config.json` states, or its vocabularies.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -71,8 +72,29 @@ def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
     if path is None:
         raise CheckpointError(f"'{folder}' holds no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
     state = read_shards(path, read) if path.name.endswith(INDEX_SUFFIX) else read(path)
+    tokens = tokens_in(folder)
+    return {"model": renumbered(state, tokens) if tokens else state, **_metadata(folder, tokens)}
+
+
+def read_folder_metadata(folder: Path) -> dict[str, Any]:
+    """Return what `read_folder` does beside the weights.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    return _metadata(folder, tokens_in(folder))
+
+
+def tokens_in(folder: Path) -> dict[str, Tokens]:
+    """Return a translation model's tokens, "source" and "target"; none for other folders."""
     config = folder / CONFIG
-    return {"model": state, **(stated_classes(config) if config.is_file() else {})}
+    return read_tokens(folder, read_object(config), read_object) if config.is_file() else {}
+
+
+def _metadata(folder: Path, tokens: Mapping[str, Tokens]) -> dict[str, Any]:
+    if tokens:
+        return {"vocabularies": {side: tokens[side].vocabulary.to_json() for side in tokens}}
+    return stated_classes(folder / CONFIG) if (folder / CONFIG).is_file() else {}
 
 
 def read_shards(index: Path, read: ReadFile) -> dict[str, Tensor]:

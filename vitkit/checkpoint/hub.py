@@ -5,13 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitkit.checkpoint.folders import CONFIG, INDEX_SUFFIX, WEIGHTS, files_in_index
+from vitkit.checkpoint.folders import CONFIG, INDEX_SUFFIX, WEIGHTS, files_in_index, read_object
+from vitkit.checkpoint.marian import FILES as TOKEN_FILES
+from vitkit.checkpoint.marian import TARGET_NUMBERS
 from vitkit.errors import CheckpointError
 
 logger = logging.getLogger("vitkit")
 
 PREFIX = "hf:"
-PREPROCESSOR = "preprocessor_config.json"
+PREPROCESSOR, GENERATION = "preprocessor_config.json", "generation_config.json"
 _ENDPOINT: str | None = None
 """Address of the hub; None: the client's own, which HF_ENDPOINT sets."""
 
@@ -49,7 +51,9 @@ def hub_folder(source: str, check: Callable[[Path], Any] = lambda config: None) 
         if download.not_cached:
             raise download.unreachable(WEIGHTS[0])
         raise CheckpointError(f"{source}: holds no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
-    download(PREPROCESSOR)
+    is_text = read_object(config).get("model_type") == "marian"
+    for name in (GENERATION, *TOKEN_FILES, TARGET_NUMBERS) if is_text else (PREPROCESSOR,):
+        download(name)
     return config.parent
 
 

@@ -14,12 +14,13 @@ from vitkit.checkpoint.files import read_metadata
 from vitkit.checkpoint.folders import CONFIG as TRANSFORMERS_CONFIG
 from vitkit.checkpoint.folders import is_transformers_folder
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
+from vitkit.checkpoint.marian import FILES as TOKEN_FILES
 from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference.exported import checkpoint_of, exported_model, is_exported
 from vitkit.inference.predictor import Predictor
-from vitkit.inference.transformers_configs import check_architecture, config_of, is_text_model
+from vitkit.inference.transformers_configs import check_architecture, config_of, lacks_tokens
 from vitkit.inference.translator import Translator
 from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
@@ -66,9 +67,9 @@ def load(
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
     checkpoint = own_checkpoint(weights)
     vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {})
-    if not vocabularies and isinstance(weights, Path) and is_text_model(weights):
+    if not vocabularies and isinstance(weights, Path) and lacks_tokens(weights):
         raise ConfigError(
-            f"{source}: a Marian model's tokens are in its SentencePiece models, which vitkit does not read. Build the "
+            f"{source}: lacks its tokens: expected {', '.join(TOKEN_FILES)}. Get these files, too; or build the "
             "model (vitkit.inference.find_model) and load its weights (load_weights) to translate token ids."
         )
     if classes is None and not vocabularies:

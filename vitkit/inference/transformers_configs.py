@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from vitkit.checkpoint.folders import CONFIG, is_transformers_folder, read_object, stated_classes
-from vitkit.checkpoint.hub import PREPROCESSOR
+from vitkit.checkpoint.folders import CONFIG, is_transformers_folder, read_object, stated_classes, tokens_in
+from vitkit.checkpoint.hub import GENERATION, PREPROCESSOR
 from vitkit.config import load_config
 from vitkit.errors import ConfigError
 from vitkit.inference.transformers_settings import Section, Settings, preprocess
@@ -46,10 +46,11 @@ def check_architecture(path: Path) -> str:
     return kind
 
 
-def is_text_model(weights: Path) -> bool:
-    """Whether weights are a folder of the library with a model of text."""
+def lacks_tokens(weights: Path) -> bool:
+    """Whether weights are a folder of the library with a model of text, but without the files of its tokens."""
     path = weights / CONFIG
-    return is_transformers_folder(weights) and path.is_file() and read_object(path).get("model_type") == "marian"
+    is_text = is_transformers_folder(weights) and path.is_file() and read_object(path).get("model_type") == "marian"
+    return is_text and not tokens_in(weights)
 
 
 def config_of(folder: Path, name: str | None = None) -> Section:
@@ -64,10 +65,12 @@ def config_of(folder: Path, name: str | None = None) -> Section:
     if not path.is_file():
         raise ConfigError(f"'{folder}' has weights, but no {CONFIG}, which says of what model. Give a config, too.")
     kind = check_architecture(path)
-    settings = Settings(read_object(path), str(path))
+    settings = Settings(_with_generation(folder, read_object(path)), str(path))
     # Of an owner or the folders above nothing follows.
     last_name = name.partition("@")[0].rpartition("/")[2] if name else folder.resolve().name
     base, model = BUILDERS[kind](settings, last_name)
+    if tokens_in(folder):  # whose vocabularies set the sizes
+        del model["source_size"], model["target_size"]
     stated = stated_classes(path)
     if "panoptic" in model.get("tasks", ()) and stated and stated["things"] is None:
         model |= _things_of(stated["classes"])
@@ -77,6 +80,12 @@ def config_of(folder: Path, name: str | None = None) -> Section:
     if path.is_file():
         preprocess(config, Settings(read_object(path), str(path)))
     return config
+
+
+def _with_generation(folder: Path, values: Section) -> Section:
+    """Add how text is decoded, which newer folders have in a file of its own."""
+    path = folder / GENERATION
+    return (read_object(path) if path.is_file() else {}) | values
 
 
 def _things_of(classes: Sequence[str]) -> Section:
@@ -345,18 +354,21 @@ def marian(settings: Settings, name: str) -> tuple[str, Section]:
     """Marian, whose tokens are those of the folder's SentencePiece models."""
     settings.expect(scale_embedding=True, static_position_embeddings=True, tie_word_embeddings=True)
     activation = {"swish": "silu"}.get(settings["activation_function"], settings["activation_function"])
+    beams, length = settings.get("num_beams", 1), settings.number("max_position_embeddings")
     return "configs/transformer_base_wmt14.py", dict(
         type="Transformer",
         source_size=settings.number("vocab_size"),
-        target_size=settings.number("vocab_size"),
+        target_size=settings.get("decoder_vocab_size", settings["vocab_size"]),
         num_layers=[settings.number("encoder_layers"), settings.number("decoder_layers")],
         d_model=settings.number("d_model"),
         num_heads=settings.same("encoder_attention_heads", "decoder_attention_heads"),
         d_ffn=settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
         dropout=settings.get("dropout", 0.1),
         activation=activation,
-        max_length=settings.number("max_position_embeddings"),
+        max_length=length,
         shared_embeddings=settings.get("share_encoder_decoder_embeddings", True),
+        output_bias=True,
+        decoding=dict(method="beam" if beams > 1 else "greedy", beams=beams, length_penalty=1.0, max_length=length),
     )
 
 

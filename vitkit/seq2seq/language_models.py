@@ -76,6 +76,7 @@ class CausalLanguageModel(TextGenerator):
         self.positions = TextPositions(settings)
         self.stack = TransformerEncoder(num_layers, d_model, settings, final_norm=settings.final_norm)
         self.output = None if settings.tied_output else Linear(d_model, size, bias=False)
+        self.output_bias = nn.Parameter(torch.zeros(size)) if settings.output_bias else None
         init_matrices(self)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
@@ -134,7 +135,7 @@ class CausalLanguageModel(TextGenerator):
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., V)."""
-        return linear(x, self.embedding.weight if self.output is None else self.output.weight)
+        return linear(x, (self.embedding if self.output is None else self.output).weight, self.output_bias)
 
 
 @MODELS.register

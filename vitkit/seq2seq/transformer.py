@@ -31,7 +31,9 @@ class TextSettings(TransformerSettings):
     max_length: int = 1024
     """Number of positions with a code."""
     tied_output: bool = True
-    """The output projection is the embedding table; otherwise a linear layer without bias."""
+    """The output projection is the embedding table; otherwise a linear layer."""
+    output_bias: bool = False
+    """Add a bias to the logits, as Marian does; masked language models always do."""
 
 
 class ScaledEmbedding(nn.Embedding):
@@ -140,6 +142,7 @@ class TextDecoder(nn.Module):
         self.positions = TextPositions(settings)
         self.stack = TransformerDecoder(num_layers, d_model, settings, final_norm=final_norm, all_layers=False)
         self.output = None if settings.tied_output else Linear(d_model, size, bias=False)
+        self.output_bias = nn.Parameter(torch.zeros(size)) if settings.output_bias else None
         init_matrices(self)
 
     def forward(self, target_in: Tensor, memory: Tensor, *, memory_padding: Tensor | None = None) -> Tensor:
@@ -187,7 +190,7 @@ class TextDecoder(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., V)."""
-        return linear(x, self.embedding.weight if self.output is None else self.output.weight)
+        return linear(x, (self.embedding if self.output is None else self.output).weight, self.output_bias)
 
 
 @MODELS.register
@@ -221,7 +224,9 @@ class Transformer(TextGenerator):
         super().__init__(target_vocabulary, decoding)
         source_size = vocabulary_size("source", source_vocabulary, source_size)
         target_size = vocabulary_size("target", target_vocabulary, target_size)
-        if shared_embeddings and (source_size != target_size or source_vocabulary != target_vocabulary):
+        if shared_embeddings and (
+            source_size != target_size or _tokens(source_vocabulary) != _tokens(target_vocabulary)
+        ):
             raise ConfigError(
                 f"model.shared_embeddings: the source has {source_size} tokens and the target {target_size}; expected "
                 "one vocabulary. Build the data with a joint one, or set model.shared_embeddings=False."
@@ -262,6 +267,11 @@ class Transformer(TextGenerator):
     ) -> tuple[Tensor, TextState, Tensor | None]:
         """Advance every row by one token."""
         return self.decoder.step(tokens, state, with_attention=with_attention)
+
+
+def _tokens(vocabulary: Vocabulary | None) -> list[str] | None:
+    """Two vocabularies of the same tokens may split text into them by models of their own, as Marian's do."""
+    return None if vocabulary is None else vocabulary.tokens
 
 
 # Table 3 of the paper; big has dropout 0.3 for English-German and 0.1 for English-French (section 6.1).
