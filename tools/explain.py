@@ -1,7 +1,7 @@
 """Draw what a model looks at, as the papers' figures do: attention, sampling points, boxes of each query.
 
 DETR, for one image: encoder self-attention at points of the image, decoder cross-attention of each detected box.
-MaskFormer and Mask2Former, for one image: the same, of each mask.
+MaskFormer and Mask2Former, for one image: the same, of each mask; the masks and how they merge; the loss's points.
 Deformable DETR, for one image: reference point, sampling points and box of queries through the decoder's layers.
 All of them, with --dataset: where each query's boxes lie over the config's validation data.
 ViT, Swin, MViT, LR-Net, non-local ResNet, alone or below a head: the class token's maps of each head and layer,
@@ -35,17 +35,22 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor, find_trained, load, pictures_in
 from vitkit.inference.backbone_pictures import draw_backbone, has_places, mean_distances
 from vitkit.inference.image_attention import (
+    ImageAttention,
     decoder_layers,
     encoder_layers,
     image_attention,
     image_sampling,
     samples_points,
 )
+from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries
 from vitkit.inference.query_pictures import draw_point_heads, draw_query_heads, draw_query_layers
 from vitkit.logging import ProgressLines, setup_logging
+from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.models.classifier import Classifier
+from vitkit.models.mask_results import MaskResults
 from vitkit.ops.image_files import read_image
 from vitkit.protocols import child
+from vitkit.registry import CRITERIA
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.tools.explain_clips import explain_clip
 from vitkit.visualization.attention import COCO_SIZES, coco_sizes, draw_query_slots, size_kinds
@@ -54,6 +59,7 @@ from vitkit.visualization.curves import plot_distances
 MAX_BOXES = 7  # drawn unless queries are named; with the panel of all boxes two rows of four
 MAX_POINTS = 3
 MAX_SAMPLED = 3  # queries of Deformable DETR, a picture each
+MAX_MASKS = 12
 MAX_SLOTS = 20
 
 
@@ -138,6 +144,7 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
     print(predictor.report)
     args.out.mkdir(parents=True, exist_ok=True)
     if image is not None:
+        args.criterion = CRITERIA.build(config["criterion"]) if "criterion" in config else None
         explain_image(predictor, image, args)
     if args.images is not None:
         explain_distances(predictor, args)
@@ -258,6 +265,19 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
         for query in best[: len(args.queries or ()) or 1]:
             layers = draw_query_layers(attention, query, args.out / f"{args.image.stem}_query{query}.png")
             print(f"wrote {layers}")
+        if isinstance(model, MaskResults):
+            explain_masks(predictor, attention, args)
+
+
+def explain_masks(predictor: Predictor, attention: ImageAttention, args: argparse.Namespace) -> None:
+    """Draw queries' masks, the points of their loss, and how they merge into the panoptic map."""
+    view, stem = attention.view, args.out / args.image.stem
+    queries = args.queries or attention.queries.scores.argsort(descending=True)[:MAX_MASKS].tolist()
+    print(f"wrote {draw_queries(view, predictor.classes, queries, Path(f'{stem}_masks.png'))}")
+    if isinstance(args.criterion, MaskCriterion) and args.criterion.mask_loss == "points":
+        print(f"wrote {draw_loss_points(view, args.criterion, queries[: MAX_BOXES - 1], Path(f'{stem}_points.png'))}")
+    if "panoptic" in predictor.model.tasks:
+        print(f"wrote {draw_merging(view, predictor.model, predictor.classes, Path(f'{stem}_panoptic.png'))}")
 
 
 def layer_number(layers: Sequence[nn.Module], number: int | None, option: str) -> int:

@@ -47,7 +47,9 @@ def draw_query_layers(attention: ImageAttention, query: int, path: Path) -> Path
     layers, predictions = attention.decoder_layers, attention.predictions(query)
     rows = []
     if layers[0].gates is not None:
-        rows.append(("may attend to", [Panel(weights=x.gates[query].float(), covered=x.covered) for x in layers]))
+        rows.append(
+            ("may attend to", [Panel(weights=x.gates[query].float(), covered=x.covered, largest=1.0) for x in layers])
+        )
     rows.append(("attends to", [Panel(weights=x.maps[query], covered=x.covered) for x in layers]))
     after = []
     for name, box, mask in predictions:

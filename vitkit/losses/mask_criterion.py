@@ -187,16 +187,21 @@ class MaskCriterion(nn.Module):
             masks = [pad_masks(t["masks"][j], input_size) for t, j in zip(targets, chosen)]
             focal, dice = whole_mask_losses(logits, torch.cat(masks))
             return focal.sum(), dice.sum()
-        points = self._choose_points(index, logits.detach())
+        points = self.choose_points(index, logits.detach())
         by_image = points.split([len(j) for j in chosen])
         labels = torch.cat([labels_at(p, t["masks"][j], input_size) for p, t, j in zip(by_image, targets, chosen)])
         logits = sample_points(logits[:, None], points)[:, 0]
         losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
         return losses.mean(1).sum(), dice_loss(logits, labels).sum()
 
-    def _choose_points(self, layer: int, logits: Tensor) -> Tensor:
-        """Choose (M, num_points, 2) for masks (M, h, w)."""
-        num_uncertain = int(self.importance * self.num_points)
+    @property
+    def num_uncertain(self) -> int:
+        """How many of `num_points` are the most uncertain; these come first."""
+        return int(self.importance * self.num_points)
+
+    def choose_points(self, layer: int, logits: Tensor) -> Tensor:
+        """Choose the points of the "points" loss, (M, num_points, 2) in 0..1, for masks (M, h, w)."""
+        num_uncertain = self.num_uncertain
         over = self.draw_points("over", layer, len(logits), int(self.oversample * self.num_points), logits.device)
         uncertain = most_uncertain(over, sample_points(logits[:, None], over)[:, 0], num_uncertain)
         rest = self.draw_points("rand", layer, len(logits), self.num_points - num_uncertain, logits.device)

@@ -264,6 +264,31 @@ class Panoptic(NamedTuple):
     """id, label, score and is_thing of each segment."""
 
 
+class Assignment(NamedTuple):
+    """Which query each pixel of a panoptic map goes to, before segments are dropped; N queries are confident enough."""
+
+    queries: Tensor
+    """(N,) int64, their numbers."""
+    scores: Tensor
+    """(N,)."""
+    labels: Tensor
+    """(N,) int64."""
+    owner: Tensor
+    """(H, W) int64, position among the N of the query with the largest score times mask."""
+    inside: Tensor
+    """(H, W) bool, the pixel is inside its owner's mask."""
+    areas: Tensor
+    """(N,) int64, pixels of each mask."""
+    owned: Tensor
+    """(N,) int64, pixels that each query got."""
+
+    def is_kept(self, settings: MaskSettings) -> list[bool]:
+        """Return whether each query keeps enough of its mask to be a segment."""
+        inside = self.owner[self.inside].bincount(minlength=len(self.queries)) if settings.cut_masks else self.owned
+        shares = self.owned / self.areas.clamp(min=1)
+        return ((self.areas > 0) & (inside > 0) & (shares >= settings.overlap_threshold)).tolist()
+
+
 def panoptic(
     probabilities: Tensor, masks: Tensor, geometry: Geometry, *, things: Sequence[bool], settings: MaskSettings
 ) -> Panoptic:
@@ -274,13 +299,31 @@ def panoptic(
         masks: (Q, h, w) logits.
         things: for each class, whether it has instances; segments of another class are one.
     """
-    scores, labels = probabilities.max(-1)
-    confident = (labels != len(things)) & (scores > settings.object_threshold)
-    scores, labels, masks = scores[confident], labels[confident], masks[confident]
+    assigned = assign_pixels(probabilities, masks, geometry, settings=settings)
     segment_ids = torch.zeros(geometry.original, dtype=torch.int32, device=masks.device)
-    if not len(masks):
-        return Panoptic(segment_ids, [])
+    segments, stuff = [], {}
+    kept = assigned.is_kept(settings)
+    for i, (label, score) in enumerate(zip(assigned.labels.tolist(), assigned.scores.tolist())):
+        if not kept[i]:
+            continue
+        region = assigned.owner == i
+        if settings.cut_masks:
+            region &= assigned.inside
+        if not things[label] and label in stuff:
+            segment_ids[region] = stuff[label]
+            continue
+        segments.append(dict(id=len(segments) + 1, label=label, score=score, is_thing=bool(things[label])))
+        segment_ids[region] = len(segments)
+        if not things[label]:
+            stuff[label] = len(segments)
+    return Panoptic(segment_ids, segments)
 
+
+def assign_pixels(probabilities: Tensor, masks: Tensor, geometry: Geometry, *, settings: MaskSettings) -> Assignment:
+    """Assign each pixel of the original image to a confident query; arguments as of `panoptic`."""
+    scores, labels = probabilities.max(-1)
+    confident = (labels != probabilities.shape[1] - 1) & (scores > settings.object_threshold)
+    scores, labels, masks = scores[confident], labels[confident], masks[confident]
     best = masks.new_full(geometry.original, -1.0)  # of score times mask
     owner = torch.zeros(geometry.original, dtype=torch.int64, device=masks.device)
     inside = torch.zeros_like(owner, dtype=torch.bool)  # of the owner's own mask
@@ -293,19 +336,5 @@ def panoptic(
         best = torch.where(better, value, best)
         owner = torch.where(better, index + chosen.start, owner)
         inside = torch.where(better, p.gather(0, index[None])[0] >= 0.5, inside)
-    owned = owner.flatten().bincount(minlength=len(masks))
-    segments, stuff = [], {}
-    for i, (label, score) in enumerate(zip(labels.tolist(), scores.tolist())):
-        region = owner == i
-        if settings.cut_masks:
-            region &= inside
-        if not (owned[i] and areas[i] and region.any()) or owned[i] / areas[i] < settings.overlap_threshold:
-            continue
-        if not things[label] and label in stuff:
-            segment_ids[region] = stuff[label]
-            continue
-        segments.append(dict(id=len(segments) + 1, label=label, score=score, is_thing=bool(things[label])))
-        segment_ids[region] = len(segments)
-        if not things[label]:
-            stuff[label] = len(segments)
-    return Panoptic(segment_ids, segments)
+    owned = owner.flatten().bincount(minlength=len(masks))[: len(masks)]
+    return Assignment(confident.nonzero()[:, 0], scores, labels, owner, inside, areas, owned)

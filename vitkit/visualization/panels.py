@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from vitkit.visualization.attention import mark_point, overlay_attention, scaled
@@ -27,6 +27,8 @@ class Panel(NamedTuple):
     """(h, w), laid over the grey image; None: the image itself."""
     covered: tuple[float, float] = (1.0, 1.0)
     """See `overlay_attention`."""
+    largest: float | None = None
+    """The weight of full colour; None: the map's largest."""
     points: Sequence[tuple[float, float]] = ()
     """Numbered from 1."""
     first_point: int = 0
@@ -50,6 +52,7 @@ def draw_rows(
     *,
     title: str = "",
     panel: float = _INCH,
+    legend: Sequence[tuple[str, tuple[int, int, int]]] = (),
 ) -> None:
     """Save a PNG of rows of panels.
 
@@ -59,12 +62,13 @@ def draw_rows(
         path: of the PNG; its folder is made.
         title: of the figure.
         panel: inches of a panel's width.
+        legend: texts and their RGB colours in 0..255.
     """
     canvas, scale = scaled(image, SIDE if panel < 2 else 2 * SIDE)
     columns = max(len(panels) for _, panels in rows)
     height = panel * canvas.shape[0] / canvas.shape[1]
     has_titles = any(part and part.title for _, panels in rows[1:] for part in panels)
-    size = (panel * columns + 0.6, (height + (0.3 if has_titles else 0.1)) * len(rows) + 0.6)
+    size = (panel * columns + 0.6, (height + (0.3 if has_titles else 0.1)) * len(rows) + 0.6 + 0.2 * len(legend))
     figure = Figure(figsize=(max(size[0], 4.2), size[1]), layout="constrained")
     letters = int(max(size[0], 4.2) * 11)
     figure.suptitle(textwrap.fill(title, letters), fontsize="medium")
@@ -79,6 +83,9 @@ def draw_rows(
                 continue
             axis.set_title(textwrap.fill(part.title, int(panel * 15)), fontsize="x-small", pad=2)
             _draw(axis, part, canvas, scale)
+    if legend:
+        handles = [Patch(color=tuple(part / 255 for part in color), label=text) for text, color in legend]
+        figure.legend(handles=handles, loc="outside lower center", fontsize="x-small", frameon=False)
     save_figure(figure, path, dpi=120)
 
 
@@ -89,7 +96,9 @@ def _draw(axis: Axes, part: Panel, canvas: np.ndarray, scale: float) -> None:
         axis.imshow(picture, cmap="inferno", vmin=0)
         return
     if picture is None:
-        picture = canvas if part.weights is None else overlay_attention(canvas, part.weights, covered=part.covered)
+        picture = canvas
+        if part.weights is not None:
+            picture = overlay_attention(canvas, part.weights, covered=part.covered, largest=part.largest)
     axis.imshow(picture, extent=(0, width, height, 0), interpolation="nearest")
     if part.outline is not None and part.outline.any() and not part.outline.all():
         # Half a pixel further out, where contours of the mask's edge lie.

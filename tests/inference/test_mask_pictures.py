@@ -1,0 +1,76 @@
+import numpy as np
+import torch
+from PIL import Image
+
+from vitkit.inference.image_attention import View
+from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries, merging_rules
+from vitkit.losses.mask_criterion import MaskCriterion
+from vitkit.models.mask_postprocess import Geometry, MaskSettings, panoptic
+
+GEOMETRY = Geometry((2, 4), (2, 4), (2, 4))
+
+
+def case() -> tuple[torch.Tensor, torch.Tensor]:
+    """Four queries of two classes: a sure one, one that loses most to it, an unsure one, and one of no object."""
+    probabilities = torch.tensor([[0.95, 0.05, 0.0], [0.1, 0.9, 0.0], [0.6, 0.1, 0.3], [0.0, 0.0, 1.0]])
+    signs = torch.tensor(
+        [
+            [[1, 1, 0, 0], [1, 0, 0, 0]],
+            [[1, 1, 1, 0], [0, 0, 0, 0]],
+            [[0, 0, 0, 1], [1, 0, 0, 0]],
+            [[1, 1, 1, 1], [1, 1, 1, 1]],
+        ]
+    )
+    # Outside all masks the first query's are the least improbable.
+    inside, outside = torch.tensor([8.0, 4.0, 8.0, 8.0]), torch.tensor([-8.0, -12.0, -12.0, -12.0])
+    return probabilities, torch.where(signs > 0, inside[:, None, None], outside[:, None, None])
+
+
+def test_each_pixel_is_lost_to_the_rule_that_took_it():
+    probabilities, masks = case()
+    settings = MaskSettings(tasks=["panoptic"], object_threshold=0.8, overlap_threshold=0.8)
+    rules = merging_rules(probabilities, masks, GEOMETRY, settings)
+    # The second query's mask has three pixels: two go to the first query, and the third is dropped with its segment.
+    # Beside it the unsure query alone covers a pixel. Below, the first query has one; the rest is outside all masks.
+    assert rules.tolist() == [[3, 3, 2, 1], [4, 0, 0, 0]]
+    merged = panoptic(probabilities, masks, GEOMETRY, things=[True, True], settings=settings)
+    assert torch.equal(merged.segment_ids > 0, rules >= 3)
+
+
+def test_without_a_confident_query_all_is_void():
+    probabilities, masks = case()
+    rules = merging_rules(probabilities[2:], masks[2:], GEOMETRY, MaskSettings(tasks=["panoptic"]))
+    assert rules.tolist() == [[0, 0, 0, 1], [1, 0, 0, 0]]
+
+
+def test_maskformer_gives_a_segment_the_pixels_outside_its_mask_too():
+    probabilities, masks = case()
+    settings = MaskSettings(tasks=["panoptic"], overlap_threshold=0.0, cut_masks=False)
+    merged = panoptic(probabilities, masks, GEOMETRY, things=[True, True], settings=settings)
+    rules = merging_rules(probabilities, masks, GEOMETRY, settings)
+    assert torch.equal(merged.segment_ids > 0, rules >= 3) and (rules >= 3).all()
+
+
+def test_masks_points_and_merging_are_drawn(tmp_path):
+    probabilities, masks = case()
+    image = np.full((2, 4, 3), 90, np.uint8)
+    outputs = dict(
+        pred_logits=probabilities.clamp(min=1e-6).log()[None], pred_masks=masks[None], input_size=(2, 4),
+        image_sizes=torch.tensor([[2, 4]]),
+    )  # fmt: skip
+    view = View(image, outputs, {}, {}, (2, 4), (2, 4))
+    criterion = MaskCriterion(dict(type="HungarianMaskMatcher", cost_class=1, cost_mask=1, cost_dice=1),
+                              dict(labels=1, mask=1, dice=1), no_object_weight=0.1, num_points=20)  # fmt: skip
+
+    class Model:
+        settings, things = MaskSettings(tasks=["panoptic"]), [True, True]
+
+    paths = [
+        draw_queries(view, ["a", "b"], [0, 1, 2], tmp_path / "masks.png"),
+        draw_loss_points(view, criterion, [0, 1], tmp_path / "points.png"),
+        draw_merging(view, Model(), ["a", "b"], tmp_path / "panoptic.png"),
+    ]
+    pixels = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
+    assert all(image.std() > 20 for image in pixels)
+    count = [int((image == (214, 39, 40)).all(-1).sum()) for image in pixels]
+    assert count[2] > 500 > count[1]  # one of eight pixels of the map of rules, and the legend

@@ -1,0 +1,126 @@
+"""Pictures of mask classification: each query's mask, the points of its loss, how masks merge into a panoptic map."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.inference.image_attention import View, class_scores
+from vitkit.losses.mask_criterion import MaskCriterion
+from vitkit.models.mask_postprocess import Geometry, MaskSettings, assign_pixels, panoptic, query_chunks
+from vitkit.models.mask_results import MaskResults, geometry_of
+from vitkit.visualization.masks import draw_panoptic
+from vitkit.visualization.panels import Panel, draw_rows
+
+RULES = (
+    ("void: outside the mask of the query that it went to", (90, 90, 90)),
+    ("void: covered by queries below the object threshold alone", (255, 127, 14)),
+    ("void: its segment kept too little of its mask", (214, 39, 40)),
+    ("kept, though another confident query's mask covers it, too", (31, 119, 180)),
+    ("kept", (44, 160, 44)),
+)
+PER_ROW = 6
+
+
+def draw_queries(view: View, classes: Sequence[str], queries: Sequence[int], path: Path) -> Path:
+    """Save a PNG with the class and the mask of queries: its probability, and where it is above one half."""
+    scores, labels = class_scores(view.outputs, len(classes)).max(dim=-1)
+    probabilities = view.cropped(view.outputs["pred_masks"][0]).sigmoid()
+    panels = [
+        Panel(
+            f"query {k}: {classes[labels[k]]} {scores[k]:.2f}",
+            probabilities[k],
+            largest=1.0,
+            outline=(probabilities[k] > 0.5).numpy(),
+        )
+        for k in queries
+    ]
+    rows = [("", panels[i : i + PER_ROW]) for i in range(0, len(panels), PER_ROW)]
+    draw_rows(view.image, rows, path, title="Mask and class of each query; green: where the mask is above 0.5")
+    return path
+
+
+def draw_loss_points(view: View, criterion: MaskCriterion, queries: Sequence[int], path: Path) -> Path:
+    """Save a PNG of the points at which the loss would compare the masks of queries with their targets."""
+    logits = view.outputs["pred_masks"][0].float().cpu()[list(queries)]
+    points = criterion.choose_points(0, logits)  # in 0..1 of the padded input
+    height, width = view.image.shape[:2]
+    points = points * torch.tensor([width * view.covered[1], height * view.covered[0]])
+    colors = ["#ff2fd0"] * criterion.num_uncertain + ["#00c8ff"] * (criterion.num_points - criterion.num_uncertain)
+    panels = []
+    for query, dots, mask in zip(queries, points, view.cropped(logits) > 0):
+        inside = (dots[:, 0] < width) & (dots[:, 1] < height)
+        shown = [color for color, is_inside in zip(colors, inside.tolist()) if is_inside]
+        panels.append(Panel(f"query {query}", outline=mask.numpy(), dots=dots[inside], dot_colors=shown))
+    rows = [("", panels[i : i + 3]) for i in range(0, len(panels), 3)]
+    uncertain, candidates = criterion.num_uncertain, int(criterion.oversample * criterion.num_points)
+    others = criterion.num_points - uncertain
+    title = f"Points of the loss: the {uncertain} most uncertain of {candidates} (pink) and {others} uniform (blue)"
+    draw_rows(view.image, rows, path, title=title, panel=2.4)
+    return path
+
+
+def merging_rules(probabilities: Tensor, masks: Tensor, geometry: Geometry, settings: MaskSettings) -> Tensor:
+    """Return (H, W) int64, an index into `RULES` for each pixel of the original image; arguments as of `panoptic`."""
+    assigned = assign_pixels(probabilities, masks, geometry, settings=settings)
+    covering = torch.zeros(geometry.original, dtype=torch.int64)
+    unsure = torch.zeros(geometry.original, dtype=torch.bool)
+    is_confident = torch.zeros(len(masks), dtype=torch.bool).index_fill_(0, assigned.queries, True)
+    is_object = probabilities.argmax(-1) != probabilities.shape[1] - 1
+    for chosen, logits in query_chunks(masks, geometry):
+        inside = logits.sigmoid() >= 0.5
+        covering += inside[is_confident[chosen]].sum(0)
+        unsure |= inside[(is_object & ~is_confident)[chosen]].any(0)
+    kept = torch.tensor(assigned.is_kept(settings), dtype=torch.bool)
+    stays = kept[assigned.owner] if len(kept) else torch.zeros_like(unsure)
+    # Without `cut_masks` a pixel outside its owner's mask is the owner's, too.
+    mine = assigned.inside if settings.cut_masks else torch.full_like(unsure, len(kept) > 0)
+    void = torch.where(mine, 2, torch.where(unsure & (covering == 0), 1, 0))
+    return torch.where(stays & mine, torch.where(covering > 1, 3, 4), void)
+
+
+def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: Path) -> Path:
+    """Save a PNG of what merges into the panoptic map, and which pixels were lost to which rule.
+
+    A row for each query above the object threshold: its mask, what it got, and what another query took of it.
+    """
+    outputs = view.outputs
+    geometry = geometry_of(outputs, 0, view.image.shape[:2])
+    probabilities = outputs["pred_logits"][0].float().softmax(-1).cpu()
+    masks, settings = outputs["pred_masks"][0].float().cpu(), model.settings
+    assigned = assign_pixels(probabilities, masks, geometry, settings=settings)
+    merged = panoptic(probabilities, masks, geometry, things=model.things, settings=settings)
+    rules = merging_rules(probabilities, masks, geometry, settings)
+    drawn = draw_panoptic(view.image, merged.segment_ids, merged.segments, classes)
+    drawn = drawn[: round(drawn.shape[1] * view.image.shape[0] / view.image.shape[1])]  # without the legend
+    colors = np.array([color for _, color in RULES], np.uint8)[rules.numpy()]
+    shares = [f"{name} {float((rules == k).float().mean()):.1%}" for k, (name, _) in enumerate(RULES)]
+    rows = [
+        (
+            "",
+            [
+                Panel("picture"),
+                Panel("panoptic map", picture=drawn),
+                Panel("what became of each pixel", picture=colors),
+            ],
+        )
+    ]
+    for i, query in enumerate(assigned.queries.tolist()):
+        mask = next(logits for _, logits in query_chunks(masks[[query]], geometry))[0].sigmoid()
+        inside, mine = mask >= 0.5, assigned.owner == i
+        verdict = "kept" if assigned.is_kept(settings)[i] else f"dropped (below {settings.overlap_threshold:.0%})"
+        name = f"query {query}: {classes[assigned.labels[i]]} {assigned.scores[i]:.2f}"
+        lost = inside & ~mine
+        panels = [
+            Panel(f"its mask, {assigned.areas[i]} pixels", mask, largest=1.0),
+            Panel(f"gets {assigned.owned[i]} pixels: {verdict}", (mine & inside).float(), largest=1.0),
+            Panel(f"lost to others: {lost.sum()}", lost.float(), largest=1.0),
+        ]
+        rows.append((name, panels))
+    draw_rows(
+        view.image, rows, path, panel=2.4, title="How masks merge into the panoptic map",
+        legend=[(text, color) for text, (_, color) in zip(shares, RULES)],
+    )  # fmt: skip
+    return path
