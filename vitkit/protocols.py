@@ -290,6 +290,14 @@ class HasImageIds(Protocol):
 
 
 @runtime_checkable
+class HasFrames(Protocol):
+    """A dataset of videos."""
+
+    def load_frames(self, index: int, count: int) -> list[np.ndarray]:
+        """Return frames from the first to the last of a stored video, (H, W, 3) uint8 RGB each."""
+
+
+@runtime_checkable
 class HasGroundTruth(Protocol):
     """A dataset with boxes or masks of objects in COCO's format."""
 

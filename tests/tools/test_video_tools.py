@@ -4,13 +4,16 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
-from video_files import numbered_frame, write_video
+from video_files import number_of, numbered_frame, write_video
 
 from vitkit.config import load_config
+from vitkit.data.datasets.video import VideoFolder
 from vitkit.errors import ConfigError
 from vitkit.inference import load
 from vitkit.inference.videos import classify_video
+from vitkit.runs.training import one_of_each_video
 from vitkit.tools import browse, doctor, explain, predict
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
@@ -73,6 +76,20 @@ def test_views_of_each_video_are_averaged_and_classes_listed(run, capsys):
     predictor = load("trained")
     expected = classify_video(predictor, "videos/run/1.mp4", num_clips=2).scores.mean(dim=0)
     assert images[3]["scores"] == pytest.approx(sorted(expected.tolist(), reverse=True), abs=1e-5)
+
+
+def test_each_video_is_drawn_once_with_the_mean_of_its_views():
+    scores = ([0.1, 0.9], [0.5, 0.5], [1.0, 0.0])
+    targets = [{"image_id": name, "label": 0} for name in ("a", "a", "b")]
+    samples = one_of_each_video([{"class_scores": torch.tensor(row)} for row in scores], targets)
+    assert [target["image_id"] for _, target in samples] == ["a", "b"]
+    torch.testing.assert_close(samples[0][0]["class_scores"], torch.tensor([0.3, 0.7]))
+    torch.testing.assert_close(samples[1][0]["class_scores"], torch.tensor([1.0, 0.0]))
+
+
+def test_frames_of_a_dataset_are_from_the_first_to_the_last(run):
+    videos = VideoFolder("videos")
+    assert [number_of(frame) for frame in videos.load_frames(1, 4)] == [0, 5, 10, 15]
 
 
 def test_training_counts_short_videos_in_its_log(run):

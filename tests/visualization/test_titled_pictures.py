@@ -34,6 +34,17 @@ def test_every_image_is_shown_with_its_caption(tmp_path):
         assert figure.format == "PNG" and figure.width > 1000
 
 
+def test_four_frames_of_a_video_are_shown(tmp_path):
+    videos = images(["left", "right"])
+    videos.load_frames = lambda index, count: [np.full((20, 30, 3), 50 * i, np.uint8) for i in range(1, 1 + count)]
+    samples = [({"class_scores": torch.tensor([0.3, 0.7])}, {"label": 1, "image_id": 7})]
+    assert draw_predictions(samples, videos, tmp_path / "figure.png")
+    pixels = np.asarray(Image.open(tmp_path / "figure.png").convert("RGB")).reshape(-1, 3)
+    colours, counts = np.unique(pixels, axis=0, return_counts=True)
+    areas = {tuple(colour): count for colour, count in zip(colours.tolist(), counts.tolist())}
+    assert all(areas[(50 * i,) * 3] > 5000 for i in range(1, 5))
+
+
 def test_what_no_figure_shows_is_told(tmp_path):
     assert not draw_predictions([], images(), tmp_path / "none.png")
     assert not draw_predictions([({"tokens": [1]}, {"image_id": 7})], images(), tmp_path / "none.png")

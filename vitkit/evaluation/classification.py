@@ -48,6 +48,7 @@ class ClassificationEvaluator(SampleEvaluator):
 
     def __init__(self, dataset: ClassifiedDataset):
         super().__init__(dataset)
+        self._noun = getattr(dataset, "noun", "images")
 
     def update(self, predictions: Sequence[Mapping[str, Tensor]], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch; an image that was seen before is left out.
@@ -95,7 +96,7 @@ class ClassificationEvaluator(SampleEvaluator):
         names, matrix = self.dataset.classes, self.confusion_matrix()
         lines = [
             f"top-1 accuracy {self.metrics['top1']:.4f}   top-5 accuracy {self.metrics['top5']:.4f}   "
-            f"{len(self.dataset.image_ids)} {getattr(self.dataset, 'noun', 'images')}, {len(names)} classes"
+            f"{len(self.dataset.image_ids)} {self._noun}, {len(names)} classes"
         ]
         wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))
         for position in np.argsort(-wrong, axis=None, kind="stable")[:3]:
@@ -130,7 +131,7 @@ class ClassificationEvaluator(SampleEvaluator):
         result = {**self.metrics, "classes": list(names), "confusion_matrix": matrix.tolist(), "images": images}
         path.write_text(json.dumps(result), encoding="utf-8")
         figure = path.with_name(f"{path.stem}_confusion.png")
-        draw_confusion_matrix(matrix, names, figure)
+        draw_confusion_matrix(matrix, names, figure, what=self._noun)
         return [path, figure]
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -299,7 +300,7 @@ def validate(
     def keep_first(predictions: list, batch: Batch) -> None:
         sizes.extend(target["image_size"] for target in batch.targets if "image_size" in target)
         if len(samples) < NUM_DRAWN:
-            samples.extend(zip(predictions, batch.targets))
+            samples.extend(one_of_each_video(predictions, batch.targets))
 
     metrics = evaluate(
         model,
@@ -319,6 +320,18 @@ def validate(
             picture = train_run.run_dir / "predictions.png"
             draw_predictions(samples[:NUM_DRAWN], loader.dataset, picture, thresholds=thresholds)
     return metrics
+
+
+def one_of_each_video(predictions: Sequence[dict], targets: Sequence[dict]) -> list[tuple[dict, dict]]:
+    """Return predictions with their targets; those of a video's views, which follow each other, are averaged."""
+    samples: list[tuple[dict, dict]] = []
+    for _, views in groupby(zip(predictions, targets), key=lambda pair: pair[1].get("image_id", id(pair[1]))):
+        of_views, of_targets = zip(*views)
+        mean = {}
+        if "class_scores" in of_views[0]:
+            mean["class_scores"] = torch.stack([view["class_scores"] for view in of_views]).mean(dim=0)
+        samples.append((of_views[0] | mean, of_targets[0]))
+    return samples
 
 
 def measured_values(thresholds: ScoreThresholds | None, image_sizes: ImageSizes | None, dataset: Any) -> dict[str, Any]:

@@ -10,14 +10,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitkit.protocols import HasClasses, HasImageIds
+from vitkit.protocols import HasClasses, HasFrames, HasImageIds
 from vitkit.structures import ScoreThresholds
 from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy
 from vitkit.visualization.canvas import save_figure, save_grid, to_picture
 from vitkit.visualization.classification import draw_caption, draw_classes
+from vitkit.visualization.clips import draw_strip
 from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 
 _COLUMNS = 4
+_FRAMES = 4  # of a video
 _TITLE_WIDTH = 36  # letters
 _FIELDS = ("panoptic", "semantic", "masks", "boxes_xyxy", "class_scores", "text")
 """Fields of predictions; the first that a prediction has is drawn."""
@@ -73,7 +75,7 @@ def draw_predictions(
     *,
     thresholds: ScoreThresholds | None = None,
 ) -> bool:
-    """Save a PNG of predictions beside their ground truth.
+    """Save a PNG of predictions beside their ground truth; of a video frames are drawn.
 
     Args:
         samples: prediction and target of each image; the targets have `image_id`.
@@ -88,7 +90,11 @@ def draw_predictions(
     index_of = {image_id: index for index, image_id in enumerate(dataset.image_ids)}
     rows = []
     for prediction, target in samples:
-        image = dataset.load_image(index_of[target["image_id"]])
+        index = index_of[target["image_id"]]
+        if isinstance(dataset, HasFrames):
+            image = draw_strip(dataset.load_frames(index, _FRAMES), per_line=_FRAMES // 2)
+        else:
+            image = dataset.load_image(index)
         on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in prediction.items()}
         rows.append((image, on_cpu, target))
     if field == "text":
