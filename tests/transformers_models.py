@@ -83,6 +83,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "resnet": lambda t: t.ResNetForImageClassification(t.ResNetConfig(**_RESNET, num_labels=3)),
     "timesformer_divided": _timesformer,
     "timesformer_joint": lambda t: _timesformer(t, attention_type="joint_space_time"),
+    "timesformer_space": lambda t: _timesformer(t, attention_type="space_only"),
     "marian": lambda t: t.MarianMTModel(t.MarianConfig(**_MARIAN, activation_function="relu")),
     "marian_swish": lambda t: t.MarianMTModel(t.MarianConfig(**_MARIAN, activation_function="swish")),
 }
@@ -114,7 +115,14 @@ def compare(theirs: nn.Module, ours: nn.Module) -> None:
         return _close(ours(source, None, target)["logits"], expected)
     if kind == "timesformer":
         clips = torch.randn(2, 2, 3, 32, 32)
-        return _close(ours.backbone(clips.transpose(1, 2)), theirs(clips).logits)
+        expected = theirs(clips).logits
+        if theirs.config.attention_type == "space_only":
+            # It gives the logits of each frame. The original averages the frames' class tokens before the last norm.
+            inner = theirs.timesformer
+            tokens = inner.encoder(inner.embeddings(clips)).last_hidden_state[:, 0]
+            torch.testing.assert_close(theirs.classifier(inner.layernorm(tokens)), expected)
+            expected = theirs.classifier(inner.layernorm(tokens.view(2, 2, -1).mean(dim=1)))
+        return _close(ours.backbone(clips.transpose(1, 2)), expected)
     images = torch.randn(2, 3, 128, 160)
     if kind in ("swin", "swinv2", "vit"):
         images = images[..., : theirs.config.image_size, : theirs.config.image_size]
