@@ -37,6 +37,7 @@ PARTS = {
     "mask2former": "models",
     "deformable": "kernels",
     "backbones": "models",
+    "clips": "clips",
     "local_relation": "kernels",
     "decoding": "text",
     "translation": "text",

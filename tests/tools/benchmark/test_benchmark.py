@@ -7,6 +7,7 @@ import torch
 pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install -e .)")
 from vitkit.errors import VitkitError
 from vitkit.tools.benchmark import __main__ as benchmark
+from vitkit.tools.benchmark import clips
 from vitkit.tools.benchmark.timing import Options, Row, compare, peak_memory
 
 
@@ -68,3 +69,12 @@ def test_table_names_each_group_once():
         "| inference | a | 1000 ms | 1.00 | 200 MiB | 1.00 |",
         "|  | b | 50 ms | 0.050 |  |  |",
     ]
+
+
+def test_models_of_clips_are_compared_with_ones_of_the_same_size():
+    pytest.importorskip("transformers")
+    with torch.device("meta"):
+        pairs = ((clips.transformers_timesformer, "timesformer_divided"), (clips.torchvision_mvit, "mvitv2_s_16x4"))
+        for build, name in pairs:
+            theirs, ours = (sum(p.numel() for p in model.parameters()) for model in (build(), clips.vitkit_model(name)))
+            assert theirs == ours, name
