@@ -119,14 +119,22 @@ def grid_sample_attention(values: Tensor, shapes: Shapes, locations: Tensor, wei
 
 def copying(case: DeformableCase, options: Options) -> Call:
     """Return a call that moves all bytes of inputs, outputs and gradients once: no way of computing takes less."""
-    values, locations, weights = deformable_inputs(case, options)
-    output_bytes = case.batch_size * locations.shape[1] * values[0, 0].numel() * values.element_size()
-    input_bytes = sum(x.numel() * x.element_size() for x in (values, locations, weights))
-    # Backward reads inputs and the output's gradient, and writes the inputs' gradients.
-    moved = input_bytes + output_bytes + case.training * (2 * input_bytes + output_bytes)
-    source = torch.zeros(moved // 2, dtype=torch.uint8, device=options.device)
+    source = torch.zeros(least_bytes(case, options.precision) // 2, dtype=torch.uint8, device=options.device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
+
+
+def least_bytes(case: DeformableCase, precision: str) -> int:
+    """Return the bytes of inputs, outputs and gradients, of 8 heads of 32 channels with 4 points a level."""
+    size = {"fp32": 4, "bf16": 2}[precision]
+    num_locations = sum(height * width for height, width in case.shapes)
+    num_queries = case.num_queries or num_locations
+    samples = num_queries * 8 * len(case.shapes) * 4
+    # Locations are two numbers of float32 at any precision.
+    inputs = case.batch_size * (num_locations * 256 * size + samples * (8 + size))
+    outputs = case.batch_size * num_queries * 256 * size
+    # Backward reads inputs and the output's gradient, and writes the inputs' gradients.
+    return inputs + outputs + case.training * (2 * inputs + outputs)
 
 
 def measure_local_relation(options: Options) -> list[Row]:

@@ -13,15 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024
-"""Queries times channels that one program works on."""
+LAUNCHES = {"forward": dict(tile=1024, num_warps=4), "backward": dict(tile=512, num_warps=4)}
+"""How each kernel runs: queries times channels that one program works on, and the warps it has. With 1024, backward's
+registers would leave room for 12 warps on sm_80 and 20 on sm_90, in place of 20 and 40 (compiled_ahead.py in the
+benchmarks). `python tools/benchmark/gpu.py tuning` measures others; none is yet."""
 
 
 def deformable_attend(values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
     """Sum sampled values by one kernel."""
     values, locations, weights = values.contiguous(), locations.contiguous(), weights.contiguous()
     output = values.new_empty(*weights.shape[:2], values.shape[2] * values.shape[3])
-    _launch(_attend_kernel, (values,), shapes, (locations, weights, output))
+    _launch("forward", (values,), shapes, (locations, weights, output))
     return output
 
 
@@ -39,7 +41,7 @@ def deformable_attend_backward(
     grad, values, locations, weights = (x.contiguous() for x in (grad, values, locations, weights))
     grad_values = torch.zeros_like(values, dtype=torch.promote_types(values.dtype, torch.float32))
     grad_locations, grad_weights = torch.empty_like(locations), torch.empty_like(weights)
-    _launch(_backward_kernel, (values, grad_values), shapes, (locations, weights, grad, grad_locations, grad_weights))
+    _launch("backward", (values, grad_values), shapes, (locations, weights, grad, grad_locations, grad_weights))
     return grad_values.to(values.dtype), grad_locations, grad_weights
 
 
@@ -55,34 +57,39 @@ def _refuse_determinism() -> None:
     warnings.warn(message, stacklevel=2)
 
 
-def _launch(
-    kernel: triton.JITFunction, tables: tuple[Tensor, ...], shapes: list[tuple[int, int]], queries: tuple[Tensor, ...]
-) -> None:
+def _launch(name: str, tables: tuple[Tensor, ...], shapes: list[tuple[int, int]], queries: tuple[Tensor, ...]) -> None:
     values, weights = tables[0], queries[1]
     batch_size, num_queries, heads, levels, points = weights.shape
     if weights.numel() == 0:
         return
-    channels = values.shape[3]
-    block_channels = triton.next_power_of_2(channels)
-    block_queries = max(1, TILE // block_channels)
+    sizes = constants(heads, levels, points, values.shape[3], **LAUNCHES[name])
     # Heads of the same queries run beside each other, because they read the same pixels.
-    grid = (triton.cdiv(num_queries, block_queries) * heads, batch_size)
+    grid = (triton.cdiv(num_queries, sizes["BLOCK_QUERIES"]) * heads, batch_size)
     on_device = torch.cuda.device(values.device) if values.device.type == "cuda" else contextlib.nullcontext()
     with on_device:
-        kernel[grid](
+        KERNELS[name][grid](
             *tables,
             _maps(tuple(shapes), values.device),
             *queries,
             values.shape[1],
             num_queries,
-            HEADS=heads,
-            LEVELS=levels,
-            POINTS=points,
-            CHANNELS=channels,
-            BLOCK_CHANNELS=block_channels,
-            BLOCK_QUERIES=block_queries,
             SUM=tl.float64 if values.dtype == torch.float64 else tl.float32,
+            **sizes,
         )
+
+
+def constants(heads: int, levels: int, points: int, channels: int, *, tile: int, num_warps: int) -> dict[str, int]:
+    """Return what a kernel is compiled for, beside the types."""
+    block_channels = triton.next_power_of_2(channels)
+    return dict(
+        HEADS=heads,
+        LEVELS=levels,
+        POINTS=points,
+        CHANNELS=channels,
+        BLOCK_CHANNELS=block_channels,
+        BLOCK_QUERIES=max(1, tile // block_channels),
+        num_warps=num_warps,
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -233,3 +240,6 @@ def _corner(left, top, right_share, lower_share, height, width, first, CORNER: t
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     pixel = first + row.to(tl.int32) * width + column.to(tl.int32)
     return pixel.to(tl.int64), inside, share_x, share_y, slope_x, slope_y
+
+
+KERNELS = {"forward": _attend_kernel, "backward": _backward_kernel}
