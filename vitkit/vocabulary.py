@@ -146,6 +146,11 @@ class Vocabulary:
         return index if self.tokens[index : index + 1] == [MASK_TOKEN] else None
 
     @property
+    def pieces_model(self) -> bytes | None:
+        """sentencepiece's serialised model; None for words and characters."""
+        return None if self._pieces is None else self._pieces.serialized_model_proto()
+
+    @property
     def unknown_count(self) -> int:
         """The number of words or characters that `encode` has not known so far."""
         return self.unknown.total()
@@ -192,7 +197,7 @@ class Vocabulary:
         if self._pieces is None or self._has_own_ids:
             content["tokens"] = self.tokens
         if self._pieces is not None:
-            model = self._pieces.serialized_model_proto()
+            model = self.pieces_model
             content |= {"model": base64.b64encode(model).decode("ascii"), "sha256": hashlib.sha256(model).hexdigest()}
         return json.dumps(content, ensure_ascii=False)
 

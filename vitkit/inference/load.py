@@ -66,16 +66,17 @@ def load(
     if not isinstance(config.get("model"), str | Mapping):
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
     checkpoint = own_checkpoint(weights)
+    name = str(weights if isinstance(source, Mapping) else source)
     vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {})
     if not vocabularies and isinstance(weights, Path) and lacks_tokens(weights):
         raise ConfigError(
-            f"{source}: lacks its tokens: expected {', '.join(TOKEN_FILES)}. Get these files, too; or build the "
+            f"{name}: lacks its tokens: expected {', '.join(TOKEN_FILES)}. Get these files, too; or build the "
             "model (vitkit.inference.find_model) and load its weights (load_weights) to translate token ids."
         )
     if classes is None and not vocabularies:
         classes, trained_things = _trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things
-        _check_things(str(source), weights, config, things)
+        _check_things(name, weights, config, things)
     model = build_model(config["model"], classes=classes, things=things, vocabularies=vocabularies)
     if is_exported(weights):
         model, report = exported_model(weights, model), LoadReport(str(weights))
@@ -96,7 +97,7 @@ def load(
     )
 
 
-def _check_things(source: str, weights: str | Path, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:
+def _check_things(name: str, weights: str | Path, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:
     """Check that panoptic models of the transformers library, whose folders leave it open, know their things.
 
     Raises:
@@ -106,7 +107,7 @@ def _check_things(source: str, weights: str | Path, config: Mapping[str, Any], t
     is_open = things is None and model.get("things") is None and "panoptic" in model.get("tasks", ())
     if is_open and isinstance(weights, Path) and is_transformers_folder(weights):
         raise ConfigError(
-            f"{source}: things not known: which classes have instances, as panoptic segmentation asks. Give "
+            f"{name}: things not known: which classes have instances, as panoptic segmentation asks. Give "
             "things=[True, ...], one for each class, or set model.tasks=['semantic']."
         )
 

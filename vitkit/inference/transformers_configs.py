@@ -16,13 +16,13 @@ from vitkit.inference.transformers_settings import Section, Settings, preprocess
 from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.registry import nearest
 
-_RESNETS = {
+RESNETS = {
     ("basic", (2, 2, 2, 2)): 18,
     ("basic", (3, 4, 6, 3)): 34,
     ("bottleneck", (3, 4, 6, 3)): 50,
     ("bottleneck", (3, 4, 23, 3)): 101,
 }
-_SCHEMES = {"divided_space_time": "divided", "joint_space_time": "joint", "space_only": "space"}
+SCHEMES = {"divided_space_time": "divided", "joint_space_time": "joint", "space_only": "space"}
 _PANOPTIC_DATA = ("ade20k", "cityscapes")
 """Data sets beside COCO whose classes with instances the configs state."""
 _TASKS = ("semantic", "instance", "panoptic")
@@ -72,7 +72,10 @@ def config_of(folder: Path, name: str | None = None) -> Section:
     if tokens_in(folder):  # whose vocabularies set the sizes
         del model["source_size"], model["target_size"]
     stated = stated_classes(path)
-    if "panoptic" in model.get("tasks", ()) and stated and stated["things"] is None:
+    things = settings.sub("vitkit").get("things")
+    if things is not None and "tasks" in model:
+        model["things"] = things
+    elif "panoptic" in model.get("tasks", ()) and stated and stated["things"] is None:
         model |= _things_of(stated["classes"])
     config = json.loads(json.dumps(load_config(base, check=False)))
     config["model"] = model
@@ -110,13 +113,13 @@ def _resnet(settings: Settings) -> Section:
     depths = tuple(settings.numbers("depths", (3, 4, 6, 3)))
     widths = [64 * 2**i * (4 if layer == "bottleneck" else 1) for i in range(4)]
     settings.expect(hidden_sizes=widths)
-    if (layer, depths) not in _RESNETS:
+    if (layer, depths) not in RESNETS:
         raise ConfigError(
             f"{settings.where}: a ResNet of {layer} blocks {list(depths)} is none that vitkit has. It has ResNets of "
-            f"{', '.join(map(str, _RESNETS.values()))} layers."
+            f"{', '.join(map(str, RESNETS.values()))} layers."
         )
     stride = dict(stride_in_1x1=True) if settings.get("downsample_in_bottleneck") else {}
-    return dict(type="ResNet", depth=_RESNETS[layer, depths], **stride)
+    return dict(type="ResNet", depth=RESNETS[layer, depths], **stride)
 
 
 def _detector_backbone(settings: Settings) -> Section:
@@ -217,22 +220,22 @@ def _mask_backbone(settings: Settings) -> Section:
     raise ConfigError(f"{settings.where}: backbone {kind!r}: vitkit's converter knows swin and resnet.")
 
 
-def _task(settings: Settings, name: str) -> str:
-    """Return the task of a model of masks, which the library leaves to whoever calls it."""
-    stated = [task for task in _TASKS if task in name.lower()]
+def _tasks(settings: Settings, name: str) -> list[str]:
+    """Return the tasks of a model of masks, which the library leaves to whoever calls it; vitkit writes them."""
+    stated = settings.sub("vitkit").names("tasks") or [task for task in _TASKS if task in name.lower()][-1:]
     by_classes = {len(COCO_CLASSES): "instance", len(COCO_PANOPTIC_CLASSES): "panoptic"}
-    return stated[-1] if stated else by_classes.get(len(settings.sub("id2label").values), "semantic")
+    return stated or [by_classes.get(len(settings.sub("id2label").values), "semantic")]
 
 
 def maskformer(settings: Settings, name: str) -> tuple[str, Section]:
     """MaskFormer with its pyramid as pixel decoder."""
     decoder = settings.sub("decoder_config")
     decoder.expect(model_type="detr", activation_function="relu")
-    task = _task(settings, name)
-    base = {"panoptic": "coco_panoptic"}.get(task, "ade20k")
+    tasks = _tasks(settings, name)
+    base = {"panoptic": "coco_panoptic"}.get(tasks[0], "ade20k")
     return f"configs/maskformer_r50_{base}.py", dict(
         type="MaskClassification",
-        tasks=[task],
+        tasks=tasks,
         num_queries=decoder.get("num_queries", 100),
         size_divisibility=32,
         cut_masks=False,
@@ -263,12 +266,12 @@ def mask2former(settings: Settings, name: str) -> tuple[str, Section]:
         common_stride=4,
         feature_strides=[4, 8, 16, 32],
     )
-    task = _task(settings, name)
-    base = {"semantic": "ade20k_semantic"}.get(task, f"coco_{task}")
+    tasks = _tasks(settings, name)
+    base = {"semantic": "ade20k_semantic"}.get(tasks[0], f"coco_{tasks[0]}")
     heads = settings.number("num_attention_heads")
     return f"configs/mask2former_r50_{base}.py", dict(
         type="MaskClassification",
-        tasks=[task],
+        tasks=tasks,
         num_queries=settings.number("num_queries"),
         backbone=_mask_backbone(settings),
         neck=dict(
@@ -342,12 +345,12 @@ def timesformer(settings: Settings, name: str) -> tuple[str, Section]:
     """TimeSformer as a classifier of clips."""
     _require_classifier(settings)
     scheme = str(settings.get("attention_type", "divided_space_time"))
-    if scheme not in _SCHEMES:
-        raise ConfigError(f"{settings.where}: attention_type {scheme!r}. {nearest(scheme, _SCHEMES)}")
+    if scheme not in SCHEMES:
+        raise ConfigError(f"{settings.where}: attention_type {scheme!r}. {nearest(scheme, SCHEMES)}")
     backbone = dict(
-        type="TimeSformer", attention=_SCHEMES[scheme], num_frames=settings.number("num_frames"), **_sizes(settings)
+        type="TimeSformer", attention=SCHEMES[scheme], num_frames=settings.number("num_frames"), **_sizes(settings)
     )
-    return f"configs/timesformer_{_SCHEMES[scheme]}_k400.py", dict(type="Classifier", backbone=backbone)
+    return f"configs/timesformer_{SCHEMES[scheme]}_k400.py", dict(type="Classifier", backbone=backbone)
 
 
 def marian(settings: Settings, name: str) -> tuple[str, Section]:

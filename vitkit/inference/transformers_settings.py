@@ -8,7 +8,7 @@ from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 
 Section = dict[str, Any]
 
-_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
+INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers."""
 
 
@@ -122,8 +122,8 @@ def _resize_for_classes(val: Section, size: Settings, values: Settings) -> None:
             transforms.update(size=side, crop_pct=1.0)
     elif size.values:
         transforms.update(size=size.number("height"), crop_pct=1.0, squash=True)
-    if values.get("resample") in list(_INTERPOLATIONS):  # which takes whatever a damaged file has
-        transforms["interpolation"] = _INTERPOLATIONS[values.get("resample")]
+    if values.get("resample") in list(INTERPOLATIONS):  # which takes whatever a damaged file has
+        transforms["interpolation"] = INTERPOLATIONS[values.get("resample")]
     val["transforms"] = transforms
 
 

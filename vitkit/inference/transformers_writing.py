@@ -1,0 +1,373 @@
+"""Folders of the transformers library from vitkit's models: the reverse of `transformers_configs`."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vitkit.backbones.base import pixel_statistics
+from vitkit.checkpoint.files import write_atomically, write_safetensors
+from vitkit.checkpoint.folders import CONFIG, WEIGHTS
+from vitkit.checkpoint.hub import PREPROCESSOR
+from vitkit.checkpoint.marian import FILES, TARGET_NUMBERS
+from vitkit.config.schema import Slot, slots_in
+from vitkit.data.transforms.classification import ClassificationEvalTransforms
+from vitkit.data.transforms.clips import ClipEvalTransforms
+from vitkit.data.transforms.pipelines import EvalResize
+from vitkit.errors import CheckpointError
+from vitkit.inference.predictor import Predictor
+from vitkit.inference.transformers_configs import BUILDERS, RESNETS, SCHEMES
+from vitkit.inference.transformers_settings import INTERPOLATIONS, Section, Settings
+from vitkit.inference.translator import Translator
+from vitkit.model_zoo.writing import Written, written
+from vitkit.models.classifier import Classifier
+from vitkit.registry import MODELS, REGISTRIES, Registry
+from vitkit.structures import BOS, EOS, PAD
+from vitkit.vocabulary import Vocabulary
+
+TOKENIZER = "tokenizer_config.json"
+_NOT_COMPARED = (
+    *("pretrained", "frozen_stages", "freeze_detr", "drop_path", "dropout", "position_std", "denoising_queries"),
+    *("norm", "out_features", "num_classes", "source_size", "target_size", "output_bias", "tasks", "things"),
+    *("pixel_mean", "pixel_std", "size_divisibility", "isolate_padding", "cut_masks", "decoding"),
+)
+"""Arguments that change how a model is trained, that its weights show, or what is done before and after it."""
+
+
+def write_folder(folder: Path, loaded: Predictor | Translator, spec: str | Mapping[str, Any]) -> Written:
+    """Write a model as a folder that the library's `from_pretrained` reads: settings, weights, and a text's tokens.
+
+    Args:
+        spec: the config's section of the model.
+    Raises:
+        CheckpointError: the library has no such model, or not all of its parts; or the folder cannot be written.
+    """
+    result = written(loaded.model, "transformers")
+    values = config_json(loaded, spec)
+    files = {CONFIG: _as_json(values)}
+    if isinstance(loaded, Translator):
+        files |= token_files(loaded.vocabularies)
+    else:
+        files[PREPROCESSOR] = _as_json(_preprocessor(loaded, values["model_type"]))
+    for name, data in files.items():
+        write_atomically(folder / name, data)
+    write_safetensors(folder / WEIGHTS[0], result.state)
+    return result
+
+
+def _as_json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, indent=2, ensure_ascii=False).encode()
+
+
+def token_files(vocabularies: Mapping[str, Vocabulary]) -> dict[str, bytes]:
+    """Return the files of the library's MarianTokenizer; none for words and characters, which it has not."""
+    source, target = vocabularies["source"], vocabularies["target"]
+    if source.pieces_model is None or target.pieces_model is None:
+        return {}
+    numbers = {
+        name: _as_json({token: number for number, token in enumerate(vocabulary.tokens)})
+        for name, vocabulary in ((FILES[2], source), (TARGET_NUMBERS, target))
+    }
+    shared = source.tokens == target.tokens
+    if shared:
+        del numbers[TARGET_NUMBERS]
+    settings = dict(tokenizer_class="MarianTokenizer", separate_vocabs=not shared)
+    return {FILES[0]: source.pieces_model, FILES[1]: target.pieces_model, TOKENIZER: _as_json(settings), **numbers}
+
+
+def config_json(loaded: Predictor | Translator, spec: Mapping[str, Any]) -> Section:
+    """Return the library's config of a model.
+
+    Raises:
+        CheckpointError: a setting is none that the library has.
+    """
+    model = _resolved(spec, MODELS)
+    kind = _KINDS.get(model["backbone"]["type"] if model["type"] == "Classifier" else model["type"])
+    if kind == "maskformer" and model["head"]["type"] == "Mask2FormerHead":
+        kind = "mask2former"
+    if kind == "deformable_detr" and model["neck"].get("in_features") is None:
+        model["neck"]["in_features"] = loaded.model.neck.in_features
+    if kind is None:
+        raise CheckpointError(f"{model['type']}: transformers names: there is no such model there.")
+    values = {"model_type": kind, **_WRITERS[kind](model), **_classes(loaded), "torch_dtype": "float32"}
+    if isinstance(loaded, Translator):
+        model["num_layers"] = [values["encoder_layers"], values["decoder_layers"]]
+        sizes = [len(vocabulary) for vocabulary in loaded.vocabularies.values()]
+        values |= {"vocab_size": sizes[0], "decoder_vocab_size": sizes[-1]}
+    if "tasks" in model:
+        things = loaded.model.things
+        values["vitkit"] = {"tasks": list(model["tasks"]), "things": None if things is None else list(things)}
+    _, read = BUILDERS[kind](Settings(values, CONFIG), "")
+    differing = _difference(model, _resolved(read, MODELS), "model")
+    if differing:
+        raise CheckpointError(f"{differing}: the transformers library's model has no such setting.")
+    return values
+
+
+def _resolved(spec: Any, registry: Registry) -> Section:
+    """Return the arguments of a spec and of those in it, defaults included."""
+    constructor, _ = registry.resolve(spec, "model")
+    slots = slots_in(Slot(Any, registry=registry), spec, "model")
+    values = {name: slot.default for name, slot in slots.items() if name != "type"}
+    for name in ("backbone", "neck", "head"):
+        if name in values:
+            values[name] = _resolved(values[name], REGISTRIES[name])
+    return {"type": constructor.__name__, **values}
+
+
+def _difference(ours: Any, theirs: Any, where: str) -> str | None:
+    """Return the first setting in which two resolved specs differ, as key=value; None if they are one model."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        keys = [key for key in (ours | theirs) if key not in _NOT_COMPARED]
+        found = (_difference(ours.get(key), theirs.get(key), f"{where}.{key}") for key in keys)
+        return next(filter(None, found), None)
+    as_list = [list(value) if isinstance(value, tuple) else value for value in (ours, theirs)]
+    return None if as_list[0] == as_list[1] else f"{where}={ours!r}"
+
+
+def _classes(loaded: Predictor | Translator) -> Section:
+    if isinstance(loaded, Translator) or not loaded.classes:
+        return {}
+    names = dict(enumerate(loaded.classes))
+    return {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+
+
+def _detector(model: Section) -> Section:
+    head, backbone = model["head"], model["backbone"]
+    return dict(
+        d_model=head["d_model"],
+        encoder_layers=head["num_encoder_layers"],
+        decoder_layers=head["num_decoder_layers"],
+        encoder_attention_heads=head["num_heads"],
+        decoder_attention_heads=head["num_heads"],
+        encoder_ffn_dim=head["d_ffn"],
+        decoder_ffn_dim=head["d_ffn"],
+        dropout=head["dropout"],
+        num_queries=model["num_queries"],
+        activation_function="relu",
+        position_embedding_type="sine",
+        backbone=f"resnet{backbone.get('depth')}",
+        use_timm_backbone=True,
+        use_pretrained_backbone=False,
+        dilation=bool(backbone.get("dilation")),
+    )
+
+
+def _detr(model: Section) -> Section:
+    name = "DetrForSegmentation" if model["type"] == "DETRSegmentation" else "DetrForObjectDetection"
+    return dict(architectures=[name], **_detector(model))
+
+
+def _deformable_detr(model: Section) -> Section:
+    head = model["head"]
+    return _detector(model) | dict(
+        architectures=["DeformableDetrForObjectDetection"],
+        num_feature_levels=model["neck"].get("num_levels"),
+        encoder_n_points=head["num_points"],
+        decoder_n_points=head["num_points"],
+        with_box_refine=head["refine_boxes"],
+        two_stage=head["two_stage"],
+        two_stage_num_proposals=model["num_queries"],
+    )
+
+
+def _resnet(backbone: Section) -> Section:
+    layer, depths = next(key for key, depth in RESNETS.items() if depth == backbone["depth"])
+    return dict(
+        model_type="resnet",
+        layer_type=layer,
+        depths=list(depths),
+        hidden_sizes=[64 * 2**i * (4 if layer == "bottleneck" else 1) for i in range(4)],
+        embedding_size=64,
+        hidden_act="relu",
+        downsample_in_bottleneck=bool(backbone.get("stride_in_1x1")),
+    )
+
+
+def _swin(backbone: Section) -> Section:
+    return dict(
+        model_type="swin",
+        patch_size=4,
+        image_size=backbone.get("image_size") or 224,
+        embed_dim=backbone["embed_dim"],
+        depths=list(backbone["depths"]),
+        num_heads=list(backbone["num_heads"]),
+        window_size=backbone["window"],
+        drop_path_rate=backbone["drop_path"],
+        mlp_ratio=4.0,
+        qkv_bias=True,
+        hidden_act="gelu",
+    )
+
+
+def _mask_backbone(model: Section) -> Section:
+    section = (_swin if model["backbone"]["type"] == "Swin" else _resnet)(model["backbone"])
+    return section | dict(out_features=["stage1", "stage2", "stage3", "stage4"])
+
+
+def _maskformer(model: Section) -> Section:
+    head = model["head"]
+    decoder = dict(
+        model_type="detr",
+        d_model=head["d_model"],
+        decoder_layers=head["num_decoder_layers"],
+        decoder_attention_heads=head["num_heads"],
+        decoder_ffn_dim=head["d_ffn"],
+        dropout=head["dropout"],
+        num_queries=model["num_queries"],
+    )
+    return dict(
+        architectures=["MaskFormerForInstanceSegmentation"],
+        fpn_feature_size=model["neck"]["out_channels"],
+        mask_feature_size=model["neck"]["mask_channels"],
+        backbone_config=_mask_backbone(model),
+        decoder_config=decoder,
+    )
+
+
+def _mask2former(model: Section) -> Section:
+    head, neck = model["head"], model["neck"]
+    return dict(
+        architectures=["Mask2FormerForUniversalSegmentation"],
+        backbone_config=_mask_backbone(model),
+        feature_size=neck["out_channels"],
+        mask_feature_size=neck["mask_channels"],
+        encoder_layers=neck.get("num_layers"),
+        encoder_feedforward_dim=neck.get("d_ffn"),
+        hidden_dim=head["d_model"],
+        num_attention_heads=head["num_heads"],
+        dim_feedforward=head["d_ffn"],
+        decoder_layers=head["num_decoder_layers"] + 1,
+        dropout=head["dropout"],
+        num_queries=model["num_queries"],
+        activation_function="relu",
+        pre_norm=False,
+        enforce_input_projection=False,
+        common_stride=4,
+        feature_strides=[4, 8, 16, 32],
+    )
+
+
+def _swin_classifier(model: Section) -> Section:
+    return _swin(model["backbone"]) | dict(architectures=["SwinForImageClassification"])
+
+
+def _swinv2_classifier(model: Section) -> Section:
+    windows = [window or 0 for window in model["backbone"].get("trained_windows") or [0] * 4]
+    return _swin(model["backbone"]) | dict(
+        model_type="swinv2", architectures=["Swinv2ForImageClassification"], pretrained_window_sizes=windows
+    )
+
+
+def _patches(model: Section) -> Section:
+    backbone = model["backbone"]
+    return dict(
+        hidden_size=backbone["d_model"],
+        num_hidden_layers=backbone["depth"],
+        num_attention_heads=backbone["num_heads"],
+        intermediate_size=round(backbone["d_model"] * backbone["mlp_ratio"]),
+        image_size=backbone["image_size"],
+        patch_size=backbone["patch_size"],
+        layer_norm_eps=1e-6,
+        hidden_act="gelu",
+        qkv_bias=True,
+    )
+
+
+def _vit(model: Section) -> Section:
+    return dict(architectures=["ViTForImageClassification"], **_patches(model))
+
+
+def _resnet_classifier(model: Section) -> Section:
+    return _resnet(model["backbone"]) | dict(architectures=["ResNetForImageClassification"])
+
+
+def _timesformer(model: Section) -> Section:
+    attention = model["backbone"]["attention"]
+    scheme = next((theirs for theirs, ours in SCHEMES.items() if ours == attention), attention)
+    frames = model["backbone"]["num_frames"]
+    return _patches(model) | dict(
+        architectures=["TimesformerForVideoClassification"], num_frames=frames, attention_type=scheme
+    )
+
+
+def _marian(model: Section) -> Section:
+    layers = model["num_layers"]
+    encoder_layers, decoder_layers = (layers,) * 2 if isinstance(layers, int) else layers
+    return dict(
+        architectures=["MarianMTModel"],
+        d_model=model["d_model"],
+        encoder_layers=encoder_layers,
+        decoder_layers=decoder_layers,
+        encoder_attention_heads=model["num_heads"],
+        decoder_attention_heads=model["num_heads"],
+        encoder_ffn_dim=model["d_ffn"],
+        decoder_ffn_dim=model["d_ffn"],
+        dropout=model["dropout"],
+        activation_function=model["activation"],
+        max_position_embeddings=model["max_length"],
+        share_encoder_decoder_embeddings=model["shared_embeddings"],
+        scale_embedding=True,
+        static_position_embeddings=True,
+        tie_word_embeddings=model["tied_output"],
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        decoder_start_token_id=BOS,
+        eos_token_id=EOS,
+        forced_eos_token_id=EOS,
+    )
+
+
+_WRITERS: Mapping[str, Callable[[Section], Section]] = {
+    "detr": _detr,
+    "deformable_detr": _deformable_detr,
+    "maskformer": _maskformer,
+    "mask2former": _mask2former,
+    "swin": _swin_classifier,
+    "swinv2": _swinv2_classifier,
+    "vit": _vit,
+    "resnet": _resnet_classifier,
+    "timesformer": _timesformer,
+    "marian": _marian,
+}
+"""The library's `model_type` -> from the resolved section of the model to its settings there."""
+_KINDS = {
+    "DETR": "detr",
+    "DETRSegmentation": "detr",
+    "DeformableDETR": "deformable_detr",
+    "MaskClassification": "maskformer",
+    "Swin": "swin",
+    "SwinV2": "swinv2",
+    "ViT": "vit",
+    "ResNet": "resnet",
+    "TimeSformer": "timesformer",
+    "Transformer": "marian",
+}
+"""The class of a model, or of a classifier's backbone -> `model_type`."""
+_PROCESSORS = {
+    "detr": "DetrImageProcessor",
+    "deformable_detr": "DeformableDetrImageProcessor",
+    "maskformer": "MaskFormerImageProcessor",
+    "mask2former": "Mask2FormerImageProcessor",
+    "timesformer": "VideoMAEImageProcessor",
+}
+
+
+def _preprocessor(loaded: Predictor, kind: str) -> Section:
+    """Return how the library prepares images: as `loaded` does."""
+    model, transforms = loaded.model, loaded.transforms
+    statistics = pixel_statistics(model if isinstance(model, Classifier) else model.backbone)
+    values = dict(image_processor_type=_PROCESSORS.get(kind, "BitImageProcessor"), do_rescale=True, do_normalize=True)
+    values |= dict(image_mean=list(statistics["mean"]), image_std=list(statistics["std"]))
+    if isinstance(transforms, EvalResize):
+        longest = {} if transforms.max_size is None else {"longest_edge": transforms.max_size}
+        return values | dict(do_resize=True, size=dict(shortest_edge=transforms.short_side, **longest))
+    if not isinstance(transforms, ClassificationEvalTransforms | ClipEvalTransforms):
+        return values | dict(do_resize=False)
+    square = dict(height=transforms.size, width=transforms.size)
+    if isinstance(transforms, ClassificationEvalTransforms):
+        values["resample"] = {name: number for number, name in INTERPOLATIONS.items()}[transforms.interpolation]
+        if transforms.short_side is None:
+            return values | dict(image_processor_type="ViTImageProcessor", do_resize=True, size=square)
+    size = dict(shortest_edge=transforms.short_side)
+    return values | dict(do_resize=True, size=size, do_center_crop=True, crop_size=square)
