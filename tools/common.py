@@ -85,6 +85,8 @@ _STORAGE_ERRORS = {
     errno.ENOTDIR,
     errno.EEXIST,
 }
+_NAME_ERRORS = {errno.ENAMETOOLONG, errno.ELOOP}
+_SHOWN_OF_NAME = 200
 
 
 @contextmanager
@@ -103,17 +105,24 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
     except (VitkitError, *others) as error:
         sys.exit(error_line(error))
     except OSError as error:
-        if error.errno not in _STORAGE_ERRORS:
+        if (line := storage_error_line(error)) is None:
             raise
-        sys.exit(
-            f"error: {error.filename or 'a file'}: {error.strerror}. Free space or set the rights there, or choose "
-            "another folder."
-        )
+        sys.exit(line)
+
+
+def storage_error_line(error: BaseException) -> str | None:
+    """Return an error of a file's name or place as the tools end with it; None for any other."""
+    if not isinstance(error, OSError) or error.errno not in _STORAGE_ERRORS | _NAME_ERRORS:
+        return None
+    name = str(error.filename or "a file")
+    if error.errno in _NAME_ERRORS:
+        return f"error: {name[:_SHOWN_OF_NAME]}: {error.strerror}. Expected the name of a file or a folder."
+    return f"error: {name}: {error.strerror}. Free space or set the rights there, or choose another folder."
 
 
 def is_override(text: str | None) -> bool:
     """Whether an argument is `key.sub=value` rather than a file."""
-    return text is not None and "=" in text and not Path(text).exists()
+    return text is not None and "=" in text and not os.path.exists(text)
 
 
 def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:

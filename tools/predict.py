@@ -21,6 +21,7 @@ Examples:
 import argparse
 import glob
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -194,8 +195,8 @@ def predict_pictures(
     """
     broken: list[str] = []
     names = dict(pictures)
-    inputs = {path.resolve() for path in names}
-    overwritten = [path for path, name in pictures if (args.out / f"{name}.{args.format}").resolve() in inputs]
+    inputs = {os.path.realpath(path) for path in names}  # Path.resolve fails at links that lead in a circle
+    overwritten = [path for path, name in pictures if os.path.realpath(args.out / f"{name}.{args.format}") in inputs]
     if overwritten and not args.no_draw:
         raise DataError(
             f"--out {args.out}: drawing would overwrite the input '{overwritten[0]}'. Choose another folder."

@@ -44,6 +44,7 @@ EXPECTED = {
     "instances_file_name_is_half_a_character": "image 10 .*has file_name",
     "instances_file_name_ends_early": "image 10 .*has file_name",
     "instances_file_name_is_too_long": "image 10 .*has file_name",
+    "instances_file_name_has_a_part_of_256_bytes": "image 10 .*at most 255 between slashes",
     "panoptic_iscrowd_null": "image 10: segment 1 has iscrowd None",
     "panoptic_iscrowd_is_text": "image 10: segment 1 has iscrowd '0'",
     "panoptic_isthing_is_text": "category 3 .*has isthing '0'",

@@ -190,6 +190,16 @@ def test_a_run_that_was_stopped_early_trains_no_more_unless_patience_is_raised(t
     assert progress.epoch == 3 and progress.worse_in_a_row == 2
 
 
+def test_a_best_by_another_metric_is_not_compared_with_a_resumed_runs(tmp_path, capsys):
+    values = iter([{"top1": 0.9, "loss": 3.0}, {"top1": 0.5, "loss": 2.0}, {"top1": 0.6, "loss": 4.0}])
+    options = {"evaluate": lambda model: next(values), "epochs": 3}
+    run(tmp_path / "run", **{**options, "epochs": 1}, best_metric="top1")
+    _, progress = run(tmp_path / "run", resume=tmp_path / "run" / LAST_NAME, best_metric="loss", **options)
+    assert "best.pth is kept by loss from now on: it was top1" in capsys.readouterr().out
+    assert progress.best == -2.0 and progress.worse_in_a_row == 1  # of a loss the lowest is the best
+    assert read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 2
+
+
 def test_a_complete_run_says_so_when_it_is_resumed(tmp_path, capsys):
     run(tmp_path / "run")
     before = (tmp_path / "run" / LAST_NAME).read_bytes()

@@ -91,3 +91,10 @@ def test_a_full_disk_ends_a_tool_in_one_line():
     ends = pytest.raises(SystemExit, match="predictions/a.jpg: No space left on device. Free space")
     with ends, errors_in_one_line():
         raise OSError(errno.ENOSPC, "No space left on device", "predictions/a.jpg")
+
+
+@pytest.mark.parametrize("tool", ["train", "test", "doctor"])
+def test_a_name_too_long_for_a_file_ends_a_tool_in_one_line(tool):
+    module = pytest.importorskip(f"vitkit.tools.{tool}")
+    with pytest.raises(SystemExit, match="^error: a{200}: File name too long. Expected the name of a file or a folder"):
+        module.main(["a" * 300])

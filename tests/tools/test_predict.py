@@ -13,6 +13,7 @@ from vitkit import build_dataset, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
 from vitkit.evaluation.maps import read_ids
+from vitkit.models.detr import DETR as DETR_MODEL
 from vitkit.ops.image_files import read_label_map
 from vitkit.tools import predict
 
@@ -182,6 +183,25 @@ def test_broken_pictures_are_named_and_left_out(run, capsys):
     assert "left out: " in error and all(f"{name}'" in error for name in ("broken.jpg", "endless.jpg", "huge.png"))
     assert "3 of 5 pictures could not be read" in error
     assert "broken.jpg" in fails(capsys, run, "--input", "photos/broken.jpg")
+
+
+def test_links_that_lead_in_a_circle_are_left_out(run, capsys):
+    Path("photos/circle.png").symlink_to("circle.png")
+    assert len(predictions(run, "--input", "photos")["images"]) == 2
+    assert "left out: input: cannot read 'photos/circle.png' (Too many levels of symbolic links)" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_picture_too_large_for_the_memory_is_an_error_with_a_remedy(run, capsys, monkeypatch):
+    def postprocess(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 676000000 bytes.\nmore")
+
+    monkeypatch.setattr(DETR_MODEL, "postprocess", postprocess)
+    for tiles in ([], ["--tiles", 32]):
+        message = fails(capsys, run, "--input", "b.png", *tiles)
+        assert "the largest of" in message and "(DefaultCPUAllocator: can't allocate memory: you tried" in message
+        assert "Use a smaller batch_size (--batch), tiles (--tiles 800)" in message
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,11 @@ class Progress:
     step: int = 0
     """Optimiser steps that are done."""
     best: float = -math.inf
-    """The best metric so far."""
+    """The best metric so far, with the other sign where lower is better."""
     worse_in_a_row: int = 0
     """Evaluations since then."""
+    best_metric: str = ""
+    """Which metric `best` is of; empty in checkpoints that do not say it."""
     batch: int = 0
     """Batches of the next epoch that are done; a checkpoint is made after complete steps only."""
     num_batches: int = 0
@@ -353,9 +355,14 @@ def _progress(path: Path, saved: Any) -> Progress:
         progress = Progress(**saved) if {"epoch", "step", "batch"} <= saved.keys() else None
     except (TypeError, AttributeError):
         progress = None
-    if progress is None or not all(type(value) in (int, float) for value in asdict(progress).values()):
+    defaults = asdict(Progress())
+    if progress is None or not all(_is_like(value, defaults[name]) for name, value in asdict(progress).items()):
         raise CheckpointError(f"{path}: damaged: its progress is {str(saved)[:100]}. Resume from another checkpoint.")
     return progress
+
+
+def _is_like(value: Any, default: int | float | str) -> bool:
+    return isinstance(value, str) if isinstance(default, str) else type(value) in (int, float)
 
 
 def _check_same(path: Path, progress: Progress) -> None:

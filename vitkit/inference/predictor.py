@@ -1,7 +1,9 @@
 """A model with what its images need, from pictures to predictions."""
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +15,7 @@ from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.loading.collate import collate
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.pipelines import EvalResize
+from vitkit.engine.failures import OUT_OF_MEMORY, is_out_of_memory
 from vitkit.engine.step import autocast
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference.exported import ExportedGenerator, ExportedModel
@@ -189,7 +192,7 @@ class Predictor:
     def _run_tiles(self, pictures: Sequence[np.ndarray]) -> list[TileResult]:
         sizes = [picture.shape[:2] for picture in pictures]
         batch = self.prepare(pictures).to(self.device)
-        with autocast(self.device, self.precision):
+        with autocast(self.device, self.precision), _memory_explained(sizes):
             outputs = self.model(**batch.inputs)
             results = [dict(result) for result in self.model.postprocess(outputs, sizes)]
         tiles = []
@@ -207,7 +210,7 @@ class Predictor:
     def run_batch(self, batch: Batch, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Predict on a batch of images or clips; `sizes` are the (height, width) of the original pictures."""
         batch = batch.to(self.device)
-        with autocast(self.device, self.precision):
+        with autocast(self.device, self.precision), _memory_explained(sizes):
             if isinstance(self.model, DenseModel):
                 outputs = self.model(**batch.inputs)
                 results = self.model.postprocess(outputs, sizes)
@@ -243,6 +246,26 @@ class Predictor:
                 *resized.shape[1::-1],
             )
         return resized
+
+
+@contextmanager
+def _memory_explained(sizes: Sequence[tuple[int, int]]) -> Iterator[None]:
+    """Name the largest of a batch's pictures, of these (height, width), in an error that there is no memory left.
+
+    Raises:
+        DataError: there is no memory left.
+    """
+    try:
+        yield
+    except OUT_OF_MEMORY as error:
+        if not is_out_of_memory(error):
+            raise
+        height, width = max(sizes, key=math.prod)
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"out of memory at {len(sizes)} pictures, the largest of {width}x{height} pixels ({reason}). Use a smaller "
+            "batch_size (--batch), tiles (--tiles 800) for boxes, masks and maps, or smaller pictures."
+        ) from error
 
 
 def _on_cpu(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from vitkit.ops.segmentations import is_side, wrong_run_lengths, wrong_segmentat
 _NUMBERS = (int, float)
 _BOX_LIMIT = 2**31
 _NAME_LIMIT = 1024
+_NAME_BYTES = 255
+"""Longest name of a file or a folder on today's disks."""
 _ABSENT = object()
 _CORRECT = "Correct it."
 _REMOVE_FIELD = "Correct it, or remove the field."
@@ -93,6 +95,13 @@ def _is_name(value: Any) -> bool:
     return _is_text(value) and 0 < len(value) <= _NAME_LIMIT and "\0" not in value
 
 
+def _is_file_name(value: Any) -> bool:
+    if not _is_name(value):
+        return False
+    # Nearly all names pass the first test, which is the faster one.
+    return 4 * len(value) <= _NAME_BYTES or all(len(part.encode()) <= _NAME_BYTES for part in value.split("/"))
+
+
 def _one_of(ids: Collection[int | str], what: str, remedy: str) -> Field:
     return Field(lambda value: type(value) in (int, str) and value in ids, f"one of the {len(ids)} {what}", remedy)
 
@@ -102,7 +111,9 @@ def _optional(field: Field, default: Any) -> Field:
 
 
 _ID = Field(_is_id, "a whole number of at most 64 bits")
-_FILE_NAME = Field(_is_name, f"the name of a file, a text of 1 to {_NAME_LIMIT} characters")
+_FILE_NAME = Field(
+    _is_file_name, f"the name of a file, a text of 1 to {_NAME_LIMIT} characters, at most {_NAME_BYTES} between slashes"
+)
 _SIDE = Field(is_side, "a whole number of pixels, 1 to 1048576")
 _FLAG = Field(_is_flag, "0 or 1, a number")
 _NUMBER = Field(is_number, "a finite number")

@@ -174,7 +174,9 @@ def _decoding(path: str | Path, what: str, num_bytes: int) -> Iterator[None]:
         elif isinstance(error, MemoryError):
             reason = "there is not enough memory for it"
         elif isinstance(error, Image.DecompressionBombError):
-            reason = f"too large: {reason}. If that is right, set data.max_image_pixels (default: {MAX_PIXELS})"
+            reason = (
+                f"too large: {reason.rstrip('.')}. If that is right, set data.max_image_pixels (default: {MAX_PIXELS})"
+            )
         raise DataError(
             f"{what}: cannot decode '{path}' ({num_bytes} bytes): {reason}. Download or export the file again."
         ) from error

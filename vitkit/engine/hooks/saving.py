@@ -17,6 +17,7 @@ from vitkit.registry import nearest
 
 # torchrun passes ctrl-C on to processes that the terminal has told already.
 _SAME_REQUEST_SECONDS = 1.0
+LOWER_IS_BETTER = ("loss", "perplexity")
 
 
 class Interrupted(SystemExit):
@@ -37,11 +38,17 @@ class BestMetric(Hook):
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
         """End a run at once that had been stopped early before it was resumed."""
+        name, progress = run.settings.best_metric, run.progress
+        if progress.best_metric not in ("", name):
+            say(
+                f"best.pth is kept by {name} from now on: it was {progress.best_metric}, whose values say nothing of it"
+            )
+            progress.best, progress.worse_in_a_row = -math.inf, 0
         if self._has_no_patience_left(run):
             run.should_end = True
             say(
-                f"this run was stopped early: {run.progress.worse_in_a_row} evaluations without a better "
-                f"{run.settings.best_metric}, and train.patience={run.settings.patience}. Raise that to train on."
+                f"this run was stopped early: {progress.worse_in_a_row} evaluations without a better {name}, and "
+                f"train.patience={run.settings.patience}. Raise that to train on."
             )
         yield
 
@@ -51,9 +58,11 @@ class BestMetric(Hook):
         if name not in metrics:
             say(f"train.best_metric={name}: not measured, so no best is kept. {nearest(name, metrics)}")
             return
-        run.is_best = metrics[name] > progress.best
+        progress.best_metric = name
+        value = -metrics[name] if name in LOWER_IS_BETTER else metrics[name]
+        run.is_best = value > progress.best
         run.best_before = progress.best
-        progress.best = max(progress.best, metrics[name])
+        progress.best = max(progress.best, value)
         progress.worse_in_a_row = 0 if run.is_best else progress.worse_in_a_row + 1
         if self._has_no_patience_left(run):
             run.should_end = True
