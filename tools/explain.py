@@ -6,6 +6,8 @@ Deformable DETR, for one image: reference point, sampling points and box of quer
 All of them, with --dataset: where each query's boxes lie over the config's validation data.
 ViT, Swin, MViT, LR-Net, non-local ResNet, alone or below a head: the class token's maps of each head and layer,
 attention rollout, what points attend to in each layer, local kernels; with --images how far each head looks.
+Models of text, for one sentence, and captioners, for one image: attention of each head as matrices and arcs, position
+encoding, next-token distributions, beams as a tree.
 TimeSformer, for one video: attention over space and time of points in a frame, and of the class token.
 
 Examples:
@@ -14,6 +16,7 @@ Examples:
     python tools/explain.py detr_r50 --image street.jpg --points 200,340 410,80
     python tools/explain.py configs/deformable_detr_r50.py weights.pth --image street.jpg --queries 17 203
     python tools/explain.py runs/detr --dataset data.val.num_images=1000
+    python tools/explain.py runs/translation --text "one hundred twenty-three" --beams 4
     python tools/explain.py runs/timesformer --video run.mp4 --frame 3 --points 100,60
 """
 
@@ -51,8 +54,10 @@ from vitkit.models.mask_results import MaskResults
 from vitkit.ops.image_files import read_image
 from vitkit.protocols import child
 from vitkit.registry import CRITERIA
+from vitkit.seq2seq import Captioner
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.tools.explain_clips import explain_clip
+from vitkit.tools.explain_text import explain_caption, explain_text
 from vitkit.visualization.attention import COCO_SIZES, coco_sizes, draw_query_slots, size_kinds
 from vitkit.visualization.curves import plot_distances
 
@@ -85,6 +90,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
     parser.add_argument("--image", type=Path, help="the picture to explain; resized as the validation data is")
+    parser.add_argument("--text", metavar="SENTENCE", help="that a model of text reads")
+    parser.add_argument("--beams", type=int, default=4, metavar="N", help="of the tree of a model that writes (4)")
     parser.add_argument("--video", type=Path, help="the video to explain, of which the clip in the middle is taken")
     parser.add_argument("--frame", type=int, metavar="N", help="of the clip that --points are in, from 0 (the middle)")
     parser.add_argument(
@@ -115,8 +122,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     sort_model(args)
     if args.video is not None and (args.image is not None or args.dataset):
         parser.error("--video is for models of clips, --image and --dataset for detectors")
-    if args.image is None and args.video is None and args.images is None and not args.dataset:
-        parser.error("nothing to draw: give a picture by --image, or --dataset, or both; or --images; or a --video")
+    if args.text is not None and (args.image or args.images or args.video or args.dataset):
+        parser.error("--text is for models of text, --image, --images, --dataset and --video for others")
+    if args.beams < 2:
+        parser.error(f"--beams {args.beams}: expected at least 2")
+    if not (args.image or args.images or args.video or args.dataset or args.text is not None):
+        parser.error("nothing to draw: give a picture by --image, or --dataset, or both; --images, --text or a --video")
     if args.compare and (args.images is None or len(args.compare) > 2):
         parser.error("--compare: expected --images, and a model, or a config and its weights")
     if args.points and args.image is None and args.video is None:
@@ -133,6 +144,11 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
     """Load the model, run it on the image or the dataset, and write the figures."""
+    if args.text is not None:
+        require(config, "model")
+        for path in explain_text(config, weights, args):
+            print(f"wrote {path}")
+        return
     require(config, "model", "data.val")
     if args.video is not None:
         explain_clip(load(config, weights, device=args.device), args)
@@ -155,6 +171,12 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
 def explain_image(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
     """Draw all that has a meaning for the model: what its queries and its locations attend to."""
     model = predictor.model
+    if predictor.sampling is not None:
+        raise ConfigError("--image: the model classifies clips, so a picture has no meaning for it. Give a --video.")
+    if isinstance(model, Captioner):
+        for path in explain_caption(predictor, image, args):
+            print(f"wrote {path}")
+        return
     on_backbone = has_places(model)
     if not on_backbone or not isinstance(model, Classifier):
         deformable = samples_points(model) if decoder_layers(model) or not on_backbone else False

@@ -156,6 +156,17 @@ def test_hard_attention_looks_at_one_place_in_evaluation():
         assert torch.equal(context[row], places[row, :, weights[row].argmax()])
 
 
+def test_hard_attention_shows_the_place_that_was_read():
+    inputs = {"images": images()}
+    settings = DecodingSettings(max_length=3, min_length=2)
+    shown = {kind: decode(build(kind), inputs, settings, return_attention=True) for kind in ("hard", "hard_expected")}
+    for read, expected in zip(shown["hard"], shown["hard_expected"]):
+        # The first word's state does not depend on what was read before.
+        assert (read[0].attention > 0).sum(-1).tolist() == [1] * len(read[0].tokens)
+        assert (expected[0].attention > 0).all()
+        assert read[0].attention[0].argmax() == expected[0].attention[0].argmax()
+
+
 def test_gradient_of_the_reward_raises_what_was_drawn():
     """A caption that is more probable than usual makes the drawn places more probable."""
     model = build("hard", expected_probability=0.0).train()

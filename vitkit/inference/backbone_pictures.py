@@ -12,6 +12,7 @@ from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference.placed_attention import KINDS, PlacedAttention, placed_attention
 from vitkit.inference.predictor import Predictor
+from vitkit.models.eomt import EoMT
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.nn.non_local import NonLocalBlock
 from vitkit.ops.attention import attention_distance, rollout
@@ -50,8 +51,11 @@ def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
 
 
 def has_places(model: nn.Module) -> bool:
-    """Whether `draw_backbone` draws anything for a model of images."""
-    return any(isinstance(module, KINDS) for module in model.modules())
+    """Whether `draw_backbone` draws anything for a model of images.
+
+    Not EoMT, whose queries are tokens of its backbone; these are drawn as a decoder's.
+    """
+    return not isinstance(model, EoMT) and any(isinstance(module, KINDS) for module in model.modules())
 
 
 def has_class_token(model: nn.Module) -> bool:
@@ -145,9 +149,9 @@ def rollout_maps(layers: Sequence[PlacedAttention], row: int) -> list[Tensor]:
     Args:
         layers: all of a model, each global.
     """
-    num_tokens, size = layers[0].num_tokens, layers[0].map_size
-    weights = [layer.weights[0] for layer in layers]
-    return [rollout(weights[:last])[row, num_tokens:].unflatten(0, size) for last in range(1, len(layers) + 1)]
+    first, weights = layers[0], [layer.weights[0] for layer in layers]
+    reached = [rollout(weights[:last])[row, first.num_tokens :] for last in range(1, len(layers) + 1)]
+    return [first.on_map(0, of_row[None])[0] for of_row in reached]
 
 
 def draw_rollout(

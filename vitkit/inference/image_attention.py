@@ -16,6 +16,7 @@ from vitkit.errors import ConfigError
 from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.inference.predictor import Predictor
 from vitkit.models.eomt import EoMT
+from vitkit.models.per_pixel import PerPixelClassification
 from vitkit.nn.attention import AttentionRecorder, MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
@@ -126,6 +127,8 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Return the attention from queries to the image, layer by layer; an empty list if the model has none."""
     if isinstance(model, EoMT):
         return [block.attn for block in model.backbone.blocks[-model.num_blocks :]]
+    if isinstance(model, PerPixelClassification):  # queries, where it has any, predict nothing of their own
+        return []
     head = child(model, "head")
     decoder = None if head is None else child(head, "decoder") or head
     layers = None if decoder is None else child(decoder, "layers")

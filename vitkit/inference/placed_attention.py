@@ -17,6 +17,7 @@ from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.nn.non_local import NonLocalBlock
 from vitkit.nn.pooling_attention import PoolingAttention
+from vitkit.protocols import child
 
 Size = tuple[int, int]
 
@@ -67,21 +68,21 @@ class PlacedAttention:
 
     def class_token(self) -> Tensor:
         """Return (heads, h, w), what the class token attends to; only with `num_tokens`."""
-        return self._map(0, self.weights[0, :, 0, self.num_tokens :])
+        return self.on_map(0, self.weights[0, :, 0, self.num_tokens :])
 
     def at(self, point: tuple[float, float]) -> Tensor:
         """Return (heads, h, w), what the token at (x, y), pixels of the model's input, attends to."""
         far = (self.queries - torch.tensor(point)).square().sum(-1).nan_to_num(torch.inf)
         group, query = divmod(int(far.argmin()), far.shape[1])
-        return self._map(group, self.weights[group, :, self.num_tokens + query, self.num_tokens :])
+        return self.on_map(group, self.weights[group, :, self.num_tokens + query, self.num_tokens :])
 
     def window_at(self, point: tuple[float, float]) -> tuple[int, int, int, int]:
         """Return xyxy in pixels of the smallest box around all that the token at a point attends to."""
         rows, columns = (self.at(point).sum(0) > 0).nonzero().T
         return tuple(int(n) * self.cell for n in (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1))
 
-    def _map(self, group: int, weights: Tensor) -> Tensor:
-        """Lay the weights (heads, S) of a group's keys on the map."""
+    def on_map(self, group: int, weights: Tensor) -> Tensor:
+        """Lay the weights (heads, S) of a group's keys on the map: (heads, h, w)."""
         rows, columns = self.map_size
         real = ~self.keys[group].isnan().any(-1)
         column, row = (self.keys[group, real] // self.cell).long().T
@@ -109,6 +110,10 @@ def placed_attention(model: nn.Module, images: Tensor, **inputs: Any) -> list[Pl
         module.register_forward_pre_hook(lambda module, args, name=name: calls.append((name, module, args)))
         for name, module in modules.items()
     ]
+    # Some models pad what they give to the backbone.
+    seeing = child(model, "backbone") or model
+    sizes: list[Size] = []
+    hooks.append(seeing.register_forward_pre_hook(lambda _, args: sizes.append(tuple(args[0].shape[-2:]))))
     try:
         # A list, so that names have no dots; modules in it keep their order.
         with AttentionRecorder(nn.ModuleList(modules.values())) as maps:
@@ -117,11 +122,11 @@ def placed_attention(model: nn.Module, images: Tensor, **inputs: Any) -> list[Pl
         for hook in hooks:
             hook.remove()
     weights = {name: maps[str(i)][0].float().cpu() for i, name in enumerate(modules) if str(i) in maps}
-    size = tuple(images.shape[-2:])
-    layers = []
+    layers, size = [], tuple(images.shape[-2:])
     for name, module, args in calls:
         place = next(place for kind, place in _PLACES.items() if isinstance(module, kind))
-        layers.append(PlacedAttention(name=name, image_size=size, **place(module, args, weights[name], size, patches)))
+        placed = place(module, args, weights[name], sizes[0], patches)
+        layers.append(PlacedAttention(name=name, image_size=size, **placed))
     return layers
 
 

@@ -169,11 +169,14 @@ class ShowAttendTell(Captioner):
     def step(
         self, tokens: Tensor, state: CaptionState, *, with_attention: bool = False
     ) -> tuple[Tensor, CaptionState, Tensor | None]:
-        """Predict the next word of each row; the unknown word is masked."""
+        """Predict the next word of each row; the unknown word is masked.
+
+        The attention is what the decoder got: of hard attention the one location that was read.
+        """
         embedded = self.embedding(tokens)
         hidden, context, weights, _ = self._advance(embedded, state)
         logits = self.mask_unknown(self._predict(embedded, hidden, context))
-        return logits, state, weights if with_attention else None
+        return logits, state, self._locations(weights, state)[0] if with_attention else None
 
     def _start(self, map_: FeatureMap) -> CaptionState:
         annotations, padding_mask = map_.annotations(), map_.padding()

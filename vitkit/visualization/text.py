@@ -48,3 +48,158 @@ def draw_alignment(
     axes.tick_params(which="both", length=0)
     figure.colorbar(shown, ax=axes, label="attention", shrink=min(1.0, 6 / max(height, width)))
     save_figure(figure, path, dpi=120)
+
+
+def draw_heads(
+    layers: Sequence[Sequence[np.ndarray]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    path: str | Path,
+    *,
+    title: str = "",
+) -> None:
+    """Save a PNG of attention matrices: a row of panels for each layer, a column for each head.
+
+    Args:
+        layers: of each layer (heads, L, S), in 0..1.
+        rows: L tokens that attend.
+        columns: S tokens that are attended to.
+        path: of the PNG; its folder is made.
+        title: of the figure.
+    """
+    most, largest = max(len(heads) for heads in layers), max(float(heads.max()) for heads in layers)
+    width, height = (max(1.2, 0.16 * len(tokens)) for tokens in (columns, rows))
+    scale = min(1.0, 3 * _LONGEST_SIDE / max(most * width, len(layers) * height))
+    figure = Figure(
+        figsize=(scale * most * (width + 0.2) + 1.4, scale * len(layers) * (height + 0.25) + 1.6), layout="constrained"
+    )
+    figure.suptitle(title, fontsize="medium")
+    axes = figure.subplots(len(layers), most, squeeze=False)
+    for number, (line, heads) in enumerate(zip(axes, layers)):
+        for k, (axis, weights) in enumerate(zip(line, heads)):
+            axis.imshow(weights, cmap="magma", vmin=0, vmax=largest, aspect="auto")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if number == 0:
+                axis.set_title(f"head {k}", fontsize="small")
+            if number == len(layers) - 1:
+                axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=6)
+        line[0].set_yticks(range(len(rows)), rows, fontsize=6)
+        line[0].set_ylabel(f"layer {number}", fontsize="small")
+    save_figure(figure, path, dpi=120)
+
+
+def draw_arcs(
+    heads: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    path: str | Path,
+    *,
+    title: str = "",
+    least: float = 0.05,
+) -> None:
+    """Save a PNG of attention as lines between two columns of tokens, a panel for each head (Vig 2019,
+    https://arxiv.org/abs/1906.05714).
+
+    Args:
+        heads: (heads, L, S) in 0..1.
+        rows: L tokens at the left, that attend.
+        columns: S tokens at the right, that are attended to.
+        path: of the PNG; its folder is made.
+        title: of the figure.
+        least: weights below it have no line.
+    """
+    across = min(4, len(heads))
+    down = -(-len(heads) // across)
+    longest = max(len(rows), len(columns))
+    figure = Figure(figsize=(2.4 * across + 0.3, (0.19 * longest + 0.5) * down + 0.4), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    for k, weights in enumerate(heads):
+        axis = figure.add_subplot(down, across, k + 1)
+        axis.set(xlim=(-0.9, 1.9), ylim=(longest - 0.5, -0.5))
+        axis.set_axis_off()
+        axis.set_title(f"head {k}", fontsize="small")
+        for i, j in zip(*np.nonzero(weights >= least)):
+            axis.plot([0, 1], [i, j], color=f"C{k % 10}", alpha=float(min(1, weights[i, j])), linewidth=2)
+        for tokens, x, side in ((rows, -0.05, "right"), (columns, 1.05, "left")):
+            for i, token in enumerate(tokens):
+                axis.text(x, i, token, ha=side, va="center", fontsize=7)
+    save_figure(figure, path, dpi=130)
+
+
+def draw_positions(codes: Tensor, path: str | Path, *, title: str = "") -> None:
+    """Save a PNG of position encodings: a row for each position, a column for each channel.
+
+    Args:
+        codes: (positions, d_model).
+        path: of the PNG; its folder is made.
+        title: of the figure.
+    """
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axis = figure.subplots()
+    limit = float(codes.abs().max())
+    shown = axis.imshow(np.asarray(codes), cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+    axis.set(title=title, xlabel="channel", ylabel="position")
+    figure.colorbar(shown, ax=axis)
+    save_figure(figure, path, dpi=120)
+
+
+def draw_expected(
+    steps: Sequence[tuple[str, Sequence[str], Sequence[float]]],
+    path: str | Path,
+    *,
+    title: str = "",
+    before: str = "after",
+) -> None:
+    """Save a PNG of the most probable tokens of each step.
+
+    Args:
+        steps: the token before it, the most probable tokens, and their probabilities.
+        path: of the PNG; its folder is made.
+        title: of the figure.
+        before: what stands above each panel before the token.
+    """
+    across = min(6, len(steps))
+    down = -(-len(steps) // across)
+    figure = Figure(figsize=(max(2.3 * across, 5), 1.5 * down + 0.5), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    for number, (token, tokens, probabilities) in enumerate(steps, start=1):
+        axis = figure.add_subplot(down, across, number)
+        places = range(len(tokens))
+        axis.barh(places, probabilities, color="tab:blue")
+        axis.set_yticks(places, tokens, fontsize=7)
+        axis.set(xlim=(0, 1), ylim=(len(tokens) - 0.5, -0.5), xticks=[])
+        for place, p in zip(places, probabilities):
+            axis.text(min(p + 0.03, 0.75), place, f"{p:.2f}", va="center", fontsize=6)
+        axis.set_title(f"{number}: {before} {token}", fontsize=7)
+    save_figure(figure, path, dpi=120)
+
+
+def draw_beams(nodes: Sequence[tuple[int, str, int | None, float, bool]], path: str | Path, *, title: str = "") -> None:
+    """Save a PNG of the beams as a tree, the best hypothesis in green.
+
+    Args:
+        nodes: step, token, position of the parent in `nodes` (None: the beginning), summed log probability, and whether
+            the best hypothesis goes through it.
+        path: of the PNG; its folder is made.
+        title: of the figure.
+    """
+    steps = max(step for step, *_ in nodes)
+    ranks: dict[int, int] = {}
+    places = []
+    for step, *_ in nodes:
+        places.append((step, -ranks.get(step, 0)))
+        ranks[step] = ranks.get(step, 0) + 1
+    most = max(ranks.values())
+    figure = Figure(figsize=(min(1.0 * steps + 1.5, 60), 0.5 * most + 1.0), layout="constrained")
+    axis = figure.subplots()
+    axis.set(xlim=(-0.5, steps + 0.6), ylim=(0.6 - most, 0.6), title=title)
+    axis.set_axis_off()
+    axis.text(0, 0, "<s>", ha="center", va="center", fontsize=8)
+    for (x, y), (_, token, parent, log_prob, is_best) in zip(places, nodes):
+        start = (0, 0) if parent is None else places[parent]
+        color = "tab:green" if is_best else "0.6"
+        axis.plot([start[0] + 0.2, x - 0.25], [start[1], y], color=color, linewidth=2 if is_best else 0.8, zorder=0)
+        axis.text(x, y, token, ha="center", va="bottom", fontsize=8, color="black" if is_best else "0.35")
+        axis.text(x, y, f"{log_prob:.1f}", ha="center", va="top", fontsize=6, color="0.5")
+    save_figure(figure, path, dpi=120)

@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from vitkit import build_model
+from vitkit.inference.text_attention import beam_tree, text_attention
+from vitkit.seq2seq.decoding import DecodingSettings, decode
+from vitkit.structures import BOS, EOS
+from vitkit.vocabulary import Vocabulary
+
+WORDS = Vocabulary.train("word", ["one two three four five"], mask=True)
+SMALL = dict(d_model=16, num_heads=2, d_ffn=16, dropout=0.0, num_layers=2)
+SPECS = {
+    "Transformer": dict(type="Transformer", **SMALL),
+    "RNNTranslator": dict(type="RNNTranslator", d_embedding=8, d_hidden=8),
+    "CausalLanguageModel": dict(type="CausalLanguageModel", **SMALL),
+    "MaskedLanguageModel": dict(type="MaskedLanguageModel", **SMALL),
+}
+
+
+def text_model(name: str) -> tuple[torch.nn.Module, dict[str, Vocabulary]]:
+    torch.manual_seed(0)
+    sides = ("target",) if "Language" in name else ("source", "target")
+    vocabularies = dict.fromkeys(sides, WORDS)
+    return build_model(SPECS[name], vocabularies=vocabularies).eval(), vocabularies
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("Transformer", {"encoder": 2, "decoder": 2, "cross": 2}),
+        ("RNNTranslator", {"cross": 1}),
+        ("CausalLanguageModel", {"decoder": 2}),
+        ("MaskedLanguageModel", {"encoder": 2}),
+    ],
+)
+def test_rows_and_columns_are_the_tokens_and_sum_to_one(name, kinds):
+    model, vocabularies = text_model(name)
+    if name in ("Transformer", "RNNTranslator"):
+        model.decoding = DecodingSettings(max_length=4)
+    attention = text_attention(model, vocabularies, "two one")
+    assert {layer.kind for layer in attention.layers} == set(kinds)
+    for layer in attention.layers:
+        assert layer.weights.shape[1:] == (len(layer.rows), len(layer.columns))
+        assert torch.allclose(layer.weights.sum(-1), torch.ones(layer.weights.shape[:2]))
+        assert layer.kind != "decoder" or (layer.weights.triu(1) == 0).all()
+    assert {kind: len(attention.of_kind(kind)) for kind in kinds} == kinds
+    for step in attention.expected:
+        assert len(step.tokens) == 5 and list(step.probabilities) == sorted(step.probabilities, reverse=True)
+
+
+def test_expected_tokens_are_the_softmax_of_the_logits():
+    model, vocabularies = text_model("CausalLanguageModel")
+    attention = text_attention(model, vocabularies, "two one", num_expected=1)
+    ids = [BOS, *WORDS.encode("two one")]
+    with torch.no_grad():
+        p = model(torch.tensor([ids]))["logits"][0].softmax(-1)
+    assert [step.after for step in attention.expected] == WORDS.token_texts(ids)
+    assert [step.tokens[0] for step in attention.expected] == WORDS.token_texts(p.argmax(-1).tolist())
+    assert [step.probabilities[0] for step in attention.expected] == pytest.approx(p.max(-1).values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Transformer", "RNNTranslator"])
+def test_the_tree_holds_the_probability_of_every_prefix(name):
+    model, _ = text_model(name)
+    source = torch.tensor([[*WORDS.encode("three one five"), EOS]])
+    inputs = {"source": source, "source_padding": torch.zeros_like(source, dtype=torch.bool)}
+    settings = DecodingSettings(max_length=5)
+    nodes = beam_tree(model, inputs, settings, beams=3)
+
+    def prefix(i: int | None) -> list[int]:
+        return [] if i is None else [*prefix(nodes[i].parent), nodes[i].token]
+
+    for i, node in enumerate(nodes):
+        tokens = prefix(i)
+        assert len(tokens) == node.step
+        with torch.no_grad():
+            logits = model(**inputs, target_in=torch.tensor([[BOS, *tokens[:-1]]]))["logits"]
+        log_probs = logits[0].log_softmax(-1)
+        assert node.log_prob == pytest.approx(float(log_probs[range(len(tokens)), tokens].sum()), abs=1e-3)
+    best = decode(model, inputs, DecodingSettings(method="beam", beams=3, n_best=3, max_length=5))[0][0].tokens
+    assert [node.token for node in nodes if node.is_best and node.token != EOS] == best

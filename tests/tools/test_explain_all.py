@@ -1,0 +1,179 @@
+"""Every registered model is explained, or refused with the reason."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from vitkit import build_model
+from vitkit.errors import ConfigError
+from vitkit.inference import Predictor
+from vitkit.inference.text_attention import text_attention
+from vitkit.registry import BACKBONES, MODELS
+from vitkit.seq2seq.decoding import DecodingSettings
+from vitkit.tools import explain
+from vitkit.tools.explain_text import draw_text, draw_tree
+from vitkit.vocabulary import Vocabulary
+
+IMAGE = np.random.default_rng(0).integers(0, 255, (40, 56, 3), dtype=np.uint8)
+RESNET = dict(type="ResNet", depth=18, pretrained=False)
+LAYERS = dict(d_model=16, num_heads=2, d_ffn=16)
+PIXELS = dict(type="FPNPixelDecoder", out_channels=32, mask_channels=8)
+QUERIES = {"decoder", "decoder_heads", "query0"}
+MASKS = QUERIES | {"masks"}
+CHANNELS = dict(type="ChannelProjection", out_channels=16)
+DETR = dict(type="DETRHead", num_encoder_layers=1, num_decoder_layers=2, **LAYERS)  # one encoder layer is enough
+
+# Model -> its spec and the pictures, or the reason why there are none.
+DENSE = {
+    "DETR": (dict(neck=CHANNELS, head=DETR), QUERIES | {"encoder", "encoder_heads"}),
+    "DETRSegmentation": (
+        dict(neck=dict(CHANNELS, out_channels=128), head=dict(DETR, d_model=128, num_heads=8)),
+        QUERIES | {"encoder", "encoder_heads"},
+    ),
+    "DeformableDETR": (
+        dict(
+            neck=dict(type="PyramidProjection", out_channels=16, num_levels=4, num_groups=4),
+            head=dict(type="DeformableDETRHead", num_encoder_layers=1, num_decoder_layers=2, **LAYERS),
+        ),
+        {"query0"},
+    ),
+    "EoMT": (
+        dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),
+        MASKS | {"encoder", "encoder_heads"},
+    ),
+    "MaskClassification": (
+        dict(
+            neck=dict(PIXELS, type="DeformablePixelDecoder", num_layers=1, num_heads=2),
+            head=dict(type="Mask2FormerHead", num_decoder_layers=2, **LAYERS),
+            tasks=["panoptic"],
+        ),
+        MASKS | {"panoptic"},
+    ),
+    "MaskClassification MaskFormer": (
+        dict(neck=PIXELS, head=dict(type="MaskFormerHead", num_decoder_layers=2, **LAYERS), tasks=["semantic"]),
+        MASKS,
+    ),
+    "PerPixelClassification": (
+        dict(neck=PIXELS, head=dict(type="PerPixelBaselineHead")),
+        "ResNet with PerPixelBaselineHead has no attention in the image that can be drawn",
+    ),
+    "PerPixelClassification Plus": (
+        dict(neck=PIXELS, head=dict(type="PerPixelBaselinePlusHead", num_decoder_layers=2, **LAYERS)),
+        "ResNet with PerPixelBaselinePlusHead has no attention in the image that can be drawn",
+    ),
+    "ShowAttendTell": (dict(d_embedding=8, d_model=8, d_attention=8), {"words", "next_tokens", "beams"}),
+    "TransformerCaptioner": (
+        dict(num_encoder_layers=1, num_decoder_layers=1, **LAYERS),
+        {"words", "decoder_heads", "decoder_arcs", "positions", "next_tokens", "beams"},
+    ),
+}
+ENCODED = {"encoder_heads", "encoder_arcs"}
+DECODED = {"decoder_heads", "decoder_arcs"}
+TEXTS = {
+    "CausalLanguageModel": (LAYERS, DECODED | {"positions", "next_tokens", "beams"}),
+    "MaskedLanguageModel": (LAYERS, ENCODED | {"positions", "next_tokens"}),
+    "RNNTranslator": (dict(d_embedding=8, d_hidden=8), {"cross_heads", "cross_arcs", "next_tokens", "beams"}),
+    "Transformer": (LAYERS, ENCODED | DECODED | {"cross_heads", "cross_arcs", "positions", "next_tokens", "beams"}),
+}
+VIT = dict(d_model=16, depth=2, num_heads=2, image_size=32)
+SWIN = dict(embed_dim=4, depths=(2, 1, 1, 1), num_heads=(1, 1, 1, 1), window=4)
+CLIPS = "the model classifies clips, so a picture has no meaning for it"
+CLASSIFIERS = {
+    "ViT": (VIT, {"points", "rollout", "class_token"}),
+    "Swin": (SWIN, {"points"}),
+    "SwinV2": (SWIN, {"points"}),
+    "MViT": (dict(depths=(1, 1, 1, 1), embed_dim=8, num_heads=1), {"points"}),
+    "LRNet": (dict(depth=26, channels_per_weight=16, kernel_size=3), {"points", "kernels"}),
+    "NonLocalResNet": (dict(depth=50, pretrained=False, positions={"res4": [1]}), {"points", "non_local"}),
+    "ResNet": (dict(depth=18, pretrained=False), "ResNet has no attention in the image that can be drawn"),
+    "TimmBackbone": (
+        dict(name="test_vit.r160_in1k", pretrained=False),
+        "TimmBackbone has no attention in the image that can be drawn",
+    ),
+    "ClipResNet": (dict(depth=50), CLIPS),
+    "TimeSformer": (dict(VIT, num_frames=2), CLIPS),
+}
+
+
+@pytest.fixture
+def unsaved(monkeypatch):
+    """Figures are made and not rendered, which takes most of the time."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).touch())
+
+
+def check(draw, expected, folder: Path) -> None:
+    """Draw, and compare the files, or the reason why there are none."""
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            draw()
+        return
+    draw()
+    assert {path.stem.removeprefix("p_") for path in folder.iterdir()} == expected
+
+
+def arguments(folder: Path):
+    args = explain.parse_args(["m.py", "w.pth", "--image", "p.png", "--out", str(folder), "--beams", "2"])
+    args.criterion = None
+    return args
+
+
+def test_every_registered_model_is_here():
+    kinds = {name.split()[0] for name in (*DENSE, *TEXTS)} | {"Classifier"}
+    assert {MODELS.resolve(name)[0].__name__ for name in MODELS.names()} == kinds
+    assert {BACKBONES.resolve(name)[0].__name__ for name in BACKBONES.names()} == set(CLASSIFIERS)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_models_and_captioners(name, unsaved, tmp_path):
+    torch.manual_seed(0)
+    spec, expected = DENSE[name]
+    kind = name.split()[0]
+    words = Vocabulary.train("word", ["a b c"])
+    vocabularies = {"target": words} if "words" in expected else {}
+    queries = {} if "words" in expected else {"num_queries": 4, "num_classes": 3}
+    if kind == "PerPixelClassification":
+        del queries["num_queries"]
+    model = build_model(dict(type=kind, backbone=RESNET) | queries | spec, vocabularies=vocabularies)
+    if vocabularies:
+        model.decoding = DecodingSettings(max_length=4, min_length=2)
+    args = arguments(tmp_path)
+    args.queries = None if vocabularies else [0]
+    if isinstance(expected, str):
+        args.queries = None
+    check(lambda: explain.explain_image(Predictor(model, list("abc")), IMAGE, args), expected, tmp_path)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifiers(name, unsaved, tmp_path):
+    torch.manual_seed(0)
+    spec, expected = CLASSIFIERS[name]
+    predictor = Predictor(build_model(dict(type="Classifier", backbone=dict(type=name, **spec), num_classes=3)), "abc")
+    predictor.sampling = expected if expected == CLIPS else None
+    args = arguments(tmp_path)
+    check(lambda: explain.explain_image(predictor, IMAGE, args), expected, tmp_path)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_models_of_text(name, unsaved, tmp_path):
+    torch.manual_seed(0)
+    spec, expected = TEXTS[name]
+    words = Vocabulary.train("word", ["a b c"], mask=True)
+    vocabularies = dict.fromkeys(("target",) if "Language" in name else ("source", "target"), words)
+    spec = spec if name == "RNNTranslator" else dict(spec, num_layers=1)
+    model = build_model(dict(type=name, **spec), vocabularies=vocabularies).eval()
+    args = arguments(tmp_path)
+    args.text = "a b"
+
+    def draw() -> None:
+        if "beams" in expected:
+            model.decoding = DecodingSettings(max_length=4, min_length=2)
+        list(draw_text(model, text_attention(model, vocabularies, args.text), tmp_path / "p", args))
+        if "beams" in expected:
+            ids = torch.tensor([words.encode(args.text)])
+            inputs = {"tokens": ids} if "Language" in name else {"source": ids}
+            draw_tree(model, words, inputs, tmp_path / "p", args)
+
+    check(draw, expected, tmp_path)

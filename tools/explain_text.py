@@ -1,0 +1,106 @@
+"""What explain.py draws of models of text, and of the text that captioners write."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitkit.errors import ConfigError, DataError
+from vitkit.inference import Predictor
+from vitkit.inference.text_attention import TextAttention, beam_tree, caption_attention, load_text_model, text_attention
+from vitkit.seq2seq.decoding import TextGenerator, decode
+from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
+from vitkit.seq2seq.transformer import TextPositions
+from vitkit.structures import BOS, EOS
+from vitkit.visualization.attention import draw_word_attention
+from vitkit.visualization.text import draw_arcs, draw_beams, draw_expected, draw_heads, draw_positions
+from vitkit.vocabulary import SPACE, Vocabulary
+
+KINDS = {
+    "encoder": "Encoder self-attention",
+    "decoder": "Decoder self-attention",
+    "cross": "What each written token attends to in the source",
+}
+MAX_POSITIONS = 100
+
+
+def explain_text(config: dict, weights: str | Path, args: argparse.Namespace) -> Iterator[Path]:
+    """Draw a model's attention, expectations and beams for the sentence --text, and yield the files."""
+    model, vocabularies = load_text_model(config, weights, device=args.device)
+    if not vocabularies["target"].encode(args.text):
+        raise DataError("--text: no token in it. Give a sentence.")
+    attention = text_attention(model, vocabularies, args.text)
+    stem = args.out / (re.sub(r"\W+", "_", args.text).strip("_")[:30] or "text")
+    yield from draw_text(model, attention, stem, args)
+    if isinstance(model, TextGenerator):
+        device = next(model.parameters()).device
+        if isinstance(model, CausalLanguageModel):
+            inputs = {"tokens": torch.tensor([[BOS, *vocabularies["target"].encode(args.text)]], device=device)}
+        else:
+            source = torch.tensor([[*vocabularies["source"].encode(args.text), EOS]], device=device)
+            inputs = {"source": source, "source_padding": torch.zeros_like(source, dtype=torch.bool)}
+        yield draw_tree(model, vocabularies["target"], inputs, stem, args)
+
+
+def explain_caption(predictor: Predictor, image, args: argparse.Namespace) -> Iterator[Path]:
+    """Draw where a captioner looks for each word, its decoder's attention, expectations and beams."""
+    model, shown = predictor.model, predictor.as_evaluated(image)
+    inputs = predictor.prepare([image]).to(predictor.device).inputs
+    stem = args.out / args.image.stem
+    best = decode(model, inputs, model.decoding, return_attention=True)[0][0]
+    words = [token.replace(SPACE, "") for token in model.vocabulary.token_texts(best.tokens)]
+    if words:
+        with torch.no_grad():
+            size = model.look(inputs["images"], inputs["padding_mask"]).features.shape[-2:]
+        path = Path(f"{stem}_words.png")
+        draw_word_attention(shown, words, best.attention.unflatten(1, size), path)
+        yield path
+    yield from draw_text(model, caption_attention(model, inputs), stem, args)
+    yield draw_tree(model, model.vocabulary, inputs, stem, args)
+
+
+def draw_text(model: nn.Module, attention: TextAttention, stem: Path, args: argparse.Namespace) -> Iterator[Path]:
+    """Save the PNGs that have a meaning for a model of text, and yield their paths."""
+    chosen = {"encoder": args.encoder_layer, "decoder": args.decoder_layer, "cross": args.decoder_layer}
+    for kind, title in KINDS.items():
+        layers = attention.of_kind(kind)
+        if not layers or not layers[0].rows:
+            continue
+        number = len(layers) - 1 if chosen[kind] is None else chosen[kind]
+        if not 0 <= number < len(layers):
+            option = "--encoder-layer" if kind == "encoder" else "--decoder-layer"
+            raise ConfigError(f"{option}: got {number}; the model's layers are 0 to {len(layers) - 1}.")
+        rows, columns = layers[0].rows, layers[0].columns
+        path = Path(f"{stem}_{kind}_heads.png")
+        draw_heads([layer.weights.numpy() for layer in layers], rows, columns, path, title=title)
+        yield path
+        path = Path(f"{stem}_{kind}_arcs.png")
+        draw_arcs(layers[number].weights.numpy(), rows, columns, path, title=f"{title}, layer {number}")
+        yield path
+    codes = next((module.codes for module in model.modules() if isinstance(module, TextPositions)), None)
+    if codes is None:
+        print("no picture of positions: a recurrent model has no position encoding")
+    else:
+        path = Path(f"{stem}_positions.png")
+        draw_positions(codes[:MAX_POSITIONS].detach().float().cpu(), path, title="Position encoding")
+        yield path
+    path = Path(f"{stem}_next_tokens.png")
+    masked = isinstance(model, MaskedLanguageModel)
+    title = "The most probable tokens at each position" if masked else "The most probable tokens after each"
+    draw_expected(attention.expected, path, title=title, before="at" if masked else "after")
+    yield path
+
+
+def draw_tree(
+    model: TextGenerator, vocabulary: Vocabulary, inputs: dict[str, torch.Tensor], stem: Path, args: argparse.Namespace
+) -> Path:
+    """Save a PNG of the beams as a tree."""
+    nodes = beam_tree(model, inputs, model.decoding, beams=args.beams)
+    texts = vocabulary.token_texts([node.token for node in nodes])
+    path = Path(f"{stem}_beams.png")
+    tree = [(node.step, text, *node[2:]) for node, text in zip(nodes, texts)]
+    draw_beams(tree, path, title=f"{args.beams} beams, with their summed log probability; green: the best hypothesis")
+    return path

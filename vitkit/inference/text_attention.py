@@ -1,0 +1,224 @@
+"""What a model of text attends to, head by head, what it expects next, and the beams that it follows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.checkpoint import load_weights
+from vitkit.errors import ConfigError
+from vitkit.inference.load import load, own_checkpoint
+from vitkit.inference.translator import Translator
+from vitkit.models import build_model
+from vitkit.nn.attention import AttentionRecorder
+from vitkit.seq2seq import Captioner
+from vitkit.seq2seq.decoding import Decodable, DecodingSettings, State, decode
+from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
+from vitkit.structures import BOS, EOS
+from vitkit.vocabulary import Vocabulary, vocabularies_from_json
+
+
+class TextLayer(NamedTuple):
+    """The attention of one layer among tokens."""
+
+    kind: str
+    """"encoder", "decoder" (self-attention) or "cross" (from what is written to what is read)."""
+    number: int
+    weights: Tensor
+    """(heads, L, S) float32."""
+    rows: Sequence[str]
+    """L tokens that attend."""
+    columns: Sequence[str]
+    """S tokens that are attended to."""
+
+
+class Expected(NamedTuple):
+    """The most probable tokens at one step."""
+
+    after: str
+    """The token before it; for a masked language model the token itself."""
+    tokens: Sequence[str]
+    """Most probable first."""
+    probabilities: Sequence[float]
+
+
+@dataclass(frozen=True)
+class TextAttention:
+    """What a model did with one sentence."""
+
+    layers: Sequence[TextLayer]
+    expected: Sequence[Expected]
+
+    def of_kind(self, kind: str) -> list[TextLayer]:
+        """Return the layers of a kind, first to last."""
+        return [layer for layer in self.layers if layer.kind == kind]
+
+
+def load_text_model(
+    config: Mapping[str, Any], weights: str | Path, *, device: str = "cpu"
+) -> tuple[nn.Module, dict[str, Vocabulary]]:
+    """Load a translation or a language model with its vocabularies, "source" and "target" or the latter alone."""
+    vocabularies = vocabularies_from_json(own_checkpoint(weights).get("vocabularies") or {})
+    if set(vocabularies) == {"target"}:
+        model = build_model(config["model"], vocabularies=vocabularies)
+        load_weights(model, weights)
+        return model.eval().to(device), vocabularies
+    translator = load(config, weights, device=device)
+    if not isinstance(translator, Translator):
+        raise ConfigError(f"--text: {type(translator.model).__name__} reads no text; give a picture by --image.")
+    return translator.model, translator.vocabularies
+
+
+@torch.no_grad()
+def text_attention(
+    model: nn.Module, vocabularies: Mapping[str, Vocabulary], text: str, *, num_expected: int = 5
+) -> TextAttention:
+    """Run a model on a sentence; what a translation model writes is decoded greedily first.
+
+    Args:
+        model: in evaluation mode.
+        vocabularies: of the model.
+        text: the sentence that it reads.
+        num_expected: most probable tokens of each step.
+    """
+    device, target = next(model.parameters()).device, vocabularies["target"]
+
+    def batch(ids: Sequence[int]) -> Tensor:
+        return torch.tensor([list(ids)], device=device)
+
+    source: list[str] = []
+    if isinstance(model, CausalLanguageModel):
+        ids = [BOS, *target.encode(text)]
+        run = lambda: model(batch(ids))["logits"]  # noqa: E731
+    elif isinstance(model, MaskedLanguageModel):
+        ids = target.encode(text)
+        run = lambda: model.predict(batch(ids))  # noqa: E731
+    else:
+        source_ids = [*vocabularies["source"].encode(text), EOS]
+        source = vocabularies["source"].token_texts(source_ids)
+        inputs = {"source": batch(source_ids), "source_padding": torch.zeros_like(batch(source_ids), dtype=torch.bool)}
+        ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy"))[0][0].tokens]
+        run = lambda: model(**inputs, target_in=batch(ids))["logits"]  # noqa: E731
+    return _recorded(model, run, target, ids, source, num_expected)
+
+
+@torch.no_grad()
+def caption_attention(model: Captioner, inputs: Mapping[str, Tensor], *, num_expected: int = 5) -> TextAttention:
+    """Run a captioner on one picture: its decoder's self-attention and what it expects next.
+
+    Args:
+        inputs: of a batch of one.
+    """
+    ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy"))[0][0].tokens]
+    target_in = torch.tensor([ids], device=next(model.parameters()).device)
+    attention = _recorded(model, lambda: model(target_in, **inputs)["logits"], model.vocabulary, ids, [], num_expected)
+    return TextAttention(attention.of_kind("decoder"), attention.expected)
+
+
+def _recorded(
+    model: nn.Module, run: Any, vocabulary: Vocabulary, ids: Sequence[int], source: Sequence[str], num_expected: int
+) -> TextAttention:
+    with AttentionRecorder(model) as maps:
+        logits = run()
+    tokens = vocabulary.token_texts(ids)
+    is_encoder_only = isinstance(model, MaskedLanguageModel)
+    layers: list[TextLayer] = []
+    for name, calls in maps.items():
+        # A recurrent decoder attends once for each token.
+        weights = torch.cat(calls, dim=2)[0].float().cpu()
+        if name.endswith("self_attn"):
+            kind = "encoder" if name.startswith("encoder") else "decoder"
+        else:
+            kind = "cross"
+        rows = source if kind == "encoder" and not is_encoder_only else tokens
+        columns = source if kind != "decoder" and not is_encoder_only else tokens
+        number = sum(layer.kind == kind for layer in layers)
+        layers.append(TextLayer(kind, number, weights, rows, columns))
+    best = logits[0].float().softmax(-1).topk(min(num_expected, logits.shape[-1]))
+    expected = [
+        Expected(after, vocabulary.token_texts(tokens_), [round(p, 4) for p in values])
+        for after, tokens_, values in zip(tokens, best.indices.tolist(), best.values.tolist())
+    ]
+    return TextAttention(layers, expected)
+
+
+class BeamNode(NamedTuple):
+    """A token on a beam."""
+
+    step: int
+    """From 1."""
+    token: int
+    parent: int | None
+    """Position of the node before it among all nodes; None: the beginning."""
+    log_prob: float
+    """Summed over the tokens so far."""
+    is_best: bool
+    """Whether the best hypothesis goes through it."""
+
+
+class _RecordedState(State):
+    def __init__(self, state: State, selections: list[Tensor]):
+        self.state, self.selections, self.tokens = state, selections, state.tokens
+
+    def select(self, rows: Tensor) -> "_RecordedState":
+        return self.select_beams(rows, beams=1, sources=None)
+
+    def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "_RecordedState":
+        self.selections.append(rows.cpu())
+        return _RecordedState(self.state.select_beams(rows, beams=beams, sources=sources), self.selections)
+
+
+class _RecordedSteps:
+    """A decodable model that notes the tokens, the logits and the parents of each step."""
+
+    def __init__(self, model: Decodable):
+        self.model, self.steps, self.selections = model, [], []
+
+    def start(self, **inputs: Tensor) -> State:
+        return _RecordedState(self.model.start(**inputs), self.selections)
+
+    def step(self, tokens: Tensor, state: _RecordedState, *, with_attention: bool = False) -> tuple:
+        logits, inner, attention = self.model.step(tokens, state.state, with_attention=with_attention)
+        self.steps.append((tokens.cpu(), logits.float().log_softmax(-1).cpu()))
+        return logits, _RecordedState(inner, self.selections), attention
+
+
+def beam_tree(
+    model: Decodable, inputs: Mapping[str, Tensor], settings: DecodingSettings, *, beams: int
+) -> list[BeamNode]:
+    """Return the tokens that beam search followed for one source, each after its parent.
+
+    Args:
+        inputs: of a batch of one.
+        settings: of decoding.
+        beams: number of beams, at least 2.
+    """
+    recorded = _RecordedSteps(model)
+    hypotheses = decode(recorded, inputs, replace(settings, method="beam", beams=beams, n_best=beams))[0]
+    best = hypotheses[0].tokens
+    nodes: list[BeamNode] = []
+    rows: list[int | None] = [None]  # the node that each row of the state ends with
+    for step, (parents, (tokens, _)) in enumerate(zip(recorded.selections, recorded.steps[1:]), start=1):
+        log_probs = recorded.steps[step - 1][1]
+        fresh: list[int | None] = []
+        for parent, token in zip(parents.tolist(), tokens.tolist()):
+            before = rows[parent]
+            total = float(log_probs[parent, token]) + (nodes[before].log_prob if before is not None else 0.0)
+            on_best = before is None or nodes[before].is_best
+            is_best = on_best and len(best) >= step and best[step - 1] == token
+            nodes.append(BeamNode(step, token, before, total, is_best))
+            fresh.append(len(nodes) - 1)
+        rows = fresh
+    position = {(node.parent, node.token): i for i, node in enumerate(nodes)}
+    for number, hypothesis in enumerate(hypotheses):
+        last = None
+        for token in hypothesis.tokens:
+            last = position.get((last, token))
+        length = len(hypothesis.tokens) + 1
+        if length <= settings.max_length:  # not cut there
+            total = hypothesis.score * settings.penalty(length)
+            nodes.append(BeamNode(length, EOS, last, total, number == 0))
+    return nodes
