@@ -39,6 +39,7 @@ from vitkit.inference import Predictor, find_trained, load, pictures_in
 from vitkit.inference.backbone_pictures import draw_backbone, has_places, mean_distances
 from vitkit.inference.image_attention import (
     ImageAttention,
+    Queries,
     decoder_layers,
     encoder_layers,
     image_attention,
@@ -55,6 +56,7 @@ from vitkit.ops.image_files import read_image
 from vitkit.protocols import child
 from vitkit.registry import CRITERIA
 from vitkit.seq2seq import Captioner
+from vitkit.structures import ScoreThresholds
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.tools.explain_clips import explain_clip
 from vitkit.tools.explain_text import explain_caption, explain_text
@@ -113,7 +115,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="pictures to average attention distances over")
     text = "another model, or a config and its weights, whose attention distances are drawn beside"
     parser.add_argument("--compare", nargs="+", metavar="MODEL", help=text)
-    parser.add_argument("--threshold", type=float, default=0.5, help="least score of the boxes drawn by default (0.5)")
+    parser.add_argument("--threshold", type=float, help="least score of the boxes drawn (the model's own, or 0.5)")
     parser.add_argument("--dataset", action="store_true", help="draw each query's boxes over the validation data")
     parser.add_argument("--out", type=Path, default=Path("runs/explain"), help="folder of the PNGs (runs/explain)")
     add_trust(parser)
@@ -227,19 +229,22 @@ def read_picture(path: Path, points: Sequence[tuple[float, float]] | None, max_p
     return image
 
 
-def choose_queries(args: argparse.Namespace, scores: Tensor, limit: int) -> list[int]:
-    """Return the queries asked for; or those above the threshold, best first, or else the best one.
+def choose_queries(args: argparse.Namespace, predictor: Predictor, queries: Queries, limit: int) -> list[int]:
+    """Return the queries asked for; or those from the threshold on, best first, or else the best one.
 
     Args:
-        scores: (Q,).
         limit: of queries that were not asked for.
     """
+    scores = queries.scores
     if args.queries:
         return check_queries(args.queries, len(scores))
-    best = scores.argsort(descending=True)[:limit]
-    confident = best[scores[best] >= args.threshold]
+    thresholds = predictor.thresholds
+    if args.threshold is not None:
+        thresholds = ScoreThresholds(args.threshold, origin="as asked for")
+    best = scores.argsort(descending=True)
+    confident = best[scores[best] >= thresholds.of(queries.labels[best])][:limit]
     if not len(confident):
-        print(f"no box scores {args.threshold:g} (see --threshold); drawing the best, {scores[best[0]]:.2f}")
+        print(f"no box from {thresholds} (see --threshold); drawing the best, {scores[best[0]]:.2f}")
         confident = best[:1]
     return confident.tolist()
 
@@ -268,7 +273,7 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
         decoder_layer=layer_number(decoder_layers(model), args.decoder_layer, "--decoder-layer"),
     )
     queries, size = attention.queries, image.shape[:2]
-    best = [] if queries is None else choose_queries(args, queries.scores, MAX_BOXES)
+    best = [] if queries is None else choose_queries(args, predictor, queries, MAX_BOXES)
     if attention.encoder is not None:
         points = args.points or [(size[1] / 2, size[0] / 2)]
         if best and not args.points:
@@ -321,7 +326,7 @@ def centres(boxes_xyxy: Tensor, size: tuple[int, int]) -> list[tuple[float, floa
 def explain_sampling(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
     """Draw Deformable DETR's sampling: a figure per query."""
     sampling = image_sampling(predictor, image)
-    for query in choose_queries(args, sampling.queries.scores, MAX_SAMPLED):
+    for query in choose_queries(args, predictor, sampling.queries, MAX_SAMPLED):
         path = args.out / f"{args.image.stem}_query{query}.png"
         sampling.draw_query(query, path)
         print(f"wrote {path}")

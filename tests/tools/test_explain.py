@@ -1,6 +1,7 @@
 """tools/explain.py from its command line to its pictures."""
 
 import inspect
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from vitkit.checkpoint import save_checkpoint
 from vitkit.data.synthetic.world import THINGS
 from vitkit.inference import image_attention
 from vitkit.nn.deformable_attention import SamplingRecorder
+from vitkit.structures import ScoreThresholds
 from vitkit.tools import explain
 
 DETR = """
@@ -114,7 +116,7 @@ def test_detr_leaves_its_attention_over_the_image(detr, tmp_path, capsys):
     for name in ("noise_decoder.png", "noise_encoder.png"):
         assert np.asarray(Image.open(tmp_path / "out" / name).convert("RGB")).std() > 10
     printed = capsys.readouterr().out
-    assert "no box scores 0.5 (see --threshold); drawing the best" in printed
+    assert "no box from score 0.50 (the default) (see --threshold); drawing the best" in printed
     assert "wrote out/noise_encoder.png" in printed
 
 
@@ -204,13 +206,23 @@ def test_two_stage_queries_have_no_slots(deformable):
     assert "queries of a two-stage model" in fails("deformable.py", "two_stage.pth", *save, "--dataset")
 
 
-def test_boxes_above_the_threshold_are_chosen_best_first(capsys):
-    args = explain.parse_args(["c.py", "w.pth", "--image", "a.png"])
+def test_boxes_from_the_models_own_thresholds_on_are_chosen_best_first(capsys):
+    def queries(scores):
+        labels = torch.tensor([0, 0, 1, 1])
+        return image_attention.Queries(scores, labels, torch.zeros(4, 4), None, (50, 70))
+
     scores = torch.tensor([0.6, 0.1, 0.9, 0.7])
-    assert explain.choose_queries(args, scores, 7) == [2, 3, 0]
-    assert explain.choose_queries(args, scores, 2) == [2, 3]
-    assert explain.choose_queries(args, scores / 10, 7) == [2]
-    assert "drawing the best, 0.09" in capsys.readouterr().out
+    predictor = SimpleNamespace(thresholds=ScoreThresholds(0.5, (0.65, 0.8), origin="best F1"))
+    command = ["c.py", "w.pth", "--image", "a.png"]
+    args = explain.parse_args(command)
+    assert explain.choose_queries(args, predictor, queries(scores), 7) == [2]
+    asked = explain.parse_args([*command, "--threshold", "0.5"])
+    assert explain.choose_queries(asked, predictor, queries(scores), 7) == [2, 3, 0]
+    assert explain.choose_queries(asked, predictor, queries(scores), 2) == [2, 3]
+    assert explain.choose_queries(args, predictor, queries(scores / 10), 7) == [2]
+    assert "no box from score 0.50 to 0.80, by class (best F1) (see --threshold); drawing the best, 0.09" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
