@@ -142,8 +142,8 @@ def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> 
             yield picture
 
 
-def report_unreadable(broken: Sequence[str], count: int) -> None:
-    """Say how many of `count` pictures were left out by `readable`.
+def report_unreadable(broken: Sequence[str], count: int, noun: str = "pictures") -> None:
+    """Say how many of `count` pictures, or what `noun` says, were left out since they cannot be read.
 
     Raises:
         DataError: all; with the reason of the first.
@@ -151,7 +151,7 @@ def report_unreadable(broken: Sequence[str], count: int) -> None:
     if len(broken) == count:
         raise DataError(broken[0])
     if broken:
-        print(f"{len(broken)} of {count} pictures could not be read and were left out", file=sys.stderr)
+        print(f"{len(broken)} of {count} {noun} could not be read and were left out", file=sys.stderr)
 
 
 def unique_names(names: Iterable[str]) -> list[str]:

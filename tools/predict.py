@@ -22,7 +22,8 @@ import argparse
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def run(args: argparse.Namespace) -> None:
         results["images"] = predict_pictures(predictor, pictures, args, tiling)
     if videos:
         predict = partial(predict_video, tiling=tiling) if predictor.sampling is None else predict_clips
-        results["videos"] = [predict(predictor, path, name, args) for path, name in videos]
+        results["videos"] = predict_videos(predict, predictor, videos, args)
     written = args.out / "predictions.json"
     written.write_text(json.dumps(results), encoding="utf-8")
     print(f"wrote {written}{'' if args.no_draw else f' and the drawn files in {args.out}'}")
@@ -249,6 +250,26 @@ def write_maps(prediction: Prediction, folder: Path, name: str) -> dict[str, str
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(data)
     return {key: Path(file).as_posix() for key, (file, _) in encoded.items()}
+
+
+def predict_videos(
+    predict: Callable[..., dict[str, Any]], predictor: Predictor, videos: Named, args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Predict and draw each video that can be read; returns its entries of the JSON.
+
+    Raises:
+        DataError: none can.
+    """
+    results, broken = [], []
+    for path, name in videos:
+        try:
+            results.append(predict(predictor, path, name, args))
+        except DataError as error:
+            if len(videos) > 1:
+                print(f"left out: {error}", file=sys.stderr)
+            broken.append(str(error))
+    report_unreadable(broken, len(videos), "videos")
+    return results
 
 
 def predict_video(

@@ -23,6 +23,14 @@ def test_paths_of_data_are_made_absolute_and_nothing_else(tmp_path, monkeypatch)
                 root=str(tmp_path / "data"),
             ),
         ),
+        (
+            dict(val=dict(type="VideoList", folder="videos", list_file="val.txt", num_frames=4)),
+            dict(
+                val=dict(
+                    type="VideoList", folder=str(tmp_path / "videos"), list_file=str(tmp_path / "val.txt"), num_frames=4
+                )
+            ),
+        ),
     ):
         cfg = {"data": values}
         make_data_paths_absolute(cfg)

@@ -130,6 +130,25 @@ def test_folders_of_frames_are_videos(run):
     assert len(drawn) == 3 and all((run / "of_frames" / file).is_file() for file in drawn)
 
 
+def test_a_damaged_video_does_not_stop_the_others(run, capsys):
+    (run / "damaged.mp4").write_bytes(b"no video")
+    inputs = ["damaged.mp4", "videos/run/1.mp4"]
+    predict.main(["trained", "--input", *inputs, "--out", "of_some", "--no-draw", "--device", "cpu"])
+    videos = json.loads((run / "of_some" / "predictions.json").read_text())["videos"]
+    assert [video["video"] for video in videos] == ["videos/run/1.mp4"]
+    printed = capsys.readouterr().err
+    assert "left out: input: cannot decode 'damaged.mp4' (8 bytes)" in printed
+    assert "1 of 2 videos could not be read and were left out" in printed
+    with pytest.raises(SystemExit, match=r"error: input: cannot decode 'damaged.mp4'"):
+        predict.main(["trained", "--input", "damaged.mp4", "--out", "of_none", "--device", "cpu"])
+
+
+def test_a_run_is_tested_from_another_folder(run, monkeypatch, capsys):
+    monkeypatch.chdir(run / "videos")
+    test_tool.main(["../trained", "--device", "cpu", "--out", "../elsewhere.json"])
+    assert "4 videos, 2 classes" in capsys.readouterr().out
+
+
 def test_pictures_are_no_input_of_a_model_of_clips(run):
     with pytest.raises(ConfigError, match="give a video"):
         load("trained").run([np.zeros((16, 16, 3), np.uint8)])

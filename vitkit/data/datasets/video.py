@@ -197,7 +197,11 @@ class VideoFolder(ListedVideos):
     """
 
     def __init__(
-        self, folder: str, sampling: ClipSampling = ClipSampling(), *, transforms: Spec | Transforms | None = None
+        self,
+        folder: str | Path,
+        sampling: ClipSampling = ClipSampling(),
+        *,
+        transforms: Spec | Transforms | None = None,
     ):
         classes = class_folders(Path(folder))
         super().__init__(classes, transforms, sampling)
@@ -242,11 +246,11 @@ class VideoList(ListedVideos):
 
     def __init__(
         self,
-        list_file: str,
-        folder: str,
+        list_file: str | Path,
+        folder: str | Path,
         sampling: ClipSampling = ClipSampling(),
         *,
-        class_file: str | None = None,
+        class_file: str | Path | None = None,
         transforms: Spec | Transforms | None = None,
         on_missing: OnMissing = "raise",
         allow_outside: bool = False,
@@ -326,9 +330,9 @@ class SomethingSomething(ListedVideos):
 
     def __init__(
         self,
-        annotations: str,
-        labels: str,
-        folder: str,
+        annotations: str | Path,
+        labels: str | Path,
+        folder: str | Path,
         sampling: ClipSampling = ClipSampling(sampling_rate=None),
         *,
         transforms: Spec | Transforms | None = None,
@@ -357,7 +361,7 @@ class SomethingSomething(ListedVideos):
         self.list_videos(folder, *_existing(folder, names, video_labels, Path(annotations).name, on_missing))
 
 
-def _read_classes(path: str) -> list[str]:
+def _read_classes(path: str | Path) -> list[str]:
     """Return the classes of a JSON of names and numbers, in the order of the numbers."""
     names = read_json(path, key="labels")
     try:
