@@ -19,11 +19,12 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference import Predictor, Translator, exported, load
 from vitkit.inference import export as export_module
 from vitkit.inference.export import ExportSettings, Part, check_out, export_model, write_part
-from vitkit.inference.export_checks import image_inputs, run_graph
+from vitkit.inference.export_checks import image_inputs, image_size, run_graph
 from vitkit.inference.export_graphs import ExportGraph, image_graph, mask_multiple
 from vitkit.inference.export_metadata import describe, postprocessing, resize_of
 from vitkit.inference.exported import ExportedModel, open_exported
 from vitkit.inference.tiles import Tiling
+from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.tools import export as export_tool
 from vitkit.tools import test as test_tool
@@ -35,6 +36,8 @@ pytest.importorskip("onnxruntime")
 onnx_runner = importlib.import_module("vitkit.inference.onnx_runner")
 
 RESNET = dict(type="ResNet", depth=18, norm="bn", pretrained=False)
+TINY = "model.backbone=dict(type='ViT', d_model=32, depth=1, num_heads=2, pretrained=False)"
+"""Tracing and converting take their time by the operation."""
 LAYERS = ["model.head.num_encoder_layers=1", "model.head.num_decoder_layers=1", "model.head.d_ffn=32"]
 CLASSES = ["circle", "square", "triangle", "star", "ring", "cross"]
 
@@ -62,7 +65,7 @@ def export(predictor, cfg, out, **settings):
 def run(tmp_path_factory):
     """The folder of a tiny DETR with random weights, and what the tool has written of it."""
     folder = tmp_path_factory.mktemp("export")
-    overrides = [*LAYERS, "model.neck.out_channels=32", "model.head.d_model=32", "model.head.num_heads=2"]
+    overrides = [TINY, *LAYERS, "model.neck.out_channels=32", "model.head.d_model=32", "model.head.num_heads=2"]
     val = "data.val.transforms=dict(type='EvalResize', short_side=64, max_size=96)"
     cfg = load_config("quickstart/detr", [*overrides, val, "data.val.num_images=4", "data.val_images_per_gpu=2"])
     torch.manual_seed(0)
@@ -201,12 +204,13 @@ def test_a_classifier_is_exported_for_the_size_of_its_crop_alone():
     crop = dict(transforms=dict(type="ClassificationEvalTransforms", size=32))
     predictor, _ = predictor_of("quickstart/classifier", **crop)
     with pytest.raises(ConfigError, match=r"got --size 96x96, but the classifier's images are cropped to 32x32"):
-        image_inputs(predictor, PICTURES, (96, 96))
+        image_size(predictor, (96, 96))
+    assert image_size(predictor, None) is None and image_size(predictor, (32, 32)) == (32, 32)
     batch = image_inputs(predictor, PICTURES, (32, 32))[0]
     assert torch.equal(batch["images"], predictor.prepare(PICTURES[:1]).inputs["images"])
     predictor, _ = predictor_of("quickstart/classifier", image_sizes=ImageSizes(32, 32, 32, 32))
     with pytest.raises(ConfigError, match=r"images are of any size .*ClassificationEvalTransforms"):
-        image_inputs(predictor, PICTURES, (32, 32))
+        image_size(predictor, (32, 32))
 
 
 def test_other_images_are_compared_as_they_are_used_for_a_file_of_one_size():
@@ -251,11 +255,11 @@ class GraphInPython:
 
 def test_an_exported_model_is_what_its_model_is():
     found = {}
-    for config in ("quickstart/classifier", "quickstart/detr", "quickstart/maskformer_semantic"):
+    for config in ("quickstart/classifier", "quickstart/detr", "quickstart/eomt", "quickstart/maskformer_semantic"):
         predictor, _ = predictor_of(config)
         predictor.model = ExportedModel(GraphInPython(predictor.model), predictor.model)
         found[config] = predictor.finds_objects
-    assert list(found.values()) == [False, True, False]
+    assert list(found.values()) == [False, True, False, False]
     expected = predictor_of(config)[0](PICTURES[0], tiles=Tiling(64, 16)).fields["semantic"]
     assert torch.equal(predictor(PICTURES[0], tiles=Tiling(64, 16)).fields["semantic"], expected)
 
@@ -305,16 +309,40 @@ def test_an_operation_that_onnx_lacks_is_named(tmp_path):
         write_part(part, tmp_path / "a.onnx", ExportSettings(), {})
 
 
-def test_a_model_on_swin_needs_one_size(tmp_path):
+def test_models_of_one_size_are_exported_for_it():
     swin = dict(type="Swin", embed_dim=16, depths=[1, 2, 1, 1], num_heads=[1, 1, 2, 2], pretrained=False)
-    predictor, cfg = predictor_of("swin_tiny_in1k", [f"model.backbone={swin}"])
-    with pytest.raises(ConfigError, match=r"Classifier has a Swin backbone, .*aten.unflatten.* --size 224x224"):
-        export(predictor, cfg, tmp_path / "a.pt2", format="torch")
+    crop = dict(transforms=dict(type="ClassificationEvalTransforms", size=32))
+    predictor, _ = predictor_of("swin_tiny_in1k", [f"model.backbone={swin}"], **crop)
+    assert image_size(predictor, None) == (32, 32)
+    predictor.transforms = None
+    with pytest.raises(ConfigError, match=r"a classifier on Swin has windows that depend on the size of its images"):
+        image_size(predictor, None)
+    predictor, _ = predictor_of("quickstart/eomt")
+    assert image_size(predictor, None) == (96, 96)
+    with pytest.raises(ConfigError, match=r"got --size 64x96, but EoMT pads images to 96x96 .* Leave --size out"):
+        image_size(predictor, (64, 96))
+
+
+class Windows(torch.nn.Module):
+    """Cuts maps into windows, shifted ones with padding, and puts them together."""
+
+    def forward(self, x):
+        windows = window_partition(x, 7, shift=3, padding_value=torch.ones(1))
+        return windows, window_reverse(2 * windows, 7, x.shape[1:3], shift=3)
+
+
+def test_windows_are_traced_for_maps_of_any_size():
+    free = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(Windows(), (torch.randn(2, 65, 129, 1),), dynamic_shapes=free, strict=False)
+    for size in ((1, 16, 22, 1), (3, 15, 30, 1)):
+        x = torch.randn(size)
+        for a, b in zip(program.module()(x), Windows()(x)):
+            assert torch.equal(a, b)
 
 
 def test_a_captioner_becomes_an_encoder_and_a_step(tmp_path):
     vocabulary = Vocabulary.train("word", ["a red ring above a blue star"])
-    small = ["model.d_ffn=32", "model.num_decoder_layers=1", "model.decoding.max_length=6"]
+    small = [TINY, "model.d_ffn=32", "model.num_decoder_layers=1", "model.decoding.max_length=6"]
     cfg = load_config("quickstart/captioning", small)
     torch.manual_seed(0)
     predictor = Predictor(build_model(cfg["model"], vocabularies=dict(target=vocabulary)), ())

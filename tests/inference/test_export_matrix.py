@@ -1,6 +1,7 @@
 """Every kind of model in every format: the cells of model_zoo/EXPORT.md, which this prints (-m slow -s)."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ import torch
 
 from vitkit import build_model, load_config
 from vitkit.data.synthetic.world import World
+from vitkit.errors import ConfigError
 from vitkit.inference import Predictor, Translator
+from vitkit.inference import export as export_module
 from vitkit.inference.export import ExportSettings, export_model, parts_of
-from vitkit.inference.export_checks import run_graph
+from vitkit.inference.export_checks import image_size, run_graph
 from vitkit.inference.export_metadata import describe
 from vitkit.inference.exported import open_exported
 from vitkit.models.classifier import Classifier
@@ -19,12 +22,10 @@ from vitkit.vocabulary import Vocabulary
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-SMALL = "model.backbone=dict(type='ResNet', depth=18, norm='bn', pretrained=False)"
+RESNET = "model.backbone=dict(type='ResNet', depth=18, norm='bn', pretrained=False)"
+SWIN = "model.backbone=dict(type='Swin', embed_dim=48, depths=[1,2,1,1], num_heads=[2,2,4,4], pretrained=False)"
+MVIT = "model.backbone=dict(type='MViT', depths=[1,1,1,1], pretrained=False)"
 LAYERS = ["model.head.num_encoder_layers=1", "model.head.num_decoder_layers=2", "model.num_queries=20"]
-SWIN = "model.backbone=dict(type='Swin', embed_dim=48, depths=[1,2,2,1], num_heads=[2,2,4,4], pretrained=False)"
-SWIN_V2 = SWIN.replace("'Swin'", "'SwinV2'")
-VIT = "model.backbone=dict(type='ViT', d_model=96, depth=2, num_heads=2, pretrained=False)"
-MVIT = "model.backbone=dict(type='mvitv2_tiny', pretrained=False)"
 DETR = [
     "model.neck.out_channels=64",
     "model.head.d_model=64",
@@ -32,30 +33,27 @@ DETR = [
     "model.head.d_ffn=128",
     *LAYERS,
 ]
-DEFORMABLE = [*DETR, "model.num_queries=30"]
-MODELS = {  # name: (config, overrides, the one size of images; None: any)
-    "classifier, ResNet-18": ("quickstart/classifier", [], None),
-    "classifier, ViT": ("vit_b16_in1k", ["model.backbone.depth=2", "model.backbone.d_model=192"], None),
-    "classifier, Swin": ("swin_tiny_in1k", [SWIN], (224, 224)),
-    "classifier, Swin V2": ("swinv2_tiny_in1k", [SWIN_V2], (256, 256)),
-    "classifier, MViTv2": ("mvitv2_tiny_in1k", [], (224, 224)),
-    "DETR": ("quickstart/detr", [], None),
-    "DETR on ViT": ("detr_r50", [VIT, *DETR], None),
-    "DETR on Swin": ("detr_r50", [SWIN, *DETR], (160, 192)),
-    "DETR on Swin V2": ("detr_r50", [SWIN_V2, *DETR], (160, 192)),
-    "DETR on MViTv2": ("detr_r50", [MVIT, *DETR], None),
-    "DETR with masks": ("detr_r50_panoptic", [SMALL, *DETR], None),
-    "Deformable DETR": ("quickstart/deformable_detr", [], None),
-    "Deformable DETR, two stages": ("deformable_detr_r50_two_stage", [SMALL, *DEFORMABLE], None),
-    "DINO": ("quickstart/dino", [], None),
-    "MaskFormer": ("quickstart/maskformer_semantic", [], None),
-    "Mask2Former": ("quickstart/mask2former_instance", [], None),
-    "EoMT": ("quickstart/eomt", [], None),
-    "per-pixel": ("per_pixel_baseline_r50_ade20k", [SMALL], None),
-    "captioner, Transformer": ("quickstart/captioning", [], None),
-    "captioner, LSTM": ("caption_sat_soft_flickr8k", [SMALL, "model.backbone.out_features=['res5']"], None),
-    "translator": ("quickstart/translation", [], None),
+MODELS = {  # name: (config, overrides)
+    "classifier, ResNet": ("quickstart/classifier", []),
+    "classifier, ViT": ("vit_b16_in1k", ["model.backbone.depth=2", "model.backbone.d_model=192"]),
+    "classifier, Swin": ("swin_tiny_in1k", [SWIN]),
+    "classifier, MViTv2": ("mvitv2_tiny_in1k", [MVIT]),
+    "DETR": ("quickstart/detr", LAYERS),
+    "DETR on Swin V2": ("detr_r50", [SWIN.replace("'Swin'", "'SwinV2'"), *DETR]),
+    "DETR on MViTv2": ("detr_r50", [MVIT, *DETR]),
+    "DETR with masks": ("detr_r50_panoptic", [RESNET, *DETR]),
+    "Deformable DETR": ("quickstart/deformable_detr", []),
+    "DINO": ("quickstart/dino", []),
+    "MaskFormer": ("quickstart/maskformer_semantic", []),
+    "Mask2Former": ("quickstart/mask2former_instance", []),
+    "EoMT": ("quickstart/eomt", []),
+    "per-pixel": ("per_pixel_baseline_r50_ade20k", [RESNET]),
+    "captioner, Transformer": ("quickstart/captioning", []),
+    "captioner, LSTM": ("caption_sat_soft_flickr8k", [RESNET, "model.backbone.out_features=['res5']"]),
+    "translator": ("quickstart/translation", []),
 }
+OVER_TOLERANCE = {("DINO", "onnx fp16"), ("DINO", "onnx int8"), ("DINO", "torch fp16")}
+"""With random weights the scores of locations are nearly equal, and rounding selects others (topk)."""
 FORMATS = {
     "onnx": dict(format="onnx"),
     "onnx fp16": dict(format="onnx", half=True),
@@ -92,23 +90,55 @@ def cpu_seconds(*functions, rounds=3):
     return [min(taken[1:]) for taken in times]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_in_every_format(name, form, tmp_path):
-    path, overrides, size = MODELS[name]
-    config = load_config(path, overrides)
-    predictor, settings = predictor_of(config), ExportSettings(size=size, **FORMATS[form])
-    pictures = [np.ascontiguousarray(World(image_size=size).scene(0).image) for size in (160, 128)]
-    out = tmp_path / f"a.{'onnx' if settings.format == 'onnx' else 'pt2'}"
-    metadata = describe(predictor, config, name="tiny", licence=None)
-    exported = export_model(predictor, out, settings=settings, pictures=pictures, metadata=metadata)
-    megabytes = sum(part.path.stat().st_size for part in exported) / 2**20
+def share_programs(monkeypatch):
+    """Let the files of one precision be written from one program, and ONNX files of it from one conversion."""
+    for owner, name in ((export_module, "trace"), (torch.onnx, "export")):
+        monkeypatch.setattr(owner, name, Cached(getattr(owner, name)))
+
+
+class Cached:
+    """A function whose results are kept by the kind and precision of its first argument."""
+
+    def __init__(self, function):
+        self.function, self.results = function, {}
+
+    def __call__(self, graph, *arguments, **settings):
+        program = isinstance(graph, torch.export.ExportedProgram)
+        key = id(graph) if program else (type(graph), next(graph.parameters()).dtype)
+        if key not in self.results:
+            self.results[key] = self.function(graph, *arguments, **settings), graph  # lest its id is given anew
+        return self.results[key][0]
+
+
+def print_row(cell, exported, part):
+    """Print how far the files are from the model, and the time of the last of them as a share of PyTorch's."""
     largest = max((d for part in exported for d in part.differences), key=lambda d: d.largest)
-    part = parts_of(predictor, settings, pictures)[-1]
     inputs, file = part.batches[0], open_exported(exported[-1].path)
     of_file, of_torch = cpu_seconds(lambda: file.run(inputs), lambda: run_graph(part.graph, inputs))
-    print(
-        f"\nROW | {name} | {form} | {largest.largest:.0e} ({largest.output}) | {megabytes:.1f} MiB | "
-        f"{1e3 * of_file:.1f} ms | {1e3 * of_torch:.1f} ms | {of_file / of_torch:.2f}"
-    )
+    times = f"{1e3 * of_file:.1f} ms | {1e3 * of_torch:.1f} ms | {of_file / of_torch:.2f}"
+    print(f"\nROW | {cell} | {largest.largest:.0e} ({largest.output}) | {times}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_in_every_format(name, tmp_path, monkeypatch):
+    path, overrides = MODELS[name]
+    config = load_config(path, overrides)
+    predictor = predictor_of(config)
+    share_programs(monkeypatch)
+    pictures = [np.ascontiguousarray(World(image_size=size).scene(0).image) for size in (160, 128)]
+    metadata = describe(predictor, config, name="tiny", licence=None)
+    failures = []
+    for form, options in FORMATS.items():
+        settings = ExportSettings(overwrite=True, **options)
+        if isinstance(predictor, Predictor):
+            settings = replace(settings, size=image_size(predictor, None))
+        out = tmp_path / f"a.{'onnx' if settings.format == 'onnx' else 'pt2'}"
+        try:
+            exported = export_model(predictor, out, settings=settings, pictures=pictures, metadata=metadata)
+        except ConfigError as error:
+            failures.append(form)
+            print(f"\nROW | {name} | {form} | {error}")
+            continue
+        print_row(f"{name} | {form}", exported, parts_of(predictor, settings, pictures)[-1])
+    assert {(name, form) for form in failures} == {cell for cell in OVER_TOLERANCE if cell[0] == name}

@@ -84,10 +84,11 @@ def merge_patches(x: Tensor) -> Tensor:
 
     (B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 4 * C).
     """
-    height, width = x.shape[1:3]
+    batch_size, height, width, channels = x.shape
+    rows, columns = (height + 1) // 2, (width + 1) // 2
     if height % 2 or width % 2:
-        x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
-    x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
+        x = F.pad(x, (0, 0, 0, 2 * columns - width, 0, 2 * rows - height))
+    x = x.reshape(batch_size, rows, 2, columns, 2, channels)
     return x.permute(0, 1, 3, 4, 2, 5).flatten(3)
 
 

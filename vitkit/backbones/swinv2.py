@@ -96,9 +96,10 @@ class CosineAttention(BaseWindowAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         """Attend by scaled cosine similarity, see `BaseWindowAttention.attend`."""
         scale = self.logit_scale.clamp(max=MAX_LOGIT_SCALE).exp()
-        q = q * (scale / q.norm(dim=-1, keepdim=True).clamp(min=EPSILON))
-        k = k * k.norm(dim=-1, keepdim=True).clamp(min=EPSILON).reciprocal()
-        # Under autocast norms are float32.
+        # In float16 the epsilon would be 0, as the keys of padding are.
+        precision = torch.promote_types(q.dtype, torch.float32)
+        q = q * (scale / q.to(precision).norm(dim=-1, keepdim=True).clamp(min=EPSILON))
+        k = k * k.to(precision).norm(dim=-1, keepdim=True).clamp(min=EPSILON).reciprocal()
         return attend(q.to(v.dtype), k.to(v.dtype), v, bias, scale=1.0)
 
 

@@ -240,7 +240,7 @@ class EncoderProposals(nn.Module):
                 f"two-stage Deformable DETR: the maps {levels.shapes} have {memory.shape[1]} locations, fewer than the "
                 f"{num_rows} queries that are chosen from them. Use larger images, or fewer queries ({keys})."
             )
-        anchors, unusable = (x.expand(len(memory), -1, -1) for x in anchor_boxes(levels))
+        anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
         # An unusable location stays at infinity: its box is the constant 1, without gradient.
         anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
         return self.select(memory.masked_fill(unusable, 0), anchor_logits, groups)

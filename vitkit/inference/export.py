@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch.export import Dim, ExportedProgram
 
-from vitkit.backbones.swin import Swin
 from vitkit.errors import ConfigError
 from vitkit.inference.export_checks import (
     NUM_TOKENS,
@@ -27,6 +26,7 @@ from vitkit.inference.export_checks import (
     decoded_inputs,
     differences,
     image_inputs,
+    image_size,
     run_graph,
     seconds,
     text_inputs,
@@ -40,8 +40,9 @@ from vitkit.seq2seq import TextGenerator
 
 FORMATS = {"onnx": ONNX_SUFFIX, "torch": PROGRAM_SUFFIX}
 OPSETS = range(18, 24)
-TRACED_SIZE = (403, 533)
-"""Height and width of the images that are traced: no multiple of any stride or window, so that padding is recorded."""
+TRACED_SIZE = (259, 515)
+"""Height and width of the images that are traced. At strides 4 to 32 they are no multiples of a window, and at 4 to 16
+odd, so that all padding is recorded."""
 TOLERANCES = {"fp32": 1e-3, "fp16": 5e-2, "int8": 0.5}
 """By precision: the largest difference from the model in float32, relative to the largest value if that is above 1."""
 
@@ -128,6 +129,8 @@ def export_model(
             model's by more than is tolerated. Nothing is left at `out` then that was not there before.
     """
     check_out(out, settings)
+    if isinstance(predictor, Predictor):
+        settings = replace(settings, size=image_size(predictor, settings.size))
     if settings.format == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
             optional_module(package)
@@ -191,11 +194,6 @@ def parts_of(predictor: Predictor | Translator, settings: ExportSettings, pictur
         ConfigError: none are defined for this kind of model.
     """
     model = predictor.model
-    if settings.size is None and any(isinstance(module, Swin) for module in model.modules()):
-        raise ConfigError(
-            f"export: {type(model).__name__} has a Swin backbone, whose number of windows (aten.unflatten) torch.export"
-            " does not record for any size. Add the size of the images, such as --size 224x224."
-        )
     if isinstance(predictor, Predictor) and predictor.sampling is not None:
         raise ConfigError(
             "export: the model classifies clips of videos, and a file takes pictures. Choose another model."

@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
+from vitkit.backbones.swin import Swin
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.errors import ConfigError
 from vitkit.inference.export_graphs import ExportGraph
 from vitkit.inference.exported import NEW, ExportedFile
 from vitkit.inference.predictor import Predictor
 from vitkit.models.classifier import Classifier
+from vitkit.models.eomt import EoMT
 from vitkit.structures import BOS, EOS, PAD
 
 Inputs = dict[str, Tensor]
@@ -44,17 +46,39 @@ class Difference:
         return f"{self.output}: {self.largest:.1e} (tolerance {self.tolerance:.0e})"
 
 
+def image_size(predictor: Predictor, size: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return the height and width that all images must have: those that are asked for, or the only ones; None: any.
+
+    Raises:
+        ConfigError: the model takes images of one size, which is another one or not known.
+    """
+    model = predictor.model
+    if isinstance(model, EoMT):
+        if size not in (None, tuple(model.image_size)):
+            raise ConfigError(
+                f"export: got --size {size[0]}x{size[1]}, but EoMT pads images to {model.image_size[0]}x"
+                f"{model.image_size[1]} (model.backbone.image_size). Leave --size out."
+            )
+        return tuple(model.image_size)
+    if size is None and isinstance(model, Classifier) and isinstance(model.backbone, Swin):
+        size = crop_of(predictor)
+        if size is None:
+            raise ConfigError(
+                "export: a classifier on Swin has windows that depend on the size of its images, which are of any size "
+                "(data.val.transforms). Set data.val.transforms=\"dict(type='ClassificationEvalTransforms', size=…)\"."
+            )
+    if size is not None and isinstance(model, Classifier):
+        check_crop(predictor, size)
+    return size
+
+
 def image_inputs(predictor: Predictor, pictures: Sequence[np.ndarray], size: tuple[int, int] | None) -> list[Inputs]:
     """Return batches of pictures as the model's transforms make them: one, two together, and a part of one.
 
     Args:
         pictures: (H, W, 3) uint8 RGB, at least one.
         size: height and width that all images must have; None: any.
-    Raises:
-        ConfigError: it is not the size of a classifier's images.
     """
-    if size is not None and isinstance(predictor.model, Classifier):
-        check_crop(predictor, size)
     one, two = pictures[:1], (list(pictures) * 2)[:2]
     single, pair = predictor.prepare(one).inputs, predictor.prepare(two).inputs
     height, width = single["images"].shape[-2:]
@@ -65,17 +89,22 @@ def image_inputs(predictor: Predictor, pictures: Sequence[np.ndarray], size: tup
     return [batch | {"image_sizes": torch.tensor([p.shape[:2] for p in shown])} for shown, batch in batches]
 
 
+def crop_of(predictor: Predictor) -> tuple[int, int] | None:
+    """Return the height and width of a classifier's images; None if they are not cropped to one size."""
+    transforms = predictor.transforms
+    return (transforms.size, transforms.size) if isinstance(transforms, ClassificationEvalTransforms) else None
+
+
 def check_crop(predictor: Predictor, size: tuple[int, int]) -> None:
     """Check that a classifier's transforms make images of one size: it would take padding for a part of the image.
 
     Raises:
         ConfigError: they do not, or of another one.
     """
-    transforms = predictor.transforms
-    side = transforms.size if isinstance(transforms, ClassificationEvalTransforms) else None
-    if size == (side, side):
+    crop = crop_of(predictor)
+    if size == crop:
         return
-    got = "are of any size" if side is None else f"are cropped to {side}x{side}"
+    got = "are of any size" if crop is None else f"are cropped to {crop[0]}x{crop[1]}"
     raise ConfigError(
         f"export: got --size {size[0]}x{size[1]}, but the classifier's images {got} (data.val.transforms), and padded "
         "ones would change its scores. Leave --size out, or set data.val.transforms="

@@ -15,6 +15,7 @@ from vitkit.errors import ConfigError
 from vitkit.models.base import DensePredictionModel
 from vitkit.models.classifier import Classifier
 from vitkit.models.detr import DETR
+from vitkit.models.eomt import EoMT
 from vitkit.models.mask_classification import MaskClassification
 from vitkit.models.per_pixel import PerPixelClassification
 from vitkit.ops.boxes import scale_boxes
@@ -121,8 +122,10 @@ class SegmenterGraph(_ImageGraph):
         return {"semantic": maps.argmax(1)}
 
 
-def mask_multiple(model: DensePredictionModel) -> int:
+def mask_multiple(model: DensePredictionModel | EoMT) -> int:
     """Return the number of pixels to whose multiples masks cover the image's height and width."""
+    if isinstance(model, EoMT):  # files of it take images of the size that it pads to
+        return 1
     stride = model.stride if isinstance(model, PerPixelClassification) else 1
     return math.lcm(model.padding_multiple, stride)
 
@@ -131,6 +134,7 @@ _GRAPHS = {
     Classifier: ClassifierGraph,
     DETR: DetectorGraph,
     MaskClassification: SegmenterGraph,
+    EoMT: SegmenterGraph,
     PerPixelClassification: SegmenterGraph,
 }
 

@@ -14,7 +14,8 @@ from vitkit.inference.predictor import Predictor
 from vitkit.inference.translator import Translator
 from vitkit.models.base import DensePredictionModel
 from vitkit.models.detr_segmentation import SMALLEST_AREA, DETRSegmentation
-from vitkit.models.mask_classification import MaskClassification
+from vitkit.models.eomt import EoMT
+from vitkit.models.mask_results import MaskResults
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.protocols import HasPixelStatistics
 from vitkit.seq2seq import TextGenerator
@@ -85,16 +86,16 @@ def resize_of(predictor: Predictor) -> dict[str, Any] | None:
 
 def postprocessing(model: Any) -> dict[str, Any] | None:
     """Return the settings of what is left to do with the outputs."""
-    if not isinstance(model, DensePredictionModel):
+    if not isinstance(model, DensePredictionModel | EoMT):
         return None
     settings = {"tasks": [], "mask_multiple": mask_multiple(model)}
     if isinstance(model, DETRSegmentation):
         settings["smallest_area"] = SMALLEST_AREA
-    if isinstance(model, MaskClassification):
+    if isinstance(model, MaskResults):
         names = ("num_instances", "overlap_threshold", "cut_masks")
         settings |= {name: getattr(model.settings, name) for name in names}
-    if isinstance(model, MaskClassification | DETRSegmentation):
-        threshold = model.settings.object_threshold if isinstance(model, MaskClassification) else model.object_threshold
+    if isinstance(model, MaskResults | DETRSegmentation):
+        threshold = model.settings.object_threshold if isinstance(model, MaskResults) else model.object_threshold
         settings |= {"tasks": list(model.tasks), "things": list(model.things), "object_threshold": threshold}
     return settings
 

@@ -100,9 +100,9 @@ class EoMT(MaskResults, ModelOnBackbone):
         """
         image_sizes = unpadded_sizes(images, padding_mask)
         images = self.prepare(images, padding_mask)
-        windows = self._windows(images, image_sizes)
         extra = {}
-        if len(windows) > len(images):
+        if self._takes_windows() and tuple(images.shape[-2:]) != tuple(self.image_size):
+            windows = self._windows(image_sizes)
             height, width = self.image_size
             images = torch.stack([images[i, :, y : y + height, x : x + width] for i, y, x in windows])
             extra = {"windows": torch.tensor(windows)}
@@ -128,7 +128,7 @@ class EoMT(MaskResults, ModelOnBackbone):
             )
         margins = [max(0, least - n) for n, least in zip((height, width), self.image_size)]
         if any(margins):
-            padded = black.expand(len(images), -1, height + margins[0], width + margins[1]).clone()
+            padded = black.expand(images.shape[0], -1, height + margins[0], width + margins[1]).clone()
             padded[:, :, :height, :width] = images
             images = padded
         return normalize_images(images, **pixel_statistics(self.backbone))
@@ -136,10 +136,8 @@ class EoMT(MaskResults, ModelOnBackbone):
     def _takes_windows(self) -> bool:
         return not self.training and self.tasks == ("semantic",)
 
-    def _windows(self, images: Tensor, image_sizes: Tensor) -> list[tuple[int, int, int]]:
-        """Return the windows (image, top, left) that cover the images: one of each where windows are not taken."""
-        if not self._takes_windows():
-            return [(i, 0, 0) for i in range(len(images))]
+    def _windows(self, image_sizes: Tensor) -> list[tuple[int, int, int]]:
+        """Return the windows (image, top, left) that cover the images."""
         return [
             (i, top, left)
             for i, (height, width) in enumerate(image_sizes.tolist())
@@ -158,7 +156,7 @@ class EoMT(MaskResults, ModelOnBackbone):
         for i, block in enumerate(self.backbone.blocks):
             bias = None
             if i == first:
-                x = torch.cat((queries.expand(len(x), -1, -1), x), dim=1)
+                x = torch.cat((queries.expand(x.shape[0], -1, -1), x), dim=1)
                 rotations = pad_rotations(unpadded, len(queries) + self.backbone.num_tokens)
             if i >= first and self._masks(i - first):
                 predictions.append(self.head(self.backbone.norm(x), size))
