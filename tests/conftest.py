@@ -11,6 +11,26 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_configure(config):
+    if "VITKIT_TEST_DEVICE" in os.environ:  # before the tests import what it replaces
+        import on_device
+
+        device = torch.device(os.environ["VITKIT_TEST_DEVICE"])
+        on_device.install(device, os.environ.get("VITKIT_TEST_PRECISION", "fp32"))
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available() and "VITKIT_GPU_TESTS" not in os.environ:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture
+def gpu() -> torch.device:
+    """The GPU; with VITKIT_GPU_TESTS=cpu the CPU, so that the tests themselves can be tested without one."""
+    return torch.device(os.environ.get("VITKIT_GPU_TESTS", "cuda"))
+
+
 @pytest.fixture(autouse=True)
 def fresh_logging():
     """Takes back what a tool's `setup_logging` did, so that each test's log reaches pytest."""

@@ -1,22 +1,14 @@
 """A training step waits for the GPU twice, for the costs of matching and the guard's verdict, and nowhere else."""
 
-import importlib
-
 import pytest
 import torch
-from emulated_gpu import DEVICE, EmulatedGPU, emulated_gpu, to_device
+from emulated_gpu import DEVICE, emulated_gpu, to_device
 from models.test_every_backbone_under_every_head import BACKBONES
+from quickstart_runs import quickstart_run
 
-from vitkit.data.loading.collate import collate
-from vitkit.engine.hooks.guard import StepGuard
-from vitkit.engine.optim import AdamW
-from vitkit.engine.run import TrainRun
-from vitkit.engine.settings import TrainSettings
 from vitkit.engine.step import train_step
 from vitkit.kernels import deformable_attention
-from vitkit.models import build_model
 from vitkit.registry import BACKBONES as REGISTRY
-from vitkit.registry import CRITERIA, DATASETS
 
 MATCHING = {
     "detr": "hungarian.py",
@@ -34,33 +26,12 @@ def without_triton(monkeypatch):
     monkeypatch.setattr(deformable_attention, "_has_triton", lambda: False)
 
 
-def step(config: dict, gpu: EmulatedGPU, folder) -> TrainRun:
-    dataset = DATASETS.build(config["data"]["train"])
-    batch = collate([dataset.load_sample(index, 0) for index in range(2)])
-    model = to_device(build_model(config["model"] | dict(num_classes=len(dataset.classes))).train())
-    optimizer = torch.optim.AdamW(AdamW(lr=1e-4, weight_decay=1e-4).parameter_groups(model), foreach=True)
-    run = TrainRun(
-        model=model,
-        criterion=to_device(CRITERIA.build(config["criterion"])),
-        loader=None,
-        optimizer=optimizer,
-        schedule=torch.optim.lr_scheduler.ConstantLR(optimizer),
-        settings=TrainSettings(epochs=1, clip_grad_norm=0.1),
-        device=DEVICE,
-        run_dir=folder,
-    )
-    run.hooks = [StepGuard()]
-    run.hooks[0].before_epoch(run)
-    gpu.waits.clear()
-    train_step(run, iter([batch]), 1)
-    return run
-
-
 @pytest.mark.parametrize("name", MATCHING)
 def test_a_step_waits_once_to_match_and_once_for_the_guard(name, tmp_path):
-    config = importlib.import_module(f"vitkit.configs.quickstart.{name}").config()
     with emulated_gpu() as gpu:
-        run = step(config, gpu, tmp_path)
+        run, batch = quickstart_run(name, DEVICE, tmp_path, move=to_device)
+        gpu.waits.clear()
+        train_step(run, iter([batch]), 1)
     assert run.should_step and run.progress.step == 1
     waits = {where.split(":")[0]: count for where, count in gpu.waits.items()}
     assert waits == {MATCHING[name]: 1, "guard.py": 1}, gpu.waits

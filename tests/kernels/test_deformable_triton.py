@@ -110,10 +110,10 @@ assert any("no deterministic backward pass" in str(warning.message) for warning 
 """)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("channels", [24, 32])
-def test_compiled_kernels_equal_plain(dtype, channels):
+def test_compiled_kernels_equal_plain(dtype, channels, gpu):
     from vitkit.kernels.deformable_attention import deformable_attend, plain
 
     shapes = [(50, 67), (25, 34), (13, 17), (1, 1)]
@@ -121,7 +121,7 @@ def test_compiled_kernels_equal_plain(dtype, channels):
     area = sum(height * width for height, width in shapes)
     shape = (2, area, 8, len(shapes), 4)
     inputs = torch.randn(2, area, 8, channels), torch.rand(*shape, 2) * 1.2 - 0.1, torch.rand(shape)
-    inputs = [x.cuda().to(dtype).requires_grad_() for x in inputs]
+    inputs = [x.to(gpu, dtype).requires_grad_() for x in inputs]
     results = []
     for attend in (deformable_attend, plain.deformable_attend):
         output = attend(inputs[0], shapes, *inputs[1:])

@@ -1,0 +1,163 @@
+"""Training on a GPU. Without one, what can run elsewhere does so with VITKIT_GPU_TESTS=cpu pytest -m gpu."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from quickstart_runs import quickstart_run
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.nn.parallel import DistributedDataParallel
+
+import vitkit
+from vitkit.engine.hooks.guard import MemoryErrors
+from vitkit.engine.parallel import shard
+from vitkit.engine.step import train_step
+from vitkit.errors import TrainingError
+from vitkit.models.detr import DETR
+from vitkit.protocols import training_inputs
+
+pytestmark = pytest.mark.gpu
+MODELS = ["detr", "deformable_detr", "dino", "maskformer_semantic", "mask2former_instance", "eomt"]
+TINY = dict(
+    data=dict(train=dict(num_images=8), val=dict(num_images=2), images_per_gpu=4),
+    model=dict(num_queries=5),
+    train=dict(log_every=1),
+)
+
+
+def needs_cuda(gpu: torch.device) -> None:
+    if gpu.type != "cuda":
+        pytest.skip("is of CUDA alone")
+
+
+@pytest.fixture
+def process_group(gpu, tmp_path):
+    """One rank."""
+    backend = "nccl" if gpu.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{tmp_path}/init", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_three_steps_lower_the_loss_in_every_precision(name, precision, gpu, tmp_path):
+    if gpu.type == "cpu" and precision == "fp16":
+        pytest.skip("some operators of the CPU have no fp16")
+    run, batch = quickstart_run(name, gpu, tmp_path, precision=precision)
+    for group in run.optimizer.param_groups:
+        group["lr"] = 1e-3
+    totals = []
+    for _ in range(6):
+        train_step(run, iter([batch]), 1)
+        totals.append(float(sum(run.losses[0].values())))
+    # With fp16 the first steps may be skipped until the loss scale fits.
+    assert run.progress.step >= 2
+    assert all(parameter.isfinite().all() for parameter in run.parameters)
+    assert min(totals[3:]) < totals[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_waits_twice_and_the_forward_pass_never(name, gpu, tmp_path):
+    needs_cuda(gpu)
+    run, batch = quickstart_run(name, gpu, tmp_path)
+    train_step(run, iter([batch]), 1)  # what is kept for later steps is made
+    batch = batch.pin_memory()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        moved = batch.to(gpu)
+        with torch.autocast("cuda", torch.bfloat16):
+            run.wrapped_model(**training_inputs(run.model, moved))
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train_step(run, iter([batch]), 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [str(warning.message) for warning in caught if "synchronizing" in str(warning.message)]
+    assert len(waits) == 2, [(w.filename, w.lineno) for w in caught]
+
+
+@pytest.mark.parametrize("name", ["detr", "deformable_detr", "mask2former_instance"])
+def test_a_compiled_model_trains_as_the_eager_one(name, gpu, tmp_path):
+    needs_cuda(gpu)  # it takes minutes on a CPU
+    losses = []
+    for compiled in (False, True):
+        run, batch = quickstart_run(name, gpu, tmp_path, compile=compiled)
+        for module in run.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        torch.manual_seed(0)
+        train_step(run, iter([batch]), 1)
+        losses.append(float(sum(run.losses[0].values())))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+def test_ddp_with_one_rank_has_the_gradients_of_the_model_alone(gpu, tmp_path, process_group):
+    gradients = []
+    for parallel in (False, True):
+        run, batch = quickstart_run("detr", gpu, tmp_path)
+        batch = batch.to(gpu)
+        model = DistributedDataParallel(run.model.eval()) if parallel else run.model.eval()
+        losses = run.criterion(model(**training_inputs(run.model, batch)), batch.targets)
+        sum(losses.values()).backward()
+        gradients.append([p.grad for p in run.parameters if p.grad is not None])
+    for alone, shared in zip(*gradients, strict=True):
+        torch.testing.assert_close(shared, alone, rtol=1e-3, atol=1e-5)
+
+
+def test_fsdp_with_one_rank_steps_as_the_model_alone(gpu, tmp_path, process_group):
+    def move(module):
+        module.to(gpu)
+        return shard(module, gpu) if isinstance(module, DETR) else module
+
+    states = []
+    for sharded in (False, True):
+        settings = dict(move=move, strategy="fsdp") if sharded else {}
+        run, batch = quickstart_run("detr", gpu, tmp_path, **settings)
+        run.model.eval()
+        train_step(run, iter([batch]), 1)
+        states.append(get_model_state_dict(run.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=2e-4, msg=name)
+
+
+def test_channels_last_predicts_the_same(gpu, tmp_path):
+    run, batch = quickstart_run("mask2former_instance", gpu, tmp_path)
+    inputs = batch.to(gpu).inputs
+    with torch.no_grad():
+        expected = run.model.eval()(**inputs)
+        got = run.model.to(memory_format=torch.channels_last)(**inputs)
+    torch.testing.assert_close(got["pred_masks"], expected["pred_masks"], rtol=1e-2, atol=1e-3)
+
+
+def test_images_travel_as_bytes_from_pinned_memory(gpu, tmp_path):
+    needs_cuda(gpu)
+    _, batch = quickstart_run("detr", gpu, tmp_path)
+    pinned = batch.pin_memory()
+    assert pinned.inputs["images"].is_pinned() and pinned.inputs["images"].dtype == torch.uint8
+    assert torch.equal(pinned.to(gpu).inputs["images"].cpu(), batch.inputs["images"])
+
+
+@pytest.mark.parametrize("first", ["here", "elsewhere"])
+def test_a_run_is_resumed_on_the_other_device(first, gpu, tmp_path):
+    devices = [gpu.type, "cpu"] if first == "here" else ["cpu", gpu.type]
+    begun = vitkit.train("quickstart/detr", run_dir=tmp_path / "run", device=devices[0], **TINY, **{"train.epochs": 1})
+    saved = tmp_path / "run" / "config.json"
+    saved.write_text(saved.read_text().replace('"epochs": 1', '"epochs": 2'))
+    resumed = vitkit.train(resume=begun.path, device=devices[1])
+    assert len(resumed.history) == 2 and "bbox/AP" in resumed.metrics
+
+
+def test_memory_that_runs_out_names_the_batch_and_what_takes_less(gpu, tmp_path):
+    needs_cuda(gpu)
+    run, batch = quickstart_run("detr", gpu, tmp_path)
+    batch.inputs = {name: x.repeat_interleave(64, -1).repeat_interleave(64, -2) for name, x in batch.inputs.items()}
+    torch.cuda.set_per_process_memory_fraction(0.02)
+    try:
+        with pytest.raises(TrainingError, match=r"images_per_gpu") as error, MemoryErrors().during_training(run):
+            train_step(run, iter([batch]), 1)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "4096x4096" in str(error.value)

@@ -1,0 +1,64 @@
+"""Runs tests on another device than they were written for: VITKIT_TEST_DEVICE=cuda pytest -k golden
+
+A module that a test calls moves to the device with its inputs, and its outputs come back, so that the test compares
+them as ever. With VITKIT_TEST_PRECISION=bf16 modules run under autocast, and golden outputs may differ by `BF16_ERROR`.
+"""
+
+import functools
+
+import golden.weights
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+BF16_ERROR = 0.05
+"""Of an output, the norm of its difference by its own norm. bfloat16 has 8 bits, which some fifty layers round to."""
+
+
+def install(device: torch.device, precision: str) -> None:
+    """Run every module that is not called by another one on the device, from now on."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    nn.Module.__call__ = _on_device(nn.Module.__call__, device, precision)
+    Tensor.numpy = _to_numpy(Tensor.numpy)
+    if precision == "bf16":
+        golden.weights.compare = _by_norm(golden.weights.compare)
+
+
+def _on_device(call, device: torch.device, precision: str):
+    depth = 0
+
+    @functools.wraps(call)
+    def on_device(module: nn.Module, *args, **kwargs):
+        nonlocal depth
+        if depth:
+            return call(module, *args, **kwargs)
+        depth += 1
+        try:
+            args, kwargs = tree_map_only(Tensor, lambda x: x.to(device), (args, kwargs))
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                outputs = call(module.to(device), *args, **kwargs)
+        finally:
+            depth -= 1
+        return tree_map_only(Tensor, lambda x: x.cpu(), outputs)
+
+    return on_device
+
+
+def _to_numpy(numpy):
+    """Read gradients, and what hooks have kept, wherever they are."""
+
+    @functools.wraps(numpy)
+    def to_numpy(x: Tensor, **options):
+        x = x.cpu()
+        return numpy(x.float() if x.dtype == torch.bfloat16 else x, **options)
+
+    return to_numpy
+
+
+def _by_norm(compare):
+    @functools.wraps(compare)
+    def by_norm(case, outputs, **options):
+        report = compare(case, outputs, **options)
+        return {name: {**line, "ok": line["rel_l2"] <= BF16_ERROR} for name, line in report.items()}
+
+    return by_norm

@@ -1,0 +1,44 @@
+"""A training run of a quickstart config with a batch of its data, for tests that take single steps."""
+
+import importlib
+from pathlib import Path
+
+import torch
+
+from vitkit.data.loading.collate import collate
+from vitkit.engine.hooks.guard import StepGuard
+from vitkit.engine.optim import AdamW
+from vitkit.engine.run import TrainRun
+from vitkit.engine.settings import TrainSettings
+from vitkit.models import build_model
+from vitkit.registry import CRITERIA, DATASETS
+from vitkit.structures import Batch
+
+
+def quickstart_run(name: str, device: torch.device, folder: Path, *, move=None, **settings) -> tuple[TrainRun, Batch]:
+    """Return a run without a loader, guarded, and a batch of two images.
+
+    Args:
+        move: moves a module to the device, if not `module.to`.
+        settings: of `TrainSettings`.
+    """
+    config = importlib.import_module(f"vitkit.configs.quickstart.{name}").config()
+    dataset = DATASETS.build(config["data"]["train"])
+    batch = collate([dataset.load_sample(index, 0) for index in range(2)])
+    torch.manual_seed(0)
+    move = move or (lambda module: module.to(device))
+    model = move(build_model(config["model"] | dict(num_classes=len(dataset.classes))).train())
+    optimizer = torch.optim.AdamW(AdamW(lr=1e-4, weight_decay=1e-4).parameter_groups(model), foreach=True)
+    run = TrainRun(
+        model=model,
+        criterion=move(CRITERIA.build(config["criterion"])),
+        loader=None,
+        optimizer=optimizer,
+        schedule=torch.optim.lr_scheduler.ConstantLR(optimizer),
+        settings=TrainSettings(epochs=1, clip_grad_norm=0.1, **settings),
+        device=device,
+        run_dir=folder,
+    )
+    run.hooks = [StepGuard()]
+    run.hooks[0].before_epoch(run)
+    return run, batch
