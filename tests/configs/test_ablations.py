@@ -1,17 +1,52 @@
-"""The sets of runs in configs/ablations: every arm is a valid config that trains a step."""
+"""The sets of runs in configs/ablations: every arm is a valid config, whose model trains a step on tiny images."""
 
 import pytest
+import torch
 
 from vitkit.config import load_config
+from vitkit.models import build_model
+from vitkit.registry import CRITERIA
 from vitkit.tools.ablate import read_set, set_files, summary_of, train_command
 
-ARMS = [(path, arm) for path in set_files() for arm in read_set(path).arms]
+SETS = {path.stem: read_set(path) for path in set_files()}
+ARMS = [(name, arm) for name, ablation in SETS.items() for arm in ablation.arms]
+SIDE = 96
 
 
-@pytest.mark.parametrize(("path", "arm"), ARMS, ids=[f"{path.stem}: {arm}" for path, arm in ARMS])
-def test_arm_is_a_valid_config(path, arm):
-    ablation = read_set(path)
-    _, _, base, *overrides = train_command(ablation, arm, [])
+def tiny_target():
+    masks = torch.zeros(2, SIDE, SIDE, dtype=torch.bool)
+    masks[0, : SIDE // 2], masks[1, SIDE // 2 :] = True, True
+    return {
+        "labels": torch.tensor([0, 1]),
+        "boxes_cxcywh": torch.tensor([[0.5, 0.25, 1.0, 0.5], [0.5, 0.75, 1.0, 0.5]]),
+        "masks": masks,
+        "semantic": masks[1].long(),
+        "image_size": (SIDE, SIDE),
+        "original_size": (SIDE, SIDE),
+    }
+
+
+@pytest.mark.parametrize(("name", "arm"), ARMS, ids=[f"{name}: {arm}" for name, arm in ARMS])
+def test_arm_is_a_valid_config_that_trains_a_step(name, arm):
+    _, _, base, *overrides = train_command(SETS[name], arm, [])
     config = load_config(base, overrides)
     assert config["data"]["num_workers"] == 0, "loading processes' time would not be counted"
-    assert summary_of(path) and f"vitkit ablate {path.stem}" in path.read_text()
+    backbone = config["model"]["backbone"]
+    if backbone["type"] == "ResNet" and backbone["depth"] == 50:
+        backbone["depth"] = 18
+    model = build_model(config["model"], classes=["a", "b", "c"])
+    criterion = CRITERIA.build(config["criterion"])
+    targets = [tiny_target(), tiny_target()]
+    inputs = {"targets": targets} if getattr(model, "uses_targets", False) else {}
+    losses = criterion(
+        model(torch.rand(2, 3, SIDE, SIDE), torch.zeros(2, SIDE, SIDE, dtype=torch.bool), **inputs), targets
+    )
+    sum(losses.values()).backward()
+    assert all(loss.isfinite() for loss in losses.values())
+    assert all(p.grad is not None for p in model.head.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_set_says_how_it_is_run(name):
+    path = next(path for path in set_files() if path.stem == name)
+    assert summary_of(path) and f"vitkit ablate {name}" in path.read_text()

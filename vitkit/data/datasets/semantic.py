@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,10 @@ class SemanticFolder(BaseImageDataset):
             in `values` are errors.
         zero_is_ignored: value 0 is also ignored, and the classes begin at 1 (as in ADE20K).
         image_suffix, label_suffix: endings of the file names, such as "_leftImg8bit.png".
+        names: use only images whose ids match one of these patterns, such as "0001TP_*"; None: all.
         transforms: see `BaseImageDataset`.
     Raises:
-        DataError: a folder is missing, there is no image, or one has no label map.
+        DataError: a folder is missing, there is no image, none matches `names`, or one has no label map.
         ConfigError: the values do not fit the classes.
     """
 
@@ -54,6 +56,7 @@ class SemanticFolder(BaseImageDataset):
         zero_is_ignored: bool = False,
         image_suffix: str = ".jpg",
         label_suffix: str = ".png",
+        names: Sequence[str] | None = None,
         transforms: Spec | Transforms | None = None,
     ):
         check_number_of_classes(classes)
@@ -66,6 +69,10 @@ class SemanticFolder(BaseImageDataset):
         self._ignored = sorted({*ignore, 0} if zero_is_ignored else set(ignore))
         self._label_of_value = self._label_table()
         self.image_ids = paired_names(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
+        if names is not None:
+            self.image_ids = [name for name in self.image_ids if any(fnmatchcase(name, pattern) for pattern in names)]
+            if not self.image_ids:
+                raise DataError(f"images: no file of '{images}' matches any of names={list(names)}.")
         logger.info(f"'{images}': {len(self)} images with label pictures of {len(self.classes)} classes")
 
     def _label_table(self) -> np.ndarray:
