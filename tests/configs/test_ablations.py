@@ -5,6 +5,7 @@ import torch
 
 from vitkit.config import load_config
 from vitkit.models import build_model
+from vitkit.models.classifier import Classifier
 from vitkit.registry import CRITERIA
 from vitkit.tools.ablate import read_set, set_files, summary_of, train_command
 
@@ -17,6 +18,7 @@ def tiny_target():
     masks = torch.zeros(2, SIDE, SIDE, dtype=torch.bool)
     masks[0, : SIDE // 2], masks[1, SIDE // 2 :] = True, True
     return {
+        "label": 1,
         "labels": torch.tensor([0, 1]),
         "boxes_cxcywh": torch.tensor([[0.5, 0.25, 1.0, 0.5], [0.5, 0.75, 1.0, 0.5]]),
         "masks": masks,
@@ -36,7 +38,12 @@ def test_arm_is_a_valid_config_that_trains_a_step(name, arm):
         backbone["depth"] = 18
     model = build_model(config["model"], classes=["a", "b", "c"])
     criterion = CRITERIA.build(config["criterion"])
+    model.train()
     targets = [tiny_target(), tiny_target()]
+    if isinstance(model, Classifier):
+        loss = sum(criterion(model(torch.rand(2, 3, 64, 64)), targets).values())
+        assert loss.isfinite()
+        return loss.backward()
     inputs = {"targets": targets} if getattr(model, "uses_targets", False) else {}
     losses = criterion(
         model(torch.rand(2, 3, SIDE, SIDE), torch.zeros(2, SIDE, SIDE, dtype=torch.bool), **inputs), targets

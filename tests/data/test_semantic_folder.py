@@ -172,3 +172,11 @@ def test_camvid_and_ade20k(shared_data):
         "grass",
         "plant",
     }
+
+
+def test_only_images_of_some_names(tmp_path):
+    for name in ("one/a_1", "one/a_2", "two/b_1"):
+        write(tmp_path, np.zeros((2, 2), np.uint8), name)
+    assert load(tmp_path, names=["one/*_2", "two/*"]).image_ids == ["one/a_2", "two/b_1"]
+    with pytest.raises(DataError, match=r"images: no file of '.*images' matches any of names=\['three'\]"):
+        load(tmp_path, names=["three"])

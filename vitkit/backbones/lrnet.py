@@ -84,6 +84,7 @@ class LRNet(BackboneBase):
         kernel_size: side of the windows; odd.
         channels_per_weight: m, how many channels share a weight.
         similarity: of a query and a key; see `vitkit.kernels.local_relation.SIMILARITIES`.
+        geometry_prior: see `LocalRelation`.
     Raises:
         ConfigError: an argument is impossible.
     """
@@ -98,6 +99,7 @@ class LRNet(BackboneBase):
         kernel_size: int = 7,
         channels_per_weight: int = 8,
         similarity: str = "product",
+        geometry_prior: bool = True,
         settings: BackboneSettings = BackboneSettings(),
     ):
         super().__init__()
@@ -105,7 +107,12 @@ class LRNet(BackboneBase):
             raise ConfigError(f"LRNet: depth {depth}: expected one of {', '.join(map(str, _DEPTHS))}.")
         available = four_stages(256)
         names = self.configure(settings, available)
-        relation = dict(kernel_size=kernel_size, channels_per_weight=channels_per_weight, similarity=similarity)
+        relation = dict(
+            kernel_size=kernel_size,
+            channels_per_weight=channels_per_weight,
+            similarity=similarity,
+            geometry_prior=geometry_prior,
+        )
         self.stem = nn.Sequential(
             nn.Conv2d(3, _STEM_CHANNELS, 1, bias=False),
             nn.BatchNorm2d(_STEM_CHANNELS),

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,8 @@ _COMPUTED = ("relative_position_index", "relative_coords_table", "attn_mask")
 """Suffixes of official buffers that follow from the settings."""
 
 PATCH = 4
+_GRID = (56, 56)
+"""What absolute positions are made for: images of 224 pixels."""
 
 
 class PatchEmbed(nn.Module):
@@ -198,8 +201,9 @@ class SwinBlock(nn.Module):
 class SwinStage(nn.Module):
     """Blocks without and with a shift in turn, and the patch merging that follows them."""
 
-    def __init__(self, blocks: Sequence[nn.Module], window: int, downsample: nn.Module | None):
+    def __init__(self, blocks: Sequence[nn.Module], window: int, downsample: nn.Module | None, *, shifted: bool = True):
         super().__init__()
+        self.shifted = shifted
         self.blocks = nn.ModuleList(blocks)
         self.window = window
         self.downsample = downsample
@@ -214,7 +218,7 @@ class SwinStage(nn.Module):
             (B, H, W, C), before the patch merging.
         """
         height, width = x.shape[1:3]
-        window, shift = self.window, self.window // 2
+        window, shift = self.window, self.window // 2 if self.shifted else 0
         if shrink and min(height, width) <= window:
             window, shift = min(height, width), 0
         mask_bias = shift_bias((height, width), window, shift, device=x.device) if shift else None
@@ -235,6 +239,9 @@ class Swin(BackboneBase):
         depths: blocks of each stage.
         num_heads: of each stage.
         window: side of the windows, in pixels of the map.
+        shifted: whether every second block's windows are shifted (the paper's table 4).
+        positions: "relative": a bias for each offset within a window; "absolute": a learned vector for each of 56 x 56
+            locations of res2, resampled to other sizes; or "none" (table 4).
         settings: see `BackboneSettings`; pretrained=True means the official weights.
     Raises:
         ConfigError: an argument is impossible.
@@ -255,10 +262,14 @@ class Swin(BackboneBase):
         *,
         num_heads: Sequence[int] = (3, 6, 12, 24),
         window: int = 7,
+        shifted: bool = True,
+        positions: Literal["relative", "absolute", "none"] = "relative",
         settings: BackboneSettings = BackboneSettings(drop_path=0.2),
     ):
         super().__init__()
         name = type(self).__name__
+        if positions not in ("relative", "absolute", "none"):
+            raise ConfigError(f"{name}: positions={positions!r}: expected 'relative', 'absolute' or 'none'.")
         for argument, value in dict(embed_dim=embed_dim, window=window).items():
             if value < 1:
                 raise ConfigError(f"{name}: {argument}={value}: expected at least 1.")
@@ -278,7 +289,8 @@ class Swin(BackboneBase):
             blocks = [
                 self.block(channels[i], num_heads[i], window=window, drop_path=next(rates)) for _ in range(depths[i])
             ]
-            self.layers.append(SwinStage(blocks, window, self.merging(channels[i]) if i + 1 < num_stages else None))
+            downsample = self.merging(channels[i]) if i + 1 < num_stages else None
+            self.layers.append(SwinStage(blocks, window, downsample, shifted=shifted))
         if self.is_classifier:
             self.norm = nn.LayerNorm(channels[-1])
             self.head = nn.Linear(channels[-1], settings.num_classes)
@@ -287,7 +299,19 @@ class Swin(BackboneBase):
                 if feature in self.feature_info:
                     self.add_module(f"norm{i}", nn.LayerNorm(channels[i]))
         self.apply(init_weights)
+        self._set_positions(positions, embed_dim)
         self.freeze()
+
+    def _set_positions(self, positions: str, embed_dim: int) -> None:
+        """Without relative positions their tables stay zero, so that weights have the same names."""
+        self.absolute_pos_embed = None
+        if positions == "absolute":
+            self.absolute_pos_embed = nn.Parameter(torch.zeros(1, math.prod(_GRID), embed_dim))
+            nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
+        if positions != "relative":
+            for name, table in self.named_parameters():
+                if name.endswith("relative_position_bias_table"):
+                    nn.init.zeros_(table).requires_grad_(False)
 
     def norm_of(self, feature: str) -> str:
         """Return the name of the norm of a returned map."""
@@ -306,6 +330,9 @@ class Swin(BackboneBase):
         """Compute the features, or a classifier's logits, of images from 4 pixels."""
         check_images(type(self).__name__, images, least=PATCH)
         x = self.patch_embed(images)
+        if self.absolute_pos_embed is not None:
+            size = (x.shape[1], x.shape[2])
+            x = x + resize_positions_2d(self.absolute_pos_embed, _GRID, size).unflatten(1, size)
         features = {}
         for i, (name, layer) in enumerate(zip(STAGES, self.layers)):
             x = layer(x, shrink=self.is_classifier)

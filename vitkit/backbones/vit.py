@@ -8,9 +8,10 @@ Shapes: B batch, h x w patches, L tokens (class, distillation and register token
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from timm.layers import resample_patch_embed
@@ -29,7 +30,7 @@ from vitkit.backbones.vit_blocks import (
 )
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.layers import SwiGLU, checkpoint_block
-from vitkit.nn.position import pad_rotations, resize_positions_2d, rotary_positions_2d
+from vitkit.nn.position import pad_rotations, resize_positions_1d, resize_positions_2d, rotary_positions_2d
 from vitkit.registry import BACKBONES, nearest
 
 _SIZES = {
@@ -95,7 +96,7 @@ _TORCHVISION = {
 
 
 _POOLINGS = ("token", "mean", "mean_norm")
-_POSITIONS = ("all", "patches", "rotary")
+_POSITIONS = ("all", "patches", "axes", "rotary", "none")
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,19 @@ class TokenSettings:
     """Adds a distillation token with its own head; logits are the mean of both."""
     num_registers: int = 0
     """Register tokens, which have no position."""
-    positions: Literal["all", "patches", "rotary"] = "all"
-    """Learned positions of patches, class and distillation token, or of patches alone (DINOv2 with registers); or
-    rotations of the patches' queries and keys in every block (DINOv3)."""
+    positions: Literal["all", "patches", "axes", "rotary", "none"] = "all"
+    """Learned positions of patches, class and distillation token, or of patches alone (DINOv2 with registers); of a
+    patch's row and column, half of the channels each (ViT's "2-D" of table 8); rotations of the patches' queries and
+    keys in every block (DINOv3); or none. ViT's relative positions are `relative_positions`."""
     rotary_rescale: float = 1.0
     """In training the coordinates of "rotary" are multiplied by a random factor up to this one, or down to its inverse,
     log-uniform; DINOv3 was trained with 2."""
     pooling: Literal["token", "mean", "mean_norm"] = "token"
     """What a classifier reads: "token", the class token; "mean", the mean of the normalised patches (Beyer et al. 2022,
     https://arxiv.org/abs/2205.01580); "mean_norm", the normalised mean of the patches (MAE)."""
+
+    hidden_layer: bool = False
+    """A classifier has a hidden layer with tanh, as ViT has in pre-training (section 3.1)."""
 
     def check(self, is_classifier: bool) -> None:
         """Raise ConfigError if a value is unknown, or two contradict each other."""
@@ -149,6 +154,7 @@ class ViT(BackboneBase):
     Args:
         image_size: side or (height, width) in pixels that the position embeddings are made for. They are resampled to
             images of other sizes, and from weights of other sizes; patches of weights are resampled, too.
+        stem: a backbone whose coarsest map is cut into patches in place of the image (the hybrid of section 3.1).
         settings: see `BackboneSettings`; pretrained=True means DINOv2's, DINOv3's, DeiT's or torchvision's weights.
     Raises:
         ConfigError: an argument is impossible, or two contradict each other.
@@ -166,6 +172,7 @@ class ViT(BackboneBase):
         tokens: TokenSettings = TokenSettings(),
         blocks: ViTBlockSettings = ViTBlockSettings(),
         windows: WindowSettings = WindowSettings(),
+        stem: Mapping[str, Any] | None = None,
         settings: BackboneSettings = BackboneSettings(),
     ):
         super().__init__()
@@ -190,13 +197,15 @@ class ViT(BackboneBase):
         self.grid = (math.ceil(height / patch_size), math.ceil(width / patch_size))
         if min(self.grid) < 1:
             raise ConfigError(f"ViT: image_size={image_size}: expected at least 1 pixel.")
-        self.patch_embed = PatchEmbedding(patch_size, d_model)
+        self.patch_embed = PatchEmbedding(patch_size, d_model, BACKBONES.build(stem) if stem else None)
         self._make_tokens(tokens, d_model)
         self.blocks = self._make_blocks(sizes, blocks, windows, settings.drop_path)
         if self.is_classifier:
             norm = "fc_norm" if tokens.pooling == "mean_norm" else "norm"
             setattr(self, norm, nn.LayerNorm(d_model, eps=blocks.norm_eps))
             self.head = nn.Linear(d_model, settings.num_classes)
+            if tokens.hidden_layer:
+                self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.Tanh(), self.head)
             self.head_dist = nn.Linear(d_model, settings.num_classes) if tokens.distilled else None
         else:
             self.norm = nn.Identity() if window_size is not None else nn.LayerNorm(d_model, eps=blocks.norm_eps)
@@ -217,8 +226,13 @@ class ViT(BackboneBase):
         self.cls_token = parameter(int(tokens.class_token))
         self.dist_token = parameter(int(tokens.distilled))
         self.reg_token = parameter(tokens.num_registers)
-        is_learned = tokens.positions != "rotary"
-        self.pos_embed = parameter(self.num_positioned + math.prod(self.grid)) if is_learned else None
+        self.has_rotations = tokens.positions == "rotary"
+        self.pos_embed = self.row_embed = self.col_embed = None
+        if tokens.positions in ("all", "patches"):
+            self.pos_embed = parameter(self.num_positioned + math.prod(self.grid))
+        if tokens.positions == "axes":
+            self.row_embed = nn.Parameter(0.02 * torch.randn(self.grid[0], d_model // 2))
+            self.col_embed = nn.Parameter(0.02 * torch.randn(self.grid[1], d_model - d_model // 2))
 
     def _make_blocks(
         self, sizes: ViTSizes, blocks: ViTBlockSettings, windows: WindowSettings, drop_path: float
@@ -254,7 +268,8 @@ class ViT(BackboneBase):
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """List the embeddings, then each block."""
-        tokens = [t for t in (self.pos_embed, self.cls_token, self.dist_token, self.reg_token) if t is not None]
+        tables = (self.pos_embed, self.row_embed, self.col_embed, self.cls_token, self.dist_token, self.reg_token)
+        tokens = [table for table in tables if table is not None]
         return [[self.patch_embed, *tokens], *([block] for block in self.blocks)]
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
@@ -281,6 +296,10 @@ class ViT(BackboneBase):
         if self.pos_embed is not None:
             table = self.pos_embed[:, count:]
             patches = add(patches, resize_positions_2d(table, self.grid, size, antialias=self.antialias))
+        if self.row_embed is not None:
+            rows = resize_positions_1d(self.row_embed, size[0])[:, None].expand(*size, -1)
+            columns = resize_positions_1d(self.col_embed, size[1])[None].expand(*size, -1)
+            patches = add(patches, torch.cat((rows, columns), dim=-1).flatten(0, 1)[None])
         tokens = [token for token in (self.cls_token, self.dist_token) if token is not None]
         if count:
             tokens = [torch.cat(tokens, dim=1) + self.pos_embed[:, :count]]
@@ -290,8 +309,8 @@ class ViT(BackboneBase):
         return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], dim=1)
 
     def rotations(self, size: tuple[int, int]) -> Tensor | None:
-        """Return the rotations of the patches' queries and keys, (2, h * w, d); None for learned positions."""
-        if self.pos_embed is not None:
+        """Return the rotations of the patches' queries and keys, (2, h * w, d); None for other positions."""
+        if not self.has_rotations:
             return None
         scale, weight = 1.0, self.patch_embed.proj.weight
         if self.training and self.rotary_rescale > 1:
@@ -379,7 +398,7 @@ class ViT(BackboneBase):
 
     def _dino_address(self, shape: dict[str, int]) -> str:
         """Return timm's name of the weights that DINOv2 or DINOv3 has of a network of this shape."""
-        is_v3 = self.pos_embed is None
+        is_v3 = self.has_rotations
         is_gated = isinstance(self.blocks[0].mlp, SwiGLU)
         for name, size in (_DINOV3_SIZES if is_v3 else _DINOV2_SIZES).items():
             if shape.items() <= size.items() and is_gated == ("mlp" in size):

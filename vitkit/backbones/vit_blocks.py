@@ -20,6 +20,7 @@ from vitkit.nn.attention import attend
 from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP
 from vitkit.nn.position import resize_positions_1d, rotate
 from vitkit.nn.relative_attention import attend_relative
+from vitkit.protocols import Backbone
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 
@@ -114,18 +115,28 @@ def add(branch: Tensor, x: Tensor) -> Tensor:
 
 
 class PatchEmbedding(nn.Module):
-    """Linear projection of patches."""
+    """Linear projection of patches of the image, or of the coarsest map of a stem.
 
-    def __init__(self, patch_size: int, d_model: int):
+    Raises:
+        ConfigError: the stride of that map does not divide the patch size.
+    """
+
+    def __init__(self, patch_size: int, d_model: int, stem: Backbone | None = None):
         super().__init__()
         self.patch_size = patch_size
-        self.proj = nn.Conv2d(3, d_model, kernel_size=patch_size, stride=patch_size)
+        self.stem = stem
+        name, info = list(stem.feature_info.items())[-1] if stem else ("image", FeatureInfo(3, 1))
+        if patch_size % info.stride:
+            raise ConfigError(f"ViT: patch_size={patch_size}: expected a multiple of {info.stride}, the stem's stride.")
+        self.name, side = name, patch_size // info.stride
+        self.proj = nn.Conv2d(info.channels, d_model, kernel_size=side, stride=side)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W), zero-padded at the right and bottom to full patches, to (B, d_model, h, w)."""
         height, width = images.shape[-2:]
         margins = (0, -width % self.patch_size, 0, -height % self.patch_size)
-        return self.proj(F.pad(images, margins) if any(margins) else images)
+        images = F.pad(images, margins) if any(margins) else images
+        return self.proj(images if self.stem is None else self.stem(images)[self.name])
 
 
 class Attention(nn.Module):

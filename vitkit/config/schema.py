@@ -113,6 +113,8 @@ def _argument_slots(registry: Registry, constructor: Callable, arguments: Mappin
         default = factories[name]() if name in factories else parameter.default
         annotation = hints.get(name, Any if default in (MISSING, None) else type(default))
         slots[name] = Slot(annotation, arguments.get(name, default), registry=_kind_of(name, annotation, registry))
+    if registry is DATASETS:
+        slots["fraction"] = Slot(float | None, arguments.get("fraction"))  # of any dataset, see build_dataset
     return slots
 
 

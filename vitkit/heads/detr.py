@@ -18,6 +18,10 @@ from vitkit.ops.images import resize_mask
 from vitkit.registry import HEADS
 from vitkit.structures import DetectionTarget, FeatureInfo
 
+POSITIONS = ("sine", "sine_input", "learned", "none")
+NUM_LEARNED = 50
+"""Rows and columns with a learned position, as in the original; those beyond have the last one's."""
+
 
 class Decoded(NamedTuple):
     """What the transformer returns."""
@@ -43,6 +47,14 @@ class TransformerHead(nn.Module):
         self.encoder = TransformerEncoder(settings.num_encoder_layers, self.d_model, settings)
         self.decoder = TransformerDecoder(settings.num_decoder_layers, self.d_model, settings)
         init_xavier(self.encoder, self.decoder)
+        if settings.positions not in POSITIONS:
+            raise ConfigError(f"model.head.positions: got {settings.positions!r}; expected one of {POSITIONS}.")
+        self.positions = settings.positions
+        if self.positions == "learned":
+            self.row_embed = nn.Embedding(NUM_LEARNED, self.d_model // 2)
+            self.col_embed = nn.Embedding(NUM_LEARNED, self.d_model // 2)
+            nn.init.uniform_(self.row_embed.weight)
+            nn.init.uniform_(self.col_embed.weight)
         self.query_embed = nn.Embedding(num_queries, self.d_model)
         self.group_queries = GroupQueries(query_groups, num_queries, self.d_model)
 
@@ -55,10 +67,11 @@ class TransformerHead(nn.Module):
         if padding_mask is not None:
             padding_mask = resize_mask(padding_mask, size)
             bias = padding_bias(padding_mask.flatten(1), image.dtype)
-        positions = sine_positions_2d(size, self.d_model, padding_mask=padding_mask, device=image.device)
-        positions = positions.flatten(1, 2).to(image.dtype)  # (B or 1, h * w, d_model)
-
-        memory = self.encoder(image.flatten(2).transpose(1, 2), positions, bias=bias)
+        tokens = image.flatten(2).transpose(1, 2)
+        positions = self.encode_positions(size, padding_mask, image)
+        if self.positions == "sine_input":
+            tokens, positions = tokens + positions, None
+        memory = self.encoder(tokens, positions, bias=bias)
         queries = self.group_queries.before(self.query_embed.weight).expand(image.shape[0], -1, -1)  # (B, Q, d_model)
         layout = self.group_queries.layout(noised)
         content = torch.zeros_like(queries)
@@ -74,6 +87,17 @@ class TransformerHead(nn.Module):
             memory_bias=bias,
         )
         return Decoded(states, memory.transpose(1, 2).unflatten(2, size), padding_mask, layout)
+
+    def encode_positions(self, size: tuple[int, int], padding_mask: Tensor | None, image: Tensor) -> Tensor | None:
+        """Return the positions of a map's locations, (B or 1, h * w, d_model); None if there are none."""
+        if self.positions == "none":
+            return None
+        if self.positions == "learned":
+            rows, columns = (torch.arange(n, device=image.device).clamp(max=NUM_LEARNED - 1) for n in size)
+            parts = self.row_embed(rows)[:, None], self.col_embed(columns)[None]
+            return torch.cat([part.expand(*size, -1) for part in parts], dim=-1).flatten(0, 1)[None].to(image.dtype)
+        positions = sine_positions_2d(size, self.d_model, padding_mask=padding_mask, device=image.device)
+        return positions.flatten(1, 2).to(image.dtype)
 
 
 @HEADS.register

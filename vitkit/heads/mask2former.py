@@ -76,6 +76,10 @@ class Mask2FormerSettings(LayerSettings):
     """Each attends to one level, coarse to fine, in turn."""
     num_levels: int = 3
     """How many of the coarsest maps are attended to."""
+    masked_attention: bool = True
+    """Queries attend within the masks predicted before; False: everywhere (the paper's table 4a)."""
+    learned_queries: bool = True
+    """What queries begin with is learned, and predicts masks before the first layer; False: it is zero (table 4b)."""
 
 
 @HEADS.register
@@ -119,6 +123,9 @@ class Mask2FormerHead(nn.Module):
         self.level_embed = nn.Embedding(num_levels, d_model)
         self.query_feat = nn.Embedding(num_queries, d_model)
         self.query_embed = nn.Embedding(num_queries, d_model)
+        self.settings = settings
+        if not settings.learned_queries:
+            nn.init.zeros_(self.query_feat.weight).requires_grad_(False)
         self.layers = nn.ModuleList(MaskedDecoderLayer(d_model, settings) for _ in range(settings.num_decoder_layers))
         init_xavier(self.layers)
         self.decoder_norm = nn.LayerNorm(d_model)
@@ -180,6 +187,8 @@ class Mask2FormerHead(nn.Module):
         for i, layer in enumerate(self.layers):
             level = i % len(memories)
             outside = outside_masks(layers[-1]["mask_embed"], small_features[level])
+            if not self.settings.masked_attention or (i == 0 and not self.settings.learned_queries):
+                outside = torch.zeros_like(outside)
             if known is not None:
                 outside = torch.cat((known.outside(level).flatten(2), outside[:, known.content.shape[1] :]), dim=1)
             bias = mask_bias(hide_padding(outside, paddings[level]), memories[level].dtype)[:, None]
@@ -197,6 +206,8 @@ class Mask2FormerHead(nn.Module):
         if known is not None:
             # Before the first layer a known query has seen its class alone, which says nothing of its mask.
             outputs["denoising"]["aux_outputs"] = outputs["denoising"]["aux_outputs"][1:]
+        if not self.settings.learned_queries:
+            outputs["aux_outputs"] = outputs["aux_outputs"][1:]
         return with_masks(outputs, mask_features)
 
     def _queries(self, batch_size: int, known: KnownQueries | None) -> tuple[Tensor, Tensor]:

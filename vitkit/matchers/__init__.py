@@ -1,6 +1,7 @@
 """Assignment of predictions to targets."""
 
+from vitkit.matchers.fixed import FixedMaskMatcher
 from vitkit.matchers.hungarian import HungarianMatcher
 from vitkit.matchers.hungarian_masks import HungarianMaskMatcher
 
-__all__ = ["HungarianMaskMatcher", "HungarianMatcher"]
+__all__ = ["FixedMaskMatcher", "HungarianMaskMatcher", "HungarianMatcher"]

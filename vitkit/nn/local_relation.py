@@ -81,6 +81,20 @@ class GeometryPrior(nn.Module):
         return self.mlp(self.positions).permute(2, 0, 1)
 
 
+class NoPrior(nn.Module):
+    """Zeros in place of the geometry prior: appearance alone decides."""
+
+    zeros: Tensor
+
+    def __init__(self, num_groups: int, kernel_size: int):
+        super().__init__()
+        self.register_buffer("zeros", torch.zeros(num_groups, kernel_size, kernel_size), persistent=False)
+
+    def forward(self) -> Tensor:
+        """(groups, k, k)."""
+        return self.zeros
+
+
 class LocalRelation(nn.Module):
     """The local relation layer, which stands where a network would have a k x k convolution.
 
@@ -94,6 +108,7 @@ class LocalRelation(nn.Module):
         stride: of outputs on the map.
         dilation: distance of the window's locations.
         similarity: one of `SIMILARITIES`.
+        geometry_prior: whether weights depend on where a location lies in the window (the paper's table 4).
     Raises:
         ConfigError: a size is impossible, or the similarity is unknown.
     """
@@ -107,6 +122,7 @@ class LocalRelation(nn.Module):
         stride: int = 1,
         dilation: int = 1,
         similarity: str = "product",
+        geometry_prior: bool = True,
     ):
         super().__init__()
         if kernel_size < 1 or kernel_size % 2 == 0:
@@ -126,7 +142,10 @@ class LocalRelation(nn.Module):
         self.similarity = similarity
         self.query = nn.Conv2d(channels, num_groups, 1, stride=stride, bias=False)
         self.key = nn.Conv2d(channels, num_groups, 1, bias=False)
-        self.prior = GeometryPrior(num_groups, kernel_size, dilation=dilation)
+        if geometry_prior:
+            self.prior = GeometryPrior(num_groups, kernel_size, dilation=dilation)
+        else:
+            self.prior = NoPrior(num_groups, kernel_size)
         self.proj = nn.Conv2d(channels, channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -47,6 +47,9 @@ class EncoderDecoderSettings(TransformerSettings):
     d_model: int = 256
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
+    positions: Literal["sine", "sine_input", "learned", "none"] = "sine"
+    """Of a map's locations (DETR, table 3): sines added to the keys and queries of every attention, or once to the
+    encoder's input; a learned vector for each row and column in place of the sines; or none."""
 
 
 def with_positions(x: Tensor, positions: Tensor | None) -> Tensor:

@@ -96,13 +96,20 @@ class DataSettings:
             DataError: a sentence does not fit a batch.
         """
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
+        fraction = getattr(dataset, "fraction", None)
         if self.tokens_per_gpu is not None:
+            if fraction is not None:
+                raise ConfigError("data.train.fraction: is for images; leave it out with data.tokens_per_gpu.")
             lengths = self._lengths(dataset)
             batches = TokenBatches(lengths, batch_tokens=self.tokens_per_gpu, training=True, seed=seed, **ranks)
             return BatchLoader(dataset, batches, self, training=True)
         weights = groups = None
         if self.sampler is not None:
             weights = image_weights(dataset, self.sampler, repeat_threshold=self.repeat_threshold)
+        if fraction is not None:
+            chosen = part_of(len(dataset), fraction)
+            logger.info(f"data.train.fraction: trains on {int(chosen.sum())} of {len(dataset)} images")
+            weights = chosen * (1.0 if weights is None else weights)
         if self.aspect_ratio_grouping and hasattr(dataset, "aspect_ratios"):
             groups = (dataset.aspect_ratios() >= 1).astype(np.int64)
         sizes = {"batch_size": self.images_per_gpu, "groups": groups, "weights": weights}
@@ -131,20 +138,35 @@ def build_dataset(spec: Spec, root: str = "data", *, where: str = "data", max_im
     """Build a dataset.
 
     Args:
-        spec: of a registered dataset.
+        spec: of a registered dataset. Of those trained on, `fraction` is the part of the images that is used: the same
+            ones in each run, and those of a smaller part are among those of a larger one.
         root: replaces `{root}` in the spec's strings.
         where: the spec's config key ("data.train"), for error messages.
         max_image_pixels: see `DataSettings`; None: its default.
     """
     if isinstance(spec, Mapping):
         spec = {key: value.replace("{root}", root) if isinstance(value, str) else value for key, value in spec.items()}
+        fraction = spec.pop("fraction", None)
+    else:
+        fraction = None
+    if fraction is not None and (where == "data.val" or not 0 < fraction <= 1):
+        raise ConfigError(f"{where}.fraction: got {fraction}; expected above 0, at most 1, and data.train alone.")
     try:
         dataset = DATASETS.build(spec)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
+    if fraction is not None:
+        dataset.fraction = fraction
     if max_image_pixels is not None and hasattr(dataset, "max_image_pixels"):
         dataset.max_image_pixels = max_image_pixels
     return dataset
+
+
+def part_of(num_images: int, fraction: float) -> np.ndarray:
+    """Choose a part of the images, at least one: (num_images,) bool."""
+    chosen = np.zeros(num_images, bool)
+    chosen[np.random.default_rng(0).permutation(num_images)[: max(1, round(fraction * num_images))]] = True
+    return chosen
 
 
 class BatchLoader:

@@ -1,0 +1,30 @@
+"""ViT needs data: ViT, ResNet and Swin on a thirtieth, a tenth, a third and all of the synthetic world's 6400 images
+(Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929, figure 4).
+
+All see as many images: those of a smaller part more often.
+
+Run:  vitkit ablate data_needs
+Here: see model_zoo/ablations/data_needs.md.
+"""
+
+from vitkit.configs.ablations.swin_parts import SWIN
+from vitkit.configs.ablations.vit_parts import VIT
+
+BACKBONES = {"ResNet": dict(type="ResNet", depth=18, norm="bn", pretrained=False), "Swin": SWIN, "ViT": VIT}
+PARTS = {"1/30": 30, "1/10": 10, "1/3": 3, "all": 1}
+
+
+def ablation():
+    return dict(
+        base="quickstart/classifier",
+        metrics=["top1"],
+        settings={"schedule": dict(type="CosineLR", warmup_steps=50)},
+        evaluations=2,
+        arms={
+            f"{name}, {text}": {
+                "model.backbone": backbone, "data.train.fraction": 1 / part, "train.epochs": 4 * part,
+            }
+            for name, backbone in BACKBONES.items()
+            for text, part in PARTS.items()
+        },
+    )  # fmt: skip

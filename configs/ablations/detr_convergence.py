@@ -1,0 +1,32 @@
+"""Why Deformable DETR exists: DETR beside it on the synthetic world, over epochs at equal data.
+
+Plain (Zhu et al. 2021, https://arxiv.org/abs/2010.04159, table 1 and figure 3), without box refinement and without two
+stages, with as many queries and layers as DETR; on one map as on several. The two papers' losses stay theirs.
+
+Run:  vitkit ablate detr_convergence
+Here: see model_zoo/ablations/detr_convergence.md.
+"""
+
+PLAIN = {
+    "base": "quickstart/deformable_detr",
+    "model.num_queries": 10,
+    "model.head.num_encoder_layers": 2,
+    "model.head.num_decoder_layers": 3,
+    "model.head.refine_boxes": False,
+    "model.head.two_stage": False,
+}
+
+
+def ablation():
+    return dict(
+        base="quickstart/detr",
+        metrics=["bbox/AP50", "bbox/AP"],
+        evaluations=6,
+        settings={"train.epochs": 6},
+        arms={
+            "DETR": {},
+            "Deformable DETR, one map": PLAIN | {"model.backbone.out_features": ["res3"], "model.neck.num_levels": 1},
+            "Deformable DETR, four maps": PLAIN,
+            "Deformable DETR, refined, two stages": {"base": "quickstart/deformable_detr"},
+        },
+    )

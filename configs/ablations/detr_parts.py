@@ -1,0 +1,37 @@
+"""What DETR's parts are worth, on the synthetic world (Carion et al. 2020, https://arxiv.org/abs/2005.12872).
+
+Numbers of encoder and decoder layers and no feed-forward networks (table 2 and section 4.2), position encodings (table
+3), each loss term off (table 4), and 300 query slots (appendix A.4 has 100). The base has two encoder and three decoder
+layers. How AP grows from decoder layer to decoder layer: `vitkit compare_layers RUN`.
+
+Run:  vitkit ablate detr_parts
+Here: see model_zoo/ablations/detr_parts.md.
+"""
+
+
+def without(term):
+    """The term has no weight, in the loss and in the matching."""
+    return {f"criterion.weights.{term}": 0.0, f"criterion.matcher.cost_{term}": 0.0}
+
+
+def ablation():
+    return dict(
+        base="quickstart/detr",
+        metrics=["bbox/AP50", "bbox/AP"],
+        settings={"train.epochs": 4},
+        arms={
+            "DETR": {},
+            "no encoder": {"model.head.num_encoder_layers": 0},
+            "1 encoder layer": {"model.head.num_encoder_layers": 1},
+            "4 encoder layers": {"model.head.num_encoder_layers": 4},
+            "1 decoder layer": {"model.head.num_decoder_layers": 1},
+            "6 decoder layers": {"model.head.num_decoder_layers": 6},
+            "no feed-forward networks": {"model.head.d_ffn": 0},
+            "no positions": {"model.head.positions": "none"},
+            "sines at the input": {"model.head.positions": "sine_input"},
+            "learned positions": {"model.head.positions": "learned"},
+            "no L1": without("l1"),
+            "no GIoU": without("giou"),
+            "300 slots": {"model.num_queries": 300},
+        },
+    )

@@ -1,0 +1,26 @@
+"""What LR-Net's similarity, geometry prior and windows are worth, on the synthetic world (Hu et al. 2019,
+https://arxiv.org/abs/1904.11491, tables 2 to 4).
+
+Run:  vitkit ablate lrnet_parts
+Here: see model_zoo/ablations/lrnet_parts.md.
+"""
+
+LRNET = dict(type="LRNet", depth=26, pretrained=False)
+
+
+def ablation():
+    return dict(
+        base="quickstart/classifier",
+        metrics=["top1"],
+        settings={"model.backbone": LRNET, "train.epochs": 3},
+        arms={
+            "LR-Net (product, 7 x 7)": {},
+            "difference": {"model.backbone.similarity": "difference"},
+            "key alone": {"model.backbone.similarity": "key"},
+            "geometry alone": {"model.backbone.similarity": "none"},
+            "no geometry prior": {"model.backbone.geometry_prior": False},
+            "3 x 3": {"model.backbone.kernel_size": 3},
+            "5 x 5": {"model.backbone.kernel_size": 5},
+            "9 x 9": {"model.backbone.kernel_size": 9},
+        },
+    )

@@ -1,0 +1,26 @@
+"""What Swin's shifts and positions are worth, on the synthetic world (Liu et al. 2021,
+https://arxiv.org/abs/2103.14030, table 4).
+
+A Swin of 48 channels on patches of 4 pixels, windows of 4.
+
+Run:  vitkit ablate swin_parts
+Here: see model_zoo/ablations/swin_parts.md.
+"""
+
+SWIN = dict(
+    type="Swin", embed_dim=48, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16], window=4, drop_path=0.0, pretrained=False
+)
+
+
+def ablation():
+    return dict(
+        base="quickstart/classifier",
+        metrics=["top1"],
+        settings={"model.backbone": SWIN, "train.epochs": 4},
+        arms={
+            "Swin": {},
+            "no shift": {"model.backbone.shifted": False},
+            "no positions": {"model.backbone.positions": "none"},
+            "absolute positions": {"model.backbone.positions": "absolute"},
+        },
+    )

@@ -1,0 +1,166 @@
+"""The arguments by which ablations leave a part out."""
+
+import pytest
+import torch
+
+from vitkit.data.loading.loader import DataSettings, part_of
+from vitkit.errors import ConfigError, DataError
+from vitkit.heads import DETRHead, Mask2FormerHead
+from vitkit.matchers import FixedMaskMatcher
+from vitkit.nn.layers import FeedForward
+from vitkit.nn.local_relation import LocalRelation
+from vitkit.registry import BACKBONES, HEADS
+from vitkit.structures import FeatureInfo
+
+SIZES = dict(d_model=16, num_heads=2, d_ffn=32, num_decoder_layers=2)
+
+
+def detr_head(**settings) -> DETRHead:
+    torch.manual_seed(0)
+    spec = dict(type="DETRHead", **SIZES, num_encoder_layers=1, dropout=0.0, **settings)
+    return HEADS.build(spec, feature_info={"res4": FeatureInfo(16, 16)}, num_classes=3, num_queries=5).eval()
+
+
+@pytest.mark.parametrize(("positions", "are_seen"), [("none", False), ("sine", True), ("sine_input", True)])
+def test_detr_without_positions_does_not_see_where_things_are(positions, are_seen):
+    head, features = detr_head(positions=positions), torch.randn(1, 16, 3, 4)
+    boxes = [head({"res4": x})["pred_boxes"] for x in (features, features.flip(3))]
+    assert torch.allclose(*boxes, atol=1e-5) is not are_seen
+
+
+def test_detr_learns_a_position_for_each_row_and_column():
+    head, features = detr_head(positions="learned"), torch.randn(1, 16, 60, 2)
+    head({"res4": features})["pred_boxes"].sum().backward()
+    assert (head.row_embed.weight.grad.abs().sum(1) > 0).all()  # 60 rows: those from 50 on have the last one's
+    assert (head.col_embed.weight.grad.abs().sum(1) > 0).tolist() == [True] * 2 + [False] * 48
+    with pytest.raises(ConfigError, match=r"model\.head\.positions: got 'cosine'; expected one of"):
+        detr_head(positions="cosine")
+
+
+def test_a_feed_forward_network_of_no_channels_adds_a_bias_alone():
+    ffn = FeedForward(16, 0)
+    assert torch.equal(ffn(torch.randn(2, 3, 16)), ffn.linear2.bias.expand(2, 3, 16))
+
+
+def mask2former_head(num_queries=5, **settings) -> Mask2FormerHead:
+    torch.manual_seed(0)
+    info = {"mask_features": FeatureInfo(16, 4), "res3": FeatureInfo(16, 8), "res4": FeatureInfo(16, 16)}
+    spec = dict(type="Mask2FormerHead", **SIZES, num_levels=2, **settings)
+    return HEADS.build(spec, feature_info=info, num_classes=3, num_queries=num_queries).eval()
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_mask2former_with_full_attention_reads_what_lies_outside_its_mask(is_masked):
+    head = mask2former_head(num_queries=1, masked_attention=is_masked)
+    features = {"mask_features": torch.randn(1, 16, 16, 16), "res3": torch.randn(1, 16, 8, 8)}
+    features["res4"] = torch.randn(1, 16, 4, 4, requires_grad=True)
+    # The first layer reads res4.
+    head(features)["aux_outputs"][1]["pred_logits"][0, 0, 0].backward()
+    num_read = int((features["res4"].grad.abs().sum(1) > 0).sum())
+    assert 0 < num_read < 16 if is_masked else num_read == 16
+
+
+def test_mask2former_with_zero_queries_predicts_nothing_before_the_first_layer():
+    features = {name: torch.randn(1, 16, s, s) for name, s in (("mask_features", 16), ("res3", 8), ("res4", 4))}
+    learned, zero = mask2former_head(), mask2former_head(learned_queries=False)
+    assert len(learned(features)["aux_outputs"]) == 2 and len(zero(features)["aux_outputs"]) == 1
+    assert not zero.query_feat.weight.any() and not zero.query_feat.weight.requires_grad
+
+
+def test_fixed_matcher_gives_each_class_its_query():
+    targets = [{"labels": torch.tensor([2, 0])}, {"labels": torch.tensor([], dtype=torch.int64)}]
+    layers = [{"pred_logits": torch.zeros(2, 3, 4)}] * 2
+    matches = FixedMaskMatcher()(layers, targets, input_size=(8, 8))
+    assert [[pair.tolist() for pair in image] for image in matches[1]] == [[[0, 2], [1, 0]], [[], []]]
+    with pytest.raises(DataError, match=r"has labels \[1, 1\]; expected each class once, all below"):
+        FixedMaskMatcher()(layers, [{"labels": torch.tensor([1, 1])}], input_size=(8, 8))
+
+
+def swin(**arguments):
+    sizes = dict(embed_dim=8, depths=[2, 1, 1, 1], num_heads=[1, 1, 1, 1], window=2, drop_path=0.0, pretrained=False)
+    return BACKBONES.build(dict(type="Swin", **sizes, out_features=["res2"], **arguments)).eval()
+
+
+@pytest.mark.parametrize("shifted", [True, False])
+def test_swin_windows_see_each_other_only_if_they_are_shifted(shifted):
+    images = torch.randn(1, 3, 32, 32, requires_grad=True)
+    swin(shifted=shifted)(images)["res2"][0, 0, 1, 1].backward()
+    seen = images.grad.abs().sum((0, 1)) > 0
+    assert seen[:8, :8].all() and bool(seen[8:].any()) is shifted
+
+
+def test_swin_positions_are_relative_absolute_or_none():
+    tables = {
+        kind: [p for n, p in swin(positions=kind).named_parameters() if n.endswith("bias_table")]
+        for kind in ("relative", "absolute", "none")
+    }
+    assert all(table.any() and table.requires_grad for table in tables["relative"])
+    assert not any(table.any() or table.requires_grad for table in tables["none"] + tables["absolute"])
+    model, ground = swin(positions="absolute"), torch.zeros(1, 3, 32, 32)
+    assert model(ground)["res2"].std((2, 3)).max() > 1e-4 > swin(positions="none")(ground)["res2"].std((2, 3)).max()
+    with pytest.raises(ConfigError, match="Swin: positions='sine': expected 'relative', 'absolute' or 'none'"):
+        swin(positions="sine")
+
+
+def vit(**arguments):
+    torch.manual_seed(0)
+    sizes = dict(patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, pretrained=False, num_classes=3)
+    return BACKBONES.build(dict(type="ViT", **sizes, **arguments)).eval()
+
+
+@pytest.mark.parametrize(("positions", "are_seen"), [("none", False), ("axes", True), ("all", True)])
+def test_vit_without_positions_does_not_see_where_patches_are(positions, are_seen):
+    images = torch.randn(1, 3, 32, 32)
+    moved = images.roll(8, dims=3)  # by a patch
+    model = vit(positions=positions)
+    assert torch.allclose(model(images), model(moved), atol=1e-6) is not are_seen
+
+
+def test_vit_positions_of_axes_are_the_sum_of_row_and_column():
+    model = vit(positions="axes")
+    patches = model.embed(torch.zeros(1, 6, 16), (2, 3))[0, 1:].unflatten(0, (2, 3))
+    assert torch.equal(patches[0, :, :8], patches[0, :1, :8].expand(3, -1))
+    assert torch.equal(patches[:, 0, 8:], patches[:1, 0, 8:].expand(2, -1)) and not torch.equal(*patches[:, 0, :8])
+    assert vit(positions="axes")(torch.randn(1, 3, 40, 24)).shape == (1, 3)
+
+
+def test_hybrid_vit_cuts_a_stems_map_into_patches():
+    stem = dict(type="ResNet", depth=18, out_features=["res2"], pretrained=False)
+    model = vit(stem=stem)
+    assert model.patch_embed.proj.weight.shape == (16, 64, 2, 2) and model(torch.randn(2, 3, 30, 32)).shape == (2, 3)
+    with pytest.raises(ConfigError, match="ViT: patch_size=8: expected a multiple of 16, the stem's stride"):
+        vit(stem=stem | {"out_features": ["res4"]})
+
+
+def test_vit_head_with_a_hidden_layer():
+    model = vit(hidden_layer=True)
+    x = torch.randn(2, 17, 16)
+    hidden, tanh, last = model.head
+    assert torch.allclose(model.classify(x), last(torch.tanh(hidden(model.norm(x)[:, 0]))))
+    assert isinstance(tanh, torch.nn.Tanh)
+
+
+def test_local_relation_without_geometry_prior_is_the_same_for_a_mirrored_map():
+    x = torch.randn(1, 8, 9, 9)
+    for geometry_prior in (True, False):
+        torch.manual_seed(0)
+        layer = LocalRelation(8, 3, geometry_prior=geometry_prior)
+        assert torch.allclose(layer(x.flip(3)), layer(x).flip(3), atol=1e-6) is not geometry_prior
+
+
+def test_a_fraction_of_the_training_images_is_the_same_in_each_run_and_nested():
+    tenth, third = part_of(100, 0.1), part_of(100, 1 / 3)
+    assert tenth.sum() == 10 and third.sum() == 33 and (third | ~tenth).all() and part_of(5, 0.01).sum() == 1
+    spec = dict(type="ShapesClassification", image_size=16, num_images=100)
+    data = DataSettings(train=spec | {"fraction": 0.1}, val=spec | {"fraction": 0.1}, images_per_gpu=4, num_workers=0)
+    loader = data.train_loader(data.dataset("train"), seed=3)
+    for epoch in (0, 1):
+        loader.set_position(epoch)
+        indices = [index for batch in loader.batches for index, _ in batch]
+        assert set(indices) == set(tenth.nonzero()[0].tolist()) and len(loader) == 3
+    with pytest.raises(
+        ConfigError, match=r"data\.val\.fraction: got 0\.1; expected above 0, at most 1, and data\.train"
+    ):
+        data.dataset("val")
+    with pytest.raises(ConfigError, match=r"data\.train\.fraction: got 2"):
+        DataSettings(train=spec | {"fraction": 2}).dataset("train")

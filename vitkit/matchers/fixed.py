@@ -1,0 +1,36 @@
+"""One query for each class, in place of a matching (Cheng et al. 2021, section 4.3, https://arxiv.org/abs/2107.06278)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from vitkit.errors import DataError
+from vitkit.registry import MATCHERS
+from vitkit.structures import DetectionTarget, Matches, describe_image
+
+
+@MATCHERS.register
+class FixedMaskMatcher(nn.Module):
+    """Assign the target of class c to query c, for semantic segmentation with as many queries as classes."""
+
+    def forward(
+        self, layers: Sequence[Mapping[str, Any]], targets: Sequence[DetectionTarget], *, input_size: tuple[int, int]
+    ) -> Matches:
+        """See `HungarianMaskMatcher`.
+
+        Raises:
+            DataError: an image has two targets of a class, or there are fewer queries than classes.
+        """
+        num_queries = layers[0]["pred_logits"].shape[1]
+        matches = []
+        for image, target in enumerate(targets):
+            labels = target["labels"].cpu()
+            if len(labels.unique()) < len(labels) or (len(labels) and int(labels.max()) >= num_queries):
+                raise DataError(
+                    f"matching: {describe_image(image, target)} has labels {labels.tolist()}; expected each class "
+                    f"once, all below model.num_queries={num_queries}."
+                )
+            order = labels.argsort()
+            matches.append((labels[order], order))
+        return [list(matches) for _ in layers]
