@@ -15,6 +15,7 @@ Examples:
     python tools/explain.py runs/vit --image cat.jpg --images pictures/ --compare runs/vit_pretrained
     python tools/explain.py detr_r50 --image street.jpg --points 200,340 410,80
     python tools/explain.py configs/deformable_detr_r50.py weights.pth --image street.jpg --queries 17 203
+    python tools/explain.py runs/detr --image street.jpg --html
     python tools/explain.py runs/detr --dataset data.val.num_images=1000
     python tools/explain.py runs/translation --text "one hundred twenty-three" --beams 4
     python tools/explain.py runs/timesformer --video run.mp4 --frame 3 --points 100,60
@@ -36,7 +37,16 @@ from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor, find_trained, load, pictures_in
-from vitkit.inference.backbone_pictures import draw_backbone, has_places, mean_distances
+from vitkit.inference.backbone_pictures import (
+    MAX_LAYERS,
+    backbone_attention,
+    draw_backbone,
+    has_class_token,
+    has_places,
+    mean_distances,
+    spread,
+)
+from vitkit.inference.explain_pages import MAX_QUERIES, backbone_page, query_page, sampling_page
 from vitkit.inference.image_attention import (
     ImageAttention,
     Queries,
@@ -62,6 +72,7 @@ from vitkit.tools.explain_clips import explain_clip
 from vitkit.tools.explain_text import explain_caption, explain_text
 from vitkit.visualization.attention import COCO_SIZES, coco_sizes, draw_query_slots, size_kinds
 from vitkit.visualization.curves import plot_distances
+from vitkit.visualization.explain_page import PageLayer, write_explain_page
 
 MAX_BOXES = 7  # drawn unless queries are named; with the panel of all boxes two rows of four
 MAX_POINTS = 3
@@ -117,6 +128,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--compare", nargs="+", metavar="MODEL", help=text)
     parser.add_argument("--threshold", type=float, help="least score of the boxes drawn (the model's own, or 0.5)")
     parser.add_argument("--dataset", action="store_true", help="draw each query's boxes over the validation data")
+    text = "also write a page for the browser, in which pointing shows what attends to what"
+    parser.add_argument("--html", action="store_true", help=text)
     parser.add_argument("--out", type=Path, default=Path("runs/explain"), help="folder of the PNGs (runs/explain)")
     add_trust(parser)
     add_device(parser)
@@ -194,8 +207,22 @@ def explain_image(predictor: Predictor, image: np.ndarray, args: argparse.Namesp
             f"--queries, --encoder-layer, --decoder-layer: {type(model).__name__} has no queries, and all layers of "
             f"its backbone are drawn. Leave them out."
         )
-    for path in draw_backbone(predictor, image, args.points or (), args.out, args.image.stem) if on_backbone else ():
+    if not on_backbone:
+        return
+    for path in draw_backbone(predictor, image, args.points or (), args.out, args.image.stem):
         print(f"wrote {path}")
+    if args.html:
+        layers = spread(backbone_attention(predictor, image), MAX_LAYERS)
+        page = backbone_page(layers, class_token=has_class_token(model))
+        title = f"What {type(model.backbone).__name__} attends to"
+        path = args.out / f"{args.image.stem}_backbone.html"
+        print(write_page(page, path, title=title, image=predictor.as_evaluated(image)))
+
+
+def write_page(layers: Sequence[PageLayer], path: Path, *, title: str, image: np.ndarray | None = None) -> str:
+    """Write the page of --html, and return the line that says so."""
+    size = write_explain_page(layers, path, title=title, image=image)
+    return f"wrote {path} ({size / 1e6:.1f} MB)"
 
 
 def explain_distances(predictor: Predictor, args: argparse.Namespace) -> None:
@@ -294,6 +321,11 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
             print(f"wrote {layers}")
         if isinstance(model, MaskResults):
             explain_masks(predictor, attention, args)
+    if args.html:
+        shown = [] if queries is None else queries.scores.argsort(descending=True)[:MAX_QUERIES].tolist()
+        path = args.out / f"{args.image.stem}_queries.html"
+        title = f"What locations and queries of {type(model).__name__} attend to"
+        print(write_page(query_page(attention, shown), path, title=title, image=image))
 
 
 def explain_masks(predictor: Predictor, attention: ImageAttention, args: argparse.Namespace) -> None:
@@ -330,6 +362,11 @@ def explain_sampling(predictor: Predictor, image: np.ndarray, args: argparse.Nam
         path = args.out / f"{args.image.stem}_query{query}.png"
         sampling.draw_query(query, path)
         print(f"wrote {path}")
+    if args.html:
+        shown = sampling.queries.scores.argsort(descending=True)[:MAX_QUERIES].tolist()
+        title = f"Where queries of {type(predictor.model).__name__} sample the picture"
+        path = args.out / f"{args.image.stem}_queries.html"
+        print(write_page(sampling_page(sampling, shown), path, title=title, image=image))
 
 
 @torch.no_grad()

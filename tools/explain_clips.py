@@ -7,8 +7,10 @@ from torch import Tensor
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor
 from vitkit.inference.clip_attention import ClipAttention, clip_attention
+from vitkit.inference.explain_pages import clip_page
 from vitkit.inference.videos import clip_of
 from vitkit.visualization.clips import draw_clip_attention
+from vitkit.visualization.explain_page import write_explain_page
 
 
 def explain_clip(predictor: Predictor, args: argparse.Namespace) -> None:
@@ -31,6 +33,11 @@ def explain_clip(predictor: Predictor, args: argparse.Namespace) -> None:
     draw_clip_attention(clip, attention.class_token, maps, path, title=title)
     print(predictor.report)
     print(f"wrote {path}")
+    if args.html:
+        strip = clip.permute(2, 1, 3, 0).flatten(1, 2).cpu().numpy()  # frames side by side
+        path = path.with_suffix(".html")
+        write_explain_page(clip_page(attention), path, title=title, image=strip)
+        print(f"wrote {path}")
 
 
 def brightest(weights: Tensor, size: tuple[int, int]) -> tuple[float, float]:

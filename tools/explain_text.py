@@ -10,12 +10,14 @@ from torch import nn
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor
+from vitkit.inference.explain_pages import text_page, word_page
 from vitkit.inference.text_attention import TextAttention, beam_tree, caption_attention, load_text_model, text_attention
 from vitkit.seq2seq.decoding import TextGenerator, decode
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
 from vitkit.seq2seq.transformer import TextPositions
 from vitkit.structures import BOS, EOS
 from vitkit.visualization.attention import draw_word_attention
+from vitkit.visualization.explain_page import write_explain_page
 from vitkit.visualization.text import draw_arcs, draw_beams, draw_expected, draw_heads, draw_positions
 from vitkit.vocabulary import SPACE, Vocabulary
 
@@ -35,6 +37,10 @@ def explain_text(config: dict, weights: str | Path, args: argparse.Namespace) ->
     attention = text_attention(model, vocabularies, args.text)
     stem = args.out / (re.sub(r"\W+", "_", args.text).strip("_")[:30] or "text")
     yield from draw_text(model, attention, stem, args)
+    if args.html:
+        path = Path(f"{stem}_tokens.html")
+        write_explain_page(text_page(attention), path, title=f"What tokens attend to: {args.text}")
+        yield path
     if isinstance(model, TextGenerator):
         device = next(model.parameters()).device
         if isinstance(model, CausalLanguageModel):
@@ -58,6 +64,11 @@ def explain_caption(predictor: Predictor, image, args: argparse.Namespace) -> It
         path = Path(f"{stem}_words.png")
         draw_word_attention(shown, words, best.attention.unflatten(1, size), path)
         yield path
+        if args.html:
+            page = word_page(words, best.attention.unflatten(1, size))
+            path = path.with_suffix(".html")
+            write_explain_page(page, path, title=f"Where the model looks: {' '.join(words)}", image=shown)
+            yield path
     yield from draw_text(model, caption_attention(model, inputs), stem, args)
     yield draw_tree(model, model.vocabulary, inputs, stem, args)
 

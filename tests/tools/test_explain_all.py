@@ -111,11 +111,12 @@ def check(draw, expected, folder: Path) -> None:
             draw()
         return
     draw()
-    assert {path.stem.removeprefix("p_") for path in folder.iterdir()} == expected
+    assert {path.stem.removeprefix("p_") for path in folder.glob("*.png")} == expected
+    assert all(10_000 < path.stat().st_size < 5e6 for path in folder.glob("*.html"))
 
 
 def arguments(folder: Path):
-    args = explain.parse_args(["m.py", "w.pth", "--image", "p.png", "--out", str(folder), "--beams", "2"])
+    args = explain.parse_args(["m.py", "w.pth", "--image", "p.png", "--out", str(folder), "--beams", "2", "--html"])
     args.criterion = None
     return args
 
@@ -144,6 +145,7 @@ def test_dense_models_and_captioners(name, unsaved, tmp_path):
     if isinstance(expected, str):
         args.queries = None
     check(lambda: explain.explain_image(Predictor(model, list("abc")), IMAGE, args), expected, tmp_path)
+    assert len(list(tmp_path.glob("*.html"))) == int(not isinstance(expected, str))
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

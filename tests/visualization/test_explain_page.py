@@ -1,0 +1,68 @@
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from vitkit.errors import ConfigError
+from vitkit.inference.explain_pages import pooled
+from vitkit.visualization import explain_page
+from vitkit.visualization.explain_page import PageLayer, write_explain_page
+
+
+def data_of(path) -> dict:
+    return json.loads(re.search(r"const data = (.*);", path.read_text(encoding="utf-8"))[1])
+
+
+def weights_of(layer: dict, num_rows: int) -> np.ndarray:
+    """(heads, N, M) as the page's script decodes them."""
+    largest = np.frombuffer(base64.b64decode(layer["largest"]), "<f4").reshape(-1, num_rows, 1)
+    levels = np.frombuffer(base64.b64decode(layer["levels"]), np.uint8).reshape(*largest.shape[:2], -1)
+    return levels / 255 * largest
+
+
+def test_the_page_holds_every_head_and_their_mean(tmp_path):
+    weights = torch.rand(2, 6, 4).softmax(-1)
+    layers = [PageLayer("words", weights, list("abcdef"), (2, 2), (1.1, 1.0), [[0, 0, 5, 5]] * 6)]
+    path = tmp_path / "page.html"
+    size = write_explain_page(layers, path, title="A & B", image=np.zeros((20, 30, 3), np.uint8))
+    assert size == path.stat().st_size
+    data = data_of(path)
+    (layer,) = data["layers"]
+    assert layer["heads"] == ["mean", "head 0", "head 1"] and layer["covered"] == [1.1, 1.0]
+    assert layer["rows"] == {"labels": list("abcdef")} and layer["columns"] == {"grid": [2, 2]}
+    expected = torch.cat((weights.mean(0, keepdim=True), weights)).numpy()
+    assert np.allclose(weights_of(layer, 6), expected, atol=0.5 / 255)
+    assert data["width"] / data["height"] == 1.5 and data["scale"] == data["width"] / 30
+
+
+def test_the_page_needs_nothing_else_and_no_token_ends_its_script(tmp_path):
+    path = tmp_path / "page.html"
+    write_explain_page([PageLayer("x", torch.ones(1, 1, 1), ["</script>"], ["<b>"])], path, title="<i>")
+    text = path.read_text(encoding="utf-8")
+    assert "http:" not in text and "https:" not in text and text.count("</script>") == 1 and "<i>" not in text
+    assert data_of(path)["layers"][0]["rows"]["labels"] == ["</script>"]
+
+
+def test_where_there_are_too_many_weights_the_last_layers_keep_their_heads(tmp_path, monkeypatch):
+    monkeypatch.setattr(explain_page, "MAX_BYTES", 100)
+    layers = [PageLayer(str(i), torch.rand(3, 4, 4), list("abcd"), list("abcd")) for i in range(3)]
+    path = tmp_path / "page.html"
+    write_explain_page(layers, path, title="t")
+    # Three means are 48 of 100; the heads of one layer are 48 more.
+    assert [len(layer["heads"]) for layer in data_of(path)["layers"]] == [1, 1, 4]
+    assert "single heads are shown of the last layers alone" in path.read_text()
+    monkeypatch.setattr(explain_page, "MAX_BYTES", 40)
+    with pytest.raises(ConfigError, match="--html: 48 weights, .* expected at most 40. Give a shorter text"):
+        write_explain_page(layers, path, title="t")
+
+
+def test_pooling_keeps_the_sums_and_says_what_the_margin_covers():
+    maps = torch.rand(2, 30, 57)
+    small, covered = pooled(maps, (1.0, 1.5))
+    assert small.shape == (2, 10, 19) and covered == (1.0, 1.5)
+    assert torch.allclose(small[1, 9, 18], maps[1, 27:, 54:].sum()) and torch.allclose(small.sum(), maps.sum())
+    small, covered = pooled(torch.rand(29, 20))
+    assert small.shape == (15, 10) and covered == (30 / 29, 1.0)
