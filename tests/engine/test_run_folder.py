@@ -113,6 +113,22 @@ def test_a_folder_that_was_removed_or_replaced_is_not_mine(tmp_path):
     other.release()
 
 
+def test_a_full_disk_can_be_locked_and_hides_no_other_error(tmp_path):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(ValueError, match="the run's own error"):
+            lock = FolderLock(tmp_path / "run", option="--run-dir", is_new=True)
+            try:
+                raise ValueError("the run's own error")
+            finally:
+                lock.release()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     (tmp_path / "broken").symlink_to(tmp_path / "nothing" / "here")

@@ -83,9 +83,9 @@ class FolderLock:
             ) from error
         with suppress(OSError):  # a full disk can still be locked
             now = datetime.datetime.now().astimezone()
+            owner = f"process {os.getpid()} on {socket.gethostname()} since {now:%Y-%m-%d %H:%M:%S %Z}"
             self._file.truncate(0)
-            self._file.write(f"process {os.getpid()} on {socket.gethostname()} since {now:%Y-%m-%d %H:%M:%S %Z}")
-            self._file.flush()
+            os.write(self._file.fileno(), owner.encode())  # without a buffer, which closing would try to write again
 
     def is_mine(self) -> bool:
         """Return whether the folder still is the one that was locked, and not removed or replaced by another."""
