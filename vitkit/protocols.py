@@ -141,6 +141,14 @@ class AnnealsMasks(Protocol):
         """Set the share of queries that each of the blocks masks, 0 to 1, first block to last."""
 
 
+@runtime_checkable
+class SamplesWords(Protocol):
+    """A model of text whose decoder, in training, may read words that it has itself predicted."""
+
+    def set_sampling(self, part: float) -> None:
+        """Set the part of the words that it reads so, 0 to 1."""
+
+
 class Model(Protocol):
     """What trains: `model(**batch.inputs)` gives outputs for a criterion; registered in MODELS.
 

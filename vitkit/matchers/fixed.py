@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.errors import DataError
 from vitkit.registry import MATCHERS
@@ -14,15 +14,21 @@ from vitkit.structures import DetectionTarget, Matches, describe_image
 class FixedMaskMatcher(nn.Module):
     """Assign the target of class c to query c, for semantic segmentation with as many queries as classes."""
 
-    def forward(
-        self, layers: Sequence[Mapping[str, Any]], targets: Sequence[DetectionTarget], *, input_size: tuple[int, int]
-    ) -> Matches:
+    def match_all(
+        self,
+        cases: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
+        *,
+        input_size: tuple[int, int],
+    ) -> list[Matches]:
         """See `HungarianMaskMatcher`.
 
         Raises:
             DataError: an image has two targets of a class, or there are fewer queries than classes.
         """
-        num_queries = layers[0]["pred_logits"].shape[1]
+        return [[self._match(layers[0], targets)] * len(layers) for layers, targets in cases]
+
+    def _match(self, layer: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> list[tuple[Tensor, Tensor]]:
+        num_queries = layer["pred_logits"].shape[1]
         matches = []
         for image, target in enumerate(targets):
             labels = target["labels"].cpu()
@@ -33,4 +39,4 @@ class FixedMaskMatcher(nn.Module):
                 )
             order = labels.argsort()
             matches.append((labels[order], order))
-        return [list(matches) for _ in layers]
+        return matches

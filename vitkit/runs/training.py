@@ -253,7 +253,7 @@ def load_initial_weights(model: nn.Module, init: str | Path | None, classes: Seq
             logger.info(load_weights(model, init, classes=classes, new_class_head=True))
         elif isinstance(model, HasPretrained):
             source = model.load_pretrained()
-            logger.info("backbone: %s", f"weights from {source}" if source else "random weights")
+            logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")
 
 
 def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.Module:

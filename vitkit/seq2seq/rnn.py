@@ -12,6 +12,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.nn.additive_attention import AlignmentAttention
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
+from vitkit.seq2seq.word_vectors import load_word_vectors
 from vitkit.vocabulary import Vocabulary
 
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
@@ -29,6 +30,11 @@ class RNNSettings:
     directions together have as many."""
     dropout: float = 0.0
     """Of embeddings, between layers, and before the output."""
+    scheduled_sampling: float = 0.0
+    """In training, the part of the target's tokens that the decoder reads as it has itself predicted them (Bengio et
+    al. 2015, https://arxiv.org/abs/1506.03099); the hook `ScheduledSampling` lets it grow."""
+    word_vectors: str | None = None
+    """A file of word vectors (see vitkit.seq2seq.word_vectors) that the encoder's embeddings begin with."""
 
     def make(self, d_input: int, *, bidirectional: bool = False) -> nn.GRU | nn.LSTM:
         """Make the recurrent layers."""
@@ -129,6 +135,7 @@ class RNNDecoder(nn.Module):
     def __init__(self, size: int, settings: RNNSettings, *, d_context: int, attention: str | None):
         super().__init__()
         d_embedding, d_hidden = settings.d_embedding, settings.d_hidden
+        self.scheduled_sampling = settings.scheduled_sampling
         self.embedding = nn.Embedding(size, d_embedding)
         self.dropout = nn.Dropout(settings.dropout)
         self.attention = None if attention is None else AlignmentAttention(attention, d_hidden, d_key=d_context)
@@ -146,6 +153,8 @@ class RNNDecoder(nn.Module):
     def forward(self, target_in: Tensor, state: RNNState) -> Tensor:
         """(B, T) int64 -> logits of the tokens that follow, (B, T, V)."""
         words = self.dropout(self.embedding(target_in))
+        if self.training and self.scheduled_sampling > 0:
+            return self._sample(words, state)
         if self.attention is None:
             contexts = state.memory.context[:, None].expand(-1, words.shape[1], -1)
             outputs, _ = self._run(words, contexts, state.hidden)
@@ -157,6 +166,20 @@ class RNNDecoder(nn.Module):
             steps.append((output, context))
         outputs, contexts = (torch.cat(parts, dim=1) for parts in zip(*steps))
         return self._logits(outputs, words, contexts)
+
+    def _sample(self, words: Tensor, state: RNNState) -> Tensor:
+        """Like `forward`, but some words, drawn anew each time, are the likeliest after those before."""
+        logits: list[Tensor] = []
+        hidden = state.hidden
+        for i, word in enumerate(words.split(1, dim=1)):
+            if i > 0:
+                predicted = self.dropout(self.embedding(logits[-1].detach().argmax(-1)))
+                is_own = torch.rand(len(word), 1, 1, device=word.device) < self.scheduled_sampling
+                word = torch.where(is_own, predicted, word)
+            context, _ = self._attend(hidden, state)
+            output, hidden = self._run(word, context, hidden)
+            logits.append(self._logits(output, word, context))
+        return torch.cat(logits, dim=1)
 
     def step(self, tokens: Tensor, state: RNNState) -> tuple[Tensor, RNNState, Tensor | None]:
         """Advance every row by one token; without an attention the third result is None."""
@@ -217,6 +240,8 @@ class RNNTranslator(TextGenerator):
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         super().__init__(target_vocabulary, decoding)
+        if not 0 <= settings.scheduled_sampling <= 1:
+            raise ConfigError(f"model.scheduled_sampling: got {settings.scheduled_sampling}; expected 0 to 1.")
         if settings.cell not in CELLS:
             raise ConfigError(f"model.cell: got {settings.cell!r}; expected 'gru' or 'lstm'.")
         bidirectional = attention is not None if bidirectional is None else bidirectional
@@ -231,6 +256,19 @@ class RNNTranslator(TextGenerator):
         of_encoder = replace(settings, d_hidden=settings.d_hidden // 2) if halved else settings
         self.encoder = RNNEncoder(source_size, of_encoder, bidirectional=bidirectional)
         self.decoder = RNNDecoder(target_size, settings, d_context=self.encoder.channels, attention=attention)
+        self.source_tokens = None if source_vocabulary is None else source_vocabulary.tokens
+        self.word_vectors = settings.word_vectors
+
+    def set_sampling(self, part: float) -> None:
+        """Set `scheduled_sampling`."""
+        self.decoder.scheduled_sampling = part
+
+    def load_pretrained(self) -> str | None:
+        """Load the word vectors; see `load_word_vectors`."""
+        if self.word_vectors is None or self.source_tokens is None:
+            return None
+        found = load_word_vectors(self.encoder.embedding, self.source_tokens, self.word_vectors)
+        return f"{self.word_vectors} ({found} of {len(self.source_tokens)} tokens)"
 
     def forward(self, source: Tensor, source_padding: Tensor | None, target_in: Tensor) -> dict[str, Tensor]:
         """Predict the token that follows each position of the target (teacher forcing).

@@ -4,12 +4,13 @@ from vitkit.engine.hooks.annealing import MaskAnnealing
 from vitkit.engine.hooks.compiling import CompileLog
 from vitkit.engine.hooks.guard import MemoryErrors, StepGuard
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard
+from vitkit.engine.hooks.sampling import ScheduledSampling
 from vitkit.engine.hooks.saving import BestMetric, Interrupted, Saving, Signals
 from vitkit.engine.run import Hook
 from vitkit.engine.settings import TrainSettings
 from vitkit.registry import HOOKS
 
-__all__ = ["Hook", "Interrupted", "MaskAnnealing", "default_hooks"]
+__all__ = ["Hook", "Interrupted", "MaskAnnealing", "ScheduledSampling", "default_hooks"]
 
 
 def default_hooks(settings: TrainSettings) -> list[Hook]:

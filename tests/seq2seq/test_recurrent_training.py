@@ -1,0 +1,94 @@
+"""What recurrent models are trained with besides the texts: their own words, and word vectors."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vitkit.engine.hooks import ScheduledSampling
+from vitkit.errors import ConfigError, DataError
+from vitkit.registry import MODELS
+from vitkit.seq2seq.word_vectors import load_word_vectors
+from vitkit.structures import BOS
+from vitkit.vocabulary import Vocabulary
+
+SIZES = dict(source_size=9, target_size=9, d_embedding=4, d_hidden=8)
+
+
+def translator(**arguments):
+    torch.manual_seed(0)
+    return MODELS.build(dict(type="RNNTranslator", **SIZES, **arguments))
+
+
+@pytest.mark.parametrize("attention", ["additive", None])
+def test_scheduled_sampling_reads_the_target_or_its_own_words(attention):
+    source, target_in = torch.tensor([[4, 5, 3], [6, 7, 3]]), torch.tensor([[BOS, 4, 5, 6], [BOS, 7, 8, 4]])
+    model = translator(attention=attention)
+    forced = model.eval()(source, None, target_in)["logits"]
+    model.set_sampling(1e-12)
+    assert torch.allclose(model.train()(source, None, target_in)["logits"], forced, atol=1e-6)
+
+    model.set_sampling(1.0)
+    own = model(source, None, target_in)["logits"]
+    assert torch.equal(own, model(source, None, target_in.flip(0))["logits"])
+    tokens, state = torch.full((2,), BOS), model.start(source)
+    for i in range(4):
+        logits, state, _ = model.step(tokens, state)
+        tokens = logits.argmax(-1)
+        assert torch.allclose(own[:, i], logits, atol=1e-5)
+
+
+def test_the_part_of_its_own_words_grows_from_epoch_to_epoch():
+    model, parts = translator(), []
+    hook = ScheduledSampling(end=0.5)
+    run = SimpleNamespace(model=model, settings=SimpleNamespace(epochs=3), progress=SimpleNamespace(epoch=0))
+    for run.progress.epoch in range(3):
+        with hook.during_training(run):
+            hook.before_epoch(run)
+            parts.append(model.decoder.scheduled_sampling)
+    assert parts == [0.0, 0.25, 0.5]
+    run.model = torch.nn.Linear(1, 1)
+    with (
+        pytest.raises(ConfigError, match=r"ScheduledSampling: Linear has no recurrent decoder"),
+        hook.during_training(run),
+    ):
+        pass
+    with pytest.raises(ConfigError, match="ScheduledSampling: end=2"):
+        ScheduledSampling(end=2)
+    with pytest.raises(ConfigError, match=r"model\.scheduled_sampling: got -1"):
+        translator(scheduled_sampling=-1)
+
+
+def test_word_vectors_of_glove_and_word2vec(tmp_path):
+    glove, word2vec = tmp_path / "glove.txt", tmp_path / "w2v.txt"
+    lines = "the 1 2\nHouse 3 4\nhouse 5 6\n. . 9 9\nTHE 7 7\n"
+    glove.write_text(lines)
+    word2vec.write_text(f"5 2\n{lines}")
+    tokens = ["<pad>", "\u2581the", "The", "House", "boat"]
+    for path in (glove, word2vec):
+        embedding = torch.nn.Embedding(5, 2)
+        before = embedding.weight.detach().clone()
+        assert load_word_vectors(embedding, tokens, path) == 3
+        assert embedding.weight[1:4].tolist() == [[1, 2], [1, 2], [3, 4]]
+        assert torch.equal(embedding.weight[[0, 4]], before[[0, 4]])
+    with pytest.raises(
+        DataError, match=r"glove\.txt', line 1: expected a word and 3 numbers \(model\.d_embedding\), got"
+    ):
+        load_word_vectors(torch.nn.Embedding(5, 3), tokens, glove)
+    with pytest.raises(DataError, match=r"line 1: expected a word and 1 numbers"):
+        load_word_vectors(torch.nn.Embedding(5, 1), tokens, glove)
+    with pytest.raises(DataError, match=r"none\.txt': cannot be read \(No such file"):
+        load_word_vectors(torch.nn.Embedding(5, 3), tokens, tmp_path / "none.txt")
+    glove.write_text("the 1 two\n")
+    with pytest.raises(DataError, match=r"the vector of 'the' is no numbers"):
+        load_word_vectors(torch.nn.Embedding(5, 2), tokens, glove)
+
+
+def test_a_translator_starts_from_the_vectors_of_its_source_words(tmp_path):
+    (tmp_path / "v.txt").write_text("one 1 2 3 4\n")
+    words = Vocabulary("word", ["<pad>", "<unk>", "<s>", "</s>", "one", "two"])
+    sizes = dict(d_embedding=4, d_hidden=8, source_vocabulary=words, target_vocabulary=words)
+    model = MODELS.build(dict(type="RNNTranslator", word_vectors=str(tmp_path / "v.txt")), **sizes)
+    assert model.load_pretrained() == f"{tmp_path / 'v.txt'} (1 of 6 tokens)"
+    assert model.encoder.embedding.weight[4].tolist() == [1, 2, 3, 4]
+    assert MODELS.build(dict(type="RNNTranslator"), **sizes).load_pretrained() is None

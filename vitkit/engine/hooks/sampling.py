@@ -1,0 +1,41 @@
+"""A decoder that learns to go on from its own words."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vitkit.engine.run import Hook, TrainRun
+from vitkit.errors import ConfigError
+from vitkit.protocols import SamplesWords
+from vitkit.registry import HOOKS
+
+
+@HOOKS.register
+class ScheduledSampling(Hook):
+    """Let the part of the words that a recurrent decoder reads as it has predicted them grow, linearly from epoch to
+    epoch (Bengio et al. 2015, section 2.4, https://arxiv.org/abs/1506.03099).
+
+    Args:
+        end: the part in the last epoch; the first has none.
+    Raises:
+        ConfigError: `end` is out of range.
+    """
+
+    def __init__(self, end: float = 0.25):
+        if not 0 <= end <= 1:
+            raise ConfigError(f"ScheduledSampling: end={end}: expected 0 to 1.")
+        self.end = end
+
+    @contextmanager
+    def during_training(self, run: TrainRun) -> Iterator[None]:
+        """See `Hook`.
+
+        Raises:
+            ConfigError: the model has no recurrent decoder.
+        """
+        if not isinstance(run.model, SamplesWords):
+            raise ConfigError(f"train.hooks: ScheduledSampling: {type(run.model).__name__} has no recurrent decoder.")
+        yield
+
+    def before_epoch(self, run: TrainRun) -> None:
+        """Set the part of the epoch."""
+        run.model.set_sampling(self.end * run.progress.epoch / max(1, run.settings.epochs - 1))

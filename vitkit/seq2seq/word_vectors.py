@@ -1,0 +1,62 @@
+"""Word vectors as text: GloVe's files (Pennington et al. 2014), and word2vec's (Mikolov et al. 2013,
+https://arxiv.org/abs/1301.3781), which begin with a line of two numbers, of words and of dimensions."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitkit.errors import DataError
+from vitkit.vocabulary import SPACE
+
+
+@torch.no_grad()
+def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str | Path) -> int:
+    """Set the rows of tokens that a file has vectors of; a word is found as it is, or else in lower case.
+
+    Args:
+        tokens: by row, as a vocabulary has them; pieces of words are looked for as if they were words.
+    Returns:
+        how many were found.
+    Raises:
+        DataError: the file cannot be read, a line of it is no word with numbers, or it has other dimensions.
+    """
+    wanted: dict[str, list[int]] = {}
+    words = [token.removeprefix(SPACE) for token in tokens]
+    for row, word in enumerate(words):
+        for form in {word, word.lower()}:
+            wanted.setdefault(form, []).append(row)
+    found: dict[int, bool] = {}
+    """Row -> whether it has the vector of the word as it is."""
+    for word, values in read_lines(path, embedding.embedding_dim):
+        for row in wanted.get(word, ()):
+            if words[row] == word or not found.get(row, False):
+                try:
+                    vector = torch.tensor([float(value) for value in values])
+                except ValueError as error:
+                    raise DataError(
+                        f"word vectors '{path}': the vector of {word!r} is no numbers ({error})."
+                    ) from error
+                embedding.weight[row] = vector
+                found[row] = words[row] == word
+    return len(found)
+
+
+def read_lines(path: str | Path, dimensions: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield each word of a file and its numbers as text; raises like `load_word_vectors`."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                if number == 1 and len(line.split()) == 2:
+                    continue  # word2vec's head
+                word, *values = line.rstrip().rsplit(" ", dimensions)
+                # A few of GloVe's words hold spaces; but not in the first lines, where numbers would be left over.
+                if len(values) != dimensions or (number <= 2 and " " in word):
+                    raise DataError(
+                        f"word vectors '{path}', line {number}: expected a word and {dimensions} numbers "
+                        f"(model.d_embedding), got {len(line.split())} values that begin {line[:30]!r}."
+                    )
+                yield word, values
+    except OSError as error:
+        raise DataError(f"word vectors '{path}': cannot be read ({error.strerror}).") from error
