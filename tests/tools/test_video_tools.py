@@ -130,6 +130,22 @@ def test_folders_of_frames_are_videos(run):
     assert len(drawn) == 3 and all((run / "of_frames" / file).is_file() for file in drawn)
 
 
+def test_a_call_predicts_on_one_video_or_several(run, tmp_path):
+    model = load("trained")
+    expected = [classify_video(model, f"videos/{name}.mp4").scores.mean(dim=0) for name in ("run/1", "jump/0")]
+    one = model("videos/run/1.mp4")
+    torch.testing.assert_close(one.fields["class_scores"], expected[0])
+    assert one.name == "videos/run/1.mp4" and one.names[0] == model.classes[int(expected[0].argmax())]
+    one.save(tmp_path / "drawn.png")
+    both = model(["videos/run/1.mp4", "videos/jump/0.mp4"])
+    torch.testing.assert_close([prediction.fields["class_scores"] for prediction in both], expected)
+    for wrong in (np.zeros((16, 16, 3), np.uint8), [np.zeros((16, 16, 3), np.uint8)]):
+        with pytest.raises(ConfigError, match="got ndarray; give a video file or a folder of frames"):
+            model(wrong)
+    with pytest.raises(ConfigError, match="tiles: the model classifies videos"):
+        model("videos/run/1.mp4", tiles=64)
+
+
 def test_a_damaged_video_does_not_stop_the_others(run, capsys):
     (run / "damaged.mp4").write_bytes(b"no video")
     inputs = ["damaged.mp4", "videos/run/1.mp4"]

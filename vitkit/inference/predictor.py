@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from vitkit.inference.exported import ExportedGenerator, ExportedModel
 from vitkit.inference.inputs import NamedPicture, Picture, find_pictures, in_batches, to_array
 from vitkit.inference.prediction import Prediction
 from vitkit.inference.tiles import TileResult, Tiling, predict_tiles
+from vitkit.inference.videos import predict_videos
 from vitkit.models.classifier import Classifier
 from vitkit.models.detr import DETR
 from vitkit.ops.image_files import MAX_PIXELS, to_tensor
@@ -101,7 +103,8 @@ class Predictor:
 
         Args:
             source: one picture; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
-                a video or the number of a camera.
+                a video or the number of a camera. For a model of clips: a video (a file or a folder of frames), or
+                several, as a list.
             threshold: least score of the objects that are shown; None: the model's own `thresholds`.
             batch_size, tiles: see `stream`.
         Returns:
@@ -110,7 +113,10 @@ class Predictor:
         Raises:
             DataError: there is nothing to read, or what was read is no picture.
         """
-        kind = find_pictures(source).kind
+        if self.sampling is None:
+            kind = find_pictures(source).kind
+        else:
+            kind = "one" if isinstance(source, str | Path) else "many"
         predictions = self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles)
         if kind == "stream":
             return predictions
@@ -139,6 +145,11 @@ class Predictor:
         """
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
         thresholds = self.thresholds if threshold is None else ScoreThresholds(threshold, origin="as asked for")
+        if self.sampling is not None:
+            if tiling is not None:
+                raise ConfigError("tiles: the model classifies videos, which have none.")
+            yield from predict_videos(self, source, thresholds)
+            return
         pictures = find_pictures(source)
         arrays = self._readable(pictures.named) if pictures.leaves_out_broken else self._read(pictures.named)
         for batch in in_batches(arrays, 1 if tiling else batch_size):
