@@ -44,7 +44,6 @@ from vitkit.inference.backbone_pictures import (
     has_class_token,
     has_places,
     mean_distances,
-    spread,
 )
 from vitkit.inference.explain_pages import MAX_QUERIES, backbone_page, query_page, sampling_page
 from vitkit.inference.image_attention import (
@@ -57,6 +56,7 @@ from vitkit.inference.image_attention import (
     samples_points,
 )
 from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries
+from vitkit.inference.placed_attention import spread
 from vitkit.inference.query_pictures import draw_point_heads, draw_query_heads, draw_query_layers
 from vitkit.logging import ProgressLines, setup_logging
 from vitkit.losses.mask_criterion import MaskCriterion
@@ -175,7 +175,8 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
     print(predictor.report)
     args.out.mkdir(parents=True, exist_ok=True)
     if image is not None:
-        args.criterion = CRITERIA.build(config["criterion"]) if "criterion" in config else None
+        has_masks = isinstance(predictor.model, MaskResults) and "criterion" in config
+        args.criterion = CRITERIA.build(config["criterion"]) if has_masks else None
         explain_image(predictor, image, args)
     if args.images is not None:
         explain_distances(predictor, args)
@@ -193,8 +194,9 @@ def explain_image(predictor: Predictor, image: np.ndarray, args: argparse.Namesp
             print(f"wrote {path}")
         return
     on_backbone = has_places(model)
-    if not on_backbone or not isinstance(model, Classifier):
-        deformable = samples_points(model) if decoder_layers(model) or not on_backbone else False
+    in_head = decoder_layers(model) or encoder_layers(model)
+    if not on_backbone or (in_head and not isinstance(model, Classifier)):
+        deformable = samples_points(model)
         if deformable and (args.points or args.encoder_layer is not None or args.decoder_layer is not None):
             raise ConfigError(
                 f"--points, --encoder-layer, --decoder-layer: {type(model.head).__name__} attends to sampled points, "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitkit.backbones.mvit import MViT
 from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference.placed_attention import KINDS, PlacedAttention, placed_attention
+from vitkit.inference.placed_attention import KINDS, PlacedAttention, placed_attention, spread
 from vitkit.inference.predictor import Predictor
 from vitkit.models.eomt import EoMT
 from vitkit.nn.local_relation import LocalRelation
@@ -22,14 +22,18 @@ from vitkit.visualization.panels import Panel, draw_rows
 Point = tuple[float, float]
 MAX_HEADS = 12
 MAX_LAYERS = 12
+MAX_PIXELS = 512**2  # of the model's input, up to which all layers are recorded
 NUM_ARROWS = 20  # as in figure 3 of https://arxiv.org/abs/1711.07971
 
 
 def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[PlacedAttention]:
-    """Return the attention of a model's backbone in a picture (H, W, 3) uint8 RGB; see `placed_attention`."""
-    if predictor.sampling is not None:
-        return []
-    return placed_attention(predictor.model, **predictor.prepare([image]).to(predictor.device).inputs)
+    """Return the attention of a model's backbone in a picture (H, W, 3) uint8 RGB; see `placed_attention`.
+
+    Of a large picture it is that of the first and the last layer alone: all would take gigabytes.
+    """
+    inputs = predictor.prepare([image]).to(predictor.device).inputs
+    most = 2 if inputs["images"][0, 0].numel() > MAX_PIXELS else None
+    return placed_attention(predictor.model, most=most, **inputs)
 
 
 def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
@@ -87,18 +91,13 @@ def draw_backbone(
     yield draw_points(shown, drawn, points, folder / f"{stem}_points.png")
     if has_class_token(model):
         yield draw_class_token(shown, drawn, folder / f"{stem}_class_token.png")
-    if all(layer.is_global for layer in layers):
+    is_complete = len(layers) == sum(isinstance(module, KINDS) for module in model.modules())
+    if is_complete and all(layer.is_global for layer in layers):
         yield draw_rollout(shown, layers, points, folder / f"{stem}_rollout.png", class_token=has_class_token(model))
     if local:
         yield draw_kernels(shown, model, spread(local[1:], 4), points[0], folder / f"{stem}_kernels.png")
     if isinstance(kinds[layers[0].name], NonLocalBlock):
         yield draw_arrows(shown, layers, points, folder / f"{stem}_non_local.png")
-
-
-def spread(layers: Sequence[PlacedAttention], count: int) -> list[PlacedAttention]:
-    """Return at most `count` layers, spread evenly from the first to the last."""
-    chosen = np.linspace(0, len(layers) - 1, min(count, len(layers))).round().astype(int)
-    return [layers[i] for i in chosen]
 
 
 def short(layer: PlacedAttention) -> str:

@@ -1,7 +1,7 @@
 """The attention of an image backbone with the pixels that its tokens stand for: windows, pooled maps, local kernels."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,18 +92,28 @@ class PlacedAttention:
         return maps
 
 
+def spread(layers: Sequence[Any], count: int) -> list[Any]:
+    """Return at most `count` layers, spread evenly from the first to the last."""
+    step = (len(layers) - 1) / max(1, min(count, len(layers)) - 1)
+    return [layers[round(i * step)] for i in range(min(count, len(layers)))]
+
+
 @torch.no_grad()
-def placed_attention(model: nn.Module, images: Tensor, **inputs: Any) -> list[PlacedAttention]:
+def placed_attention(
+    model: nn.Module, images: Tensor, *, most: int | None = None, **inputs: Any
+) -> list[PlacedAttention]:
     """Run a model on one image, and return the attention of its backbone, layer by layer.
 
     Args:
         model: in evaluation mode, on a ViT, Swin, SwinV2, MViT, LRNet or NonLocalResNet; others give an empty list.
         images: (1, 3, H, W).
+        most: layers, spread from the first to the last; None: all.
         inputs: further ones of the model.
     """
     modules = {name: module for name, module in model.named_modules() if isinstance(module, KINDS)}
     if not modules or images.ndim != 4:
         return []
+    modules = dict(spread(list(modules.items()), most or len(modules)))
     patches = [module.patch_size for module in model.modules() if isinstance(module, PatchEmbedding)]
     calls: list[tuple] = []
     hooks = [

@@ -92,17 +92,20 @@ def text_attention(
     source: list[str] = []
     if isinstance(model, CausalLanguageModel):
         ids = [BOS, *target.encode(text)]
-        run = lambda: model(batch(ids))["logits"]  # noqa: E731
+        inputs = {"tokens": batch(ids)}
     elif isinstance(model, MaskedLanguageModel):
         ids = target.encode(text)
-        run = lambda: model.predict(batch(ids))  # noqa: E731
     else:
         source_ids = [*vocabularies["source"].encode(text), EOS]
         source = vocabularies["source"].token_texts(source_ids)
         inputs = {"source": batch(source_ids), "source_padding": torch.zeros_like(batch(source_ids), dtype=torch.bool)}
         ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy"))[0][0].tokens]
-        run = lambda: model(**inputs, target_in=batch(ids))["logits"]  # noqa: E731
-    return _recorded(model, run, target, ids, source, num_expected)
+        inputs["target_in"] = batch(ids)
+    with AttentionRecorder(model) as maps:
+        # Called as a whole, a masked language model would mask some of the tokens.
+        logits = model.predict(batch(ids)) if isinstance(model, MaskedLanguageModel) else model(**inputs)["logits"]
+    expected = most_probable(logits[0], target, ids, num_expected)
+    return TextAttention(_layers(model, maps, target.token_texts(ids), source), expected)
 
 
 @torch.no_grad()
@@ -114,16 +117,28 @@ def caption_attention(model: Captioner, inputs: Mapping[str, Tensor], *, num_exp
     """
     ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy"))[0][0].tokens]
     target_in = torch.tensor([ids], device=next(model.parameters()).device)
-    attention = _recorded(model, lambda: model(target_in, **inputs)["logits"], model.vocabulary, ids, [], num_expected)
-    return TextAttention(attention.of_kind("decoder"), attention.expected)
-
-
-def _recorded(
-    model: nn.Module, run: Any, vocabulary: Vocabulary, ids: Sequence[int], source: Sequence[str], num_expected: int
-) -> TextAttention:
     with AttentionRecorder(model) as maps:
-        logits = run()
-    tokens = vocabulary.token_texts(ids)
+        logits = model(target_in, **inputs)["logits"]
+    layers = _layers(model, maps, model.vocabulary.token_texts(ids), ())
+    expected = most_probable(logits[0], model.vocabulary, ids, num_expected)
+    return TextAttention([layer for layer in layers if layer.kind == "decoder"], expected)
+
+
+def most_probable(logits: Tensor, vocabulary: Vocabulary, ids: Sequence[int], count: int) -> list[Expected]:
+    """Return the most probable tokens by logits (T, V), after or at each of T tokens."""
+    best = logits.float().softmax(-1).topk(min(count, logits.shape[-1]))
+    return [
+        Expected(after, vocabulary.token_texts(tokens), [round(p, 4) for p in probabilities])
+        for after, tokens, probabilities in zip(
+            vocabulary.token_texts(ids), best.indices.tolist(), best.values.tolist()
+        )
+    ]
+
+
+def _layers(
+    model: nn.Module, maps: Mapping[str, list[Tensor]], tokens: Sequence[str], source: Sequence[str]
+) -> list[TextLayer]:
+    """Return what was recorded, with the tokens of its rows and columns."""
     is_encoder_only = isinstance(model, MaskedLanguageModel)
     layers: list[TextLayer] = []
     for name, calls in maps.items():
@@ -137,12 +152,7 @@ def _recorded(
         columns = source if kind != "decoder" and not is_encoder_only else tokens
         number = sum(layer.kind == kind for layer in layers)
         layers.append(TextLayer(kind, number, weights, rows, columns))
-    best = logits[0].float().softmax(-1).topk(min(num_expected, logits.shape[-1]))
-    expected = [
-        Expected(after, vocabulary.token_texts(tokens_), [round(p, 4) for p in values])
-        for after, tokens_, values in zip(tokens, best.indices.tolist(), best.values.tolist())
-    ]
-    return TextAttention(layers, expected)
+    return layers
 
 
 class BeamNode(NamedTuple):

@@ -208,7 +208,7 @@ def draw_sampling_points(
     panel_width = 2.6
     size = (panel_width * (num_levels + 1) + 1.2, panel_width * height / width * len(layers) + 1.2)
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title, fontsize="large")
+    figure.suptitle(textwrap.fill(title, int(9 * size[0])), fontsize="large")
     rows = figure.subplots(len(layers), num_levels + 1, squeeze=False)
     headings = [f"level {level} (stride {stride})" for level, stride in enumerate(strides)]
     for panel, heading in zip(rows[0], [*headings, "all levels"]):
