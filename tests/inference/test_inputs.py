@@ -1,5 +1,7 @@
 """Pictures from whatever holds or names them, through a model's call."""
 
+import io
+
 import cv2
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vitkit.errors import CheckpointError, DataError
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.inference import Prediction, Predictor, find_pictures, inputs
 
 
@@ -52,6 +54,7 @@ def test_every_kind_of_one_picture_is_one_prediction(model, files):
     array = picture(150)
     planes = torch.from_numpy(array).permute(2, 0, 1)
     kinds = ["street.png", files / "street.png", (files / "street.png").read_bytes(), array, Image.fromarray(array)]
+    kinds += [io.BytesIO(kinds[2]), (files / "street.png").open("rb")]
     for one in (*kinds, planes, planes / 255):
         prediction = model(one)
         assert isinstance(prediction, Prediction) and scores([prediction]) == [150], type(one)
@@ -153,3 +156,18 @@ def test_a_camera_that_is_not_there_is_an_error(monkeypatch):
     monkeypatch.setattr(inputs.cv2, "VideoCapture", Missing)
     with pytest.raises(DataError, match="camera 7: no frame can be read. Is it connected"):
         list(find_pictures(7).named)
+
+
+def test_what_is_no_score_number_or_picture_is_refused(model, files):
+    for options, message in (
+        (dict(threshold=2), "threshold 2: expected a score, 0 to 1"),
+        (dict(batch_size=0), "batch_size=0: expected at least 1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            model(["street.png"], **options)
+    with pytest.raises(DataError, match="got dict; expected a file"):
+        model({"image": "street.png"})
+    prediction = model("street.png")
+    for name in ("drawn", "drawn.xyz"):
+        with pytest.raises(ConfigError, match=f"save: '{name}' has no ending of a format of pictures"):
+            prediction.save(name)

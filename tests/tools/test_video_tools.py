@@ -1,6 +1,7 @@
 """Video files from the command lines to the pictures they leave."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from video_files import number_of, numbered_frame, write_video
 
 from vitkit.config import load_config
 from vitkit.data.datasets.video import VideoFolder
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, DataError
 from vitkit.inference import load
 from vitkit.inference.videos import classify_video
+from vitkit.ops.video_files import open_video
 from vitkit.runs.training import one_of_each_video
 from vitkit.tools import browse, doctor, explain, predict
 from vitkit.tools import test as test_tool
@@ -139,9 +141,6 @@ def test_a_call_predicts_on_one_video_or_several(run, tmp_path):
     one.save(tmp_path / "drawn.png")
     both = model(["videos/run/1.mp4", "videos/jump/0.mp4"])
     torch.testing.assert_close([prediction.fields["class_scores"] for prediction in both], expected)
-    for wrong in (np.zeros((16, 16, 3), np.uint8), [np.zeros((16, 16, 3), np.uint8)]):
-        with pytest.raises(ConfigError, match="got ndarray; give a video file or a folder of frames"):
-            model(wrong)
     with pytest.raises(ConfigError, match="tiles: the model classifies videos"):
         model("videos/run/1.mp4", tiles=64)
 
@@ -168,6 +167,35 @@ def test_a_run_is_tested_from_another_folder(run, monkeypatch, capsys):
 def test_pictures_are_no_input_of_a_model_of_clips(run):
     with pytest.raises(ConfigError, match="give a video"):
         load("trained").run([np.zeros((16, 16, 3), np.uint8)])
+
+
+def test_a_call_takes_videos_however_they_are_given(run):
+    model = load("trained")
+    path = "videos/run/1.mp4"
+    expected = classify_video(model, path)
+    with open_video(path) as video:
+        frames = list(video.frames(range(len(video.times))))
+    (run / "frames_of_1").mkdir()
+    for number, frame in enumerate(frames):
+        Image.fromarray(frame).save(run / "frames_of_1" / f"{number}.png")
+    array = np.stack(frames)
+    tensor = torch.from_numpy(array).permute(0, 3, 1, 2)
+    for one in (path, Path(path), array, tensor, frames, [Image.fromarray(f) for f in frames], "frames_of_1"):
+        prediction = model(one)
+        torch.testing.assert_close(prediction.fields["class_scores"], expected.scores.mean(dim=0), atol=0.02, rtol=0)
+    assert prediction.names[0] in model.classes and prediction.draw().shape[2] == 3
+    Path("broken.mp4").write_bytes(b"no video")
+    found = model("videos")
+    assert len(found) > 1 and [p.name for p in model([path, array])] == [path, "video_1"]
+    assert [p.name for p in model("*/*/1.mp4")] and [p.name for p in model(iter([path]))] == [path]
+    for source, message in (
+        (np.zeros((16, 16, 3), np.uint8), r"video_0, frame 0: got uint8 \(16, 3\)"),
+        ("broken.mp4", "broken.mp4"),
+        ("none*.mp4", "no file matches"),
+        (7, "classifies videos by the order of their frames: expected a video's file"),
+    ):
+        with pytest.raises(DataError, match=message):
+            model(source)
 
 
 def test_a_model_of_images_classifies_no_video(run):

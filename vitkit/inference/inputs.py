@@ -2,7 +2,8 @@
 
 import glob
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,13 +17,13 @@ from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitkit.checkpoint.download import cache_folder, cached_file
-from vitkit.errors import DataError
+from vitkit.errors import ConfigError, DataError
 from vitkit.ops.image_files import MAX_PIXELS, decode_image, read_image
 from vitkit.ops.video_files import VIDEO_EXTENSIONS
 
-Picture = str | Path | bytes | np.ndarray | Image.Image | Tensor
-"""A file or its address (https://…), an encoded image, an array (H, W, 3) uint8 RGB, a Pillow image, or a tensor
-(3, H, W), uint8 or float in 0..1."""
+Picture = str | Path | bytes | io.IOBase | np.ndarray | Image.Image | Tensor
+"""A file or its address (https://…), an encoded image or an open file of one, an array (H, W, 3) uint8 RGB, a Pillow
+image, or a tensor (3, H, W), uint8 or float in 0..1."""
 NamedPicture = tuple[str, Picture]
 
 
@@ -55,13 +56,52 @@ def find_pictures(source: Any) -> Pictures:
         return _pictures_named(str(source))
     if isinstance(source, np.ndarray | Tensor):
         return Pictures(numbered(source), "many") if source.ndim == 4 else Pictures(numbered([source]), "one")
-    if isinstance(source, bytes | Image.Image):
+    if isinstance(source, bytes | io.IOBase | Image.Image):
         return Pictures(numbered([source]), "one")
     if isinstance(source, Sequence):
         return Pictures(numbered(source), "many")
-    if isinstance(source, Iterable):
+    if isinstance(source, Iterable) and not isinstance(source, Mapping):
         return Pictures(numbered(source), "stream")
     raise DataError(f"got {type(source).__name__}; {_EXPECTED}.")
+
+
+def find_videos(source: Any) -> Pictures:
+    """Return the videos of a source, for models of clips, likewise.
+
+    Args:
+        source: one video: a file, its address, a folder of frames, an array (T, H, W, 3), a tensor (T, 3, H, W) or a
+            list of its frames; or several: a list of them, a folder of files (also deeper), a pattern or a generator.
+    Raises:
+        DataError: there is no such file or folder, or nothing that could be a video.
+    """
+    if isinstance(source, str | Path):
+        return _videos_named(str(source))
+    if isinstance(source, np.ndarray | Tensor):
+        return Pictures([("video_0", source)], "one")
+    if isinstance(source, Sequence) and not isinstance(source, bytes):
+        if any(isinstance(item, Image.Image) or (not isinstance(item, str) and np.ndim(item) == 3) for item in source):
+            return Pictures([("video_0", source)], "one")
+        return Pictures(numbered(source, "video"), "many")
+    if isinstance(source, Iterator):
+        return Pictures(numbered(source, "video"), "stream")
+    raise DataError(
+        f"got {type(source).__name__}; the model classifies videos by the order of their frames: expected a video's "
+        "file, its address, a folder of frames, a pattern, an array (T, H, W, 3), or a list of frames or of these."
+    )
+
+
+def _videos_named(source: str) -> Pictures:
+    path = Path(source)
+    if is_address(source):
+        return Pictures([(source, download(source))], "one")
+    if path.is_dir() or not glob.has_magic(source) or path.exists():
+        files = sorted(path.rglob("*")) if path.is_dir() else []
+        inside = [(str(file), file) for file in files if file.suffix.lower() in VIDEO_EXTENSIONS]
+        return Pictures(inside, "many", leaves_out_broken=True) if inside else Pictures([(source, path)], "one")
+    files = sorted(glob.glob(source, recursive=True))
+    if not files:
+        raise DataError(f"'{source}': no such file or folder, and no file matches it as a pattern.")
+    return Pictures([(file, Path(file)) for file in files], "many", leaves_out_broken=True)
 
 
 _EXPECTED = (
@@ -88,13 +128,13 @@ def _pictures_named(source: str) -> Pictures:
     return Pictures([(file, Path(file)) for file in files], "many", leaves_out_broken=True)
 
 
-def numbered(pictures: Iterable[Picture | NamedPicture]) -> Iterator[NamedPicture]:
+def numbered(pictures: Iterable[Picture | NamedPicture], what: str = "image") -> Iterator[NamedPicture]:
     """Name pictures that have no name by their path or their number."""
     for number, picture in enumerate(pictures):
         if isinstance(picture, tuple):
             yield picture
         else:
-            yield (str(picture) if isinstance(picture, str | Path) else f"image_{number}"), picture
+            yield (str(picture) if isinstance(picture, str | Path) else f"{what}_{number}"), picture
 
 
 def pictures_in(folder: Path, *, extensions: Sequence[str] = IMG_EXTENSIONS) -> list[Path]:
@@ -181,6 +221,8 @@ def to_array(picture: Picture, name: str = "image", *, max_pixels: int = MAX_PIX
         picture = download(picture)
     if isinstance(picture, str | Path):
         return read_image(picture, "input", max_pixels=max_pixels)
+    if isinstance(picture, io.IOBase):
+        picture = picture.read()
     if isinstance(picture, bytes):
         return decode_image(picture, name, max_pixels=max_pixels)
     if isinstance(picture, Image.Image):
@@ -210,7 +252,13 @@ def _tensor_to_array(picture: Tensor) -> np.ndarray | Tensor:
 
 
 def in_batches(pictures: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Yield lists of `size` items; the last may be shorter."""
+    """Yield lists of `size` items; the last may be shorter.
+
+    Raises:
+        ConfigError: the size is below 1.
+    """
+    if size < 1:
+        raise ConfigError(f"batch_size={size}: expected at least 1.")
     pictures = iter(pictures)
     while chunk := list(islice(pictures, size)):
         yield chunk

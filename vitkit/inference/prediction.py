@@ -147,7 +147,7 @@ class Prediction:
         """
         fields, thresholds = dict(self.fields), self.thresholds
         if score is not None:
-            thresholds = ScoreThresholds(score, origin="as asked for")
+            thresholds = asked_threshold(score)
         wanted = [classes] if isinstance(classes, str) else self.classes if classes is None else classes
         for name in wanted:
             if name not in self.classes:
@@ -207,8 +207,14 @@ class Prediction:
         return draw_prediction(self.image, chosen.fields, self.classes, FIELDS[task], thresholds=chosen.thresholds)
 
     def save(self, path: str | Path, *, task: str | None = None, score_threshold: float | None = None) -> None:
-        """Saves `draw(...)`; the format follows the path's ending. PNG takes many times as long to write as JPEG."""
+        """Save `draw(...)`; the format follows the path's ending. PNG takes many times as long to write as JPEG.
+
+        Raises:
+            ConfigError: as of `draw`, or the ending is none of a format of pictures.
+        """
         path = Path(path)
+        if path.suffix.lower() not in Image.registered_extensions():
+            raise ConfigError(f"save: '{path}' has no ending of a format of pictures, such as .jpg or .png.")
         path.parent.mkdir(parents=True, exist_ok=True)
         # Without subsampling, thin lines keep their colours.
         options = {"quality": 90, "subsampling": 0} if path.suffix.lower() in (".jpg", ".jpeg") else {}
@@ -333,6 +339,17 @@ class Prediction:
             {"class": name, "score": score, "box_xyxy": box, **({} if mask is None else {"mask": mask})}
             for name, score, box, mask in zip(self.names, self.scores.tolist(), self.boxes.tolist(), masks)
         ]
+
+
+def asked_threshold(score: float) -> ScoreThresholds:
+    """Return the threshold that a caller asks for, of all classes.
+
+    Raises:
+        ConfigError: it is no score.
+    """
+    if not 0 <= score <= 1:
+        raise ConfigError(f"threshold {score}: expected a score, 0 to 1.")
+    return ScoreThresholds(score, origin="as asked for")
 
 
 def _imported(module: str, method: str) -> Any:

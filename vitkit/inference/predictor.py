@@ -2,10 +2,9 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +19,10 @@ from vitkit.engine.failures import OUT_OF_MEMORY, is_out_of_memory
 from vitkit.engine.step import autocast
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference.exported import ExportedGenerator, ExportedModel
-from vitkit.inference.inputs import NamedPicture, Picture, find_pictures, in_batches, to_array
-from vitkit.inference.prediction import Prediction
+from vitkit.inference.inputs import NamedPicture, Picture, Pictures, find_pictures, find_videos, in_batches, to_array
+from vitkit.inference.prediction import Prediction, asked_threshold
 from vitkit.inference.tiles import TileResult, Tiling, predict_tiles
-from vitkit.inference.videos import predict_videos
+from vitkit.inference.videos import predict_video
 from vitkit.models.classifier import Classifier
 from vitkit.models.detr import DETR
 from vitkit.ops.image_files import MAX_PIXELS, to_tensor
@@ -33,6 +32,7 @@ from vitkit.seq2seq import Captioner
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
 
 logger = logging.getLogger("vitkit")
+Read = TypeVar("Read")
 
 
 class Predictor:
@@ -99,12 +99,11 @@ class Predictor:
     def __call__(
         self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
     ) -> Prediction | list[Prediction] | Iterator[Prediction]:
-        """Predict on whatever holds pictures or names them, see `find_pictures`.
+        """Predict on whatever holds pictures or names them, see `find_pictures`; or videos, see `find_videos`.
 
         Args:
             source: one picture; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
-                a video or the number of a camera. For a model of clips: a video (a file or a folder of frames), or
-                several, as a list.
+                a video or the number of a camera. For a model of clips a video is one, and so is a list of frames.
             threshold: least score of the objects that are shown; None: the model's own `thresholds`.
             batch_size, tiles: see `stream`.
         Returns:
@@ -113,10 +112,7 @@ class Predictor:
         Raises:
             DataError: there is nothing to read, or what was read is no picture.
         """
-        if self.sampling is None:
-            kind = find_pictures(source).kind
-        else:
-            kind = "one" if isinstance(source, str | Path) else "many"
+        kind = self._find(source).kind
         predictions = self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles)
         if kind == "stream":
             return predictions
@@ -141,43 +137,50 @@ class Predictor:
             tiles: predict in tiles of this many pixels, see `Tiling`, for pictures much larger than the model's.
         Raises:
             DataError: as of a call.
-            ConfigError: what the model predicts has no tiles.
+            ConfigError: what the model predicts has no tiles, or a number is out of range.
         """
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
-        thresholds = self.thresholds if threshold is None else ScoreThresholds(threshold, origin="as asked for")
+        thresholds = self.thresholds if threshold is None else asked_threshold(threshold)
+        pictures = self._find(source)
+        read = self._read if self.sampling is None else self._classified
+        arrays = self._readable(pictures.named, read) if pictures.leaves_out_broken else map(read, pictures.named)
         if self.sampling is not None:
             if tiling is not None:
-                raise ConfigError("tiles: the model classifies videos, which have none.")
-            yield from predict_videos(self, source, thresholds)
+                raise ConfigError("tiles: the model classifies videos, which have no tiles.")
+            yield from arrays
             return
-        pictures = find_pictures(source)
-        arrays = self._readable(pictures.named) if pictures.leaves_out_broken else self._read(pictures.named)
         for batch in in_batches(arrays, 1 if tiling else batch_size):
             images = [picture for _, picture in batch]
             results = self.run(images) if tiling is None else [self.run_tiles(images[0], tiling, batch_size=batch_size)]
             for (name, picture), fields in zip(batch, results):
                 yield Prediction(name, picture, fields, self.classes, thresholds, self.category_ids)
 
-    def _read(self, named: Iterable[NamedPicture]) -> Iterator[tuple[str, np.ndarray]]:
-        for name, picture in named:
-            yield name, self.to_array(picture, name)
+    def _find(self, source: Any) -> Pictures:
+        return find_pictures(source) if self.sampling is None else find_videos(source)
 
-    def _readable(self, named: Iterable[NamedPicture]) -> Iterator[tuple[str, np.ndarray]]:
-        """Read the pictures that can be read, and warn of the others.
+    def _read(self, named: NamedPicture) -> tuple[str, np.ndarray]:
+        name, picture = named
+        return name, self.to_array(picture, name)
+
+    def _classified(self, named: tuple[str, Any]) -> Prediction:
+        return predict_video(self, *named)
+
+    def _readable(self, named: Iterable[NamedPicture], read: Callable[[NamedPicture], Read]) -> Iterator[Read]:
+        """Read what can be read, and warn of the others.
 
         Raises:
             DataError: none can.
         """
         num_read, error = 0, None
-        for name, picture in named:
+        for pair in named:
             try:
-                array = self.to_array(picture, name)
+                result = read(pair)
             except DataError as this_error:
                 error = this_error
                 logger.warning("left out: %s", error)
                 continue
             num_read += 1
-            yield name, array
+            yield result
         if num_read == 0 and error is not None:
             raise error
 

@@ -65,6 +65,8 @@ class Translator:
             DataError: something else than text is given.
         """
         is_one = isinstance(source, str)
+        if not isinstance(source, Iterable):
+            raise DataError(f"got {type(source).__name__}; a translator expects text, or a list of texts.")
         translations = self.stream([source] if is_one else source, beams=beams, n_best=n_best, batch_size=batch_size)
         if is_one:
             return next(translations)

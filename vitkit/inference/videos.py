@@ -1,7 +1,7 @@
 """The classes of a video: clips that are spread over it, one after the other."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.datasets.video import read_clips
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, DataError
 from vitkit.inference.prediction import Prediction
-from vitkit.ops.video_files import open_video
-from vitkit.structures import Batch, ScoreThresholds
+from vitkit.ops.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_video
+from vitkit.structures import Batch
 from vitkit.visualization.clips import draw_strip
 
 if TYPE_CHECKING:
@@ -36,52 +36,84 @@ class VideoScores:
     """(clips, classes) in 0..1; their mean is the video's."""
 
 
-def classify_video(predictor: "Predictor", path: str | Path, num_clips: int | None = None) -> VideoScores:
+class FrameList:
+    """A video of frames in memory; see `Video`."""
+
+    def __init__(self, frames: Sequence[np.ndarray]):
+        self._frames = frames
+        self.times = np.arange(len(frames)) / ASSUMED_FRAME_RATE
+
+    @property
+    def info(self) -> VideoInfo:
+        """See `Video`."""
+        return VideoInfo(len(self._frames), len(self._frames) / ASSUMED_FRAME_RATE, *self._frames[0].shape[:2])
+
+    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+        """See `Video`."""
+        return (self._frames[number] for number in numbers)
+
+    def __enter__(self) -> "FrameList":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+def open_source(predictor: "Predictor", source: Any, name: str = "video") -> Video:
+    """Open a video: a file, a folder of frames, or frames in memory, each as of `Predictor.to_array`.
+
+    Raises:
+        DataError: it cannot be read, or has no frame.
+    """
+    if isinstance(source, str | Path):
+        return open_video(source, "input", max_pixels=predictor.max_image_pixels)
+    frames = [predictor.to_array(frame, f"{name}, frame {number}") for number, frame in enumerate(source)]
+    if not frames or len({frame.shape for frame in frames}) > 1:
+        raise DataError(f"{name}: {len(frames)} frames; expected one at least, and all of one size.")
+    return FrameList(frames)
+
+
+def classify_video(predictor: "Predictor", source: Any, num_clips: int | None = None) -> VideoScores:
     """Predict the classes of a video's clips; a clip's crops are averaged. One clip at a time is in memory.
 
     Args:
         predictor: of a model of clips.
-        path: of a video file or a folder of frames.
+        source: see `open_source`.
         num_clips: spread over the video; None: as many as follow each other in it.
     Raises:
         ConfigError: the model is one of images.
         DataError: the video cannot be read.
     """
-    sampling = _sampling_of(predictor)
-    with open_video(path, "input", max_pixels=predictor.max_image_pixels) as video:
-        numbers = _clips_of(sampling, video.times, num_clips)
-        clips = []
-        for clip in numbers:
-            views, size = read_clips(video, clip[None], predictor.transforms, seed=0)
-            results = predictor.run_batch(Batch({"images": views}, [{}] * len(views)), [size] * len(views))
-            clips.append(torch.stack([result["class_scores"] for result in results]).mean(dim=0))
-        return VideoScores(numbers, video.times[numbers[:, [0, -1]]], torch.stack(clips))
+    with open_source(predictor, source) as video:
+        return _classify(predictor, video, num_clips)
 
 
-def predict_videos(predictor: "Predictor", source: Any, thresholds: ScoreThresholds) -> Iterator[Prediction]:
-    """Predict on videos, one after the other: the scores of classes are the mean of the clips', the picture a strip.
+def _classify(predictor: "Predictor", video: Video, num_clips: int | None) -> VideoScores:
+    numbers = _clips_of(_sampling_of(predictor), video.times, num_clips)
+    clips = []
+    for clip in numbers:
+        views, size = read_clips(video, clip[None], predictor.transforms, seed=0)
+        results = predictor.run_batch(Batch({"images": views}, [{}] * len(views)), [size] * len(views))
+        clips.append(torch.stack([result["class_scores"] for result in results]).mean(dim=0))
+    return VideoScores(numbers, video.times[numbers[:, [0, -1]]], torch.stack(clips))
+
+
+def predict_video(predictor: "Predictor", name: str, source: Any) -> Prediction:
+    """Predict on a video: its scores of classes are the mean of the clips', its picture a strip of frames.
 
     Args:
         predictor: of a model of clips.
-        source: a video file or a folder of frames, or several of them.
-        thresholds: of the predictions.
+        name: of the video, for its prediction and for errors.
+        source: see `open_source`.
     Raises:
-        ConfigError: the source is no path.
-        DataError: a video cannot be read.
+        DataError: it cannot be read.
     """
-    for path in [source] if isinstance(source, str | Path) else source:
-        if not isinstance(path, str | Path):
-            raise ConfigError(
-                f"the model classifies videos by the order of their frames, not pictures: got {type(path).__name__}; "
-                "give a video file or a folder of frames."
-            )
-        result = classify_video(predictor, path)
+    with open_source(predictor, source, name) as video:
+        result = _classify(predictor, video, None)
         numbers = np.unique(result.numbers)
         shown = numbers[np.linspace(0, len(numbers) - 1, min(_FRAMES_DRAWN, len(numbers))).astype(int)]
-        with open_video(path, "input", max_pixels=predictor.max_image_pixels) as video:
-            strip = draw_strip(list(video.frames(shown.tolist())), per_line=_FRAMES_DRAWN // 2)
-        fields = {"class_scores": result.scores.mean(dim=0)}
-        yield Prediction(str(path), strip, fields, predictor.classes, thresholds, predictor.category_ids)
+        strip = draw_strip(list(video.frames(shown.tolist())), per_line=_FRAMES_DRAWN // 2)
+    return Prediction(name, strip, {"class_scores": result.scores.mean(dim=0)}, predictor.classes)
 
 
 def clip_of(predictor: "Predictor", path: str | Path) -> Tensor:
