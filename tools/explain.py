@@ -42,7 +42,7 @@ from vitkit.inference.backbone_pictures import (
     backbone_attention,
     draw_backbone,
     has_class_token,
-    has_places,
+    has_located_attention,
     mean_distances,
 )
 from vitkit.inference.explain_pages import MAX_QUERIES, backbone_page, query_page, sampling_page
@@ -55,8 +55,8 @@ from vitkit.inference.image_attention import (
     image_sampling,
     samples_points,
 )
+from vitkit.inference.located_attention import spread
 from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries
-from vitkit.inference.placed_attention import spread
 from vitkit.inference.query_pictures import draw_point_heads, draw_query_heads, draw_query_layers
 from vitkit.logging import ProgressLines, setup_logging
 from vitkit.losses.mask_criterion import MaskCriterion
@@ -193,7 +193,7 @@ def explain_image(predictor: Predictor, image: np.ndarray, args: argparse.Namesp
         for path in explain_caption(predictor, image, args):
             print(f"wrote {path}")
         return
-    on_backbone = has_places(model)
+    on_backbone = has_located_attention(model)
     in_head = decoder_layers(model) or encoder_layers(model)
     if not on_backbone or (in_head and not isinstance(model, Classifier)):
         deformable = samples_points(model)
@@ -293,7 +293,7 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
         ("--points", args.points, encoder_layers(model)),
         ("--queries", args.queries, decoder_layers(model)),
     ):
-        if value and not layers and not (option == "--points" and has_places(model)):
+        if value and not layers and not (option == "--points" and has_located_attention(model)):
             raise ConfigError(f"{option}: {type(model).__name__} has no attention from these. Leave it out.")
     attention = image_attention(
         predictor,

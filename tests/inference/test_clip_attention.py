@@ -5,7 +5,8 @@ import torch
 
 from vitkit.backbones.timesformer import SCHEMES
 from vitkit.errors import ConfigError
-from vitkit.inference.clip_attention import clip_attention
+from vitkit.inference.clip_attention import ClipAttention, clip_attention
+from vitkit.inference.explain_pages import clip_page
 from vitkit.models import build_model
 from vitkit.nn.attention import AttentionRecorder
 
@@ -78,3 +79,15 @@ def test_other_backbones_and_blocks_are_errors(clip):
         clip_attention(resnet, clip)
     with pytest.raises(ConfigError, match="block: got 2; the model's blocks are 0 to 1"):
         clip_attention(model_of("joint"), clip, 2)
+
+
+def test_the_page_of_a_clip_has_its_frames_side_by_side():
+    # Attention of one step over all 2 x 2 x 3 tokens: token i sees token i + 1.
+    weights = torch.roll(torch.eye(12), 1, dims=1)[None]
+    attention = ClipAttention(torch.arange(12.0).view(2, 2, 3), [("joint", weights)], (2, 2, 3))
+    locations, token = clip_page(attention)
+    assert locations.rows == locations.columns == (2, 6) and token.rows == ["class token"]
+    assert token.weights[0, 0].view(2, 6).tolist() == [[0, 3, 1, 4, 2, 5], [6, 9, 7, 10, 8, 11]]
+    for row, (i, j, t) in enumerate((i, j, t) for i in range(2) for t in range(3) for j in range(2)):
+        expected = attention.of_token(i, j, t).permute(0, 2, 1).flatten()
+        assert torch.equal(locations.weights[0, row], expected) and expected.sum() == 1

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitkit.backbones.mvit import MViT
 from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference.placed_attention import KINDS, PlacedAttention, placed_attention, spread
+from vitkit.inference.located_attention import KINDS, LocatedAttention, located_attention, spread
 from vitkit.inference.predictor import Predictor
 from vitkit.models.eomt import EoMT
 from vitkit.nn.local_relation import LocalRelation
@@ -26,14 +26,14 @@ MAX_PIXELS = 512**2  # of the model's input, up to which all layers are recorded
 NUM_ARROWS = 20  # as in figure 3 of https://arxiv.org/abs/1711.07971
 
 
-def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[PlacedAttention]:
-    """Return the attention of a model's backbone in a picture (H, W, 3) uint8 RGB; see `placed_attention`.
+def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedAttention]:
+    """Return the attention of a model's backbone in a picture (H, W, 3) uint8 RGB; see `located_attention`.
 
     Of a large picture it is that of the first and the last layer alone: all would take gigabytes.
     """
     inputs = predictor.prepare([image]).to(predictor.device).inputs
     most = 2 if inputs["images"][0, 0].numel() > MAX_PIXELS else None
-    return placed_attention(predictor.model, most=most, **inputs)
+    return located_attention(predictor.model, most=most, **inputs)
 
 
 def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
@@ -54,7 +54,7 @@ def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
     return tuple(float((axis + 0.5).ravel() @ weights.ravel() / weights.sum()) for axis in (columns, rows))
 
 
-def has_places(model: nn.Module) -> bool:
+def has_located_attention(model: nn.Module) -> bool:
     """Whether `draw_backbone` draws anything for a model of images.
 
     Not EoMT, whose queries are tokens of its backbone; these are drawn as a decoder's.
@@ -100,23 +100,23 @@ def draw_backbone(
         yield draw_arrows(shown, layers, points, folder / f"{stem}_non_local.png")
 
 
-def short(layer: PlacedAttention) -> str:
+def short(layer: LocatedAttention) -> str:
     """Return a layer's name without what all share."""
     names = layer.name.split(".")
     return ".".join(n for n in names if n not in ("backbone", "attn", "relation", "layers"))
 
 
-def draw_points(image: np.ndarray, layers: Sequence[PlacedAttention], points: Sequence[Point], path: Path) -> Path:
+def draw_points(image: np.ndarray, layers: Sequence[LocatedAttention], points: Sequence[Point], path: Path) -> Path:
     """Save a PNG of what each point attends to in each layer, with its window where attention has windows."""
     rows = []
     for i, point in enumerate(points):
         panels = [None if i else Panel("picture", points=points)]
         for layer in layers:
-            window = layer.window_at(point)
+            window, (height, width) = layer.window_at(point), layer.map_size
             is_whole = window[2] - window[0] >= image.shape[1] and window[3] - window[1] >= image.shape[0]
             panels.append(
                 Panel(
-                    "" if i else short(layer),
+                    "" if i else f"{short(layer)}, {height} x {width} keys",
                     layer.at(point).mean(0),
                     layer.covered,
                     points=[point],
@@ -130,7 +130,7 @@ def draw_points(image: np.ndarray, layers: Sequence[PlacedAttention], points: Se
     return path
 
 
-def draw_class_token(image: np.ndarray, layers: Sequence[PlacedAttention], path: Path) -> Path:
+def draw_class_token(image: np.ndarray, layers: Sequence[LocatedAttention], path: Path) -> Path:
     """Save a PNG of what the class token attends to: a row for each layer, a column for each head and their mean."""
     rows = []
     for number, layer in enumerate(layers):
@@ -142,7 +142,7 @@ def draw_class_token(image: np.ndarray, layers: Sequence[PlacedAttention], path:
     return path
 
 
-def rollout_maps(layers: Sequence[PlacedAttention], row: int) -> list[Tensor]:
+def rollout_maps(layers: Sequence[LocatedAttention], row: int) -> list[Tensor]:
     """Return (h, w) after each layer: how much of each location has reached a token, counted with those before them.
 
     Args:
@@ -154,7 +154,7 @@ def rollout_maps(layers: Sequence[PlacedAttention], row: int) -> list[Tensor]:
 
 
 def draw_rollout(
-    image: np.ndarray, layers: Sequence[PlacedAttention], points: Sequence[Point], path: Path, *, class_token: bool
+    image: np.ndarray, layers: Sequence[LocatedAttention], points: Sequence[Point], path: Path, *, class_token: bool
 ) -> Path:
     """Save a PNG of the attention rollout of the class token, or of the points where there is none."""
     chosen, first = np.linspace(0, len(layers) - 1, min(8, len(layers))).round().astype(int), layers[0]
@@ -173,7 +173,7 @@ def draw_rollout(
 
 
 def draw_kernels(
-    image: np.ndarray, model: nn.Module, layers: Sequence[PlacedAttention], point: Point, path: Path
+    image: np.ndarray, model: nn.Module, layers: Sequence[LocatedAttention], point: Point, path: Path
 ) -> Path:
     """Save a PNG of LR-Net's kernels: of each layer the geometry prior alone, and the weights at a point."""
     rows = []
@@ -191,8 +191,8 @@ def draw_kernels(
     return path
 
 
-def draw_arrows(image: np.ndarray, layers: Sequence[PlacedAttention], points: Sequence[Point], path: Path) -> Path:
-    """Save a PNG of the strongest places of non-local blocks (Wang et al. 2018, figure 3), a row for each point."""
+def draw_arrows(image: np.ndarray, layers: Sequence[LocatedAttention], points: Sequence[Point], path: Path) -> Path:
+    """Save a PNG of the strongest locations of non-local blocks (Wang et al. 2018, figure 3), a row for each point."""
     rows = []
     for i, point in enumerate(points):
         panels = []
@@ -207,7 +207,7 @@ def draw_arrows(image: np.ndarray, layers: Sequence[PlacedAttention], points: Se
             arrows = [(point, end, strength) for end, strength in zip(ends, strengths)]
             panels.append(Panel(short(layer), arrows=arrows, points=[point], first_point=i))
         rows.append((f"point {i + 1}", panels))
-    draw_rows(image, rows, path, title=f"The {NUM_ARROWS} places that a non-local block weights most", panel=2.4)
+    draw_rows(image, rows, path, title=f"The {NUM_ARROWS} locations that a non-local block weights most", panel=2.4)
     return path
 
 
@@ -215,7 +215,7 @@ def mean_distances(predictor: Predictor, images: Iterable[np.ndarray]) -> dict[s
     """Return (heads,) of each layer: the mean attention distance over pictures, in pixels of the model's input.
 
     Raises:
-        ConfigError: the backbone has no attention with a place.
+        ConfigError: the backbone has no attention with locations.
     """
     distances: dict[str, list[Tensor]] = {}
     for image in images:

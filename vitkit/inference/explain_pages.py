@@ -9,7 +9,7 @@ from torch import Tensor
 from vitkit.inference.backbone_pictures import short
 from vitkit.inference.clip_attention import ClipAttention
 from vitkit.inference.image_attention import ImageAttention, ImageSampling, Queries
-from vitkit.inference.placed_attention import PlacedAttention
+from vitkit.inference.located_attention import LocatedAttention
 from vitkit.inference.text_attention import TextAttention
 from vitkit.visualization.explain_page import PageLayer
 
@@ -32,7 +32,7 @@ def pooled(maps: Tensor, covered: Covered = (1.0, 1.0)) -> tuple[Tensor, Covered
     return maps.unflatten(-1, (-1, factor)).sum(-1).unflatten(-2, (-1, factor)).sum(-2), covered
 
 
-def backbone_page(layers: Sequence[PlacedAttention], *, class_token: bool) -> list[PageLayer]:
+def backbone_page(layers: Sequence[LocatedAttention], *, class_token: bool) -> list[PageLayer]:
     """Return what locations, and the class token, attend to in a backbone."""
     page = []
     for layer in layers:
@@ -111,14 +111,14 @@ def clip_page(attention: ClipAttention) -> list[PageLayer]:
     """Return what tokens, and the class token, attend to in a clip whose frames stand side by side."""
     height, width, frames = attention.size
     step = -(-max(height, width) // (MAX_ROWS // 2))
-    places = [(i, j, t) for i in range(0, height, step) for t in range(frames) for j in range(0, width, step)]
+    tokens = [(i, j, t) for i in range(0, height, step) for t in range(frames) for j in range(0, width, step)]
 
     def strip(weights: Tensor) -> Tensor:  # (h, w, T) -> (1, h * T * w)
         return weights.permute(0, 2, 1).reshape(1, -1)
 
     grid = (height, frames * width)
     rows = (len(range(0, height, step)), frames * len(range(0, width, step)))
-    weights = torch.stack([strip(attention.of_token(*place)) for place in places], dim=1)
+    weights = torch.stack([strip(attention.of_token(*token)) for token in tokens], dim=1)
     token = strip(attention.class_token)[None]
     return [PageLayer("locations", weights, rows, grid), PageLayer("class token", token, ["class token"], grid)]
 

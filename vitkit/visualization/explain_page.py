@@ -93,9 +93,9 @@ def _layer(layer: PageLayer, heads: Sequence[str], weights: Tensor) -> dict[str,
     largest = weights.amax(-1)
     levels = (weights / largest.clamp(min=1e-12)[..., None] * 255).round().clamp(0, 255).to(torch.uint8)
 
-    def axis(places: Grid | Labels) -> dict[str, Any]:
-        is_grid = isinstance(places, tuple) and isinstance(places[0], int)
-        return dict(grid=list(places)) if is_grid else dict(labels=list(places))
+    def axis(ends: Grid | Labels) -> dict[str, Any]:
+        is_grid = isinstance(ends, tuple) and isinstance(ends[0], int)
+        return dict(grid=list(ends)) if is_grid else dict(labels=list(ends))
 
     return dict(
         name=layer.name,

@@ -165,12 +165,12 @@ def draw_expected(
     figure.suptitle(title, fontsize="medium")
     for number, (token, tokens, probabilities) in enumerate(steps, start=1):
         axis = figure.add_subplot(down, across, number)
-        places = range(len(tokens))
-        axis.barh(places, probabilities, color="tab:blue")
-        axis.set_yticks(places, tokens, fontsize=7)
+        ranks = range(len(tokens))
+        axis.barh(ranks, probabilities, color="tab:blue")
+        axis.set_yticks(ranks, tokens, fontsize=7)
         axis.set(xlim=(0, 1), ylim=(len(tokens) - 0.5, -0.5), xticks=[])
-        for place, p in zip(places, probabilities):
-            axis.text(min(p + 0.03, 0.75), place, f"{p:.2f}", va="center", fontsize=6)
+        for rank, p in zip(ranks, probabilities):
+            axis.text(min(p + 0.03, 0.75), rank, f"{p:.2f}", va="center", fontsize=6)
         axis.set_title(f"{number}: {before} {token}", fontsize=7)
     save_figure(figure, path, dpi=120)
 
@@ -186,9 +186,9 @@ def draw_beams(nodes: Sequence[tuple[int, str, int | None, float, bool]], path: 
     """
     steps = max(step for step, *_ in nodes)
     ranks: dict[int, int] = {}
-    places = []
+    corners = []
     for step, *_ in nodes:
-        places.append((step, -ranks.get(step, 0)))
+        corners.append((step, -ranks.get(step, 0)))
         ranks[step] = ranks.get(step, 0) + 1
     most = max(ranks.values())
     figure = Figure(figsize=(min(1.0 * steps + 1.5, 60), 0.5 * most + 1.0), layout="constrained")
@@ -196,8 +196,8 @@ def draw_beams(nodes: Sequence[tuple[int, str, int | None, float, bool]], path: 
     axis.set(xlim=(-0.5, steps + 0.6), ylim=(0.6 - most, 0.6), title=title)
     axis.set_axis_off()
     axis.text(0, 0, "<s>", ha="center", va="center", fontsize=8)
-    for (x, y), (_, token, parent, log_prob, is_best) in zip(places, nodes):
-        start = (0, 0) if parent is None else places[parent]
+    for (x, y), (_, token, parent, log_prob, is_best) in zip(corners, nodes):
+        start = (0, 0) if parent is None else corners[parent]
         color = "tab:green" if is_best else "0.6"
         axis.plot([start[0] + 0.2, x - 0.25], [start[1], y], color=color, linewidth=2 if is_best else 0.8, zorder=0)
         axis.text(x, y, token, ha="center", va="bottom", fontsize=8, color="black" if is_best else "0.35")

@@ -5,7 +5,7 @@ import torch
 from vitkit import build_model
 from vitkit.inference import Predictor, backbone_pictures
 from vitkit.inference.backbone_pictures import backbone_attention, rollout_maps, seen_at
-from vitkit.inference.placed_attention import placed_attention, spread
+from vitkit.inference.located_attention import located_attention, spread
 from vitkit.nn.attention import AttentionRecorder
 
 BACKBONES = {
@@ -30,7 +30,7 @@ def picture(height: int = 50, width: int = 70) -> torch.Tensor:
 @pytest.mark.parametrize("name", BACKBONES)
 def test_all_that_a_point_attends_to_lies_on_the_map(name):
     model, image = classifier(name), picture()
-    for layer in placed_attention(model, image, most=4):
+    for layer in located_attention(model, image, most=4):
         for point in ((3.0, 5.0), (60.0, 44.0)):
             sums = layer.at(point).sum((1, 2))
             # What attends to padding, or to the class token, is not on the map.
@@ -40,7 +40,7 @@ def test_all_that_a_point_attends_to_lies_on_the_map(name):
 
 
 def test_swin_sees_its_window_and_after_the_shift_another():
-    layers = placed_attention(classifier("swin"), picture(64, 64))
+    layers = located_attention(classifier("swin"), picture(64, 64))
     # Stride 4, windows of 4: 16 pixels; the second block's windows lie half of one further to the left and up.
     assert layers[0].window_at((41, 21)) == (32, 16, 48, 32)
     assert layers[1].window_at((41, 21)) == (40, 8, 56, 24)
@@ -53,7 +53,7 @@ def test_a_vit_s_maps_are_the_recorder_s_rows():
     with torch.no_grad(), AttentionRecorder(model) as maps:
         model(image)
     expected = maps["backbone.blocks.1.attn"][0][0]  # 4 x 5 patches after the class token
-    layers = placed_attention(model, image)
+    layers = located_attention(model, image)
     assert torch.allclose(layers[1].class_token(), expected[:, 0, 1:].unflatten(-1, (4, 5)), atol=1e-6)
     assert torch.allclose(layers[1].at((33, 17)), expected[:, 1 + 5 + 2, 1:].unflatten(-1, (4, 5)), atol=1e-6)
     assert layers[1].covered == (64 / 50, 80 / 70)
@@ -63,7 +63,7 @@ def test_a_vit_s_maps_are_the_recorder_s_rows():
 
 
 def test_a_local_kernel_lies_around_its_point_with_nothing_outside_the_picture():
-    layer = placed_attention(classifier("lrnet"), picture(64, 64))[2]
+    layer = located_attention(classifier("lrnet"), picture(64, 64))[2]
     assert layer.cell == 4 and layer.window_at((33, 33)) == (28, 28, 40, 40)
     assert layer.window_at((0, 0)) == (0, 0, 8, 8)
 

@@ -23,7 +23,7 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class PlacedAttention:
+class LocatedAttention:
     """What one layer attended to in one image.
 
     G groups of tokens attend among themselves: one, or a window each. T tokens without a position, such as the class
@@ -44,11 +44,6 @@ class PlacedAttention:
     """Of the model's input."""
     num_tokens: int = 0
     """T."""
-
-    @property
-    def num_heads(self) -> int:
-        """Number of heads; of groups of channels in a local relation."""
-        return self.weights.shape[1]
 
     @property
     def is_global(self) -> bool:
@@ -99,9 +94,9 @@ def spread(layers: Sequence[Any], count: int) -> list[Any]:
 
 
 @torch.no_grad()
-def placed_attention(
+def located_attention(
     model: nn.Module, images: Tensor, *, most: int | None = None, **inputs: Any
-) -> list[PlacedAttention]:
+) -> list[LocatedAttention]:
     """Run a model on one image, and return the attention of its backbone, layer by layer.
 
     Args:
@@ -134,9 +129,9 @@ def placed_attention(
     weights = {name: maps[str(i)][0].float().cpu() for i, name in enumerate(modules) if str(i) in maps}
     layers, size = [], tuple(images.shape[-2:])
     for name, module, args in calls:
-        place = next(place for kind, place in _PLACES.items() if isinstance(module, kind))
-        placed = place(module, args, weights[name], sizes[0], patches)
-        layers.append(PlacedAttention(name=name, image_size=size, **placed))
+        locate = next(locate for kind, locate in _LOCATE.items() if isinstance(module, kind))
+        located = locate(module, args, weights[name], sizes[0], patches)
+        layers.append(LocatedAttention(name=name, image_size=size, **located))
     return layers
 
 
@@ -156,21 +151,21 @@ def _in_windows(positions: Tensor, window: int, shift: int = 0) -> Tensor:
     return window_partition(positions[None], window, shift=shift, padding_value=torch.full((2,), torch.nan))
 
 
-def _place_vit(module: ViTAttention, args: tuple, weights: Tensor, size: Size, patches: list[int]) -> dict[str, Any]:
+def _locate_vit(module: ViTAttention, args: tuple, weights: Tensor, size: Size, patches: list[int]) -> dict[str, Any]:
     positions = centres(args[1], patches[0])
     positions = positions.view(1, -1, 2) if module.window_size is None else _in_windows(positions, module.window_size)
     num_tokens = weights.shape[-1] - positions.shape[1]
     return dict(weights=weights, queries=positions, keys=positions, cell=patches[0], num_tokens=num_tokens)
 
 
-def _place_swin(module: BaseWindowAttention, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+def _locate_swin(module: BaseWindowAttention, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
     x, window, shift, _ = args
     cell = _stride(x.shape[1:3], size)
     positions = _in_windows(centres(x.shape[1:3], cell), window, shift)
     return dict(weights=weights, queries=positions, keys=positions, cell=cell)
 
 
-def _place_mvit(module: PoolingAttention, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+def _locate_mvit(module: PoolingAttention, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
     map_size = args[1]
     stride = _stride(map_size, size)
     positions = []
@@ -183,7 +178,7 @@ def _place_mvit(module: PoolingAttention, args: tuple, weights: Tensor, size: Si
     return dict(weights=weights, queries=queries, keys=keys, cell=cell, num_tokens=int(module.class_token))
 
 
-def _place_lrnet(module: LocalRelation, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+def _locate_lrnet(module: LocalRelation, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
     map_size = tuple(args[0].shape[-2:])
     cell = _stride(map_size, size)
     positions = centres(map_size, cell)
@@ -195,7 +190,7 @@ def _place_lrnet(module: LocalRelation, args: tuple, weights: Tensor, size: Size
     return dict(weights=weights[0].transpose(0, 1)[:, :, None], queries=queries, keys=keys, cell=cell)
 
 
-def _place_non_local(module: NonLocalBlock, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+def _locate_non_local(module: NonLocalBlock, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
     map_size = tuple(args[0].shape[-2:])
     stride, pooling = _stride(map_size, size), module.pool[0] if module.pool else 1
     pooled = tuple(max(1, length // pooling) for length in map_size)
@@ -208,12 +203,12 @@ def _place_non_local(module: NonLocalBlock, args: tuple, weights: Tensor, size: 
     )
 
 
-_PLACES: dict[type[nn.Module], Callable[..., dict[str, Any]]] = {
-    ViTAttention: _place_vit,
-    BaseWindowAttention: _place_swin,
-    PoolingAttention: _place_mvit,
-    LocalRelation: _place_lrnet,
-    NonLocalBlock: _place_non_local,
+_LOCATE: dict[type[nn.Module], Callable[..., dict[str, Any]]] = {
+    ViTAttention: _locate_vit,
+    BaseWindowAttention: _locate_swin,
+    PoolingAttention: _locate_mvit,
+    LocalRelation: _locate_lrnet,
+    NonLocalBlock: _locate_non_local,
 }
-KINDS = tuple(_PLACES)
-"""Classes of the modules whose attention has a place in the picture."""
+KINDS = tuple(_LOCATE)
+"""Classes of the modules whose attention has locations in the picture."""
