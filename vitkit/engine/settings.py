@@ -30,7 +30,8 @@ class TrainSettings:
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass: less memory, about a third more time."""
     compile: bool = False
-    """torch.compile the model: the first step takes minutes, later ones less; what it does is said meanwhile."""
+    """torch.compile the model: the first step takes minutes, and so does the second size of images, which serves all
+    others too; what it does is said meanwhile."""
     channels_last: bool = False
     """Convolution weights in channels-last layout (faster with bf16 on GPUs)."""
     reference_batch_size: int | None = None
