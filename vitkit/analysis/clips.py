@@ -37,9 +37,8 @@ class _SaveAsFused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = v.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(
-            1, 2
-        )  # in memory as the kernels' is
+        # In memory (B, L, heads, d), as the kernels' output is.
+        out = v.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
         ctx.save_for_backward(q, k, v, out)
         return out
 

@@ -20,7 +20,7 @@ from vitkit.inference import Predictor, Tiling, load
 from vitkit.inference.exported import checkpoint_of, exported_model, is_exported
 from vitkit.logging import ProgressLines, say
 from vitkit.models.tta import MultiScaleFlip
-from vitkit.protocols import Evaluator, HasClasses, HasImageIds, HasThings, HasVocabularies, ImageDataset
+from vitkit.protocols import Evaluator, HasClasses, HasFrames, HasImageIds, HasThings, HasVocabularies, ImageDataset
 from vitkit.registry import CRITERIA, EVALUATORS
 from vitkit.runs.models import build_model_for
 from vitkit.seq2seq import Captioner
@@ -40,7 +40,7 @@ class Evaluated:
     seconds_per_sample: float
     """The median over batches but the first, without loading and scoring."""
     sample: str
-    """What was counted: "image" or "sentence"."""
+    """What was counted: "image", "clip" or "sentence"."""
 
     def __repr__(self) -> str:
         return self.evaluator.table()
@@ -105,7 +105,8 @@ def evaluate_config(
     )
     # The first batch also pays for what is made once.
     median = statistics.median(seconds[1:] or seconds or [math.nan])
-    return Evaluated(metrics, evaluator, report, median, "sentence" if is_text else "image")
+    sample = "sentence" if is_text else "clip" if isinstance(dataset, HasFrames) else "image"
+    return Evaluated(metrics, evaluator, report, median, sample)
 
 
 def _evaluate_tiles(config: Mapping[str, Any], weights: str | Path, device: torch.device, tiling: Tiling) -> Evaluated:
