@@ -7,7 +7,7 @@ stop after a step.
 Examples:
     vitkit ablate --list
     vitkit ablate detr_parts --seeds 0 1
-    vitkit ablate detection_bccd --arms DINO "DN-DETR" --budget 60 data.root=data/bccd
+    vitkit ablate detection_bccd data.root=data/bccd --arms DINO "DN-DETR" --budget 60
     vitkit ablate detection_bccd --plot-only
 """
 
@@ -38,7 +38,7 @@ from vitkit.engine.run_record import RECORD_NAME
 from vitkit.errors import ConfigError, DataError, TrainingError
 from vitkit.logging import LOG_NAME
 from vitkit.registry import nearest
-from vitkit.tools.common import add_device, errors_in_one_line
+from vitkit.tools.common import add_device, errors_in_one_line, is_override
 from vitkit.visualization.canvas import save_figure
 from vitkit.visualization.curves import read_log
 
@@ -83,7 +83,11 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the sets, or the set's arms, and stop")
     parser.add_argument("--plot-only", action="store_true", help="write table and plot of the runs that there are")
     add_device(parser)
-    args = parser.parse_intermixed_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    # Taken out first: after --seeds or --arms they would be counted among those.
+    overrides = [word for word in words if is_override(word) and not word.startswith("-")]
+    args = parser.parse_args([word for word in words if word not in overrides])
+    args.overrides = overrides
     if not args.set and not args.list:
         parser.error("name a set; --list prints them")
     return args
