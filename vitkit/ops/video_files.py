@@ -139,7 +139,7 @@ class VideoFile:
     frames from 64 at 480p, milliseconds of this class / OpenCV from the start / OpenCV seeking / all 300 frames by
     PyAV: 172 / 522 / 233 / 769 with a key frame every 12 frames, 436 / 444 / 470 / 712 every 250. torchcodec needs an
     installation of FFmpeg beside it; PyAV brings its own. With x264's defaults, decoding and cropping 8 frames that are
-    spread over 10 s of 480p takes 0.22 (12) and 0.41 (250) of the time in which PyAV decodes all frames to RGB, 0.35
+    spread over 10 s of 480p takes 0.24 (12) and 0.46 (250) of the time in which PyAV decodes all frames to RGB, 0.35
     and 0.78 of that in which it decodes and does not convert them (`vitkit benchmark clips`, processor time).
     """
 
