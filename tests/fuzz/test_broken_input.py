@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fuzz import annotations, checkpoints, configs, features, images, results, texts, videos
+from fuzz import annotations, checkpoints, configs, features, images, results, texts, transformers_folders, videos
 from fuzz.formats import Format
 from fuzz.isolation import Outcome, run_isolated
 from fuzz.world import make_world
 
 FORMATS = {
     kind.name: kind
-    for module in (annotations, images, checkpoints, features, texts, results, configs, videos)
+    for module in (annotations, images, checkpoints, transformers_folders, features, texts, results, configs, videos)
     for kind in module.FORMATS
 }
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"

@@ -12,6 +12,10 @@ INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers."""
 
 
+_LARGEST = 1 << 20
+"""No model has more of anything; a damaged file may say so, and building it would fill the memory."""
+
+
 class Settings:
     """A config of the library, whose values are asked for by name.
 
@@ -43,8 +47,8 @@ class Settings:
     def number(self, name: str) -> int:
         """Return a whole number above 0."""
         value = self[name]
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"{self.where}: {name}={value!r}: expected a whole number above 0.")
+        if type(value) is not int or not 0 < value <= _LARGEST:
+            raise ConfigError(f"{self.where}: {name}={value!r}: expected a whole number above 0, at most {_LARGEST}.")
         return value
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
