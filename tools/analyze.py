@@ -54,7 +54,7 @@ from vitkit.errors import ConfigError
 from vitkit.inference import find_model, names_config_alone
 from vitkit.models.classifier import Classifier
 from vitkit.registry import nearest
-from vitkit.tools.common import add_device, add_trust, errors_in_one_line
+from vitkit.tools.common import add_device, add_trust, errors_in_one_line, without_weights
 from vitkit.visualization.costs import plot_costs
 
 DETECTION_SIZE = (800, 1066)
@@ -94,6 +94,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_intermixed_args(argv)
+    args.overrides = without_weights(args.overrides)
     if args.model is None and not args.table:
         parser.error("a model is needed: a config file or a backbone's name (or --table)")
     counts = (args.batch, args.repeats, 1 if args.training is None else args.training, args.frames or 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vitkit import model_zoo
 from vitkit.errors import ConfigError, DataError, VitkitError, error_line
 from vitkit.inference import Predictor, Tiling
 from vitkit.inference.ahead import map_ahead
@@ -39,6 +40,12 @@ def sort_model(args: argparse.Namespace) -> None:
     """Count what was taken for the weights among the overrides if it is one."""
     if is_override(args.weights):
         args.weights, args.overrides = None, [args.weights, *args.overrides]
+
+
+def without_weights(overrides: Sequence[str]) -> list[str]:
+    """Return overrides without the weights in front, which belong to a config's name but not every tool needs."""
+    has_weights = overrides and (Path(overrides[0]).exists() or overrides[0] in model_zoo.index())
+    return list(overrides[1:] if has_weights else overrides)
 
 
 def add_tiles(parser: argparse.ArgumentParser) -> None:
