@@ -22,7 +22,8 @@ from vitkit.inference.export import ExportSettings, Part, check_out, export_mode
 from vitkit.inference.export_checks import image_inputs, image_size, run_graph
 from vitkit.inference.export_graphs import ExportGraph, image_graph, mask_multiple
 from vitkit.inference.export_metadata import describe, postprocessing, resize_of
-from vitkit.inference.exported import ExportedModel, open_exported
+from vitkit.inference.export_text import text_graphs
+from vitkit.inference.exported import ExportedGenerator, ExportedModel, open_exported
 from vitkit.inference.tiles import Tiling
 from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.structures import ImageSizes, ScoreThresholds
@@ -244,8 +245,8 @@ class GraphInPython:
 
     path, inputs = "a.onnx", ("images", "padding_mask", "image_sizes")
 
-    def __init__(self, model):
-        self.graph = image_graph(model)
+    def __init__(self, model, graph=None):
+        self.graph = image_graph(model) if graph is None else graph
         self.metadata = {"size": None, "postprocessing": postprocessing(model)}
 
     def run(self, inputs, outputs=None):
@@ -340,12 +341,38 @@ def test_windows_are_traced_for_maps_of_any_size():
             assert torch.equal(a, b)
 
 
-def test_a_captioner_becomes_an_encoder_and_a_step(tmp_path):
+def captioner():
+    """A predictor with random weights, and its config."""
     vocabulary = Vocabulary.train("word", ["a red ring above a blue star"])
     small = [TINY, "model.d_ffn=32", "model.num_decoder_layers=1", "model.decoding.max_length=6"]
     cfg = load_config("quickstart/captioning", small)
     torch.manual_seed(0)
-    predictor = Predictor(build_model(cfg["model"], vocabularies=dict(target=vocabulary)), ())
+    return Predictor(build_model(cfg["model"], vocabularies=dict(target=vocabulary)), ()), cfg
+
+
+def test_an_encoder_and_a_step_write_what_a_captioner_does(monkeypatch):
+    predictor, cfg = captioner()
+    written = {"text": predictor(PICTURES[0]).fields["text"]}
+    files = [GraphInPython(predictor.model, graph=graph) for graph in text_graphs(predictor.model)]
+    files[0].metadata["step"] = "a.step.onnx"
+    monkeypatch.setattr(exported, "open_exported", lambda path: files[1])
+    runner = object.__new__(onnx_runner.Runner)
+    runner.info = describe(predictor, cfg, name="tiny", licence=None) | {"size": None}
+    runner.inputs, (runner.session, runner.step) = ["images", "padding_mask"], files
+
+    def run(file, arrays):
+        outputs = file.run({name: torch.from_numpy(value) for name, value in arrays.items()})
+        return {name: value.numpy() for name, value in outputs.items()}
+
+    monkeypatch.setattr(onnx_runner, "_run", run)
+    assert runner(PICTURES[0]) == written
+    predictor.model = ExportedGenerator(files[0], predictor.model)
+    assert predictor(PICTURES[0]).fields["text"] == written["text"] != ""
+
+
+@pytest.mark.slow
+def test_a_captioner_becomes_an_encoder_and_a_step(tmp_path):
+    predictor, cfg = captioner()
     parts = export(predictor, cfg, tmp_path / "a.onnx")
     assert [part.path.name for part in parts] == ["a.onnx", "a.step.onnx"]
     written = {"text": predictor(PICTURES[0]).fields["text"]}

@@ -56,9 +56,9 @@ OVER_TOLERANCE = {("DINO", "onnx fp16"), ("DINO", "onnx int8"), ("DINO", "torch 
 """With random weights the scores of locations are nearly equal, and rounding selects others (topk)."""
 FORMATS = {
     "onnx": dict(format="onnx"),
-    "onnx fp16": dict(format="onnx", half=True),
     "onnx int8": dict(format="onnx", quantize="int8"),
     "torch": dict(format="torch"),
+    "onnx fp16": dict(format="onnx", half=True),
     "torch fp16": dict(format="torch", half=True),
 }
 WORDS = ["two small dogs run over green grass", "zwei kleine Hunde rennen"]

@@ -95,7 +95,9 @@ def relative_rows(table: Tensor, q_length: int, k_length: int) -> Tensor:
     The locations of the shorter side are spread over the longer one; distances are truncated to whole rows.
     """
     table = resize_positions_1d(table, 2 * max(q_length, k_length) - 1)
-    q_step, k_step = max(k_length / q_length, 1.0), max(q_length / k_length, 1.0)
-    q_positions = torch.arange(q_length, device=table.device)[:, None] * q_step
-    k_positions = torch.arange(k_length, device=table.device) * k_step
-    return table[(q_positions - k_positions + (k_length - 1) * k_step).long()]
+    # Quotients of tensors, as ONNX has no products with numbers that depend on the size.
+    q_total, k_total = (torch.full((), length, dtype=torch.float64) for length in (q_length, k_length))
+    q_step, k_step = (k_total / q_total).clamp(min=1), (q_total / k_total).clamp(min=1)
+    q_positions = torch.arange(q_length, device=table.device)[:, None] * q_step.float()
+    k_positions = torch.arange(k_length, device=table.device) * k_step.float()
+    return table[(q_positions - k_positions + ((k_total - 1) * k_step).float()).long()]
