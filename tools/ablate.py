@@ -358,6 +358,7 @@ def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
             positions, [min(v) for v in values], [max(v) for v in values], alpha=0.15, color=style["color"]
         )
     axes.set(xlabel=x.replace("_", " "), ylabel=metric, title=path.stem)
+    axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
