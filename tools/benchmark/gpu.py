@@ -1,17 +1,19 @@
 """Everything that needs a GPU by one command: what is right, how fast it is, what training reaches.
 
 Each part runs in a process of its own, for ten minutes at most, and adds its rows to a JSON file and a table beside it.
-Parts that this machine has done are skipped, so that the command can be stopped and started again. The parts of tests
-need the repository, those of training the small datasets (see README, "Data").
+Parts that this machine has done are skipped, and trainings resumed, so that the command can be stopped and started
+again. The parts of tests need the repository, those of training the small datasets (see README, "Data").
 
 Examples:
     python tools/benchmark/gpu.py                                   # all parts
     python tools/benchmark/gpu.py golden triton tuning detr --out runs/gpu.json
-    python tools/benchmark/gpu.py --device cpu --tiny --out /tmp/gpu.json      # the command itself, without a GPU
+    python tools/benchmark/gpu.py --device cpu --tiny --out tiny.json          # the command itself, without a GPU
 """
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -90,14 +92,20 @@ def run_part(part: str, args: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, part, "--in-this-process", "--device", args.device, "--out", str(args.out)]
     command += ["--data", str(args.data), *(["--tiny"] if args.tiny else [])]
     start = time.monotonic()
+    # A session of its own, so that what it has started in turn ends with it.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60 * args.minutes)
-    except subprocess.TimeoutExpired:
+        output, _ = process.communicate(timeout=60 * args.minutes)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         return {"part": part, "error": f"not done after {args.minutes:g} minutes"}
     seconds = round(time.monotonic() - start, 1)
-    if done.returncode:
-        return {"part": part, "seconds": seconds, "error": f"exit status {done.returncode}; see the console"}
-    return {"part": part, "seconds": seconds, "rows": json.loads(done.stdout.splitlines()[-1])}
+    if process.returncode:
+        return {"part": part, "seconds": seconds, "error": f"exit status {process.returncode}; see the console"}
+    return {"part": part, "seconds": seconds, "rows": json.loads(output.splitlines()[-1])}
 
 
 def describe_machine(device: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import vitkit
+from vitkit.engine.checkpoints import LAST_NAME
 from vitkit.kernels.deformable_attention import plain
 from vitkit.logging import LOG_NAME
 from vitkit.tools.benchmark import kernels, models, timing
@@ -218,16 +219,16 @@ def compare_curves(options: Options) -> list[Row]:
 
 
 def train_to_the_end(config: str, data: str, metric: str, expected: float, options: Options) -> list[Row]:
-    """Train a small run to its end: its metric, minutes, and the share of time that it waited for data."""
+    """Train a small run, or resume it: its metric, minutes, and the share of time that it waited for data."""
     settings = {"train.epochs": 1} if options.tiny else {}
     start = time.monotonic()
-    run = vitkit.train(
-        config,
-        run_dir=new_folder(options, data),
-        device=options.device,
-        **settings,
-        **{"data.root": options.data / data, "data.num_workers": min(8, (os.cpu_count() or 2) - 1)},
-    )
+    folder = options.folder / data
+    if (folder / LAST_NAME).exists():
+        run = vitkit.train(resume=folder, device=options.device)
+    else:
+        workers = min(8, (os.cpu_count() or 2) - 1)
+        settings |= {"data.root": options.data / data, "data.num_workers": workers}
+        run = vitkit.train(config, run_dir=folder, device=options.device, **settings)
     minutes = (time.monotonic() - start) / 60
     waited = statistics.mean(record["data_share"] for record in read_log(run.path / LOG_NAME)[0])
     row = {"what": config, metric: run.metrics[metric], "minutes": minutes, "waiting for data": waited}

@@ -1,7 +1,6 @@
 """The command that says everything about a GPU, in its smallest form on the CPU."""
 
 import json
-import subprocess
 
 import pytest
 
@@ -38,14 +37,9 @@ def test_a_failed_part_is_recorded_and_tried_again(tmp_path, monkeypatch):
     assert "| tuning | exit status 1; see the console |  | **not ok** |" in out.with_suffix(".md").read_text()
 
 
-def test_a_part_ends_when_its_minutes_are_over(tmp_path, monkeypatch):
-    def run(command, timeout, **_):
-        assert timeout == 30
-        raise subprocess.TimeoutExpired(command, timeout)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    args = gpu.parse_args(["tuning", *CPU, "--out", str(tmp_path / "gpu.json"), "--minutes", "0.5"])
-    assert gpu.run_part("tuning", args) == {"part": "tuning", "error": "not done after 0.5 minutes"}
+def test_a_part_ends_when_its_minutes_are_over(tmp_path):
+    args = gpu.parse_args(["tuning", *CPU, "--out", str(tmp_path / "gpu.json"), "--minutes", "0.001"])
+    assert gpu.run_part("tuning", args) == {"part": "tuning", "error": "not done after 0.001 minutes"}
 
 
 def test_without_a_gpu_the_error_says_what_to_do(capsys):
