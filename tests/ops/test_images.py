@@ -27,3 +27,11 @@ def test_frames_of_a_clip_are_normalised_as_images():
 def test_other_shapes_are_named(shape, message):
     with pytest.raises(DataError, match=message):
         normalize_images(torch.zeros(shape, dtype=torch.uint8))
+
+
+def test_half_precision_images_stay_so_whatever_the_pixel_statistics():
+    images = torch.full((1, 3, 2, 2), 0.25, dtype=torch.float16)
+
+    normalised = normalize_images(images, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+
+    assert normalised.dtype == torch.float16

@@ -82,7 +82,8 @@ def normalize_images(
 def per_channel(values: Sequence[float], images: Tensor) -> Tensor:
     """Return three values with the axes to meet the channels of images (B, 3, H, W) or clips (B, 3, T, H, W)."""
     # torch.tensor(values, device=...) would wait for a GPU.
-    values = torch.tensor(values).to(images.device, non_blocking=True)
+    dtype = images.dtype if images.is_floating_point() else torch.float32
+    values = torch.tensor(values, dtype=dtype).to(images.device, non_blocking=True)
     return values.view(-1, *(1,) * (images.ndim - 2))
 
 
