@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from vitkit.errors import DataError
 from vitkit.matchers.hungarian_masks import HungarianMaskMatcher
 from vitkit.ops.masks import mask_logits
 
@@ -27,3 +28,13 @@ def test_masks_and_their_factors_are_matched_alike(mask_cost):
         for pair, other in zip(ours, theirs):
             assert torch.equal(pair[0], other[0])
             assert torch.equal(pair[1], other[1])
+
+
+def test_a_wrong_label_is_named_although_another_image_has_costs_that_are_not_finite():
+    layer = dict(pred_logits=torch.zeros(2, 4, 3), pred_masks=torch.zeros(2, 4, 8, 8))
+    layer["pred_logits"][0] = torch.nan
+    masks = torch.ones(1, 8, 8, dtype=torch.bool)
+    targets = [dict(labels=torch.tensor([label]), masks=masks) for label in (1, 5)]
+    matcher = HungarianMaskMatcher(1.0, 5.0, 5.0, num_points=10)
+    with pytest.raises(DataError, match=r"image 1 of the batch.* has labels \[5\]; expected 0\.\.1"):
+        matcher([layer], targets, input_size=(8, 8))

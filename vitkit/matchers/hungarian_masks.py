@@ -90,9 +90,11 @@ class HungarianMaskMatcher(nn.Module):
                 matches[-1].append([])
                 for image, target in enumerate(targets):
                     cost, cost_terms = next(values), next(terms)
-                    if not is_reported and not np.isfinite(cost).all():
-                        _report_non_finite(i, layer, image, target, cost_terms)
-                        is_reported = True
+                    if not np.isfinite(cost).all():
+                        _check_labels(layer, image, target)
+                        if not is_reported:
+                            _warn_of_non_finite(i, image, target, cost_terms)
+                            is_reported = True
                     matches[-1][i].append(assign(cost))
         return matches
 
@@ -126,16 +128,18 @@ class HungarianMaskMatcher(nn.Module):
         return {"class": cost_class, "mask": cost_mask, "dice": dice_of_pairs(logits, target_masks)}
 
 
-def _report_non_finite(
-    index: int, layer: Mapping[str, Any], image: int, target: DetectionTarget, terms: Mapping[str, Tensor]
-) -> None:
-    """Name what costs of a layer and an image are not finite: an error for a label out of range, else a warning."""
+def _check_labels(layer: Mapping[str, Any], image: int, target: DetectionTarget) -> None:
+    """Raise a DataError for a label out of range."""
     num_classes, labels = layer["pred_logits"].shape[-1] - 1, target["labels"]
     if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         raise DataError(
             f"matching: {describe_image(image, target)} has labels {labels.unique().tolist()}; "
             f"expected 0..{num_classes - 1}. Is the model's num_classes that of the dataset?"
         )
+
+
+def _warn_of_non_finite(index: int, image: int, target: DetectionTarget, terms: Mapping[str, Tensor]) -> None:
+    """Name what costs of a layer and an image are not finite."""
     bad = ", ".join(name for name, term in terms.items() if not term.isfinite().all())
     logger.warning(
         f"matching: non-finite cost in layer {index}, {describe_image(image, target)}: "
