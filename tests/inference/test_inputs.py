@@ -171,3 +171,12 @@ def test_what_is_no_score_number_or_picture_is_refused(model, files):
     for name in ("drawn", "drawn.xyz"):
         with pytest.raises(ConfigError, match=f"save: '{name}' has no ending of a format of pictures"):
             prediction.save(name)
+
+
+def test_videos_in_memory_are_told_from_their_frames():
+    small, large = np.zeros((4, 6, 3), np.uint8), np.zeros((5, 6, 3), np.uint8)
+    assert inputs.find_videos([small, small]).kind == "one"
+    several = inputs.find_videos([("named", [small, small]), [large], "clip.mp4"])
+    assert several.kind == "many" and [name for name, _ in several.named] == ["named", "video_1", "clip.mp4"]
+    # Frames of several sizes are an error of their own, when the video is opened.
+    assert len(list(inputs.find_videos([[small, large]]).named)) == 1

@@ -110,9 +110,10 @@ def test_saved_vocabularies_are_the_same(folder):
 def test_files_that_do_not_fit_are_named(folder):
     path, _, _ = folder
     whole = (path / "vocab.json").read_text()
-    (path / "vocab.json").write_text('{"</s>": 0, "<unk>": 1}')
-    with pytest.raises(CheckpointError, match=r"vocab\.json: has 2 tokens, and the model \d+\. Get the files again"):
-        load(path)
+    for damaged in ('{"</s>": 0, "<unk>": 1}', '{"</s>": 0, "<unk>": 1, "a": [2]}'):
+        (path / "vocab.json").write_text(damaged)
+        with pytest.raises(CheckpointError, match=r"vocab\.json: has 2 tokens, and the model \d+\. Get the files"):
+            load(path)
     (path / "vocab.json").write_text(whole)
     (path / "source.spm").write_bytes(b"no model")
     with pytest.raises(CheckpointError, match=r"source\.spm: no SentencePiece model"):

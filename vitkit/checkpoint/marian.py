@@ -52,8 +52,8 @@ def read_tokens(folder: Path, config: Mapping[str, Any], read: ReadObject) -> di
     sizes = {"source": config.get("vocab_size"), "target": config.get("decoder_vocab_size") or config.get("vocab_size")}
     tokens = {}
     for side, path in paths.items():
-        pieces = {number: piece for piece, number in read(path).items()}
-        if not all(type(number) is int for number in pieces) or len(pieces) != sizes[side]:
+        pieces = {number: piece for piece, number in read(path).items() if type(number) is int}
+        if len(pieces) != sizes[side]:
             raise CheckpointError(
                 f"{path}: has {len(pieces)} tokens, and the model {sizes[side]}. Get the files again."
             )
@@ -66,7 +66,7 @@ def _numbered(pieces: Mapping[int, str], config: Mapping[str, Any], model: Path,
     unknown = next((number for number, piece in pieces.items() if piece == _UNK), None)
     special = [config.get("pad_token_id"), unknown, config.get("decoder_start_token_id"), config.get("eos_token_id")]
     for name, number in zip(SPECIAL_TOKENS, special):
-        if number not in pieces:
+        if type(number) is not int or number not in pieces:
             raise CheckpointError(f"{path}: has no token for {name} (number {number}). Get the folder again.")
     others = [n for n, piece in sorted(pieces.items()) if n not in special and piece != SPECIAL_TOKENS[BOS]]
     try:

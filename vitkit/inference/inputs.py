@@ -79,7 +79,8 @@ def find_videos(source: Any) -> Pictures:
     if isinstance(source, np.ndarray | Tensor):
         return Pictures([("video_0", source)], "one")
     if isinstance(source, Sequence) and not isinstance(source, bytes):
-        if any(isinstance(item, Image.Image) or (not isinstance(item, str) and np.ndim(item) == 3) for item in source):
+        arrays = [item for item in source if isinstance(item, np.ndarray | Tensor)]
+        if any(isinstance(item, Image.Image) for item in source) or any(array.ndim == 3 for array in arrays):
             return Pictures([("video_0", source)], "one")
         return Pictures(numbered(source, "video"), "many")
     if isinstance(source, Iterator):
