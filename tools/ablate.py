@@ -109,10 +109,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         failures = 0 if args.plot_only else run_all(ablation, path.stem, args)
         rows = read_rows(args.out / f"{path.stem}.json")
+        args.out.mkdir(parents=True, exist_ok=True)
         (args.out / f"{path.stem}.md").write_text(table(ablation, path, rows), encoding="utf-8")
         if rows:
             plot(ablation, rows, args.out / f"{path.stem}.png")
-        print(f"wrote {args.out / path.stem}.json, .md and .png")
+            print(f"wrote {args.out / path.stem}.json, .md and .png")
+        else:
+            print(f"wrote {args.out / path.stem}.md; no run is done")
         return int(failures > 0)
 
 

@@ -44,7 +44,7 @@ def sort_model(args: argparse.Namespace) -> None:
 
 def without_weights(overrides: Sequence[str]) -> list[str]:
     """Return overrides without the weights in front, which belong to a config's name but not every tool needs."""
-    has_weights = overrides and (Path(overrides[0]).exists() or overrides[0] in model_zoo.index())
+    has_weights = overrides and (os.path.exists(overrides[0]) or overrides[0] in model_zoo.index())
     return list(overrides[1:] if has_weights else overrides)
 
 

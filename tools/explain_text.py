@@ -37,7 +37,7 @@ def explain_text(config: dict, weights: str | Path, args: argparse.Namespace) ->
     attention = text_attention(model, vocabularies, args.text)
     stem = args.out / (re.sub(r"\W+", "_", args.text).strip("_")[:30] or "text")
     yield from draw_text(model, attention, stem, args)
-    if args.html:
+    if args.html and attention.layers:
         path = Path(f"{stem}_tokens.html")
         write_explain_page(text_page(attention), path, title=f"What tokens attend to: {args.text}")
         yield path

@@ -146,7 +146,7 @@ def measure_family(
     rows = []
     for case in cases:
         reference = None
-        for contestant in family.builders:
+        for number, contestant in enumerate(family.builders):
             row = {"what": f"{contestant}{f' {name}' if name else ''}, {case}"}
             rows.append(row)
             try:
@@ -154,7 +154,10 @@ def measure_family(
             except torch.OutOfMemoryError:
                 row["out of memory"] = True
                 continue
-            reference = reference or row
+            if number == 0:
+                reference = row
+            if reference is None:
+                continue
             row["times as fast"] = row["images/s"] / reference["images/s"]
             if "GiB" in row and "GiB" in reference:
                 row["memory ratio"] = row["GiB"] / reference["GiB"]
