@@ -41,7 +41,7 @@ class TrainSettings:
     eval_every: int = 1
     """Epochs between evaluations (the last epoch is always evaluated)."""
     best_metric: str = "bbox/AP"
-    """The evaluator's number by which the best checkpoint is chosen (higher is better, but for loss and perplexity)."""
+    """The number by which the best checkpoint is chosen: the highest; of loss, nll and perplexity the lowest."""
     patience: int | None = None
     """Stop after this many evaluations in a row without a better `best_metric`."""
     save_every_minutes: float | None = 15.0

@@ -17,7 +17,7 @@ from vitkit.registry import nearest
 
 # torchrun passes ctrl-C on to processes that the terminal has told already.
 _SAME_REQUEST_SECONDS = 1.0
-LOWER_IS_BETTER = ("loss", "perplexity")
+LOWER_IS_BETTER = ("loss", "nll", "perplexity")
 
 
 class Interrupted(SystemExit):
