@@ -170,13 +170,15 @@ def run_all(ablation: Ablation, name: str, args: argparse.Namespace) -> int:
     results, start, failures = args.out / f"{name}.json", time.monotonic(), 0
     for seed in args.seeds:
         for arm in args.arms or ablation.arms:
-            rows = read_rows(results)
-            if any((row["arm"], row["seed"]) == (arm, seed) for row in rows):
+            rows, command = read_rows(results), train_command(ablation, arm, args.overrides)
+            done = next((row for row in rows if (row["arm"], row["seed"]) == (arm, seed)), None)
+            if done is not None:
+                if shlex.split(done["command"])[:-3] != command:  # without epochs, eval_every and seed
+                    print(f"{arm}, seed {seed}: {results} has it with other settings: {done['command']}")
                 continue
             if args.budget is not None and time.monotonic() - start > 60 * args.budget:
                 print(f"--budget {args.budget:g}: starting no more runs")
                 return failures
-            command = train_command(ablation, arm, args.overrides)
             folder = args.runs / name / f"{re.sub(r'[^a-z0-9]+', '_', arm.lower()).strip('_')}-{seed}"
             try:
                 epochs = next((row["epochs"] for row in rows if row["arm"] == arm), None)

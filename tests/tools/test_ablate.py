@@ -73,7 +73,11 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
     commands.clear()
     monkeypatch.setattr(ablate, "run_to_end", lambda command, folder: commands.append(command))
     assert ablate.main([toy, "--plot-only"]) == 0
-    assert ablate.main([toy, "--seeds", "0"]) == 0 and ablate.main([toy, "--seeds", "2", "--budget", "0"]) == 0
+    assert ablate.main([toy, "--seeds", "2", "--budget", "0"]) == 0
+    assert ablate.main([toy, "train.log_every=1", "--seeds", "0"]) == 0
+    assert "other settings" not in capsys.readouterr().out
+    assert ablate.main([toy, "--seeds", "0"]) == 0
+    assert "plain, seed 0: model_zoo/ablations/toy.json has it with other settings: vitkit" in capsys.readouterr().out
     assert not commands
 
 
