@@ -20,7 +20,7 @@ RNN = dict(
 def ablation():
     return dict(
         base="quickstart/translation",
-        metrics=["exact_match", "bleu"],
+        metrics=["exact_match", "chrf"],
         settings={"model": RNN, "train.epochs": 4},
         arms={
             "additive": {},
