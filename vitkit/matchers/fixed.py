@@ -29,13 +29,14 @@ class FixedMaskMatcher(nn.Module):
 
     def _match(self, layer: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> list[tuple[Tensor, Tensor]]:
         num_queries = layer["pred_logits"].shape[1]
+        limit = min(num_queries, layer["pred_logits"].shape[2] - 1)
         matches = []
         for image, target in enumerate(targets):
             labels = target["labels"].cpu()
-            if len(labels.unique()) < len(labels) or (len(labels) and int(labels.max()) >= num_queries):
+            if len(labels.unique()) < len(labels) or not ((labels >= 0) & (labels < limit)).all():
                 raise DataError(
                     f"matching: {describe_image(image, target)} has labels {labels.tolist()}; expected each class "
-                    f"once, all below model.num_queries={num_queries}."
+                    f"once, all in 0..{limit - 1} (model.num_queries={num_queries})."
                 )
             order = labels.argsort()
             matches.append((labels[order], order))
