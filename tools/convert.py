@@ -42,7 +42,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
     sort_model(args)
-    if args.out.suffix not in ENDINGS and args.to != "transformers":
+    is_folder = args.to == "transformers" and args.out.suffix not in (".pt", ".bin", ".ckpt")
+    if args.out.suffix not in ENDINGS and not is_folder:
         parser.error(f"--out {args.out}: expected a name that ends in {' or '.join(ENDINGS)}")
     return args
 

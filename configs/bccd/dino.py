@@ -1,0 +1,28 @@
+"""A small DINO on blood cells (https://github.com/Shenggan/BCCD_Dataset), from ImageNet weights.
+
+configs/transfer/bccd.py with what DINO adds (contrastive denoising, mixed query selection, look forward twice), and
+half the batch for twice the steps.
+
+Run:  python tools/train.py configs/bccd/dino.py data.root=DIR    (DIR holds images/ and annotations/)
+      From Keras's weights, as the figure: see configs/parts/resnet.py.
+Here: AP 0.595, AP50 0.855, AP75 0.685 (seed 42) on the 87 validation images, which also chose the best epoch, the last;
+      67 min of one core of an AMD EPYC, bf16. After 10, 20, 30 and 40 of the 50 epochs: AP 0.428, 0.557, 0.584, 0.594.
+"""
+
+from vitkit.configs.transfer.bccd import config as transfer
+
+
+def config():
+    cfg = transfer()
+    model = cfg["model"]
+    model["num_queries"] = 80
+    model["backbone"]["frozen_stages"] = 1
+    model["head"].update(
+        mixed_selection=True, box_positions=True, look_forward_twice=True,
+        denoising_queries=40, contrastive=True, label_noise=0.5, box_noise=1.0,
+    )  # fmt: skip
+    cfg["data"]["images_per_gpu"] = 2
+    cfg["optimizer"].update(lr=2e-4, backbone_lr=5e-5)
+    cfg["schedule"]["warmup_steps"] = 100
+    cfg["train"].update(precision="bf16", epochs=50, reference_batch_size=2)
+    return cfg
