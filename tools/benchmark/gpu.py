@@ -96,12 +96,12 @@ def run_part(part: str, args: argparse.Namespace) -> dict[str, Any]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=60 * args.minutes)
-    except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
+    except subprocess.TimeoutExpired:
         return {"part": part, "error": f"not done after {args.minutes:g} minutes"}
+    finally:  # also at ctrl-C
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     seconds = round(time.monotonic() - start, 1)
     if process.returncode:
         return {"part": part, "seconds": seconds, "error": f"exit status {process.returncode}; see the console"}

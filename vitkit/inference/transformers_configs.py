@@ -22,7 +22,7 @@ RESNETS = {
     ("bottleneck", (3, 4, 6, 3)): 50,
     ("bottleneck", (3, 4, 23, 3)): 101,
 }
-SCHEMES = {"divided_space_time": "divided", "joint_space_time": "joint", "space_only": "space"}
+ATTENTION_TYPES = {"divided_space_time": "divided", "joint_space_time": "joint", "space_only": "space"}
 _PANOPTIC_DATA = ("ade20k", "cityscapes")
 """Data sets beside COCO whose classes with instances the configs state."""
 _TASKS = ("semantic", "instance", "panoptic")
@@ -345,12 +345,15 @@ def timesformer(settings: Settings, name: str) -> tuple[str, Section]:
     """TimeSformer as a classifier of clips."""
     _require_classifier(settings)
     scheme = str(settings.get("attention_type", "divided_space_time"))
-    if scheme not in SCHEMES:
-        raise ConfigError(f"{settings.where}: attention_type {scheme!r}. {nearest(scheme, SCHEMES)}")
+    if scheme not in ATTENTION_TYPES:
+        raise ConfigError(f"{settings.where}: attention_type {scheme!r}. {nearest(scheme, ATTENTION_TYPES)}")
     backbone = dict(
-        type="TimeSformer", attention=SCHEMES[scheme], num_frames=settings.number("num_frames"), **_sizes(settings)
+        type="TimeSformer",
+        attention=ATTENTION_TYPES[scheme],
+        num_frames=settings.number("num_frames"),
+        **_sizes(settings),
     )
-    return f"configs/timesformer_{SCHEMES[scheme]}_k400.py", dict(type="Classifier", backbone=backbone)
+    return f"configs/timesformer_{ATTENTION_TYPES[scheme]}_k400.py", dict(type="Classifier", backbone=backbone)
 
 
 def marian(settings: Settings, name: str) -> tuple[str, Section]:

@@ -16,7 +16,7 @@ from vitkit.data.transforms.clips import ClipEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.errors import CheckpointError
 from vitkit.inference.predictor import Predictor
-from vitkit.inference.transformers_configs import BUILDERS, RESNETS, SCHEMES
+from vitkit.inference.transformers_configs import ATTENTION_TYPES, BUILDERS, RESNETS
 from vitkit.inference.transformers_settings import INTERPOLATIONS, Section, Settings
 from vitkit.inference.translator import Translator
 from vitkit.model_zoo.writing import Written, written
@@ -284,7 +284,7 @@ def _resnet_classifier(model: Section) -> Section:
 
 def _timesformer(model: Section) -> Section:
     attention = model["backbone"]["attention"]
-    scheme = next((theirs for theirs, ours in SCHEMES.items() if ours == attention), attention)
+    scheme = next((theirs for theirs, ours in ATTENTION_TYPES.items() if ours == attention), attention)
     frames = model["backbone"]["num_frames"]
     return _patches(model) | dict(
         architectures=["TimesformerForVideoClassification"], num_frames=frames, attention_type=scheme
