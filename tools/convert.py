@@ -27,6 +27,8 @@ from vitkit.inference import Predictor, Translator, find_trained, load
 from vitkit.inference.load import own_checkpoint
 from vitkit.inference.transformers_writing import write_folder
 from vitkit.model_zoo.writing import written
+from vitkit.models.detr_segmentation import DETRSegmentation
+from vitkit.models.mask_results import MaskResults
 from vitkit.tools.average import TAKEN_OVER
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
 
@@ -85,13 +87,9 @@ def beside_weights(loaded: Predictor | Translator, config: Mapping[str, Any], we
     more = {key: value for key, value in own_checkpoint(weights).items() if key in TAKEN_OVER}
     more["config"] = json.dumps(config)
     if isinstance(loaded, Predictor) and loaded.classes:
-        more |= {"classes": list(loaded.classes), "things": _things(loaded)}
+        has_things = isinstance(loaded.model, MaskResults | DETRSegmentation)
+        more |= {"classes": list(loaded.classes), "things": list(loaded.model.things) if has_things else None}
     return more
-
-
-def _things(loaded: Predictor) -> list[bool] | None:
-    """Which classes have instances, where the model of masks says so."""
-    return getattr(loaded.model, "things", None)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> None:
     if pictures:
         results["images"] = predict_pictures(predictor, pictures, args, tiling)
     if videos:
-        predict = partial(predict_video, tiling=tiling) if predictor.sampling is None else predict_clips
+        predict = partial(predict_frames, tiling=tiling) if predictor.sampling is None else predict_clips
         results["videos"] = predict_videos(predict, predictor, videos, args)
     written = args.out / "predictions.json"
     written.write_text(json.dumps(results), encoding="utf-8")
@@ -272,7 +272,7 @@ def predict_videos(
     return results
 
 
-def predict_video(
+def predict_frames(
     predictor: Predictor, path: Path, name: str, args: argparse.Namespace, *, tiling: Tiling | None = None
 ) -> dict[str, Any]:
     """Predict and draw a video's frames, or a camera's until ctrl-C; returns its entry of the JSON.

@@ -128,6 +128,7 @@ def test_broken_files_of_a_folder_are_named_and_the_others_go_on(model, files, c
     ("source", "message"),
     [
         ("none.jpg", "cannot read 'none.jpg'"),
+        ("a" * 300, "cannot read 'a{300}' .File name too long"),
         ("none*.jpg", "'none\\*.jpg': no such file or folder, and no file matches it as a pattern"),
         ("empty", "folder 'empty' holds no picture"),
         (None, "got None; expected a file, its address, a folder"),

@@ -6,8 +6,11 @@ import pytest
 import torch
 from transformers_models import BUILDERS, build_theirs, compare
 
-from vitkit import load
+from vitkit import CheckpointError, load
 from vitkit.checkpoint import save_checkpoint
+from vitkit.data.transforms.classification import ClassificationEvalTransforms
+from vitkit.inference import Predictor
+from vitkit.inference.transformers_writing import write_folder
 from vitkit.models import build_model
 from vitkit.tools.convert import main as convert
 from vitkit.vocabulary import Vocabulary
@@ -81,4 +84,12 @@ def test_settings_that_the_library_lacks_are_named(tmp_path):
     save_checkpoint(tmp_path / "ours.pth", state | {"config": json.dumps({"model": spec})})
     with pytest.raises(SystemExit, match="model.head.activation='gelu': the transformers library's model has no such"):
         convert([str(tmp_path / "ours.pth"), "--to", "transformers", "--out", str(tmp_path / "folder")])
+    assert not (tmp_path / "folder").exists()
+
+
+def test_an_interpolation_that_folders_are_not_read_with_is_named(tmp_path):
+    spec = dict(type="Classifier", backbone="resnet18", num_classes=1)
+    transforms = ClassificationEvalTransforms(size=32, interpolation="nearest")
+    with pytest.raises(CheckpointError, match="interpolation='nearest': expected bilinear or bicubic"):
+        write_folder(tmp_path / "folder", Predictor(build_model(spec), ["a"], transforms=transforms), spec)
     assert not (tmp_path / "folder").exists()

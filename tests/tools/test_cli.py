@@ -96,5 +96,5 @@ def test_a_full_disk_ends_a_tool_in_one_line():
 @pytest.mark.parametrize("tool", ["train", "test", "doctor"])
 def test_a_name_too_long_for_a_file_ends_a_tool_in_one_line(tool):
     module = pytest.importorskip(f"vitkit.tools.{tool}")
-    with pytest.raises(SystemExit, match="^error: a{200}: File name too long. Expected the name of a file or a folder"):
+    with pytest.raises(SystemExit, match="^error: (no config file )?'a{300}'"):
         module.main(["a" * 300])

@@ -132,7 +132,7 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
         CheckpointError: the file is missing, damaged, or holds pickled code (which is not run).
     """
     path = Path(path)
-    if path.is_dir() and is_transformers_folder(path):
+    if os.path.isdir(path) and is_transformers_folder(path):
         return read_folder(path, read_checkpoint)
     _check_exists(path)
     if path.suffix == ".safetensors":
@@ -161,7 +161,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
         CheckpointError: as of `read_checkpoint`, save that damaged weights are not found.
     """
     path = Path(path)
-    if path.is_dir() and is_transformers_folder(path):
+    if os.path.isdir(path) and is_transformers_folder(path):
         return read_folder_metadata(path)
     _check_exists(path)
     if path.suffix in (".safetensors", ".npz", ".pkl") or path.name.endswith(INDEX_SUFFIX):
@@ -182,10 +182,10 @@ def shards_folder_of(path: Path) -> str | None:
 
 
 def _check_exists(path: Path) -> None:
-    if path.is_file():
+    if os.path.isfile(path):  # Path's own methods raise an OSError for a name that is too long
         return
     # For a run's folder name its checkpoints, else those beside the missing file.
-    folder = path if path.is_dir() else path.parent
+    folder = path if os.path.isdir(path) else path.parent
     raise CheckpointError(
         f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. In {str(folder)!r}: "
         f"{nearest(path.name, [file.name for file in folder.glob('*.pth')])}"

@@ -1,6 +1,7 @@
 """Weights from any checkpoint into any model: official key names in, a report out."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -94,7 +95,7 @@ def load_weights(
     zoo_name = None
     if is_hub_name(source):
         source = hub_folder(source)
-    if isinstance(source, str) and not Path(source).exists() and source in model_zoo.index():
+    if isinstance(source, str) and not os.path.exists(source) and source in model_zoo.index():
         zoo_name, source = source, model_zoo.published_weights(source)
     name = "the given state dict" if isinstance(source, Mapping) else str(source)
     checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)

@@ -9,6 +9,7 @@ import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def _installed_folders() -> list[Path]:
 
 def _find(path: Path) -> Path:
     """The file; "configs/detr_r50.py", or the name "detr_r50", is also found among the installed configs."""
-    if path.is_file() or path.is_absolute():
+    if isfile(path) or path.is_absolute():  # Path.is_file raises an OSError for a name that is too long
         return path
     if path.parts[:1] == ("configs",):
         name = Path(*path.parts[1:])
@@ -144,11 +145,11 @@ def _find(path: Path) -> Path:
     else:
         return path
     name = name if name.suffix in (".py", ".json") else name.with_name(f"{name.name}.py") if name.name else name
-    return next((file for folder in _installed_folders() if (file := folder / name).is_file()), path)
+    return next((file for folder in _installed_folders() if isfile(file := folder / name)), path)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not isfile(path):
         if path.suffix not in (".py", ".json"):
             raise ConfigError(
                 f"no config file {str(path)!r}, nor an installed config of that name. "

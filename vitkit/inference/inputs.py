@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,8 +96,8 @@ def _videos_named(source: str) -> Pictures:
     path = Path(source)
     if is_address(source):
         return Pictures([(source, download(source))], "one")
-    if path.is_dir() or not glob.has_magic(source) or path.exists():
-        files = sorted(path.rglob("*")) if path.is_dir() else []
+    if isdir(path) or not glob.has_magic(source) or exists(path):
+        files = sorted(path.rglob("*")) if isdir(path) else []
         inside = [(str(file), file) for file in files if file.suffix.lower() in VIDEO_EXTENSIONS]
         return Pictures(inside, "many", leaves_out_broken=True) if inside else Pictures([(source, path)], "one")
     files = sorted(glob.glob(source, recursive=True))
@@ -117,11 +118,11 @@ def _pictures_named(source: str) -> Pictures:
         if source.lower().endswith(VIDEO_EXTENSIONS):
             return Pictures(video_frames(download(source)), "stream")
         return Pictures([(source, source)], "one")
-    if path.is_dir():
+    if isdir(path):
         return Pictures([(str(file), file) for file in pictures_in(path)], "many", leaves_out_broken=True)
-    if path.suffix.lower() in VIDEO_EXTENSIONS and path.is_file():
+    if path.suffix.lower() in VIDEO_EXTENSIONS and isfile(path):
         return Pictures(video_frames(path), "stream")
-    if path.exists() or not glob.has_magic(source):
+    if exists(path) or not glob.has_magic(source):
         return Pictures([(source, path)], "one")
     files = sorted(file for file in glob.glob(source, recursive=True) if Path(file).is_file())
     if not files:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -127,7 +128,7 @@ def _measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) 
 
 def own_checkpoint(weights: str | Path) -> dict[str, Any]:
     """What a checkpoint holds beside its weights; nothing for a name of the zoo, whose files have none."""
-    if str(weights) in model_zoo.index() and not Path(weights).exists():
+    if str(weights) in model_zoo.index() and not exists(weights):
         return {}
     return checkpoint_of(weights) if is_exported(weights) else read_metadata(weights)
 
@@ -167,22 +168,22 @@ def find_model(
     """
     if is_hub_name(weights):
         weights = hub_folder(weights, check=check_architecture)
-    if weights is not None and Path(weights).is_dir() and not is_transformers_folder(Path(weights)):
+    if weights is not None and isdir(weights) and not is_transformers_folder(Path(weights)):
         weights = _run_weights(Path(weights))
     if isinstance(source, Mapping):
         return FoundModel(source, weights)
     path, name = Path(source), str(source)
     if is_hub_name(source):
         path = hub_folder(source, check=check_architecture)
-    if path.is_dir() and is_transformers_folder(path):
+    if isdir(path) and is_transformers_folder(path):
         text, where = json.dumps(config_of(path, name if is_hub_name(source) else None)), path / TRANSFORMERS_CONFIG
         return FoundModel(load_saved_config(text, where, overrides, trust=trust), path if weights is None else weights)
-    if path.is_dir():
+    if isdir(path):
         own_weights = _run_weights(path) if weights is None else weights
         return FoundModel(load_config(path / RUN_CONFIG, overrides, trust=trust), own_weights)
     if path.suffix in CONFIG_SUFFIXES:
         return FoundModel(load_config(path, overrides, trust=trust), weights)
-    if path.is_file():
+    if isfile(path):
         if weights is not None:
             raise ConfigError(f"{name}: is no config, so no weights are expected beside it; got {str(weights)!r}, too.")
         return FoundModel(_config_in(path, overrides, trust), path)
@@ -225,9 +226,9 @@ def find_weights(source: str | Path, *, trust: bool = False) -> str | Path:
         ConfigError: there is no such model, or it has no weights.
     """
     path = Path(source)
-    if path.suffix in WEIGHTS_SUFFIXES or (path.is_file() and path.suffix not in CONFIG_SUFFIXES):
+    if path.suffix in WEIGHTS_SUFFIXES or (isfile(path) and path.suffix not in CONFIG_SUFFIXES):
         return source
-    if any((path / name).is_file() for name in RUN_WEIGHTS):
+    if any(isfile(path / name) for name in RUN_WEIGHTS):
         return _run_weights(path)
     return find_trained(source, trust=trust).weights
 
@@ -239,7 +240,7 @@ def names_config_alone(source: str | Path) -> bool:
         return False
     if path.suffix in CONFIG_SUFFIXES:
         return True
-    return not path.exists() and str(source) not in model_zoo.index()
+    return not exists(path) and str(source) not in model_zoo.index()
 
 
 def _config_in(path: Path, overrides: Sequence[str], trust: bool) -> Config:

@@ -366,8 +366,23 @@ def _preprocessor(loaded: Predictor, kind: str) -> Section:
         return values | dict(do_resize=False)
     square = dict(height=transforms.size, width=transforms.size)
     if isinstance(transforms, ClassificationEvalTransforms):
-        values["resample"] = {name: number for number, name in INTERPOLATIONS.items()}[transforms.interpolation]
+        values["resample"] = _resample(transforms.interpolation)
         if transforms.short_side is None:
             return values | dict(image_processor_type="ViTImageProcessor", do_resize=True, size=square)
     size = dict(shortest_edge=transforms.short_side)
     return values | dict(do_resize=True, size=size, do_center_crop=True, crop_size=square)
+
+
+def _resample(interpolation: str) -> int:
+    """Return Pillow's number of an interpolation.
+
+    Raises:
+        CheckpointError: of one that folders are not read with.
+    """
+    for number, name in INTERPOLATIONS.items():
+        if name == interpolation:
+            return number
+    raise CheckpointError(
+        f"data.val.transforms.interpolation={interpolation!r}: expected {' or '.join(INTERPOLATIONS.values())}, with "
+        "which a folder can be read back."
+    )
