@@ -1,20 +1,35 @@
-"""Write a model's weights under the names of its original repository, of the transformers library, or of vitkit.
+"""Convert a model's weights to other names, or a dataset's annotations to another format; --to says which.
 
-MODEL is anything that vitkit loads: a name of the model zoo, a run, a config with its weights, a folder of the
-transformers library or hf:OWNER/NAME. Reading the result back gives the same weights, bit for bit. Under vitkit's names
-a .pth file also holds the config, the classes or vocabularies, and what evaluation has measured, so that it is a model
-by itself. For the transformers library OUT may be a folder, which its from_pretrained reads: config.json, weights, how
-images are prepared, a text's tokens.
+Weights (--to official, transformers, vitkit): SOURCE is anything that vitkit loads: a name of the model zoo, a run, a
+config with its weights, a folder of the transformers library or hf:OWNER/NAME. Reading the result back gives the same
+weights, bit for bit. Under vitkit's names a .pth file also holds the config, the classes or vocabularies, and what
+evaluation has measured, so that it is a model by itself. For the transformers library OUT may be a folder, which its
+from_pretrained reads: config.json, weights, how images are prepared, a text's tokens.
+
+Annotations (--to coco, yolo, voc): SOURCE is a file or a folder of COCO, YOLO (Ultralytics, Roboflow), Pascal VOC,
+LabelMe, CVAT, CSV, or label pictures. Numbers before and after, what was left out or lost and why are printed, and a
+sheet of pictures is drawn to look at. --fix mends what tools/doctor.py finds:
+
+  fractions             boxes are fractions of their images
+  xyxy, cxcywh, xywh    boxes are corners; centre and size; corner and size
+  sizes                 images have another width and height than listed, such as exchanged ones
+  classes               class names differ by case, blanks or plural, or two ids have one name
+  empty                 boxes have no area inside their image
+  FILE.json             corrections of labels: [{"image": "a.jpg", "action": "add", "remove" or "change",
+                        "annotation_id": 17 or null, "bbox": [x, y, w, h] or null, "category": "cat" or null}, ...]
 
 Examples:
     python tools/convert.py runs/detr --to official --out detr.pth
     python tools/convert.py mask2former_r50_coco_instance --to transformers --out mask2former
     python tools/convert.py hf:facebook/detr-resnet-50 --to vitkit --out detr.pth
+    python tools/convert.py cells/data.yaml --to coco --out cells/annotations
+    python tools/convert.py VOCdevkit/VOC2012 --to yolo --out voc_as_yolo
+    python tools/convert.py own.json --images photos --fix fractions cxcywh --out mended.json
 """
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +37,9 @@ from torch import Tensor
 
 from vitkit.checkpoint import save_checkpoint
 from vitkit.checkpoint.files import write_safetensors
+from vitkit.data.formats import AnnotatedImages
+from vitkit.data.formats.fixing import FIXES, apply_corrections
+from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import CheckpointError
 from vitkit.inference import Predictor, Translator, find_trained, load
 from vitkit.inference.load import own_checkpoint
@@ -29,20 +47,39 @@ from vitkit.inference.transformers_writing import write_folder
 from vitkit.model_zoo.writing import written
 from vitkit.models.detr_segmentation import DETRSegmentation
 from vitkit.models.mask_results import MaskResults
+from vitkit.tools.annotations import add_source, read_source, write_annotations
 from vitkit.tools.average import TAKEN_OVER
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
 
+NAMES = ("official", "transformers", "vitkit")
+"""Whose names weights get."""
 ENDINGS = (".pth", ".safetensors")
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    parser.add_argument("--to", choices=("official", "transformers", "vitkit"), required=True, help="whose names")
-    parser.add_argument("--out", type=Path, required=True, help="the file to write, .pth or .safetensors, or folder")
+    parser.add_argument("--to", choices=(*NAMES, *WRITERS), help="names of weights, or format of annotations")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write, or folder")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
     add_trust(parser)
+    of_data = parser.add_argument_group("annotations")
+    add_source(of_data)
+    text = "mend the annotations (--to coco if it is not said): " + ", ".join((*FIXES, "FILE.json"))
+    of_data.add_argument("--fix", nargs="+", metavar="FIX", help=text)
     args = parser.parse_intermixed_args(argv)
+    args.to = args.to or ("coco" if args.fix else None)
+    if args.to is None:
+        parser.error(f"--to: choose one of {', '.join((*NAMES, *WRITERS))}")
+    if args.to in WRITERS:
+        if args.weights or args.overrides:
+            parser.error(f"{args.weights}: annotations are one file or folder; their pictures are --images DIR")
+        unknown = [fix for fix in args.fix or () if fix not in FIXES and Path(fix).suffix != ".json"]
+        if unknown:
+            parser.error(f"--fix {unknown[0]}: expected {', '.join(FIXES)}, or a JSON file of corrections")
+        return args
+    if args.images or args.format or args.split or args.fix:
+        parser.error("--images, --from, --split and --fix are for annotations (--to coco, yolo or voc)")
     sort_model(args)
     is_folder = args.to == "transformers" and args.out.suffix not in (".pt", ".bin", ".ckpt")
     if args.out.suffix not in ENDINGS and not is_folder:
@@ -57,9 +94,14 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Load the model and write its weights."""
+    """Load the model and write its weights; or read, mend and write annotations."""
     if args.out.exists() and not args.overwrite:
         raise CheckpointError(f"--out {args.out}: is there already. Choose another name, or add --overwrite.")
+    if args.to in WRITERS:
+        data = read_source(args.model, args)
+        mend(data, args.fix or ())
+        write_annotations(data, args.to, args.out)
+        return
     config, weights = find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust)
     loaded = load(config, weights)
     if args.out.suffix not in ENDINGS:
@@ -72,6 +114,17 @@ def run(args: argparse.Namespace) -> None:
         # The transformers library reads a file of weights alone.
         write(args.out, state, state if args.to == "transformers" else {"model": state})
     print(f"{loaded.report}\nwrote {args.out}: {len(state)} entries, names of {names}")
+
+
+def mend(data: AnnotatedImages, fixes: Sequence[str]) -> None:
+    """Apply fixes in their order, and print what each did."""
+    for name in fixes:
+        if name in FIXES:
+            fix, meaning = FIXES[name]
+            print(f"  {name}: {fix(data)} {meaning}")
+        else:
+            done = apply_corrections(data, Path(name))
+            print(f"  {name}: " + ", ".join(f"{count} x {action}" for action, count in done.items()))
 
 
 def write(path: Path, state: Mapping[str, Tensor], checkpoint: Mapping[str, Any]) -> None:

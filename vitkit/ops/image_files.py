@@ -25,6 +25,8 @@ _BYTES_PER_PIXEL = 8
 """An uncompressed pixel of four 16-bit channels; a file with more bytes for each allowed pixel is no image."""
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _EXIF_ORIENTATION = 0x0112
+_QUARTER_TURNS = (5, 6, 7, 8)
+"""EXIF orientations that exchange width and height."""
 _LISTED = (
     "The annotation file lists it: check that the images folder is the one that belongs to the annotations, and "
     "complete."
@@ -112,6 +114,20 @@ def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX
     """
     with open_regular(path, what) as file:
         return _header_of(file, os.fstat(file.fileno()).st_size, path, what, max_pixels)
+
+
+def upright_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """Read (width, height) of an image as `read_image` returns it, after its EXIF rotation; raises like `read_header`.
+
+    The pixels are not decoded.
+    """
+    with open_regular(path, "images") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        header = _header_of(file, num_bytes, path, "images", max_pixels)
+        file.seek(0)
+        with _decoding(path, "images", num_bytes), Image.open(file, formats=FORMATS) as image:
+            is_turned = image.getexif().get(_EXIF_ORIENTATION, 1) in _QUARTER_TURNS
+    return (header.height, header.width) if is_turned else (header.width, header.height)
 
 
 def is_rotated(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> bool:

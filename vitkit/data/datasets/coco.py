@@ -1,7 +1,11 @@
-"""Detection and instance segmentation data in COCO's format (Lin et al. 2014, https://arxiv.org/abs/1405.0312)."""
+"""Detection and instance segmentation data in COCO's format (Lin et al. 2014, https://arxiv.org/abs/1405.0312).
+
+Annotations of other formats (YOLO, Pascal VOC, LabelMe, CVAT, CSV, label pictures) are read as if they were COCO's.
+"""
 
 import logging
 import marshal
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.datasets.base import ListedImages, detection_sample, require_folders
-from vitkit.data.datasets.coco_file import DetectionFile, read_coco_file
+from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile, read_coco_file
 from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
@@ -26,7 +30,7 @@ BOX_TOLERANCE = 0.01
 
 @DATASETS.register
 class CocoDetection(ListedImages):
-    """Images with boxes, and optionally masks, from a folder and a COCO annotation file.
+    """Images with boxes, and optionally masks, from a folder and their annotations.
 
     The classes are the file's categories in the order of their ids, whatever the ids are. Crowd regions are in no
     sample, but in `ground_truth()`. Boxes that extend beyond their image are clipped and counted.
@@ -35,14 +39,17 @@ class CocoDetection(ListedImages):
     worker, page by page, as reference counts change.)
 
     Args:
-        images: folder of the images.
-        annotations: the JSON file.
+        images: folder of the images; None: where the format usually has them.
+        annotations: COCO's JSON file; or the file or folder of another format, see vitkit.data.formats.
         transforms: see `BaseImageDataset`.
         masks: also load instance masks, which every annotation needs then; objects without a visible pixel are removed.
             Otherwise wrong masks are ignored, with a warning.
         bad_boxes: what to do with boxes without width or height or outside their image: "error", or "drop" to remove
             and count them. Negative sizes and numbers that are not finite are always errors.
         first: only the first so many images of the file, such as to see that a model can overfit them.
+        format: of the annotations, such as "yolo"; None: what the files look like.
+        split: "train", "val", "test" or "all", of formats that name splits.
+        names: only images whose file names match one of these patterns, such as "0001TP_*".
         allow_outside: also read files that lie outside the folder, by an absolute `file_name` or one with "..".
     Raises:
         DataError: a folder or file is missing, the annotations are wrong or there is no image.
@@ -50,13 +57,16 @@ class CocoDetection(ListedImages):
 
     def __init__(
         self,
-        images: str | Path,
+        images: str | Path | None,
         annotations: str | Path,
         *,
         transforms: Spec | Transforms | None = None,
         masks: bool = False,
         bad_boxes: str = "error",
         first: int | None = None,
+        format: str | None = None,
+        split: str | None = None,
+        names: Sequence[str] | None = None,
         allow_outside: bool = False,
     ):
         if bad_boxes not in ("error", "drop"):
@@ -65,27 +75,28 @@ class CocoDetection(ListedImages):
         super().__init__(transforms)
         self.annotation_file = Path(annotations)
         self.bad_boxes = bad_boxes
-        self.first = first
-        require_folders(images=images)
+        if images is not None:
+            require_folders(images=images)
+            images = Path(images)
+        self._source = AnnotationSource(self.annotation_file, images, format, split, names, first)
         with gc_paused():
             file = self._read()
             categories = sorted(file.content["categories"], key=lambda category: category["id"])
             self.category_ids: list[int] = [category["id"] for category in categories]
             self.classes: list[str] = [category["name"] for category in categories]
             entries = file.content["images"]
-            self.list_images(images, entries, file=self.annotation_file, allow_outside=allow_outside)
+            self.list_images(file.folder, entries, file=self.annotation_file, allow_outside=allow_outside)
             self._index_objects(file)
             del file, entries
         share_arrays(self)
         if not self.image_path(0).is_file():
             raise DataError(
-                f"images: '{self.annotation_file}' lists '{self._file_names[0]}', which is not in '{images}'. "
+                f"images: '{self.annotation_file}' lists '{self._file_names[0]}', which is not in '{self.folder}'. "
                 "Give the folder that belongs to these annotations."
             )
 
     def _read(self) -> DetectionFile:
-        drop = self.bad_boxes == "drop"
-        return read_coco_file(self.annotation_file, masks=self.masks, drop_bad_boxes=drop, first=self.first)
+        return read_coco_file(self._source, masks=self.masks, drop_bad_boxes=self.bad_boxes == "drop")
 
     def _index_objects(self, file: DetectionFile) -> None:
         annotations = file.content["annotations"]
@@ -179,7 +190,7 @@ class CocoDetection(ListedImages):
             DataError: see the constructor.
         """
         with gc_paused():
-            content, *_ = self._read()
+            content = self._read().content
             annotations = []
             for position, annotation in enumerate(content["annotations"]):
                 _, _, width, height = annotation["bbox"]

@@ -1,12 +1,78 @@
-"""COCO's files of boxes, read and checked."""
+"""COCO's files of boxes, and those of other formats as if they were COCO's, read and checked."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitkit.errors import ConfigError
+from vitkit.data.formats import AnnotatedImages, read_annotations
+from vitkit.data.formats.annotated import UNREADABLE, matches_any
+from vitkit.errors import ConfigError, DataError
 from vitkit.ops.coco_schema import Fault, annotation_entries, detection_faults, raise_faults, segmentation_faults
 from vitkit.ops.json_files import read_json
+
+logger = logging.getLogger("vitkit")
+
+
+@dataclass(frozen=True)
+class AnnotationSource:
+    """Where annotations are, and which of them are used."""
+
+    annotations: Path
+    """A file of COCO's format; or a file or a folder of another one, see vitkit.data.formats."""
+    images: Path | None = None
+    """Folder of the pictures; None: where the format usually has them."""
+    format: str | None = None
+    """Of vitkit.data.formats.READERS; None: what the files look like."""
+    split: str | None = None
+    """Of the splits that the format names; None: all images, if there are no splits."""
+    names: Sequence[str] | None = None
+    """Use only images whose file names match one of these patterns; None: all."""
+    first: int | None = None
+    """Use only the first so many images; None: all."""
+
+    def read_unchecked(self) -> tuple[Any, Path]:
+        """Return the content, of COCO's JSON as it is, and the folder of the images; `chosen` takes what is used.
+
+        Raises:
+            DataError: there is no such file, or another format's is wrong.
+        """
+        if self.format in (None, "coco") and self.annotations.suffix.lower() == ".json":
+            content = read_json(self.annotations)
+            if self.images is not None and not (isinstance(content, dict) and "shapes" in content):
+                return content, self.images
+        data = read_annotations(self.annotations, self.images, format=self.format)
+        if self.split is not None or self.names is None:
+            data = data.split(self.split)
+        _report(data)
+        return data.content, data.folder
+
+    def chosen(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Return the images that are used, with their annotations.
+
+        Raises:
+            ConfigError, DataError: there is none.
+        """
+        if self.names is not None:
+            images = [image for image in content["images"] if matches_any(image["file_name"], self.names)]
+            if not images:
+                raise DataError(f"{self.annotations.name}: no image's name matches any of names={list(self.names)}.")
+            content = _with_images(content, images)
+        return first_images(content, self.first)
+
+
+def _report(data: AnnotatedImages) -> None:
+    """Log what was assumed and left out in reading; raise a DataError if pictures cannot be read."""
+    for note in data.notes:
+        logger.info("%s: %s", data.source, note)
+    for reason, names in data.left_out.items():
+        if reason == UNREADABLE:
+            raise DataError(
+                f"{names[0]} {len(names)} of the pictures of '{data.source}' cannot be read; `vitkit convert` leaves "
+                "them out."
+            )
+        logger.warning("%s: left out %d %s, such as %s", data.source, len(names), reason, names[0])
 
 
 class DetectionFile(NamedTuple):
@@ -14,41 +80,40 @@ class DetectionFile(NamedTuple):
 
     content: dict[str, Any]
     """`images`, `annotations` and `categories` as in the file."""
+    folder: Path
+    """Of the images."""
     num_dropped: int
     """Annotations that are left out, as their boxes are empty or outside their images."""
     wrong_segmentations: list[Fault]
     """They are removed from their annotations."""
 
 
-def read_coco_file(
-    path: str | Path, *, masks: bool = True, drop_bad_boxes: bool = False, first: int | None = None
-) -> DetectionFile:
+def read_coco_file(source: AnnotationSource, *, masks: bool = True, drop_bad_boxes: bool = False) -> DetectionFile:
     """Read a file of boxes and check everything in it that is used.
 
     Args:
         masks: every annotation needs a right segmentation; otherwise wrong ones are removed.
         drop_bad_boxes: leave out annotations whose box is empty or outside its image, in place of an error.
-        first: see `first_images`.
     Raises:
         DataError: no such file, not JSON, or something in it is wrong.
     """
-    path = Path(path)
-    content = read_json(path)
-    raise_faults(detection_faults(content), path.name)
-    content = first_images(content, first)
+    name = source.annotations.name
+    content, folder = source.read_unchecked()
+    raise_faults(detection_faults(content), name)
+    content = source.chosen(content)
     bad_boxes = bad_box_faults(content)
     if bad_boxes and not drop_bad_boxes:
-        raise_faults(bad_boxes, path.name)
+        raise_faults(bad_boxes, name)
     dropped = {fault.position for fault in bad_boxes}
     if dropped:
         usable = [entry for position, entry in enumerate(content["annotations"]) if position not in dropped]
         content = {**content, "annotations": usable}
     wrong = segmentation_faults(content, required=masks)
     if masks:
-        raise_faults(wrong, path.name)
+        raise_faults(wrong, name)
     for fault in wrong:
         del content["annotations"][fault.position]["segmentation"]
-    return DetectionFile(content, len(dropped), wrong)
+    return DetectionFile(content, folder, len(dropped), wrong)
 
 
 def bad_box_faults(content: Mapping[str, Any]) -> list[Fault]:
@@ -79,7 +144,10 @@ def first_images(content: dict[str, Any], count: int | None) -> dict[str, Any]:
         return content
     if count < 1:
         raise ConfigError(f"first: got {count}; expected at least 1, or none for all images.")
-    images = content["images"][:count]
+    return _with_images(content, content["images"][:count])
+
+
+def _with_images(content: dict[str, Any], images: list[dict[str, Any]]) -> dict[str, Any]:
     image_ids = {image["id"] for image in images}
     annotations = [annotation for annotation in content["annotations"] if annotation["image_id"] in image_ids]
     return {**content, "images": images, "annotations": annotations}

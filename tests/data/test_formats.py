@@ -1,0 +1,300 @@
+"""Annotations of other formats: what is read of each, how formats are told apart, and what is said about wrong ones."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.data.datasets.coco import CocoDetection
+from vitkit.data.formats import find_format, read_annotations
+from vitkit.data.formats.writing import WRITERS, joined, outlines
+from vitkit.errors import DataError
+from vitkit.ops.segmentations import decode_segmentation
+
+
+def pictures(folder, *names, size=(40, 20)):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, (90, 120, 30)).save(path)
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def boxes(data):
+    """(file name, class, box) of each object."""
+    files = {image["id"]: image["file_name"] for image in data.images}
+    names = {category["id"]: category["name"] for category in data.categories}
+    return [(files[a["image_id"]], names[a["category_id"]], a["bbox"]) for a in data.annotations]
+
+
+VOC_OBJECT = (
+    "<object><name>{}</name><difficult>1</difficult><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax>"
+    "<ymax>{}</ymax></bndbox></object>"
+)
+
+
+def voc(folder, name, *objects):
+    body = "".join(VOC_OBJECT.format(*obj) for obj in objects)
+    size = "<size><width>40</width><height>20</height></size>"
+    return write(folder / f"{name}.xml", f"<annotation><filename>{name}.jpg</filename>{size}{body}</annotation>")
+
+
+def test_yolo_is_read_from_the_layout_of_ultralytics(tmp_path):
+    pictures(tmp_path, "images/train/a.jpg", "images/train/empty.jpg", "images/val/b.jpg")
+    write(tmp_path / "labels/train/a.txt", "1 0.5 0.5 0.5 0.2\n0 0 0 0.5 0 0.5 0.5\n")
+    write(tmp_path / "labels/val/b.txt", "0 0.1 0.1 0.1 0.1\n")
+    write(tmp_path / "data.yaml", "path: /elsewhere\ntrain: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n")
+    for data in (read_annotations(tmp_path / "data.yaml"), read_annotations(tmp_path)):
+        assert data.format == "yolo" and {k: len(ids) for k, ids in data.splits.items()} == {"train": 2, "val": 1}
+        assert [(name, box) for _, name, box in boxes(data)] == [
+            ("dog", [10, 8, 20, 4]),
+            ("cat", [0, 0, 20, 10]),
+            ("cat", [2, 1, 4, 2]),
+        ]
+        assert data.annotations[1]["segmentation"] == [[0, 0, 20, 0, 20, 10]] and data.annotations[1]["area"] == 100
+
+
+def test_yolo_is_read_from_the_layout_of_roboflow(tmp_path):
+    pictures(tmp_path, "train/images/a.jpg", "valid/images/b.jpg")
+    write(tmp_path / "train/labels/a.txt", "0 0.5 0.5 1 1\n")
+    write(tmp_path / "data.yaml", "train: ../train/images\nval: ../valid/images\ntest: ../test/images\nnames: [cat]\n")
+    data = read_annotations(tmp_path / "data.yaml")
+    assert boxes(data) == [("train/images/a.jpg", "cat", [0, 0, 40, 20])]
+    assert list(data.splits) == ["train", "val"] and "test" in data.notes[0]
+
+
+def test_yolo_in_one_folder_without_names(tmp_path):
+    pictures(tmp_path, "a.jpg")
+    write(tmp_path / "a.txt", "2 0.5 0.5 0.1 0.1\n2 0.5 0.5 0.1 0.1\n")
+    data = read_annotations(tmp_path)
+    assert boxes(data) == [("a.jpg", "class_2", [18, 9, 4, 2])]
+    assert data.left_out == {"lines that repeat another one": ["a.txt line 2"]}
+    assert "data.yaml" in data.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("0 10 20 30 40", "no fraction of the image. Are these pixels"),
+        ("0 0.1 0.1 0.1", "got 3 numbers behind the class"),
+        ("0 0.1 0.1 -0.1 0.1", "a size is negative"),
+        ("7 0.1 0.1 0.1 0.1", "no class is numbered 7"),
+        ("cat 0.1 0.1 0.1 0.1", "expected a class number"),
+        ("0 0.1 nan 0.1 0.1", "expected `CLASS CX CY W H`"),
+    ],
+)
+def test_wrong_line_of_yolo_is_named(tmp_path, line, message):
+    pictures(tmp_path, "a.jpg")
+    write(tmp_path / "classes.txt", "cat\n")
+    write(tmp_path / "a.txt", f"0 0.5 0.5 0.1 0.1\n{line}\n")
+    with pytest.raises(DataError, match=message) as error:
+        read_annotations(tmp_path, format="yolo")
+    assert "a.txt' line 2" in str(error.value)
+
+
+def test_voc_counts_pixels_from_one_and_keeps_its_flags(tmp_path):
+    pictures(tmp_path / "JPEGImages", "a.jpg", "unlabelled.jpg")
+    voc(tmp_path / "Annotations", "a", ("dog", 1, 1, 10, 5), ("cat", 3, 2, 3, 2))
+    voc(tmp_path / "Annotations", "lost", ("dog", 1, 1, 2, 2))
+    data = read_annotations(tmp_path)
+    assert boxes(data) == [("a.jpg", "dog", [0, 0, 10, 5]), ("a.jpg", "cat", [2, 1, 1, 1])]
+    assert [category["name"] for category in data.categories] == ["cat", "dog"]
+    assert data.annotations[0]["difficult"] == 1
+    assert data.left_out == {
+        "XML files without a picture": ["lost.xml"],
+        "pictures without an XML file": ["unlabelled.jpg"],
+    }
+
+
+def test_voc_with_a_zero_counts_from_zero(tmp_path):
+    pictures(tmp_path, "a.jpg")
+    voc(tmp_path, "a", ("dog", 0, 1, 10, 5))
+    data = read_annotations(tmp_path)
+    assert boxes(data) == [("a.jpg", "dog", [0, 1, 10, 4])] and "begin at 0" in data.notes[0]
+
+
+def test_xml_with_entities_is_refused(tmp_path):
+    pictures(tmp_path, "a.jpg")
+    write(tmp_path / "a.xml", '<!DOCTYPE a [<!ENTITY b "c">]><annotation><filename>&b;</filename></annotation>')
+    with pytest.raises(DataError, match="declares a document type"):
+        read_annotations(tmp_path, format="voc")
+
+
+def test_labelme_groups_shapes_and_decodes_masks(tmp_path):
+    pictures(tmp_path, "a.jpg")
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((3, 4), 255, np.uint8)).save(buffer, format="PNG")
+    shapes = [
+        {"label": "dog", "points": [[12, 4], [2, 9]], "shape_type": "rectangle", "group_id": None},
+        {"label": "cat", "points": [[0, 0], [4, 0], [4, 4]], "shape_type": "polygon", "group_id": 1},
+        {"label": "cat", "points": [[10, 0], [14, 0], [14, 4]], "shape_type": "polygon", "group_id": 1},
+        {"label": "cat", "points": [[5, 6], [8, 8]], "shape_type": "mask",
+         "mask": base64.b64encode(buffer.getvalue()).decode()},
+        {"label": "cat", "points": [[1, 1]], "shape_type": "point"},
+    ]  # fmt: skip
+    content = {"imagePath": "a.jpg", "imageWidth": 40, "imageHeight": 20, "shapes": shapes}
+    write(tmp_path / "a.json", json.dumps(content))
+    data = read_annotations(tmp_path)
+    assert data.format == "labelme"
+    assert sorted(boxes(data)) == [
+        ("a.jpg", "cat", [0, 0, 14, 4]),
+        ("a.jpg", "cat", [5, 6, 4, 3]),
+        ("a.jpg", "dog", [2, 4, 10, 5]),
+    ]
+    assert data.left_out == {"shapes of type point": ["a.json shape 5"]}
+
+
+def test_cvat_boxes_polygons_masks_and_subsets(tmp_path):
+    pictures(tmp_path, "images/a.jpg")
+    write(
+        tmp_path / "annotations.xml",
+        "<annotations><meta><task><labels><label><name>cat</name></label></labels></task></meta>"
+        '<image id="0" name="a.jpg" width="40" height="20" subset="Train">'
+        '<box label="cat" occluded="1" xtl="1" ytl="2" xbr="11" ybr="5"/>'
+        '<polygon label="cat" points="0,0;4,0;4,4"/>'
+        '<mask label="cat" rle="1,2,1" left="10" top="3" width="2" height="2"/>'
+        '<box label="cat" rotation="90" xtl="10" ytl="8" xbr="20" ybr="12"/>'
+        '<points label="cat" points="1,1"/></image></annotations>',
+    )
+    data = read_annotations(tmp_path / "annotations.xml")
+    found = [box for _, _, box in boxes(data)]
+    assert found == [[1, 2, 10, 3], [0, 0, 4, 4], [10, 3, 2, 2], [13, 5, 4, 10]]
+    mask = decode_segmentation(data.annotations[2]["segmentation"], 20, 40)
+    assert mask[3:5, 10:12].tolist() == [[0, 1], [1, 0]] and mask.sum() == 2
+    assert data.splits == {"train": [1]} and list(data.left_out) == ["shapes of type points"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "filename,width,height,class,xmin,ymin,xmax,ymax\na.jpg,40,20,cat,10,5,30,15\n",
+        "image;label;x;y;w;h\nimages/a.jpg;cat;10;5;20;10\n",
+        "a.jpg,10,5,30,15,cat\n",
+        "ImageID,LabelName,XMin,YMin,XMax,YMax\na,cat,0.25,0.25,0.75,0.75\n",
+    ],
+)
+def test_csv_columns(tmp_path, text):
+    pictures(tmp_path, "a.jpg")
+    data = read_annotations(write(tmp_path / "boxes.csv", text))
+    assert boxes(data) == [("a.jpg", "cat", [10, 5, 20, 10])]
+
+
+def test_csv_whose_columns_may_mean_two_things(tmp_path):
+    pictures(tmp_path, "a.jpg")
+    path = write(tmp_path / "b.csv", "file,class,xmin,ymin,xmax,ymax,x,y,w,h\na,cat,1,1,2,2,1,1,1,1\n")
+    with pytest.raises(DataError, match=r"xmin,ymin,xmax,ymax \(xyxy\) or x,y,w,h \(xywh\)"):
+        read_annotations(path, format="csv")
+
+
+def test_instances_and_classes_of_label_pictures(tmp_path):
+    pictures(tmp_path / "images", "a.jpg", "b.jpg")
+    values = np.zeros((20, 40), np.uint8)
+    values[2:6, 3:9], values[10:12, 20:30] = 1, 2
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(values).save(tmp_path / "masks" / "a_mask.png")
+    with pytest.raises(DataError, match="format=semantic_pictures or format=instance_pictures"):
+        find_format(tmp_path / "masks", tmp_path / "images")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="instance_pictures")
+    assert boxes(data) == [("a.jpg", "object", [3, 2, 6, 4]), ("a.jpg", "object", [20, 10, 10, 2])]
+    assert data.left_out == {"images without a label picture": ["b.jpg"]}
+    write(tmp_path / "masks" / "classes.txt", "ground\nroad\ntree\n")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images")
+    assert data.format == "semantic_pictures" and [name for _, name, _ in boxes(data)] == ["ground", "road", "tree"]
+    Image.fromarray(values.astype(np.uint16) * 1000 + values).save(tmp_path / "masks" / "a_mask.png")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images")
+    assert [name for _, name, _ in boxes(data)] == ["road", "tree"]
+
+
+def test_folder_that_looks_like_two_formats(tmp_path):
+    pictures(tmp_path, "a.jpg")
+    voc(tmp_path, "a", ("dog", 1, 1, 10, 5))
+    write(tmp_path / "a.txt", "0 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(DataError, match=r"a\.txt.*a\.xml.*format=yolo or format=voc"):
+        CocoDetection(tmp_path, tmp_path)
+    assert len(CocoDetection(tmp_path, tmp_path, format="voc")) == 1
+
+
+def test_folder_of_no_known_format(tmp_path):
+    pictures(tmp_path, "a.jpg")
+    with pytest.raises(DataError, match="none of the formats"):
+        read_annotations(tmp_path)
+
+
+def test_dataset_reads_a_split_of_another_format(tmp_path):
+    pictures(tmp_path, "images/train/a.jpg", "images/val/b.jpg")
+    write(tmp_path / "labels/train/a.txt", "0 0 0 0.5 0 0.5 0.5\n")
+    path = write(tmp_path / "data.yaml", "train: images/train\nval: images/val\nnames: [cat]\n")
+    with pytest.raises(DataError, match=r"train \(1 images\), val \(1 images\)"):
+        CocoDetection(None, path)
+    dataset = CocoDetection(tmp_path, path, split="train", masks=True)
+    assert dataset.classes == ["cat"] and dataset[0]["target"]["masks"].sum() > 90
+    assert len(CocoDetection(None, path, names=["b"])) == 1
+
+
+def test_unreadable_picture_is_named(tmp_path):
+    pictures(tmp_path, "a.jpg", "c.jpg")
+    write(tmp_path / "b.jpg", "no picture")
+    for name in "abc":
+        write(tmp_path / f"{name}.txt", "0 0.5 0.5 0.1 0.1\n")
+    data = read_annotations(tmp_path)
+    assert [image["file_name"] for image in data.images] == ["a.jpg", "c.jpg"]
+    with pytest.raises(DataError, match=r"b\.jpg.*1 of the pictures"):
+        CocoDetection(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("to", WRITERS)
+def test_boxes_survive_every_format(tmp_path, to):
+    pictures(tmp_path / "photos", "x/a.jpg", "y/b.jpg", size=(333, 217))
+    rng = np.random.default_rng(0)
+    rows = []
+    for name in ("x/a.jpg", "y/b.jpg"):
+        for x, y, width, height in rng.integers(1, 100, (20, 4)).tolist():
+            rows.append(f"{name},{x},{y},{x + width},{y + height + 0.5},{rng.choice(['cat', 'dog'])}")
+    data = read_annotations(write(tmp_path / "photos" / "boxes.csv", "\n".join(rows)))
+    data.splits = {"train": [1], "val": [2]}
+    lost = {}
+    WRITERS[to](data, tmp_path / "out", lost)
+    again = read_annotations(tmp_path / "out", data.folder if to == "coco" else None)
+    assert lost == {} and again.format == to and again.splits.keys() == {"train", "val"}
+    assert [(name, box) for _, name, box in boxes(again)] == [(name, box) for _, name, box in boxes(data)]
+
+
+def test_masks_with_holes_and_parts_survive_as_one_outline():
+    mask = np.zeros((60, 80), np.uint8)
+    mask[5:40, 5:40], mask[15:25, 15:25], mask[45:55, 50:70] = 1, 0, 1
+    runs = {"size": [60, 80], "counts": []}
+    flat = mask.T.ravel()
+    changes = np.flatnonzero(np.diff(flat)) + 1
+    runs["counts"] = np.diff([0, *changes, flat.size]).tolist()
+    outline = joined(outlines(runs, 60, 80))
+    again = decode_segmentation([outline], 60, 80)
+    # Outlines run through the centres of pixels, half a pixel inside the mask.
+    assert (again & mask).sum() / (again | mask).sum() > 0.9
+    assert again[20, 20] == 0 and again[50, 60] == 1
+
+
+def test_supervision_reads_the_same_boxes(tmp_path):
+    supervision = pytest.importorskip("supervision")
+    pictures(tmp_path / "photos", "a.png", size=(64, 48))
+    data = read_annotations(write(tmp_path / "photos" / "b.csv", "a.png,10,5,30,15,cat\na.png,1,2,9,40,dog\n"))
+    data.splits = {"train": [1]}
+    WRITERS["yolo"](data, tmp_path / "yolo", {})
+    WRITERS["voc"](data, tmp_path / "voc", {})
+    read = supervision.DetectionDataset.from_yolo(
+        str(tmp_path / "yolo/images/train"), str(tmp_path / "yolo/labels/train"), str(tmp_path / "yolo/data.yaml")
+    )
+    ((_, _, found),) = list(read)
+    assert read.classes == ["cat", "dog"] and found.xyxy.tolist() == [[10, 5, 30, 15], [1, 2, 9, 40]]
+    read = supervision.DetectionDataset.from_pascal_voc(
+        str(tmp_path / "voc/JPEGImages"), str(tmp_path / "voc/Annotations")
+    )
+    ((_, _, found),) = list(read)
+    assert found.xyxy.tolist() == [[10, 5, 30, 15], [1, 2, 9, 40]]

@@ -1,0 +1,94 @@
+"""What the tools on annotations share: reading, what is printed of it, and the sheet of pictures to look at."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.data.formats import FORMAT_NAMES, READERS, AnnotatedImages, read_annotations
+from vitkit.data.formats.writing import WRITERS, Lost
+from vitkit.errors import DataError
+from vitkit.ops.image_files import read_image
+from vitkit.ops.segmentations import decode_segmentation
+from vitkit.visualization.boxes import draw_detections
+from vitkit.visualization.canvas import save_grid
+from vitkit.visualization.masks import draw_masks
+
+NUM_DRAWN = 12
+"""Pictures of a sheet."""
+_SHOWN = 3
+
+
+def add_source(parser: argparse._ActionsContainer) -> None:
+    """Add what tells where annotations are; `read_source` reads them."""
+    text = "folder of the pictures (where the format usually has them)"
+    parser.add_argument("--images", type=Path, metavar="DIR", help=text)
+    text = "of the annotations, where they look like two: " + ", ".join(READERS)
+    parser.add_argument("--from", dest="format", choices=READERS, metavar="FORMAT", help=text)
+    parser.add_argument("--split", metavar="NAME", help="only train, val or test, where the format names splits")
+
+
+def read_source(source: str | Path, args: argparse.Namespace) -> AnnotatedImages:
+    """Read annotations as the options say, and print what they are and what was left out."""
+    data = read_annotations(source, args.images, format=args.format)
+    print(f"{source}: {FORMAT_NAMES[data.format]}: {data.summary()}")
+    for note in data.notes:
+        print(f"  note: {note}")
+    print_left_out(data.left_out, "left out")
+    return data if args.split is None else data.split(args.split)
+
+
+def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
+    """Write annotations, read them again, and print the numbers before and after and what was lost; draw a sheet."""
+    lost: Lost = {}
+    written = WRITERS[to](data, out, lost)
+    sheet = out.with_name(f"{out.stem}_sheet.png") if out.suffix == ".json" else out / "sheet.png"
+    draw_sheet(data, sheet)
+    where = out if to != "coco" or len(written) > 1 or out.suffix == ".json" else written[0]
+    after = read_annotations(where, data.folder if to == "coco" else None, format=to)
+    print(f"{out}: {FORMAT_NAMES[to]}: {after.summary()}")
+    print_left_out(lost, "lost")
+    before, now = data.class_counts(), after.class_counts()
+    width = max(map(len, before), default=0)
+    for name, count in before.items():
+        print(f"  {name:<{width}}  {count:>8} -> {now.get(name, 0):>8}")
+    print(f"look at {sheet}")
+
+
+def print_left_out(left_out: Mapping[str, Sequence[str]], verb: str) -> None:
+    """Print each reason with the number of what was left out, and the first names."""
+    for reason, names in left_out.items():
+        more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        print(f"  {verb}: {len(names)} {reason}: {', '.join(names[:_SHOWN])}{more}")
+
+
+def draw_sheet(data: AnnotatedImages, path: Path, count: int = NUM_DRAWN) -> None:
+    """Save a PNG of images with their objects, evenly spread over those that have any."""
+    objects: dict[int, list[dict]] = {}
+    for annotation in data.annotations:
+        objects.setdefault(annotation["image_id"], []).append(annotation)
+    images = [image for image in data.images if image["id"] in objects] or data.images
+    names = [category["name"] for category in data.categories]
+    label_of = {category["id"]: label for label, category in enumerate(data.categories)}
+    chosen = np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int)).tolist()
+    pictures, titles = [], []
+    for image in (images[k] for k in chosen):
+        annotations = objects.get(image["id"], [])
+        labels = [label_of[annotation["category_id"]] for annotation in annotations]
+        pixels = read_image(data.folder / image["file_name"])
+        if pixels.shape[:2] != (image["height"], image["width"]):
+            raise DataError(
+                f"image '{image['file_name']}' is {pixels.shape[1]}x{pixels.shape[0]} pixels (width x height) and "
+                f"annotated as {image['width']}x{image['height']}. Mend it: vitkit convert … --fix sizes"
+            )
+        if annotations and all(annotation.get("segmentation") for annotation in annotations):
+            size = pixels.shape[:2]
+            masks = np.stack([decode_segmentation(a["segmentation"], *size) for a in annotations]).astype(bool)
+            pictures.append(draw_masks(pixels, masks, labels, names))
+        else:
+            boxes = np.array([annotation["bbox"] for annotation in annotations], np.float32).reshape(-1, 4)
+            boxes[:, 2:] += boxes[:, :2]
+            pictures.append(draw_detections(pixels, boxes, labels, names))
+        titles.append(image["file_name"])
+    save_grid(pictures, titles, path)

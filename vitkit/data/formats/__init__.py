@@ -1,0 +1,62 @@
+"""Annotations of boxes and masks in the formats of other tools, read into the fields of COCO's format.
+
+`read_annotations` finds out which format a file or a folder has; `CocoDetection` reads all of them by it, and `vitkit
+convert` writes COCO, YOLO and VOC. The readers are our own: `supervision`, which reads YOLO, VOC and LabelMe, keeps the
+mask of every polygon as an array of the image's size, loses VOC's flags, writes VOC's boxes in whole pixels, and knows
+neither CVAT nor CSV. Tests compare with it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vitkit.data.formats.annotated import AnnotatedImages
+from vitkit.data.formats.coco import read_coco
+from vitkit.data.formats.cvat import read_cvat
+from vitkit.data.formats.label_pictures import read_instance_pictures, read_semantic_pictures
+from vitkit.data.formats.labelme import read_labelme
+from vitkit.data.formats.recognise import FORMAT_NAMES, find_format
+from vitkit.data.formats.table import read_csv
+from vitkit.data.formats.voc import read_voc
+from vitkit.data.formats.yolo import read_yolo
+from vitkit.errors import ConfigError
+from vitkit.ops.image_files import MAX_PIXELS
+from vitkit.registry import nearest
+
+READERS: dict[str, Callable[..., AnnotatedImages]] = {
+    "coco": read_coco,
+    "yolo": read_yolo,
+    "voc": read_voc,
+    "labelme": read_labelme,
+    "cvat": read_cvat,
+    "csv": read_csv,
+    "instance_pictures": read_instance_pictures,
+    "semantic_pictures": read_semantic_pictures,
+}
+
+
+def read_annotations(
+    annotations: str | Path,
+    images: str | Path | None = None,
+    *,
+    format: str | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> AnnotatedImages:
+    """Read annotations of any format.
+
+    Args:
+        annotations: a file, or a folder of files.
+        images: folder of the pictures; None: where the format usually has them.
+        format: one of READERS; None: what the files look like.
+        max_pixels: largest width x height of a picture.
+    Raises:
+        DataError: there is no such file, its format is unknown or may be one of two, or something in it is wrong.
+        ConfigError: there is no such format.
+    """
+    annotations, images = Path(annotations), None if images is None else Path(images)
+    if format is not None and format not in READERS:
+        raise ConfigError(f"format: no {format!r}. {nearest(format, READERS)}")
+    format = format or find_format(annotations, images)
+    return READERS[format](annotations, images, max_pixels=max_pixels)
+
+
+__all__ = ["FORMAT_NAMES", "READERS", "AnnotatedImages", "find_format", "read_annotations"]

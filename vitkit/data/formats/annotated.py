@@ -1,0 +1,238 @@
+"""Images with boxes or masks in the fields of COCO's format, whichever format they were read from."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vitkit.errors import DataError
+from vitkit.ops.image_files import MAX_PIXELS, upright_size
+
+IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"))
+UNREADABLE = "images whose file cannot be read"
+SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+"""What folders and keys call splits -> the split."""
+_DECIMALS = 3
+"""Of a box's pixels: finer than any annotation, so that boxes that were whole pixels in another format are so again."""
+
+
+@dataclass
+class AnnotatedImages:
+    """A dataset of boxes or masks in memory, without its pixels."""
+
+    format: str
+    """What it was read from, such as "yolo"."""
+    source: Path
+    """The file or folder of the annotations."""
+    folder: Path
+    """Folder that the images' `file_name` are relative to."""
+    content: dict[str, list[dict[str, Any]]] = field(
+        default_factory=lambda: {"images": [], "annotations": [], "categories": []}
+    )
+    """COCO's `images`, `annotations` and `categories`."""
+    splits: dict[str, list[int]] = field(default_factory=dict)
+    """Ids of the images of each split, where the format names splits."""
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    """Reason -> what was left out, by name."""
+    notes: list[str] = field(default_factory=list)
+    """What was assumed."""
+
+    def __post_init__(self) -> None:
+        self._ids = {category["name"]: category["id"] for category in self.content["categories"]}
+
+    @property
+    def images(self) -> list[dict[str, Any]]:
+        """COCO's images."""
+        return self.content["images"]
+
+    @property
+    def annotations(self) -> list[dict[str, Any]]:
+        """COCO's annotations."""
+        return self.content["annotations"]
+
+    @property
+    def categories(self) -> list[dict[str, Any]]:
+        """COCO's categories."""
+        return self.content["categories"]
+
+    def category_id(self, name: str) -> int:
+        """Return the id of a class, which is added if it is new."""
+        if name not in self._ids:
+            self._ids[name] = max(self._ids.values(), default=0) + 1
+            self.categories.append({"id": self._ids[name], "name": name})
+        return self._ids[name]
+
+    def add_image(self, file_name: str, width: int, height: int, split: str | None = None) -> int:
+        """Add an image and return its id."""
+        image_id = len(self.images) + 1
+        self.images.append({"id": image_id, "file_name": file_name, "width": width, "height": height})
+        if split is not None:
+            self.splits.setdefault(split, []).append(image_id)
+        return image_id
+
+    def add_object(self, image_id: int, category: str | int, bbox: Sequence[float], **fields: Any) -> None:
+        """Add an object of an image.
+
+        Args:
+            category: the name of its class, which is added if it is new, or its id.
+            bbox: xywh, pixels.
+            fields: more of the annotation, such as `segmentation`; `area` is that of the box unless it is among them.
+        """
+        bbox = [rounded(value) for value in bbox]
+        category_id = category if isinstance(category, int) else self.category_id(category)
+        entry = {"id": len(self.annotations) + 1, "image_id": image_id, "category_id": category_id}
+        fields.setdefault("area", rounded(bbox[2] * bbox[3]))
+        self.annotations.append({**entry, "bbox": bbox, "iscrowd": 0, **fields})
+
+    def leave_out(self, reason: str, name: str) -> None:
+        """Note something that cannot be used, or that the other format cannot hold."""
+        self.left_out.setdefault(reason, []).append(name)
+
+    def sort_classes(self) -> None:
+        """Number the classes by name, from 1, where the format has no order of its own."""
+        names = sorted(self._ids)
+        number = {self._ids[name]: k for k, name in enumerate(names, start=1)}
+        for annotation in self.annotations:
+            annotation["category_id"] = number[annotation["category_id"]]
+        self._ids = {name: k for k, name in enumerate(names, start=1)}
+        self.categories[:] = [{"id": k, "name": name} for name, k in self._ids.items()]
+
+    def selected(self, image_ids: Iterable[int]) -> "AnnotatedImages":
+        """Return these images alone, in the dataset's order, with all classes."""
+        chosen = set(image_ids)
+        content = {
+            **self.content,
+            "images": [image for image in self.images if image["id"] in chosen],
+            "annotations": [a for a in self.annotations if a["image_id"] in chosen],
+        }
+        return AnnotatedImages(self.format, self.source, self.folder, content)
+
+    def split(self, name: str | None) -> "AnnotatedImages":
+        """Return the images of a split; None: all, if there are no splits; "all": all.
+
+        Raises:
+            DataError: there is no such split; or there are several, and none was named.
+        """
+        if name == "all" or (name is None and not self.splits):
+            return self
+        sizes = ", ".join(f"{split} ({len(ids)} images)" for split, ids in self.splits.items())
+        if name is None and len(self.splits) > 1:
+            raise DataError(f"'{self.source}' has the splits {sizes}. Choose one by split=, or split=all.")
+        if name is not None and name not in self.splits:
+            raise DataError(f"'{self.source}' has no split {name!r}; it has {sizes or 'none'}. Correct split=.")
+        return self.selected(next(iter(self.splits.values())) if name is None else self.splits[name])
+
+    def summary(self) -> str:
+        """Describe the numbers: "292 images (205 train, 87 val), 3943 objects of 3 classes"."""
+        parts = ", ".join(f"{len(ids)} {name}" for name, ids in self.splits.items())
+        text = f"{len(self.images)} images{f' ({parts})' if parts else ''}, {len(self.annotations)} objects of "
+        text += f"{len(self.categories)} classes"
+        num_masks = sum(bool(a.get("segmentation")) for a in self.annotations)
+        return text + (f", {num_masks} with masks" if num_masks else "")
+
+    def class_counts(self) -> dict[str, int]:
+        """Return the number of objects of each class."""
+        counts = Counter(annotation["category_id"] for annotation in self.annotations)
+        return {category["name"]: counts[category["id"]] for category in self.categories}
+
+
+class ImageFiles:
+    """The picture files below a folder, by the names that annotations give them.
+
+    Args:
+        folder: of the images.
+        max_pixels: largest width x height of a file that is read.
+    Raises:
+        DataError: there is no such folder, or no picture in it.
+    """
+
+    def __init__(self, folder: Path, *, max_pixels: int = MAX_PIXELS):
+        if not folder.is_dir():
+            raise DataError(f"images: no folder '{folder}'. Give the folder of the pictures.")
+        self.folder, self._max_pixels = folder, max_pixels
+        files = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+        self.names = sorted(path.relative_to(folder).as_posix() for path in files)
+        if not self.names:
+            raise DataError(f"images: '{folder}' holds no picture ({', '.join(sorted(IMAGE_SUFFIXES))}).")
+        self._by_key: dict[str, list[str]] = {}
+        for name in self.names:
+            path = PurePosixPath(name)
+            for key in {name, str(path.with_suffix("")), path.name, path.stem}:
+                self._by_key.setdefault(key, []).append(name)
+
+    def find(self, *names: str) -> str | None:
+        """Return the first of these names that a picture has: as a path, without its ending, or without its folders.
+
+        Raises:
+            DataError: several pictures have that name.
+        """
+        for name in names:
+            path = PurePosixPath(name.replace("\\", "/"))
+            for key in (str(path), path.name, path.stem):
+                matches = self._by_key.get(key, ())
+                if key in matches:
+                    return key
+                if len(matches) > 1:
+                    raise DataError(
+                        f"'{name}' names {len(matches)} pictures below '{self.folder}': {matches[0]} and {matches[1]}. "
+                        "Give each picture a name of its own, or read one folder at a time."
+                    )
+                if matches:
+                    return matches[0]
+        return None
+
+    def size(self, name: str) -> tuple[int, int]:
+        """Read (width, height) of a picture, upright; raises like `read_header`."""
+        return upright_size(self.folder / name, max_pixels=self._max_pixels)
+
+
+def add_image_file(data: AnnotatedImages, files: ImageFiles, name: str, split: str | None = None) -> dict | None:
+    """Add an image with the size that its file has; return it, or None if the file cannot be read."""
+    try:
+        width, height = files.size(name)
+    except DataError as error:
+        data.leave_out(UNREADABLE, str(error))
+        return None
+    data.add_image(name, width, height, split)
+    return data.images[-1]
+
+
+def rounded(value: float) -> float:
+    """Round pixels, whole ones to integers."""
+    value = round(float(value), _DECIMALS)
+    return int(value) if value.is_integer() else value
+
+
+def polygon_box(polygons: Iterable[Sequence[float]]) -> list[float]:
+    """Return the xywh box around flat polygons."""
+    xs = [x for polygon in polygons for x in polygon[::2]]
+    ys = [y for polygon in polygons for y in polygon[1::2]]
+    return [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
+
+
+def polygon_area(polygon: Sequence[float]) -> float:
+    """Return the area that a flat polygon encloses."""
+    xs, ys = polygon[::2], polygon[1::2]
+    pairs = zip(xs, ys, [*xs[1:], xs[0]], [*ys[1:], ys[0]])
+    return abs(sum(x * next_y - next_x * y for x, y, next_x, next_y in pairs)) / 2
+
+
+def polygon_fields(polygons: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return the `bbox`, `segmentation` and `area` of an object of flat polygons in pixels."""
+    polygons = [[rounded(value) for value in polygon] for polygon in polygons]
+    area = rounded(sum(map(polygon_area, polygons)))
+    return {"bbox": polygon_box(polygons), "segmentation": polygons, "area": area}
+
+
+def matches_any(file_name: str, patterns: Sequence[str]) -> bool:
+    """Whether a file's name matches one of the patterns, such as "0001TP_*", with or without folders and ending."""
+    path = PurePosixPath(file_name)
+    names = {file_name, str(path.with_suffix("")), path.name, path.stem}
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def class_names(content: Mapping[str, Any]) -> dict[int, str]:
+    """Return the name of each category id."""
+    return {category["id"]: category["name"] for category in content["categories"]}

@@ -1,0 +1,84 @@
+"""COCO's files of boxes: one, or a folder with one for each split, as Roboflow exports them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, AnnotatedImages, ImageFiles
+from vitkit.errors import DataError
+from vitkit.ops.coco_schema import detection_faults, raise_faults
+from vitkit.ops.json_files import gc_paused, read_json
+
+_SPLIT_WORD = re.compile("|".join(sorted(SPLIT_NAMES, key=len, reverse=True)))
+
+
+def read_coco(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+    """Read COCO's files of boxes, with the ids that they have.
+
+    Args:
+        annotations: the file, or a folder of files.
+        images: folder of the pictures; None: that of the file, or `images` beside it or beside its folder.
+        max_pixels: see `read_image`.
+    Raises:
+        DataError: a file is wrong, or files have different categories or share an id.
+    """
+    if annotations.is_file():
+        folder = images or _images_of(annotations)
+        return AnnotatedImages("coco", annotations, folder, _read(annotations))
+    paths = [path for path in sorted(annotations.rglob("*.json")) if is_coco_file(path)]
+    files = ImageFiles(images or annotations, max_pixels=max_pixels)
+    data = AnnotatedImages("coco", annotations, files.folder)
+    for path in paths:
+        content = _read(path)
+        if data.categories and data.categories != content["categories"]:
+            raise DataError(f"'{path}' and '{paths[0]}' have different categories. Merge them by `vitkit merge`.")
+        data.categories[:] = content["categories"]
+        _add_file(data, files, path, content, _split_of(path, annotations))
+    return data
+
+
+def is_coco_file(path: Path) -> bool:
+    """Whether a JSON file looks like COCO's boxes."""
+    data = path.read_bytes()
+    has_parts = all(f'"{key}"'.encode() in data for key in ("images", "annotations", "categories"))
+    return has_parts and b'"segments_info"' not in data
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with gc_paused():
+        content = read_json(path)
+        raise_faults(detection_faults(content), path.name)
+    return {part: content[part] for part in ("images", "annotations", "categories")}
+
+
+def _add_file(data: AnnotatedImages, files: ImageFiles, path: Path, content: dict[str, Any], split: str) -> None:
+    """Add a file's images and annotations under new ids, which those of another file may already have."""
+    inside = path.parent.relative_to(data.source).as_posix()
+    ids = {}
+    for image in content["images"]:
+        listed = image["file_name"]
+        name = files.find(f"{inside}/{listed}", f"{split}/{listed}", listed)
+        if name is None:
+            data.leave_out(f"pictures that {path.name} lists and the folder lacks", listed)
+            continue
+        ids[image["id"]] = data.add_image(name, image["width"], image["height"], split)
+    for annotation in content["annotations"]:
+        if annotation["image_id"] in ids:
+            image_id, number = ids[annotation["image_id"]], len(data.annotations) + 1
+            data.annotations.append({**annotation, "id": number, "image_id": image_id})
+
+
+def _split_of(path: Path, root: Path) -> str:
+    """Return the split that a file's name or its folder's name holds; otherwise its name."""
+    for text in (path.stem.lower(), *reversed(path.parent.relative_to(root).parts)):
+        if words := _SPLIT_WORD.findall(text.lower()):
+            return SPLIT_NAMES[words[-1]]
+    return path.stem
+
+
+def _images_of(path: Path) -> Path:
+    """Return the folder where a file's pictures usually lie."""
+    for folder in (path.parent, path.parent / "images", path.parent.parent / "images"):
+        if folder.is_dir() and any(file.suffix.lower() in IMAGE_SUFFIXES for file in folder.iterdir()):
+            return folder
+    return path.parent

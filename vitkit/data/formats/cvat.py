@@ -1,0 +1,138 @@
+"""CVAT's "CVAT for images 1.1": one XML file with boxes, polygons, ellipses and masks of all pictures.
+
+Points, lines, cuboids and tags are no objects and are left out. Rotated boxes become polygons.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, polygon_fields
+from vitkit.data.formats.voc import parse_xml
+from vitkit.errors import DataError
+from vitkit.ops.segmentations import mask_annotation
+
+_CORNERS_OF_ELLIPSE = 32
+_LARGEST_SIDE = 1 << 20
+
+
+def read_cvat(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+    """Read CVAT's annotations.xml.
+
+    Args:
+        annotations: the file, or the folder that it lies in.
+        images: folder of the pictures; None: `images` beside the file, or the file's folder.
+        max_pixels: see `read_image`.
+    Raises:
+        DataError: the file is wrong, is of videos, or none of its pictures is there.
+    """
+    path = annotations if annotations.is_file() else next(iter(sorted(annotations.glob("*.xml"))))
+    root = parse_xml(path)
+    if root.find("track") is not None:
+        raise DataError(f"'{path}' has tracks of a video. Export it from CVAT as 'CVAT for images 1.1'.")
+    beside = path.parent / "images"
+    files = ImageFiles(images or (beside if beside.is_dir() else path.parent), max_pixels=max_pixels)
+    data = AnnotatedImages("cvat", annotations, files.folder)
+    for label in root.iterfind("meta//labels/label/name"):
+        if label.text:
+            data.category_id(label.text.strip())
+    for element in root.iterfind("image"):
+        listed = element.get("name", "")
+        name = files.find(listed)
+        if name is None:
+            data.leave_out("pictures that the XML lists and the folder lacks", listed)
+            continue
+        width, height = (int(_number(element, side, path)) for side in ("width", "height"))
+        if not (0 < width <= _LARGEST_SIDE and 0 < height <= _LARGEST_SIDE):
+            raise DataError(f"annotations: '{path}': image {listed!r} is {width}x{height} pixels. Correct its size.")
+        split = SPLIT_NAMES.get(element.get("subset", "").lower())
+        data.add_image(name, width, height, split)
+        for shape in element:
+            _add_shape(data, shape, path)
+    if not data.images:
+        raise DataError(f"'{path}': none of its pictures is below '{files.folder}'. Give the pictures' folder.")
+    return data
+
+
+def _add_shape(data: AnnotatedImages, shape: ElementTree.Element, path: Path) -> None:
+    image = data.images[-1]
+    label = (shape.get("label") or "").strip()
+    fields = _fields(shape, image, path)
+    if fields is None or not label:
+        data.leave_out(f"shapes of type {shape.tag}", f"{image['file_name']}")
+        return
+    flags = {"occluded": 1} if shape.get("occluded") == "1" else {}
+    data.add_object(image["id"], label, **fields, **flags)
+
+
+def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
+    """Return the `bbox`, and `segmentation` if there is one, of a shape; None if it is no object."""
+
+    def number(name: str) -> float:
+        return _number(shape, name, path)
+
+    if shape.tag == "box":
+        x0, y0, x1, y1 = map(number, ("xtl", "ytl", "xbr", "ybr"))
+        angle = math.radians(float(shape.get("rotation") or 0))
+        if not angle:
+            return {"bbox": [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)]}
+        center = (x0 + x1) / 2, (y0 + y1) / 2
+        corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
+        return polygon_fields([[v for corner in corners for v in _rotated(corner, center, angle)]])
+    if shape.tag == "polygon":
+        try:
+            points = [float(value) for point in shape.get("points", "").split(";") for value in point.split(",")]
+        except ValueError as error:
+            raise DataError(
+                f"annotations: '{path}': a polygon of {image['file_name']!r}: {error}. Correct it."
+            ) from error
+        if len(points) < 6 or len(points) % 2 or not all(map(math.isfinite, points)):
+            raise DataError(f"annotations: '{path}': a polygon of {image['file_name']!r} has not three points x,y.")
+        return polygon_fields([points])
+    if shape.tag == "ellipse":
+        x, y, radius_x, radius_y = map(number, ("cx", "cy", "rx", "ry"))
+        angle, step = math.radians(float(shape.get("rotation") or 0)), 2 * math.pi / _CORNERS_OF_ELLIPSE
+        edge = [
+            (x + radius_x * math.cos(k * step), y + radius_y * math.sin(k * step)) for k in range(_CORNERS_OF_ELLIPSE)
+        ]
+        return polygon_fields([[v for point in edge for v in _rotated(point, (x, y), angle)]])
+    return _mask(shape, image, path) if shape.tag == "mask" else None
+
+
+def _mask(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Decode run lengths, row by row from background on, of a part of the image."""
+    left, top, width, height = (int(_number(shape, name, path)) for name in ("left", "top", "width", "height"))
+    try:
+        runs = [int(run) for run in shape.get("rle", "").split(",")]
+    except ValueError:
+        runs = []
+    fits = left >= 0 and top >= 0 and left + width <= image["width"] and top + height <= image["height"]
+    if not fits or min(runs, default=-1) < 0 or sum(runs) != width * height:
+        raise DataError(
+            f"annotations: '{path}': a mask of {image['file_name']!r} does not fill its part. Export it again."
+        )
+    mask = np.zeros((image["height"], image["width"]), bool)
+    values = np.arange(len(runs)) % 2 == 1
+    mask[top : top + height, left : left + width] = np.repeat(values, runs).reshape(height, width)
+    return mask_annotation(mask)
+
+
+def _rotated(point: tuple[float, float], center: tuple[float, float], angle: float) -> tuple[float, float]:
+    """Rotate a point clockwise on the screen."""
+    x, y = point[0] - center[0], point[1] - center[1]
+    cos, sin = math.cos(angle), math.sin(angle)
+    return center[0] + x * cos - y * sin, center[1] + x * sin + y * cos
+
+
+def _number(element: ElementTree.Element, name: str, path: Path) -> float:
+    try:
+        value = float(element.get(name, ""))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"annotations: '{path}': {element.tag} has {name} {element.get(name)!r}; expected a number.")
+    return value

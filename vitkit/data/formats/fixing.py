@@ -1,0 +1,216 @@
+"""Annotations mended on demand: boxes of another format, exchanged sizes, classes of two names, corrected labels."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.data.formats.annotated import AnnotatedImages, rounded
+from vitkit.errors import DataError
+from vitkit.ops.coco_schema import is_box
+from vitkit.ops.image_files import upright_size
+from vitkit.ops.json_files import read_json
+
+ORDERS = ("xywh", "xyxy", "cxcywh")
+"""What the four numbers of a box may be."""
+_MAX_FRACTION = 1.01
+_MIN_WRONG, _MAX_RIGHT = 0.02, 0.005
+"""Boxes are in another order if more of them than the first share do not fit their images as they are read, and less
+than the second share do not in that order."""
+
+
+def wrong_scale(data: AnnotatedImages) -> bool:
+    """Whether the boxes seem to be fractions of their images: no number of several boxes exceeds 1."""
+    boxes = np.array([annotation["bbox"] for annotation in data.annotations], float).reshape(-1, 4)
+    return len(boxes) > 1 and 0 < boxes.max() <= _MAX_FRACTION and bool((boxes % 1).any())
+
+
+def likely_order(data: AnnotatedImages) -> str:
+    """Return what the numbers of the boxes seem to be, of ORDERS, from which order fits the images.
+
+    YOLO's boxes are taken for `cxcywh` in reading, all others for `xywh`.
+    """
+    sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
+    numbers = _numbers_of(data)
+    if not len(numbers):
+        return read_as(data)
+    sides = np.array([sizes[annotation["image_id"]] for annotation in data.annotations], float)
+    if wrong_scale(data):
+        numbers = numbers * np.tile(sides, 2)
+    misfits = {order: _misfits(_as_xyxy(numbers, order), sides) for order in ORDERS}
+    best = min(ORDERS, key=misfits.__getitem__)
+    is_wrong = misfits[read_as(data)] > max(_MIN_WRONG, 2 / len(numbers)) and misfits[best] <= _MAX_RIGHT
+    return best if is_wrong else read_as(data)
+
+
+def read_as(data: AnnotatedImages) -> str:
+    """Return what the format says that the numbers of a box are."""
+    return "cxcywh" if data.format == "yolo" else "xywh"
+
+
+def _numbers_of(data: AnnotatedImages) -> np.ndarray:
+    """Return (N, 4) the numbers of the boxes in the order of the format that they were read from."""
+    boxes = np.array([annotation["bbox"] for annotation in data.annotations], float).reshape(-1, 4)
+    if read_as(data) == "cxcywh":
+        boxes[:, :2] += boxes[:, 2:] / 2
+    return boxes
+
+
+def _as_xyxy(numbers: np.ndarray, order: str) -> np.ndarray:
+    first, second = numbers[:, :2], numbers[:, 2:]
+    if order == "xyxy":
+        return numbers
+    return np.hstack([first, first + second] if order == "xywh" else [first - second / 2, first + second / 2])
+
+
+def _misfits(boxes_xyxy: np.ndarray, sides: np.ndarray) -> float:
+    """Return the share of boxes that are empty, or extend beyond their image by more than a pixel."""
+    start, end = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
+    return float(((start < -1) | (end > sides + 1) | (end <= start)).any(axis=1).mean())
+
+
+def fix_fractions(data: AnnotatedImages) -> int:
+    """Multiply the boxes with the sizes of their images; return how many."""
+    sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
+    for annotation in data.annotations:
+        sides = sizes[annotation["image_id"]] * 2
+        _set_box(annotation, [value * side for value, side in zip(annotation["bbox"], sides)])
+    return len(data.annotations)
+
+
+def _fix_order(data: AnnotatedImages, order: str) -> int:
+    """Read the numbers of the boxes in another order; return how many."""
+    boxes_xyxy = _as_xyxy(_numbers_of(data), order).tolist()
+    for annotation, (x0, y0, x1, y1) in zip(data.annotations, boxes_xyxy):
+        if x1 < x0 or y1 < y0:
+            raise DataError(f"annotation {annotation.get('id')}: {annotation['bbox']} is no {order} box. Correct it.")
+        _set_box(annotation, [x0, y0, x1 - x0, y1 - y0])
+    return len(data.annotations)
+
+
+def _set_box(annotation: dict[str, Any], bbox: Sequence[float]) -> None:
+    annotation["bbox"] = [rounded(value) for value in bbox]
+    if not annotation.get("segmentation"):
+        annotation["area"] = rounded(bbox[2] * bbox[3])
+
+
+def fix_sizes(data: AnnotatedImages) -> int:
+    """Set the width and height of each image to those of its file; return how many were others."""
+    changed = 0
+    for image in data.images:
+        size = upright_size(data.folder / image["file_name"])
+        changed += size != (image["width"], image["height"])
+        image["width"], image["height"] = size
+    return changed
+
+
+def similar_classes(data: AnnotatedImages) -> list[list[dict[str, Any]]]:
+    """Return the groups of categories whose names differ by case, blanks, hyphens or plural only, or not at all."""
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for category in data.categories:
+        groups[_plain(category["name"])].append(category)
+    # Plurals only of words that are both there: "bus" is none of "bu".
+    for key in sorted(groups, key=len):
+        for plural in (f"{key}s", f"{key}es", f"{key[:-1]}ies" if key.endswith("y") else ""):
+            if len(key) > 2 and plural in groups and key in groups:
+                groups[key] += groups.pop(plural)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_\-]+", "", name.casefold())
+
+
+def fix_classes(data: AnnotatedImages) -> int:
+    """Merge the categories of each group of `similar_classes` into the most frequent one; return how many are gone."""
+    counts = Counter(annotation["category_id"] for annotation in data.annotations)
+    target = {}
+    for group in similar_classes(data):
+        kept = max(group, key=lambda category: (counts[category["id"]], -category["id"]))
+        target |= {category["id"]: kept["id"] for category in group if category is not kept}
+    for annotation in data.annotations:
+        annotation["category_id"] = target.get(annotation["category_id"], annotation["category_id"])
+    data.categories[:] = [category for category in data.categories if category["id"] not in target]
+    data.__post_init__()
+    return len(target)
+
+
+def fix_empty(data: AnnotatedImages) -> int:
+    """Remove boxes without an area inside their image; return how many."""
+    sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
+
+    def is_usable(annotation: dict[str, Any]) -> bool:
+        x, y, width, height = annotation["bbox"]
+        image_width, image_height = sizes[annotation["image_id"]]
+        return width > 0 and height > 0 and x < image_width and y < image_height and x + width > 0 and y + height > 0
+
+    usable = [annotation for annotation in data.annotations if is_usable(annotation)]
+    removed = len(data.annotations) - len(usable)
+    data.annotations[:] = usable
+    return removed
+
+
+FIXES: dict[str, tuple[Callable[[AnnotatedImages], int], str]] = {
+    "fractions": (fix_fractions, "boxes multiplied with the sizes of their images"),
+    "xywh": (lambda data: _fix_order(data, "xywh"), "boxes read as x, y, width, height"),
+    "xyxy": (lambda data: _fix_order(data, "xyxy"), "boxes read as x0, y0, x1, y1"),
+    "cxcywh": (lambda data: _fix_order(data, "cxcywh"), "boxes read as centre x, y, width, height"),
+    "sizes": (fix_sizes, "sizes of images set to those of the files"),
+    "classes": (fix_classes, "classes merged into one of nearly the same name"),
+    "empty": (fix_empty, "boxes without an area inside their image removed"),
+}
+"""Name -> what mends a dataset and returns how often, and what that means."""
+
+
+def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
+    """Apply corrections of labels, a JSON list, and return the number of each action.
+
+    Entries: {"image": file name, "action": "add", "remove" or "change", "annotation_id": id or null,
+    "bbox": [x, y, width, height] or null, "category": name or null}; "change" changes what is not null.
+
+    Raises:
+        DataError: an entry is wrong, or names an image, annotation or class that the dataset lacks.
+    """
+    corrections = read_json(path, key="--fix", remedy="Give the JSON file of corrections.")
+    if not isinstance(corrections, list) or not all(isinstance(entry, dict) for entry in corrections):
+        raise DataError(f"{path.name}: expected a list of corrections, [{{'image': …, 'action': …}}]. Export it again.")
+    images = {image["file_name"]: image["id"] for image in data.images}
+    by_id = {annotation.get("id"): annotation for annotation in data.annotations}
+    categories = {category["name"]: category["id"] for category in data.categories}
+    done: Counter[str] = Counter()
+    for number, entry in enumerate(corrections, start=1):
+        where = f"{path.name}: correction {number}"
+        action, bbox, name = (entry.get(key) for key in ("action", "bbox", "category"))
+        if entry.get("image") not in images:
+            raise DataError(f"{where}: no image is called {entry.get('image')!r}. Is it of another dataset?")
+        if bbox is not None and not is_box(bbox):
+            raise DataError(f"{where}: bbox is {bbox}; expected [x, y, width, height]. Correct it.")
+        if name is not None and name not in categories:
+            raise DataError(f"{where}: no class is called {name!r}; they are {', '.join(categories)}. Correct it.")
+        if action == "add" and bbox is not None and name is not None:
+            data.add_object(images[entry["image"]], categories[name], bbox)
+            data.annotations[-1]["id"] = max((id_ for id_ in by_id if id_ is not None), default=0) + 1
+            by_id[data.annotations[-1]["id"]] = data.annotations[-1]
+        elif action in ("remove", "change"):
+            annotation = by_id.get(entry.get("annotation_id"))
+            if annotation is None or annotation["image_id"] != images[entry["image"]]:
+                raise DataError(
+                    f"{where}: image {entry['image']!r} has no annotation {entry.get('annotation_id')}. Was it "
+                    "corrected before, or is it of another dataset?"
+                )
+            if action == "remove":
+                del by_id[annotation["id"]]
+            else:
+                annotation["category_id"] = annotation["category_id"] if name is None else categories[name]
+                if bbox is not None:
+                    annotation.pop("segmentation", None)  # that of another box
+                    _set_box(annotation, bbox)
+        else:
+            raise DataError(f"{where}: action {action!r} with bbox {bbox} and category {name!r}; see `convert --help`.")
+        done[action] += 1
+    kept = {id(annotation) for annotation in by_id.values()}
+    data.annotations[:] = [annotation for annotation in data.annotations if id(annotation) in kept]
+    return done

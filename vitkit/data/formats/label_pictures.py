@@ -1,0 +1,127 @@
+"""Folders of label pictures, one for each image, as objects with masks.
+
+Instances in one picture: every value, or colour, is an object and 0 (black) is none; values from 1000 on are CLASS *
+1000 + NUMBER, as of Cityscapes. Semantic pictures: every connected region of a class is an object.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, ImageFiles
+from vitkit.data.formats.class_files import class_file_near, read_class_file
+from vitkit.errors import DataError
+from vitkit.ops.image_files import read_image, read_label_map
+from vitkit.ops.segmentations import mask_annotation
+from vitkit.structures import IGNORE_INDEX
+
+CLASS_FACTOR = 1000
+_ONE_CHANNEL = ("1", "L", "P", "I", "I;16", "I;16B")
+
+
+def read_instance_pictures(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+    """Read pictures of instances.
+
+    Args:
+        annotations: folder of the label pictures, named as the images, or with more behind (`a_mask.png` of `a.jpg`).
+        images: folder of the images.
+        max_pixels: see `read_image`.
+    Raises:
+        DataError: a folder is missing, or no label picture has its image.
+    """
+    return _read("instance_pictures", annotations, images, max_pixels)
+
+
+def read_semantic_pictures(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+    """Read pictures of classes; 255 is no class. See `read_instance_pictures`."""
+    return _read("semantic_pictures", annotations, images, max_pixels)
+
+
+def has_one_channel(path: Path) -> bool:
+    """Whether a picture holds numbers rather than colours."""
+    try:
+        with Image.open(path, formats=("PNG", "TIFF", "BMP")) as picture:
+            return picture.mode in _ONE_CHANNEL
+    except (OSError, ValueError, SyntaxError):
+        return False
+
+
+def _read(format: str, annotations: Path, images: Path | None, max_pixels: int) -> AnnotatedImages:
+    if images is None:
+        raise DataError(f"images: label pictures in '{annotations}' need the folder of their images, too. Give it.")
+    labels, files = ImageFiles(annotations), ImageFiles(images, max_pixels=max_pixels)
+    data = AnnotatedImages(format, annotations, images)
+    class_file = class_file_near(annotations)
+    names = read_class_file(class_file) if class_file else {}
+    data.notes.append(f"classes from {class_file}" if class_file else "no classes.txt names the classes")
+    data.categories.extend({"id": value, "name": name} for value, name in names.items())
+    used = set()
+    for label_name in labels.names:
+        name = _image_of(label_name, files)
+        if name is None:
+            data.leave_out("label pictures without an image", label_name)
+            continue
+        used.add(name)
+        try:
+            values = _read_values(annotations / label_name, max_pixels)
+        except DataError as error:
+            data.leave_out(UNREADABLE, str(error))
+            continue
+        height, width = values.shape
+        image_id = data.add_image(name, width, height)
+        objects = _instances(values) if format == "instance_pictures" else _regions(values)
+        for value, mask in objects:
+            if value not in names:
+                if format == "semantic_pictures" and names:
+                    data.leave_out("regions of values that are no class", f"{label_name} value {value}")
+                    continue
+                names[value] = "object" if value == 0 else f"class_{value}"
+                data.categories.append({"id": value, "name": names[value]})
+            data.add_object(image_id, value, **mask_annotation(mask))
+    for name in files.names:
+        if name not in used:
+            data.leave_out("images without a label picture", name)
+    if not data.images:
+        raise DataError(
+            f"'{annotations}': no label picture has its image below '{images}'. Give folders that belong together."
+        )
+    return data
+
+
+def _image_of(label_name: str, files: ImageFiles) -> str | None:
+    """Find the image of a label picture: of its name, or of its name without what stands behind an underscore."""
+    name = Path(label_name).with_suffix("").as_posix()
+    while True:
+        if (image := files.find(name)) is not None or "_" not in Path(name).name:
+            return image
+        name = name.rpartition("_")[0]
+
+
+def _read_values(path: Path, max_pixels: int) -> np.ndarray:
+    """Read (H, W) numbers, of a coloured picture R + 256 G + 65536 B."""
+    if has_one_channel(path):
+        return read_label_map(path, max_pixels=max_pixels)
+    colors = read_image(path, "labels", max_pixels=max_pixels).astype(np.uint32)
+    return colors[..., 0] + (colors[..., 1] << 8) + (colors[..., 2] << 16)
+
+
+def _instances(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the class and the (H, W) bool mask of each instance; class 0 where the value tells none."""
+    present = np.unique(values)
+    has_classes = values.dtype == np.uint16 and present[-1] >= CLASS_FACTOR
+    for value in present[present > 0].tolist():
+        if not has_classes:
+            yield 0, values == value
+        elif value >= CLASS_FACTOR:  # lower ones are classes without instances
+            yield value // CLASS_FACTOR, values == value
+
+
+def _regions(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the class and the (H, W) bool mask of each connected region."""
+    for value in np.unique(values).tolist():
+        if value != IGNORE_INDEX:
+            number, regions = cv2.connectedComponents((values == value).view(np.uint8), connectivity=8)
+            yield from ((value, regions == k) for k in range(1, number))

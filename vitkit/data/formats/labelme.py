@@ -1,0 +1,124 @@
+"""LabelMe: a JSON file for each picture with rectangles, polygons, circles and masks (https://github.com/wkentaro/labelme).
+
+Shapes of one class and one `group_id` are one object. Points and lines are no objects and are left out.
+"""
+
+import base64
+import binascii
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitkit.data.formats.annotated import AnnotatedImages, ImageFiles, add_image_file, polygon_fields
+from vitkit.errors import DataError
+from vitkit.ops.coco_schema import is_number
+from vitkit.ops.json_files import read_json
+from vitkit.ops.segmentations import is_side, mask_annotation
+
+_CORNERS_OF_CIRCLE = 32
+
+
+def read_labelme(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+    """Read LabelMe's files.
+
+    Args:
+        annotations: their folder, or one of them.
+        images: folder of the pictures; None: that of the files.
+        max_pixels: see `read_image`.
+    Raises:
+        DataError: a file is wrong, or none has a picture.
+    """
+    single = annotations if annotations.is_file() else None
+    folder = annotations.parent if single else annotations
+    files = ImageFiles(images or folder, max_pixels=max_pixels)
+    data = AnnotatedImages("labelme", annotations, files.folder)
+    for path in [single] if single else sorted(folder.rglob("*.json")):
+        content = read_json(path)
+        if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
+            data.leave_out("JSON files without shapes", path.name)
+            continue
+        name = files.find(path.relative_to(folder).with_suffix("").as_posix(), str(content.get("imagePath") or "?"))
+        if name is None:
+            data.leave_out("JSON files without a picture", path.name)
+            continue
+        _add_file(data, files, name, path, content)
+    if not data.images:
+        raise DataError(f"'{annotations}': no JSON file has its picture below '{files.folder}'. Give their folder.")
+    used = {image["file_name"] for image in data.images}
+    for name in files.names if single is None else ():
+        if name not in used:
+            data.leave_out("pictures without a JSON file", name)
+    data.sort_classes()
+    return data
+
+
+def _add_file(data: AnnotatedImages, files: ImageFiles, name: str, path: Path, content: Mapping[str, Any]) -> None:
+    width, height = content.get("imageWidth"), content.get("imageHeight")
+    if is_side(width) and is_side(height):
+        data.add_image(name, width, height)
+        image = data.images[-1]
+    else:
+        image = add_image_file(data, files, name)
+    if image is None:
+        return
+    groups: dict[Any, list[list[float]]] = {}
+    for number, shape in enumerate(content["shapes"], start=1):
+        where = f"annotations: '{path}': shape {number}"
+        if not isinstance(shape, dict) or not isinstance(shape.get("label"), str) or not shape["label"]:
+            raise DataError(f"{where} has no label. Correct it.")
+        label, kind = shape["label"], shape.get("shape_type") or "polygon"
+        points = _points(shape.get("points"), where)
+        if kind == "mask":
+            data.add_object(image["id"], label, **_mask(shape, points, image, where))
+        elif kind == "rectangle" and len(points) == 2 and shape.get("group_id") is None:
+            (x0, y0), (x1, y1) = points
+            data.add_object(image["id"], label, [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)])
+        elif (polygon := _polygon(kind, points)) is not None:
+            group = shape.get("group_id")
+            groups.setdefault((label, f"shape {number}" if group is None else repr(group)), []).append(polygon)
+        else:
+            data.leave_out(f"shapes of type {kind}", f"{path.name} shape {number}")
+    for (label, _), polygons in groups.items():
+        data.add_object(image["id"], label, **polygon_fields(polygons))
+
+
+def _points(points: Any, where: str) -> list[tuple[float, float]]:
+    pairs = points if isinstance(points, list) else [None]
+    if not all(isinstance(p, list) and len(p) == 2 and all(map(is_number, p)) for p in pairs):
+        raise DataError(f"{where} has points {str(points)[:80]}; expected [[x, y], ...]. Correct it.")
+    return [(float(x), float(y)) for x, y in pairs]
+
+
+def _polygon(kind: str, points: list[tuple[float, float]]) -> list[float] | None:
+    """Return the outline of a shape, flat; None if it encloses nothing."""
+    if kind == "circle" and len(points) == 2:
+        (x, y), edge = points
+        radius, step = math.dist((x, y), edge), 2 * math.pi / _CORNERS_OF_CIRCLE
+        points = [(x + radius * math.cos(k * step), y + radius * math.sin(k * step)) for k in range(_CORNERS_OF_CIRCLE)]
+    elif kind == "rectangle" and len(points) == 2:
+        (x0, y0), (x1, y1) = points
+        points = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
+    elif kind not in ("polygon", "rectangle", "oriented_rectangle") or len(points) < 3:
+        return None
+    return [value for point in points for value in point]
+
+
+def _mask(
+    shape: Mapping[str, Any], points: list[tuple[float, float]], image: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """Return the fields of a mask: a PNG between two corners."""
+    try:
+        with Image.open(io.BytesIO(base64.b64decode(shape["mask"])), formats=("PNG",)) as picture:
+            part = np.asarray(picture.convert("L")) > 0
+        (left, top), _ = [(round(x), round(y)) for x, y in points]
+    except (KeyError, TypeError, ValueError, OSError, binascii.Error) as error:
+        raise DataError(f"{where}: its mask is no PNG between two points ({error}). Save the file again.") from error
+    mask = np.zeros((image["height"], image["width"]), bool)
+    inside = mask[max(0, top) : top + part.shape[0], max(0, left) : left + part.shape[1]]
+    inside[:] = part[max(0, -top) :, max(0, -left) :][: inside.shape[0], : inside.shape[1]]
+    return mask_annotation(mask)

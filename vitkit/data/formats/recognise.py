@@ -1,0 +1,129 @@
+"""Which format a file or a folder of annotations has."""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from vitkit.data.formats.annotated import IMAGE_SUFFIXES
+from vitkit.data.formats.class_files import class_file_near
+from vitkit.data.formats.coco import is_coco_file
+from vitkit.data.formats.label_pictures import CLASS_FACTOR, has_one_channel
+from vitkit.data.formats.table import box_columns_of
+from vitkit.data.formats.yolo import read_yaml_settings
+from vitkit.errors import DataError
+from vitkit.ops.image_files import read_label_map
+
+FORMAT_NAMES = {
+    "coco": "COCO's JSON of boxes",
+    "yolo": "YOLO's text files, with data.yaml",
+    "voc": "Pascal VOC's XML files",
+    "labelme": "LabelMe's JSON files",
+    "cvat": "CVAT for images 1.1, an XML file",
+    "csv": "a CSV file of boxes",
+    "instance_pictures": "label pictures of instances",
+    "semantic_pictures": "label pictures of classes",
+}
+_MAX_SNIFFED = 50
+"""Files of one ending that are opened to see what they are."""
+_YOLO_LINE = re.compile(rb"\s*\d+(\.0*)?(\s+[-+.\deE]+){4,}\s*")
+_XML_HEAD = 4096
+
+
+def find_format(annotations: str | Path, images: str | Path | None = None) -> str:
+    """Return the format of annotations, a key of FORMAT_NAMES.
+
+    Args:
+        annotations: a file or a folder.
+        images: folder of the images, where it is another one.
+    Raises:
+        DataError: there is no such file, it is none of the formats, or it may be one of several.
+    """
+    path = Path(annotations)
+    if not path.exists():
+        raise DataError(f"annotations: no file or folder '{path}'. Correct the path.")
+    found = dict(_formats_of([path] if path.is_file() else sorted(path.rglob("*"))))
+    if not found and path.is_file() and path.suffix not in _SNIFFERS and _sniffed(_sniff_json, path):
+        return str(_sniff_json(path))
+    if not found and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
+        found = _formats_of_pictures(path)
+    if len(found) == 1:
+        return next(iter(found))
+    if found:
+        options = " and ".join(f"{FORMAT_NAMES[name]} ({evidence})" for name, evidence in found.items())
+        names = " or ".join(f"format={name}" for name in found)
+        raise DataError(f"'{path}' looks like {options}. Choose: {names} (in `vitkit convert`: --from).")
+    known = "; ".join(f"{name}: {text}" for name, text in FORMAT_NAMES.items())
+    raise DataError(f"annotations: '{path}' has none of the formats that are read ({known}). Correct the path.")
+
+
+def _formats_of(paths: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yield each format that files look like, with the first such file."""
+    for suffix, sniff in _SNIFFERS.items():
+        files = [path for path in paths if path.suffix.lower() == suffix and path.is_file()]
+        seen = set()
+        for path in itertools.islice(files, _MAX_SNIFFED):
+            name = _sniffed(sniff, path)
+            if name and name not in seen:
+                seen.add(name)
+                yield name, path.name
+
+
+def _sniffed(sniff: Callable[[Path], str | None], path: Path) -> str | None:
+    try:
+        return sniff(path)
+    except (OSError, DataError):
+        return None
+
+
+def _sniff_json(path: Path) -> str | None:
+    data = path.read_bytes()
+    if b'"shapes"' in data and b'"points"' in data:
+        return "labelme"
+    return "coco" if is_coco_file(path) else None
+
+
+def _sniff_yaml(path: Path) -> str | None:
+    return "yolo" if read_yaml_settings(path) else None
+
+
+def _sniff_text(path: Path) -> str | None:
+    with path.open("rb") as file:
+        line = next(filter(None, map(bytes.strip, file)), b"")
+    return "yolo" if _YOLO_LINE.fullmatch(line) else None
+
+
+def _sniff_xml(path: Path) -> str | None:
+    with path.open("rb") as file:
+        head = file.read(_XML_HEAD)
+    if b"<annotations" in head:
+        return "cvat"
+    return "voc" if b"<annotation" in head else None
+
+
+def _sniff_csv(path: Path) -> str | None:
+    return "csv" if box_columns_of(path) else None
+
+
+_SNIFFERS = {
+    ".json": _sniff_json,
+    ".yaml": _sniff_yaml,
+    ".yml": _sniff_yaml,
+    ".txt": _sniff_text,
+    ".xml": _sniff_xml,
+    ".csv": _sniff_csv,
+}
+
+
+def _formats_of_pictures(folder: Path) -> dict[str, str]:
+    """Return what label pictures may be: classes if a file names them, instances if values are CLASS * 1000 + N."""
+    files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES)
+    pictures = list(itertools.islice(files, _MAX_SNIFFED))
+    if not pictures or not all(map(has_one_channel, pictures)):
+        return {}
+    evidence = pictures[0].name
+    if any(read_label_map(path).max() >= CLASS_FACTOR for path in pictures):
+        return {"instance_pictures": evidence}
+    if class_file_near(folder):
+        return {"semantic_pictures": evidence}
+    return {"semantic_pictures": evidence, "instance_pictures": evidence}

@@ -1,0 +1,153 @@
+"""Pascal VOC: an XML file for each picture, with boxes in pixels (http://host.robots.ox.ac.uk/pascal/VOC/).
+
+Coordinates begin at 1 and both ends belong to the box, as VOC defines it. In a dataset with a 0 among them they begin
+at 0 and the ends do not belong to it, as some tools write. Classes are in the order of classes.txt, if there is one,
+otherwise by name. The flags `difficult`, `truncated` and `occluded` are kept in the annotations.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from xml.etree import ElementTree
+
+from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file
+from vitkit.errors import DataError
+
+_FLAGS = ("difficult", "truncated", "occluded")
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+def parse_xml(path: Path) -> ElementTree.Element:
+    """Parse an XML file without a document type, whose entities could fill the memory.
+
+    Raises:
+        DataError: it cannot be read, is no XML, or declares a document type.
+    """
+    try:
+        data = path.read_bytes()
+        if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+            raise DataError(f"annotations: '{path}' declares a document type, which is not read. Remove it.")
+        return ElementTree.fromstring(data)
+    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"annotations: cannot read '{path}' as XML: {error}. Export it again.") from error
+
+
+def read_voc(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+    """Read the XML files of a folder, or one.
+
+    Args:
+        annotations: folder of the XML files, or the one above it (VOCdevkit/VOC2012).
+        images: folder of the pictures; None: JPEGImages beside the XML files' folder, or that folder.
+        max_pixels: see `read_image`.
+    Raises:
+        DataError: a file is wrong, or none has a picture.
+    """
+    single = annotations if annotations.is_file() else None
+    folder = annotations.parent if single else annotations
+    if (folder / "Annotations").is_dir():
+        folder = folder / "Annotations"
+    if images is None:
+        siblings = (folder.parent / name for name in ("JPEGImages", "images"))
+        images = next((path for path in siblings if path.is_dir()), folder)
+    files = ImageFiles(images, max_pixels=max_pixels)
+    data = AnnotatedImages("voc", annotations, images)
+    roots = {path: parse_xml(path) for path in ([single] if single else sorted(folder.rglob("*.xml")))}
+    corners = {path: [_corners(obj, path) for obj in root.iter("object")] for path, root in roots.items()}
+    begin = 1
+    if any(min(box[:2]) <= 0 for boxes in corners.values() for box in boxes):
+        begin = 0
+        data.notes.append("coordinates begin at 0, not at 1 as VOC defines: the ends do not belong to the boxes")
+    listed = _listed_classes(folder)
+    for name in listed:
+        data.category_id(name)
+    used = set()
+    for path, root in roots.items():
+        name = files.find(path.relative_to(folder).with_suffix("").as_posix(), root.findtext("filename") or path.stem)
+        if name is None:
+            data.leave_out("XML files without a picture", path.name)
+            continue
+        used.add(name)
+        _add_file(data, files, name, path, root, corners[path], begin)
+    for name in files.names if single is None else ():
+        if name not in used:
+            data.leave_out("pictures without an XML file", name)
+    if not data.images:
+        raise DataError(f"'{annotations}': no XML file has its picture below '{images}'. Give the pictures' folder.")
+    if not listed:
+        data.sort_classes()
+    _add_splits(data, folder.parent)
+    return data
+
+
+def _add_file(
+    data: AnnotatedImages,
+    files: ImageFiles,
+    name: str,
+    path: Path,
+    root: ElementTree.Element,
+    corners: Iterable[tuple[float, ...]],
+    begin: int,
+) -> None:
+    size = [_number(root, f"size/{side}", path, default=0) for side in ("width", "height")]
+    if min(size) > 0:
+        data.add_image(name, *map(int, size))
+        image = data.images[-1]
+    else:
+        image = add_image_file(data, files, name)
+    for obj, (x0, y0, x1, y1) in zip(root.iter("object"), corners):
+        if image is None:
+            return
+        label = (obj.findtext("name") or "").strip()
+        if not label:
+            raise DataError(f"annotations: '{path}': an object has no name. Correct it.")
+        flags = {flag: 1 for flag in _FLAGS if _number(obj, flag, path, default=0)}
+        box = [x0 - begin, y0 - begin, x1 - x0 + begin, y1 - y0 + begin]
+        if min(box[2:]) < 0:
+            raise DataError(
+                f"annotations: '{path}': {label!r} from {x0:g}, {y0:g} to {x1:g}, {y1:g}. Exchange its ends."
+            )
+        data.add_object(image["id"], label, box, **flags)
+
+
+def _corners(obj: ElementTree.Element, path: Path) -> tuple[float, ...]:
+    return tuple(_number(obj, f"bndbox/{corner}", path) for corner in _CORNERS)
+
+
+def _number(element: ElementTree.Element, tag: str, path: Path, default: float | None = None) -> float:
+    text = (element.findtext(tag) or "").strip()
+    if not text and default is not None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"annotations: '{path}': {tag} is {text!r}; expected a number. Correct it.")
+    return value
+
+
+def _listed_classes(folder: Path) -> list[str]:
+    for place in (folder.parent, folder):
+        for name in ("classes.txt", "labels.txt"):
+            if (place / name).is_file():
+                lines = map(str.strip, (place / name).read_text(encoding="utf-8").splitlines())
+                return list(dict.fromkeys(filter(None, lines)))
+    return []
+
+
+def _add_splits(data: AnnotatedImages, folder: Path) -> None:
+    """Set the splits that ImageSets/Main or folders of the pictures name."""
+    lists = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt") if path.stem in SPLIT_NAMES}
+    by_stem = {Path(image["file_name"]).with_suffix("").as_posix(): image["id"] for image in data.images}
+    for name, path in sorted(lists.items()):
+        stems = [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        data.splits[SPLIT_NAMES[name]] = [by_stem[stem] for stem in stems if stem in by_stem]
+        for stem in stems:
+            if stem not in by_stem:
+                data.leave_out(f"names in {path.name} without annotated picture", stem)
+    tops = {image["file_name"].partition("/")[0] for image in data.images if "/" in image["file_name"]}
+    if not lists and tops and tops <= SPLIT_NAMES.keys():
+        for image in data.images:
+            data.splits.setdefault(SPLIT_NAMES[image["file_name"].partition("/")[0]], []).append(image["id"])

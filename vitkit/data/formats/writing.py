@@ -1,0 +1,207 @@
+"""Annotations written as COCO, YOLO or Pascal VOC.
+
+Pictures are linked into the folders of YOLO and VOC (hard links; copies where the disk has none). What a format cannot
+hold is counted in `lost`.
+"""
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+from xml.etree import ElementTree
+
+import cv2
+import numpy as np
+import yaml
+
+from vitkit.data.formats.annotated import AnnotatedImages, class_names, rounded
+from vitkit.errors import DataError
+from vitkit.ops.segmentations import decode_segmentation
+
+Lost = dict[str, list[str]]
+"""What is lost -> the names of what lost it."""
+_ALL = "all"
+
+
+def write_coco(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
+    """Write one JSON file, or into a folder instances_SPLIT.json for each split; pictures stay where they are."""
+    if out.suffix.lower() == ".json":
+        parts = {out: data}
+    elif data.splits:
+        parts = {out / f"instances_{split}.json": data.split(split) for split in data.splits}
+    else:
+        parts = {out / "instances.json": data}
+    for path, part in parts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(part.content), encoding="utf-8")
+    return list(parts)
+
+
+def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
+    """Write images/SPLIT, labels/SPLIT and data.yaml, as Ultralytics reads them.
+
+    Classes are numbered from 0 in the order of their ids. Objects with masks become polygons; those in parts or with
+    holes one outline with seams.
+    """
+    ids = sorted(category["id"] for category in data.categories)
+    number = {category_id: k for k, category_id in enumerate(ids)}
+    with_masks = any(annotation.get("segmentation") for annotation in data.annotations)
+    targets = _targets(data, out / "images")
+    for image, annotations in _by_image(data, lost):
+        lines = []
+        for annotation in annotations:
+            values = _yolo_values(annotation, image, with_masks, lost)
+            numbers = " ".join(f"{min(max(value, 0.0), 1.0):.10g}" for value in values)
+            lines.append(f"{number[annotation['category_id']]} {numbers}")
+        for target in targets[image["id"]]:
+            place_picture(data.folder / image["file_name"], target)
+            label_file = out / "labels" / target.relative_to(out / "images").with_suffix(".txt")
+            label_file.parent.mkdir(parents=True, exist_ok=True)
+            label_file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    splits = list(data.splits) or [_ALL]
+    names = class_names(data.content)
+    # Trainers ask for both keys: without splits both name the same images.
+    keys = {key: key if key in splits else splits[0] for key in ("train", "val")} | {s: s for s in splits if s != _ALL}
+    settings = {key: f"images/{split}" for key, split in keys.items()} | {"names": [names[i] for i in ids]}
+    (out / "data.yaml").write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return [out / "data.yaml", out / "labels"]
+
+
+def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
+    """Write JPEGImages, Annotations, ImageSets/Main/SPLIT.txt, and classes.txt, for the order of the classes."""
+    names = class_names(data.content)
+    (out / "Annotations").mkdir(parents=True, exist_ok=True)
+    stems = {}
+    for image, annotations in _by_image(data, lost):
+        name = _flat_names(data)[image["id"]]
+        stems[image["id"]] = PurePosixPath(name).stem
+        place_picture(data.folder / image["file_name"], out / "JPEGImages" / name)
+        root = ElementTree.Element("annotation")
+        _add_text(root, filename=name)
+        size = ElementTree.SubElement(root, "size")
+        _add_text(size, width=image["width"], height=image["height"], depth=3)
+        for annotation in annotations:
+            if annotation.get("segmentation"):
+                lost.setdefault("masks: VOC's XML has boxes only", []).append(str(annotation["id"]))
+            x, y, width, height = annotation["bbox"]
+            obj = ElementTree.SubElement(root, "object")
+            flags = {flag: annotation.get(flag, 0) for flag in ("truncated", "occluded", "difficult")}
+            _add_text(obj, name=names[annotation["category_id"]], **flags)
+            box = ElementTree.SubElement(obj, "bndbox")
+            _add_text(box, xmin=rounded(x + 1), ymin=rounded(y + 1), xmax=rounded(x + width), ymax=rounded(y + height))
+        ElementTree.indent(root)
+        ElementTree.ElementTree(root).write(out / "Annotations" / f"{stems[image['id']]}.xml", encoding="utf-8")
+    for split, image_ids in data.splits.items():
+        path = out / "ImageSets" / "Main" / f"{split}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{stems[image_id]}\n" for image_id in image_ids), encoding="utf-8")
+    ordered = sorted(names)
+    (out / "classes.txt").write_text("".join(f"{names[i]}\n" for i in ordered), encoding="utf-8")
+    return [out / "Annotations", out / "classes.txt"]
+
+
+WRITERS: dict[str, Callable[[AnnotatedImages, Path, Lost], list[Path]]] = {
+    "coco": write_coco,
+    "yolo": write_yolo,
+    "voc": write_voc,
+}
+
+
+def place_picture(source: Path, target: Path) -> None:
+    """Link a picture, or copy it where files cannot be linked.
+
+    Raises:
+        DataError: there is no such picture.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not source.is_file():
+        raise DataError(f"images: no file '{source}', which the annotations list. Give the folder that has it.")
+    if target.exists():
+        if target.samefile(source):
+            return
+        target.unlink()
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Yield each image with its objects, without those that neither YOLO nor VOC can hold."""
+    objects: dict[int, list[dict[str, Any]]] = {}
+    for annotation in data.annotations:
+        if annotation.get("iscrowd"):
+            lost.setdefault("crowd regions", []).append(str(annotation.get("id")))
+        elif min(annotation["bbox"][2:]) <= 0:
+            lost.setdefault("boxes without an area", []).append(str(annotation.get("id")))
+        else:
+            objects.setdefault(annotation["image_id"], []).append(annotation)
+    for image in data.images:
+        yield image, objects.get(image["id"], [])
+
+
+def _flat_names(data: AnnotatedImages) -> dict[int, str]:
+    """Return a file name without folders for each image id."""
+    names = {image["id"]: PurePosixPath(image["file_name"]) for image in data.images}
+    is_repeated = max(Counter(path.stem for path in names.values()).values()) > 1
+    return {key: str(path).replace("/", "_") if is_repeated else path.name for key, path in names.items()}
+
+
+def _targets(data: AnnotatedImages, folder: Path) -> dict[int, list[Path]]:
+    """Return where each image goes: into the folder of every split that it is in."""
+    names = _flat_names(data)
+    splits = data.splits or {_ALL: list(names)}
+    targets: dict[int, list[Path]] = {image_id: [] for image_id in names}
+    for split, image_ids in splits.items():
+        for image_id in image_ids:
+            targets[image_id].append(folder / split / names[image_id])
+    return targets
+
+
+def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost) -> list[float]:
+    """Return the numbers behind the class: a box's centre and size, or a polygon, in fractions of the image."""
+    width, height = image["width"], image["height"]
+    x, y, box_width, box_height = annotation["bbox"]
+    if not with_masks:
+        return [(x + box_width / 2) / width, (y + box_height / 2) / height, box_width / width, box_height / height]
+    segmentation = annotation.get("segmentation")
+    polygons = outlines(segmentation, height, width) if segmentation else []
+    if segmentation and (isinstance(segmentation, dict) or len(segmentation) > 1):
+        name = "exact masks: run lengths, parts and holes become one outline with seams"
+        lost.setdefault(name, []).append(str(annotation.get("id")))
+    if not polygons:
+        if segmentation is not None:
+            lost.setdefault("masks of less than three points: their boxes are written", []).append(
+                str(annotation.get("id"))
+            )
+        polygons = [[x, y, x + box_width, y, x + box_width, y + box_height, x, y + box_height]]
+    return [value / (height if k % 2 else width) for k, value in enumerate(joined(polygons))]
+
+
+def outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
+    """Return the outlines of a mask as flat polygons; those of holes run the other way round."""
+    if isinstance(segmentation, list):
+        return [polygon for polygon in segmentation if len(polygon) >= 6]
+    mask = decode_segmentation(segmentation, height, width)
+    contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
+    return [contour.ravel().astype(float).tolist() for contour in contours if len(contour) >= 3]
+
+
+def joined(polygons: list[list[float]]) -> list[float]:
+    """Join polygons into one, by seams without width between the nearest points of each and those before it."""
+    path = np.array(polygons[0], float).reshape(-1, 2)
+    for polygon in polygons[1:]:
+        points = np.array(polygon, float).reshape(-1, 2)
+        distances = ((path[:, None] - points) ** 2).sum(axis=2)
+        i, j = np.unravel_index(distances.argmin(), distances.shape)
+        loop = np.concatenate([points[j:], points[: j + 1]])
+        path = np.concatenate([path[: i + 1], loop, path[i:]])
+    return path.ravel().tolist()
+
+
+def _add_text(parent: ElementTree.Element, **texts: Any) -> None:
+    for tag, text in texts.items():
+        ElementTree.SubElement(parent, tag).text = str(text)

@@ -1,0 +1,239 @@
+"""YOLO: a text file for each picture, a line `CLASS CX CY W H` in fractions for each object, and a YAML of the names.
+
+Also polygons (`CLASS X Y X Y X Y ...`), and the layouts of Ultralytics and Roboflow. A picture without a text file has
+no object. Class ids are those of the text files.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, polygon_fields
+from vitkit.errors import DataError
+
+_NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
+_LARGEST_FRACTION = 1.5
+"""Above it a number is no fraction of an image that rounding or a box across the border explains."""
+
+
+def read_yolo(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+    """Read YOLO's labels.
+
+    Args:
+        annotations: data.yaml, or the folder of the text files, which may also hold the pictures.
+        images: folder of the pictures; None: the one that data.yaml names, or `images` beside `labels`.
+        max_pixels: see `read_image`.
+    Raises:
+        DataError: a file is missing or a line is wrong.
+    """
+    if annotations.is_file():
+        return _read_yaml(annotations, images, max_pixels)
+    labels = annotations / "labels" if (annotations / "labels").is_dir() else annotations
+    if images is None:
+        sibling = labels.parent / "images"
+        images = sibling if labels.name == "labels" and sibling.is_dir() else labels
+    files = ImageFiles(images, max_pixels=max_pixels)
+    data = AnnotatedImages("yolo", annotations, images)
+    reader = _Reader(data, files, _settings_near(labels), labels)
+    splits = {PurePosixPath(name).parts[0] for name in files.names if "/" in name}
+    use_splits = bool(splits) and splits <= SPLIT_NAMES.keys()
+    used = set()
+    for name in files.names:
+        path = PurePosixPath(name)
+        label_file = _label_file(images / name, labels, path)
+        used.add(label_file)
+        reader.add(name, label_file, SPLIT_NAMES[path.parts[0]] if use_splits else None)
+    for file in labels.rglob("*.txt"):
+        if file not in used and file.name not in _NAME_FILES and not file.name.startswith("README"):
+            data.leave_out("label files without a picture", file.name)
+    if used == {None}:
+        raise DataError(
+            f"'{labels}' holds no label file of a picture of '{images}', such as '{PurePosixPath(files.names[0]).stem}"
+            ".txt'. Give the two folders that belong together."
+        )
+    return data
+
+
+def read_yaml_settings(path: Path) -> dict[str, Any]:
+    """Read a YAML file that must hold `names`.
+
+    Raises:
+        DataError: it cannot be read, or holds no names of classes.
+    """
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"annotations: cannot read '{path}' as YAML: {reason}. Correct it.") from error
+    if not isinstance(settings, dict) or not isinstance(settings.get("names"), list | dict):
+        raise DataError(
+            f"annotations: '{path}' names no classes; expected YOLO's data.yaml: `train:` and `val:`, folders of "
+            "pictures, and `names:`, a list or numbers with names."
+        )
+    return settings
+
+
+def _read_yaml(path: Path, images: Path | None, max_pixels: int) -> AnnotatedImages:
+    settings = read_yaml_settings(path)
+    root = images or path.parent
+    data = AnnotatedImages("yolo", path, root)
+    files = ImageFiles(root, max_pixels=max_pixels)
+    reader = _Reader(data, files, settings, path.parent)
+    for key, split in SPLIT_NAMES.items():
+        value = settings.get(key)
+        for entry in value if isinstance(value, list) else [value] if value else []:
+            names = list(_split_names(str(entry), settings, path, root, files))
+            if not names and split == "test":
+                data.notes.append(f"{path.name} names a test split, '{entry}', which is not there")
+            elif not names:
+                raise DataError(
+                    f"{path.name}: {key} is '{entry}', and no picture is there below '{root}'. Correct it, or give the "
+                    "folder that it is relative to as the images."
+                )
+            for name in names:
+                reader.add(name, _label_file(root / name, None, PurePosixPath(name)), split)
+    if not data.images:
+        raise DataError(f"{path.name}: has neither train nor val; expected folders of pictures. Add them.")
+    for (a, ids), (b, others) in pairwise(data.splits.items()):
+        if shared := _names_of(data, ids) & _names_of(data, others):
+            data.notes.append(f"{len(shared)} pictures are in both {a} and {b}, such as {min(shared)}")
+    return data
+
+
+def _names_of(data: AnnotatedImages, ids: list[int]) -> set[str]:
+    return {data.images[image_id - 1]["file_name"] for image_id in ids}
+
+
+def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path, files: ImageFiles) -> Iterator[str]:
+    """List the pictures of a split, a folder or a list of files, wherever the layouts in use mean it to be."""
+    # Roboflow writes ../train/images for a folder beside the YAML; `path` may be that of another machine.
+    entry = entry.replace("\\", "/")
+    stripped = entry.lstrip("./")
+    base = Path(str(settings.get("path") or "."))
+    for place in (root / base / entry, path.parent / base / entry, root / entry, root / stripped):
+        place = Path(place).resolve()
+        if not place.is_relative_to(root.resolve()) or not place.exists():
+            continue
+        if place.is_file():
+            for line in filter(None, map(str.strip, place.read_text(encoding="utf-8").splitlines())):
+                name = files.find(line.removeprefix("./"))
+                if name is None:
+                    raise DataError(f"'{place}' lists '{line}', and no such picture is below '{root}'. Correct it.")
+                yield name
+            return
+        prefix = place.relative_to(root.resolve()).as_posix() + "/"
+        yield from (name for name in files.names if prefix == "./" or name.startswith(prefix))
+        return
+
+
+def _label_file(picture: Path, labels: Path | None, name: PurePosixPath) -> Path | None:
+    """Return the text file of a picture: in the folder of labels, in `labels` beside `images`, or beside it."""
+    candidates = [] if labels is None else [labels / name.with_suffix(".txt"), labels / f"{name.stem}.txt"]
+    parts = picture.parts
+    if "images" in parts[:-1]:
+        k = len(parts) - 1 - parts[::-1].index("images", 1)
+        candidates.append(Path(*parts[:k], "labels", *parts[k + 1 :]).with_suffix(".txt"))
+    candidates.append(picture.with_suffix(".txt"))
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def _settings_near(labels: Path) -> dict[str, Any]:
+    """Return the data.yaml of a folder of text files; {} if there is none."""
+    for folder in (labels, labels.parent, labels.parent.parent):
+        for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+            try:
+                return read_yaml_settings(path)
+            except DataError:  # a YAML of something else
+                continue
+    return {}
+
+
+def _named_classes(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
+    """Return the class names by number, of the YAML or of a text file in a folder or above it; {} if there are none."""
+    names = settings.get("names")
+    if names is None:
+        candidates = [place / name for place in (folder, folder.parent) for name in _NAME_FILES]
+        file = next((file for file in candidates if file.is_file()), None)
+        lines = file.read_text(encoding="utf-8").splitlines() if file else []
+        names = [line.strip() for line in lines if line.strip()]
+    pairs = names.items() if isinstance(names, Mapping) else enumerate(names)
+    try:
+        return dict(sorted((int(number), str(name)) for number, name in pairs))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"names of the classes: a key is no number ({error}). Correct the YAML file.") from error
+
+
+class _Reader:
+    """Adds pictures with the objects of their text files to a dataset."""
+
+    def __init__(self, data: AnnotatedImages, files: ImageFiles, settings: Mapping[str, Any], folder: Path):
+        self.data, self.files = data, files
+        self.names = _named_classes(settings, folder)
+        self.is_named = bool(self.names)
+        if not self.is_named:
+            data.notes.append("no data.yaml or classes.txt names the classes: they are called class_0, class_1, …")
+        data.categories.extend({"id": number, "name": name} for number, name in self.names.items())
+        self.num_keypoint_values = math.prod(settings.get("kpt_shape") or [0])
+
+    def add(self, name: str, label_file: Path | None, split: str | None) -> None:
+        """Add a picture with its objects, if a file has any."""
+        image = add_image_file(self.data, self.files, name, split)
+        if image is None or label_file is None:
+            return
+        try:
+            lines = label_file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"annotations: cannot read '{label_file}' ({error}). Expected lines of text.") from error
+        seen = set()
+        for number, line in enumerate(lines, start=1):
+            tokens = tuple(line.split())
+            if tokens in seen:
+                self.data.leave_out("lines that repeat another one", f"{label_file.name} line {number}")
+            elif tokens:
+                seen.add(tokens)
+                self._add_object(image, tokens, f"'{label_file}' line {number}: {line.strip()[:80]!r}")
+
+    def _add_object(self, image: Mapping[str, Any], tokens: Sequence[str], where: str) -> None:
+        label, values = _numbers(tokens, where)
+        if len(values) == 4 + self.num_keypoint_values:
+            values = values[:4]
+        if label not in self.names and self.is_named:
+            numbers = f"{min(self.names)} to {max(self.names)}"
+            raise DataError(
+                f"{where}: no class is numbered {label} (they are {numbers}). Correct it, or name the class."
+            )
+        if label not in self.names:
+            self.names[label] = f"class_{label}"
+            self.data.categories.append({"id": label, "name": self.names[label]})
+        width, height = image["width"], image["height"]
+        if len(values) <= 5:  # the fifth is a confidence
+            center_x, center_y, box_width, box_height = values[:4]
+            if box_width < 0 or box_height < 0:
+                raise DataError(f"{where}: a size is negative; expected `CLASS CX CY W H`. Correct the line.")
+            x, y = (center_x - box_width / 2) * width, (center_y - box_height / 2) * height
+            self.data.add_object(image["id"], label, [x, y, box_width * width, box_height * height])
+            return
+        if len(values) % 2:
+            raise DataError(f"{where}: {len(values)} numbers make no polygon; expected pairs x y. Correct the line.")
+        polygon = [value * (height if k % 2 else width) for k, value in enumerate(values)]
+        self.data.add_object(image["id"], label, **polygon_fields([polygon]))
+
+
+def _numbers(tokens: Sequence[str], where: str) -> tuple[int, list[float]]:
+    try:
+        label, values = float(tokens[0]), [float(token) for token in tokens[1:]]
+    except ValueError as error:
+        raise DataError(f"{where}: {error}; expected a class number and fractions. Correct the line.") from error
+    if not label.is_integer() or label < 0 or len(values) < 4 or not all(map(math.isfinite, values)):
+        expected = "`CLASS CX CY W H`, or `CLASS X Y X Y X Y ...`"
+        raise DataError(f"{where}: got {len(values)} numbers behind the class; expected {expected}. Correct the line.")
+    if max(map(abs, values[:4])) > _LARGEST_FRACTION:
+        raise DataError(
+            f"{where}: {max(values[:4], key=abs):g} is no fraction of the image. Are these pixels? YOLO's boxes are "
+            "`CX CY W H`, divided by the image's width and height."
+        )
+    return int(label), values
