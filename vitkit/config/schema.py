@@ -114,7 +114,7 @@ def _argument_slots(registry: Registry, constructor: Callable, arguments: Mappin
         annotation = hints.get(name, Any if default in (MISSING, None) else type(default))
         slots[name] = Slot(annotation, arguments.get(name, default), registry=_kind_of(name, annotation, registry))
     if registry is DATASETS:
-        slots["fraction"] = Slot(float | None, arguments.get("fraction"))  # of any dataset, see build_dataset
+        slots["fraction"] = Slot(float | None, arguments.get("fraction"))  # of any dataset, see DataSettings
     return slots
 
 

@@ -37,7 +37,9 @@ class DataSettings:
     """The config's `data` section."""
 
     train: Spec | None = None
-    """The training dataset; `{root}` in its strings stands for `root`."""
+    """The training dataset; `{root}` in its strings stands for `root`. With `fraction` in it, of any dataset of images,
+    only that part of the images is trained on: the same ones in each run, and those of a smaller part are among those
+    of a larger one."""
     val: Spec | None = None
     """The dataset that is evaluated on, likewise."""
     root: str = "data"
@@ -79,8 +81,11 @@ class DataSettings:
             raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
 
     def dataset(self, split: Literal["train", "val"]) -> Any:
-        """Build the dataset of a split; raises like `build_dataset`."""
+        """Build the dataset of a split; raises like `build_dataset`, or ConfigError if its `fraction` is impossible."""
         spec, where = getattr(self, split), f"data.{split}"
+        fraction = _fraction(spec)
+        if fraction is not None and (split == "val" or not 0 < fraction <= 1):
+            raise ConfigError(f"{where}.fraction: got {fraction}; expected above 0, at most 1, and data.train alone.")
         return build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
 
     @property
@@ -96,7 +101,7 @@ class DataSettings:
             DataError: a sentence does not fit a batch.
         """
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
-        fraction = getattr(dataset, "fraction", None)
+        fraction = _fraction(self.train)
         if self.tokens_per_gpu is not None:
             if fraction is not None:
                 raise ConfigError("data.train.fraction: is for images; leave it out with data.tokens_per_gpu.")
@@ -138,28 +143,25 @@ def build_dataset(spec: Spec, root: str = "data", *, where: str = "data", max_im
     """Build a dataset.
 
     Args:
-        spec: of a registered dataset. Of those trained on, `fraction` is the part of the images that is used: the same
-            ones in each run, and those of a smaller part are among those of a larger one.
+        spec: of a registered dataset. Its `fraction`, if it has one, is the loader's matter (`DataSettings.train`).
         root: replaces `{root}` in the spec's strings.
         where: the spec's config key ("data.train"), for error messages.
         max_image_pixels: see `DataSettings`; None: its default.
     """
     if isinstance(spec, Mapping):
         spec = {key: value.replace("{root}", root) if isinstance(value, str) else value for key, value in spec.items()}
-        fraction = spec.pop("fraction", None)
-    else:
-        fraction = None
-    if fraction is not None and (where == "data.val" or not 0 < fraction <= 1):
-        raise ConfigError(f"{where}.fraction: got {fraction}; expected above 0, at most 1, and data.train alone.")
+        spec.pop("fraction", None)
     try:
         dataset = DATASETS.build(spec)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-    if fraction is not None:
-        dataset.fraction = fraction
     if max_image_pixels is not None and hasattr(dataset, "max_image_pixels"):
         dataset.max_image_pixels = max_image_pixels
     return dataset
+
+
+def _fraction(spec: Spec | None) -> float | None:
+    return spec.get("fraction") if isinstance(spec, Mapping) else None
 
 
 def part_of(num_images: int, fraction: float) -> np.ndarray:
