@@ -41,6 +41,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
     sort_model(args)
+    if not 0 <= args.iou <= 1:
+        parser.error(f"--iou {args.iou}: expected 0 to 1")
     return args
 
 

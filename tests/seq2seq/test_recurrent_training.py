@@ -92,3 +92,7 @@ def test_a_translator_starts_from_the_vectors_of_its_source_words(tmp_path):
     assert model.load_pretrained() == f"{tmp_path / 'v.txt'} (1 of 6 tokens)"
     assert model.encoder.embedding.weight[4].tolist() == [1, 2, 3, 4]
     assert MODELS.build(dict(type="RNNTranslator"), **sizes).load_pretrained() is None
+    del sizes["source_vocabulary"]
+    spec = dict(type="RNNTranslator", word_vectors="v.txt", source_size=6)
+    with pytest.raises(ConfigError, match=r"model\.word_vectors='v\.txt': needs a source_vocabulary"):
+        MODELS.build(spec, **sizes).load_pretrained()

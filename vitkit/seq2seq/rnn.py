@@ -264,9 +264,18 @@ class RNNTranslator(TextGenerator):
         self.decoder.scheduled_sampling = part
 
     def load_pretrained(self) -> str | None:
-        """Load the word vectors; see `load_word_vectors`."""
-        if self.word_vectors is None or self.source_tokens is None:
+        """Load the word vectors; see `load_word_vectors`.
+
+        Raises:
+            ConfigError: the model has no vocabulary, so it is not known which row is which word's.
+        """
+        if self.word_vectors is None:
             return None
+        if self.source_tokens is None:
+            raise ConfigError(
+                f"model.word_vectors={self.word_vectors!r}: needs a source_vocabulary, and the model has a source_size "
+                "alone. Train on a dataset of text, or leave the vectors out."
+            )
         found = load_word_vectors(self.encoder.embedding, self.source_tokens, self.word_vectors)
         return f"{self.word_vectors} ({found} of {len(self.source_tokens)} tokens)"
 
