@@ -200,6 +200,18 @@ def test_a_best_by_another_metric_is_not_compared_with_a_resumed_runs(tmp_path, 
     assert read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 2
 
 
+def test_a_best_that_was_kept_by_the_highest_loss_is_forgotten(tmp_path, capsys):
+    losses = iter([3.0, 2.0])
+    options = {"evaluate": lambda model: {"loss": next(losses)}, "best_metric": "loss"}
+    run(tmp_path / "run", epochs=1, **options)
+    saved = torch.load(tmp_path / "run" / LAST_NAME, weights_only=True)
+    saved["progress"]["best"] = 3.0  # as before the sign was turned
+    torch.save(saved, tmp_path / "run" / LAST_NAME)
+    _, progress = run(tmp_path / "run", epochs=2, resume=tmp_path / "run" / LAST_NAME, **options)
+    assert "best.pth is kept by the lowest loss from now on: it was kept by the highest" in capsys.readouterr().out
+    assert progress.best == -2.0 and progress.worse_in_a_row == 0
+
+
 def test_a_complete_run_says_so_when_it_is_resumed(tmp_path, capsys):
     run(tmp_path / "run")
     before = (tmp_path / "run" / LAST_NAME).read_bytes()

@@ -44,6 +44,10 @@ class BestMetric(Hook):
                 f"best.pth is kept by {name} from now on: it was {progress.best_metric}, whose values say nothing of it"
             )
             progress.best, progress.worse_in_a_row = -math.inf, 0
+        elif name in LOWER_IS_BETTER and progress.best > 0:
+            # Earlier versions kept the highest of some of these, which are never below 0.
+            say(f"best.pth is kept by the lowest {name} from now on: it was kept by the highest")
+            progress.best, progress.worse_in_a_row = -math.inf, 0
         if self._has_no_patience_left(run):
             run.should_end = True
             say(
