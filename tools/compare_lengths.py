@@ -1,4 +1,4 @@
-"""Draw BLEU by length of the source of several models: what a context of fixed length loses (Bahdanau et al. 2015).
+"""Draw BLEU or another metric by length of the source of several models, as Bahdanau et al. 2015 do of a fixed context.
 
 Each RESULTS is the JSON that tools/test.py wrote of a translation model; its name is the curve's, or NAME=RESULTS.
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.errors import DataError
-from vitkit.evaluation.text import LengthGroup, draw_bleu_by_length
+from vitkit.evaluation.text import METRICS, LengthGroup, draw_by_length
 from vitkit.tools.common import errors_in_one_line
 
 
@@ -26,31 +26,39 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
-        curves = read_curves(args.results)
+        metric, curves = read_curves(args.results)
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        draw_bleu_by_length(curves, args.out)
+        draw_by_length(curves, args.out, metric=METRICS[metric])
+    places = 3 if metric == "exact_match" else 1
     for name, groups in curves.items():
-        print(f"{name:<20} " + "   ".join(f"{g.min_words}-{g.max_words}: {g.bleu:.1f} ({g.count})" for g in groups))
+        scores = "   ".join(f"{g.min_words}-{g.max_words}: {g.score:.{places}f} ({g.count})" for g in groups)
+        print(f"{name:<20} {scores}")
     print(f"drew {args.out}")
 
 
-def read_curves(texts: Sequence[str]) -> dict[str, list[LengthGroup]]:
-    """Return a curve's name -> its groups.
+def read_curves(texts: Sequence[str]) -> tuple[str, dict[str, list[LengthGroup]]]:
+    """Return the metric, and a curve's name -> its groups.
 
     Raises:
-        DataError: a file is no result of a translation model, or two curves have one name.
+        DataError: a file is no result of a translation model, its metric is another's, or two curves have one name.
     """
     curves: dict[str, list[LengthGroup]] = {}
+    metrics: set[str] = set()
     for text in texts:
-        name, groups = read_curve(text)
+        name, metric, groups = read_curve(text)
+        metrics.add(metric)
+        if len(metrics) > 1:
+            raise DataError(
+                f"{text}: has {metric} by length, and others {min(metrics - {metric})}; expected one metric."
+            )
         if name in curves:
             raise DataError(f"{text}: another curve is named {name!r} already. Name them: NAME=RESULTS.")
         curves[name] = groups
-    return curves
+    return metrics.pop(), curves
 
 
-def read_curve(text: str) -> tuple[str, list[LengthGroup]]:
-    """Return the name of a curve and its groups.
+def read_curve(text: str) -> tuple[str, str, list[LengthGroup]]:
+    """Return the name of a curve, its metric and its groups.
 
     Raises:
         DataError: the file is no result of a translation model.
@@ -58,10 +66,11 @@ def read_curve(text: str) -> tuple[str, list[LengthGroup]]:
     name, _, path = text.rpartition("=")
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))["by_length"]
-        groups = [LengthGroup(row["first"], row["last"], row["count"], row["bleu"]) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        metric = next(name for name in METRICS if name in rows[0])
+        groups = [LengthGroup(row["first"], row["last"], row["count"], row[metric]) for row in rows]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, StopIteration) as error:
         raise DataError(f"{path}: no results that tools/test.py wrote of a translation model ({error!r}).") from error
-    return name or Path(path).stem, groups
+    return name or Path(path).stem, metric, groups
 
 
 if __name__ == "__main__":

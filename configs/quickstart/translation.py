@@ -20,6 +20,6 @@ def config():
         ),
         optimizer=dict(type="AdamW", lr=2e-3, betas=(0.9, 0.98), weight_decay=1e-4, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=0.5),
-        evaluator=dict(type="TextEvaluator"),
+        evaluator=dict(type="TextEvaluator", metrics=["chrf", "exact_match"]),  # single words have no BLEU
         train=dict(epochs=5, clip_grad_norm=1.0, reference_batch_size=2048, best_metric="exact_match"),
     )  # fmt: skip

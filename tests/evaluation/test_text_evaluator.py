@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator, draw_bleu_by_length, perplexity
+from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator, draw_by_length, perplexity
 from vitkit.structures import EOS, PAD
 
 
@@ -56,6 +56,22 @@ def test_case_and_tokenizer_are_options():
         TextEvaluator([], tokenize="13b")
 
 
+def test_metrics_are_chosen_and_the_first_one_is_by_length(tmp_path):
+    evaluator = evaluated(["drei", "Vier"], ["drei", "vier"], metrics=["exact_match", "chrf"])
+    metrics = evaluator.compute()
+    assert list(metrics) == ["exact_match", "chrf"] and metrics["exact_match"] == 0.5
+    assert evaluator.by_length()[0].score == 0.5 and evaluator.per_class() == {"1 to 5 words": 0.5}
+    table = evaluator.table()
+    assert table.startswith("exact match 0.5000   chrF ") and "exact match by words of the source: 1-5: 0.500" in table
+    assert "BLEU" not in table and table.splitlines()[-1].startswith("chrF nrefs:1")
+    evaluator.write_results(tmp_path / "r.json")
+    saved = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert saved["by_length"][0]["exact_match"] == 0.5 and "bleu" not in saved and list(saved["signatures"]) == ["chrf"]
+    for wrong in ([], ["bleu", "rouge"]):
+        with pytest.raises(ConfigError, match=r"evaluator\.metrics: got .*; expected one or more of bleu, chrf, exact"):
+            evaluated(["a"], ["a"], metrics=wrong)
+
+
 def test_every_reference_counts_where_there_are_several():
     evaluator = evaluated(["a b c d", "e f g h"], [["x", "a b c d"], ["e f g h"]])
     assert evaluator.compute() == pytest.approx({"bleu": 100.0, "chrf": 100.0, "exact_match": 1.0})
@@ -81,7 +97,7 @@ def test_bleu_by_length_groups_sentences_by_words_of_the_source():
     texts = ["w x y z", "w x y z", "w x y q", "w x y z", "w x y z"]
     groups = evaluated(texts, ["w x y z"] * 5, sources, smallest_group=1).by_length()
     assert [(g.min_words, g.max_words, g.count) for g in groups] == [(1, 5, 3), (6, 10, 1), (11, 15, 1)]
-    assert groups[0].bleu == pytest.approx(100) and groups[1].bleu < 80
+    assert groups[0].score == pytest.approx(100) and groups[1].score < 80
 
 
 def test_small_groups_are_joined():
@@ -134,7 +150,7 @@ def test_wrong_results_are_named(tmp_path, content, message):
 
 def test_curves_of_several_models_are_drawn_together(tmp_path):
     groups = evaluated(["a b c d"] * 2, ["a b c d"] * 2, ["a", "a " * 8], smallest_group=1).by_length()
-    draw_bleu_by_length({"one": groups, "two": groups[:1]}, tmp_path / "p.png")
+    draw_by_length({"one": groups, "two": groups[:1]}, tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size > 5000
 
 

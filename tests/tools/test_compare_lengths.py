@@ -15,6 +15,13 @@ def test_curves_of_several_results(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     with pytest.raises(SystemExit, match=r"one\.json: another curve is named 'one' already\. Name them: NAME=RESULTS"):
         compare_lengths.main([files[0], files[0], "--out", str(tmp_path / "b.png")])
+    other = TextEvaluator(range(1), metrics=["chrf"])
+    other.load_results(tmp_path / "one.json")
+    other.compute()
+    other.write_results(tmp_path / "chrf.json")
+    with pytest.raises(SystemExit, match=r"chrf\.json: has chrf by length, and others bleu; expected one metric"):
+        compare_lengths.main([files[0], str(tmp_path / "chrf.json"), "--out", str(tmp_path / "b.png")])
+    compare_lengths.main([str(tmp_path / "chrf.json"), "--out", str(tmp_path / "b.png")])
     assert lines[0].split() == ["one", "1-5:", "100.0", "(1)"] and lines[1].startswith("second ")
 
 

@@ -57,12 +57,13 @@ def test_the_checkpoint_is_evaluated_with_its_own_vocabulary(checkpoint, tmp_pat
     arguments = ["configs/quickstart/translation.py", checkpoint, *SMALL, "--out", str(tmp_path / "r.json")]
     evaluate_tool.main(arguments)
     printed = capsys.readouterr().out
-    assert "BLEU nrefs:1|case:mixed" in printed and "perplexity" in printed
+    assert "chrF nrefs:1|case:mixed" in printed and "perplexity" in printed
+    assert "exact match" in printed and "BLEU" not in printed  # single words have no four in a row
     assert (tmp_path / "r_by_length.png").is_file()
     evaluate_tool.main(
         ["configs/quickstart/translation.py", *SMALL, "--per-class", "--eval-only", str(tmp_path / "r.json")]
     )
-    assert "BLEU by words of the source" in capsys.readouterr().out
+    assert "chrF by words of the source" in capsys.readouterr().out
 
 
 def test_a_checkpoint_without_vocabularies_is_refused(tmp_path):

@@ -18,7 +18,9 @@ from vitkit.structures import PAD
 
 _NUM_EXAMPLES = 3
 LENGTH_STEP = 5
-"""Source words per group of BLEU by length."""
+"""Source words per group of scores by length."""
+METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match"}
+"""Of translations: by their names in configs and results, as they are printed."""
 
 
 class _Answer(NamedTuple):
@@ -35,12 +37,15 @@ class LengthGroup(NamedTuple):
     """Words of the source, separated by blanks, from `min_words` to `max_words`."""
     count: int
     """Sentences."""
-    bleu: float
+    score: float
+    """Of one metric."""
 
 
 @EVALUATORS.register
 class TextEvaluator(SampleEvaluator):
     """BLEU and chrF of sacrebleu (Post 2018, https://arxiv.org/abs/1804.08771), and the part that equals a reference.
+
+    BLEU counts four words in a row, so texts of fewer words have none: leave it out of `metrics` where most are such.
 
     Text is compared as it stands, cased and not tokenised: sacrebleu tokenises both sides itself, and its signature,
     which the table ends with, says how. Every sentence of the dataset counts once.
@@ -49,20 +54,33 @@ class TextEvaluator(SampleEvaluator):
         dataset: the evaluated dataset.
         tokenize: sacrebleu's tokeniser for BLEU: "13a" of WMT for most languages, "zh", "ja-mecab", "char", "none", …
         lowercase: compare without case.
-        smallest_group: BLEU by source length is of groups of this many sentences at least; smaller ones are joined.
+        smallest_group: scores by source length are of groups of this many sentences at least; smaller ones are joined.
+        metrics: which of METRICS are reported; the first one also by source length.
+    Raises:
+        ConfigError: there is no such metric or tokeniser.
     """
 
-    per_class_metric = "BLEU"
-
-    def __init__(self, dataset: Sized, *, tokenize: str = "13a", lowercase: bool = False, smallest_group: int = 20):
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        tokenize: str = "13a",
+        lowercase: bool = False,
+        smallest_group: int = 20,
+        metrics: Sequence[str] = tuple(METRICS),
+    ):
         super().__init__(dataset)
         self.smallest_group = smallest_group
+        if not metrics or not set(metrics) <= METRICS.keys():
+            raise ConfigError(f"evaluator.metrics: got {list(metrics)}; expected one or more of {', '.join(METRICS)}.")
+        self.reported = tuple(metrics)
+        self.per_class_metric = METRICS[self.reported[0]]
         try:
-            self._bleu = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase)
+            bleu = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase)
         except (ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ConfigError(f"evaluator.tokenize={tokenize!r}: sacrebleu refuses it ({error}).") from error
-        self._chrf = sacrebleu.CHRF(lowercase=lowercase)
-        self._signatures: list[str] = []
+        self._corpus_metrics = {"bleu": bleu, "chrf": sacrebleu.CHRF(lowercase=lowercase)}
+        self._signatures: dict[str, str] = {}
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch; a sentence that was seen before is left out.
@@ -83,20 +101,24 @@ class TextEvaluator(SampleEvaluator):
             self.answers.setdefault(int(target["index"]), answer)
 
     def _compute(self) -> dict[str, float]:
-        """bleu and chrf in 0..100, as they are published, and exact_match in 0..1.
+        """bleu and chrf in 0..100, as they are published, and exact_match in 0..1, as far as they are in `metrics`.
 
         Raises:
             DataError: sentences of the dataset were not predicted.
         """
         _require_all(self.answers, self.dataset)
-        answers = list(self.answers.values())
-        scores = [_score(metric, answers) for metric in (self._bleu, self._chrf)]
-        right = sum(answer.text in answer.references for answer in answers)
-        self._signatures = [str(metric.get_signature()) for metric in (self._bleu, self._chrf)]
-        return {"bleu": scores[0], "chrf": scores[1], "exact_match": right / len(answers)}
+        scores = {name: self._score(name, list(self.answers.values())) for name in self.reported}
+        # A metric knows how many references there are once it was computed.
+        self._signatures = {name: str(m.get_signature()) for name, m in self._corpus_metrics.items() if name in scores}
+        return scores
+
+    def _score(self, name: str, answers: Sequence[_Answer]) -> float:
+        if name == "exact_match":
+            return sum(answer.text in answer.references for answer in answers) / len(answers)
+        return _corpus_score(self._corpus_metrics[name], answers)
 
     def by_length(self) -> list[LengthGroup]:
-        """Return BLEU of the sentences with 1 to 5 words, 6 to 10, and so on (Bahdanau et al. 2015, figure 2)."""
+        """Return the first metric of sentences of 1 to 5 words, 6 to 10, and so on (Bahdanau et al. 2015, figure 2)."""
         groups: dict[int, list[_Answer]] = {}
         for answer in self.answers.values():
             groups.setdefault(max(len(answer.source.split()) - 1, 0) // LENGTH_STEP, []).append(answer)
@@ -108,26 +130,29 @@ class TextEvaluator(SampleEvaluator):
                 joined.append((before[0], max_words, before[2] + groups[number]))
             else:
                 joined.append((min_words, max_words, groups[number]))
-        return [LengthGroup(least, most, len(group), _score(self._bleu, group)) for least, most, group in joined]
+        name = self.reported[0]
+        return [LengthGroup(least, most, len(group), self._score(name, group)) for least, most, group in joined]
 
     def _table_lines(self) -> list[str]:
-        """The metrics, BLEU by length, some texts and the signatures."""
+        """The metrics, the first one by length, some texts and the signatures."""
+        digits = {"bleu": 2, "chrf": 2, "exact_match": 4}
+        scores = "   ".join(f"{METRICS[name]} {self.metrics[name]:.{digits[name]}f}" for name in self.reported)
+        places = digits[self.reported[0]] - 1
         lines = [
-            f"BLEU {self.metrics['bleu']:.2f}   chrF {self.metrics['chrf']:.2f}   "
-            f"exact match {self.metrics['exact_match']:.4f}   {len(self.answers)} sentences",
-            "BLEU by words of the source: "
-            + "   ".join(f"{g.min_words}-{g.max_words}: {g.bleu:.1f} ({g.count})" for g in self.by_length()),
+            f"{scores}   {len(self.answers)} sentences",
+            f"{self.per_class_metric} by words of the source: "
+            + "   ".join(f"{g.min_words}-{g.max_words}: {g.score:.{places}f} ({g.count})" for g in self.by_length()),
         ]
         for answer in list(self.answers.values())[:_NUM_EXAMPLES]:
             lines += [f"  {answer.source}", f"    got       {answer.text}", f"    reference {answer.references[0]}"]
-        return [*lines, f"BLEU {self._signatures[0]}", f"chrF {self._signatures[1]}"]
+        return [*lines, *(f"{METRICS[name]} {signature}" for name, signature in self._signatures.items())]
 
     def per_class(self) -> dict[str, float]:
-        """Return words of the source -> BLEU."""
-        return {f"{group.min_words} to {group.max_words} words": group.bleu for group in self.by_length()}
+        """Return words of the source -> the first metric."""
+        return {f"{group.min_words} to {group.max_words} words": group.score for group in self.by_length()}
 
     def write_results(self, path: str | Path) -> list[Path]:
-        """Write metrics and texts as JSON, the texts alone, a line each, and BLEU by length as a figure.
+        """Write metrics and texts as JSON, the texts alone, a line each, and the first metric by length as a figure.
 
         Returns:
             the files: `path`, NAME.txt and NAME_by_length.png for NAME.json.
@@ -135,15 +160,14 @@ class TextEvaluator(SampleEvaluator):
         path = Path(path)
         sentences = [{"index": index, **answer._asdict()} for index, answer in self.answers.items()]
         by_length = [
-            {"first": group.min_words, "last": group.max_words, "count": group.count, "bleu": group.bleu}
+            {"first": group.min_words, "last": group.max_words, "count": group.count, self.reported[0]: group.score}
             for group in self.by_length()
         ]
-        signatures = dict(zip(("bleu", "chrf"), self._signatures))
-        result = {**self.metrics, "signatures": signatures, "by_length": by_length, "sentences": sentences}
+        result = {**self.metrics, "signatures": self._signatures, "by_length": by_length, "sentences": sentences}
         path.write_text(json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8")
         texts, figure = path.with_suffix(".txt"), path.with_name(f"{path.stem}_by_length.png")
         texts.write_text("".join(f"{answer.text}\n" for answer in self.answers.values()), encoding="utf-8")
-        draw_bleu_by_length({path.stem: self.by_length()}, figure)
+        draw_by_length({path.stem: self.by_length()}, figure, metric=self.per_class_metric)
         return [path, texts, figure]
 
     def load_results(self, path: str | Path) -> None:
@@ -237,7 +261,7 @@ def _require_all(answers: Mapping[int, Any], dataset: Sized) -> None:
         raise DataError(f"{len(answers)} of the dataset's {len(dataset)} sentences were predicted; expected all.")
 
 
-def _score(metric: sacrebleu.BLEU | sacrebleu.CHRF, answers: Sequence[_Answer]) -> float:
+def _corpus_score(metric: sacrebleu.BLEU | sacrebleu.CHRF, answers: Sequence[_Answer]) -> float:
     """Score a corpus. sacrebleu wants the references by their number, and None where a sentence has fewer."""
     most = max(len(answer.references) for answer in answers)
     references = [
@@ -246,25 +270,28 @@ def _score(metric: sacrebleu.BLEU | sacrebleu.CHRF, answers: Sequence[_Answer]) 
     return metric.corpus_score([answer.text for answer in answers], references).score
 
 
-def draw_bleu_by_length(curves: Mapping[str, Sequence[LengthGroup]], path: str | Path) -> None:
-    """Save a PNG of BLEU by source length.
+def draw_by_length(
+    curves: Mapping[str, Sequence[LengthGroup]], path: str | Path, *, metric: str = METRICS["bleu"]
+) -> None:
+    """Save a PNG of a metric by source length.
 
     Args:
         curves: a model's name -> its groups.
         path: of the PNG.
+        metric: as it is printed.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     for name, groups in curves.items():
         middles = [(group.min_words + group.max_words) / 2 for group in groups]
-        axes.plot(middles, [group.bleu for group in groups], marker="o", label=name)
+        axes.plot(middles, [group.score for group in groups], marker="o", label=name)
     longest = max(curves.values(), key=len)
     ticks = [
         ((group.min_words + group.max_words) / 2, f"{group.min_words}-{group.max_words}\n({group.count})")
         for group in longest
     ]
     axes.set_xticks(*zip(*ticks))
-    axes.set(xlabel="words of the source (sentences)", ylabel="BLEU")
+    axes.set(xlabel="words of the source (sentences)", ylabel=metric)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
