@@ -13,7 +13,7 @@ import torch
 
 from vitkit import model_zoo
 from vitkit.errors import ConfigError, DataError, VitkitError, error_line
-from vitkit.inference import Predictor, Tiling
+from vitkit.inference import Loaded, Predictor, Tiling, Translator
 from vitkit.inference.ahead import map_ahead
 
 
@@ -130,6 +130,13 @@ def storage_error_line(error: BaseException) -> str | None:
 def is_override(text: str | None) -> bool:
     """Whether an argument is `key.sub=value` rather than a file."""
     return text is not None and "=" in text and not os.path.exists(text)
+
+
+def require_pictures(loaded: Loaded, name: str) -> None:
+    """Raise ConfigError if a model takes text, with the tool that it is for."""
+    if not isinstance(loaded, Predictor):
+        tool = "translate" if isinstance(loaded, Translator) else "generate"
+        raise ConfigError(f"{name}: reads text, not pictures. Use tools/{tool}.py.")
 
 
 def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import ModuleType
 
 from vitkit.errors import ConfigError
-from vitkit.inference import Predictor, load
+from vitkit.inference import Loaded, load
 from vitkit.logging import setup_logging
-from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, require_pictures, sort_model
 from vitkit.tools.demo_page import Demo, build_page, launch
 
 logger = logging.getLogger("vitkit")
@@ -92,10 +92,9 @@ def check_port(host: str, port: int) -> None:
         ) from error
 
 
-def check_model(predictor: object, name: str) -> None:
+def check_model(predictor: Loaded, name: str) -> None:
     """Raise ConfigError if a model does not answer to pictures."""
-    if not isinstance(predictor, Predictor):
-        raise ConfigError(f"{name}: reads text, not pictures. Use tools/translate.py.")
+    require_pictures(predictor, name)
     if predictor.sampling is not None:
         raise ConfigError(f"{name}: classifies videos, not pictures. Use tools/predict.py.")
 

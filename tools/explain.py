@@ -172,6 +172,8 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
     image = None if args.image is None else read_picture(args.image, args.points, data.max_image_pixels)
     dataset = data.dataset("val") if args.dataset else None
     predictor = load(config, weights, classes=None if dataset is None else dataset.classes, device=args.device)
+    if not isinstance(predictor, Predictor):
+        raise ConfigError(f"--image: {type(predictor.model).__name__} reads text, not pictures. Give a --text.")
     print(predictor.report)
     args.out.mkdir(parents=True, exist_ok=True)
     if image is not None:

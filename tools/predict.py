@@ -59,6 +59,7 @@ from vitkit.tools.common import (
     errors_in_one_line,
     readable,
     report_unreadable,
+    require_pictures,
     sort_model,
     tiling_of,
     unique_names,
@@ -116,8 +117,7 @@ def run(args: argparse.Namespace) -> None:
         device=args.device,
         precision="bf16" if args.half else "fp32",
     )
-    if not isinstance(predictor, Predictor):
-        raise ConfigError(f"{args.model}: reads text, not pictures. Use tools/translate.py.")
+    require_pictures(predictor, args.model)
     if predictor.sampling is not None:
         if tiling is not None:
             raise ConfigError("--tiles: the model classifies videos, which have no tiles.")

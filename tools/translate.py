@@ -21,37 +21,38 @@ from torch import nn
 
 from vitkit import build_model, load_weights
 from vitkit.checkpoint import read_checkpoint
-from vitkit.data.text.datasets import TextLines
-from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.errors import CheckpointError, DataError
 from vitkit.inference import find_trained
 from vitkit.inference.translator import translate
 from vitkit.logging import setup_logging
 from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis
 from vitkit.structures import EOS
 from vitkit.tools.common import add_device, errors_in_one_line
+from vitkit.tools.text_arguments import (
+    SAMPLING_OPTIONS,
+    add_lines,
+    add_sampling,
+    check_lines,
+    opened,
+    option_names,
+    read_lines,
+    report_unknown,
+)
 from vitkit.visualization.text import draw_alignment
 from vitkit.vocabulary import Vocabulary, vocabularies_from_json
-
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="the folder of a run, or its checkpoint")
     parser.add_argument("text", nargs="*", metavar="TEXT", help="sentences to translate")
-    parser.add_argument("--input", type=Path, help="a file with a sentence in each line, plain or gzip")
-    parser.add_argument("--output", type=Path, help="where to write (default: to the terminal)")
+    add_lines(parser)
     parser.add_argument("--beams", type=int, metavar="N", help="beam search with N beams (1: greedy)")
     parser.add_argument("--length-penalty", type=float, metavar="A", help="for beam search; 0 for none")
     parser.add_argument("--n-best", type=int, metavar="N", help="N translations of each line, with their scores")
     parser.add_argument("--max-length", type=int, metavar="T", help="tokens written at most")
     parser.add_argument("--sample", action="store_true", help="draw the tokens by their probability")
-    parser.add_argument(
-        "--temperature", type=float, metavar="T", help="for --sample: below 1, improbable tokens are rarer"
-    )
-    parser.add_argument("--top-k", type=int, metavar="K", help="for --sample: only the K most probable tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="for --sample: only the most probable that make up P")
-    parser.add_argument("--seed", type=int, metavar="S", help="for --sample: another seed draws other tokens")
+    add_sampling(parser, when="for --sample: ")
     parser.add_argument(
         "--attention",
         type=Path,
@@ -64,14 +65,13 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
-    if args.text and args.input:
-        parser.error("give either TEXT or --input FILE")
+    check_lines(parser, args)
     if args.max_source < 2:
         parser.error(f"--max-source {args.max_source}: expected at least 2, a token and the end of the sentence")
     if args.sample and args.beams is not None:
         parser.error("--sample and --beams: give one of them")
     if not args.sample and any(vars(args)[name] is not None for name in SAMPLING_OPTIONS):
-        parser.error(f"{', '.join('--' + name.replace('_', '-') for name in SAMPLING_OPTIONS)}: need --sample")
+        parser.error(f"{option_names(SAMPLING_OPTIONS)}: need --sample")
     return args
 
 
@@ -90,23 +90,15 @@ def run(args: argparse.Namespace) -> None:
     lines = read_lines(args)
     source = vocabularies["source"]
     encoded = [encode(line, number, source, args) for number, line in enumerate(lines, start=1)]
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-    output = args.output.open("w", encoding="utf-8") if args.output else sys.stdout
-    try:
+    with opened(args.output) as output:
         for number, hypotheses in translate(model, encoded, settings, attention=args.attention is not None):
             output.write(as_text(hypotheses, vocabularies["target"], args.n_best))
             if args.attention and hypotheses:
                 draw(hypotheses[0], encoded[number], vocabularies, numbered(args.attention, number, len(lines)))
-    finally:
-        if args.output:
-            output.close()
     empty = sum(not ids for ids in encoded)
     if empty:
         print(f"{empty} of {len(lines)} lines are empty: so are their translations", file=sys.stderr)
-    if source.unknown_count:
-        frequent = ", ".join(f"{token!r} {count}x" for token, count in source.unknown.most_common(10))
-        print(f"{source.unknown_count} characters or words are not in the vocabulary: {frequent}", file=sys.stderr)
+    report_unknown(source)
 
 
 def load_translator(path: str | Path) -> tuple[nn.Module, dict[str, Vocabulary]]:
@@ -118,6 +110,10 @@ def load_translator(path: str | Path) -> tuple[nn.Module, dict[str, Vocabulary]]
     path = find_trained(path).weights if Path(path).is_dir() else path
     checkpoint = read_checkpoint(path)
     vocabularies = vocabularies_from_json(checkpoint.get("vocabularies"))
+    if set(vocabularies) == {"target"}:
+        raise CheckpointError(
+            f"{path}: translates nothing: it writes one language. Use tools/generate.py or caption.py."
+        )
     if set(vocabularies) != {"source", "target"} or "config" not in checkpoint:
         raise CheckpointError(
             f"{path}: holds no config with vocabularies of two languages; expected a checkpoint that tools/train.py "
@@ -139,30 +135,6 @@ def decoding_settings(defaults: DecodingSettings, args: argparse.Namespace) -> D
     if args.sample:
         changes["method"] = "sample"
     return replace(defaults, **changes).with_hypotheses(1 if args.n_best is None else args.n_best, beams=args.beams)
-
-
-def read_lines(args: argparse.Namespace) -> Sequence[str]:
-    """The lines of TEXT, --input or standard input.
-
-    Raises:
-        DataError: there is nothing to read, or it is no UTF-8.
-    """
-    if args.text:
-        for number, text in enumerate(args.text, start=1):
-            if any("\ud800" <= character <= "\udfff" for character in text):  # bytes that Python could not decode
-                raise DataError(f"TEXT {number}: no UTF-8.")
-        return args.text
-    if args.input:
-        return TextLines(args.input)
-    if sys.stdin.isatty():
-        raise ConfigError("no text: give TEXT or --input FILE, or send the text by a pipe.")
-    lines = []
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            lines.append(line.decode("utf-8").rstrip("\r\n"))
-        except UnicodeDecodeError as error:
-            raise DataError(f"standard input, line {number}: no UTF-8 ({error.reason}).") from error
-    return lines
 
 
 def encode(line: str, number: int, vocabulary: Vocabulary, args: argparse.Namespace) -> list[int]:

@@ -28,6 +28,8 @@ SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 MASK_TOKEN = "<mask>"
 SPACE = "\u2581"
 """Stands for the space in front of a word, so that the tokens alone say how they are joined."""
+_HIDDEN = "\ufdd0"
+"""Stands for MASK_TOKEN while a text is split: no character of any text."""
 _RESERVED = "\0\u2585"
 """Lines that hold these are left out by sentencepiece, when it trains."""
 _WORDS = rf"{SPACE}?\w+|{SPACE}?[^\w{SPACE}]|{SPACE}"
@@ -173,6 +175,32 @@ class Vocabulary:
             if UNK in ids:
                 self.unknown.update(token.replace(SPACE, "") for token in split(text) if token not in self._ids)
         return encoded
+
+    def encode_masked(self, text: str) -> list[int]:
+        """`encode` a text in which MASK_TOKEN stands for each hidden token, the space before a word being part of it.
+
+        Raises:
+            ConfigError: the vocabulary has no mask token.
+        """
+        if self.mask_id is None:
+            raise ConfigError(f"the vocabulary has no {MASK_TOKEN}; expected that of a masked language model.")
+        if MASK_TOKEN not in text:
+            return self.encode(text)
+        text = _prepared(text.replace(_HIDDEN, "\ufffd").replace(MASK_TOKEN, _HIDDEN), self.lowercase)
+        if self._pieces is None:
+            tokens = (_words if self.kind == "word" else _characters)(text)
+        else:
+            # Unknown characters in a row are one piece.
+            pieces = self._pieces.encode(text, out_type=str)
+            tokens = [part for piece in pieces for part in re.findall(f"{SPACE}?{_HIDDEN}|[^{_HIDDEN}]+", piece)]
+            tokens = [token for token, after in zip(tokens, [*tokens[1:], ""]) if (token, after) != (SPACE, _HIDDEN)]
+        return [self.mask_id if token.lstrip(SPACE) == _HIDDEN else self._known_id(token) for token in tokens]
+
+    def _known_id(self, token: str) -> int:
+        """The id of a token; UNK, which is counted, where there is none."""
+        if token not in self._ids:
+            self.unknown[token.replace(SPACE, "")] += 1
+        return self._ids.get(token, UNK)
 
     def _split(self, text: str) -> list[str]:
         """Split into a language, if the text begins with one, and pieces."""

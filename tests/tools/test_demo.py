@@ -20,7 +20,7 @@ from PIL import Image
 from vitkit import build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
-from vitkit.inference import load
+from vitkit.inference import MaskFiller, Translator, load
 from vitkit.tools import demo
 from vitkit.tools.demo_page import HINT, Demo, Handlers, point_in, tasks_of, text_of
 from vitkit.vocabulary import Vocabulary
@@ -202,7 +202,9 @@ def test_a_busy_port_is_named_before_anything_is_loaded(free_port, capsys):
 
 def test_models_of_text_and_of_clips_are_sent_elsewhere():
     with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not pictures\. Use tools/translate\.py"):
-        demo.check_model(object(), "runs/x")
+        demo.check_model(object.__new__(Translator), "runs/x")
+    with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not pictures\. Use tools/generate\.py"):
+        demo.check_model(object.__new__(MaskFiller), "runs/x")
 
 
 @pytest.fixture

@@ -8,6 +8,10 @@ predictor = load("runs/detr_r50")                                 # a run, or it
 predictor("street.jpg").save("drawn.png")                         # one picture: a file, an address, an array, …
 for prediction in predictor("drive.mp4"):                         # many: a list, a folder, a pattern, a video, …
     print(prediction.names, prediction.scores)
+
+load("runs/translation")("twenty-one")                            # a Translator
+load("runs/language_model")("Ein Mann", decoding=dict(top_p=0.9)) # a TextContinuer of a decoder-only model
+load("runs/masked_language_model")("Ein <mask> läuft.")           # a MaskFiller of an encoder-only one
 """
 
 from vitkit.inference.inputs import (
@@ -20,7 +24,16 @@ from vitkit.inference.inputs import (
     read_frames,
     to_array,
 )
-from vitkit.inference.load import find_model, find_trained, find_weights, load, names_config_alone, trained_classes
+from vitkit.inference.language import Continuation, Filling, MaskFiller, TextContinuer
+from vitkit.inference.load import (
+    Loaded,
+    find_model,
+    find_trained,
+    find_weights,
+    load,
+    names_config_alone,
+    trained_classes,
+)
 from vitkit.inference.prediction import FIELDS, Prediction
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.tiles import Tiling
@@ -28,8 +41,13 @@ from vitkit.inference.translator import Translation, Translator
 
 __all__ = [
     "FIELDS",
+    "Continuation",
+    "Filling",
+    "Loaded",
+    "MaskFiller",
     "Prediction",
     "Predictor",
+    "TextContinuer",
     "Tiling",
     "Translation",
     "Translator",

@@ -34,6 +34,8 @@ from vitkit.inference.export_checks import (
 from vitkit.inference.export_graphs import Axes, ExportGraph, image_graph
 from vitkit.inference.export_text import text_graphs
 from vitkit.inference.exported import METADATA, ONNX_SUFFIX, PROGRAM_SUFFIX, open_exported, optional_module
+from vitkit.inference.language import LanguageModel
+from vitkit.inference.load import Loaded
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.translator import Translator
 from vitkit.seq2seq import TextGenerator
@@ -111,7 +113,7 @@ class ExportedPart:
 
 
 def export_model(
-    predictor: Predictor | Translator,
+    predictor: Loaded,
     out: Path,
     *,
     settings: ExportSettings,
@@ -187,13 +189,15 @@ def check_free(paths: Sequence[Path], settings: ExportSettings) -> None:
             raise ConfigError(f"export: {path} is there already. Choose another name by --out, or add --overwrite.")
 
 
-def parts_of(predictor: Predictor | Translator, settings: ExportSettings, pictures: Sequence[np.ndarray]) -> list[Part]:
+def parts_of(predictor: Loaded, settings: ExportSettings, pictures: Sequence[np.ndarray]) -> list[Part]:
     """Return the parts of a model, with what they are traced and compared on.
 
     Raises:
         ConfigError: none are defined for this kind of model.
     """
     model = predictor.model
+    if isinstance(predictor, LanguageModel):
+        raise ConfigError(f"export: no graph is defined for {type(model).__name__}. Choose another model.")
     if isinstance(predictor, Predictor) and predictor.sampling is not None:
         raise ConfigError(
             "export: the model classifies clips of videos, and a file takes pictures. Choose another model."

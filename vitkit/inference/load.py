@@ -20,13 +20,15 @@ from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference.exported import checkpoint_of, exported_model, is_exported
+from vitkit.inference.language import MaskFiller, TextContinuer
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.transformers_configs import check_architecture, config_of, lacks_tokens
 from vitkit.inference.translator import Translator
 from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
 from vitkit.ops.image_files import MAX_PIXELS
-from vitkit.registry import nearest
+from vitkit.registry import MODELS, nearest, parameters_of
+from vitkit.seq2seq import CausalLanguageModel, MaskedLanguageModel
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.vocabulary import vocabularies_from_json
 
@@ -35,6 +37,9 @@ RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
 CONFIG_SUFFIXES = (".py", ".json")
 WEIGHTS_SUFFIXES = (".pth", ".pt", ".pkl", ".npz", ".bin", ".safetensors")
 """A file that ends so is meant for weights, also if there is none."""
+
+Loaded = Predictor | Translator | TextContinuer | MaskFiller
+"""A model that is ready to use."""
 
 
 def load(
@@ -47,8 +52,8 @@ def load(
     device: str | torch.device = "cpu",
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     trust: bool = False,
-) -> Predictor | Translator:
-    """Load a trained model, ready to predict.
+) -> Loaded:
+    """Load a trained model, ready to predict, to translate, or to continue or fill text.
 
     Args:
         source: see `find_model`.
@@ -75,6 +80,8 @@ def load(
             "model (vitkit.inference.find_model) and load its weights (load_weights) to translate token ids."
         )
     if classes is None and not vocabularies:
+        if "target_vocabulary" in parameters_of(MODELS.resolve(config["model"], "model")[0]):
+            raise CheckpointError(f"{weights}: holds no vocabularies; expected a checkpoint that was trained on text.")
         classes, trained_things = _trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things
         _check_things(name, weights, config, things)
@@ -85,6 +92,10 @@ def load(
         report = load_weights(model, weights, classes=classes)
     if "source" in vocabularies:
         return Translator(model.to(device), vocabularies, report=report)
+    if isinstance(model, CausalLanguageModel):
+        return TextContinuer(model.to(device), vocabularies, report=report)
+    if isinstance(model, MaskedLanguageModel):
+        return MaskFiller(model.to(device), vocabularies, report=report)
     return Predictor(
         model.to(device),
         classes or (),

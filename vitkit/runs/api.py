@@ -16,7 +16,7 @@ from vitkit.engine.checkpoints import BEST_NAME, CONFIG_NAME, LAST_NAME
 from vitkit.engine.hooks import Interrupted
 from vitkit.engine.run_folder import check_resumable
 from vitkit.errors import ConfigError
-from vitkit.inference import Predictor, Tiling, Translator, find_trained, load
+from vitkit.inference import Loaded, Tiling, find_trained, load
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.runs.testing import Evaluated, evaluate_config
 from vitkit.runs.training import train_config
@@ -39,7 +39,7 @@ class Run:
         """The checkpoint of the best evaluation; of the last step where there is none."""
         return next(self.path / name for name in (BEST_NAME, LAST_NAME) if (self.path / name).is_file())
 
-    def load(self, *, device: str | torch.device = "cpu") -> Predictor | Translator:
+    def load(self, *, device: str | torch.device = "cpu") -> Loaded:
         """Load these weights, ready to predict; see `vitkit.load`."""
         return load(self.path, device=device, trust=True)
 

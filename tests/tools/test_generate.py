@@ -1,0 +1,134 @@
+"""Text continued and masks filled on the command line."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from vitkit import build_model
+from vitkit.checkpoint import save_checkpoint
+from vitkit.inference import MaskFiller, TextContinuer, load
+from vitkit.tools import explain, export, generate, predict, translate
+from vitkit.vocabulary import Vocabulary
+
+SMALL = dict(d_model=16, num_heads=2, d_ffn=16, num_layers=1, max_length=40)
+WORDS = Vocabulary.train("word", ["one two three four five six seven eight ."], mask=True)
+KINDS = {"CausalLanguageModel": ("target",), "MaskedLanguageModel": ("target",), "Transformer": ("source", "target")}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    """Kind -> a checkpoint of random weights, as a run leaves it."""
+    torch.manual_seed(0)
+    paths = {}
+    for kind, sides in KINDS.items():
+        spec = dict(type=kind, **SMALL)
+        model = build_model(spec, vocabularies=dict.fromkeys(sides, WORDS))
+        paths[kind] = str(tmp_path_factory.mktemp("run") / f"{kind}.pth")
+        content = {"model": model.state_dict(), "config": json.dumps({"model": spec})}
+        save_checkpoint(Path(paths[kind]), content | {"vocabularies": dict.fromkeys(sides, WORDS.to_json())})
+    return paths
+
+
+@pytest.fixture
+def generated(models, capsys):
+    def call(*arguments, kind="CausalLanguageModel"):
+        limit = ("--max-length", "6") if kind == "CausalLanguageModel" else ()
+        generate.main([models[kind], "--device", "cpu", *limit, *arguments])
+        return capsys.readouterr()
+
+    return call
+
+
+def fails(tool, *arguments) -> str:
+    with pytest.raises(SystemExit) as error:
+        tool.main(list(arguments))
+    return str(error.value)
+
+
+def test_a_line_for_each_text_from_arguments_a_file_and_a_pipe(generated, models, monkeypatch, tmp_path):
+    printed = generated("two one", "", "four €")
+    lines = printed.out.splitlines()
+    assert len(lines) == 3 and lines[0].startswith("two one") and lines[2].startswith("four €")
+    assert "1 characters or words are not in the vocabulary: '€' 1x" in printed.err
+    model = load(models["CausalLanguageModel"])
+    assert isinstance(model, TextContinuer) and model("two one", decoding=dict(max_length=6))[0].text == lines[0]
+    (tmp_path / "in.txt").write_text("two one\n\nfour €\n", encoding="utf-8")
+    generated("--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "new" / "out.txt"))
+    assert (tmp_path / "new" / "out.txt").read_text(encoding="utf-8") == printed.out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("two one\n\nfour €".encode())))
+    assert generated().out == printed.out
+
+
+def test_how_tokens_are_chosen(generated):
+    greedy = generated("two one").out
+    assert generated("two one", "--greedy").out == generated("two one", "--temperature", "0").out == greedy
+    assert generated("two one", "--top-k", "1").out == greedy
+    drawn = [generated("two one", "--temperature", "2", "--seed", seed).out for seed in "334"]
+    assert drawn[0] == drawn[1] != drawn[2]
+    best = generated("two one", "--beams", "3", "--n-best", "2").out.splitlines()
+    scores = [float(line.split("\t")[0]) for line in best[:2]]
+    assert scores == sorted(scores, reverse=True) and best[2] == "" and len(best) == 3
+    assert len(generated("two", "--top-p", "0.9", "--n-best", "3").out.splitlines()) == 4
+
+
+def test_candidates_at_each_mask(generated, models):
+    lines = generated("one <mask> <mask>.", "--n-best", "2", kind="MaskedLanguageModel").out.splitlines()
+    assert [line == "" for line in lines] == [False, False, True, False, False, True]
+    probability, token, text = lines[0].split("\t")
+    model = load(models["MaskedLanguageModel"])
+    best = model("one <mask> <mask>.")[0][0]
+    assert isinstance(model, MaskFiller) and (token, text) == (best.token, best.text)
+    assert float(probability) == pytest.approx(best.probability, abs=1e-4)
+    assert len(generated("<mask>", kind="MaskedLanguageModel").out.splitlines()) == 5 + 1
+
+
+def test_other_models_and_tools_are_named(models):
+    assert "Transformer translates text. Use tools/translate.py" in fails(generate, models["Transformer"], "one")
+    for kind in ("CausalLanguageModel", "MaskedLanguageModel"):
+        assert "Use tools/generate.py" in fails(translate, models[kind], "one")
+        message = fails(predict, models[kind], "--input", __file__, "--device", "cpu")
+        assert "reads text, not pictures. Use tools/generate.py" in message
+        assert f"no graph is defined for {kind}" in fails(export, models[kind], "--out", "never.onnx")
+    message = fails(generate, models["MaskedLanguageModel"], "<mask>", "--top-p", "0.9", "--max-length", "3")
+    assert "--top-p, --max-length: for decoder-only models, and this one fills masks. Use --n-best" in message
+    assert "has no mask" in fails(generate, models["MaskedLanguageModel"], "one")
+    assert "decoding.top_p: got 2.0" in fails(generate, models["CausalLanguageModel"], "one", "--top-p", "2")
+
+
+def test_a_checkpoint_without_vocabulary_and_a_config_without_weights(models, tmp_path):
+    content = torch.load(models["CausalLanguageModel"], weights_only=True)
+    del content["vocabularies"]
+    torch.save(content, tmp_path / "a.pth")
+    assert "a.pth: holds no vocabularies; expected a checkpoint that was" in fails(generate, str(tmp_path / "a.pth"))
+    assert "a config has no weights" in fails(generate, "language_model_causal_multi30k", "one")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--beams", "2", "--top-k", "3"), "--beams, --top-k: give one way to choose tokens"),
+        (("--greedy", "--seed", "1"), "--greedy, --seed: give one way to choose tokens"),
+        (("--greedy", "--n-best", "2"), "--n-best 2: the most probable tokens make one text"),
+        (("--input", "a.txt"), "give either TEXT or --input FILE"),
+    ],
+)
+def test_arguments_that_contradict_each_other(arguments, message, capsys):
+    assert fails(generate, "model.pth", "one", *arguments) == "2"
+    assert message in capsys.readouterr().err
+
+
+def test_a_picture_of_a_model_that_reads_text_has_no_meaning(models, tmp_path):
+    config = tmp_path / "lm.py"
+    config.write_text(
+        f"def config():\n    return dict(model=dict(type='CausalLanguageModel', **{SMALL}), data=dict(val=dict("
+        "type='NumberWords', num_pairs=4, split='val')))\n"
+    )
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    picture = ("--image", str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--device", "cpu")
+    message = fails(explain, str(config), models["CausalLanguageModel"], *picture)
+    assert "--image: CausalLanguageModel reads text, not pictures. Give a --text." in message

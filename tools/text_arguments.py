@@ -1,0 +1,86 @@
+"""What tools of text share: lines in, lines out, and how tokens are drawn."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from vitkit.data.text.datasets import TextLines
+from vitkit.errors import ConfigError, DataError
+from vitkit.vocabulary import Vocabulary
+
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
+
+
+def add_lines(parser: argparse.ArgumentParser) -> None:
+    """Add --input and --output."""
+    parser.add_argument("--input", type=Path, help="a file with a text in each line, plain or gzip")
+    parser.add_argument("--output", type=Path, help="where to write (default: to the terminal)")
+
+
+def check_lines(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End with a usage error if text is given twice."""
+    if args.text and args.input:
+        parser.error("give either TEXT or --input FILE")
+
+
+def add_sampling(parser: argparse.ArgumentParser, *, when: str = "") -> None:
+    """Add SAMPLING_OPTIONS, whose help begins with `when`."""
+    options = (
+        ("--temperature", float, "T", "below 1, improbable tokens are rarer"),
+        ("--top-k", int, "K", "only the K most probable tokens"),
+        ("--top-p", float, "P", "only the most probable tokens that make up P"),
+        ("--seed", int, "S", "another seed draws other tokens"),
+    )
+    for name, type_, metavar, text in options:
+        parser.add_argument(name, type=type_, metavar=metavar, help=when + text)
+
+
+def option_names(names: Iterable[str]) -> str:
+    """Return arguments as they are typed: "--top-k, --top-p"."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+def read_lines(args: argparse.Namespace) -> Sequence[str]:
+    """Return the lines of TEXT, --input or standard input.
+
+    Raises:
+        ConfigError: there is nothing to read.
+        DataError: it is no UTF-8.
+    """
+    if args.text:
+        for number, text in enumerate(args.text, start=1):
+            if any("\ud800" <= character <= "\udfff" for character in text):  # bytes that Python could not decode
+                raise DataError(f"TEXT {number}: no UTF-8.")
+        return args.text
+    if args.input:
+        return TextLines(args.input)
+    if sys.stdin.isatty():
+        raise ConfigError("no text: give TEXT or --input FILE, or send the text by a pipe.")
+    lines = []
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            lines.append(line.decode("utf-8").rstrip("\r\n"))
+        except UnicodeDecodeError as error:
+            raise DataError(f"standard input, line {number}: no UTF-8 ({error.reason}).") from error
+    return lines
+
+
+@contextmanager
+def opened(path: Path | None) -> Iterator[TextIO]:
+    """Open a file to write text into, in a folder that is made; None: standard output."""
+    if path is None:
+        yield sys.stdout
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        yield file
+
+
+def report_unknown(vocabulary: Vocabulary) -> None:
+    """Say on standard error what the vocabulary did not know."""
+    if vocabulary.unknown_count:
+        frequent = ", ".join(f"{token!r} {count}x" for token, count in vocabulary.unknown.most_common(10))
+        print(f"{vocabulary.unknown_count} characters or words are not in the vocabulary: {frequent}", file=sys.stderr)
