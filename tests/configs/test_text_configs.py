@@ -13,6 +13,7 @@ from vitkit.seq2seq import Captioner
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRANSLATION = (
     "quickstart/translation",
+    "quickstart/prefix_language_model",
     "translation_rnn_multi30k",
     "translation_rnnsearch_multi30k",
     "translation_transformer_multi30k",

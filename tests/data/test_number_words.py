@@ -1,6 +1,12 @@
 import pytest
 
-from vitkit.data.synthetic.number_words import NumberWords, english_number, german_number, is_training_number
+from vitkit.data.synthetic.number_words import (
+    NumberTasks,
+    NumberWords,
+    english_number,
+    german_number,
+    is_training_number,
+)
 from vitkit.errors import ConfigError
 
 NUMBERS = {
@@ -72,3 +78,16 @@ def test_too_many_numbers_are_refused():
         NumberWords(60000)
     with pytest.raises(ConfigError, match=r"split: got 'test'; expected 'train' or 'val'"):
         NumberWords(5, split="test")
+
+
+def test_tasks_go_both_ways_and_are_named_in_the_source():
+    dataset = NumberTasks(4, split="val", vocabulary=dict(kind="char"))
+    assert list(dataset.numbers) == list(NumberWords(4, split="val").numbers)
+    for index, number in enumerate(dataset.numbers.tolist()):
+        target = dataset[index]["target"]
+        english, german = english_number(number), german_number(number)
+        if index % 2:
+            expected = f"translate German to English: {german}", [english]
+        else:
+            expected = f"translate English to German: {english}", [german]
+        assert (target["source_text"], target["references"]) == expected

@@ -14,12 +14,13 @@ SPECS = {
     "RNNTranslator": dict(type="RNNTranslator", d_embedding=8, d_hidden=8),
     "CausalLanguageModel": dict(type="CausalLanguageModel", **SMALL),
     "MaskedLanguageModel": dict(type="MaskedLanguageModel", **SMALL),
+    "PrefixLanguageModel": dict(type="PrefixLanguageModel", **SMALL),
 }
 
 
 def text_model(name: str) -> tuple[torch.nn.Module, dict[str, Vocabulary]]:
     torch.manual_seed(0)
-    sides = ("target",) if "Language" in name else ("source", "target")
+    sides = ("target",) if name in ("CausalLanguageModel", "MaskedLanguageModel") else ("source", "target")
     vocabularies = dict.fromkeys(sides, WORDS)
     return build_model(SPECS[name], vocabularies=vocabularies).eval(), vocabularies
 
@@ -31,18 +32,21 @@ def text_model(name: str) -> tuple[torch.nn.Module, dict[str, Vocabulary]]:
         ("RNNTranslator", {"cross": 1}),
         ("CausalLanguageModel", {"decoder": 2}),
         ("MaskedLanguageModel", {"encoder": 2}),
+        ("PrefixLanguageModel", {"decoder": 2}),
     ],
 )
 def test_rows_and_columns_are_the_tokens_and_sum_to_one(name, kinds):
     model, vocabularies = text_model(name)
-    if name in ("Transformer", "RNNTranslator"):
+    if "source" in vocabularies:
         model.decoding = DecodingSettings(max_length=4)
     attention = text_attention(model, vocabularies, "two one")
     assert {layer.kind for layer in attention.layers} == set(kinds)
     for layer in attention.layers:
         assert layer.weights.shape[1:] == (len(layer.rows), len(layer.columns))
         assert torch.allclose(layer.weights.sum(-1), torch.ones(layer.weights.shape[:2]))
-        assert layer.kind != "decoder" or (layer.weights.triu(1) == 0).all()
+        prefix = 3 if name == "PrefixLanguageModel" else 0  # two words and EOS
+        assert layer.kind != "decoder" or (layer.weights.triu(1)[:, prefix:] == 0).all()
+        assert not prefix or (layer.rows[:prefix] == ["▁two", "▁one", "</s>"] and (layer.weights[:, 0, :3] > 0).all())
     assert {kind: len(attention.of_kind(kind)) for kind in kinds} == kinds
     for step in attention.expected:
         assert len(step.tokens) == 5 and list(step.probabilities) == sorted(step.probabilities, reverse=True)

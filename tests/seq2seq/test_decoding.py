@@ -27,6 +27,7 @@ BUILDERS = {
     ),
     "rnn": lambda: make("RNNTranslator", **SIZES, attention=None, d_embedding=16, d_hidden=24, cell="lstm"),
     "rnnsearch": lambda: make("RNNTranslator", **SIZES, d_embedding=16, d_hidden=24, num_layers=2),
+    "prefix": lambda: make("PrefixLanguageModel", **SIZES, **SMALL),
 }
 LENGTHS = [9, 4, 1, 7, 6, 6]
 
@@ -36,8 +37,9 @@ def model(request):
     torch.manual_seed(1)
     model = BUILDERS[request.param]().eval()
     # Sharper than at random, so that no two continuations are equally good but for rounding.
-    output = getattr(model.decoder, "output", None)
-    (model.decoder.embedding if output is None else output).weight.data.mul_(3)
+    decoder = getattr(model, "decoder", model)
+    output = getattr(decoder, "output", None)
+    (decoder.embedding if output is None else output).weight.data.mul_(3)
     return model
 
 

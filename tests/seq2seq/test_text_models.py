@@ -7,6 +7,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import MODELS
+from vitkit.seq2seq.language_models import prefix_mask
 from vitkit.structures import BOS, EOS, PAD
 from vitkit.vocabulary import Vocabulary
 
@@ -25,6 +26,7 @@ TRANSLATORS = {
     "rnn, lstm": lambda: make("RNNTranslator", **SIZES, **RNN, attention=None, **LSTM, bidirectional=True),
     **{score: lambda score=score: make("RNNTranslator", **SIZES, **RNN, attention=score) for score in SCORES},
     "rnnsearch, lstm": lambda: make("RNNTranslator", **SIZES, **RNN, **LSTM),
+    "prefix": lambda: make("PrefixLanguageModel", **SIZES, **SMALL),
 }
 LENGTHS = torch.tensor([7, 2, 5])
 
@@ -182,6 +184,51 @@ def test_a_causal_model_sees_only_what_is_before():
         a, b = (model(t)["logits"] for t in (tokens, changed))
     torch.testing.assert_close(a[:, :5], b[:, :5])
     assert not torch.allclose(a[:, 5:], b[:, 5:])
+
+
+class TestPrefixLanguageModel:
+    def test_the_mask_is_full_in_the_prefix_and_causal_after_it(self):
+        padding = torch.tensor([[False, False, False], [False, False, True]])
+        expected = torch.tensor(
+            [  # 1 = masked; three tokens of the source, then two of the target
+                [[0, 0, 0, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]],
+                [[0, 0, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 1, 0, 1], [0, 0, 1, 0, 0]],
+            ]
+        )
+        assert torch.equal(prefix_mask(padding, 2), expected.bool())
+
+    def test_a_token_of_the_prefix_attends_forward_and_no_token_to_what_is_hidden(self, texts):
+        model = make("PrefixLanguageModel", **SIZES, **SMALL).eval()
+        source, padding, target_in = texts
+        with torch.no_grad(), AttentionRecorder(model) as maps:
+            model(source, padding, target_in)
+        assert len(maps) == 2
+        hidden = prefix_mask(padding, 6)[:, None].expand(-1, 2, -1, -1)
+        for (weights,) in maps.values():
+            assert (weights[0, :, 0, 1:7] > 0).all()
+            assert not weights.masked_select(hidden).any() and (weights.masked_select(~hidden) > 0).all()
+
+    def test_later_words_of_the_source_change_earlier_ones_and_those_of_the_target_do_not(self, texts):
+        model = make("PrefixLanguageModel", **SIZES, **SMALL).eval()
+        source, padding, target_in = texts
+        encoded = []
+        model.stack.layers[0].register_forward_hook(lambda module, args, out: encoded.append(out[0]))
+        with torch.no_grad():
+            for last, target in ((5, 6), (9, 6), (5, 9)):
+                source[0, 6], target_in[0, 5] = last, target
+                model(source, padding, target_in)
+        assert not torch.allclose(encoded[0][0], encoded[1][0])
+        torch.testing.assert_close(encoded[0][:-1], encoded[2][:-1])
+
+    def test_one_vocabulary_is_needed(self):
+        a, b = (Vocabulary.train("word", [text]) for text in ("a b", "a c"))
+        make("PrefixLanguageModel", source_vocabulary=a, target_vocabulary=a, **SMALL)
+        for vocabularies in (
+            dict(source_vocabulary=a, target_vocabulary=b),
+            dict(source_size=SIZE, target_size=SIZE + 1),
+        ):
+            with pytest.raises(ConfigError, match="one text, and have different vocabularies here; expected one"):
+                make("PrefixLanguageModel", **vocabularies, **SMALL)
 
 
 class TestMaskedLanguageModel:

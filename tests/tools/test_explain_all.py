@@ -81,6 +81,7 @@ DECODED = {"decoder_heads", "decoder_arcs"}
 TEXTS = {
     "CausalLanguageModel": (LAYERS, DECODED | {"positions", "next_tokens", "beams"}),
     "MaskedLanguageModel": (LAYERS, ENCODED | {"positions", "next_tokens"}),
+    "PrefixLanguageModel": (LAYERS, DECODED | {"positions", "next_tokens", "beams"}),
     "RNNTranslator": (dict(d_embedding=8, d_hidden=8), {"cross_heads", "cross_arcs", "next_tokens", "beams"}),
     "Transformer": (LAYERS, ENCODED | DECODED | {"cross_heads", "cross_arcs", "positions", "next_tokens", "beams"}),
 }
@@ -170,7 +171,8 @@ def test_models_of_text(name, unsaved, tmp_path):
     torch.manual_seed(0)
     spec, expected = TEXTS[name]
     words = Vocabulary.train("word", ["a b c"], mask=True)
-    vocabularies = dict.fromkeys(("target",) if "Language" in name else ("source", "target"), words)
+    of_one_text = name in ("CausalLanguageModel", "MaskedLanguageModel")
+    vocabularies = dict.fromkeys(("target",) if of_one_text else ("source", "target"), words)
     spec = spec if name == "RNNTranslator" else dict(spec, num_layers=1)
     model = build_model(dict(type=name, **spec), vocabularies=vocabularies).eval()
     args = arguments(tmp_path)
@@ -182,7 +184,7 @@ def test_models_of_text(name, unsaved, tmp_path):
         list(draw_text(model, text_attention(model, vocabularies, args.text), tmp_path / "p", args))
         if "beams" in expected:
             ids = torch.tensor([words.encode(args.text)])
-            inputs = {"tokens": ids} if "Language" in name else {"source": ids}
+            inputs = {"tokens": ids} if of_one_text else {"source": ids}
             draw_tree(model, words, inputs, tmp_path / "p", args)
 
     check(draw, expected, tmp_path)

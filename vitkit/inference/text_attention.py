@@ -8,17 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitkit.checkpoint import load_weights
 from vitkit.errors import ConfigError
-from vitkit.inference.load import load, own_checkpoint
-from vitkit.inference.translator import Translator
-from vitkit.models import build_model
+from vitkit.inference.load import load
+from vitkit.inference.predictor import Predictor
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.seq2seq import Captioner
 from vitkit.seq2seq.decoding import Decodable, DecodingSettings, State, decode
-from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
+from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel, PrefixLanguageModel
 from vitkit.structures import BOS, EOS
-from vitkit.vocabulary import Vocabulary, vocabularies_from_json
+from vitkit.vocabulary import Vocabulary
 
 
 class TextLayer(NamedTuple):
@@ -61,15 +59,10 @@ def load_text_model(
     config: Mapping[str, Any], weights: str | Path, *, device: str = "cpu"
 ) -> tuple[nn.Module, dict[str, Vocabulary]]:
     """Load a translation or a language model with its vocabularies, "source" and "target" or the latter alone."""
-    vocabularies = vocabularies_from_json(own_checkpoint(weights).get("vocabularies") or {})
-    if set(vocabularies) == {"target"}:
-        model = build_model(config["model"], vocabularies=vocabularies)
-        load_weights(model, weights)
-        return model.eval().to(device), vocabularies
-    translator = load(config, weights, device=device)
-    if not isinstance(translator, Translator):
-        raise ConfigError(f"--text: {type(translator.model).__name__} reads no text; give a picture by --image.")
-    return translator.model, translator.vocabularies
+    loaded = load(config, weights, device=device)
+    if isinstance(loaded, Predictor):
+        raise ConfigError(f"--text: {type(loaded.model).__name__} reads no text; give a picture by --image.")
+    return loaded.model, loaded.vocabularies
 
 
 @torch.no_grad()
@@ -105,7 +98,9 @@ def text_attention(
         # Called as a whole, a masked language model would mask some of the tokens.
         logits = model.predict(batch(ids)) if isinstance(model, MaskedLanguageModel) else model(**inputs)["logits"]
     expected = most_probable(logits[0], target, ids, num_expected)
-    return TextAttention(_layers(model, maps, target.token_texts(ids), source), expected)
+    # The source of a prefix language model stands in one sequence with what follows it.
+    tokens = [*(source if isinstance(model, PrefixLanguageModel) else ()), *target.token_texts(ids)]
+    return TextAttention(_layers(model, maps, tokens, source), expected)
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import Decodable, DecodingSettings, Hypothesis, State, TextGenerator, decode
-from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
+from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel, PrefixLanguageModel
 from vitkit.seq2seq.rnn import RNNTranslator
 from vitkit.seq2seq.show_attend_tell import ShowAttendTell
 from vitkit.seq2seq.transformer import TextDecoder, Transformer
@@ -15,6 +15,7 @@ __all__ = [
     "DecodingSettings",
     "Hypothesis",
     "MaskedLanguageModel",
+    "PrefixLanguageModel",
     "RNNTranslator",
     "ShowAttendTell",
     "State",

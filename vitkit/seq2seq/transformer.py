@@ -225,7 +225,7 @@ class Transformer(TextGenerator):
         source_size = vocabulary_size("source", source_vocabulary, source_size)
         target_size = vocabulary_size("target", target_vocabulary, target_size)
         if shared_embeddings and (
-            source_size != target_size or _tokens(source_vocabulary) != _tokens(target_vocabulary)
+            source_size != target_size or not have_same_tokens(source_vocabulary, target_vocabulary)
         ):
             raise ConfigError(
                 f"model.shared_embeddings: the source has {source_size} tokens and the target {target_size}; expected "
@@ -269,9 +269,9 @@ class Transformer(TextGenerator):
         return self.decoder.step(tokens, state, with_attention=with_attention)
 
 
-def _tokens(vocabulary: Vocabulary | None) -> list[str] | None:
-    """Two vocabularies of the same tokens may split text into them by models of their own, as Marian's do."""
-    return None if vocabulary is None else vocabulary.tokens
+def have_same_tokens(a: Vocabulary | None, b: Vocabulary | None) -> bool:
+    """Return whether two vocabularies have the same tokens; they may split text by models of their own, as Marian's."""
+    return (None if a is None else a.tokens) == (None if b is None else b.tokens)
 
 
 # Table 3 of the paper; big has dropout 0.3 for English-German and 0.1 for English-French (section 6.1).

@@ -105,6 +105,61 @@ class NumberWords(SentencePairs):
         super().__init__(sources, targets, vocabulary, max_length=max_length)
 
 
+TASKS = (
+    ("translate English to German", english_number, german_number),
+    ("translate German to English", german_number, english_number),
+)
+"""What a source begins with, how the rest of it is written, and how the target is."""
+
+
+@DATASETS.register
+class NumberTasks(SentencePairs):
+    """Numbers in words as text to text: a source begins with its task, in words (Raffel et al. 2020, section 2.4).
+
+    A sample is "translate English to German: twenty-one" and "einundzwanzig", the next one has the other direction.
+
+    Args:
+        num_pairs, split, vocabulary, max_length: see NumberWords.
+    Raises:
+        ConfigError: num_pairs is out of range, or the split is unknown.
+    """
+
+    noun = "tasks"
+
+    def __init__(
+        self,
+        num_pairs: int,
+        *,
+        split: Literal["train", "val"] = "train",
+        vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
+        max_length: int = 256,
+    ):
+        self.numbers = _draw(num_pairs, split)
+        super().__init__(_TaskSources(self.numbers), _TaskTargets(self.numbers), vocabulary, max_length=max_length)
+
+
+class _TaskSources(Sequence[str]):
+    """What to do with each number, written on access."""
+
+    def __init__(self, numbers: np.ndarray):
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> str:
+        task, write, _ = TASKS[index % len(TASKS)]
+        return f"{task}: {write(int(self.numbers[index]))}"
+
+
+class _TaskTargets(_TaskSources):
+    """What is to come out."""
+
+    def __getitem__(self, index: int) -> str:
+        _, _, write = TASKS[index % len(TASKS)]
+        return write(int(self.numbers[index]))
+
+
 class _NumberTexts(Sequence[str]):
     """Numbers in words, written on access."""
 
