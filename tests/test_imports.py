@@ -37,11 +37,12 @@ BESIDE = {  # what stands beside that line, and the parts that each may import
     "engine": {*BOTTOM, "ops", "kernels", "nn"},
     "visualization": {*BOTTOM, "ops", "nn"},
     "analysis": {*BOTTOM, "kernels", "nn"},
+    "report": {*BOTTOM, "ops", "evaluation", "visualization"},
     # At the top: each uses whatever it needs.
     "inference": {*LEVEL, "data", "engine", "evaluation", "visualization", "model_zoo"},
     "doctor": {*LEVEL, "data", "engine", "analysis"},
     # Builds what a config names, and hands it to the engine.
-    "runs": {*LEVEL, "data", "engine", "evaluation", "visualization", "inference"},
+    "runs": {*LEVEL, "data", "engine", "evaluation", "visualization", "inference", "report"},
 }
 
 

@@ -11,6 +11,7 @@ Examples:
     python tools/test.py configs/camvid/mask2former.py runs/mask2former/best.pth --tta    (several sizes, mirrored)
     python tools/test.py runs/roofs --tiles 800    (images much larger than those it was trained on)
     python tools/test.py configs/bccd/detr.py runs/detr/best.pth --per-class --per-size --thresholds --confusion 0.4
+    python tools/test.py runs/detr --report report.html    (a page: numbers with intervals, curves, errors, pictures)
 """
 
 import argparse
@@ -35,6 +36,7 @@ from vitkit.logging import setup_logging
 from vitkit.models.tta import SCALES
 from vitkit.protocols import FindsThresholds, HasDetails, LoadsResults, NamesPerClassMetric
 from vitkit.registry import EVALUATORS
+from vitkit.report import write_report
 from vitkit.runs.testing import evaluate_config
 from vitkit.tools.common import add_device, add_model, add_tiles, add_trust, errors_in_one_line, sort_model, tiling_of
 
@@ -78,6 +80,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--iou", type=float, default=MATCHED, help="the least IoU of a match for these two (0.5)")
     parser.add_argument("--out", type=Path, help="where to write the results (default: results.json in this folder)")
+    parser.add_argument("--report", type=Path, metavar="HTML", help="write a page with numbers, curves and pictures")
     add_trust(parser)
     add_device(parser)
     parser.add_argument("--print-config", action="store_true", help="print every value and where it was set, and stop")
@@ -134,6 +137,7 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace, device: t
     if "nll" in metrics:
         print(f"token accuracy {metrics['token_accuracy']:.4f}   perplexity {perplexity(metrics['nll']):.3f}")
     print(f"results are in {', '.join(map(str, result.write(out)))}")
+    report(result.evaluator, args)
     print(f"{1e3 * result.seconds_per_sample:.1f} ms per {result.sample} on {device.type}")
 
 
@@ -149,6 +153,16 @@ def score(config: Config, args: argparse.Namespace) -> None:
         evaluator.load_results(args.eval_only)
         evaluator.compute()
         show(evaluator, args)
+        report(evaluator, args)
+
+
+def report(evaluator: Any, args: argparse.Namespace) -> None:
+    """Write the report that was asked for."""
+    if args.report is None:
+        return
+    facts = {"model": str(args.model), "results": str(args.eval_only or args.weights or "predicted now")}
+    path = write_report(evaluator, args.report, title=args.report.stem, facts=facts)
+    print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
 def show(evaluator: Any, args: argparse.Namespace) -> None:

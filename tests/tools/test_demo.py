@@ -2,19 +2,18 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
 import tempfile
 import threading
 import urllib.request
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from browser import chromium
 from PIL import Image
 
 from vitkit import build_model, load_config
@@ -267,17 +266,6 @@ def test_the_page_is_served_here_alone_and_ends_at_ctrl_c(served, capsys):
     assert "fonts.googleapis.com" not in html and '<script src="http' not in html
     printed = capsys.readouterr().out
     assert "in a browser on this machine; ctrl-C ends it" in printed and printed.endswith("ended\n")
-
-
-def chromium() -> str | None:
-    """The browser: what VITKIT_CHROMIUM names, one of the system's, or playwright's own."""
-    names = (os.environ.get("VITKIT_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found is None:
-        playwright = pytest.importorskip("playwright.sync_api")
-        with playwright.sync_playwright() as started:
-            found = started.chromium.executable_path
-    return found if Path(found).exists() else None
 
 
 def visit_page(address, browser_path, picture, shots):

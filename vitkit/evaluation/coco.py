@@ -16,6 +16,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.detection_report import best_row
+from vitkit.evaluation.detection_statistics import DetectionStatistics
 from vitkit.ops.coco_schema import raise_faults, result_faults
 from vitkit.ops.segmentations import encode_segmentation
 from vitkit.protocols import HasCategoryIds, HasGroundTruth, HasImageIds
@@ -191,6 +192,15 @@ class CocoEvaluator(SampleEvaluator):
             for annotation in evaluation.cocoGt.dataset["annotations"]
             if category_id is None or annotation["category_id"] == category_id
         )
+
+    def statistics(self, iou_type: str | None = None) -> DetectionStatistics:
+        """Return what each image adds to the metrics of the last `compute()`.
+
+        Args:
+            iou_type: None: of masks if they were evaluated, else of boxes.
+        """
+        evaluation = self._evaluations[iou_type or ("segm" if "segm" in self.iou_types else "bbox")]
+        return DetectionStatistics(evaluation, self._category_ids.tolist(), self.dataset.classes)
 
     def score_thresholds(self) -> ScoreThresholds | None:
         """Return the scores with the highest F1 in the last `compute()`, over all classes and of each class.

@@ -192,22 +192,48 @@ def confusion_matrix(
     for image in truth["images"]:
         image_predictions, image_objects = predictions[image["id"]], objects[image["id"]]
         overlaps, crowd = overlaps_of(image_predictions, image_objects, iou_type, (image["height"], image["width"]))
-        # A stable order of equal overlaps: the prediction with the higher score comes first.
-        order = np.argsort([-result["score"] for result in image_predictions], kind="stable")
-        pairs = [(-overlaps[i, j], rank, i, j) for rank, i in enumerate(order) for j in np.flatnonzero(~crowd)]
-        used, taken = set(), set()
-        for negative, _, i, j in sorted(pairs):
-            if -negative < iou:
-                break
-            if i not in used and j not in taken:
-                used.add(i)
-                taken.add(j)
-                true, predicted = image_objects[j]["category_id"], image_predictions[i]["category_id"]
-                matrix[label_of[true], label_of[predicted]] += 1
-        for i, result in enumerate(image_predictions):
-            if i not in used and not (overlaps[i, crowd] >= iou).any():
-                matrix[background, label_of[result["category_id"]]] += 1
-        for j, annotation in enumerate(image_objects):
-            if not crowd[j] and j not in taken:
-                matrix[label_of[annotation["category_id"]], background] += 1
+        scores = [result["score"] for result in image_predictions]
+        pairs, wrong, missed = match_any_class(overlaps, crowd, scores, iou)
+        for i, j in pairs:
+            true, predicted = image_objects[j]["category_id"], image_predictions[i]["category_id"]
+            matrix[label_of[true], label_of[predicted]] += 1
+        for i in wrong:
+            matrix[background, label_of[image_predictions[i]["category_id"]]] += 1
+        for j in missed:
+            matrix[label_of[image_objects[j]["category_id"]], background] += 1
     return matrix
+
+
+def match_any_class(
+    overlaps: np.ndarray, crowd: np.ndarray, scores: Sequence[float], iou: float
+) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+    """Match the predictions of one image with objects of any class, the pair that overlaps most first.
+
+    Args:
+        overlaps: (N, M) of predictions and objects.
+        crowd: (M,) bool.
+        scores: of the N predictions; of equal overlaps the higher score comes first.
+        iou: the least that matches.
+    Returns:
+        pairs of a prediction and an object, predictions without an object, objects without a prediction. Predictions
+        that are left and lie on a crowd are in none of them.
+    """
+    used, taken, pairs = set(), set(), []
+    for i, j in overlapping_pairs(overlaps, crowd, scores, iou):
+        if i not in used and j not in taken:
+            used.add(i)
+            taken.add(j)
+            pairs.append((i, j))
+    on_crowd = (overlaps[:, crowd] >= iou).any(axis=1)
+    wrong = [i for i in range(len(overlaps)) if i not in used and not on_crowd[i]]
+    return pairs, wrong, [j for j in np.flatnonzero(~crowd).tolist() if j not in taken]
+
+
+def overlapping_pairs(
+    overlaps: np.ndarray, crowd: np.ndarray, scores: Sequence[float], iou: float
+) -> list[tuple[int, int]]:
+    """Return the pairs of a prediction and an object that may match, in the order of `match_any_class`."""
+    rank = np.empty(len(scores), np.int64)
+    rank[np.argsort([-score for score in scores], kind="stable")] = np.arange(len(scores))
+    candidates = np.argwhere((overlaps >= iou) & ~crowd)
+    return sorted(map(tuple, candidates.tolist()), key=lambda pair: (-overlaps[pair], rank[pair[0]], pair[1]))

@@ -2,8 +2,6 @@
 
 import base64
 import html
-import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.visualization.attention import scaled
 from vitkit.visualization.canvas import make_folder
+from vitkit.visualization.html import html_page, jpeg_url, script_json
 
 MAX_BYTES = 3_200_000
 """Of all weights together; as base64, with the picture, the file is below 5 MB."""
@@ -78,14 +76,12 @@ def write_explain_page(
     shown = None if image is None else scaled(image)[0]
     data = dict(layers=parts, image=None, width=0, height=0, scale=1.0)
     if shown is not None:
-        encoded = io.BytesIO()
-        Image.fromarray(shown).save(encoded, format="JPEG", quality=85)
-        url = f"data:image/jpeg;base64,{base64.b64encode(encoded.getvalue()).decode()}"
-        data |= dict(image=url, height=shown.shape[0], width=shown.shape[1], scale=shown.shape[1] / image.shape[1])
-    # A "<" could end the script.
-    text = json.dumps(data).replace("<", "\\u003c")
-    page = _PAGE.replace("@TITLE@", html.escape(title)).replace("@NOTE@", html.escape(note.strip()))
-    return make_folder(path).write_text(page.replace("@DATA@", text), encoding="utf-8")
+        data |= dict(
+            image=jpeg_url(shown), height=shown.shape[0], width=shown.shape[1], scale=shown.shape[1] / image.shape[1]
+        )
+    body = _BODY.replace("@TITLE@", html.escape(title)).replace("@NOTE@", html.escape(note.strip()))
+    page = html_page(title, body, style=_STYLE, script=f"const data = {script_json(data)};\n{_SCRIPT}")
+    return make_folder(path).write_text(page, encoding="utf-8")
 
 
 def _layer(layer: PageLayer, heads: Sequence[str], weights: Tensor) -> dict[str, Any]:
@@ -109,15 +105,7 @@ def _layer(layer: PageLayer, heads: Sequence[str], weights: Tensor) -> dict[str,
     )
 
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<meta http-equiv="Content-Security-Policy" content="default-src 'unsafe-inline' data:">
-<title>@TITLE@</title>
-<style>
-body { font: 15px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fafafa; }
+_STYLE = """
 main { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start; }
 canvas { border: 1px solid #ccc; cursor: crosshair; max-width: 100%; }
 button { font: inherit; border: 1px solid #ccc; background: #fff; padding: .1rem .5rem; margin: 0 .2rem .3rem 0; }
@@ -127,17 +115,16 @@ button.on { background: #264f8f; color: #fff; }
 .tokens:empty { display: none; }
 .tokens { max-height: 640px; overflow: auto; min-width: 7rem; }
 #text { min-height: 1.4em; color: #555; }
-</style>
-</head>
-<body>
+"""
+_BODY = """
 <h1>@TITLE@</h1>
 <p>@NOTE@ Point at a location, a query or a token to see what it attends to, or at a head; a click holds it.</p>
 <div id="layers"></div><div id="heads"></div><p id="text"></p>
 <main>
 <div class="tokens" id="rows"></div><canvas id="canvas" hidden></canvas><div class="tokens" id="columns"></div>
 </main>
-<script>
-const data = @DATA@;
+"""
+_SCRIPT = """
 const $ = id => document.getElementById(id), canvas = $("canvas"), pen = canvas.getContext("2d");
 const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
 const count = axis => axis.grid ? axis.grid[0] * axis.grid[1] : axis.labels.length;
@@ -249,7 +236,4 @@ for (const event of ["mousemove", "click"]) canvas.addEventListener(event, e => 
 canvas.width = data.width; canvas.height = data.height;
 picture.onload = () => show(data.layers.length - 1, true);
 if (data.image) picture.src = data.image; else show(data.layers.length - 1, true);
-</script>
-</body>
-</html>
 """

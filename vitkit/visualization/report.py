@@ -1,20 +1,17 @@
 """A report of pictures in one HTML file that needs nothing else: the images are in it."""
 
-import base64
 import html
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from vitkit.visualization.canvas import make_folder
+from vitkit.visualization.html import html_page, jpeg_url
 
 _STYLE = """
-body { font: 15px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fafafa; }
 header { position: sticky; top: 0; background: #fafafa; padding: .5rem 0; }
 main { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
 figure { margin: 0; padding: .5rem; background: #fff; border: 1px solid #ddd; max-width: 30rem; }
@@ -60,37 +57,22 @@ def write_report(cards: Sequence[Card], path: str | Path, *, title: str, quality
     names = sorted({name for card in cards for name in card.classes})
     options = "".join(f'<option value="{html.escape(name)}">{html.escape(name)}</option>' for name in names)
     figures = "\n".join(_figure(card, quality) for card in cards)
-    report = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{html.escape(title)}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<header>
+    body = f"""<header>
 <h1>{html.escape(title)}</h1>
 <label>with <select id="class"><option value="">any class</option>{options}</select></label>
 <span><span id="shown">{len(cards)}</span> of {len(cards)} pictures</span>
 </header>
 <main>
 {figures}
-</main>
-<script>{_SCRIPT}</script>
-</body>
-</html>
-"""
+</main>"""
+    report = html_page(title, body, style=_STYLE, script=_SCRIPT)
     make_folder(path).write_text(report, encoding="utf-8")
 
 
 def _figure(card: Card, quality: int) -> str:
-    data = io.BytesIO()
-    Image.fromarray(card.picture).save(data, format="JPEG", quality=quality)
-    encoded = base64.b64encode(data.getvalue()).decode("ascii")
     classes = html.escape(json.dumps(card.classes))
     return (
         f'<figure data-classes="{classes}"><img alt="{html.escape(card.title)}" '
-        f'src="data:image/jpeg;base64,{encoded}">'
+        f'src="{jpeg_url(card.picture, quality)}">'
         f"<figcaption><b>{html.escape(card.title)}</b>{html.escape(card.text)}</figcaption></figure>"
     )

@@ -1,0 +1,104 @@
+"""The kinds of errors and what mending them gives, by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from vitkit.evaluation.bootstrap import bootstrap_weights
+from vitkit.evaluation.coco import CocoEvaluator
+from vitkit.evaluation.error_breakdown import KINDS, ErrorBreakdown, error_kind
+
+
+class Truth:
+    category_ids, classes, image_ids = [3, 7], ["cat", "dog"], [1]
+
+    def __init__(self, annotations):
+        images = [{"id": 1, "width": 300, "height": 300}]
+        categories = [{"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}]
+        self._content = dict(images=images, annotations=annotations, categories=categories)
+
+    def ground_truth(self):
+        return self._content
+
+
+def breakdown(objects, predictions, tmp_path):
+    annotations = [
+        dict(id=k, image_id=1, category_id=c, bbox=box, area=box[2] * box[3], iscrowd=int(bool(crowd)))
+        for k, (c, box, *crowd) in enumerate(objects, start=1)
+    ]
+    results = [dict(image_id=1, category_id=c, bbox=box, score=score) for c, box, score in predictions]
+    (tmp_path / "r.json").write_text(json.dumps(results))
+    evaluator = CocoEvaluator(Truth(annotations))
+    evaluator.load_results(tmp_path / "r.json")
+    metrics = evaluator.compute()
+    truth = evaluator.dataset.ground_truth()
+    return ErrorBreakdown(evaluator.statistics(), evaluator.results(), truth, [3, 7]), metrics
+
+
+OBJECTS = [
+    (3, [0, 0, 20, 20]),  # detected, and once more
+    (3, [100, 0, 20, 20]),  # taken for a dog
+    (7, [0, 100, 20, 20]),  # badly localised
+    (7, [200, 200, 20, 20]),  # missed
+    (3, [200, 0, 40, 40], True),  # a crowd
+]
+PREDICTIONS = [
+    (3, [0, 0, 20, 20], 0.9),  # right
+    (3, [0, 0, 20, 18], 0.8),  # duplicate
+    (7, [100, 0, 20, 20], 0.7),  # class
+    (7, [10, 100, 20, 20], 0.6),  # localisation: IoU 1/3
+    (3, [0, 110, 20, 20], 0.5),  # both: IoU 1/3 with a dog
+    (3, [150, 150, 20, 20], 0.95),  # background
+    (3, [205, 5, 20, 20], 0.4),  # on the crowd: not counted
+]
+
+
+def test_each_kind_is_named_once(tmp_path):
+    errors, _ = breakdown(OBJECTS, PREDICTIONS, tmp_path)
+    assert errors.counts() == dict.fromkeys(KINDS, 1)
+    assert len(errors.predictions.scores) == 6
+
+
+def test_ap_without_each_kind_by_hand(tmp_path):
+    errors, metrics = breakdown(OBJECTS, PREDICTIONS, tmp_path)
+    mended = {kind: values[0] for kind, values in errors.mended(bootstrap_weights(1, 0)).items()}
+    assert mended["none"] == pytest.approx(metrics["bbox/AP50"])
+    # Of two cats one is right, behind the background: recalls up to 0.5 (51 of 101) at a precision of 1/2; no dog.
+    assert mended["none"] == pytest.approx(51 / 101 * 0.5 / 2)
+    assert mended["background"] == pytest.approx(51 / 101 / 2)
+    # The cat taken for a dog, mended: third of cats' predictions: background, right, duplicate, right: 2/4.
+    assert mended["class"] == pytest.approx((51 * 0.5 + 50 * 0.5) / 101 / 2)
+    # A dog is right, behind one taken for a dog: precision 1/2 up to a recall of 1/2.
+    assert mended["localisation"] == pytest.approx((51 * 0.5 + 51 * 0.5) / 101 / 2)
+    assert mended["duplicate"] == mended["both"] == mended["none"]
+    # The dog that is missed is not asked for; what is left of dogs is wrong.
+    assert mended["missed"] == pytest.approx(mended["none"])
+
+
+def test_of_two_that_would_be_mended_to_one_object_one_is_left(tmp_path):
+    objects = [(3, [0, 0, 20, 20])]
+    errors, _ = breakdown(objects, [(3, [10, 0, 20, 20], 0.9), (3, [11, 0, 20, 20], 0.8)], tmp_path)
+    assert errors.counts()["localisation"] == 2 and errors.counts()["missed"] == 0
+    assert errors.mended(np.ones((1, 1)))["localisation"][0] == pytest.approx(1.0)
+
+
+def test_without_predictions_everything_is_missed(tmp_path):
+    errors, _ = breakdown(OBJECTS, [], tmp_path)
+    assert errors.counts() == dict.fromkeys(KINDS, 0) | {"missed": 4}
+    assert np.isnan(errors.mended(np.ones((1, 1)))["missed"][0])  # nothing is left to be asked for
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "same", "kind"),
+    [
+        ([], [], "background"),
+        ([0.05, 0.09], [True, False], "background"),
+        ([0.3, 0.6], [True, False], "class"),
+        ([0.3, 0.4], [True, False], "localisation"),
+        ([0.05, 0.4], [True, False], "both"),
+        ([0.7, 0.6], [True, False], "duplicate"),
+    ],
+)
+def test_error_kind(overlaps, same, kind):
+    assert KINDS[error_kind(np.array(overlaps), np.array(same, bool))[0]] == kind

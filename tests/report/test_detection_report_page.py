@@ -1,0 +1,162 @@
+"""The report of a detector: what the file holds, without a browser; and all of it in one, where there is one."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from browser import open_page
+from PIL import Image
+
+from vitkit import EVALUATORS, build_dataset
+from vitkit.evaluation.detection_report import confusion_matrix, threshold_rows
+from vitkit.report import write_report
+from vitkit.report.detection import count_groups
+from vitkit.tools import test as test_tool
+
+CLASSES = ("cat", "dog", "<b>bird</b>")
+
+
+def write_data(folder, num_images=5, masks=False, seed=0):
+    """Write pictures with objects, annotations and imperfect results; return the images' number."""
+    rng = np.random.default_rng(seed)
+    (folder / "images").mkdir()
+    images, annotations, results = [], [], []
+    for image_id in range(1, num_images + 1):
+        picture = rng.integers(0, 255, (90, 120, 3), dtype=np.uint8)
+        Image.fromarray(picture).save(folder / "images" / f"{image_id}.png")
+        images.append(dict(id=image_id, file_name=f"{image_id}.png", width=120, height=90))
+        for _ in range(int(rng.integers(1, 5))):
+            x, y = rng.uniform(0, 70, 2).tolist()
+            box, category = [x, y / 2, 30.0, 25.0], int(rng.integers(1, 4))
+            corners = [x, y / 2, x + 30, y / 2, x + 30, y / 2 + 25, x, y / 2 + 25]
+            entry = dict(id=len(annotations) + 1, image_id=image_id, category_id=category, bbox=box, area=750.0)
+            annotations.append({**entry, "iscrowd": 0, "segmentation": [corners]})
+            for shift in rng.choice([1.0, 4.0, 14.0], size=2).tolist():
+                predicted = category if rng.random() < 0.7 else int(rng.integers(1, 4))
+                moved = [x + shift, y / 2, 30.0, 25.0]
+                result = dict(image_id=image_id, category_id=predicted, bbox=moved, score=float(rng.random()))
+                results.append({**result, "segmentation": rectangle(moved)} if masks else result)
+    categories = [dict(id=k, name=name) for k, name in enumerate(CLASSES, start=1)]
+    (folder / "truth.json").write_text(json.dumps(dict(images=images, annotations=annotations, categories=categories)))
+    (folder / "results.json").write_text(json.dumps(results))
+    return results
+
+
+def rectangle(box):
+    from pycocotools import mask as coco_mask
+
+    x, y, w, h = (round(v) for v in box)
+    mask = np.zeros((90, 120), np.uint8, order="F")
+    mask[y : y + h, x : x + w] = 1
+    rle = coco_mask.encode(mask)
+    return {"size": list(rle["size"]), "counts": rle["counts"].decode()}
+
+
+def evaluator_of(folder, *, masks=False):
+    data = dict(type="CocoDetection", images=str(folder / "images"), annotations=str(folder / "truth.json"))
+    dataset = build_dataset({**data, "masks": masks})
+    iou_types = ["bbox", "segm"] if masks else ["bbox"]
+    evaluator = EVALUATORS.build(dict(type="CocoEvaluator", iou_types=iou_types), dataset=dataset)
+    evaluator.load_results(folder / "results.json")
+    evaluator.compute()
+    return evaluator
+
+
+def page_data(path):
+    """What the script of the page reads."""
+    return json.loads(re.search(r"class='data'>(.*?)</script>", path.read_text(), re.S)[1])
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_the_page_holds_the_numbers_and_needs_nothing_else(masks, tmp_path):
+    write_data(tmp_path, masks=masks)
+    evaluator = evaluator_of(tmp_path, masks=masks)
+    path = write_report(evaluator, tmp_path / "out" / "report.html", title="A <title>")
+    page = path.read_text()
+    assert "A &lt;title&gt;" in page and "<b>bird</b>" not in page and len(page) < 10_000_000
+    assert not re.search(r"""(src|href)=['"](?!data:|#)""", page) and "http" not in page.replace("http-equiv", "")
+    for value in evaluator.metrics.values():
+        assert f"<td>{value:.3f}" in page or value < 0
+    data = page_data(path)
+    assert all(image["url"].startswith("data:image/jpeg") for image in data["images"])
+    assert ("masks" in data["images"][0]) == masks
+    counts, table = data["curves"]["values"][0][40][9:], threshold_rows
+    (row,) = table(evaluator.dataset.ground_truth(), evaluator.results(), [0.4], iou_type="segm" if masks else "bbox")
+    assert counts == [row.right, row.wrong] and data["curves"]["values"][0][40][0] == round(row.precision, 3)
+
+
+def test_a_report_on_no_predictions_says_so(tmp_path):
+    write_data(tmp_path)
+    (tmp_path / "results.json").write_text("[]")
+    page = write_report(evaluator_of(tmp_path), tmp_path / "report.html", title="none").read_text()
+    assert "There is no prediction: everything is missed." in page and "<td>0.000" in page
+
+
+def test_images_without_prediction_and_unreadable_pictures_are_named(tmp_path, caplog):
+    results = write_data(tmp_path)
+    (tmp_path / "results.json").write_text(json.dumps([r for r in results if r["image_id"] != 3]))
+    evaluator = evaluator_of(tmp_path)
+    (tmp_path / "images" / "2.png").write_bytes(b"damaged")
+    path = write_report(evaluator, tmp_path / "report.html", title="some")
+    assert "1 of 5 images have no prediction." in path.read_text()
+    assert "2.png" in caplog.text
+    assert sum("url" in image for image in page_data(path)["images"]) == 4
+
+
+def test_there_is_no_report_for_other_evaluators(tmp_path):
+    from vitkit.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"there is none for Mine; there are reports for CocoEvaluator"):
+        write_report(type("Mine", (), {})(), tmp_path / "report.html", title="mine")
+
+
+def test_images_are_grouped_by_their_number_of_objects():
+    assert count_groups(np.array([1, 1, 2, 3, 4, 9.0, 0])) == [(1, 1), (2, 3), (4, 9)]
+    assert count_groups(np.array([5.0, 5, 5])) == [(5, 5)]
+    assert count_groups(np.zeros(3)) == []
+
+
+def test_the_tool_writes_it_from_results_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_data(tmp_path)
+    (tmp_path / "config.py").write_text(
+        'def config():\n    val = dict(type="CocoDetection", images="images", annotations="truth.json")\n'
+        '    return dict(model=dict(type="DETR"), data=dict(val=val), evaluator=dict(type="CocoEvaluator"), '
+        "train=dict(epochs=1))\n"
+    )
+    test_tool.main(["config.py", "--eval-only", "results.json", "--report", "out/report.html"])
+    assert "the report is out/report.html" in capsys.readouterr().out
+    (tmp_path / "cut.json").write_text((tmp_path / "results.json").read_text()[:200])
+    with pytest.raises(SystemExit, match=r"cut.json: not valid JSON .* truncated"):
+        test_tool.main(["config.py", "--eval-only", "cut.json", "--report", "out/report.html"])
+
+
+def test_in_a_browser_the_matrix_follows_the_threshold(tmp_path):
+    write_data(tmp_path, num_images=6)
+    evaluator = evaluator_of(tmp_path)
+    path = write_report(evaluator, tmp_path / "report.html", title="report")
+    truth, results = evaluator.dataset.ground_truth(), evaluator.results()
+    with open_page(path, width=390) as (page, problems):
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        for threshold in (0.0, 0.3, 0.62, 0.97):
+            page.locator(".threshold").focus()
+            page.evaluate(
+                "value => { const s = document.querySelector('.threshold'); s.value = value;"
+                " s.dispatchEvent(new Event('input')); }",
+                round(100 * threshold),
+            )
+            page.wait_for_timeout(300)
+            rows = page.locator(".confusion tbody tr").all()
+            shown = [[cell.inner_text() for cell in row.locator("td").all()] for row in rows]
+            expected = confusion_matrix(truth, results, evaluator.dataset.category_ids, threshold=threshold)
+            assert [[int(text or 0) for text in row] for row in shown] == expected.tolist()
+        page.locator(".best").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(300)
+        page.locator(".confusion button").first.focus()
+        page.keyboard.press("Enter")
+        assert page.locator("dialog[open] canvas").count() >= 1
+        page.keyboard.press("Escape")
+        assert page.locator("dialog[open]").count() == 0
+        assert not problems

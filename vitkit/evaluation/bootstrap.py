@@ -1,0 +1,133 @@
+"""Confidence intervals of metrics by the bootstrap over images (Efron 1979, https://doi.org/10.1214/aos/1176344552).
+
+A resample draws as many images as there are, with replacement: image i then counts `weights[r, i]` times. Metrics are
+computed for all resamples at once from what each image adds to them, so that nothing is predicted or matched again.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+LEVEL = 0.95
+"""Probability that an interval is to cover."""
+NUM_RESAMPLES = 1000
+NUM_RESAMPLES_LARGE = 200
+"""For more than `LARGE` images, whose intervals are narrow."""
+LARGE = 2000
+
+Values = dict[str, np.ndarray]
+"""Metric -> (R,) float64; NaN where a resample has nothing to measure."""
+
+
+class Scores(NamedTuple):
+    """Metrics of R resamples."""
+
+    overall: Values
+    """Named as those of the evaluator's `compute`."""
+    by_class: dict[str, Values]
+    """Class name -> metrics; of text, groups of sentences."""
+
+
+@runtime_checkable
+class SampleStatistics(Protocol):
+    """What each image (or sentence) adds to the metrics."""
+
+    sample_ids: list
+    """N ids of images or sentences, in the order of the weights."""
+
+    def scores(self, weights: np.ndarray) -> Scores:
+        """Return the metrics where image i counts weights[r, i] times, weights being (R, N) float64."""
+
+    def sample_scores(self) -> tuple[str, np.ndarray]:
+        """Return a metric's name and its (N,) values for each image alone, by which the images are ranked."""
+
+
+@runtime_checkable
+class HasStatistics(Protocol):
+    """An evaluator whose metrics can be resampled."""
+
+    def statistics(self) -> SampleStatistics:
+        """Return what each image adds to the metrics; after `compute`."""
+
+
+class Estimate(NamedTuple):
+    """A metric with its interval."""
+
+    value: float
+    """NaN where there is nothing to measure."""
+    low: float
+    high: float
+
+
+def bootstrap_weights(num_images: int, num_resamples: int | None = None, *, seed: int = 0) -> np.ndarray:
+    """Draw resamples of images.
+
+    Args:
+        num_images: N.
+        num_resamples: R; None: 1000, or 200 of more than 2000 images.
+    Returns:
+        (1 + R, N) float64: how often each image counts. In the first row every image counts once, so that the first of
+        each metric's values is the metric itself.
+    """
+    if num_resamples is None:
+        num_resamples = NUM_RESAMPLES if num_images <= LARGE else NUM_RESAMPLES_LARGE
+    weights = np.ones((1 + num_resamples, num_images))
+    if num_images:
+        share = np.full(num_images, 1 / num_images)
+        weights[1:] = np.random.default_rng(seed).multinomial(num_images, share, size=num_resamples)
+    return weights
+
+
+def estimate(values: np.ndarray, level: float = LEVEL) -> Estimate:
+    """Return the metric and the percentile interval of its resamples.
+
+    Args:
+        values: (1 + R,), the first being the metric itself; resamples that are NaN are left out.
+    """
+    resampled = values[1:][np.isfinite(values[1:])]
+    if not np.isfinite(values[0]) or not len(resampled):
+        return Estimate(float(values[0]), float("nan"), float("nan"))
+    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(float(values[0]), float(low), float(high))
+
+
+def estimates(values: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
+    """Return metric -> estimate."""
+    return {name: estimate(resampled) for name, resampled in values.items()}
+
+
+class Difference(NamedTuple):
+    """How much higher a metric of one model is than that of another, on the same images."""
+
+    first: float
+    second: float
+    difference: Estimate
+    """Second minus first, with the interval of paired resamples."""
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.difference.low > 0 or self.difference.high < 0
+
+
+def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
+    """Compare two metrics, (1 + R,) each, of the same resamples."""
+    return Difference(float(first[0]), float(second[0]), estimate(second - first))
+
+
+def weighted_ratio(weights: np.ndarray, part: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Return (R, …) sums of `part` over those of `total`, both (N, …), where image i counts weights[r, i] times.
+
+    NaN where the total is zero.
+    """
+    parts, totals = (np.tensordot(weights, np.asarray(x, np.float64), 1) for x in (part, total))
+    return np.divide(parts, totals, out=np.full(parts.shape, np.nan), where=totals > 0)
+
+
+def mean_of_finite(values: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Return means along an axis without NaN; NaN where there is nothing else."""
+    finite = np.isfinite(values)
+    count = finite.sum(axis=axis)
+    total = np.where(finite, values, 0.0).sum(axis=axis)
+    return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)

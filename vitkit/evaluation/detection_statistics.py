@@ -1,0 +1,211 @@
+"""COCO's metrics of resampled images, from what COCOeval has matched once.
+
+COCOeval matches each image by itself, and only then sorts the predictions of all images. So the matches are kept, and
+average precision of any resample is accumulated from them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from pycocotools.cocoeval import COCOeval
+
+from vitkit.evaluation.bootstrap import Scores, Values, mean_of_finite
+
+RECALLS = np.linspace(0.0, 1.0, 101)
+"""At which COCO averages precision, computed as pycocotools does."""
+SIZES = ("small", "medium", "large")
+THRESHOLDS = np.round(np.linspace(0.0, 1.0, 101), 2)
+"""Scores at which precision, recall and F1 are given."""
+CALIBRATED = 0.05
+"""Calibration is of predictions from this score on: of the many below nearly none is meant."""
+NUM_BINS = 10
+_CHUNK = 1 << 22  # numbers that are accumulated at once
+
+
+class Ranking(NamedTuple):
+    """Predictions of a class that count at one IoU, best first."""
+
+    scores: np.ndarray
+    """(D,) float64."""
+    image: np.ndarray
+    """(D,) int64 positions of their images."""
+    right: np.ndarray
+    """(D,) bool."""
+    num_objects: np.ndarray
+    """(N,) float64 objects of each image that are to be detected."""
+
+
+def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
+    """Return (R,) AP at the ranking's IoU, as COCOeval has it for images that count `weights` (R, N) times.
+
+    NaN where a resample has no object.
+    """
+    rows = max(1, _CHUNK // max(1, len(ranking.image)))
+    if len(weights) > rows:
+        chunks = range(0, len(weights), rows)
+        return np.concatenate([average_precision(ranking, weights[start : start + rows]) for start in chunks])
+    num_objects = weights @ ranking.num_objects
+    hits = np.flatnonzero(ranking.right)
+    precision_sum = np.zeros(len(weights))
+    if len(hits):
+        counted = weights[:, ranking.image[: hits[-1] + 1]]  # what follows the last right one changes nothing
+        num_right, num_predicted = counted[:, hits].cumsum(axis=1), counted.cumsum(axis=1)[:, hits]
+        precision = num_right / (num_predicted + np.spacing(1))
+        envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+        recall = num_right / np.maximum(num_objects, 1)[:, None]
+        # Each of COCO's recalls takes the precision where it is first reached.
+        reached = np.searchsorted(RECALLS, recall, side="right")
+        precision_sum = (np.diff(reached, axis=1, prepend=0) * envelope).sum(axis=1)
+    return np.where(num_objects > 0, precision_sum / len(RECALLS), np.nan)
+
+
+class DetectionStatistics:
+    """What each image adds to COCO's metrics; see `SampleStatistics`.
+
+    Args:
+        evaluation: after `evaluate`.
+        category_ids: raw ids of the classes, in their order.
+        class_names: C names.
+    """
+
+    def __init__(self, evaluation: COCOeval, category_ids: Sequence[int], class_names: Sequence[str]):
+        self.evaluation = evaluation
+        self.iou_type = evaluation.params.iouType
+        self.ious = np.asarray(evaluation.params.iouThrs)
+        self.class_names = list(class_names)
+        self.sample_ids = list(evaluation.params.imgIds)
+        order = list(evaluation.params.catIds)
+        self._positions = [order.index(raw) for raw in category_ids]
+        self._images_of: dict[tuple[int, int], list] = {}
+
+    def ranking(self, label: int, iou: int = 0, size: int = 0) -> Ranking:
+        """Return the predictions of a class.
+
+        Args:
+            iou: position among `ious`; 0 is 0.5.
+            size: 0 for objects of all sizes, 1 to 3 for `SIZES`.
+        """
+        images = self.images_of(label, size)
+        num_objects = np.zeros(len(self.sample_ids))
+        scores, image, right = [np.zeros(0)], [np.zeros(0, np.int64)], [np.zeros(0, bool)]
+        for position, entry in images:
+            num_objects[position] = np.count_nonzero(~np.asarray(entry["gtIgnore"], bool))
+            counts = ~entry["dtIgnore"][iou].astype(bool)
+            scores.append(np.asarray(entry["dtScores"], np.float64)[counts])
+            right.append(entry["dtMatches"][iou][counts] > 0)
+            image.append(np.full(np.count_nonzero(counts), position))
+        scores, image, right = map(np.concatenate, (scores, image, right))
+        order = np.argsort(-scores, kind="mergesort")
+        return Ranking(scores[order], image[order], right[order], num_objects)
+
+    def images_of(self, label: int, size: int = 0) -> list[tuple[int, dict]]:
+        """Return positions and matches of the images where a class is, or is predicted."""
+        if (label, size) not in self._images_of:
+            count, sizes = len(self.sample_ids), len(self.evaluation.params.areaRng)
+            start = (self._positions[label] * sizes + size) * count  # by class, size and image
+            entries = enumerate(self.evaluation.evalImgs[start : start + count])
+            self._images_of[label, size] = [(k, entry) for k, entry in entries if entry is not None]
+        return self._images_of[label, size]
+
+    def average_precisions(self, weights: np.ndarray, size: int = 0) -> np.ndarray:
+        """Return (R, C, IoUs) average precisions; NaN where there is no object."""
+        result = np.empty((len(weights), len(self.class_names), len(self.ious)))
+        for label in range(len(self.class_names)):
+            for iou in range(len(self.ious)):
+                result[:, label, iou] = average_precision(self.ranking(label, iou, size), weights)
+        return result
+
+    def recalls(self, weights: np.ndarray, size: int = 0, most: int = 100) -> np.ndarray:
+        """Return (R, C) recalls, averaged over the IoUs, by at most so many predictions of a class in an image."""
+        result = np.full((len(weights), len(self.class_names)), np.nan)
+        for label in range(len(self.class_names)):
+            detected, num_objects = np.zeros((2, len(self.sample_ids)))
+            for position, entry in self.images_of(label, size):
+                num_objects[position] = np.count_nonzero(~np.asarray(entry["gtIgnore"], bool))
+                right = (entry["dtMatches"][:, :most] > 0) & ~entry["dtIgnore"][:, :most].astype(bool)
+                detected[position] = right.sum() / len(self.ious)
+            total = weights @ num_objects
+            np.divide(weights @ detected, total, out=result[:, label], where=total > 0)
+        return result
+
+    def scores(self, weights: np.ndarray) -> Scores:
+        """Return the twelve COCO numbers, and AP, AP50, AP75 and AR of each class."""
+        precision, recall = self.average_precisions(weights), self.recalls(weights)
+        overall = _numbers(precision)
+        overall |= {f"AP{size[0]}": _numbers(self.average_precisions(weights, k))["AP"] for k, size in _sizes()}
+        overall |= {f"AR{most}": mean_of_finite(self.recalls(weights, most=most)) for most in (1, 10)}
+        overall["AR100"] = mean_of_finite(recall)
+        overall |= {f"AR{size[0]}": mean_of_finite(self.recalls(weights, k)) for k, size in _sizes()}
+        by_class = {}
+        for label, name in enumerate(self.class_names):
+            by_class[name] = {**_numbers(precision[:, label : label + 1]), "AR": recall[:, label]}
+        return Scores({f"{self.iou_type}/{name}": values for name, values in overall.items()}, by_class)
+
+    def by_size(self, weights: np.ndarray) -> dict[str, Values]:
+        """Return AP, AP50, AP75 and AR of small, medium and large objects."""
+        return {
+            size: _numbers(self.average_precisions(weights, k)) | {"AR": mean_of_finite(self.recalls(weights, k))}
+            for k, size in _sizes()
+        }
+
+    def of_images(self, chosen: np.ndarray, weights: np.ndarray) -> Values:
+        """Return AP, AP50, AP75 and AR of some images, `chosen` (N,) bool."""
+        weights = weights * chosen
+        return _numbers(self.average_precisions(weights)) | {"AR": mean_of_finite(self.recalls(weights))}
+
+    def threshold_counts(self, labels: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Count predictions from each of `THRESHOLDS` on, at an IoU of 0.5.
+
+        Args:
+            labels: of these classes; None: of all.
+        Returns:
+            (101, N) right predictions, (101, N) all predictions, (N,) objects.
+        """
+        right, predicted = np.zeros((2, len(THRESHOLDS), len(self.sample_ids)))
+        num_objects = np.zeros(len(self.sample_ids))
+        for label in range(len(self.class_names)) if labels is None else labels:
+            ranking = self.ranking(label)
+            level = np.searchsorted(THRESHOLDS, ranking.scores, side="right") - 1
+            np.add.at(predicted, (level, ranking.image), 1)
+            np.add.at(right, (level[ranking.right], ranking.image[ranking.right]), 1)
+            num_objects += ranking.num_objects
+        return right[::-1].cumsum(axis=0)[::-1], predicted[::-1].cumsum(axis=0)[::-1], num_objects
+
+    def sample_scores(self) -> tuple[str, np.ndarray]:
+        """Return F1 of each image at the threshold whose F1 over all images is highest; 1 for an empty image."""
+        right, predicted, num_objects = self.threshold_counts()
+        best = int(f1_score(right.sum(axis=1), predicted.sum(axis=1), num_objects.sum()).argmax())
+        return "F1", f1_score(right[best], predicted[best], num_objects)
+
+    def calibration_counts(self) -> np.ndarray:
+        """Count predictions of all classes by score, at an IoU of 0.5.
+
+        Returns:
+            (3, NUM_BINS, N): predictions in each tenth of the scores, the sum of their scores, those that are right.
+        """
+        counts = np.zeros((3, NUM_BINS, len(self.sample_ids)))
+        for label in range(len(self.class_names)):
+            scores, image, right, _ = self.ranking(label)
+            meant = scores >= CALIBRATED
+            scores, image, right = scores[meant], image[meant], right[meant]
+            bins = np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)
+            for row, values in zip(counts, (1, scores, right)):
+                np.add.at(row, (bins, image), values)
+        return counts
+
+
+def f1_score(right: np.ndarray, predicted: np.ndarray, num_objects: np.ndarray | float) -> np.ndarray:
+    """Return F1; 1 where nothing is predicted and nothing is to be detected."""
+    total = np.asarray(predicted + num_objects, np.float64)
+    return np.divide(2 * right, total, out=np.ones(total.shape), where=total > 0)
+
+
+def _numbers(precision: np.ndarray) -> Values:
+    """Average (R, C, IoUs) over classes and IoUs."""
+    by_iou = mean_of_finite(precision)  # (R, IoUs)
+    return {"AP": by_iou.mean(axis=1), "AP50": by_iou[:, 0], "AP75": by_iou[:, 5]}
+
+
+def _sizes() -> list[tuple[int, str]]:
+    return list(enumerate(SIZES, start=1))

@@ -1,0 +1,209 @@
+"""Which errors cost how much average precision (TIDE, Bolya et al. 2020, https://arxiv.org/abs/2008.08115).
+
+Each wrong prediction has one kind of error, by its IoU with the objects of its image:
+
+    class         at least 0.5 with an object of another class
+    localisation  0.1 to 0.5 with an object of its class
+    both          0.1 to 0.5 with an object of another class
+    duplicate     at least 0.5 with an object of its class that a better prediction has
+    background    below 0.1 with every object
+    missed        (an object) that no prediction has, nor would have if the errors above were mended
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitkit.evaluation.bootstrap import mean_of_finite
+from vitkit.evaluation.detection_report import overlaps_of
+from vitkit.evaluation.detection_statistics import DetectionStatistics, Ranking, average_precision
+
+KINDS = ("class", "localisation", "both", "duplicate", "background", "missed")
+FOREGROUND, BACKGROUND = 0.5, 0.1
+
+
+class Predictions(NamedTuple):
+    """All predictions that count at an IoU of 0.5, those of each class best first; P of them."""
+
+    scores: np.ndarray
+    labels: np.ndarray
+    image: np.ndarray
+    """Positions of their images."""
+    right: np.ndarray
+    kind: np.ndarray
+    """Position among `KINDS`; -1 for right ones."""
+    target: np.ndarray
+    """Number of the object that each right prediction has, or would have, its error mended; -1: none."""
+
+
+class Objects(NamedTuple):
+    """All objects that are no crowds; M of them."""
+
+    labels: np.ndarray
+    image: np.ndarray
+    missed: np.ndarray
+    """Whether no prediction has it, nor would have."""
+    detected: np.ndarray
+    number: np.ndarray
+    """Positions among the annotations."""
+
+
+class ErrorBreakdown:
+    """The kind of every error, and the AP50 that the model would have without the errors of a kind.
+
+    Args:
+        statistics: of the evaluation.
+        results: its predictions in COCO's result format, in the order in which COCOeval numbered them.
+        truth: its annotations.
+        category_ids: raw ids of the classes, in their order.
+    """
+
+    def __init__(
+        self,
+        statistics: DetectionStatistics,
+        results: Sequence[Mapping[str, Any]],
+        truth: Mapping[str, Any],
+        category_ids: Sequence[int],
+    ):
+        self.statistics = statistics
+        self._label_of = {raw: label for label, raw in enumerate(category_ids)}
+        self._num_classes = len(category_ids)
+        self.predictions, self.objects = self._classify(results, truth)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many errors of each kind there are."""
+        counts = {kind: int((self.predictions.kind == k).sum()) for k, kind in enumerate(KINDS)}
+        return counts | {"missed": int(self.objects.missed.sum())}
+
+    def detected_from(self, threshold: float) -> np.ndarray:
+        """Return (M,) bool, whether a right prediction from a score on has each object."""
+        detected = np.zeros(len(self.objects.labels), bool)
+        detected[self.predictions.target[self.predictions.right & (self.predictions.scores >= threshold)]] = True
+        return detected
+
+    def mended(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Return kind -> (R,) AP50 without the errors of that kind; "none" -> AP50 as it is.
+
+        Class and localisation errors become right if no better prediction has their object, else they are left out;
+        both, duplicate and background errors are left out; missed objects are not asked for.
+        """
+        return {kind: self._average_precision(kind, weights) for kind in ("none", *KINDS)}
+
+    def _average_precision(self, kind: str, weights: np.ndarray) -> np.ndarray:
+        predictions, objects = self.predictions, self.objects
+        labels, right = predictions.labels.copy(), predictions.right.copy()
+        kept = np.ones(len(labels), bool)
+        if kind in ("both", "duplicate", "background"):
+            kept = predictions.kind != KINDS.index(kind)
+        elif kind in ("class", "localisation"):
+            mended = np.flatnonzero(predictions.kind == KINDS.index(kind))
+            free = set(np.flatnonzero(~objects.detected).tolist())
+            for position in sorted(mended.tolist(), key=lambda k: -predictions.scores[k]):
+                target = int(predictions.target[position])
+                if target in free:
+                    free.remove(target)
+                    labels[position], right[position] = objects.labels[target], True
+                else:
+                    kept[position] = False
+        asked = ~objects.missed if kind == "missed" else np.ones(len(objects.labels), bool)
+        precisions = []
+        for label in range(self._num_classes):
+            chosen = np.flatnonzero(kept & (labels == label))
+            chosen = chosen[np.argsort(-predictions.scores[chosen], kind="mergesort")]
+            of_class = objects.image[asked & (objects.labels == label)]
+            num_objects = np.bincount(of_class, minlength=len(self.statistics.sample_ids)).astype(np.float64)
+            ranking = Ranking(predictions.scores[chosen], predictions.image[chosen], right[chosen], num_objects)
+            precisions.append(average_precision(ranking, weights))
+        return mean_of_finite(np.stack(precisions, axis=1))
+
+    def _classify(self, results: Sequence[Mapping[str, Any]], truth: Mapping[str, Any]) -> tuple[Predictions, Objects]:
+        annotations = truth["annotations"]
+        position_of = {image_id: k for k, image_id in enumerate(self.statistics.sample_ids)}
+        sizes = {image["id"]: (image["height"], image["width"]) for image in truth["images"]}
+        objects_in: dict[int, list[int]] = {}
+        for number, annotation in enumerate(annotations):
+            if not annotation.get("iscrowd") and annotation["image_id"] in position_of:
+                objects_in.setdefault(position_of[annotation["image_id"]], []).append(number)
+        owner = self._matches()  # result -> annotation, -1 where it is wrong
+        results_in: dict[int, list[int]] = {}
+        for number in owner:
+            results_in.setdefault(position_of[results[number]["image_id"]], []).append(number)
+
+        taken = {number for number in owner.values() if number >= 0}
+        rows, mendable = [], set()
+        for position, numbers in results_in.items():
+            ours, theirs = [results[k] for k in numbers], objects_in.get(position, [])
+            size = sizes[self.statistics.sample_ids[position]]
+            overlaps, _ = overlaps_of(ours, [annotations[k] for k in theirs], self.statistics.iou_type, size)
+            true = np.array([self._label_of[annotations[k]["category_id"]] for k in theirs], int)
+            for number, result, row in zip(numbers, ours, overlaps):
+                label, target, kind = self._label_of[result["category_id"]], owner[number], -1
+                if target < 0:
+                    kind, best = error_kind(row, true == label)
+                    if kind in (KINDS.index("class"), KINDS.index("localisation")):
+                        target = theirs[best]
+                        mendable.add(target)
+                rows.append((result["score"], label, position, target, kind))
+        rows.sort(key=lambda row: -row[0])
+        scores, labels, image, target, kind = np.array(rows, np.float64).reshape(-1, 5).T
+        numbers = [number for numbers in objects_in.values() for number in numbers]
+        renumbered = {number: k for k, number in enumerate(numbers)}
+        target = np.array([renumbered.get(int(k), -1) for k in target], int)
+        kind = kind.astype(int)
+        predictions = Predictions(scores, labels.astype(int), image.astype(int), kind < 0, kind, target)
+        objects = Objects(
+            np.array([self._label_of[annotations[k]["category_id"]] for k in numbers], int),
+            np.array([position_of[annotations[k]["image_id"]] for k in numbers], int),
+            np.array([k not in taken and k not in mendable for k in numbers], bool),
+            np.array([k in taken for k in numbers], bool),
+            np.array(numbers, int),
+        )
+        return predictions, objects
+
+    def _matches(self) -> dict[int, int]:
+        """Return result -> annotation that COCOeval has matched at an IoU of 0.5, -1 for none; ignored ones left out.
+
+        Both are positions: COCOeval numbers them from 1.
+        """
+        matches = {}
+        for label in range(self._num_classes):
+            for _, entry in self.statistics.images_of(label):
+                ignored = entry["dtIgnore"][0].astype(bool)
+                for number, annotation, ignore in zip(entry["dtIds"], entry["dtMatches"][0], ignored):
+                    if not ignore:
+                        matches[int(number) - 1] = int(annotation) - 1
+        return matches
+
+
+def error_kind(overlaps: np.ndarray, same_class: np.ndarray) -> tuple[int, int]:
+    """Return the kind of a wrong prediction's error, and the object that it belongs to.
+
+    Args:
+        overlaps: (M,) IoU with each object of its image.
+        same_class: (M,) bool, whether the object is of the predicted class.
+    """
+    if not len(overlaps) or overlaps.max() < BACKGROUND:
+        return KINDS.index("background"), -1
+    same, other = (np.where(mask, overlaps, -1.0) for mask in (same_class, ~same_class))
+    if same.max() >= FOREGROUND:
+        return KINDS.index("duplicate"), int(same.argmax())
+    if other.max() >= FOREGROUND:
+        return KINDS.index("class"), int(other.argmax())
+    if same.max() >= BACKGROUND:
+        return KINDS.index("localisation"), int(same.argmax())
+    return KINDS.index("both"), int(other.argmax())
+
+
+def neighbour_overlaps(truth: Mapping[str, Any], objects: Objects, statistics: DetectionStatistics) -> np.ndarray:
+    """Return (M,) the largest IoU of each object with another one of its image, of any class; 0 for a single one."""
+    sizes = {image["id"]: (image["height"], image["width"]) for image in truth["images"]}
+    largest = np.zeros(len(objects.labels))
+    for position, image_id in enumerate(statistics.sample_ids):
+        rows = np.flatnonzero(objects.image == position)
+        entries = [truth["annotations"][k] for k in objects.number[rows]]
+        overlaps, _ = overlaps_of(entries, entries, statistics.iou_type, sizes[image_id])
+        if len(rows) > 1:
+            np.fill_diagonal(overlaps, 0.0)
+            largest[rows] = overlaps.max(axis=1)
+    return largest

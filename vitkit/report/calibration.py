@@ -1,0 +1,47 @@
+"""The calibration of scores: a reliability diagram and the expected calibration error (Guo et al. 2017,
+https://arxiv.org/abs/1706.04599)."""
+
+import numpy as np
+
+from vitkit.evaluation.bootstrap import estimate
+from vitkit.report.charts import reliability_chart
+from vitkit.report.elements import Cell, details, section, table, warning
+
+
+def expected_calibration_error(counts: np.ndarray) -> np.ndarray:
+    """Return (R,) mean distances of score and accuracy, each bin weighing as much as it has predictions.
+
+    Args:
+        counts: (R, 3, bins) predictions, sum of their scores, right ones.
+    """
+    total = counts[:, 0].sum(axis=1)
+    error = np.abs(counts[:, 1] - counts[:, 2]).sum(axis=1)
+    return np.divide(error, total, out=np.full(len(counts), np.nan), where=total > 0)
+
+
+def calibration_section(counts: np.ndarray, weights: np.ndarray, y_title: str, note: str) -> str:
+    """Return the section.
+
+    Args:
+        counts: (3, bins, N) of each image: predictions in each bin of the scores, the sum of their scores, right ones.
+        weights: (R, N) of the resamples.
+    """
+    resampled = np.einsum("kbn,rn->rkb", counts, weights)
+    number, total, right = resampled.transpose(1, 0, 2)
+    if not number[0].sum():
+        return section("Calibration", warning("There is no prediction."), note=note)
+    accuracy = np.divide(right, number, out=np.full(right.shape, np.nan), where=number > 0)
+    confidence = np.divide(total, number, out=np.full(right.shape, np.nan), where=number > 0)[0]
+    bins = [estimate(column) for column in accuracy.T]
+    low, high = (np.array([getattr(each, end) for each in bins]) for end in ("low", "high"))
+    ece = estimate(expected_calibration_error(resampled))
+    rows: list[list[Cell]] = [
+        [f"{k / len(bins):g} to {(k + 1) / len(bins):g}", int(number[0, k]), float(confidence[k]), each]
+        for k, each in enumerate(bins)
+    ]
+    title = f"reliability of {int(number[0].sum())} predictions"
+    chart = reliability_chart(confidence, accuracy[0], low, high, title, y_title)
+    every = table(("score", "predictions", "mean score", "right"), rows)
+    return section(
+        "Calibration", table(("", "ECE"), [["all predictions", ece]]), chart, details("bins", every), note=note
+    )

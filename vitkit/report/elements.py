@@ -1,0 +1,83 @@
+"""Parts of a report as HTML: sections, tables, numbers with their intervals."""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vitkit.evaluation.bootstrap import Estimate, estimate
+from vitkit.visualization.html import script_json
+
+escape = html.escape
+Cell = str | int | float | Estimate
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return a number as text, "–" where there is none."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else "–"
+
+
+def cell(value: Cell, digits: int = 3) -> str:
+    """Return a table cell: text is left-aligned and escaped, an estimate has its interval below it."""
+    if isinstance(value, str):
+        return f"<th scope='row'>{escape(value)}</th>"
+    if isinstance(value, Estimate):
+        interval = ""
+        if math.isfinite(value.low):
+            interval = f"<small>{number(value.low, digits)} to {number(value.high, digits)}</small>"
+        return f"<td>{number(value.value, digits)}{interval}</td>"
+    return f"<td>{value if isinstance(value, int) else number(value, digits)}</td>"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, caption: str = "", digits: int = 3) -> str:
+    """Return a table that scrolls by itself where the screen is narrow."""
+    head = "".join(f"<th scope='col'>{escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(cell(value, digits) for value in row)}</tr>" for row in rows)
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    # A part that scrolls must take the focus, or the keyboard does not reach it.
+    rows_of_table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f"<div class='wide' tabindex='0'><table>{title}{rows_of_table}</table></div>"
+
+
+def value_rows(
+    values: Mapping[str, Mapping[str, np.ndarray]], columns: Sequence[str], counts: Mapping[str, int] | None = None
+) -> list[list[Cell]]:
+    """Return a table row for each name: the name, its count if there are counts, and its metrics with intervals."""
+    rows: list[list[Cell]] = []
+    for name, metrics in values.items():
+        count = [] if counts is None else [counts[name]]
+        rows.append([name, *count, *(estimate(metrics[column]) for column in columns)])
+    return rows
+
+
+def section(title: str, *parts: str, note: str = "", anchor: str | None = None) -> str:
+    """Return a section with a heading, a note in smaller print, and its parts."""
+    anchor = anchor or "".join(letter if letter.isalnum() else "-" for letter in title.lower())
+    text = f"<p class='note'>{escape(note)}</p>" if note else ""
+    return f"<section id='{escape(anchor)}'><h2>{escape(title)}</h2>{text}{''.join(parts)}</section>"
+
+
+def details(summary: str, *parts: str) -> str:
+    """Return parts that are shown when asked for."""
+    return f"<details><summary>{escape(summary)}</summary>{''.join(parts)}</details>"
+
+
+def warning(text: str) -> str:
+    """Return a sentence that is not to be overlooked."""
+    return f"<p class='warning' role='note'>{escape(text)}</p>"
+
+
+def data_block(name: str, data: object) -> str:
+    """Return data that the page's script reads."""
+    return f"<script type='application/json' class='{name}'>{script_json(data)}</script>"
+
+
+def picture(url: str, text: str, caption: str = "") -> str:
+    """Return a figure of a picture.
+
+    Args:
+        text: what stands for the picture where it is not seen.
+        caption: HTML below it.
+    """
+    return f"<figure><img alt='{escape(text, quote=True)}' src='{url}'><figcaption>{caption}</figcaption></figure>"

@@ -1,0 +1,87 @@
+"""The report of an evaluation, whatever was evaluated."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitkit.errors import ConfigError
+from vitkit.evaluation import CocoEvaluator, CombinedEvaluator
+from vitkit.protocols import HasClasses, HasImageIds
+from vitkit.report.detection import detection_sections
+from vitkit.report.elements import escape
+from vitkit.report.pictures import PictureBudget
+from vitkit.visualization.canvas import make_folder
+from vitkit.visualization.html import html_page
+
+PICTURE_BYTES = 6_500_000
+"""Of all pictures of a page together, which stays below 10 MB with its numbers."""
+_SECTIONS = {CocoEvaluator: detection_sections}
+
+
+def write_report(evaluator: Any, path: str | Path, *, title: str, facts: Mapping[str, str] | None = None) -> Path:
+    """Write a report of an evaluation; it is one file, reaches no network, and is smaller than 10 MB.
+
+    Args:
+        evaluator: after `compute`, on the main process.
+        path: of the HTML file; its folder is made.
+        title: of the page.
+        facts: what was evaluated, such as {"model": "runs/a1"}; written below the title.
+    Returns:
+        the file.
+    Raises:
+        ConfigError: there is no report for this evaluator.
+    """
+    parts = evaluator.evaluators if isinstance(evaluator, CombinedEvaluator) else [evaluator]
+    unknown = [part for part in parts if type(part) not in _SECTIONS]
+    if unknown:
+        names = ", ".join(kind.__name__ for kind in _SECTIONS)
+        raise ConfigError(f"report: there is none for {type(unknown[0]).__name__}; there are reports for {names}.")
+    pictures = PictureBudget(evaluator.dataset if len(parts) == 1 else parts[0].dataset, PICTURE_BYTES // len(parts))
+    sections = []
+    for part in parts:
+        pictures.left = PICTURE_BYTES // len(parts) if pictures.load else 0
+        sections += _SECTIONS[type(part)](part, pictures)
+    return write_page(path, title, sections, {**(facts or {}), "data": describe_data(evaluator)})
+
+
+def describe_data(evaluator: Any) -> str:
+    """Say what the evaluator's dataset is: "CocoDetection of instances_val.json, 87 images, 3 classes"."""
+    dataset = (evaluator.evaluators[0] if isinstance(evaluator, CombinedEvaluator) else evaluator).dataset
+    file = getattr(dataset, "annotation_file", None)
+    count = len(dataset.image_ids) if isinstance(dataset, HasImageIds) else len(dataset)
+    words = [type(dataset).__name__ + (f" of {Path(file).name}" if file else "")]
+    words.append(f"{count} {getattr(dataset, 'noun', 'images' if isinstance(dataset, HasImageIds) else 'sentences')}")
+    if isinstance(dataset, HasClasses):
+        words.append(f"{len(dataset.classes)} classes")
+    return ", ".join(words)
+
+
+def write_page(path: str | Path, title: str, sections: Sequence[str], facts: Mapping[str, str]) -> Path:
+    """Write sections as a page with links to each.
+
+    Returns:
+        the file.
+    """
+    sections = _unique_anchors(sections)
+    anchors = re.findall(r"<section id='([^']*)'><h2>(.*?)</h2>", "".join(sections))
+    links = "".join(f"<a href='#{anchor}'>{name}</a>" for anchor, name in anchors)
+    listed = "; ".join(f"{escape(key)} {escape(value)}" for key, value in facts.items())
+    body = f"<h1>{escape(title)}</h1><p class='facts'>{listed}</p><nav aria-label='sections'>{links}</nav>"
+    folder = Path(__file__).parent
+    style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    page = html_page(title, f"{body}<main>{''.join(sections)}</main>", style=style, script=script)
+    path = make_folder(path)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _unique_anchors(sections: Sequence[str]) -> list[str]:
+    """Number the ids of sections that occur more than once."""
+    seen: dict[str, int] = {}
+
+    def renamed(hit: re.Match) -> str:
+        seen[hit[1]] = seen.get(hit[1], 0) + 1
+        return f"<section id='{hit[1]}{seen[hit[1]] if seen[hit[1]] > 1 else ''}'>"
+
+    return [re.sub(r"<section id='([^']*)'>", renamed, text) for text in sections]
