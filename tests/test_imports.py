@@ -16,6 +16,7 @@ BOTTOM = (
     "config",
     "structures",
     "protocols",
+    "devices",
     "distributed",
     "logging",
     "checkpoint",

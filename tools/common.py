@@ -12,15 +12,16 @@ import numpy as np
 import torch
 
 from vitkit import model_zoo
+from vitkit.devices import accelerators, default_device
 from vitkit.errors import ConfigError, DataError, VitkitError, error_line
 from vitkit.inference import Loaded, Predictor, Tiling, Translator
 from vitkit.inference.ahead import map_ahead
 
 
 def add_device(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
-    """Add --device: "cpu" or "cuda", the GPU by default where there is one."""
-    default = default or ("cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--device", type=_device, default=default, help=f"cpu or cuda ({default})")
+    """Add --device: "cpu", or an accelerator that PyTorch finds, which is the default where there is one."""
+    default = default or default_device()
+    parser.add_argument("--device", type=_device, default=default, help=f"cpu, cuda, mps, ... ({default})")
 
 
 MODEL_HELP = (
@@ -74,10 +75,10 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def _device(text: str) -> str:
-    if text not in ("cpu", "cuda"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected cpu or cuda")
-    if text == "cuda" and not torch.cuda.is_available():
-        raise argparse.ArgumentTypeError("cuda: PyTorch finds no GPU here")
+    choices = ["cpu", *accelerators()]
+    if text not in choices:
+        here = "" if len(choices) > 1 else "; PyTorch finds no accelerator here"
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {' or '.join(choices)}{here}")
     return text
 
 

@@ -17,14 +17,14 @@ def init_distributed(device_type: str) -> torch.device:
     """Join torchrun's process group, if there is one, and return this process's device.
 
     Args:
-        device_type: "cuda" (NCCL) or "cpu" (gloo).
+        device_type: such as "cuda" (NCCL), "cpu" (gloo) or "mps" (one process alone).
     """
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    device = torch.device("cuda", local_rank) if device_type == "cuda" else torch.device(device_type)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = torch.device(device_type) if device_type in ("cpu", "mps") else torch.device(device_type, local_rank)
+    if device.index is not None:
+        torch.accelerator.set_device_index(local_rank)
     if "RANK" in os.environ and not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = dist.get_default_backend_for_device(device.type)
         # One rank may evaluate or write for long while the others wait for it.
         timeout = datetime.timedelta(minutes=60)
         store, rank_, size = next(dist.rendezvous("env://", timeout=timeout))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.devices import accumulation_dtype
 from vitkit.distributed import all_reduce_sum, is_main
 from vitkit.errors import VitkitError, error_line
 
@@ -44,7 +45,8 @@ class RatioMeter:
 
     def add(self, numerator: Tensor, denominator: Tensor) -> None:
         """Add two scalars to the sums; those of a batch whose loss is not finite count nothing."""
-        pair = torch.stack([numerator.detach().double(), denominator.detach().double().to(numerator.device)])
+        dtype = accumulation_dtype(numerator.device)
+        pair = torch.stack([value.detach().to(numerator.device, dtype) for value in (numerator, denominator)])
         pair = pair.where(pair.isfinite().all(), 0)
         self._sums = pair if self._sums is None else self._sums + pair
 
@@ -54,7 +56,8 @@ class RatioMeter:
         Args:
             device: the process group's device, for a rank that has added nothing yet.
         """
-        sums = self._sums if self._sums is not None else torch.zeros(2, dtype=torch.float64, device=device)
+        dtype = accumulation_dtype(torch.device(device))
+        sums = self._sums if self._sums is not None else torch.zeros(2, dtype=dtype, device=device)
         numerator, denominator = all_reduce_sum(sums).tolist()
         return (numerator / denominator if denominator else float("nan")), int(denominator)
 

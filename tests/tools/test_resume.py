@@ -127,7 +127,7 @@ def test_results_go_into_a_folder_that_is_made_for_them(config):
 
 @pytest.mark.parametrize("tool", [train, evaluate])
 def test_a_device_that_is_not_there_is_said(config, tool, monkeypatch, capsys):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     with pytest.raises(SystemExit):
         tool.main([config, *(["last.pth"] if tool is evaluate else []), "--device", "cuda"])
-    assert "--device: cuda: PyTorch finds no GPU" in capsys.readouterr().err
+    assert "PyTorch finds no accelerator here" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vitkit.analysis.macs import running_modules
+from vitkit.devices import synchronize
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.protocols import SupportsActivationCheckpointing
 
@@ -158,8 +159,7 @@ def _measure_time(
     model: nn.Module, inputs: tuple, names: list[str], device: torch.device, repeats: int
 ) -> dict[str, list[float]]:
     def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         return time.perf_counter()
 
     times: dict[str, list[float]] = defaultdict(list)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.analysis.memory import OPTIMIZER_STATES, saved_bytes, training_memory
 from vitkit.data.loading.loader import BatchLoader
+from vitkit.devices import total_memory
 from vitkit.doctor.case import Case
 from vitkit.doctor.issues import VERDICTS, Issue, percent
 from vitkit.engine.step import autocast
@@ -253,8 +254,8 @@ def _largest_ratio(case: Case, batch: Batch) -> float:
 def _capacity(case: Case) -> tuple[int | None, str]:
     if case.options.memory_gib is not None:
         return round(case.options.memory_gib * _GIB), "the device"
-    if case.options.device.type == "cuda":
-        return torch.cuda.get_device_properties(case.options.device).total_memory, "the GPU"
+    if (memory := total_memory(case.options.device)) is not None:
+        return memory, "the GPU"
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             values = dict(line.split(":", 1) for line in file)

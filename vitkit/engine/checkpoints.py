@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 from vitkit.checkpoint import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.checkpoint.files import TEMPORARY_SUFFIX, shards_folder_of
 from vitkit.checkpoint.sharded import SHARDS_SUFFIX, check_shards, read_local, write_shards
+from vitkit.devices import accelerator_rng_state, set_accelerator_rng_state
 from vitkit.distributed import broadcast_object, gather_objects, is_main, rank, world_size
 from vitkit.engine.parallel import is_sharded, load_state, local_state, state_of
 from vitkit.errors import CheckpointError
@@ -391,7 +392,7 @@ def rng_state() -> dict[str, Any]:
     kind, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "cuda": accelerator_rng_state(),
         "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
         "python": json.dumps(random.getstate()),
     }
@@ -400,8 +401,7 @@ def rng_state() -> dict[str, Any]:
 def set_rng_state(state: Mapping[str, Any]) -> None:
     """Restore what `rng_state` returned."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    set_accelerator_rng_state(state["cuda"])
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     version, internal, gauss = json.loads(state["python"])

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from vitkit.devices import accumulation_dtype, synchronize
 from vitkit.distributed import all_reduce_sum, broadcast_object, gather_objects
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
@@ -45,7 +46,7 @@ def evaluate(
     generates = isinstance(model, GenerativeModel) and not takes_outputs
     less_memory = partial(evaluation_remedies, precision=precision)
     with _evaluation_mode(model, criterion, meters):
-        loss_sum = torch.zeros(2, dtype=torch.float64, device=device)
+        loss_sum = torch.zeros(2, dtype=accumulation_dtype(device), device=device)
         progress = ProgressLines(len(loader), "batches evaluated", every=20.0)
         for batch in _batches(loader, model, generates=generates, precision=precision):
             batch = batch.to(device)
@@ -54,7 +55,7 @@ def evaluate(
                 outputs = None if generates and criterion is None else model(**batch.inputs)
                 if criterion is not None:
                     loss = sum(criterion(outputs, batch.targets).values())
-                    loss_sum += torch.stack([loss.double() * len(batch), loss.new_tensor(len(batch)).double()])
+                    loss_sum += len(batch) * torch.stack([loss, torch.ones_like(loss)]).to(loss_sum.dtype)
                 if takes_outputs:
                     predictions = [{name: value[i] for name, value in outputs.items()} for i in range(len(batch))]
                 elif generates:
@@ -122,6 +123,5 @@ def _batches(loader: Iterable[Batch], model: nn.Module, *, generates: bool, prec
 
 def _now(device: torch.device) -> float:
     """Return the time in seconds once the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter()

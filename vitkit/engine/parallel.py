@@ -68,7 +68,7 @@ def wrap(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.
     if settings.compile:
         model = torch.compile(model)
     if world_size() > 1 and settings.strategy == "ddp":
-        ids = [device.index] if device.type == "cuda" else None
+        ids = None if device.index is None else [device.index]
         # Gradients of 1x1 kernels come in channels-last strides, which for them are the same order of numbers.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)

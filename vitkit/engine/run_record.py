@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from vitkit.devices import device_name
 from vitkit.distributed import world_size
 
 RECORD_NAME = "run.json"
@@ -41,7 +42,7 @@ def record_start(run_dir: Path, device: torch.device) -> None:
         "git": list({state["folder"]: state for state in repositories if state}.values()),
         "device": {
             "type": device.type,
-            "name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+            "name": _processor() if device.type == "cpu" else device_name(device),
             "processes": world_size(),
             "threads": torch.get_num_threads(),
         },

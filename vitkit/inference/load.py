@@ -61,7 +61,7 @@ def load(
         overrides: `key.sub=value` of the config.
         classes: names of the labels; None: those that it was trained on, see `trained_classes`.
         things: for panoptic models, whether each class has instances; None: as it was trained.
-        device: "cpu" or "cuda".
+        device: such as "cpu", "cuda" or "mps".
         precision: of autocast.
         trust: let a run's saved config import the code that it names, see `load_config`.
     Raises:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from vitkit.config import Config, load_config, load_saved_config
+from vitkit.devices import default_device
 from vitkit.distributed import close_distributed, init_distributed
 from vitkit.engine.checkpoints import BEST_NAME, CONFIG_NAME, LAST_NAME
 from vitkit.engine.hooks import Interrupted
@@ -63,7 +64,7 @@ def train(
         run_dir: where to write; None: runs/CONFIG_NAME, numbered if it is taken.
         resume: the folder of a run to resume.
         init: weights to start from, see `find_weights`; other classes get a new head.
-        device: "cpu" or "cuda"; None: a GPU if there is one.
+        device: "cpu", "cuda", "mps", ...; None: an accelerator if there is one.
         trust: let a saved config import the code that it names, see `load_config`.
         overrides: values of the config by section, as dicts of those that change, or whole as a `dict(type=...)`; or by
             dotted key: `**{"model.num_queries": 50}`.
@@ -156,7 +157,7 @@ def _as_overrides(values: Mapping[str, Any]) -> list[str]:
 def _process_group(device: str | None) -> Iterator[torch.device]:
     """Join the other ranks, if there are any, and yield this rank's device."""
     try:
-        rank_device = init_distributed(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        rank_device = init_distributed(device or default_device())
         setup_logging()
         yield rank_device
     finally:

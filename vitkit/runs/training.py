@@ -18,6 +18,7 @@ from vitkit.checkpoint import load_weights, read_checkpoint
 from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
 from vitkit.data.loading.loader import BatchLoader, DataSettings, check_same_classes
 from vitkit.data.transforms.mixing import TransformedLoader
+from vitkit.devices import default_device
 from vitkit.distributed import broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
 from vitkit.engine.checkpoints import CONFIG_NAME
 from vitkit.engine.evaluate import evaluate
@@ -153,7 +154,7 @@ def train_in(
     try:
         train(train_run, validate=validation, resume=checkpoint, on_start=on_start)
     except Interrupted as interrupted:
-        device_type = [] if device.type == "cuda" else ["--device", device.type]
+        device_type = [] if device.type == default_device() != "cpu" else ["--device", device.type]
         say(f"{interrupted.signal.name}: saved. Resume with:\n    {resume_command(run_dir, *device_type)}")
         raise
     if is_main():

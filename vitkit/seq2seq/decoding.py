@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from vitkit.devices import accumulation_dtype
 from vitkit.errors import ConfigError
 from vitkit.registry import check_names
 from vitkit.structures import BOS, EOS, PAD
@@ -307,14 +308,15 @@ def _sample(log_probs: Tensor, draws: Tensor, settings: DecodingSettings) -> Ten
     """Token ids (N,) by inverse transform sampling; `draws` (N,) in 0..1, the most probable token first."""
     most = min(settings.top_k or log_probs.shape[-1], log_probs.shape[-1])
     scores, tokens = (log_probs / settings.temperature).topk(most, dim=-1)
-    cumulated = scores.double().softmax(dim=-1).cumsum(dim=-1)
+    dtype = accumulation_dtype(scores.device)
+    cumulated = scores.to(dtype).softmax(dim=-1).cumsum(dim=-1)
     if settings.top_p < 1:
         # The last token of the nucleus is the first at which the sum reaches top_p.
         last = torch.searchsorted(cumulated, torch.full_like(cumulated[:, :1], settings.top_p)).clamp(max=most - 1)
         total = cumulated.gather(-1, last)
     else:
         total = cumulated[:, -1:]
-    ranks = torch.searchsorted(cumulated, draws[:, None].double() * total, right=True).clamp(max=most - 1)
+    ranks = torch.searchsorted(cumulated, draws[:, None].to(dtype) * total, right=True).clamp(max=most - 1)
     return tokens.gather(-1, ranks)[:, 0]
 
 

@@ -202,7 +202,7 @@ class BatchLoader:
             batch_sampler=batches,
             collate_fn=_identity,
             num_workers=settings.num_workers,
-            pin_memory=torch.cuda.is_available() if settings.pin_memory is None else settings.pin_memory,
+            pin_memory=torch.accelerator.is_available() if settings.pin_memory is None else settings.pin_memory,
             persistent_workers=training and has_workers,
             worker_init_fn=_start_worker,
             multiprocessing_context=settings.start_workers if has_workers else None,

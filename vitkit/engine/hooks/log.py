@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit import devices
 from vitkit.distributed import all_reduce_mean, all_reduce_sum, is_main
 from vitkit.engine.run import Hook, TrainRun
 from vitkit.logging import LOG_NAME, say
@@ -281,9 +282,9 @@ def cut_log(path: Path, step: int, epoch: int) -> dict[str, Any]:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Return the peak memory of the GPU's allocator, or of this process, in MiB."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
+    """Return the peak memory of the accelerator's allocator, or of this process, in MiB."""
+    if (peak := devices.peak_memory(device)) is not None:
+        return peak / 2**20
     try:
         import resource  # Unix alone has it
     except ImportError:

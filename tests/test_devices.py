@@ -1,0 +1,84 @@
+"""Accelerators other than the machine's own, by modules that stand in for theirs."""
+
+import argparse
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vitkit import devices
+from vitkit.devices import accumulation_dtype, device_name, peak_memory, synchronize, total_memory
+from vitkit.engine.checkpoints import rng_state, set_rng_state
+from vitkit.tools.common import add_device
+
+CPU, MPS, XPU = torch.device("cpu"), torch.device("mps"), torch.device("xpu", 0)
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """What torch.mps and torch.xpu offer of what is used, with a record of the calls."""
+    calls = []
+    state = torch.arange(4, dtype=torch.uint8)
+    common = dict(
+        synchronize=lambda: calls.append("synchronize"), get_rng_state=lambda: state, set_rng_state=calls.append
+    )
+    by_type = {
+        "mps": SimpleNamespace(**common, driver_allocated_memory=lambda: 7, recommended_max_memory=lambda: 16),
+        "xpu": SimpleNamespace(
+            **common,
+            max_memory_allocated=lambda: 9,
+            get_device_properties=lambda device: SimpleNamespace(total_memory=64),
+            get_device_name=lambda device: "a card",
+        ),
+    }
+    monkeypatch.setattr(torch, "get_device_module", lambda device: by_type[torch.device(device).type])
+    return calls
+
+
+@pytest.fixture
+def mps(modules, monkeypatch):
+    """A machine whose accelerator is Apple's GPU."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: MPS)
+    return modules
+
+
+def test_memory_and_names_are_what_each_module_offers(modules):
+    assert (peak_memory(CPU), peak_memory(MPS), peak_memory(XPU)) == (None, 7, 9)
+    assert (total_memory(CPU), total_memory(MPS), total_memory(XPU)) == (None, 16, 64)
+    assert (device_name(CPU), device_name(MPS), device_name(XPU)) == ("cpu", "mps", "a card")
+
+
+def test_only_accelerators_are_waited_for(modules):
+    synchronize(CPU)
+    assert modules == []
+    synchronize(MPS)
+    assert modules == ["synchronize"]
+
+
+def test_apples_gpu_sums_in_float32():
+    assert accumulation_dtype(MPS) == torch.float32
+    assert accumulation_dtype(CPU) == accumulation_dtype(XPU) == torch.float64
+
+
+def test_the_accelerator_is_the_default_device_and_a_choice_of_the_tools(mps):
+    assert devices.default_device() == "mps"
+    parser = argparse.ArgumentParser()
+    add_device(parser)
+    assert parser.parse_args([]).device == "mps"
+    assert parser.parse_args(["--device", "cpu"]).device == "cpu"
+
+
+def test_a_device_that_is_not_here_is_refused_by_name(mps, capsys):
+    parser = argparse.ArgumentParser()
+    add_device(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--device", "cuda"])
+    assert "'cuda': expected cpu or mps" in capsys.readouterr().err
+
+
+def test_the_accelerators_random_state_is_saved_and_restored(mps):
+    state = rng_state()
+    assert state["cuda"].tolist() == [0, 1, 2, 3]
+    set_rng_state(state)
+    assert mps[-1] is state["cuda"]

@@ -1,0 +1,65 @@
+"""What differs between devices: the CPU, and the accelerators that PyTorch names (cuda, mps, xpu, ...)."""
+
+import torch
+
+
+def accelerators() -> list[str]:
+    """Return the types of the accelerators that PyTorch finds here, at most one."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return [] if found is None else [found.type]
+
+
+def default_device() -> str:
+    """Return the type of the device to compute on where none is named: the accelerator, if there is one."""
+    return next(iter(accelerators()), "cpu")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until an accelerator has finished its work."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
+def accumulation_dtype(device: torch.device) -> torch.dtype:
+    """Return the widest type in which a device sums: Apple's GPU has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Return the most bytes that the device's allocator held; None where it does not tell, as on the CPU.
+
+    Apple's GPU does not keep the peak, so that its present bytes are returned.
+    """
+    if device.type == "cpu":
+        return None
+    module = torch.get_device_module(device)
+    if hasattr(module, "max_memory_allocated"):
+        return module.max_memory_allocated()
+    return module.driver_allocated_memory() if hasattr(module, "driver_allocated_memory") else None
+
+
+def total_memory(device: torch.device) -> int | None:
+    """Return the bytes of an accelerator's memory; None where it does not tell, as on the CPU."""
+    if device.type == "cpu":
+        return None
+    module = torch.get_device_module(device)
+    if hasattr(module, "get_device_properties"):
+        return module.get_device_properties(device).total_memory
+    return module.recommended_max_memory() if hasattr(module, "recommended_max_memory") else None
+
+
+def device_name(device: torch.device) -> str:
+    """Return an accelerator's product name where PyTorch tells it, otherwise its type."""
+    module = torch.get_device_module(device) if device.type != "cpu" else None
+    return module.get_device_name(device) if hasattr(module, "get_device_name") else device.type
+
+
+def accelerator_rng_state() -> torch.Tensor | None:
+    """Return the state of the accelerator's random number generator; None without accelerator."""
+    return torch.get_device_module(default_device()).get_rng_state() if accelerators() else None
+
+
+def set_accelerator_rng_state(state: torch.Tensor | None) -> None:
+    """Restore what `accelerator_rng_state` returned on an accelerator of the same kind."""
+    if state is not None and accelerators():
+        torch.get_device_module(default_device()).set_rng_state(state)
