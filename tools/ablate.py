@@ -18,13 +18,10 @@ import re
 import runpy
 import shlex
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -35,16 +32,15 @@ import vitkit.configs.ablations
 from vitkit import load_config
 from vitkit.engine.checkpoints import CONFIG_NAME, LAST_NAME
 from vitkit.engine.run_record import RECORD_NAME
-from vitkit.errors import ConfigError, DataError, TrainingError
+from vitkit.errors import ConfigError, TrainingError
 from vitkit.logging import LOG_NAME
 from vitkit.registry import nearest
+from vitkit.tools.child_runs import run_to_end, time_steps
 from vitkit.tools.common import add_device, errors_in_one_line, is_override
 from vitkit.visualization.canvas import save_figure
 from vitkit.visualization.curves import read_log
 
 _SETS = Path(vitkit.configs.ablations.__path__[0])
-_TIMED_STEPS = 5
-"""Steps between the records by which an arm's cost is measured: the first so many warm up, twice as many count."""
 _SHOWN = ("vitkit", "torch", "torchvision")
 Row = dict[str, Any]
 """Of one run: set, arm, seed, epochs, steps, minutes, processor_minutes, evaluations, command, versions, threads."""
@@ -229,77 +225,9 @@ def run_arm(command: list[str], folder: Path, *, seed: int, epochs: int | None, 
 
 
 def epochs_of(minutes: float, command: list[str], folder: Path, device: str) -> int:
-    """Return how many epochs an arm can be trained in so many processor minutes, after timing some of its steps.
-
-    Raises:
-        TrainingError: the run failed, or ended before enough steps were timed.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    timed = [*command, f"train.log_every={_TIMED_STEPS}", "--run-dir", str(folder), "--device", device]
-    records: list[dict[str, Any]] = []
-    with Child(timed, folder.with_suffix(".txt")) as child:
-        while len(records) < 3 and child.process.poll() is None:
-            time.sleep(0.5)
-            with suppress(DataError):  # nothing is logged yet
-                records = read_log(folder / LOG_NAME)[0]
-        if len(records) < 3:
-            child.finish()
-            raise TrainingError("too few steps to time them.")
-    first, *_, last = records
-    minutes_per_step = (last["processor_minutes"] - first["processor_minutes"]) / (last["step"] - first["step"])
-    shutil.rmtree(folder)
-    return max(1, round(minutes / minutes_per_step / (last["step"] / last["epoch"])))
-
-
-class Child:
-    """A tool in a process of its own, to which ctrl-C and SIGTERM are passed on.
-
-    Args:
-        command: begins with "vitkit".
-        output: the file for what it prints.
-    """
-
-    def __init__(self, command: list[str], output: Path):
-        self.output = output
-        output.parent.mkdir(parents=True, exist_ok=True)
-        module = [sys.executable, "-m", f"vitkit.tools.{command[1]}", *command[2:]]
-        with output.open("a", encoding="utf-8") as file:
-            # In a session of its own: ctrl-C reaches it once, from here.
-            self.process = subprocess.Popen(module, stdout=file, stderr=file, start_new_session=True)
-
-    def __enter__(self) -> "Child":
-        self._before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
-        self._signalled = False
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.wait()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if self._signalled:
-            sys.exit(f"interrupted; the same command resumes it ({self.output})")
-
-    def _forward(self, number: int, _: object) -> None:
-        self._signalled = True
-        self.process.send_signal(number)
-
-    def finish(self) -> None:
-        """Wait for its end.
-
-        Raises:
-            TrainingError: it failed.
-        """
-        if self.process.wait() != 0 and not self._signalled:
-            lines = self.output.read_text(encoding="utf-8").strip().splitlines()
-            raise TrainingError(f"{lines[-1] if lines else 'failed'} ({self.output})")
-
-
-def run_to_end(command: list[str], folder: Path) -> None:
-    """Run a command to its end; raises like `Child.finish`."""
-    with Child(command, folder.with_suffix(".txt")) as child:
-        child.finish()
+    """Return how many epochs an arm can be trained in so many processor minutes; raises like `time_steps`."""
+    cost = time_steps([*command, "--device", device], folder)
+    return max(1, round(minutes / cost.processor_minutes / cost.steps_per_epoch))
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -1,0 +1,106 @@
+"""Runs of `vitkit train` in processes of their own, and what a step of one costs."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitkit.errors import DataError, TrainingError
+from vitkit.logging import LOG_NAME
+from vitkit.visualization.curves import read_log
+
+_TIMED_STEPS = 5
+"""Steps between the records by which a step's cost is measured: the first so many warm up, twice as many count."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a training step costs."""
+
+    minutes: float
+    processor_minutes: float
+    steps_per_epoch: float
+
+
+def time_steps(command: Sequence[str], folder: Path) -> StepCost:
+    """Train some steps, and return what one costs; the run is removed.
+
+    Args:
+        command: begins with "vitkit", "train"; without --run-dir.
+        folder: of the run.
+    Raises:
+        TrainingError: the run failed, or ended before enough steps were timed.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    output = folder.with_suffix(".txt")
+    records: list[dict[str, Any]] = []
+    with Child([*command, f"train.log_every={_TIMED_STEPS}", "--run-dir", str(folder)], output) as child:
+        while len(records) < 3 and child.process.poll() is None:
+            time.sleep(0.5)
+            with suppress(DataError):  # nothing is logged yet
+                records = read_log(folder / LOG_NAME)[0]
+        if len(records) < 3:
+            child.finish()
+            raise TrainingError(f"too few steps to time them ({output}).")
+    shutil.rmtree(folder)
+    first, *_, last = records
+    steps = last["step"] - first["step"]
+    minutes, processor_minutes = ((last[key] - first[key]) / steps for key in ("minutes", "processor_minutes"))
+    return StepCost(minutes, processor_minutes, last["step"] / last["epoch"])
+
+
+class Child:
+    """A tool in a process of its own, to which ctrl-C and SIGTERM are passed on.
+
+    Args:
+        command: begins with "vitkit".
+        output: the file for what it prints.
+    """
+
+    def __init__(self, command: list[str], output: Path):
+        self.output = output
+        output.parent.mkdir(parents=True, exist_ok=True)
+        module = [sys.executable, "-m", f"vitkit.tools.{command[1]}", *command[2:]]
+        with output.open("a", encoding="utf-8") as file:
+            # In a session of its own: ctrl-C reaches it once, from here.
+            self.process = subprocess.Popen(module, stdout=file, stderr=file, start_new_session=True)
+
+    def __enter__(self) -> "Child":
+        self._before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._signalled = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._signalled:
+            sys.exit(f"interrupted; the same command resumes it ({self.output})")
+
+    def _forward(self, number: int, _: object) -> None:
+        self._signalled = True
+        self.process.send_signal(number)
+
+    def finish(self) -> None:
+        """Wait for its end.
+
+        Raises:
+            TrainingError: it failed.
+        """
+        if self.process.wait() != 0 and not self._signalled:
+            lines = self.output.read_text(encoding="utf-8").strip().splitlines()
+            raise TrainingError(f"{lines[-1] if lines else 'failed'} ({self.output})")
+
+
+def run_to_end(command: list[str], folder: Path) -> None:
+    """Run a command to its end; raises like `Child.finish`."""
+    with Child(command, folder.with_suffix(".txt")) as child:
+        child.finish()
