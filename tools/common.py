@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from vitkit import model_zoo
 from vitkit.devices import accelerators, default_device
