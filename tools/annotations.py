@@ -20,13 +20,14 @@ NUM_DRAWN = 12
 _SHOWN = 3
 
 
-def add_source(parser: argparse._ActionsContainer) -> None:
+def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -> None:
     """Add what tells where annotations are; `read_source` reads them."""
     text = "folder of the pictures (where the format usually has them)"
     parser.add_argument("--images", type=Path, metavar="DIR", help=text)
     text = "of the annotations, where they look like two: " + ", ".join(READERS)
     parser.add_argument("--from", dest="format", choices=READERS, metavar="FORMAT", help=text)
-    parser.add_argument("--split", metavar="NAME", help="only train, val or test, where the format names splits")
+    if with_split:
+        parser.add_argument("--split", metavar="NAME", help="only train, val or test, where the format names splits")
 
 
 def read_source(source: str | Path, args: argparse.Namespace) -> AnnotatedImages:
@@ -36,7 +37,7 @@ def read_source(source: str | Path, args: argparse.Namespace) -> AnnotatedImages
     for note in data.notes:
         print(f"  note: {note}")
     print_left_out(data.left_out, "left out")
-    return data if args.split is None else data.split(args.split)
+    return data if getattr(args, "split", None) is None else data.split(args.split)
 
 
 def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 
+from vitkit.data.recordings import thumbnail
 from vitkit.doctor.issues import Issue, enumerate_items, percent
 from vitkit.doctor.statistics import DatasetStatistics
 from vitkit.errors import DataError
@@ -18,8 +18,6 @@ from vitkit.ops.label_maps import count_values
 from vitkit.ops.masks import boxes_around_masks
 from vitkit.protocols import HasPanoptic, HasSemantic
 from vitkit.structures import IGNORE_INDEX
-
-_THUMBNAIL_SIZE = 16  # pixels
 
 
 @dataclass
@@ -72,9 +70,7 @@ def scan_images(statistics: DatasetStatistics, max_images: int) -> ImageScan:
         scan.readable.append(index)
         scan.sizes.append(image.shape[:2])
         scan.checksums.append(hashlib.blake2b(image.tobytes(), digest_size=16).digest() + repr(image.shape).encode())
-        grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
-        thumbnail = cv2.resize(grey, (_THUMBNAIL_SIZE, _THUMBNAIL_SIZE), interpolation=cv2.INTER_AREA)
-        scan.thumbnails.append(thumbnail.ravel())
+        scan.thumbnails.append(thumbnail(image))
         if statistics.files is not None:
             limit = {"max_pixels": getattr(dataset, "max_image_pixels", MAX_PIXELS)}
             scan.modes.append(read_header(statistics.files[index], **limit).mode)

@@ -1,19 +1,17 @@
 """Images that are both trained and evaluated on."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from vitkit.data.recordings import frame_number, series_of, similar_pairs
 from vitkit.doctor.images import ImageScan
 from vitkit.doctor.issues import Issue, enumerate_items, percent
 from vitkit.doctor.statistics import DatasetStatistics
 
 _WHERE = "data.train, data.val"
-_MAX_THUMBNAIL_DISTANCE = 2.0
-"""Mean difference of two thumbnails, of 255, below which images are probably one image that was saved twice."""
 
 
 def leakage_issues(
@@ -47,29 +45,42 @@ def leakage_issues(
 
 
 def _similar_pairs(train: ImageScan, val: ImageScan) -> Iterator[tuple[int, int]]:
-    """Find pairs of positions whose thumbnails hardly differ and are not of one plain colour."""
-    if not train.thumbnails:
-        return
-    train_thumbnails = np.stack(train.thumbnails).astype(np.float32)
-    for index, thumbnail in zip(val.readable, val.thumbnails):
-        distances = np.abs(train_thumbnails - thumbnail).mean(axis=1)
-        if thumbnail.std() >= _MAX_THUMBNAIL_DISTANCE > distances.min():
-            yield train.readable[int(distances.argmin())], index
+    """Find pairs of positions whose thumbnails hardly differ."""
+    if train.thumbnails and val.thumbnails:
+        for a, b in similar_pairs(np.stack(train.thumbnails), np.stack(val.thumbnails)):
+            yield train.readable[a], val.readable[b]
 
 
 def _shared_recordings(train: list[Path], val: list[Path]) -> Iterator[Issue]:
-    """Report names such as SEQUENCE_FRAME which tell that both datasets have frames of one recording."""
-    in_train, in_val = (Counter(re.sub(r"\d+$", "", path.stem) for path in files) for files in (train, val))
-    prefixes = in_train.keys() | in_val.keys()
-    # A single prefix is a dataset's name, and almost as many prefixes as images are no recordings.
-    if not 2 <= len(prefixes) <= (len(train) + len(val)) / 5 or not all(prefix.strip("_-. ") for prefix in prefixes):
+    """Report names such as RECORDING_FRAME which tell that both datasets have frames of one recording."""
+    stems = [Path(path.stem) for path in [*train, *val]]  # the datasets' folders are no recordings
+    series = series_of(stems)
+    if series is None:
         return
+    of_train, of_val = series[: len(train)], series[len(train) :]
+    in_train, in_val = Counter(of_train), Counter(of_val)
     shared = sorted(in_train.keys() & in_val.keys())
-    if shared:
-        names = enumerate_items([f"{prefix}* ({in_train[prefix]} and {in_val[prefix]} images)" for prefix in shared])
-        message = f"{len(shared)} of {len(prefixes)} series of file names are in both: {names}. If they are "
-        message += "recordings, adjacent frames are in train and val, and the score is too good"
-        yield Issue("leakage", "warn", message, _WHERE, {"series": shared})
-    else:
-        message = f"none of the {len(prefixes)} series of file names is in both"
-        yield Issue("leakage", "ok", message, _WHERE)
+    if not shared:
+        yield Issue("leakage", "ok", f"none of the {len(set(series))} series of file names is in both", _WHERE)
+        return
+    frames: dict[str, list[int]] = {name: [] for name in shared}
+    for name, path in zip(of_train, train):
+        if name in frames:
+            frames[name].append(frame_number(path) or 0)
+    gaps = [
+        min(abs((frame_number(path) or 0) - frame) for frame in frames[name])
+        for name, path in zip(of_val, val)
+        if name in frames
+    ]
+    names = enumerate_items([f"{name}* ({in_train[name]} and {in_val[name]} images)" for name in shared])
+    low, high = min(gaps), max(gaps)
+    message = f"{len(shared)} of {len(set(series))} recordings, by their file names, are in both: {names}. "
+    message += (
+        f"{len(gaps)} of {len(val)} images of val lie {low} to {high} frames, median {np.median(gaps):g}, from one "
+    )
+    message += (
+        "of train: of neighbours one tells the other, and the score is too good. Hold recordings out, by `names=` "
+    )
+    message += "of the datasets or `vitkit split`"
+    details = {"series": shared, "images": len(gaps), "frames": [low, high]}
+    yield Issue("leakage", "warn", message, _WHERE, details)

@@ -9,6 +9,7 @@ import numpy as np
 
 from vitkit.data.datasets.base import BaseImageDataset, require_folders
 from vitkit.data.datasets.panoptic_segments import check_number_of_classes, segmentation_sample
+from vitkit.data.formats.class_files import read_class_file
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.image_files import read_header, read_label_map
@@ -32,13 +33,15 @@ class SemanticFolder(BaseImageDataset):
     Args:
         images: folder of the images.
         labels: folder of the label maps: one channel (grey or palette) whose values are classes.
-        classes: names of the classes.
-        values: the pixel value of each class; None: 0, 1, 2, … in order, or 1, 2, 3, … with `zero_is_ignored`.
+        classes: names of the classes; or a file that names them, once for all splits (see `read_class_file`).
+        values: the pixel value of each class; None: those of the file, or 0, 1, 2, … in order, or 1, 2, 3, … with
+            `zero_is_ignored`.
         ignore: pixel values without a class, which are neither trained nor evaluated; values that are neither here nor
             in `values` are errors.
         zero_is_ignored: value 0 is also ignored, and the classes begin at 1 (as in ADE20K).
         image_suffix, label_suffix: endings of the file names, such as "_leftImg8bit.png".
-        names: use only images whose ids match one of these patterns, such as "0001TP_*"; None: all.
+        names: use only images whose ids match one of these patterns, such as "0001TP_*"; or a text file with an id in
+            each line, as `vitkit split` writes it; None: all.
         transforms: see `BaseImageDataset`.
     Raises:
         DataError: a folder is missing, there is no image, none matches `names`, or one has no label map.
@@ -50,15 +53,20 @@ class SemanticFolder(BaseImageDataset):
         images: str | Path,
         labels: str | Path,
         *,
-        classes: Sequence[str],
+        classes: Sequence[str] | str | Path,
         values: Sequence[int] | None = None,
         ignore: Sequence[int] = (255,),
         zero_is_ignored: bool = False,
         image_suffix: str = ".jpg",
         label_suffix: str = ".png",
-        names: Sequence[str] | None = None,
+        names: Sequence[str] | str | Path | None = None,
         transforms: Spec | Transforms | None = None,
     ):
+        if isinstance(classes, str | Path):
+            numbered = read_class_file(classes)
+            classes = list(numbered.values())
+            if values is None and not zero_is_ignored:
+                values = list(numbered)
         check_number_of_classes(classes)
         super().__init__(transforms)
         self.folder, self.label_folder = Path(images), Path(labels)
@@ -70,9 +78,7 @@ class SemanticFolder(BaseImageDataset):
         self._label_of_value = self._label_table()
         self.image_ids = paired_names(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
         if names is not None:
-            self.image_ids = [name for name in self.image_ids if any(fnmatchcase(name, pattern) for pattern in names)]
-            if not self.image_ids:
-                raise DataError(f"images: no file of '{images}' matches any of names={list(names)}.")
+            self.image_ids = _chosen(self.image_ids, names, images)
         logger.info(f"'{images}': {len(self)} images with label pictures of {len(self.classes)} classes")
 
     def _label_table(self) -> np.ndarray:
@@ -147,6 +153,27 @@ class SemanticFolder(BaseImageDataset):
 
     def _label_path(self, index: int) -> Path:
         return self.label_folder / f"{self.image_ids[index]}{self.label_suffix}"
+
+
+def _chosen(image_ids: list[str], names: Sequence[str] | str | Path, images: str | Path) -> list[str]:
+    """Return the ids that match a pattern, or that a file lists."""
+    if isinstance(names, str | Path):
+        try:
+            listed = {line.strip() for line in Path(names).read_text(encoding="utf-8").splitlines() if line.strip()}
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"names: cannot read '{names}' ({error}). Give a file with an image's id in each line."
+            ) from error
+        missing = sorted(listed - set(image_ids))
+        if missing:
+            raise DataError(
+                f"names: '{names}' lists {len(missing)} images that '{images}' lacks, such as {missing[0]!r}."
+            )
+        return [image_id for image_id in image_ids if image_id in listed]
+    chosen = [image_id for image_id in image_ids if any(fnmatchcase(image_id, pattern) for pattern in names)]
+    if not chosen:
+        raise DataError(f"images: no file of '{images}' matches any of names={list(names)}.")
+    return chosen
 
 
 def paired_names(images: str | Path, labels: str | Path, *, image_suffix: str, label_suffix: str) -> list[str]:

@@ -1,0 +1,60 @@
+"""Join several datasets into one: classes of one name are one class, and --map renames or drops others.
+
+Pictures are linked into OUT/images (copies where the disk has no links); splits are kept if every dataset has some.
+
+Examples:
+    python tools/merge.py own.json roboflow/data.yaml --map "red cell=RBC" "white cell=WBC" --out cells
+    python tools/merge.py a/data.yaml b/Annotations --map "scratch=" --to yolo --out both
+"""
+
+import argparse
+from pathlib import Path
+
+from vitkit.data.formats import FORMAT_NAMES, read_annotations
+from vitkit.data.formats.merging import merge_datasets
+from vitkit.data.formats.writing import WRITERS
+from vitkit.errors import ConfigError
+from vitkit.tools.annotations import print_left_out, write_annotations
+from vitkit.tools.common import errors_in_one_line
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    text = "annotations of any format that convert reads; FILE,DIR where the pictures lie elsewhere"
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help=text)
+    text = "the new name of a class; no name leaves its objects out"
+    parser.add_argument("--map", nargs="+", default=[], metavar="CLASS=NAME", help=text)
+    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (coco)")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    args = parser.parse_args(argv)
+    if len(args.sources) < 2:
+        parser.error("give two datasets or more")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with errors_in_one_line():
+        run(args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Read the datasets, join them, and write the result."""
+    wrong = [entry for entry in args.map if "=" not in entry]
+    if wrong:
+        raise ConfigError(f"--map {wrong[0]}: expected CLASS=NAME.")
+    datasets = []
+    for source in args.sources:
+        annotations, _, images = source.partition(",")
+        data = read_annotations(annotations, images or None)
+        print(f"{annotations}: {FORMAT_NAMES[data.format]}: {data.summary()}")
+        print_left_out(data.left_out, "left out")
+        datasets.append(data)
+    classes = {name: new for name, _, new in (entry.partition("=") for entry in args.map)}
+    merged = merge_datasets(datasets, classes, args.out)
+    print_left_out(merged.left_out, "left out")
+    write_annotations(merged, args.to, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Divide a dataset into training, validation and test images, of which every class has its share in each.
+
+Images that look the same, bursts, and frames of one recording (by names such as RECORDING_000123) stay together, since
+of neighbours one tells the other. The pictures stay where they are; OUT gets instances_train.json and so on, or, of
+label pictures of classes, train.txt and so on for `names=` of SemanticFolder.
+
+Examples:
+    python tools/split.py own.json --images photos --val 0.2 --test 0.1 --out annotations
+    python tools/split.py labels/train --images images/train --from semantic_pictures --val "0006R0_*" --out names
+    python tools/split.py cells/data.yaml --val 0.2 --seed 1 --to yolo --out cells_split
+"""
+
+import argparse
+from pathlib import Path, PurePosixPath
+
+from vitkit.data.formats import AnnotatedImages, find_format
+from vitkit.data.formats.label_pictures import read_semantic_pictures
+from vitkit.data.formats.splitting import split_dataset
+from vitkit.data.formats.writing import WRITERS
+from vitkit.errors import DataError
+from vitkit.ops.image_files import MAX_PIXELS
+from vitkit.tools.annotations import add_source, print_left_out, read_source, write_annotations
+from vitkit.tools.common import errors_in_one_line
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="annotations: a file or a folder of any format that convert reads")
+    add_source(parser, with_split=False)
+    for name in ("val", "test"):
+        text = f"what becomes {name}: a fraction, or patterns of file names"
+        parser.add_argument(f"--{name}", nargs="+", metavar="PART", help=text)
+    parser.add_argument("--seed", type=int, default=0, help="of the choice (0)")
+    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (coco)")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    args = parser.parse_args(argv)
+    if not args.val and not args.test:
+        parser.error("give --val or --test")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with errors_in_one_line():
+        run(args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Read the annotations, divide the images, and write each split."""
+    fractions, patterns = {}, {}
+    for name in ("val", "test"):
+        parts = getattr(args, name) or []
+        if len(parts) == 1 and (fraction := _as_number(parts[0])) is not None:
+            fractions[name] = fraction
+        elif parts:
+            patterns[name] = parts
+    is_semantic = (args.format or find_format(args.source, args.images)) == "semantic_pictures"
+    if is_semantic:
+        data = read_semantic_pictures(args.source, args.images, max_pixels=MAX_PIXELS, regions=False)
+        print(f"{args.source}: {len(data.images)} label pictures of {len(data.categories)} classes")
+        print_left_out(data.left_out, "left out")
+    else:
+        data = read_source(args.source, args)
+    notes, left_out = len(data.notes), {reason: len(names) for reason, names in data.left_out.items()}
+    split_dataset(data, fractions, patterns=patterns, seed=args.seed)
+    for note in data.notes[notes:]:
+        print(f"  note: {note}")
+    print_left_out(
+        {k: v[left_out.get(k, 0) :] for k, v in data.left_out.items() if v[left_out.get(k, 0) :]}, "left out"
+    )
+    print_splits(data, "images" if is_semantic else "objects")
+    if is_semantic:
+        write_names(data, args.out)
+    else:
+        write_annotations(data, args.to, args.out)
+
+
+def print_splits(data: AnnotatedImages, noun: str) -> None:
+    """Print the number of images, and of objects of each class, of each split."""
+    counts = {split: data.split(split).class_counts() for split in data.splits}
+    width = max((len(category["name"]) for category in data.categories), default=0)
+    print(f"  {'':<{width}}" + "".join(f"{split:>10}" for split in counts))
+    print(f"  {'images':<{width}}" + "".join(f"{len(ids):>10}" for ids in data.splits.values()))
+    print(f"  {noun} of each class:")
+    for category in data.categories:
+        print(f"  {category['name']:<{width}}" + "".join(f"{of[category['name']]:>10}" for of in counts.values()))
+
+
+def write_names(data: AnnotatedImages, out: Path) -> None:
+    """Write the names of each split's images, without their endings."""
+    out.mkdir(parents=True, exist_ok=True)
+    for split in data.splits:
+        names = [PurePosixPath(image["file_name"]).with_suffix("").as_posix() for image in data.split(split).images]
+        path = out / f"{split}.txt"
+        path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        print(f"wrote {path}: for data.{split}.names={path}")
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    if not 0 < number < 1:
+        raise DataError(f"a fraction of {text}; expected a number between 0 and 1.")
+    return number
+
+
+if __name__ == "__main__":
+    main()

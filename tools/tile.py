@@ -1,0 +1,55 @@
+"""Cut large images into tiles with their annotations, to train on: objects keep their size in pixels.
+
+Tiles are spread evenly over each image and written into OUT/images, JPEG of quality 95, or PNG where the image is one.
+`vitkit predict --tiles SIZE` predicts such images whole.
+
+Examples:
+    python tools/tile.py roofs.json --images aerial --size 800 --out tiles
+    python tools/tile.py aerial/data.yaml --size 640 --overlap 128 --min-visible 0.5 --to yolo --out tiles
+"""
+
+import argparse
+from pathlib import Path
+
+from vitkit.data.formats.merging import tile_dataset
+from vitkit.data.formats.writing import WRITERS
+from vitkit.inference import Tiling
+from vitkit.tools.annotations import add_source, print_left_out, read_source, write_annotations
+from vitkit.tools.common import errors_in_one_line
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="annotations: a file or a folder of any format that convert reads")
+    add_source(parser)
+    parser.add_argument("--size", type=int, required=True, metavar="PIXELS", help="height and width of a tile")
+    parser.add_argument("--overlap", type=int, metavar="PIXELS", help="least overlap of neighbours (a quarter of it)")
+    text = "a tile has the objects of which it shows at least this share (0.25)"
+    parser.add_argument("--min-visible", type=float, default=0.25, metavar="SHARE", help=text)
+    text = "also keep tiles that show no object of an image with objects"
+    parser.add_argument("--keep-empty", action="store_true", help=text)
+    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (coco)")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    args = parser.parse_args(argv)
+    if not 0 < args.min_visible <= 1:
+        parser.error("--min-visible is above 0, at most 1")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with errors_in_one_line():
+        run(args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Read the annotations, cut the images, and write the tiles."""
+    tiling = Tiling(args.size, args.overlap)
+    data = read_source(args.source, args)
+    tiled = tile_dataset(data, tiling.tiles, args.out, min_visible=args.min_visible, keep_empty=args.keep_empty)
+    print_left_out(tiled.left_out, "left out")
+    write_annotations(tiled, args.to, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Several datasets made one, with their classes mapped, and images cut into tiles."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, Protocol
+
+import cv2
+import numpy as np
+
+from vitkit.data.formats.annotated import AnnotatedImages, class_names
+from vitkit.data.formats.writing import place_picture
+from vitkit.errors import DataError
+from vitkit.ops.image_files import read_image
+from vitkit.ops.segmentations import decode_segmentation, mask_annotation
+from vitkit.registry import nearest
+
+_LOSSLESS = (".png", ".bmp", ".tif", ".tiff")
+
+
+def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, str], out: Path) -> AnnotatedImages:
+    """Join datasets: classes of one name are one class, and pictures are linked into OUT/images/NUMBER_NAME.
+
+    Splits are kept where every dataset has some.
+
+    Args:
+        classes: class name -> its new name; "" leaves its objects out.
+        out: folder of the pictures.
+    Raises:
+        DataError: no dataset has a class that is mapped.
+    """
+    known = {category["name"] for data in datasets for category in data.categories}
+    unknown = [name for name in classes if name not in known]
+    if unknown:
+        raise DataError(f"--map {unknown[0]}: no dataset has this class. {nearest(unknown[0], known)}")
+    merged = AnnotatedImages("coco", out, out / "images")
+    with_splits = all(data.splits for data in datasets)
+    for number, data in enumerate(datasets):
+        names = class_names(data.content)
+        split_of = {image_id: split for split, ids in data.splits.items() for image_id in ids}
+        for name in names.values():
+            if classes.get(name, name):
+                merged.category_id(classes.get(name, name))
+        ids = {}
+        for image in data.images:
+            name = f"{number}_{data.source.stem}/{image['file_name']}"
+            place_picture(data.folder / image["file_name"], merged.folder / name)
+            split = split_of.get(image["id"]) if with_splits else None
+            ids[image["id"]] = merged.add_image(name, image["width"], image["height"], split)
+        for annotation in data.annotations:
+            name = names[annotation["category_id"]]
+            if not classes.get(name, name):
+                merged.leave_out("objects of classes that are mapped to nothing", f"{name} {annotation.get('id')}")
+                continue
+            category_id, new_id = merged.category_id(classes.get(name, name)), len(merged.annotations) + 1
+            changed = {"id": new_id, "image_id": ids[annotation["image_id"]], "category_id": category_id}
+            merged.annotations.append({**annotation, **changed})
+    return merged
+
+
+class Rectangle(Protocol):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+
+class _Part(NamedTuple):
+    """What a tile shows of an object."""
+
+    fields: dict[str, Any]
+    visible: float
+    """Share of the object's area."""
+
+
+def tile_dataset(
+    data: AnnotatedImages,
+    tiles_of: Callable[[int, int], Sequence[Rectangle]],
+    out: Path,
+    *,
+    min_visible: float = 0.25,
+    keep_empty: bool = False,
+) -> AnnotatedImages:
+    """Cut images into tiles with what each shows of the objects, and write the tiles into OUT/images.
+
+    Args:
+        tiles_of: (height, width) of an image -> its tiles.
+        min_visible: objects of which a tile shows less than this share are not in that tile.
+        keep_empty: also keep tiles without an object, of images that have objects.
+    Returns:
+        the tiles; `left_out` has the objects that are in no tile.
+    Raises:
+        DataError: a picture cannot be read, or is of another size than annotated.
+    """
+    tiled = AnnotatedImages("coco", out, out / "images")
+    tiled.categories.extend(data.categories)
+    tiled.__post_init__()
+    split_of = {image_id: split for split, ids in data.splits.items() for image_id in ids}
+    objects: dict[int, list[dict[str, Any]]] = {}
+    for annotation in data.annotations:
+        objects.setdefault(annotation["image_id"], []).append(annotation)
+    for image in data.images:
+        pixels = read_image(data.folder / image["file_name"])
+        if pixels.shape[:2] != (image["height"], image["width"]):
+            raise DataError(
+                f"image '{image['file_name']}' is {pixels.shape[1]}x{pixels.shape[0]} pixels and annotated as "
+                f"{image['width']}x{image['height']}. Mend it: vitkit convert … --fix sizes"
+            )
+        annotations, shown = objects.get(image["id"], []), set()
+        for tile in tiles_of(image["height"], image["width"]):
+            parts = [(annotation, _part(annotation, tile, image)) for annotation in annotations]
+            kept = [(annotation, part) for annotation, part in parts if part and part.visible >= min_visible]
+            if annotations and not kept and not keep_empty:
+                tiled.leave_out("tiles without an object", f"{image['file_name']} at {tile.left}, {tile.top}")
+                continue
+            name = _write_tile(pixels, tile, image["file_name"], tiled.folder)
+            height, width = tile.bottom - tile.top, tile.right - tile.left
+            image_id = tiled.add_image(name, width, height, split_of.get(image["id"]))
+            for annotation, part in kept:
+                shown.add(annotation["id"])
+                more = {k: v for k, v in annotation.items() if k not in ("id", "image_id", "category_id", "area")}
+                tiled.add_object(image_id, annotation["category_id"], **{**more, **part.fields})
+        for annotation in annotations:
+            if annotation["id"] not in shown:
+                tiled.leave_out("objects that no tile shows enough of", str(annotation["id"]))
+    return tiled
+
+
+def _part(annotation: dict[str, Any], tile: Rectangle, image: Mapping[str, Any]) -> _Part | None:
+    """Return what a tile shows of an object, in its pixels; None if nothing."""
+    x, y, width, height = annotation["bbox"]
+    x0, y0 = max(x, tile.left), max(y, tile.top)
+    x1, y1 = min(x + width, tile.right), min(y + height, tile.bottom)
+    if x1 <= x0 or y1 <= y0:
+        return None
+    if not annotation.get("segmentation"):
+        bbox = [x0 - tile.left, y0 - tile.top, x1 - x0, y1 - y0]
+        return _Part({"bbox": bbox}, (x1 - x0) * (y1 - y0) / (width * height))
+    mask = decode_segmentation(annotation["segmentation"], image["height"], image["width"])
+    part = mask[tile.top : tile.bottom, tile.left : tile.right]
+    if not part.any():
+        return None
+    return _Part(mask_annotation(part.astype(bool)), float(part.sum() / mask.sum()))
+
+
+def _write_tile(pixels: np.ndarray, tile: Rectangle, file_name: str, folder: Path) -> str:
+    """Write a tile as JPEG, or as PNG if its image was not lossy; return its name in the folder."""
+    path = PurePosixPath(file_name)
+    ending = ".png" if path.suffix.lower() in _LOSSLESS else ".jpg"
+    name = f"{path.with_suffix('')}_{tile.left}_{tile.top}{ending}"
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    part = cv2.cvtColor(pixels[tile.top : tile.bottom, tile.left : tile.right], cv2.COLOR_RGB2BGR)
+    if not cv2.imwrite(str(folder / name), part, [cv2.IMWRITE_JPEG_QUALITY, 95]):
+        raise DataError(f"'{folder / name}' cannot be written. Free space, or choose another folder.")
+    return name

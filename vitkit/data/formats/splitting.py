@@ -1,0 +1,100 @@
+"""A dataset divided into training, validation and test images."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, matches_any
+from vitkit.data.recordings import group_images, series_of, stratified
+from vitkit.errors import ConfigError, DataError
+
+_BLOCKS = 10
+"""Parts of a recording, if there are too few recordings to divide them whole."""
+_MIN_RECORDINGS = 5
+
+
+def split_dataset(
+    data: AnnotatedImages,
+    fractions: Mapping[str, float] | None = None,
+    *,
+    patterns: Mapping[str, Sequence[str]] | None = None,
+    seed: int = 0,
+) -> None:
+    """Set the splits of a dataset, by patterns of file names or else at random.
+
+    At random each class is divided alike, and images that look the same, bursts, and frames of one recording stay
+    together. Of fewer than five recordings, parts of adjacent frames stay together. Images that cannot be read are in
+    no split, and noted in `left_out`.
+
+    Args:
+        data: whose splits are set.
+        fractions: of val and test, such as {"val": 0.2}; the rest is train.
+        patterns: of file names, for each split, such as {"val": ["0016E5_*"]}; the rest is train, or is divided by
+            `fractions`.
+        seed: of the choice.
+    Raises:
+        ConfigError: the fractions are none, or nothing is said.
+        DataError: a pattern matches no image or two splits, or a split would get no image.
+    """
+    fractions, patterns = dict(fractions or {}), dict(patterns or {})
+    if not fractions and not patterns:
+        raise ConfigError("split: give a fraction or patterns of val or test.")
+    if not all(0 < share < 1 for share in fractions.values()) or sum(fractions.values()) >= 1:
+        raise ConfigError(f"split: fractions {fractions}; expected numbers between 0 and 1, less than 1 together.")
+    named = _named(data, patterns)
+    rest = [k for k in range(len(data.images)) if k not in {p for positions in named.values() for p in positions}]
+    splits = {"train": rest}
+    if fractions:
+        splits = _at_random(data, rest, {"train": 1 - sum(fractions.values()), **fractions}, seed)
+    splits |= named
+    if not splits["train"]:
+        raise DataError("split: no image is left to train on. Give patterns that match fewer images.")
+    order = ("train", "val", "test")
+    data.splits = {
+        name: [data.images[k]["id"] for k in sorted(splits[name])]
+        for name in sorted(splits, key=lambda name: order.index(name) if name in order else len(order))
+    }
+
+
+def _named(data: AnnotatedImages, patterns: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
+    """Return the positions of the images that the patterns of each split match."""
+    named: dict[str, list[int]] = {}
+    taken: dict[int, str] = {}
+    for split, of_split in patterns.items():
+        matched = [k for k, image in enumerate(data.images) if matches_any(image["file_name"], of_split)]
+        if not matched:
+            example = data.images[0]["file_name"]
+            raise DataError(f"split: no image matches {', '.join(of_split)}; they are called '{example}' and so on.")
+        twice = [k for k in matched if k in taken]
+        if twice:
+            name = data.images[twice[0]]["file_name"]
+            raise DataError(f"split: '{name}' matches the patterns of {taken[twice[0]]} and of {split}. Change one.")
+        taken |= dict.fromkeys(matched, split)
+        named[split] = matched
+    return named
+
+
+def _at_random(
+    data: AnnotatedImages, positions: list[int], fractions: dict[str, float], seed: int
+) -> dict[str, list[int]]:
+    paths = [data.folder / data.images[k]["file_name"] for k in positions]
+    series = series_of(paths)
+    num_recordings = len(set(series)) if series else 0
+    blocks = 1 if num_recordings >= _MIN_RECORDINGS else _BLOCKS
+    groups, errors = group_images(paths, by_recording=series is not None, blocks=blocks)
+    for error in errors:
+        data.leave_out(UNREADABLE, error)
+    if series:
+        kept = "each stays in one split" if blocks == 1 else f"of each, {blocks} parts of adjacent frames stay together"
+        data.notes.append(f"names tell {num_recordings} recordings: {kept}")
+    num_groups = len(np.unique(groups[groups >= 0]))
+    num_joined = len(positions) - len(errors) - num_groups
+    if num_joined:
+        data.notes.append(f"{num_joined} images stay with others: copies, bursts or frames of one recording")
+    classes: dict[int, Counter[int]] = {data.images[k]["id"]: Counter() for k in positions}
+    for annotation in data.annotations:
+        if annotation["image_id"] in classes:
+            classes[annotation["image_id"]][annotation["category_id"]] += 1
+    splits = stratified(groups, [classes[data.images[k]["id"]] for k in positions], fractions, seed=seed)
+    return {name: [positions[k] for k in chosen] for name, chosen in splits.items()}
