@@ -297,8 +297,8 @@ def test_pictures_are_resized_to_the_validated_size_where_validation_had_no_resi
     shapes = [tuple(predictor.prepare([image(*size)]).inputs["images"].shape[-2:]) for size in ((320, 400), (20, 24))]
     assert shapes == [(48, 60), (48, 57)]
     assert [r.getMessage() for r in caplog.records] == [
-        "pictures are resized to a short side of 48 pixels (here from 400x320 to 60x48), the size that the model was "
-        "trained and evaluated at"
+        "pictures are resized to a short side of 48 pixels, a long one of at most 64 (here from 400x320 to 60x48), the "
+        "size that the model was trained and evaluated at"
     ]
     # What was evaluated is predicted as it was evaluated.
     for size in ((40, 56), (64, 64), (60, 50)):

@@ -171,7 +171,7 @@ def test_the_folders_name_says_the_task_of_masks(tmp_path):
 def test_an_architecture_that_vitkit_lacks_is_told_what_it_has(tmp_path):
     folder = folder_of(tmp_path, model_type="conditional_detr", architectures=["ConditionalDetrForObjectDetection"])
     with pytest.raises(
-        ConfigError, match="'conditional_detr' .*ConditionalDetrForObjectDetection.* It has deformable_detr, detr, "
+        ConfigError, match="'conditional_detr' .*ConditionalDetrForObjectDetection.* Known: deformable_detr, detr, "
     ):
         load(folder)
 

@@ -252,9 +252,10 @@ class Predictor:
             self._has_said_size = True
             height, width = picture.shape[:2]
             logger.warning(
-                "pictures are resized to a short side of %d pixels (here from %dx%d to %dx%d), the size that the model "
-                "was trained and evaluated at",
+                "pictures are resized to a short side of %d pixels, a long one of at most %d (here from %dx%d to "
+                "%dx%d), the size that the model was trained and evaluated at",
                 sizes.median_short,
+                sizes.most_long,
                 width,
                 height,
                 *resized.shape[1::-1],

@@ -40,8 +40,8 @@ def check_architecture(path: Path) -> str:
     if not isinstance(kind, str) or kind not in BUILDERS:
         architectures = ", ".join(Settings(values, where).names("architectures")) or "not stated"
         raise ConfigError(
-            f"{where}: model_type {kind!r} (architectures: {architectures}) is none that vitkit has. It has "
-            f"{', '.join(sorted(BUILDERS))}. {nearest(str(kind), BUILDERS)}"
+            f"{where}: model_type {kind!r} (architectures: {architectures}) is none that vitkit has. "
+            f"{nearest(str(kind), BUILDERS)}"
         )
     return kind
 
