@@ -49,24 +49,32 @@ def bleu(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -
     An n-gram counts as often as the reference that has it most. The brevity penalty compares with the
     reference nearest in length, the shorter of two. Nothing is smoothed: without a matching n-gram the score is 0.
     """
-    matched, proposed = np.zeros(MAX_N), np.zeros(MAX_N)
-    length = reference_length = 0
-    for candidate, image_references in zip(candidates, references, strict=True):
-        length += len(candidate)
-        reference_length += min((abs(len(r) - len(candidate)), len(r)) for r in image_references)[1]
+    return bleu_of_counts(bleu_counts(candidates, references).sum(axis=0)[None])[0].tolist()
+
+
+def bleu_counts(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> np.ndarray:
+    """Return (N, 10) of each candidate: matching n-grams of 1 to 4 tokens, all of them, tokens, the reference's."""
+    counts = np.zeros((len(candidates), 2 * MAX_N + 2))
+    for row, candidate, image_references in zip(counts, candidates, references, strict=True):
         most: Counts = Counter()
         for reference in image_references:
             most |= ngrams(reference)
         for ngram, count in ngrams(candidate).items():
-            matched[len(ngram) - 1] += min(count, most[ngram])
-            proposed[len(ngram) - 1] += count
-    if not length:
-        return [0.0] * MAX_N
-    brevity = min(0.0, 1 - reference_length / length)
-    precisions = np.divide(matched, proposed, out=np.zeros(MAX_N), where=proposed > 0)
+            row[len(ngram) - 1] += min(count, most[ngram])
+            row[MAX_N + len(ngram) - 1] += count
+        row[-2] = len(candidate)
+        row[-1] = min((abs(len(r) - len(candidate)), len(r)) for r in image_references)[1]
+    return counts
+
+
+def bleu_of_counts(counts: np.ndarray) -> np.ndarray:
+    """Return (R, 4) BLEU-1 to BLEU-4 of corpora whose candidates' `bleu_counts` sum up to (R, 10)."""
+    matched, proposed, (length, reference_length) = counts[:, :MAX_N], counts[:, MAX_N : 2 * MAX_N], counts[:, -2:].T
+    brevity = np.minimum(0.0, 1 - reference_length / np.maximum(length, 1))
+    precisions = np.divide(matched, proposed, out=np.zeros(matched.shape), where=proposed > 0)
     with np.errstate(divide="ignore"):
-        logs = np.log(precisions).cumsum() / np.arange(1, MAX_N + 1)
-    return np.exp(logs + brevity).tolist()
+        logs = np.log(precisions).cumsum(axis=1) / np.arange(1, MAX_N + 1)
+    return np.exp(logs + brevity[:, None]) * (length > 0)[:, None]
 
 
 def ngrams(tokens: Tokens) -> Counts:

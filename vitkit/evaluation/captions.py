@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from vitkit.errors import ConfigError
 from vitkit.evaluation.base import SampleEvaluator, read_results
-from vitkit.evaluation.caption_metrics import bleu, cider_d, rouge_l, tokenize_caption
+from vitkit.evaluation.caption_metrics import bleu_counts, bleu_of_counts, cider_d, rouge_l, tokenize_caption
+from vitkit.evaluation.sample_statistics import CaptionStatistics
 from vitkit.ops.coco_schema import caption_result_faults, raise_faults
 from vitkit.protocols import HasImageIds, HasReferences
 from vitkit.registry import EVALUATORS
@@ -44,6 +47,7 @@ class CaptionEvaluator(SampleEvaluator):
             )
         super().__init__(dataset)
         self._cider: list[float] = []
+        self._statistics: CaptionStatistics | None = None
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch; an image that was seen before is left out.
@@ -74,12 +78,20 @@ class CaptionEvaluator(SampleEvaluator):
         ]
         self._cider = cider_d(candidates, references)
         exact = [candidate in its_references for candidate, its_references in zip(candidates, references)]
+        means = {"ROUGE-L": rouge_l(candidates, references), "CIDEr-D": self._cider, "exact_match": exact}
+        arrays = {name: np.array(values, np.float64) for name, values in means.items()}
+        self._statistics = CaptionStatistics(ids, bleu_counts(candidates, references), arrays)
+        bleu = bleu_of_counts(self._statistics.bleu_counts.sum(axis=0)[None])[0].tolist()
         return {
-            **{f"BLEU-{n}": value for n, value in enumerate(bleu(candidates, references), start=1)},
-            "ROUGE-L": _mean(rouge_l(candidates, references)),
-            "CIDEr-D": _mean(self._cider),
-            "exact_match": _mean(exact),
+            **{f"BLEU-{n}": value for n, value in enumerate(bleu, start=1)},
+            **{name: _mean(values) for name, values in means.items()},
         }
+
+    def statistics(self) -> CaptionStatistics:
+        """Return what each image adds to the metrics of the last `compute()`."""
+        if self._statistics is None:
+            raise ValueError("CaptionEvaluator.statistics: call compute() first.")
+        return self._statistics
 
     def _table_lines(self) -> list[str]:
         """A line for each metric, and what they are of."""

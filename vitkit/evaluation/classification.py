@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator
+from vitkit.evaluation.sample_statistics import ClassificationStatistics
 from vitkit.protocols import HasClasses, HasImageIds
 from vitkit.registry import EVALUATORS
 
@@ -90,6 +91,16 @@ class ClassificationEvaluator(SampleEvaluator):
         for answer in self.answers.values():
             matrix[answer.label, answer.best[0]] += 1
         return matrix
+
+    def statistics(self) -> ClassificationStatistics:
+        """Return what each image adds to the metrics of the last `compute()`."""
+        ids = list(self.dataset.image_ids)
+        width = min(_NUM_BEST, len(self.dataset.classes))
+        labels, best, scores = np.full(len(ids), -1), np.full((len(ids), width), -2), np.zeros((len(ids), width))
+        for k, image_id in enumerate(ids):
+            if image_id in self.answers:
+                labels[k], best[k], scores[k] = self.answers[image_id]
+        return ClassificationStatistics(ids, self.dataset.classes, labels, best, scores)
 
     def _table_lines(self) -> list[str]:
         """The accuracies and the most frequent confusions."""

@@ -28,6 +28,16 @@ def _encode(picture: np.ndarray) -> bytes:
     return data.tobytes()
 
 
+def decode_labels(data: bytes) -> np.ndarray:
+    """Decode what `encode_labels` made."""
+    return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+
+
+def decode_ids(data: bytes) -> np.ndarray:
+    """Decode what `encode_ids` made, (H, W) int32."""
+    return colors_to_ids(cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB))
+
+
 def read_ids(path: Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return the (H, W) int32 segment ids of a PNG with three channels.
 

@@ -10,7 +10,17 @@ import numpy as np
 
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, predicted_field, read_results, require_annotations
-from vitkit.evaluation.maps import check_size, encode_ids, map_folder, map_name, positions_of, read_ids, write_map
+from vitkit.evaluation.maps import (
+    check_size,
+    decode_ids,
+    encode_ids,
+    map_folder,
+    map_name,
+    positions_of,
+    read_ids,
+    write_map,
+)
+from vitkit.evaluation.sample_statistics import PanopticStatistics
 from vitkit.ops.coco_schema import panoptic_result_faults, raise_faults
 from vitkit.ops.image_files import MAX_PIXELS, check_inside
 from vitkit.ops.label_maps import count_values
@@ -99,8 +109,7 @@ class PanopticEvaluator(SampleEvaluator):
                 "%d of %d images have no prediction and count as missed", len(missing), len(self._position_of)
             )
         for position in missing:
-            truth = self.dataset.load_panoptic(position)
-            sums += match_segments(truth, PanopticMap(np.zeros_like(truth.panoptic), []), len(sums))
+            sums += self._matches_without_prediction(position)
         iou, right, too_many, missed = sums.T
         num_segments = right + too_many + missed
         weight = np.maximum(right + 0.5 * too_many + 0.5 * missed, 0.5)
@@ -112,6 +121,26 @@ class PanopticEvaluator(SampleEvaluator):
             means = self._quality[:3, counted].mean(axis=1) if counted.any() else (-1.0,) * 3
             metrics |= {f"{name}{suffix}": float(mean) for name, mean in zip(("PQ", "SQ", "RQ"), means)}
         return metrics
+
+    def predicted_map(self, image_id: Any) -> PanopticMap:
+        """Return the segments that were predicted; none if the image has no prediction."""
+        if image_id not in self.answers:
+            return PanopticMap(np.zeros_like(self.dataset.load_panoptic(self._position_of[image_id]).panoptic), [])
+        answer = self.answers[image_id]
+        return PanopticMap(decode_ids(answer.png), answer.segments)
+
+    def statistics(self) -> PanopticStatistics:
+        """Return what each image adds to the metrics of the last `compute()`."""
+        matches = np.zeros((len(self._position_of), len(self.dataset.classes), 4))
+        for k, (image_id, position) in enumerate(self._position_of.items()):
+            answer = self.answers.get(image_id)
+            matches[k] = self._matches_without_prediction(position) if answer is None else answer.matches
+        things = np.asarray(self.dataset.things, bool)
+        return PanopticStatistics(list(self._position_of), self.dataset.classes, things, matches)
+
+    def _matches_without_prediction(self, position: int) -> np.ndarray:
+        truth = self.dataset.load_panoptic(position)
+        return match_segments(truth, PanopticMap(np.zeros_like(truth.panoptic), []), len(self.dataset.classes))
 
     def _table_lines(self) -> list[str]:
         """The nine numbers in percent, and of how many classes."""

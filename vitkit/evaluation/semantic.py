@@ -11,7 +11,16 @@ import numpy as np
 
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, predicted_field, require_annotations
-from vitkit.evaluation.maps import check_size, encode_labels, map_folder, map_name, positions_of, write_map
+from vitkit.evaluation.maps import (
+    check_size,
+    decode_labels,
+    encode_labels,
+    map_folder,
+    map_name,
+    positions_of,
+    write_map,
+)
+from vitkit.evaluation.sample_statistics import SemanticStatistics
 from vitkit.ops.image_files import MAX_PIXELS, read_label_map
 from vitkit.ops.label_maps import count_values
 from vitkit.protocols import HasCategoryIds, HasImageIds, HasSemantic
@@ -133,8 +142,8 @@ class SemanticEvaluator(SampleEvaluator):
             logger.warning(
                 "%d of %d images have no prediction and count as missed", len(missing), len(self.dataset.image_ids)
             )
-        for position in missing:
-            codes, pixels = self._confusions(self.dataset.load_semantic(position), num_classes)
+        for image_id in missing:
+            codes, pixels = self._confusions_of(image_id)
             flat[codes] += pixels
         return flat.reshape(num_classes, num_classes + 1)
 
@@ -143,13 +152,44 @@ class SemanticEvaluator(SampleEvaluator):
         sums = np.zeros((3, num_classes), np.int64)
         for answer in self.answers.values():
             sums += answer.boundaries
-        for position in self._missing():
-            truth = self.dataset.load_semantic(position)
-            sums += boundary_counts(truth, np.full_like(truth, IGNORE_INDEX), num_classes)
+        for image_id in self._missing():
+            sums += self._boundaries_of(image_id)
         return sums
 
-    def _missing(self) -> list[int]:
-        return [position for image_id, position in self._position_of.items() if image_id not in self.answers]
+    def predicted_map(self, image_id: Any) -> np.ndarray:
+        """Return the (H, W) uint8 labels that were predicted; `IGNORE_INDEX` everywhere if nothing was."""
+        if image_id not in self.answers:
+            return np.full_like(self.dataset.load_semantic(self._position_of[image_id]), IGNORE_INDEX)
+        label_of = np.full(1 << 16, IGNORE_INDEX, np.uint8)
+        label_of[self._raw] = np.arange(len(self._raw))
+        return label_of[decode_labels(self.answers[image_id].png)]
+
+    def statistics(self) -> SemanticStatistics:
+        """Return what each image adds to the metrics of the last `compute()`."""
+        ids, num_classes = list(self._position_of), len(self.dataset.classes)
+        counts = np.zeros((len(ids), 3, num_classes))
+        boundaries = np.zeros((len(ids), 3, num_classes)) if self.boundary else None
+        for k, image_id in enumerate(ids):
+            answer = self.answers.get(image_id)
+            codes, pixels = self._confusions_of(image_id) if answer is None else answer.confusions
+            flat = np.bincount(codes, pixels, minlength=num_classes * (num_classes + 1))
+            matrix = flat.reshape(num_classes, num_classes + 1)
+            counts[k] = matrix.diagonal(), matrix[:, :-1].sum(axis=0), matrix.sum(axis=1)
+            if boundaries is not None:
+                boundaries[k] = self._boundaries_of(image_id) if answer is None else answer.boundaries
+        return SemanticStatistics(ids, self.dataset.classes, *counts.transpose(1, 0, 2), boundaries)
+
+    def _confusions_of(self, image_id: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return the confusions of an image without a prediction."""
+        return self._confusions(self.dataset.load_semantic(self._position_of[image_id]), len(self.dataset.classes))
+
+    def _boundaries_of(self, image_id: Any) -> np.ndarray:
+        """Return the boundaries of an image without a prediction."""
+        truth = self.dataset.load_semantic(self._position_of[image_id])
+        return boundary_counts(truth, np.full_like(truth, IGNORE_INDEX), len(self.dataset.classes))
+
+    def _missing(self) -> list[Any]:
+        return [image_id for image_id in self._position_of if image_id not in self.answers]
 
     def _table_lines(self) -> list[str]:
         """The means in percent, and a line for each class if there are few."""

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import sacrebleu
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
+from vitkit.evaluation.sample_statistics import LikelihoodStatistics, TextStatistics, sacrebleu_sums
 from vitkit.ops.coco_schema import raise_faults, sentence_faults
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PAD
@@ -133,6 +135,19 @@ class TextEvaluator(SampleEvaluator):
         name = self.reported[0]
         return [LengthGroup(least, most, len(group), self._score(name, group)) for least, most, group in joined]
 
+    def statistics(self) -> TextStatistics:
+        """Return what each sentence adds to the metrics of the last `compute()`."""
+        answers = list(self.answers.values())
+        texts, references = [answer.text for answer in answers], _references_by_number(answers)
+        sums = {name: sacrebleu_sums(metric, texts, references) for name, metric in self._corpus_metrics.items()}
+        words = np.array([max(len(answer.source.split()), 1) for answer in answers])
+        groups = {
+            f"{g.min_words} to {g.max_words} words": (words >= g.min_words) & (words <= g.max_words)
+            for g in self.by_length()
+        }
+        exact = np.array([answer.text in answer.references for answer in answers])
+        return TextStatistics(list(self.answers), self.reported, self._corpus_metrics, sums, exact, groups)
+
     def _table_lines(self) -> list[str]:
         """The metrics, the first one by length, some texts and the signatures."""
         digits = {"bleu": 2, "chrf": 2, "exact_match": 4}
@@ -232,6 +247,11 @@ class LanguageModelEvaluator(SampleEvaluator):
         mean = log_likelihood / max(tokens, 1)
         return {"perplexity": perplexity(-mean), "log_likelihood": mean, "token_accuracy": right / max(tokens, 1)}
 
+    def statistics(self) -> LikelihoodStatistics:
+        """Return what each sentence adds to the metrics of the last `compute()`."""
+        tokens, right, log_likelihoods = np.array(list(self.answers.values()), np.float64).reshape(-1, 3).T
+        return LikelihoodStatistics(list(self.answers), tokens, right, log_likelihoods)
+
     def _table_lines(self) -> list[str]:
         """One line."""
         tokens = sum(sentence.tokens for sentence in self.answers.values())
@@ -262,12 +282,13 @@ def _require_all(answers: Mapping[int, Any], dataset: Sized) -> None:
 
 
 def _corpus_score(metric: sacrebleu.BLEU | sacrebleu.CHRF, answers: Sequence[_Answer]) -> float:
-    """Score a corpus. sacrebleu wants the references by their number, and None where a sentence has fewer."""
+    return metric.corpus_score([answer.text for answer in answers], _references_by_number(answers)).score
+
+
+def _references_by_number(answers: Sequence[_Answer]) -> list[list[str | None]]:
+    """Return the first references of all sentences, the second ones, …, as sacrebleu wants them; None for no more."""
     most = max(len(answer.references) for answer in answers)
-    references = [
-        [answer.references[i] if i < len(answer.references) else None for answer in answers] for i in range(most)
-    ]
-    return metric.corpus_score([answer.text for answer in answers], references).score
+    return [[answer.references[i] if i < len(answer.references) else None for answer in answers] for i in range(most)]
 
 
 def draw_by_length(

@@ -53,15 +53,7 @@ def _svg(content: str, title: str, legend: Sequence[tuple[str, str]] = ()) -> st
     )
 
 
-def line_chart(
-    curves: Sequence[Curve],
-    title: str,
-    x_title: str,
-    y_title: str,
-    *,
-    marker: float | None = None,
-    stairs: bool = False,
-) -> str:
+def line_chart(curves: Sequence[Curve], title: str, x_title: str, y_title: str, *, marker: float | None = None) -> str:
     """Return a chart of curves in the unit square, the legend below it.
 
     Args:

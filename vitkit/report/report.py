@@ -6,17 +6,37 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import ConfigError
-from vitkit.evaluation import CocoEvaluator, CombinedEvaluator
+from vitkit.evaluation import (
+    CaptionEvaluator,
+    ClassificationEvaluator,
+    CocoEvaluator,
+    CombinedEvaluator,
+    LanguageModelEvaluator,
+    PanopticEvaluator,
+    SemanticEvaluator,
+    TextEvaluator,
+)
 from vitkit.protocols import HasClasses, HasImageIds
+from vitkit.report.classification import classification_sections
 from vitkit.report.detection import detection_sections
 from vitkit.report.elements import escape
 from vitkit.report.pictures import PictureBudget
+from vitkit.report.segmentation import panoptic_sections, semantic_sections
+from vitkit.report.text import caption_sections, language_model_sections, text_sections
 from vitkit.visualization.canvas import make_folder
 from vitkit.visualization.html import html_page
 
 PICTURE_BYTES = 6_500_000
 """Of all pictures of a page together, which stays below 10 MB with its numbers."""
-_SECTIONS = {CocoEvaluator: detection_sections}
+_SECTIONS = {
+    CocoEvaluator: detection_sections,
+    SemanticEvaluator: semantic_sections,
+    PanopticEvaluator: panoptic_sections,
+    ClassificationEvaluator: classification_sections,
+    CaptionEvaluator: caption_sections,
+    TextEvaluator: text_sections,
+    LanguageModelEvaluator: language_model_sections,
+}
 
 
 def write_report(evaluator: Any, path: str | Path, *, title: str, facts: Mapping[str, str] | None = None) -> Path:

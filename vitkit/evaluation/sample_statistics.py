@@ -1,0 +1,229 @@
+"""What each image, or sentence, adds to metrics that are sums: of maps, classes, captions and texts.
+
+See `SampleStatistics` for what all of them offer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from sacrebleu.metrics.base import Metric
+
+from vitkit.evaluation.bootstrap import Scores, Values, mean_of_finite, weighted_ratio
+from vitkit.evaluation.caption_metrics import bleu_of_counts
+
+NUM_BINS = 10
+
+
+class SemanticStatistics(NamedTuple):
+    """Pixels of semantic maps."""
+
+    sample_ids: list
+    class_names: Sequence[str]
+    right: np.ndarray
+    """(N, C) pixels of each class that are predicted as such."""
+    predicted: np.ndarray
+    true: np.ndarray
+    boundaries: np.ndarray | None
+    """(N, 3, C) pixels near edges: in both maps, in the true one, in the predicted one; None: not measured."""
+
+    def scores(self, weights: np.ndarray) -> Scores:
+        """Return the evaluator's metrics; IoU, accuracy and boundary IoU of each class."""
+        union = self.true + self.predicted - self.right
+        per_class = {
+            "IoU": weighted_ratio(weights, self.right, union),
+            "accuracy": weighted_ratio(weights, self.right, self.true),
+        }
+        is_true = weights @ self.true > 0
+        if self.boundaries is not None:
+            both, near_true, near_predicted = self.boundaries.transpose(1, 0, 2)
+            per_class["boundary IoU"] = weighted_ratio(weights, both, near_true + near_predicted - both)
+            per_class["boundary IoU"][weights @ near_true == 0] = np.nan
+        for values in per_class.values():
+            values[~is_true] = np.nan
+        overall = {
+            "mIoU": mean_of_finite(per_class["IoU"]),
+            "pixel_accuracy": weighted_ratio(weights, self.right.sum(axis=1), self.true.sum(axis=1)),
+            "mean_accuracy": mean_of_finite(per_class["accuracy"]),
+        }
+        if self.boundaries is not None:
+            overall["boundary_mIoU"] = mean_of_finite(per_class["boundary IoU"])
+        return Scores(overall, _by_class(self.class_names, per_class))
+
+    def sample_scores(self) -> tuple[str, np.ndarray]:
+        """Return each image's mean IoU of the classes in it."""
+        union = self.true + self.predicted - self.right
+        iou = np.where(self.true > 0, self.right / np.maximum(union, 1), np.nan)
+        return "mIoU", mean_of_finite(iou)
+
+
+class PanopticStatistics(NamedTuple):
+    """Matched segments."""
+
+    sample_ids: list
+    class_names: Sequence[str]
+    things: np.ndarray
+    """(C,) bool."""
+    matches: np.ndarray
+    """(N, C, 4), see `match_segments`."""
+
+    def scores(self, weights: np.ndarray) -> Scores:
+        """Return PQ, SQ and RQ: of all classes, of things, of stuff, and of each class."""
+        iou, right, too_many, missed = np.moveaxis(np.tensordot(weights, self.matches, 1), 2, 0)  # (R, C) each
+        quality = _panoptic_quality(iou, right, too_many, missed)
+        overall: Values = {}
+        for suffix, chosen in (("", self.things | True), ("_things", self.things), ("_stuff", ~self.things)):
+            overall |= {f"{name}{suffix}": mean_of_finite(values[:, chosen]) for name, values in quality.items()}
+        return Scores(overall, _by_class(self.class_names, quality))
+
+    def sample_scores(self) -> tuple[str, np.ndarray]:
+        """Return each image's PQ."""
+        return "PQ", mean_of_finite(_panoptic_quality(*np.moveaxis(self.matches, 2, 0))["PQ"])
+
+
+def _panoptic_quality(iou: np.ndarray, right: np.ndarray, too_many: np.ndarray, missed: np.ndarray) -> Values:
+    """Return PQ, SQ and RQ; NaN for classes without any segment."""
+    weight = right + 0.5 * too_many + 0.5 * missed
+    divisor = np.maximum(weight, 0.5)
+    quality = {"PQ": iou / divisor, "SQ": iou / np.maximum(right, 1), "RQ": right / divisor}
+    return {name: np.where(weight > 0, values, np.nan) for name, values in quality.items()}
+
+
+class ClassificationStatistics(NamedTuple):
+    """Classes and scores of images."""
+
+    sample_ids: list
+    class_names: Sequence[str]
+    labels: np.ndarray
+    """(N,) true classes; -1 where an image has no prediction, and so no known class."""
+    best: np.ndarray
+    """(N, K) predicted classes, best first."""
+    best_scores: np.ndarray
+    """(N, K) in 0..1."""
+
+    def scores(self, weights: np.ndarray) -> Scores:
+        """Return top-1 and top-5 accuracy; recall, precision and F1 of each class."""
+        hits = self.best == self.labels[:, None]
+        all_images = np.ones(len(self.labels))
+        overall = {
+            "top1": weighted_ratio(weights, hits[:, 0], all_images),
+            "top5": weighted_ratio(weights, hits.any(axis=1), all_images),
+        }
+        every = np.arange(len(self.class_names))
+        true, predicted = self.labels[:, None] == every, self.best[:, :1] == every
+        right = true & predicted
+        per_class = {
+            "accuracy": weighted_ratio(weights, right, true),
+            "precision": weighted_ratio(weights, right, predicted),
+            "F1": weighted_ratio(weights, 2 * right, true.astype(int) + predicted),
+        }
+        return Scores(overall, _by_class(self.class_names, per_class))
+
+    def sample_scores(self) -> tuple[str, np.ndarray]:
+        """Return the score of the right class where it is among the best five, less one where another is best."""
+        hits = self.best == self.labels[:, None]
+        of_true = np.where(hits, self.best_scores, 0.0).sum(axis=1)
+        return "score of the true class", of_true - np.where(hits[:, 0], 0.0, self.best_scores[:, 0])
+
+    def calibration_counts(self) -> np.ndarray:
+        """Return (3, NUM_BINS, N): predictions in each tenth of the scores, their scores, those that are right."""
+        counts = np.zeros((3, NUM_BINS, len(self.labels)))
+        seen = np.flatnonzero(self.labels >= 0)
+        scores, right = self.best_scores[seen, 0], self.best[seen, 0] == self.labels[seen]
+        bins = np.clip((scores * NUM_BINS).astype(int), 0, NUM_BINS - 1)
+        for row, values in zip(counts, (1, scores, right)):
+            row[bins, seen] = values
+        return counts
+
+
+class CaptionStatistics(NamedTuple):
+    """Scores of captions. Document frequencies of CIDEr-D are those of all images, whatever is resampled."""
+
+    sample_ids: list
+    bleu_counts: np.ndarray
+    """(N, 10), see `bleu_counts`."""
+    means: Mapping[str, np.ndarray]
+    """Metric -> (N,) values of which it is the mean."""
+
+    def scores(self, weights: np.ndarray) -> Scores:
+        """Return the evaluator's metrics."""
+        bleu = bleu_of_counts(weights @ self.bleu_counts)
+        ones = np.ones(len(self.sample_ids))
+        means = {name: weighted_ratio(weights, values, ones) for name, values in self.means.items()}
+        return Scores({**{f"BLEU-{n}": bleu[:, n - 1] for n in range(1, 5)}, **means}, {})
+
+    def sample_scores(self) -> tuple[str, np.ndarray]:
+        """Return CIDEr-D of each image."""
+        return "CIDEr-D", np.asarray(self.means["CIDEr-D"])
+
+
+class TextStatistics(NamedTuple):
+    """What sacrebleu sums over sentences."""
+
+    sample_ids: list
+    reported: Sequence[str]
+    """Which of "bleu", "chrf" and "exact_match" are asked for."""
+    metrics: Mapping[str, Metric]
+    """"bleu" and "chrf"."""
+    sums: Mapping[str, np.ndarray]
+    """Metric -> (N, S) of each sentence, see `sacrebleu_sums`."""
+    exact: np.ndarray
+    """(N,) bool."""
+    groups: Mapping[str, np.ndarray]
+    """Name of a group of sentences, such as "1 to 5 words" -> (N,) bool."""
+
+    def scores(self, weights: np.ndarray) -> Scores:
+        """Return the evaluator's metrics, of all sentences and of groups by length."""
+        overall = {name: self._score(name, weights) for name in self.reported}
+        groups = {
+            group: {name: self._score(name, weights * chosen) for name in self.reported}
+            for group, chosen in self.groups.items()
+        }
+        return Scores(overall, groups)
+
+    def _score(self, name: str, weights: np.ndarray) -> np.ndarray:
+        if name == "exact_match":
+            return weighted_ratio(weights, self.exact, np.ones(len(self.exact)))
+        values = self._of_sums(name, weights @ self.sums[name])
+        return np.where(weights.any(axis=1), values, np.nan)
+
+    def _of_sums(self, name: str, sums: np.ndarray) -> np.ndarray:
+        metric = self.metrics[name]
+        return np.array([metric._compute_score_from_stats(row.astype(int).tolist()).score for row in sums])
+
+    def sample_scores(self) -> tuple[str, np.ndarray]:
+        """Return chrF of each sentence."""
+        return "chrF", self._of_sums("chrf", self.sums["chrf"])
+
+
+def sacrebleu_sums(metric: Metric, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+    """Return (N, S) counts of each sentence, of whose sums sacrebleu makes its score, as its own bootstrap does.
+
+    Args:
+        references: of the corpus: K lists of N, with "" where a sentence has fewer than K.
+    """
+    return np.array(metric._extract_corpus_statistics(texts, references), np.float64)
+
+
+class LikelihoodStatistics(NamedTuple):
+    """Tokens of sentences and how probable a language model finds them."""
+
+    sample_ids: list
+    tokens: np.ndarray
+    right: np.ndarray
+    log_likelihoods: np.ndarray
+
+    def scores(self, weights: np.ndarray) -> Scores:
+        """Return perplexity, log-likelihood and token accuracy."""
+        mean = weighted_ratio(weights, self.log_likelihoods, self.tokens)
+        accuracy = weighted_ratio(weights, self.right, self.tokens)
+        return Scores({"perplexity": np.exp(-mean), "log_likelihood": mean, "token_accuracy": accuracy}, {})
+
+    def sample_scores(self) -> tuple[str, np.ndarray]:
+        """Return the log-likelihood of a token, on average, of each sentence."""
+        return "log_likelihood", self.log_likelihoods / np.maximum(self.tokens, 1)
+
+
+def _by_class(names: Sequence[str], metrics: Mapping[str, np.ndarray]) -> dict[str, Values]:
+    """Return class -> metric -> (R,), of (R, C) values."""
+    return {name: {metric: values[:, k] for metric, values in metrics.items()} for k, name in enumerate(names)}

@@ -1,0 +1,62 @@
+"""The report of a classifier."""
+
+import numpy as np
+
+from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
+from vitkit.evaluation.classification import ClassificationEvaluator
+from vitkit.report.calibration import calibration_section
+from vitkit.report.elements import section, table, value_rows, warning
+from vitkit.report.matrix import PICTURES_PER_CELL, Picture, gallery, matrix_part, ranked
+from vitkit.report.pictures import PictureBudget
+
+_COLUMNS = ("accuracy", "precision", "F1")
+_SIDE = 220
+_RANKED = 12
+
+
+def classification_sections(evaluator: ClassificationEvaluator, pictures: PictureBudget) -> list[str]:
+    """Return the sections of an evaluator after `compute`."""
+    statistics = evaluator.statistics()
+    weights = bootstrap_weights(len(statistics.sample_ids))
+    scores, names = statistics.scores(weights), list(evaluator.dataset.classes)
+    labels, best = statistics.labels, statistics.best[:, 0]
+    counts = {name: int((labels == k).sum()) for k, name in enumerate(names)}
+
+    def card(k: int) -> Picture | None:
+        image = pictures.image(k)
+        url = None if image is None else pictures.embed(image, long_side=_SIDE)
+        if url is None:
+            return None
+        score = statistics.best_scores[k, 0]
+        return url, f"{statistics.sample_ids[k]}: {names[labels[k]]}, predicted {names[best[k]]} {score:.2f}"
+
+    def pictures_of(row: int, column: int) -> list[Picture]:
+        chosen = np.flatnonzero((labels == row) & (best == column))
+        chosen = chosen[np.argsort(-statistics.best_scores[chosen, 0], kind="stable")][:PICTURES_PER_CELL]
+        return [shown for k in chosen.tolist() if (shown := card(k))]
+
+    _, ranks = statistics.sample_scores()
+    worst, finest = ranked(np.where(labels >= 0, ranks, np.nan), _RANKED)
+    shown = [[card(k) for k in group] for group in (worst, finest)]
+    missing = int((labels < 0).sum())
+    warnings = [warning(f"{missing} of {len(labels)} images have no prediction and count as wrong.")] if missing else []
+    rows = [[name, estimate(values)] for name, values in scores.overall.items()]
+    galleries = [
+        gallery(title, [{"url": each[0], "text": each[1]} for each in cards if each])
+        for title, cards in zip(("most confidently wrong", "most confidently right"), shown)
+    ]
+    return [
+        section("Overall", *warnings, table(("", "accuracy"), rows), note=_OVERALL),
+        section("Classes", table(("class", "images", *_COLUMNS), value_rows(scores.by_class, _COLUMNS, counts))),
+        section("Confusion matrix", matrix_part(evaluator.confusion_matrix(), names, pictures_of), note=_CONFUSION),
+        section("Images", *galleries) if any(galleries) else "",
+        calibration_section(statistics.calibration_counts(), weights, "part that is right", _CALIBRATION),
+    ]
+
+
+_OVERALL = "Below each value stands its 95 % interval, by a bootstrap over the images."
+_CONFUSION = "Rows are true classes, columns predicted ones. Choose a cell to see its images, the most confident first."
+_CALIBRATION = (
+    "How often images are right whose best class has a score. The expected calibration error (ECE) is the mean "
+    "distance from the diagonal."
+)

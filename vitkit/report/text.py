@@ -1,0 +1,76 @@
+"""The reports of captions, of translations, and of language models."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
+from vitkit.evaluation.captions import CaptionEvaluator
+from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
+from vitkit.report.elements import escape, number, section, table, value_rows, warning
+from vitkit.report.matrix import gallery, ranked
+from vitkit.report.pictures import PictureBudget
+
+_RANKED = 10
+_SIDE = 300
+_OVERALL = "Below each value stands its 95 % interval, by a bootstrap over the {}."
+
+
+def _overall(statistics: Any, noun: str, *warnings: str) -> tuple[Any, str]:
+    scores = statistics.scores(bootstrap_weights(len(statistics.sample_ids)))
+    rows = [[name, estimate(values)] for name, values in scores.overall.items()]
+    return scores, section("Overall", *warnings, table(("", "value"), rows), note=_OVERALL.format(noun))
+
+
+def caption_sections(evaluator: CaptionEvaluator, pictures: PictureBudget) -> list[str]:
+    """Return the sections of an evaluator after `compute`."""
+    dataset, statistics = evaluator.dataset, evaluator.statistics()
+    count = len(statistics.sample_ids)
+    missing = count - len(evaluator.answers)
+    text = f"{missing} of {count} images have no caption, which counts as an empty one."
+    _, overall = _overall(statistics, "images", *([warning(text)] if missing else []))
+    metric, values = statistics.sample_scores()
+    galleries = []
+    for title, indices in zip((f"lowest {metric}", f"highest {metric}"), ranked(values, _RANKED)):
+        cards = []
+        for k in indices:
+            image_id = statistics.sample_ids[k]
+            image = pictures.image(k)
+            url = None if image is None else pictures.embed(image, long_side=_SIDE)
+            said, references = evaluator.answers.get(image_id, ""), dataset.references(k)
+            lines = "".join(f"<br>{escape(reference.strip())}" for reference in references)
+            caption = f"<b>{escape(said or '(nothing)')}</b> {metric} {number(values[k])}{lines}"
+            if url:
+                cards.append({"url": url, "text": f"image {image_id}: {said}", "caption": caption})
+        galleries.append(gallery(title, cards))
+    note = "The caption in bold, the references below it."
+    return [overall, section("Images", *galleries, note=note) if any(galleries) else ""]
+
+
+def text_sections(evaluator: TextEvaluator, pictures: PictureBudget) -> list[str]:
+    """Return the sections of an evaluator after `compute`."""
+    statistics = evaluator.statistics()
+    scores, overall = _overall(statistics, "sentences")
+    metric, values = statistics.sample_scores()
+    answers = [evaluator.answers[index] for index in statistics.sample_ids]
+    parts = []
+    for title, indices in zip((f"lowest {metric}", f"highest {metric}"), ranked(values, _RANKED)):
+        rows = [
+            (answers[k].source, answers[k].text or "(nothing)", answers[k].references[0], number(values[k], 1))
+            for k in indices
+        ]
+        parts.append(f"<h3>{escape(title)}</h3>{_text_table(('source', 'got', 'reference', metric), rows)}")
+    counts = {name: int(chosen.sum()) for name, chosen in statistics.groups.items()}
+    columns = list(statistics.reported)
+    lengths = table(("source", "sentences", *columns), value_rows(scores.by_class, columns, counts))
+    return [overall, section("Length of the source", lengths), section("Sentences", *parts)]
+
+
+def language_model_sections(evaluator: LanguageModelEvaluator, pictures: PictureBudget) -> list[str]:
+    """Return the section of an evaluator after `compute`."""
+    return [_overall(evaluator.statistics(), "sentences")[1]]
+
+
+def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th scope='col' class='text'>{escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td class=text>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<div class='wide' tabindex='0'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
