@@ -1,7 +1,7 @@
 """What a model costs, by part: parameters, MACs, attention matrices, time and memory.
 
 MODEL is a backbone's name, or a model: one of the zoo, the folder or a checkpoint of a run, a config. A
-backbone is a classifier unless num_classes=none.
+backbone is a classifier unless num_classes=none. Of a model of text MACs are counted at several lengths.
 MACs (multiply-accumulate operations) are counted as in the papers: products, convolutions, attention and sampling,
 with norms as fvcore estimates them; element-wise work, activations and softmax are not counted. Operators that are
 unknown are listed.
@@ -13,6 +13,8 @@ Examples:
     python tools/analyze.py --table "swin*"
     python tools/analyze.py configs/mask2former_swin_large_coco_instance.py --training 8 --size 1024 1024
     python tools/analyze.py "timesformer_???*" --clips runs/timesformer_cost.png
+    python tools/analyze.py configs/translation_transformer_multi30k.py --lengths 16 64 256
+    python tools/analyze.py --layers runs/layers.png
 
 How much memory the attention matrices take: a transformer of 48 layers of 16 heads on the pixels of an image, then on
 14 x 14 patches of one (768 GiB and 112 MiB):
@@ -24,11 +26,11 @@ How much memory the attention matrices take: a transformer of 48 layers of 16 he
 
 import argparse
 import fnmatch
-import functools
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +54,10 @@ from vitkit.config.overrides import apply_override, split_override
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError
 from vitkit.inference import find_model, names_config_alone
+from vitkit.inference.load import FoundModel
 from vitkit.models.classifier import Classifier
 from vitkit.registry import nearest
+from vitkit.tools.analyze_text import layers, takes_text, text_costs
 from vitkit.tools.common import add_device, add_trust, errors_in_one_line, without_weights
 from vitkit.visualization.costs import plot_costs
 
@@ -89,31 +93,43 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help="MACs and memory of backbones of clips, MODEL being a pattern, against frames and crop; "
         "plotted into this file",
     )
+    parser.add_argument("--lengths", nargs="+", type=int, metavar="N", help="of models of text, and --layers: tokens")
+    parser.add_argument(
+        "--layers",
+        metavar="PNG",
+        help="what self-attention, restricted self-attention, recurrence and convolution cost by the length of a "
+        "text, beside their formulas (Vaswani et al. 2017, table 1); plotted into this file",
+    )
     parser.add_argument(
         "--no-macs", "--no-flops", action="store_true", help="parameters only; counting MACs runs the model once"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_intermixed_args(argv)
     args.overrides = without_weights(args.overrides)
-    if args.model is None and not args.table:
-        parser.error("a model is needed: a config file or a backbone's name (or --table)")
+    if args.model is None and not args.table and not args.layers:
+        parser.error("a model is needed: a config file or a backbone's name (or --table, or --layers)")
     counts = (args.batch, args.repeats, 1 if args.training is None else args.training, args.frames or 1)
-    if min(*counts, args.depth + 1, *(args.size or (1,))) < 1:
-        parser.error("--size, --frames, --batch, --training and --repeats are at least 1, --depth at least 0")
+    if min(*counts, args.depth + 1, *(args.size or (1,)), *(args.lengths or (1,))) < 1:
+        parser.error(
+            "--size, --frames, --lengths, --batch, --training and --repeats are at least 1, --depth is at least 0"
+        )
     return args
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
-        modes = ((args.table, table), (args.clips, clips), (args.attention, attention), (args.training, training))
-        choices = (*modes, (True, costs))
+        text = text_model(args)
+        if args.lengths and not args.layers and text is None:
+            raise ConfigError("--lengths: for models of text, and for --layers. Give the --size of images.")
+        modes = ((args.table, table), (args.clips, clips), (args.layers, layers), (text, partial(text_costs, text)))
+        choices = (*modes, (args.attention, attention), (args.training, training), (True, costs))
         report = next(analyze for chosen, analyze in choices if chosen)(args)
     if args.json:
         print(json.dumps(report, indent=2))
 
 
-@functools.cache
+@cache
 def published() -> dict[str, dict[str, Any]]:
     """Return backbone variant -> what is published of it, and counted of its original, at which input."""
     path = Path(model_zoo.__file__).parent / "backbones.json"
@@ -125,12 +141,22 @@ def is_config(name: str) -> bool:
     return name not in BACKBONES
 
 
-def find_config(name: str, overrides: Sequence[str], *, trust: bool) -> Mapping[str, Any]:
-    """Return the config of a model; a ConfigError of an unknown name says what there is, backbones among it."""
+def find_config(name: str, overrides: Sequence[str], *, trust: bool) -> FoundModel:
+    """Return a model with its config; a ConfigError of an unknown name says what there is, backbones among it."""
     if names_config_alone(name) and not name.endswith((".py", ".json")) and name not in config_names():
         names = {*BACKBONES.names(), *config_names()}
         raise ConfigError(f"{name!r} is neither a backbone nor a model or a config. {nearest(name, names)}")
-    return find_model(name, overrides=overrides, trust=trust).config
+    found = find_model(name, overrides=overrides, trust=trust)
+    require(found.config, "model")
+    return found
+
+
+def text_model(args: argparse.Namespace) -> FoundModel | None:
+    """Return the model that is named if it reads or writes text; None if it is another, or a backbone."""
+    if args.table or args.clips or args.layers or not is_config(args.model):
+        return None
+    found = find_config(args.model, args.overrides, trust=args.trust)
+    return found if takes_text(found.config) else None
 
 
 def build(name: str, overrides: Sequence[str] = (), *, device: str, trust: bool = False) -> nn.Module:
@@ -140,8 +166,7 @@ def build(name: str, overrides: Sequence[str] = (), *, device: str, trust: bool 
         ConfigError: there is no such model or backbone, or an override does not fit.
     """
     if is_config(name):
-        config = find_config(name, overrides, trust=trust)
-        require(config, "model")
+        config = find_config(name, overrides, trust=trust).config
         with torch.device(device):
             return build_model(config["model"]).eval()
     spec = {"type": name, "num_classes": published().get(name, {}).get("num_classes", 1000)}
@@ -285,7 +310,7 @@ def training(args: argparse.Namespace) -> dict[str, Any]:
     shape = input_shape(args, model)
     spec = "AdamW"
     if is_config(args.model):
-        spec = find_config(args.model, args.overrides, trust=args.trust).get("optimizer", "AdamW")
+        spec = find_config(args.model, args.overrides, trust=args.trust).config.get("optimizer", "AdamW")
     optimizer = spec if isinstance(spec, str) else spec.get("type", "AdamW")
     states = OPTIMIZER_STATES.get(optimizer, 2)
     model.train()

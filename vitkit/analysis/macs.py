@@ -6,10 +6,11 @@ estimate (2 to 5 per value). Element-wise work, activations, softmax and reducti
 of these kinds is reported.
 """
 
+import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -65,12 +66,13 @@ FORMULAS: dict[str, Callable[..., int]] = {
 """MACs of what torch.utils.flop_counter does not count, from an operator's arguments and its output `out_val`."""
 
 _MOVES = (
-    "_local_scalar_dense _to_copy _unsafe_view all any arange argmax argsort as_strided_ bitwise_and bitwise_not "
-    "bitwise_or bucketize cat clone constant_pad_nd copy_ embedding empty empty_like eq eye fill_ flip full "
-    "full_like gather ge gt index index_copy index_put index_put_ index_select isfinite isnan le lift_fresh "
-    "linspace logical_and logical_not logical_or lt masked_fill masked_fill_ masked_scatter ne new_empty new_full "
-    "new_ones new_zeros nonzero ones ones_like promote_types rand randn repeat repeat_interleave roll "
-    "scalar_tensor scatter scatter_ sort stack topk tril triu where zero_ zeros zeros_like"
+    "_local_scalar_dense _pack_padded_sequence _to_copy _unsafe_view all any arange argmax argsort as_strided_ "
+    "bitwise_and bitwise_not bitwise_or bucketize cat clone constant_pad_nd copy_ embedding empty empty_like eq eye "
+    "fill_ flip full full_like gather ge gt index index_copy index_fill index_fill_ index_put index_put_ index_select "
+    "isfinite isnan le lift_fresh linspace logical_and logical_not logical_or lt masked_fill masked_fill_ "
+    "masked_scatter ne new_empty new_full new_ones new_zeros nonzero ones ones_like promote_types rand randint randn "
+    "repeat repeat_interleave roll scalar_tensor scatter scatter_ sort stack topk transpose_ tril triu unsafe_split "
+    "where zero_ zeros zeros_like"
 )
 """Operators that make, move, choose or compare values; views are known as such."""
 _ARITHMETIC = (
@@ -97,11 +99,21 @@ class Macs:
         return self.by_module[""]
 
 
-def count_macs(model: nn.Module, *inputs: Tensor) -> Macs:
+def count_macs(model: nn.Module, *inputs: Tensor, **named: Tensor) -> Macs:
     """Run the model once, in evaluation mode and on its operators' plain definitions, and count.
 
     Args:
         inputs: of `forward`, on the model's device.
+        named: more of them, by name.
+    """
+    return count_call(model, lambda: model(*inputs, **named))
+
+
+def count_call(model: nn.Module, call: Callable[[], Any], *, methods: Sequence[str] = ()) -> Macs:
+    """Count likewise what a call does, which runs the model or parts of it.
+
+    Args:
+        methods: names of methods beside `forward` that are counted for the module that they are of.
     """
     was_training = model.training
     model.eval()
@@ -109,10 +121,10 @@ def count_macs(model: nn.Module, *inputs: Tensor) -> Macs:
         with (
             torch.no_grad(),
             patch.dict(os.environ, VITKIT_KERNELS="plain"),
-            running_modules(model) as running,
+            running_modules(model, methods) as running,
             _MacCounter(running) as counter,
         ):
-            model(*inputs)
+            call()
     finally:
         model.train(was_training)
     by_module = Counter({name: 0 for name, _ in model.named_modules()})
@@ -123,19 +135,45 @@ def count_macs(model: nn.Module, *inputs: Tensor) -> Macs:
     return Macs(by_module, counter.by_operator, counter.uncounted, counter.unknown)
 
 
+def count_step(step: Callable[[], Tensor]) -> int:
+    """Count the MACs of a forward pass and of the backward pass from the sum of its output.
+
+    Of norms and other parts that are no products, the backward pass counts nothing.
+    """
+    with torch.enable_grad(), patch.dict(os.environ, VITKIT_KERNELS="plain"), _MacCounter([]) as counter:
+        step().float().sum().backward()
+    return sum(counter.by_operator.values())
+
+
 @contextmanager
-def running_modules(model: nn.Module) -> Iterator[list[str]]:
-    """Yield the list of the names of the modules whose forward pass is running, innermost last."""
+def running_modules(model: nn.Module, methods: Sequence[str] = ()) -> Iterator[list[str]]:
+    """Yield the list of the names of the modules whose forward pass, or another method, is running, innermost last."""
     running: list[str] = []
     handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
-        handles.append(module.register_forward_hook(lambda *_: running.pop() and None, always_call=True))
-    try:
-        yield running
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def noted(method: Callable, name: str) -> Callable:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            running.append(name)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                running.pop()
+
+        return call
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+            handles.append(module.register_forward_hook(lambda *_: running.pop() and None, always_call=True))
+            for method in methods:
+                if hasattr(module, method):
+                    stack.enter_context(patch.object(module, method, noted(getattr(module, method), name)))
+        try:
+            yield running
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 class _MacCounter(TorchDispatchMode):
@@ -168,5 +206,5 @@ class _MacCounter(TorchDispatchMode):
                 (self.uncounted if is_uncounted else self.unknown)[name] += 1
             return outputs
         self.by_operator[name] += macs
-        self.by_module[self.running[-1]] += macs
+        self.by_module[self.running[-1] if self.running else ""] += macs
         return outputs

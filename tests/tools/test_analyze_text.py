@@ -1,0 +1,139 @@
+"""MACs of models of text by hand, and of layers by their formulas."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitkit import build_model
+from vitkit.analysis.sequences import LAYER_KINDS, layer_costs
+from vitkit.checkpoint import save_checkpoint
+from vitkit.tools import analyze
+from vitkit.vocabulary import Vocabulary
+
+D, FFN, SIZE = 8, 16, 10
+SMALL = dict(d_model=D, d_ffn=FFN, num_heads=2, num_layers=1, max_length=12)
+
+
+def config(folder: Path, kind: str, **settings) -> str:
+    path = folder / f"{kind}.py"
+    sizes = dict(target_size=SIZE) | ({} if "Language" in kind and "Prefix" not in kind else dict(source_size=SIZE))
+    path.write_text(f"def config():\n    return dict(model={dict(type=kind, **sizes, **settings)!r})\n")
+    return str(path)
+
+
+def analyzed(capsys, *arguments: str) -> dict:
+    analyze.main([*arguments, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def attention(queries: int, keys: int) -> int:
+    """Scores and values; the projections are counted in `layer`."""
+    return 2 * queries * keys * D
+
+
+def layer(tokens: int) -> int:
+    """Projections, feed-forward network and two norms of five operations per value."""
+    return tokens * (4 * D * D + 2 * D * FFN + 2 * 5 * D)
+
+
+def test_a_decoder_only_model_by_hand(tmp_path, capsys):
+    report = analyzed(capsys, config(tmp_path, "CausalLanguageModel", **SMALL), "--lengths", "1", "4")
+    last = 5 * D + D * SIZE  # the last norm and the logits of a token
+    rows = report["parts"]
+    assert rows[""]["forward"] == {"1": layer(1) + attention(1, 1) + last, "4": layer(4) + attention(4, 4) + 4 * last}
+    # Token t attends to t tokens, whose keys and values are cached.
+    assert rows[""]["inference"]["4"] == layer(4) + sum(attention(1, t) for t in (1, 2, 3, 4)) + 4 * last
+    assert rows["stack.layers"]["inference"]["4"] == rows[""]["inference"]["4"] - 4 * last
+    assert rows[""]["total"] == sum(p.numel() for p in build_model(dict(
+        type="CausalLanguageModel", target_size=SIZE, **SMALL)).parameters())  # fmt: skip
+    # Each product of the forward pass has two in the backward pass; norms have none that is counted.
+    norms = 4 * 5 * D * 3
+    assert report["step"]["4"] == 3 * (rows[""]["forward"]["4"] - norms) + norms and not report["unknown"]
+
+
+def test_a_translator_by_hand(tmp_path, capsys):
+    path = config(tmp_path, "Transformer", **SMALL)
+    report = analyzed(capsys, path, "--lengths", "4", "--depth", "2")
+    rows = report["parts"]
+    cross = 4 * 4 * D * D + 4 * 5 * D  # projections of four queries and four keys, and a third norm
+    logits = 4 * D * SIZE
+    assert rows["encoder"]["forward"]["4"] == rows["encoder"]["inference"]["4"] == layer(4) + attention(4, 4)
+    assert rows["decoder"]["forward"]["4"] == layer(4) + cross + 2 * attention(4, 4) + logits
+    written = sum(attention(1, t) for t in (1, 2, 3, 4)) + 4 * attention(1, 4)
+    assert rows["decoder"]["inference"]["4"] == layer(4) + cross + written + logits
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("PrefixLanguageModel", SMALL),
+        ("MaskedLanguageModel", SMALL),
+        ("RNNTranslator", dict(d_embedding=4, d_hidden=6, cell="lstm")),
+        (
+            "TransformerCaptioner",
+            dict(backbone=dict(type="ResNet", depth=18, pretrained=False), d_model=D, num_heads=2),
+        ),
+    ],
+)
+def test_every_kind_of_model_is_counted_and_printed(kind, settings, tmp_path, capsys):
+    path = config(tmp_path, kind, **settings)
+    if kind == "TransformerCaptioner":
+        Path(path).write_text(Path(path).read_text().replace(f"'source_size': {SIZE}, ", ""))
+    analyze.main([path, "--lengths", "3", "6", "--size", "32", "32"])
+    printed = capsys.readouterr().out
+    assert "train 3  train 6  infer 3  infer 6" in printed and "UNKNOWN" not in printed
+    first = next(line for line in printed.splitlines() if line.startswith("(all)")).split()
+    numbers = [float(number.replace(",", "")) for number in first[3:]]
+    assert numbers[1] >= numbers[0] and numbers[3] >= numbers[2] and "a training step, forward and backward" in printed
+
+
+def test_sizes_are_the_checkpoints_or_the_configs(tmp_path, capsys):
+    words = Vocabulary.train("word", ["one two three"])
+    spec = dict(type="CausalLanguageModel", **SMALL)
+    model = build_model(spec, vocabularies={"target": words})
+    content = {"model": model.state_dict(), "config": json.dumps({"model": spec})}
+    save_checkpoint(tmp_path / "a.pth", content | {"vocabularies": {"target": words.to_json()}})
+    report = analyzed(capsys, str(tmp_path / "a.pth"), "--no-macs")
+    assert report["parts"][""]["total"] == sum(p.numel() for p in model.parameters())
+    with pytest.raises(SystemExit, match=r"model\.target_size: not set"):
+        analyze.main(["quickstart/captioning", "--no-macs"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("quickstart/translation", "--time", "--attention"), "--attention, --time: for models of images. Models of t"),
+        (("resnet18", "--lengths", "8"), "--lengths: for models of text, and for --layers. Give the --size of images."),
+    ],
+)
+def test_options_of_other_models_are_named(arguments, message):
+    with pytest.raises(SystemExit) as error:
+        analyze.main(list(arguments))
+    assert message in str(error.value)
+
+
+def test_a_text_beyond_the_positions_is_named(tmp_path):
+    with pytest.raises(SystemExit, match="a text of 13 tokens or more, but the model has positions for 12"):
+        analyze.main([config(tmp_path, "CausalLanguageModel", **SMALL), "--lengths", "13"])
+
+
+def test_layers_cost_what_their_formulas_say():
+    torch.manual_seed(0)
+    costs = layer_costs([16, 64], d_model=256, num_heads=4, repeats=1)
+    assert [cost.kind for cost in costs[::2]] == list(LAYER_KINDS) and [cost.length for cost in costs] == [16, 64] * 4
+    for cost in costs:
+        assert cost.macs == pytest.approx(cost.formula, rel=0.01) and cost.seconds > 0
+    by_kind = {(cost.kind, cost.length): cost.macs for cost in costs}
+    assert by_kind["self-attention", 64] > 4 * by_kind["self-attention", 16]
+    assert by_kind["recurrent", 64] == 4 * by_kind["recurrent", 16]
+
+
+def test_layers_are_printed_and_plotted(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vitkit.tools.analyze_text.D_MODEL", 16)
+    out = tmp_path / "new" / "layers.png"
+    analyze.main(["--layers", str(out), "--lengths", "4", "20", "--repeats", "1"])
+    printed = capsys.readouterr().out
+    assert out.stat().st_size > 5000 and "restricted to 16" in printed and "n^2 d" in printed
+    assert len([line for line in printed.splitlines() if line.startswith("recurrent")]) == 3

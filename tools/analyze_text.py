@@ -1,0 +1,169 @@
+"""What analyze.py reports of models of text, by length, and of the layers that such models are made of."""
+
+import argparse
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit import build_model
+from vitkit.analysis.macs import count_call, count_macs, count_step
+from vitkit.analysis.memory import count_parameters, parts
+from vitkit.analysis.sequences import LAYER_KINDS, layer_costs
+from vitkit.errors import ConfigError
+from vitkit.inference.load import FoundModel, own_checkpoint
+from vitkit.registry import MODELS, parameters_of
+from vitkit.seq2seq import Captioner, CausalLanguageModel, MaskedLanguageModel
+from vitkit.seq2seq.decoding import decode
+from vitkit.structures import BOS, EOS
+from vitkit.visualization.costs import plot_layer_costs
+from vitkit.vocabulary import vocabularies_from_json
+
+TEXT_LENGTHS, LAYER_LENGTHS = (16, 32, 64), (16, 32, 64, 128, 256, 512, 1024)
+METHODS = ("start", "step", "attend_on", "attend_to", "project_memory", "encode", "look", "logits", "predict")
+"""Through which decoding runs parts of models."""
+D_MODEL, NUM_HEADS = 512, 8
+"""Of the layers that are compared: the Transformer's base model."""
+
+
+def takes_text(config: Mapping[str, Any]) -> bool:
+    """Return whether a config's model reads or writes text."""
+    return "target_vocabulary" in parameters_of(MODELS.resolve(config["model"], "model")[0])
+
+
+def build_text_model(found: FoundModel) -> nn.Module:
+    """Build a model of text, untrained, with the vocabularies of its checkpoint, or else of the sizes in its config.
+
+    Raises:
+        ConfigError: neither says how many tokens there are.
+    """
+    config = found.config
+    saved = {} if found.weights is None else own_checkpoint(found.weights).get("vocabularies")
+    if saved:
+        return build_model(config["model"], vocabularies=vocabularies_from_json(saved)).eval()
+    spec = {"type": config["model"]} if isinstance(config["model"], str) else dict(config["model"])
+    train = (config.get("data") or {}).get("train") or {}
+    vocabulary = train.get("vocabulary") if isinstance(train, Mapping) else None
+    size = vocabulary.get("size") if isinstance(vocabulary, Mapping) else None
+    defaults = {"source_size": size, "target_size": size, "mask_id": EOS + 1}
+    accepted = parameters_of(MODELS.resolve(spec)[0])
+    spec = {name: value for name, value in defaults.items() if name in accepted and value is not None} | spec
+    return build_model(spec).eval()
+
+
+def inputs_of(model: nn.Module, length: int, size: tuple[int, int]) -> dict[str, Tensor]:
+    """Return a batch of one text of a length; what it is translated to, or continued by, is as long.
+
+    Args:
+        length: tokens, BOS or EOS included.
+        size: height and width of the image that a captioner describes.
+    """
+    tokens = torch.full((1, length), EOS + 1)
+    if isinstance(model, Captioner):
+        return {"images": torch.zeros(1, 3, *size, dtype=torch.uint8), "target_in": tokens}
+    if isinstance(model, CausalLanguageModel | MaskedLanguageModel):
+        return {"tokens": tokens}
+    return {"source": tokens, "source_padding": torch.zeros_like(tokens, dtype=torch.bool), "target_in": tokens}
+
+
+def write_text(model: nn.Module, inputs: Mapping[str, Tensor], length: int) -> None:
+    """Let a model write `length` tokens, one after another; a model that fills masks predicts all at once."""
+    if isinstance(model, MaskedLanguageModel):
+        model.predict(inputs["tokens"])
+        return
+    if isinstance(model, CausalLanguageModel):
+        inputs = {"tokens": torch.full((1, 1), BOS)}
+    # All but the last token must not be EOS.
+    decode(model, inputs, replace(model.decoding, method="greedy", n_best=1, max_length=length, min_length=length - 1))
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Run PyTorch's own operators: oneDNN's LSTM is a single one, of which nothing can be counted."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TF32 acceleration")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def text_costs(found: FoundModel, args: argparse.Namespace) -> dict[str, Any]:
+    """Report parameters and MACs by part and by length.
+
+    Raises:
+        ConfigError: an option is for models of images, or the number of tokens is not known.
+        DataError: a length is over the model's positions.
+    """
+    chosen = {"--attention": args.attention, "--time": args.time, "--training": args.training is not None}
+    if wrong := [name for name, is_chosen in chosen.items() if is_chosen]:
+        raise ConfigError(f"{', '.join(wrong)}: for models of images. Models of text have --lengths.")
+    model = build_text_model(found)
+    lengths = args.lengths or TEXT_LENGTHS
+    names, parameters = parts(model, args.depth), count_parameters(model)
+    rows: dict[str, dict[str, Any]] = {name: asdict(parameters[name]) for name in names}
+    step, unknown = {}, set()
+    with without_onednn():
+        for length in () if args.no_macs else lengths:
+            inputs = inputs_of(model, length, args.size or (224, 224))
+            counted = {
+                "forward": count_macs(model, **inputs),
+                "inference": count_call(model, lambda i=inputs, n=length: write_text(model, i, n), methods=METHODS),
+            }
+            step[length] = count_step(lambda i=inputs: model(**i)["logits"])
+            for kind, macs in counted.items():
+                unknown |= set(macs.unknown)
+                for name in names:
+                    rows[name].setdefault(kind, {})[length] = macs.by_module[name]
+    rows = {name: row for name, row in rows.items() if row["total"] or any(row.get("forward", {}).values())}
+    report = {"model": args.model, "lengths": list(lengths), "parts": rows, "step": step, "unknown": sorted(unknown)}
+    if not args.json:
+        print_text_costs(report, {name: type(model.get_submodule(name)).__name__ for name in rows})
+    return report
+
+
+def print_text_costs(report: dict[str, Any], types: dict[str, str]) -> None:
+    """Print a line for each part: parameters, and M MACs in training and inference at each length."""
+    lengths = list(report["step"])
+    titles = [f"{kind} {length}" for kind in ("train", "infer") for length in lengths]
+    lines = [["part", "type", "parameters", *titles]]
+    for name, row in report["parts"].items():
+        indent = "  " * (name.count(".") + 1 if name else 0)
+        macs = [f"{row[kind][length] / 1e6:,.2f}" for kind in ("forward", "inference") for length in lengths]
+        lines.append([indent + (name.rpartition(".")[2] or "(all)"), types[name], f"{row['total']:,}", *macs])
+    print(f"{report['model']}: M MACs of one text, by its tokens\n")
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for line in lines:
+        cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths))]
+        print("  ".join(cells).rstrip())
+    if lengths:
+        print(
+            "\ntrain: the forward pass over a source and a target of so many tokens each, or over one text.\n"
+            "infer: a source of so many tokens is read, and as many are written one after another, greedily.\n"
+            "a training step, forward and backward: "
+            + ", ".join(f"{macs / 1e6:,.2f} M at {length}" for length, macs in report["step"].items())
+        )
+    if report["unknown"]:
+        print(f"UNKNOWN, not counted: {', '.join(report['unknown'])}")
+
+
+def layers(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Report and plot what layers that mix tokens cost by the length of the text."""
+    lengths = sorted(set(args.lengths or LAYER_LENGTHS))
+    costs = layer_costs(lengths, d_model=D_MODEL, num_heads=NUM_HEADS, repeats=args.repeats, device=args.device)
+    plot_layer_costs(
+        {kind: [(c.length, c.macs, c.formula, c.seconds) for c in costs if c.kind == kind] for kind in LAYER_KINDS},
+        args.layers,
+    )
+    if not args.json:
+        form = "{:<26}  {:>6}  {:>10}  {:>10}  {:>9}".format
+        print(form(f"layer, d = {D_MODEL}", "tokens", "M MACs", "by formula", "ms"))
+        for c in costs:
+            print(form(c.kind, c.length, f"{c.macs / 1e6:,.2f}", f"{c.formula / 1e6:,.2f}", f"{c.seconds * 1e3:.2f}"))
+        print(f"\n{'':26}  {'per layer':>10}  {'MACs':>18}  {'sequential':>10}  {'path':>5}")
+        for kind, k in LAYER_KINDS.items():
+            print(f"{kind:26}  {k.complexity:>10}  {k.formula:>18}  {k.sequential:>10}  {k.path:>5}")
+        print(f"\nms: the fastest of {args.repeats} forward passes on {args.device}. The plot is {args.layers}.")
+    return [asdict(cost) for cost in costs]

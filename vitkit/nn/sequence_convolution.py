@@ -1,0 +1,43 @@
+"""A convolution over the tokens of a text, the layer beside recurrence and attention (Gehring et al. 2017,
+https://arxiv.org/abs/1705.03122)."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+
+
+class SequenceConvolution(nn.Module):
+    """Mix each token with its neighbours: a convolution, ReLU, dropout, a residual sum and a norm.
+
+    Args:
+        d_model: channels.
+        kernel_size: tokens that one output sees.
+        causal: see only the token itself and those before it, as a decoder must.
+        dropout: share of the values that is dropped.
+    Raises:
+        ConfigError: the kernel's size is below 1, or even where it is to have a middle.
+    """
+
+    def __init__(self, d_model: int, kernel_size: int = 3, *, causal: bool = False, dropout: float = 0.1):
+        super().__init__()
+        if kernel_size < 1 or (kernel_size % 2 == 0 and not causal):
+            raise ConfigError(
+                f"kernel_size: got {kernel_size}; expected an odd number, or any from 1 with causal=True."
+            )
+        self.before = kernel_size - 1 if causal else kernel_size // 2
+        self.after = kernel_size - 1 - self.before
+        self.conv = nn.Conv1d(d_model, d_model, kernel_size)
+        self.norm = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Mix tokens: (B, S, d_model) -> (B, S, d_model).
+
+        Args:
+            x: (B, S, d_model).
+            padding_mask: (B, S) bool, True = padding, which no token sees.
+        """
+        seen = x if padding_mask is None else x.masked_fill(padding_mask[..., None], 0)
+        mixed = self.conv(F.pad(seen.transpose(1, 2), (self.before, self.after))).transpose(1, 2)
+        return self.norm(x + self.dropout(mixed.relu()))
