@@ -29,6 +29,7 @@ from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.tools import export as export_tool
 from vitkit.tools import test as test_tool
+from vitkit.visualization.canvas import class_color
 from vitkit.vocabulary import Vocabulary
 
 pytest.importorskip("onnx")
@@ -156,6 +157,11 @@ def test_the_program_names_what_it_cannot_read_and_goes_on(run, tmp_path, monkey
     assert main(model, run / "a.png", "--out", empty) == f"error: --out {empty}: expected a folder (File exists)."
     assert main(tmp_path / "none.onnx", "a.png").startswith(f"error: {tmp_path / 'none.onnx'}: ")
     assert main(model, run / "a.png") == 0
+
+
+def test_the_program_draws_in_the_colors_of_vitkit():
+    assert [onnx_runner.color_of(k) for k in range(1, 31)] == [class_color(k) for k in range(30)]
+    assert onnx_runner.color_of(0) == (0, 0, 0)
 
 
 def test_a_file_over_the_tolerance_is_not_written(run, tmp_path, monkeypatch):

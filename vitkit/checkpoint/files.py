@@ -186,10 +186,9 @@ def _check_exists(path: Path) -> None:
         return
     # For a run's folder name its checkpoints, else those beside the missing file.
     folder = path if os.path.isdir(path) else path.parent
-    raise CheckpointError(
-        f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. In {str(folder)!r}: "
-        f"{nearest(path.name, [file.name for file in folder.glob('*.pth')])}"
-    )
+    names = [file.name for file in folder.glob("*.pth")]
+    others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} holds no .pth file."
+    raise CheckpointError(f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. {others}")
 
 
 def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ In a program: `Runner("NAME.onnx")("street.jpg")`.
 """
 
 import argparse
+import colorsys
 import json
 import re
 import sys
@@ -325,8 +326,12 @@ def box_around(mask: np.ndarray) -> tuple[int, int, int, int]:
 
 
 def color_of(number: int) -> tuple[int, int, int]:
-    """Return a colour of its own for a class or segment; black for 0."""
-    return (number * 97 % 256, number * 57 % 256, number * 151 % 256)
+    """Return the RGB of a class or segment, counted from 1, as vitkit draws it; black for 0."""
+    if number == 0:
+        return 0, 0, 0
+    hue, value = (0.02 + (number - 1) * 0.381966) % 1.0, (1.0, 0.75, 0.9)[(number - 1) // 8 % 3]
+    red, green, blue = colorsys.hsv_to_rgb(hue, 0.85, value)
+    return round(red * 255), round(green * 255), round(blue * 255)
 
 
 def draw(picture: Image.Image, result: Mapping[str, Any]) -> Image.Image:
