@@ -46,7 +46,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help=MODEL_HELP)
     parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
-    parser.add_argument("--split", choices=("train", "val"), default="train", help="which of the data (train)")
+    parser.add_argument("--split", choices=("train", "val", "test"), default="train", help="which of the data (train)")
     parser.add_argument("--count", type=int, default=16, metavar="N", help="images (16)")
     parser.add_argument("--views", type=int, default=1, metavar="N", help="augmentations of each (1)")
     parser.add_argument("--original", action="store_true", help="also each image as it is stored")

@@ -6,6 +6,7 @@ maps beside results.json; classifiers also a picture of the confusion matrix.
 Examples:
     python tools/test.py configs/detr_r50.py detr-r50-e632da11.pth data.root=data/coco
     python tools/test.py runs/detr --per-class
+    python tools/test.py runs/detr --split test    (data.test, which has chosen nothing)
     torchrun --nproc-per-node 8 tools/test.py configs/detr_r50.py runs/detr_r50/best.pth
     python tools/test.py configs/detr_r50.py --eval-only results.json    (scores what was predicted before)
     python tools/test.py configs/camvid/mask2former.py runs/mask2former/best.pth --tta    (several sizes, mirrored)
@@ -60,6 +61,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         default=SCALES,
         help=f"those sizes, relative to the evaluated one (default: {','.join(map(str, SCALES))})",
     )
+    text = "which data; those of training are prepared as those of validation (val)"
+    parser.add_argument("--split", choices=("val", "test", "train"), default="val", help=text)
     add_tiles(parser)
     parser.add_argument("--per-class", action="store_true", help="also print the numbers of each class")
     parser.add_argument("--per-size", action="store_true", help="for detectors, also those of small to large objects")
@@ -129,7 +132,7 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace, device: t
     out = args.out or Path("results.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     tta_scales = args.tta_scales if args.tta else None
-    result = evaluate_config(config, weights, device, tta_scales=tta_scales, tiling=tiling_of(args))
+    result = evaluate_config(config, weights, device, tta_scales=tta_scales, tiling=tiling_of(args), split=args.split)
     if not is_main():
         return
     show(result.evaluator, args)
@@ -143,9 +146,9 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace, device: t
 
 def score(config: Config, args: argparse.Namespace) -> None:
     """Print the metrics of predictions that were written before."""
-    require(config, "data.val", "evaluator")
+    require(config, f"data.{args.split}", "evaluator")
     data = DataSettings(**config["data"])
-    dataset = data.dataset("val")
+    dataset = data.evaluated(args.split)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     if not isinstance(evaluator, LoadsResults):
         raise ConfigError(f"--eval-only: {type(evaluator).__name__} reads no results. Evaluate the checkpoint again.")
@@ -167,7 +170,8 @@ def report(evaluator: Any, args: argparse.Namespace) -> None:
 
 def show(evaluator: Any, args: argparse.Namespace) -> None:
     """Print the evaluator's table, and the details that were asked for."""
-    print(evaluator.table())
+    table = evaluator.table()
+    print(table)
     thresholds = evaluator.score_thresholds() if isinstance(evaluator, FindsThresholds) else None
     if thresholds is not None:
         print(f"objects are best shown from {thresholds}")
@@ -177,7 +181,10 @@ def show(evaluator: Any, args: argparse.Namespace) -> None:
         print_numbers(evaluator.details()[0])
     elif args.per_class:
         metric = evaluator.per_class_metric if isinstance(evaluator, NamesPerClassMetric) else "AP"
+        named = {line.partition("  ")[0].strip() for line in table.splitlines()}
         for name, value in evaluator.per_class().items():
+            if name in named:  # the table has it already
+                continue
             print(f"  {name:<20} {metric} {f'{value:.3f}' if value >= 0 else '–'}")
     if not (args.per_size or args.thresholds or args.confusion is not None):
         return

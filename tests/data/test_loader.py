@@ -132,3 +132,19 @@ def test_an_epoch_over_coco_tiny_in_workers(shared_data):
             assert ((target["boxes_cxcywh"] >= 0) & (target["boxes_cxcywh"] <= 1)).all()
             ids.add(target["image_id"])
     assert ids == set(dataset.image_ids.tolist())
+
+
+def test_splits_are_evaluated_with_the_transforms_of_validation():
+    world = dict(type="ShapesDetection", num_images=4)
+    resize = dict(type="EvalResize", short_side=64, max_size=64)
+    settings = DataSettings(
+        train=dict(**world, fraction=0.5, transforms=dict(type="DETRTrainTransforms")),
+        val=dict(**world, split="val", transforms=resize),
+        test=dict(**world, split="test"),
+    )
+    assert settings.evaluated("train")[0]["image"].shape[-2:] == (64, 64)
+    for split in ("train", "test"):
+        stored = build_dataset(dict(**world, split=split)).load_image(0)
+        assert (settings.evaluated(split).load_image(0) == stored).all()
+    with pytest.raises(ConfigError, match=r"data\.test: the config has none"):
+        DataSettings(train=world).evaluated("test")

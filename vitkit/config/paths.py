@@ -15,13 +15,14 @@ _ROOT = "{root}"
 def make_data_paths_absolute(cfg: dict[str, Any]) -> None:
     """Make the paths of a checked config's data absolute, in place, so that a saved config finds it from any folder.
 
-    These are `data.root`, and the arguments of `data.train` and `data.val` that their datasets annotate with `Path`.
+    These are `data.root`, and the arguments of `data.train`, `data.val` and `data.test` that their datasets annotate
+    with `Path`.
     """
     data = cfg["data"]
     if "root" in data or _ROOT in json.dumps(data):
         default = slots_in(TOP_LEVEL["data"], data, "data")["root"].default
         data["root"] = os.path.abspath(data.get("root", default))
-    for split in ("train", "val"):
+    for split in ("train", "val", "test"):
         spec = data.get(split)
         if not isinstance(spec, dict):
             continue

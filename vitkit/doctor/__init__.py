@@ -41,6 +41,10 @@ def diagnose(
         checks: names from CHECKS.
     """
     case = Case(config, options or Options())
+    if "annotations" not in checks:  # which reports these and more
+        for statistics in case.statistics.values():
+            if statistics.dataset is None:
+                yield from (issue for issue in statistics.issues if issue.check == "builds")
     for name in checks:
         try:
             yield from CHECKS[name](case)

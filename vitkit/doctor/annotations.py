@@ -13,6 +13,8 @@ from torchvision.ops import box_convert, box_iou
 
 from vitkit.data.datasets.coco import BOX_TOLERANCE
 from vitkit.data.datasets.coco_file import bad_box_faults
+from vitkit.data.formats import AnnotatedImages
+from vitkit.data.formats.fixing import likely_order, read_as, similar_classes, sizes_exchanged, wrong_scale
 from vitkit.doctor.issues import Issue, Verdict, enumerate_items, percent
 from vitkit.ops.coco_schema import Fault, segmentation_faults
 from vitkit.ops.segmentations import encode_segmentation
@@ -59,6 +61,16 @@ class DetectionFile:
     categories: Sequence[Mapping[str, Any]]
     needs_masks: bool
     drops_bad_boxes: bool
+    data: AnnotatedImages
+    """The same as a dataset, for checks of the format."""
+
+    def command(self, *fixes: str) -> str:
+        """Return the command that mends the file."""
+        source = self.data.source
+        return (
+            f"vitkit convert {source} --images {self.data.folder} --fix {' '.join(fixes)} "
+            f"--out {source.with_name(source.stem + '_fixed.json')}"
+        )
 
     @cached_property
     def content(self) -> dict[str, Sequence[Mapping[str, Any]]]:
@@ -87,10 +99,43 @@ class DetectionFile:
         message = "{}: {images} images, {objects} objects, {crowds} crowd regions".format(self.name, **counts)
         yield Issue("annotations", "ok", message, self.where, counts)
         yield from category_issues(self.categories, self.where)
+        yield from self._class_names()
+        yield from self._format()
         yield from self._ids()
         yield from self._boxes()
         yield from self._duplicates()
         yield from self._masks()
+
+    def _class_names(self) -> Iterator[Issue]:
+        groups = similar_classes(self.data)
+        if groups:
+            texts = [" = ".join(f"{category['name']!r} (id {category['id']})" for category in g) for g in groups]
+            message = (
+                f"{len(groups)} classes seem to be written in several ways: {enumerate_items(texts)}. If they are "
+            )
+            message += f"one, merge them: {self.command('classes')}"
+            names = [[category["name"] for category in group] for group in groups]
+            yield Issue("class names", "warn", message, self.where, {"names": names})
+
+    def _format(self) -> Iterator[Issue]:
+        """Check whether the four numbers of the boxes are what the format says."""
+        fractions, order, expected = wrong_scale(self.data), likely_order(self.data), read_as(self.data)
+        if sizes_exchanged(self.data) and order == expected:
+            message = "the boxes fit their images only with width and height exchanged. Mend: " + self.command("sizes")
+            yield Issue("image sizes", "fail", message, self.where)
+        if not fractions and order == expected:
+            return
+        texts = {
+            "xywh": "corner and size (x, y, width, height)",
+            "xyxy": "two corners (x0, y0, x1, y1)",
+            "cxcywh": "centre and size (cx, cy, width, height)",
+        }
+        what = f"{'fractions of the image, ' if fractions else ''}{texts[order]}"
+        fixes = ["fractions"] * fractions + [order] * (order != expected)
+        message = f"the boxes seem to be {what}, where {self.data.format} has {texts[expected]}"
+        message += f"{' in pixels' if fractions else ''}; such as {self.data.annotations[0]['bbox']}. Mend: "
+        details = {"fractions": fractions, "order": order, "fixes": fixes}
+        yield Issue("box format", "fail", message + self.command(*fixes), self.where, details)
 
     def _ids(self) -> Iterator[Issue]:
         ids = [a["id"] for a in self.annotations if "id" in a]

@@ -53,7 +53,7 @@ class Case:
         self.settings = TrainSettings(**config["train"]) if "train" in config else None
         self.statistics = {
             f"data.{split}": dataset_statistics(self.data, split)
-            for split in ("train", "val")
+            for split in ("train", "val", "test")
             if getattr(self.data, split) is not None
         }
         if self.train and self.train.dataset and self.val and isinstance(self.val.dataset, HasVocabularies):

@@ -103,7 +103,10 @@ def empty_images(case: Case) -> Iterator[Issue]:
 
 
 def train_val_leakage(case: Case) -> Iterator[Issue]:
-    """The same file, the same pixels, or a similar image in train and val; for text the same sentence."""
+    """The same file, the same pixels, or a similar image in train and val or test; for text the same sentence."""
+    test = case.statistics.get("data.test")
+    if case.train and test and case.train.has_images and test.has_images:
+        yield from leakage_issues(case.train, test, case.scan("data.train"), case.scan("data.test"))
     if not case.train or not case.val or case.train.dataset is None or case.val.dataset is None:
         return
     if case.train.has_images and case.val.has_images:

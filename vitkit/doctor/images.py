@@ -41,6 +41,8 @@ class ImageScan:
     """Images that are rotated by their EXIF tag."""
     label_pixels: Counter[int] = field(default_factory=Counter)
     """Label -> pixels of the maps; 255 for none."""
+    num_classes: list[int] = field(default_factory=list)
+    """Classes in each of the semantic maps."""
     map_errors: list[str] = field(default_factory=list)
 
     @property
@@ -87,8 +89,9 @@ def scan_images(statistics: DatasetStatistics, max_images: int) -> ImageScan:
 
 def _scan_label_map(statistics: DatasetStatistics, index: int, scan: ImageScan) -> None:
     labels = statistics.dataset.load_semantic(index)
-    for value, pixels in zip(*(column.tolist() for column in count_values(labels))):
-        scan.label_pixels[value] += pixels
+    counts = dict(zip(*(column.tolist() for column in count_values(labels))))
+    scan.label_pixels.update(counts)
+    scan.num_classes.append(len(counts.keys() - {IGNORE_INDEX}))
     if labels.shape != scan.sizes[-1]:
         (height, width), (image_height, image_width) = labels.shape, scan.sizes[-1]
         scan.map_errors.append(

@@ -11,37 +11,38 @@ from vitkit.doctor.images import ImageScan
 from vitkit.doctor.issues import Issue, enumerate_items, percent
 from vitkit.doctor.statistics import DatasetStatistics
 
-_WHERE = "data.train, data.val"
-
 
 def leakage_issues(
-    train: DatasetStatistics, val: DatasetStatistics, train_scan: ImageScan, val_scan: ImageScan
+    train: DatasetStatistics, held_out: DatasetStatistics, train_scan: ImageScan, scan: ImageScan
 ) -> Iterator[Issue]:
-    """Compare the files, pixels, looks and names of training and validation images."""
-    if train.files is not None and val.files is not None:
-        shared = sorted({str(p.resolve()) for p in train.files} & {str(p.resolve()) for p in val.files})
+    """Compare the files, pixels, looks and names of training images and those that are evaluated on."""
+    name, where = held_out.where.removeprefix("data."), f"{train.where}, {held_out.where}"
+    if train.files is not None and held_out.files is not None:
+        shared = sorted({str(p.resolve()) for p in train.files} & {str(p.resolve()) for p in held_out.files})
         if shared:
             names = enumerate_items([Path(path).name for path in shared])
-            message = f"{len(shared)} files ({percent(len(shared), len(val.files))} of val) are in both: {names}"
-            yield Issue("leakage", "fail", message, _WHERE, {"files": len(shared)})
+            message = (
+                f"{len(shared)} files ({percent(len(shared), len(held_out.files))} of {name}) are in both: {names}"
+            )
+            yield Issue("leakage", "fail", message, where, {"files": len(shared)})
     train_index = dict(zip(train_scan.checksums, train_scan.readable))
-    matches = zip(val_scan.checksums, val_scan.readable)
+    matches = zip(scan.checksums, scan.readable)
     same = [(train_index[checksum], k) for checksum, k in matches if checksum in train_index]
     if same:
-        pairs = enumerate_items([f"{train.image_ids[a]} = {val.image_ids[b]}" for a, b in same])
-        message = f"{len(same)} images of val have the pixels of one of train: {pairs}"
-        yield Issue("leakage", "fail", message, _WHERE, {"pixels": len(same)})
+        pairs = enumerate_items([f"{train.image_ids[a]} = {held_out.image_ids[b]}" for a, b in same])
+        message = f"{len(same)} images of {name} have the pixels of one of train: {pairs}"
+        yield Issue("leakage", "fail", message, where, {"pixels": len(same)})
     else:
-        message = f"no image of val has the pixels of one of train{train_scan.extent or val_scan.extent}"
-        yield Issue("leakage", "ok", message, _WHERE, {"pixels": 0})
+        message = f"no image of {name} has the pixels of one of train{train_scan.extent or scan.extent}"
+        yield Issue("leakage", "ok", message, where, {"pixels": 0})
     identical = {b for _, b in same}
-    similar = [(a, b) for a, b in _similar_pairs(train_scan, val_scan) if b not in identical]
+    similar = [(a, b) for a, b in _similar_pairs(train_scan, scan) if b not in identical]
     if similar:
-        pairs = enumerate_items([f"{train.image_ids[a]} ~ {val.image_ids[b]}" for a, b in similar])
-        message = f"{len(similar)} images of val look like one of train, saved again or the next frame: {pairs}"
-        yield Issue("near leakage", "warn", message, _WHERE, {"images": len(similar)})
-    if train.files is not None and val.files is not None:
-        yield from _shared_recordings(train.files, val.files)
+        pairs = enumerate_items([f"{train.image_ids[a]} ~ {held_out.image_ids[b]}" for a, b in similar])
+        message = f"{len(similar)} images of {name} look like one of train, saved again or the next frame: {pairs}"
+        yield Issue("near leakage", "warn", message, where, {"images": len(similar)})
+    if train.files is not None and held_out.files is not None:
+        yield from _shared_recordings(train.files, held_out.files, name, where)
 
 
 def _similar_pairs(train: ImageScan, val: ImageScan) -> Iterator[tuple[int, int]]:
@@ -51,7 +52,7 @@ def _similar_pairs(train: ImageScan, val: ImageScan) -> Iterator[tuple[int, int]
             yield train.readable[a], val.readable[b]
 
 
-def _shared_recordings(train: list[Path], val: list[Path]) -> Iterator[Issue]:
+def _shared_recordings(train: list[Path], val: list[Path], name: str, where: str) -> Iterator[Issue]:
     """Report names such as RECORDING_FRAME which tell that both datasets have frames of one recording."""
     stems = [Path(path.stem) for path in [*train, *val]]  # the datasets' folders are no recordings
     series = series_of(stems)
@@ -61,26 +62,24 @@ def _shared_recordings(train: list[Path], val: list[Path]) -> Iterator[Issue]:
     in_train, in_val = Counter(of_train), Counter(of_val)
     shared = sorted(in_train.keys() & in_val.keys())
     if not shared:
-        yield Issue("leakage", "ok", f"none of the {len(set(series))} series of file names is in both", _WHERE)
+        yield Issue("leakage", "ok", f"none of the {len(set(series))} series of file names is in both", where)
         return
-    frames: dict[str, list[int]] = {name: [] for name in shared}
-    for name, path in zip(of_train, train):
-        if name in frames:
-            frames[name].append(frame_number(path) or 0)
+    frames: dict[str, list[int]] = {key: [] for key in shared}
+    for recording, path in zip(of_train, train):
+        if recording in frames:
+            frames[recording].append(frame_number(path) or 0)
     gaps = [
-        min(abs((frame_number(path) or 0) - frame) for frame in frames[name])
-        for name, path in zip(of_val, val)
-        if name in frames
+        min(abs((frame_number(path) or 0) - frame) for frame in frames[recording])
+        for recording, path in zip(of_val, val)
+        if recording in frames
     ]
-    names = enumerate_items([f"{name}* ({in_train[name]} and {in_val[name]} images)" for name in shared])
+    names = enumerate_items([f"{key}* ({in_train[key]} and {in_val[key]} images)" for key in shared])
     low, high = min(gaps), max(gaps)
-    message = f"{len(shared)} of {len(set(series))} recordings, by their file names, are in both: {names}. "
-    message += (
-        f"{len(gaps)} of {len(val)} images of val lie {low} to {high} frames, median {np.median(gaps):g}, from one "
+    message = (
+        f"{len(shared)} of {len(set(series))} recordings, by their file names, are in both: {names}. {len(gaps)} of "
+        f"{len(val)} images of {name} lie {low} to {high} frames, median {np.median(gaps):g}, from one of train: of "
+        "neighbours one tells the other, and the score is too good. Hold recordings out, by `names=` of the datasets "
+        "or `vitkit split`"
     )
-    message += (
-        "of train: of neighbours one tells the other, and the score is too good. Hold recordings out, by `names=` "
-    )
-    message += "of the datasets or `vitkit split`"
     details = {"series": shared, "images": len(gaps), "frames": [low, high]}
-    yield Issue("leakage", "warn", message, _WHERE, details)
+    yield Issue("leakage", "warn", message, where, details)

@@ -13,12 +13,13 @@ import numpy as np
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.datasets.captions import CaptionDataset, CocoCaptions
 from vitkit.data.datasets.coco import CocoDetection
-from vitkit.data.datasets.coco_file import first_images
+from vitkit.data.datasets.coco_file import AnnotationSource
 from vitkit.data.datasets.image_folder import ClassificationDataset, ImageFolder
 from vitkit.data.datasets.panoptic import CocoPanoptic
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.datasets.video import ClipDataset
+from vitkit.data.formats import AnnotatedImages
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.data.text.datasets import TextDataset
@@ -142,7 +143,12 @@ def _read_dataset(statistics: DatasetStatistics) -> None:
 def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, Any]) -> None:
     statistics.kind = "instance" if arguments.get("masks") else "detection"
     path = Path(arguments["annotations"])
-    content = read_json(path)
+    source = AnnotationSource(
+        path,
+        None if arguments.get("images") is None else Path(arguments["images"]),
+        *(arguments.get(name) for name in ("format", "split", "names", "first")),
+    )
+    content, folder = source.read_unchecked()
     faults = detection_faults(content)
     statistics.issues += fault_issues(faults, statistics.where)
     if any(not fault.part for fault in faults):
@@ -154,13 +160,14 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
         statistics.category_ids, statistics.classes = list(names), list(names.values())
         statistics.image_ids = [image["id"] for image in parts["images"]]
     else:
-        parts = first_images(parts, arguments.get("first"))
+        parts = source.chosen(parts)
     file = DetectionFile(
         path.name,
         statistics.where,
         **parts,
         needs_masks=bool(arguments.get("masks")),
         drops_bad_boxes=arguments.get("bad_boxes") == "drop",
+        data=AnnotatedImages(source.format_name(), path, folder, parts),
     )
     statistics.issues += file.issues()
     index_of_image = {image_id: index for index, image_id in enumerate(statistics.image_ids)}

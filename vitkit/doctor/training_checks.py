@@ -59,13 +59,11 @@ def queries(case: Case) -> Iterator[Issue]:
     if not isinstance(num_queries, int):
         return
     for where, statistics in case.statistics.items():
-        counts = statistics.objects_per_image()
-        if statistics.kind == "semantic":
-            most, noun = _most_classes(case, where), "classes"
-        elif len(statistics.image_indices):
-            most, noun = int(counts.max()), "objects"
-        else:
+        is_semantic = statistics.kind == "semantic"
+        counts = _classes_per_image(case, where) if is_semantic else statistics.objects_per_image()
+        if not counts.any():
             continue
+        most, noun = int(counts.max()), "classes" if is_semantic else "objects"
         details = {"most": most, "queries": num_queries}
         message = f"at most {most} {noun} in an image, {num_queries} queries"
         if most > num_queries:
@@ -79,13 +77,13 @@ def queries(case: Case) -> Iterator[Issue]:
         yield Issue("queries", verdict, message, where, details)
 
 
-def _most_classes(case: Case, where: str) -> int:
-    """Return the largest number of classes in an image, or a bound of it for label maps that are not listed."""
+def _classes_per_image(case: Case, where: str) -> np.ndarray:
+    """Return the number of classes in each image; for label maps that are not listed, in each that was looked at."""
     statistics = case.statistics[where]
     if len(statistics.image_indices):
         pairs = np.unique(np.stack([statistics.image_indices, statistics.labels], axis=1), axis=0)
-        return int(np.bincount(pairs[:, 0]).max())
-    return sum(label < len(statistics.classes) for label in case.scan(where).label_pixels)
+        return np.bincount(pairs[:, 0])
+    return np.array(case.scan(where).num_classes, np.int64)
 
 
 def sizes_after_resizing(case: Case) -> Iterator[Issue]:

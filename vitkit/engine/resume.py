@@ -24,6 +24,7 @@ _UNSET = "not set"
 _FIXED = ("optimizer", "schedule", "train.strategy")
 _WITHOUT_EFFECT_ON_STEPS = (
     "data.val",
+    "data.test",
     "data.root",
     "data.num_workers",
     "data.pin_memory",

@@ -32,7 +32,7 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path.name}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg} ('{path}', "
-            f"{len(data)} bytes). A truncated download looks like this: fetch the file again."
+            f"{len(data)} bytes). {_explanation(path, data)}"
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path.name}: '{path}' is not text ({error}). Expected JSON.") from error
@@ -42,6 +42,18 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
         ) from error
     except ValueError as error:  # Python converts numbers of up to 4300 digits
         raise DataError(f"{path.name}: '{path}' holds a number that is too long ({error}). Correct it.") from error
+
+
+def _explanation(path: Path, data: bytes) -> str:
+    """Say what a file that is no JSON may be instead."""
+    start = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if start == b"<":
+        return "This is XML or HTML. Give the JSON, or convert Pascal VOC's and CVAT's XML: vitkit convert --to coco"
+    if path.suffix.lower() in (".yaml", ".yml", ".txt", ".csv") or start not in (b"{", b"["):
+        return (
+            f"This is text, and no JSON. Give the JSON, or convert it: vitkit convert {path} --to coco --out NEW.json"
+        )
+    return "A truncated download looks like this: fetch the file again."
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from vitkit.config import Config, load_config, load_saved_config
+from vitkit.data.loading.loader import Split
 from vitkit.devices import default_device
 from vitkit.distributed import close_distributed, init_distributed
 from vitkit.engine.checkpoints import BEST_NAME, CONFIG_NAME, LAST_NAME
@@ -106,6 +107,7 @@ def test(
     *,
     out: str | Path | None = None,
     tiles: int | Tiling | None = None,
+    split: Split = "val",
     device: str | None = None,
     trust: bool = False,
     **overrides: Any,
@@ -119,6 +121,7 @@ def test(
         weights: of a config; None: those of `model`.
         out: a file to write the predictions into; None: none.
         tiles: predict images in tiles of this many pixels, see `Tiling`.
+        split: "val", "test" or "train".
         device, trust, overrides: see `train`.
     Raises:
         VitkitError: see vitkit/errors.py; whatever a user can cause.
@@ -129,7 +132,7 @@ def test(
     config, weights = find_trained(model, weights, overrides=texts, trust=trust)
     with _process_group(device) as rank_device:
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
-        result = evaluate_config(config, weights, rank_device, tiling=tiling)
+        result = evaluate_config(config, weights, rank_device, tiling=tiling, split=split)
         if out is not None and result.metrics:
             result.write(out)
     return result

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vitkit.checkpoint import LoadReport, load_weights, read_checkpoint
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.loader import DataSettings, Split
 from vitkit.distributed import first_rank_first, rank, world_size
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.settings import TrainSettings, require
@@ -59,6 +59,7 @@ def evaluate_config(
     *,
     tta_scales: Sequence[float] | None = None,
     tiling: Tiling | None = None,
+    split: Split = "val",
 ) -> Evaluated:
     """Build data and model, and predict every sample once. All ranks call it, in their process group.
 
@@ -68,14 +69,15 @@ def evaluate_config(
         device: of this rank.
         tta_scales: relative sizes of a semantic model's images, each also mirrored, over which scores are averaged.
         tiling: predict the stored images in tiles, each of which passes the validation transforms.
+        split: which data; those of training are transformed as those of validation.
     Raises:
         VitkitError: see vitkit/errors.py; whatever a user can cause.
     """
-    require(config, "model", "data.val", "evaluator", "train.epochs")
+    require(config, "model", f"data.{split}", "evaluator", "train.epochs")
     if tiling is not None:
-        return _evaluate_tiles(config, weights, device, tiling)
+        return _evaluate_tiles(config, weights, device, tiling, split)
     settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
-    dataset = data.dataset("val")
+    dataset = data.evaluated(split)
     vocabularies = use_saved_vocabularies(dataset, weights)
     loader = data.val_loader(dataset)
     classes = dataset.classes if isinstance(dataset, HasClasses) else None
@@ -109,15 +111,17 @@ def evaluate_config(
     return Evaluated(metrics, evaluator, report, median, sample)
 
 
-def _evaluate_tiles(config: Mapping[str, Any], weights: str | Path, device: torch.device, tiling: Tiling) -> Evaluated:
+def _evaluate_tiles(
+    config: Mapping[str, Any], weights: str | Path, device: torch.device, tiling: Tiling, split: Split
+) -> Evaluated:
     """Predict every stored image in tiles, each rank its share.
 
     Raises:
         ConfigError: the dataset has no images, or the model predicts nothing that can be merged.
     """
-    dataset = DataSettings(**config["data"]).dataset("val")
+    dataset = DataSettings(**config["data"]).evaluated(split)
     if not (isinstance(dataset, ImageDataset) and isinstance(dataset, HasImageIds)):
-        raise ConfigError(f"tiles: are for images, and data.val is a {type(dataset).__name__}.")
+        raise ConfigError(f"tiles: are for images, and data.{split} is a {type(dataset).__name__}.")
     settings = TrainSettings(**config["train"])
     classes = dataset.classes if isinstance(dataset, HasClasses) else None
     things = dataset.things if isinstance(dataset, HasThings) else None

@@ -17,6 +17,7 @@ from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile, read
 from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
+from vitkit.ops.image_files import is_rotated
 from vitkit.ops.json_files import gc_paused
 from vitkit.ops.segmentations import decode_segmentation
 from vitkit.registry import DATASETS, Spec
@@ -162,13 +163,25 @@ class CocoDetection(ListedImages):
         image = self.read_image(path)
         size, annotated = image.shape[:2], self.image_size(index)
         if size != annotated:
-            rotated = " The picture is rotated by its EXIF tag and the annotations were made before that rotation:"
             raise DataError(
                 f"{self.annotation_file.name}: image '{path}' is {size[1]}x{size[0]} pixels (width x height, upright) "
-                f"and annotated as {annotated[1]}x{annotated[0]}."
-                f"{rotated if size == annotated[::-1] else ''} Save the picture in the size that was annotated."
+                f"and annotated as {annotated[1]}x{annotated[0]}. {self._size_remedy(path, size, annotated)}"
             )
         return image
+
+    def _size_remedy(self, path: Path, size: tuple[int, int], annotated: tuple[int, int]) -> str:
+        """Say why the (height, width) of a picture is not that of the annotations, and what to do."""
+        if size != annotated[::-1]:
+            return "Save the picture in the size that was annotated."
+        if is_rotated(path, max_pixels=self.max_image_pixels):
+            return (
+                "The picture is rotated by its EXIF tag and the annotations were made before that rotation: Save the "
+                "picture in the size that was annotated."
+            )
+        return (
+            "Width and height are exchanged in the annotations: vitkit convert "
+            f"{self.annotation_file} --images {self.folder} --fix sizes --out {self.annotation_file.stem}_fixed.json"
+        )
 
     def _load_masks(self, rows: slice, height: int, width: int) -> np.ndarray:
         masks = np.zeros((rows.stop - rows.start, height, width), np.uint8)

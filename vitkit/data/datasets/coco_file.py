@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitkit.data.formats import AnnotatedImages, read_annotations
+from vitkit.data.formats import AnnotatedImages, find_format, read_annotations
 from vitkit.data.formats.annotated import UNREADABLE, matches_any
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.coco_schema import Fault, annotation_entries, detection_faults, raise_faults, segmentation_faults
@@ -31,6 +31,11 @@ class AnnotationSource:
     """Use only images whose file names match one of these patterns; None: all."""
     first: int | None = None
     """Use only the first so many images; None: all."""
+
+    def format_name(self) -> str:
+        """Return the format, of files that `read_unchecked` has read."""
+        is_json = self.annotations.suffix.lower() == ".json" and self.annotations.is_file()
+        return self.format or ("coco" if is_json else find_format(self.annotations, self.images))
 
     def read_unchecked(self) -> tuple[Any, Path]:
         """Return the content, of COCO's JSON as it is, and the folder of the images; `chosen` takes what is used.

@@ -25,7 +25,7 @@ than the second share do not in that order."""
 def wrong_scale(data: AnnotatedImages) -> bool:
     """Whether the boxes seem to be fractions of their images: no number of several boxes exceeds 1."""
     boxes = np.array([annotation["bbox"] for annotation in data.annotations], float).reshape(-1, 4)
-    return len(boxes) > 1 and 0 < boxes.max() <= _MAX_FRACTION and bool((boxes % 1).any())
+    return bool(len(boxes) > 1 and 0 < boxes.max() <= _MAX_FRACTION and (boxes % 1).any())
 
 
 def likely_order(data: AnnotatedImages) -> str:
@@ -44,6 +44,16 @@ def likely_order(data: AnnotatedImages) -> str:
     best = min(ORDERS, key=misfits.__getitem__)
     is_wrong = misfits[read_as(data)] > max(_MIN_WRONG, 2 / len(numbers)) and misfits[best] <= _MAX_RIGHT
     return best if is_wrong else read_as(data)
+
+
+def sizes_exchanged(data: AnnotatedImages) -> bool:
+    """Whether the boxes fit the images only with width and height exchanged."""
+    sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
+    boxes_xyxy = _as_xyxy(_numbers_of(data), read_as(data))
+    if not len(boxes_xyxy) or wrong_scale(data):
+        return False
+    sides = np.array([sizes[annotation["image_id"]] for annotation in data.annotations], float)
+    return _misfits(boxes_xyxy, sides) > _MIN_WRONG and _misfits(boxes_xyxy, sides[:, ::-1]) <= _MAX_RIGHT
 
 
 def read_as(data: AnnotatedImages) -> str:

@@ -28,6 +28,7 @@ from vitkit.structures import Batch, Sample
 logger = logging.getLogger("vitkit")
 _MAX_LOGGED = 20
 _MAX_ATTEMPTS = 10
+Split = Literal["train", "val", "test"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
 
@@ -41,7 +42,9 @@ class DataSettings:
     only that part of the images is trained on: the same ones in each run, and those of a smaller part are among those
     of a larger one."""
     val: Spec | None = None
-    """The dataset that is evaluated on, likewise."""
+    """The dataset that is evaluated on during training, likewise."""
+    test: Spec | None = None
+    """A dataset that training never sees and that chooses nothing, for tools/test.py --split test, likewise."""
     root: str = "data"
     """Folder of the data."""
     images_per_gpu: int = 2
@@ -80,11 +83,27 @@ class DataSettings:
         if self.tokens_per_gpu is not None and self.tokens_per_gpu < 1:
             raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
 
-    def dataset(self, split: Literal["train", "val"]) -> Any:
+    def evaluated(self, split: Split = "val") -> Any:
+        """Build the dataset of a split to be evaluated: training data gets the transforms of validation, too.
+
+        Raises:
+            ConfigError: there is no such dataset; also like `build_dataset`.
+        """
+        spec, where = getattr(self, split), f"data.{split}"
+        if spec is None:
+            remedy = "Set it, such as data.test=… with the values of data.val and other annotations."
+            raise ConfigError(f"{where}: the config has none. {remedy}")
+        if split == "train" and isinstance(spec, Mapping):
+            transforms = self.val.get("transforms") if isinstance(self.val, Mapping) else None
+            spec = {key: value for key, value in spec.items() if key not in ("fraction", "transforms")}
+            spec |= {} if transforms is None else {"transforms": transforms}
+        return build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
+
+    def dataset(self, split: Split) -> Any:
         """Build the dataset of a split; raises like `build_dataset`, or ConfigError if its `fraction` is impossible."""
         spec, where = getattr(self, split), f"data.{split}"
         fraction = _fraction(spec)
-        if fraction is not None and (split == "val" or not 0 < fraction <= 1):
+        if fraction is not None and (split != "train" or not 0 < fraction <= 1):
             raise ConfigError(f"{where}.fraction: got {fraction}; expected above 0, at most 1, and data.train alone.")
         return build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
 
