@@ -1,0 +1,1 @@
+"""Small models for a few hundred own pictures, which `vitkit start` sizes and trains."""

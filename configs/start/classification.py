@@ -1,0 +1,34 @@
+"""One class for each picture, from folders of a few hundred own photos: a ResNet, from ImageNet weights if there are.
+
+Run:  vitkit start IMAGES --task classification    (IMAGES has a folder for each class)
+Here: not measured on own photos; `quickstart/classifier.py` is such a model on the synthetic world.
+"""
+
+from vitkit.configs.parts.resnet import resnet50_for_transfer
+
+
+def config(size=224, pretrained=True):
+    """`size` is the side of the crop, in pixels."""
+    if pretrained:
+        backbone = resnet50_for_transfer()
+    else:
+        backbone = dict(type="ResNet", depth=18, norm="bn", pretrained=False)
+    return dict(
+        model=dict(type="Classifier", backbone=backbone),
+        criterion=dict(type="ClassificationLoss", label_smoothing=0.1),
+        data=dict(
+            train=dict(
+                type="ImageFolder", folder="data/own/train",
+                transforms=dict(type="ClassificationTrainTransforms", size=size, scale=[0.3, 1.0], color_jitter=0.2),
+            ),
+            val=dict(
+                type="ImageFolder", folder="data/own/val",
+                transforms=dict(type="ClassificationEvalTransforms", size=size),
+            ),
+            images_per_gpu=16, val_images_per_gpu=16, num_workers=1,
+        ),
+        optimizer=dict(type="AdamW", lr=3e-4, backbone_lr=1e-4, weight_decay=0.05, no_weight_decay=["vectors"]),
+        schedule=dict(type="CosineLR", warmup_steps=50),
+        evaluator=dict(type="ClassificationEvaluator"),
+        train=dict(epochs=20, reference_batch_size=16, precision="bf16", channels_last=True, best_metric="top1"),
+    )  # fmt: skip

@@ -1,0 +1,46 @@
+"""Boxes from a few hundred own photos: a small DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605).
+
+A two-stage Deformable DETR with one encoder and three decoder layers, contrastive denoising, mixed query selection and
+look forward twice, on a ResNet-50 from ImageNet weights or a ResNet-18 from random ones.
+
+Run:  vitkit start IMAGES ANNOTATIONS
+Here: see model_zoo/OWN_DATA.md.
+"""
+
+from vitkit.configs.bccd.dino import config as bccd_dino
+from vitkit.configs.parts.resnet import resnet50_for_transfer
+
+
+def config(size=320, pretrained=True):
+    """`size` is the short side of an image in validation, in pixels."""
+    cfg = bccd_dino()
+    features = ["res3", "res4"]
+    cfg["model"]["backbone"] = resnet50_for_transfer(out_features=features, frozen_stages=1)
+    if not pretrained:
+        cfg["model"]["backbone"] = dict(type="ResNet", depth=18, norm="bn", out_features=features, pretrained=False)
+        cfg["optimizer"].update(lr=3e-4, backbone_lr=3e-4)
+    split = dict(type="CocoDetection", bad_boxes="drop")
+    scales = [round(size * share / 32) * 32 for share in (0.8, 0.9, 1.0, 1.1)]
+    cfg["data"] = dict(
+        train=dict(
+            **split, images="data/own/images", annotations="data/own/train.json",
+            transforms=dict(
+                type="ComposedTransforms", min_visible=0.2, min_box_side=2.0,
+                transforms=[
+                    dict(type="HorizontalFlip"),
+                    dict(
+                        type="MultiScaleCrop", scales=scales, max_size=round(1.67 * size), crop_probability=0.5,
+                        crop_scales=[round(1.1 * size), round(1.3 * size), round(1.5 * size)],
+                        crop_range=[round(0.75 * size), round(1.06 * size)],
+                    ),
+                    dict(type="ColorJitter", brightness=0.2, contrast=0.2, saturation=0.2, hue=0.03, p=0.8),
+                ],
+            ),
+        ),
+        val=dict(
+            **split, images="data/own/images", annotations="data/own/val.json",
+            transforms=dict(type="EvalResize", short_side=size, max_size=round(1.67 * size)),
+        ),
+        images_per_gpu=2, num_workers=1,
+    )  # fmt: skip
+    return cfg

@@ -1,0 +1,33 @@
+"""A class for every pixel from a few hundred own photos: a small Mask2Former (https://arxiv.org/abs/2112.01527).
+
+Run:  vitkit start IMAGES LABELS --task semantic
+Here: see model_zoo/OWN_DATA.md.
+"""
+
+from vitkit.configs.camvid.mask2former import config as camvid_mask2former
+from vitkit.configs.parts.resnet import resnet50_for_transfer
+
+
+def config(size=360, pretrained=True):
+    """`size` is the short side of an image in validation, in pixels; crops in training have 0.7 of it."""
+    cfg = camvid_mask2former()
+    if pretrained:
+        cfg["model"]["backbone"] = resnet50_for_transfer()
+        cfg["optimizer"].update(lr=3e-4, backbone_lr=1e-4)
+    crop = round(0.7 * size / 32) * 32
+    cfg["data"] = dict(
+        train=dict(
+            type="SemanticFolder", images="data/own/images", labels="data/own/labels", classes=["background", "object"],
+            transforms=dict(
+                type="SemanticTrainTransforms", crop_size=[crop, crop],
+                short_sides=[round(size * tenths / 10) for tenths in range(6, 15)],
+            ),
+        ),
+        val=dict(
+            type="SemanticFolder", images="data/own/images", labels="data/own/labels", classes=["background", "object"],
+            transforms=dict(type="EvalResize", short_side=size, max_size=round(1.67 * size)),
+        ),
+        images_per_gpu=4, num_workers=1, aspect_ratio_grouping=False,
+    )  # fmt: skip
+    cfg["train"]["precision"] = "bf16"
+    return cfg

@@ -1,0 +1,254 @@
+"""Train a model on own pictures within a time, from nothing but the pictures and their annotations.
+
+Reads the annotations in whatever format they have, splits and checks them, times a few steps, chooses weights, image
+size and epochs, writes the choices as a config with a comment on each, trains, evaluates, draws and writes a report.
+The models are those of configs/start; model_zoo/OWN_DATA.md tells what they reached in how long.
+
+ANNOTATIONS is a file or a folder: COCO, YOLO, Pascal VOC, LabelMe, CVAT, CSV, or pictures of masks (--task semantic). A
+YOLO data.yaml, a folder whose parts tell which are pictures, and folders of classes need no second name.
+
+Examples:
+    vitkit start photos labels.json --hours 1
+    vitkit start cells/data.yaml --hours 0.25 --dry-run
+    vitkit start images masks --task semantic
+    vitkit start flowers --task classification model.backbone.pretrained=resnet50.pth
+"""
+
+import argparse
+import itertools
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import vitkit
+from vitkit import BACKBONES, load_config
+from vitkit.doctor import Options, diagnose, report
+from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.report import write_report
+from vitkit.tools.child_runs import StepCost, time_steps
+from vitkit.tools.common import add_device, errors_in_one_line, is_override
+from vitkit.tools.own_data import OwnData, read_own_data
+
+CONFIG = "config.py"
+TRAINING_SHARE = 0.85
+"""Share of the time that is for training; the rest is for evaluations, pictures and the report."""
+NUM_EVALUATIONS = 5
+CHECKS = ("annotations", "images", "same_classes", "class_balance", "empty_images", "train_val_leakage", "queries")
+"""Of vitkit.doctor, those that take seconds."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is tried for a task."""
+
+    sizes: tuple[int, ...]
+    """Short sides of images in validation, the smallest first."""
+    num_steps: int
+    """Steps that a larger size must leave time for."""
+    evidence: str
+    """What has been measured, for the config."""
+
+
+RECIPES = {
+    "detection": Recipe((256, 320, 416, 512), 4000, "model_zoo/OWN_DATA.md: blood cells, 205 photos"),
+    "semantic": Recipe((240, 360, 480), 2000, "model_zoo/OWN_DATA.md: CamVid, 266 photos"),
+    "instance": Recipe((256, 320, 416), 4000, "not measured; sizes and steps are those of detection"),
+    "panoptic": Recipe((256, 320, 416), 4000, "not measured; sizes and steps are those of detection"),
+    "classification": Recipe((128, 224), 1500, "not measured"),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is trained."""
+
+    size: int
+    precision: str
+    weights: str
+    """A comment: where the backbone's first weights come from."""
+    pretrained: bool
+    epochs: int = 1000
+    cost: StepCost | None = None
+
+    @property
+    def steps(self) -> int:
+        """Training steps in all."""
+        return round(self.epochs * self.cost.steps_per_epoch)
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=Path, help="folder of the pictures, or what tells where they are")
+    parser.add_argument("rest", nargs="*", metavar="ANNOTATIONS", help="and key.sub=value of the config")
+    parser.add_argument("--task", choices=RECIPES, default="detection", help="what is learnt (detection)")
+    parser.add_argument("--hours", type=float, default=1.0, help="by the clock, for all of it (1)")
+    parser.add_argument("--val", type=float, default=0.2, metavar="SHARE", help="of the images, for validation (0.2)")
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/start"), help="where to write (runs/start)")
+    parser.add_argument("--dry-run", action="store_true", help="choose and write the config, train nothing")
+    add_device(parser)
+    args = parser.parse_intermixed_args(argv)
+    args.overrides = [word for word in args.rest if is_override(word)]
+    files = [word for word in args.rest if not is_override(word)]
+    if len(files) > 1:
+        parser.error(f"expected one file or folder of annotations, got {', '.join(files)}")
+    args.annotations = Path(files[0]) if files else None
+    if not 0 < args.val < 1:
+        parser.error(f"--val {args.val:g}: expected a share between 0 and 1")
+    if not args.hours > 0:
+        parser.error(f"--hours {args.hours:g}: expected more than 0")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with errors_in_one_line():
+        start(args)
+
+
+def start(args: argparse.Namespace) -> None:
+    """Go from pictures to a report.
+
+    Raises:
+        VitkitError: see vitkit/errors.py; whatever a user can cause.
+    """
+    began, folder = time.monotonic(), free_folder(args.run_dir)
+    data = read_own_data(args.task, args.images, args.annotations, share=args.val, out=folder / "data")
+    print(f"data      {data.summary}", flush=True)
+    choice = choose(args, data, folder)
+    minutes = choice.steps * choice.cost.minutes
+    print(
+        f"chosen    {choice.size} pixels, {choice.precision}, {choice.epochs} epochs: {choice.steps} steps of "
+        f"{60 * choice.cost.minutes:.2f} s, {minutes:.0f} min\nconfig    {folder / CONFIG}",
+        flush=True,
+    )
+    check(folder / CONFIG, args)
+    if args.dry_run:
+        print(f"train it  {shlex.join(['vitkit', 'train', str(folder / CONFIG), *args.overrides])}")
+        return
+    config = load_config(folder / CONFIG, args.overrides)
+    run = vitkit.train(config, run_dir=folder / "run", device=args.device)
+    metric = config["train"]["best_metric"]
+    evaluated = vitkit.test(run.path, device=args.device, trust=True)
+    facts = {"model": str(run.path), "trained": f"{choice.epochs} epochs, {minutes:.0f} min"}
+    path = write_report(evaluated.evaluator, folder / "report.html", title=f"{args.task}: {args.images}", facts=facts)
+    print(f"report    {path}")
+    print(f"pictures  {run.path / 'predictions.png'}, {run.path / 'curves.png'}")
+    best = max(values[metric] for values in run.history)
+    print(f"reached   {metric} {best:.3f} on {data.num_val} images, after {(time.monotonic() - began) / 60:.0f} min")
+    print(f"use it    vitkit predict {run.path} --input {args.images}")
+    better = [str(word) for word in (args.images, args.annotations) if word is not None]
+    command = ["vitkit", "start", *better, *args.overrides, "--task", args.task, "--hours", f"{4 * args.hours:g}"]
+    print(f"better    {shlex.join(command)}")
+
+
+def free_folder(path: Path) -> Path:
+    """Make the folder to write into, with a number behind its name if it is taken."""
+    candidates = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
+    folder = next(candidate for candidate in candidates if not candidate.exists())
+    folder.mkdir(parents=True)
+    return folder
+
+
+def imagenet_weights(overrides: Sequence[str]) -> tuple[bool, str]:
+    """Return whether the backbone starts from ImageNet weights, and why."""
+    given = dict(override.split("=", 1) for override in overrides).get("model.backbone.pretrained", "true")
+    if given.lower() == "false":
+        return False, "random weights, as model.backbone.pretrained=false says"
+    if given.lower() != "true":
+        return True, f"weights of {given}"
+    try:
+        BACKBONES.build(dict(type="ResNet", depth=50, pretrained=True)).load_pretrained()
+    except CheckpointError as error:
+        print(f"weights   {error}")
+        return False, "random weights: ImageNet's could not be had. model.backbone.pretrained=FILE names them"
+    return True, "ImageNet weights"
+
+
+def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
+    """Time a few steps of the smallest size in each precision, then of the largest that leaves time for enough steps.
+
+    The cost of a larger size is taken to grow with its pixels, which is a little more than it does. The config of the
+    choice is written into the folder.
+
+    Raises:
+        ConfigError: the time is too short for one epoch.
+        TrainingError: training failed.
+    """
+    recipe, minutes = RECIPES[args.task], 60 * args.hours * TRAINING_SHARE
+    pretrained, weights = imagenet_weights(args.overrides)
+
+    def timed(size: int, precision: str) -> Choice:
+        choice = Choice(size, precision, weights, pretrained)
+        write_config(folder / CONFIG, args, data, choice)
+        command = ["vitkit", "train", str(folder / CONFIG), *args.overrides, "--device", args.device]
+        cost = time_steps(command, folder / "timing")
+        print(f"timed     {size} pixels, {precision}: {60 * cost.minutes:.2f} s a step", flush=True)
+        epochs = int(minutes / cost.minutes / cost.steps_per_epoch)
+        return replace(choice, cost=cost, epochs=epochs)
+
+    sizes = [size for size in recipe.sizes if size <= data.short_side] or [recipe.sizes[0]]
+    choice = min((timed(sizes[0], precision) for precision in ("fp32", "bf16")), key=lambda it: it.cost.minutes)
+    for size in reversed(sizes[1:]):
+        if choice.steps * (choice.size / size) ** 2 >= recipe.num_steps:
+            choice = timed(size, choice.precision)
+            break
+    if choice.epochs < 1:
+        hours = choice.cost.minutes * choice.cost.steps_per_epoch / 60 / TRAINING_SHARE
+        raise ConfigError(
+            f"--hours {args.hours:g}: too short for one epoch of {data.num_train} images, which takes "
+            f"{60 * hours * TRAINING_SHARE:.1f} min here. The least is --hours {hours + 0.005:.2f}."
+        )
+    write_config(folder / CONFIG, args, data, choice)
+    return choice
+
+
+def write_config(path: Path, args: argparse.Namespace, data: OwnData, choice: Choice) -> None:
+    """Write the choices as a config, with the reason of each."""
+    recipe = RECIPES[args.task]
+    reason = "timing" if choice.cost is None else (
+        f"{60 * choice.cost.minutes:.2f} s a step: {choice.steps} steps in {TRAINING_SHARE:.0%} of {args.hours:g} h; "
+        f"larger images wait for {recipe.num_steps} steps"
+    )  # fmt: skip
+    command = [str(word) for word in (args.images, args.annotations, *args.overrides) if word is not None]
+    lines = [
+        f'"""{data.summary}',
+        "",
+        f"Written by: {shlex.join(['vitkit', 'start', *command, '--task', args.task, '--hours', f'{args.hours:g}'])}",
+        f"Evidence:   {recipe.evidence}",
+        '"""',
+        "",
+        f"from vitkit.configs.start.{args.task} import config as base",
+        "",
+        "",
+        "def config():",
+        f"    # {choice.weights}",
+        f"    # {choice.size} pixels: {reason}",
+        f"    cfg = base(size={choice.size}, pretrained={choice.pretrained})",
+        *(f"    {line}" for line in data.config_lines),
+        f"    # {choice.precision}: the faster one of float32 and bfloat16 here",
+        f'    cfg["train"].update(epochs={choice.epochs}, precision="{choice.precision}")',
+        f'    cfg["train"]["eval_every"] = {max(1, choice.epochs // NUM_EVALUATIONS)}',
+        "    return cfg",
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def check(path: Path, args: argparse.Namespace) -> None:
+    """Print what the doctor finds.
+
+    Raises:
+        DataError: something would end the training.
+    """
+    issues = diagnose(load_config(path, args.overrides), Options(device=torch.device(args.device)), checks=CHECKS)
+    issues = [issue for issue in issues if issue.verdict in ("warn", "fail")]
+    print(report(issues) if issues else "doctor    nothing to say")
+    if any(issue.verdict == "fail" for issue in issues):
+        raise DataError(f"the data cannot be trained on, see above; `vitkit doctor {path}` tells all.")
+
+
+if __name__ == "__main__":
+    main()
