@@ -3,7 +3,7 @@
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ from vitkit.data.datasets.semantic import paired_names
 from vitkit.data.formats import FORMAT_NAMES, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES
 from vitkit.data.formats.class_files import class_file_near, read_class_file
+from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.formats.writing import place_picture, write_coco
 from vitkit.errors import DataError
 from vitkit.ops.image_files import read_label_map, upright_size
 
-NAMES_OF_NO_CLASS = {"void", "ignore", "ignored", "unlabelled", "unlabeled"}
-"""Classes of label maps that are neither trained nor evaluated."""
-MAX_VALUES = 256
+NO_CLASSES = {"void", "ignore", "ignored", "unlabelled", "unlabeled"}
+"""Names of classes of label maps that are neither trained nor evaluated."""
+MAX_CLASSES = 256
 QUERIES_PER_OBJECT = 2.5
-"""Queries of a detector for each object of the fullest image: DETR has 100 for COCO's 63 at most, DINO 900."""
+"""Of the fullest image; COCO's fullest has 63 for the 100 queries of DETR and the 900 of DINO."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,16 @@ class OwnData:
     """Python that sets `cfg`."""
 
 
-Split = dict[str, list[int]]
-"""Positions of the images in "train" and "val"."""
-
-
 def read_own_data(task: str, images: Path, annotations: Path | None, *, share: float, out: Path) -> OwnData:
-    """Read annotations and split their images.
+    """Read annotations and split their images, unless they name a split train and one val.
+
+    Images that look the same, bursts and frames of one recording stay on one side, see `split_dataset`.
 
     Args:
         task: a key of READERS.
         images: folder of the pictures; without `annotations`, what tells where they are.
         annotations: a file or a folder.
-        share: of the images that validate, unless the data is split already.
+        share: of the images that validate.
         out: folder for what has to be written.
     Raises:
         DataError: they cannot be read, or are too few to split.
@@ -63,39 +62,20 @@ def read_own_data(task: str, images: Path, annotations: Path | None, *, share: f
 
 def read_detection(images: Path, annotations: Path | None, share: float, out: Path, masks: bool = False) -> OwnData:
     """Read boxes, or masks of objects, in any format that `read_annotations` knows; write COCO's files."""
-    folder = images if annotations is not None else None
-    data = read_annotations(annotations or images, folder)
+    data = read_annotations(annotations or images, images if annotations is not None else None)
     if masks and not all(annotation.get("segmentation") for annotation in data.annotations):
-        raise DataError(f"'{data.source}' has objects without a mask; --task detection learns their boxes.")
-    classes = {annotation_id: set() for annotation_id in (image["id"] for image in data.images)}
-    for annotation in data.annotations:
-        classes[annotation["image_id"]].add(annotation["category_id"])
-    files = [data.folder / image["file_name"] for image in data.images]
-    if {"train", "val"} <= data.splits.keys():
-        ids = {name: data.splits[name] for name in ("train", "val")}
-    else:
-        split = split_images(files, [classes[image["id"]] for image in data.images], share)
-        ids = {name: [data.images[k]["id"] for k in positions] for name, positions in split.items()}
-    lines = [f'cfg["model"]["num_queries"] = {num_queries(data)}  # the fullest image has {fullest(data)} objects']
-    for name, image_ids in ids.items():
-        part = data.selected(image_ids)
-        write_coco(part, out / f"{name}.json", {})
+        raise DataError(f"'{data.source}' has objects without a mask. Choose --task detection, which learns boxes.")
+    if not {"train", "val"} <= data.splits.keys():
+        split_dataset(data, {"val": share})
+    fullest = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
+    num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * fullest / 10))
+    lines = [f"# the fullest image has {fullest} objects", f'cfg["model"]["num_queries"] = {num_queries}']
+    for name in ("train", "val"):
+        write_coco(data.split(name), out / f"{name}.json", {})
         lines.append(_update(name, images=data.folder, annotations=out / f"{name}.json"))
     sides = [min(image["width"], image["height"]) for image in data.images]
-    return OwnData(
-        _summary(f"{FORMAT_NAMES[data.format]}: {data.summary()}", ids),
-        len(ids["train"]), len(ids["val"]), round(statistics.median(sides)), lines,
-    )  # fmt: skip
-
-
-def fullest(data: AnnotatedImages) -> int:
-    """Return the number of objects of the image that has most."""
-    return max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
-
-
-def num_queries(data: AnnotatedImages) -> int:
-    """Return how many queries are enough for the fullest image, from 50 up in tens."""
-    return max(50, 10 * round(QUERIES_PER_OBJECT * fullest(data) / 10))
+    summary = f"{FORMAT_NAMES[data.format]}: {data.summary()}"
+    return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines)
 
 
 def read_instance(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
@@ -104,88 +84,80 @@ def read_instance(images: Path, annotations: Path | None, share: float, out: Pat
 
 
 def read_semantic(images: Path, labels: Path | None, share: float, out: Path) -> OwnData:
-    """Read pictures and label maps of the same names; link them into folders of the splits.
+    """Read pictures and label maps of the same names; write the names of each split.
 
     The classes are those of classes.txt or classes.json beside the label maps; without it, the values of the pixels.
     """
     if labels is None:
         raise DataError(f"'{images}': give the folder of the label pictures, too.")
-    image_suffix, label_suffix = _suffix_in(images), _suffix_in(labels)
-    names = paired_names(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
-    values = [set(np.unique(read_label_map(labels / f"{name}{label_suffix}")).tolist()) for name in names]
-    found = set().union(*values) - {255}
+    suffixes = dict(image_suffix=_suffix_in(images), label_suffix=_suffix_in(labels))
+    names = paired_names(images, labels, **suffixes)
+    maps = (read_label_map(labels / f"{name}{suffixes['label_suffix']}") for name in names)
+    values = [set(np.unique(label_map).tolist()) for label_map in maps]
+    every_value = set().union(*values) - {255}
     class_file = class_file_near(labels)
-    if class_file is None and len(found) > MAX_VALUES:
+    if class_file is None and len(every_value) > MAX_CLASSES:
         raise DataError(
-            f"'{labels}': the label pictures hold {len(found)} different values, so that they are no classes. Give "
-            "pictures of class numbers, or name the classes in classes.txt beside them, a line each."
+            f"'{labels}': the label pictures hold {len(every_value)} different values, so that they are no classes. "
+            "Give pictures of class numbers, or name the classes in classes.txt beside them, a line each."
         )
-    named = read_class_file(class_file) if class_file else {value: f"class {value}" for value in sorted(found)}
-    classes = {value: name for value, name in named.items() if name.lower() not in NAMES_OF_NO_CLASS}
-    ignored = sorted(({255} | found) - classes.keys())
-    files = [images / f"{name}{image_suffix}" for name in names]
-    split = split_by_folder(names) or split_images(files, [there & classes.keys() for there in values], share)
+    named = read_class_file(class_file) if class_file else {value: f"class {value}" for value in sorted(every_value)}
+    classes = {value: name for value, name in named.items() if name.lower() not in NO_CLASSES}
+    ignored = sorted(({255} | every_value) - classes.keys())
+    splits = folders_of_splits(names)
+    if splits is None:
+        files = [f"{name}{suffixes['image_suffix']}" for name in names]
+        splits = split_images(images, files, [of_image & classes.keys() for of_image in values], share)
     lines = [f"classes = dict(classes={list(classes.values())!r}, values={list(classes)!r}, ignore={ignored!r})"]
-    for part, positions in split.items():
-        for name in (names[k] for k in positions):
-            flat = name.replace("/", "_")
-            place_picture(images / f"{name}{image_suffix}", out / part / "images" / f"{flat}{image_suffix}")
-            place_picture(labels / f"{name}{label_suffix}", out / part / "labels" / f"{flat}{label_suffix}")
-        suffixes = dict(image_suffix=image_suffix, label_suffix=label_suffix)
-        lines.append(_update(part, "**classes", images=out / part / "images", labels=out / part / "labels", **suffixes))
-    summary = f"{len(names)} images with label pictures of {len(classes)} classes"
-    return OwnData(_summary(summary, split), len(split["train"]), len(split["val"]), _short_side(files), lines)
+    for name, positions in splits.items():
+        list_file = out / f"{name}.txt"
+        list_file.parent.mkdir(parents=True, exist_ok=True)
+        list_file.write_text("".join(f"{names[k]}\n" for k in positions), encoding="utf-8")
+        lines.append(_update(name, "**classes", images=images, labels=labels, names=list_file, **suffixes))
+    files = [images / f"{name}{suffixes['image_suffix']}" for name in names]
+    summary = f"label pictures: {_counts(splits)} of {len(classes)} classes"
+    return OwnData(summary, *_sizes(splits), _short_side(files), lines)
 
 
 def read_panoptic(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
     """Read COCO's panoptic file, whose maps lie in a folder of its name; write a file for each split."""
     if annotations is None:
         raise DataError(f"'{images}': give the panoptic JSON, too; its maps lie in a folder of its name.")
-    content, maps = read_panoptic_file(annotations), annotations.with_suffix("")
+    content = read_panoptic_file(annotations)
     by_id = {image["id"]: image for image in content["images"]}
     entries = content["annotations"]
-    files = [images / by_id[entry["image_id"]]["file_name"] for entry in entries]
+    files = [by_id[entry["image_id"]]["file_name"] for entry in entries]
     classes = [{segment["category_id"] for segment in entry["segments_info"]} for entry in entries]
-    split = split_images(files, classes, share)
+    splits = split_images(images, files, classes, share)
     lines = []
-    for name, positions in split.items():
+    for name, positions in splits.items():
         chosen = [entries[k] for k in positions]
         part = {**content, "images": [by_id[entry["image_id"]] for entry in chosen], "annotations": chosen}
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.json").write_text(json.dumps(part), encoding="utf-8")
-        lines.append(_update(name, images=images, maps=maps, annotations=out / f"{name}.json"))
-    summary = f"{len(entries)} images with panoptic maps of {len(content['categories'])} classes"
-    return OwnData(_summary(summary, split), len(split["train"]), len(split["val"]), _short_side(files), lines)
+        lines.append(_update(name, images=images, maps=annotations.with_suffix(""), annotations=out / f"{name}.json"))
+    summary = f"panoptic maps: {_counts(splits)} of {len(content['categories'])} classes"
+    return OwnData(summary, *_sizes(splits), _short_side([images / name for name in files]), lines)
 
 
 def read_classification(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
-    """Read folders of classes; link their pictures into folders of the splits unless they are split already."""
+    """Read folders of classes; link their pictures into folders of the splits, unless there are such."""
     if annotations is not None:
-        raise DataError(
-            f"'{annotations}': --task classification reads folders of classes alone, '{images}/CLASS/*.jpg'."
-        )
-    parts = {name: images / name for name in ("train", "val")}
-    if not all(folder.is_dir() for folder in parts.values()):
+        raise DataError(f"'{annotations}': --task classification reads folders of classes, '{images}/CLASS/*.jpg'.")
+    folders = {name: images / name for name in ("train", "val")}
+    if not all(folder.is_dir() for folder in folders.values()):
         data = ImageFolder(images)
-        files = [data.image_path(k) for k in range(len(data))]
-        names = [Path(data.image_ids[k]).parts[0] for k in range(len(data))]
-        for part, positions in split_images(files, [{name} for name in names], share).items():
-            parts[part] = out / part
+        folders = {name: out / name for name in folders}
+        splits = split_images(images, data.image_ids, [{Path(name).parts[0]} for name in data.image_ids], share)
+        for name, positions in splits.items():
             for k in positions:
-                place_picture(files[k], out / part / names[k] / files[k].name)
-    datasets = {part: ImageFolder(folder) for part, folder in parts.items()}
-    train, val = datasets["train"], datasets["val"]
-    files = [train.image_path(k) for k in range(len(train))]
-    lines = [_update(part, folder=folder) for part, folder in parts.items()]
-    summary = f"{len(train) + len(val)} images of {len(train.classes)} classes"
-    ids = {name: range(len(data)) for name, data in datasets.items()}
-    return OwnData(_summary(summary, ids), len(train), len(val), _short_side(files), lines)
-
-
-def split_by_folder(names: Sequence[str]) -> Split | None:
-    """Return the split that the folders train and val make; None if there are none."""
-    split = {part: [k for k, name in enumerate(names) if name.split("/")[0] == part] for part in ("train", "val")}
-    return split if all(split.values()) else None
+                place_picture(data.image_path(k), folders[name] / data.image_ids[k])
+    parts = {name: ImageFolder(folder) for name, folder in folders.items()}
+    splits = {name: list(range(len(part))) for name, part in parts.items()}
+    lines = [_update(name, folder=folder) for name, folder in folders.items()]
+    summary = f"folders of classes: {_counts(splits)} of {len(parts['train'].classes)} classes"
+    files = [parts["train"].image_path(k) for k in splits["train"]]
+    return OwnData(summary, *_sizes(splits), _short_side(files), lines)
 
 
 READERS: dict[str, Callable[..., OwnData]] = {
@@ -197,14 +169,46 @@ READERS: dict[str, Callable[..., OwnData]] = {
 }
 
 
+def split_images(
+    folder: Path, files: Sequence[str], classes: Sequence[Iterable[int | str]], share: float
+) -> dict[str, list[int]]:
+    """Split images by `split_dataset`.
+
+    Args:
+        files: names below the folder.
+        classes: those of each image.
+        share: of the images that validate.
+    Returns:
+        positions of the images of "train" and "val".
+    """
+    data = AnnotatedImages("coco", folder, folder)
+    for file, of_image in zip(files, classes):
+        image_id = data.add_image(file, 0, 0)
+        for name in of_image:
+            data.add_object(image_id, str(name), (0, 0, 0, 0))
+    split_dataset(data, {"val": share})
+    return {name: [image_id - 1 for image_id in ids] for name, ids in data.splits.items()}
+
+
+def folders_of_splits(names: Sequence[str]) -> dict[str, list[int]] | None:
+    """Return the split that the folders train and val make; None if they are not there."""
+    splits = {part: [k for k, name in enumerate(names) if name.split("/")[0] == part] for part in ("train", "val")}
+    return splits if all(splits.values()) else None
+
+
 def _update(part: str, *starred: str, **values: Any) -> str:
     """Write the line that sets keys of a split's dataset, with absolute paths."""
     texts = [f"{key}={(str(v.resolve()) if isinstance(v, Path) else v)!r}" for key, v in values.items()]
     return f'cfg["data"]["{part}"].update({", ".join([*starred, *texts])})'
 
 
-def _summary(text: str, split: Mapping[str, Sequence[int]]) -> str:
-    return f"{text}: {len(split['train'])} to train, {len(split['val'])} to validate"
+def _sizes(splits: Mapping[str, Sequence[int]]) -> tuple[int, int]:
+    return len(splits["train"]), len(splits["val"])
+
+
+def _counts(splits: Mapping[str, Sequence[int]]) -> str:
+    train, val = _sizes(splits)
+    return f"{train + val} images ({train} train, {val} val)"
 
 
 def _suffix_in(folder: Path) -> str:
@@ -212,7 +216,7 @@ def _suffix_in(folder: Path) -> str:
     endings = Counter(path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not endings:
         raise DataError(
-            f"'{folder}' holds no pictures. Give the folder of the pictures, then that of the label pictures."
+            f"'{folder}' holds no pictures. Give the folder of the photos, then that of the label pictures."
         )
     return endings.most_common(1)[0][0]
 

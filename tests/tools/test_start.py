@@ -1,0 +1,169 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from vitkit import load_config
+from vitkit.backbones.resnet import ResNet
+from vitkit.errors import CheckpointError
+from vitkit.tools import start
+from vitkit.tools.child_runs import StepCost
+from vitkit.tools.make_shapes import main as make_shapes
+from vitkit.tools.start import imagenet_weights, main
+
+RANDOM = "model.backbone.pretrained=false"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """The synthetic world in COCO's layout: 24 + 8 images of 64 pixels."""
+    out = tmp_path_factory.mktemp("start") / "shapes"
+    make_shapes([str(out), "--num-train", "24", "--num-val", "8", "--image-size", "64"])
+    return out
+
+
+@pytest.fixture
+def step_cost(monkeypatch, tmp_path):
+    """Steps cost what `costs` says: seconds by precision, at 256 pixels; more with the pixels of larger ones."""
+    monkeypatch.chdir(tmp_path)
+    costs, timed = {"fp32": 1.0, "bf16": 2.0}, []
+
+    def time_steps(command, folder):
+        config = load_config(command[2], [word for word in command[3:] if "=" in word])
+        size = config["data"]["val"]["transforms"].get("short_side", 256)
+        precision = config["train"]["precision"]
+        timed.append((size, precision))
+        minutes = costs[precision] * (size / 256) ** 2 / 60
+        return StepCost(minutes, minutes, len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2)
+
+    monkeypatch.setattr(start, "time_steps", time_steps)
+    return costs, timed
+
+
+def detection(world, *args):
+    main([str(world / "train2017"), str(world / "annotations/instances_train2017.json"), RANDOM, "--dry-run", *args])
+    return load_config(Path("runs/start/config.py"), [RANDOM])
+
+
+def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
+    config = detection(world, "--hours", "0.1")
+    steps_per_epoch = len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2
+    assert config["train"]["epochs"] == int(0.1 * 3600 * 0.85 / steps_per_epoch)
+    assert config["train"]["precision"] == "fp32"
+    assert step_cost[1] == [(256, "fp32"), (256, "bf16")]
+    out = capsys.readouterr().out
+    assert "timed     256 pixels, bf16: 2.00 s a step" in out and "24 images (17 train, 7 val)" in out
+    assert f"train it  vitkit train runs/start/config.py {RANDOM}" in out
+
+
+def test_a_config_says_why_and_what_wrote_it(world, step_cost):
+    detection(world, "--hours", "0.1")
+    text = Path("runs/start/config.py").read_text()
+    assert "# random weights, as model.backbone.pretrained=false says" in text
+    assert "1.00 s a step" in text and "--hours 0.1" in text and "# the fullest image has" in text
+
+
+def test_larger_images_when_the_time_allows_enough_steps(world, step_cost, monkeypatch):
+    monkeypatch.setattr(start, "read_own_data", with_short_side(start.read_own_data, 500))
+    step_cost[0]["fp32"] = 0.01
+    config = detection(world, "--hours", "0.05")
+    assert config["data"]["val"]["transforms"]["short_side"] == 416  # 512 is larger than the images
+    assert step_cost[1][-1] == (416, "fp32")
+
+
+def with_short_side(read, short_side):
+    def changed(*args, **kwargs):
+        data = read(*args, **kwargs)
+        return type(data)(data.summary, data.num_train, data.num_val, short_side, data.config_lines)
+
+    return changed
+
+
+def test_too_little_time_for_an_epoch_is_an_error_that_says_how_much_is_enough(world, step_cost, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        detection(world, "--hours", "0.001")
+    assert "too short for one epoch of 17 images" in str(stopped.value) and "The least is --hours 0.0" in str(
+        stopped.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "annotations", "model"),
+    [
+        ("instance", "instances_train2017.json", "MaskClassification"),
+        ("semantic", "semantic_train2017", "MaskClassification"),
+        ("panoptic", "panoptic_train2017.json", "MaskClassification"),
+    ],
+)
+def test_masks_start_likewise(world, step_cost, monkeypatch, task, annotations, model):
+    monkeypatch.setattr(start, "time_steps", lambda command, folder: StepCost(1 / 60, 1 / 60, 10))
+    main(
+        [str(world / "train2017"), str(world / "annotations" / annotations), RANDOM, "--task", task, "--dry-run"]
+        + ["--hours", "0.05"]
+    )
+    config = load_config(Path("runs/start/config.py"), [RANDOM])
+    assert config["model"]["type"] == model and config["model"]["tasks"] == [task]
+
+
+def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "time_steps", lambda command, folder: StepCost(1 / 60, 1 / 60, 1))
+    pictures = sorted((world / "train2017").glob("*.png"))
+    for k, picture in enumerate(pictures):
+        folder = tmp_path / "flowers" / ("rose", "tulip")[k % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / picture.name).write_bytes(picture.read_bytes())
+    main([str(tmp_path / "flowers"), "--task", "classification", RANDOM, "--dry-run", "--hours", "0.05"])
+    config = load_config(Path("runs/start/config.py"), [RANDOM])
+    folders = [Path(config["data"][split]["folder"]) for split in ("train", "val")]
+    counts = [[len(list((folder / name).iterdir())) for name in ("rose", "tulip")] for folder in folders]
+    assert [sum(column) for column in zip(*counts)] == [12, 12] and all(counts[1])
+
+
+def test_the_next_start_has_a_folder_of_its_own(world, step_cost, monkeypatch):
+    monkeypatch.setattr(start, "time_steps", lambda command, folder: StepCost(1 / 60, 1 / 60, 10))
+    detection(world, "--hours", "0.05")
+    detection(world, "--hours", "0.05")
+    assert Path("runs/start-2/config.py").is_file()
+
+
+def test_without_imagenet_weights_it_starts_from_random_ones_and_says_so(monkeypatch, capsys):
+    def unreachable(self):
+        raise CheckpointError("cannot download resnet50.pth (no route).")
+
+    monkeypatch.setattr(ResNet, "load_pretrained", unreachable)
+    pretrained, why = imagenet_weights([])
+    assert not pretrained and "random weights" in why and "model.backbone.pretrained=FILE" in why
+    assert "no route" in capsys.readouterr().out
+    assert imagenet_weights(["model.backbone.pretrained=mine.pth"]) == (True, "weights of mine.pth")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "no file or folder 'nowhere'"),
+        (["{world}/train2017", "--task", "semantic"], "give the folder of the label pictures, too"),
+        (
+            ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "classification"],
+            "CLASS/*.jpg",
+        ),
+    ],
+)
+def test_wrong_data_is_named(world, step_cost, arguments, message):
+    with pytest.raises(SystemExit, match="(?s).*" + message.replace("*", r"\*")):
+        main([argument.format(world=world) for argument in arguments])
+
+
+def test_options_are_checked(capsys):
+    for wrong in (["--hours", "0"], ["--val", "1"], ["a", "b"]):
+        with pytest.raises(SystemExit):
+            main(["photos", *wrong])
+
+
+@pytest.mark.slow
+def test_from_photos_to_a_report(world, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main([str(world / "train2017"), str(world / "annotations/instances_train2017.json"), RANDOM, "--hours", "0.01"])
+    out = capsys.readouterr().out
+    assert "reached   bbox/AP" in out and "better    vitkit start" in out
+    assert Path("runs/start/report.html").stat().st_size > 10_000
+    assert Path("runs/start/run/best.pth").is_file()
