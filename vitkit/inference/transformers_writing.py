@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitkit.backbones.base import pixel_statistics
 from vitkit.checkpoint.files import write_atomically, write_safetensors
@@ -89,7 +89,10 @@ def config_json(loaded: Predictor | Translator, spec: Mapping[str, Any]) -> Sect
         model["neck"]["in_features"] = loaded.model.neck.in_features
     if kind is None:
         raise CheckpointError(f"{model['type']}: transformers names: there is no such model there.")
-    values = {"model_type": kind, **_WRITERS[kind](model), **_classes(loaded), "torch_dtype": "float32"}
+    theirs = _THEIRS[kind]
+    architecture = "DetrForSegmentation" if model["type"] == "DETRSegmentation" else theirs.architecture
+    values = {"model_type": kind, "architectures": [architecture], **theirs.settings(model), **_classes(loaded)}
+    values["torch_dtype"] = "float32"
     if isinstance(loaded, Translator):
         model["num_layers"] = [values["encoder_layers"], values["decoder_layers"]]
         sizes = [len(vocabulary) for vocabulary in loaded.vocabularies.values()]
@@ -153,15 +156,9 @@ def _detector(model: Section) -> Section:
     )
 
 
-def _detr(model: Section) -> Section:
-    name = "DetrForSegmentation" if model["type"] == "DETRSegmentation" else "DetrForObjectDetection"
-    return dict(architectures=[name], **_detector(model))
-
-
 def _deformable_detr(model: Section) -> Section:
     head = model["head"]
     return _detector(model) | dict(
-        architectures=["DeformableDetrForObjectDetection"],
         num_feature_levels=model["neck"].get("num_levels"),
         encoder_n_points=head["num_points"],
         decoder_n_points=head["num_points"],
@@ -171,7 +168,8 @@ def _deformable_detr(model: Section) -> Section:
     )
 
 
-def _resnet(backbone: Section) -> Section:
+def _resnet(model: Section) -> Section:
+    backbone = model["backbone"]
     layer, depths = next(key for key, depth in RESNETS.items() if depth == backbone["depth"])
     return dict(
         model_type="resnet",
@@ -184,7 +182,8 @@ def _resnet(backbone: Section) -> Section:
     )
 
 
-def _swin(backbone: Section) -> Section:
+def _swin(model: Section) -> Section:
+    backbone = model["backbone"]
     return dict(
         model_type="swin",
         patch_size=4,
@@ -201,7 +200,7 @@ def _swin(backbone: Section) -> Section:
 
 
 def _mask_backbone(model: Section) -> Section:
-    section = (_swin if model["backbone"]["type"] == "Swin" else _resnet)(model["backbone"])
+    section = (_swin if model["backbone"]["type"] == "Swin" else _resnet)(model)
     return section | dict(out_features=["stage1", "stage2", "stage3", "stage4"])
 
 
@@ -217,7 +216,6 @@ def _maskformer(model: Section) -> Section:
         num_queries=model["num_queries"],
     )
     return dict(
-        architectures=["MaskFormerForInstanceSegmentation"],
         fpn_feature_size=model["neck"]["out_channels"],
         mask_feature_size=model["neck"]["mask_channels"],
         backbone_config=_mask_backbone(model),
@@ -228,7 +226,6 @@ def _maskformer(model: Section) -> Section:
 def _mask2former(model: Section) -> Section:
     head, neck = model["head"], model["neck"]
     return dict(
-        architectures=["Mask2FormerForUniversalSegmentation"],
         backbone_config=_mask_backbone(model),
         feature_size=neck["out_channels"],
         mask_feature_size=neck["mask_channels"],
@@ -248,15 +245,9 @@ def _mask2former(model: Section) -> Section:
     )
 
 
-def _swin_classifier(model: Section) -> Section:
-    return _swin(model["backbone"]) | dict(architectures=["SwinForImageClassification"])
-
-
-def _swinv2_classifier(model: Section) -> Section:
+def _swinv2(model: Section) -> Section:
     windows = [window or 0 for window in model["backbone"].get("trained_windows") or [0] * 4]
-    return _swin(model["backbone"]) | dict(
-        model_type="swinv2", architectures=["Swinv2ForImageClassification"], pretrained_window_sizes=windows
-    )
+    return _swin(model) | dict(model_type="swinv2", pretrained_window_sizes=windows)
 
 
 def _patches(model: Section) -> Section:
@@ -274,28 +265,17 @@ def _patches(model: Section) -> Section:
     )
 
 
-def _vit(model: Section) -> Section:
-    return dict(architectures=["ViTForImageClassification"], **_patches(model))
-
-
-def _resnet_classifier(model: Section) -> Section:
-    return _resnet(model["backbone"]) | dict(architectures=["ResNetForImageClassification"])
-
-
 def _timesformer(model: Section) -> Section:
     attention = model["backbone"]["attention"]
     scheme = next((theirs for theirs, ours in ATTENTION_TYPES.items() if ours == attention), attention)
     frames = model["backbone"]["num_frames"]
-    return _patches(model) | dict(
-        architectures=["TimesformerForVideoClassification"], num_frames=frames, attention_type=scheme
-    )
+    return _patches(model) | dict(num_frames=frames, attention_type=scheme)
 
 
 def _marian(model: Section) -> Section:
     layers = model["num_layers"]
     encoder_layers, decoder_layers = (layers,) * 2 if isinstance(layers, int) else layers
     return dict(
-        architectures=["MarianMTModel"],
         d_model=model["d_model"],
         encoder_layers=encoder_layers,
         decoder_layers=decoder_layers,
@@ -318,19 +298,29 @@ def _marian(model: Section) -> Section:
     )
 
 
-_WRITERS: Mapping[str, Callable[[Section], Section]] = {
-    "detr": _detr,
-    "deformable_detr": _deformable_detr,
-    "maskformer": _maskformer,
-    "mask2former": _mask2former,
-    "swin": _swin_classifier,
-    "swinv2": _swinv2_classifier,
-    "vit": _vit,
-    "resnet": _resnet_classifier,
-    "timesformer": _timesformer,
-    "marian": _marian,
+class _Theirs(NamedTuple):
+    """A model of the library."""
+
+    settings: Callable[[Section], Section]
+    """From the resolved section of vitkit's model."""
+    architecture: str
+    processor: str = "BitImageProcessor"
+    """Of its images."""
+
+
+_THEIRS: Mapping[str, _Theirs] = {
+    "detr": _Theirs(_detector, "DetrForObjectDetection", "DetrImageProcessor"),
+    "deformable_detr": _Theirs(_deformable_detr, "DeformableDetrForObjectDetection", "DeformableDetrImageProcessor"),
+    "maskformer": _Theirs(_maskformer, "MaskFormerForInstanceSegmentation", "MaskFormerImageProcessor"),
+    "mask2former": _Theirs(_mask2former, "Mask2FormerForUniversalSegmentation", "Mask2FormerImageProcessor"),
+    "swin": _Theirs(_swin, "SwinForImageClassification"),
+    "swinv2": _Theirs(_swinv2, "Swinv2ForImageClassification"),
+    "vit": _Theirs(_patches, "ViTForImageClassification"),
+    "resnet": _Theirs(_resnet, "ResNetForImageClassification"),
+    "timesformer": _Theirs(_timesformer, "TimesformerForVideoClassification", "VideoMAEImageProcessor"),
+    "marian": _Theirs(_marian, "MarianMTModel"),
 }
-"""The library's `model_type` -> from the resolved section of the model to its settings there."""
+"""By `model_type`."""
 _KINDS = {
     "DETR": "detr",
     "DETRSegmentation": "detr",
@@ -344,20 +334,13 @@ _KINDS = {
     "Transformer": "marian",
 }
 """The class of a model, or of a classifier's backbone -> `model_type`."""
-_PROCESSORS = {
-    "detr": "DetrImageProcessor",
-    "deformable_detr": "DeformableDetrImageProcessor",
-    "maskformer": "MaskFormerImageProcessor",
-    "mask2former": "Mask2FormerImageProcessor",
-    "timesformer": "VideoMAEImageProcessor",
-}
 
 
 def _preprocessor(loaded: Predictor, kind: str) -> Section:
     """Return how the library prepares images: as `loaded` does."""
     model, transforms = loaded.model, loaded.transforms
     statistics = pixel_statistics(model if isinstance(model, Classifier) else model.backbone)
-    values = dict(image_processor_type=_PROCESSORS.get(kind, "BitImageProcessor"), do_rescale=True, do_normalize=True)
+    values = dict(image_processor_type=_THEIRS[kind].processor, do_rescale=True, do_normalize=True)
     values |= dict(image_mean=list(statistics["mean"]), image_std=list(statistics["std"]))
     if isinstance(transforms, EvalResize):
         longest = {} if transforms.max_size is None else {"longest_edge": transforms.max_size}
