@@ -165,5 +165,8 @@ def layers(args: argparse.Namespace) -> list[dict[str, Any]]:
         print(f"\n{'':26}  {'per layer':>10}  {'MACs':>18}  {'sequential':>10}  {'path':>5}")
         for kind, k in LAYER_KINDS.items():
             print(f"{kind:26}  {k.complexity:>10}  {k.formula:>18}  {k.sequential:>10}  {k.path:>5}")
-        print(f"\nms: the fastest of {args.repeats} forward passes on {args.device}. The plot is {args.layers}.")
+        time = "processor time" if args.device == "cpu" else "time"
+        print(
+            f"\nms: {time} of the fastest of {args.repeats} forward passes on {args.device}. The plot is {args.layers}."
+        )
     return [asdict(cost) for cost in costs]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.analysis.macs import count_macs
+from vitkit.devices import synchronize
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.sequence_convolution import SequenceConvolution
 
@@ -84,7 +85,7 @@ class LayerCost:
     formula: int
     """MACs by the formula."""
     seconds: float
-    """Of the forward pass, the fastest of several: other work on the machine disturbs it least."""
+    """Of the forward pass, the fastest of several; on the CPU processor time, to which other programs add nothing."""
 
 
 def layer_costs(
@@ -97,7 +98,7 @@ def layer_costs(
         d_model: channels of all layers.
         num_heads: of attention.
         repeats: of the timing.
-        device: "cpu" or "cuda"; MACs are counted on the CPU.
+        device: that times are of; MACs are counted on the CPU.
     """
     costs = []
     for kind, layer_kind in LAYER_KINDS.items():
@@ -112,13 +113,12 @@ def layer_costs(
 
 @torch.no_grad()
 def _fastest(layer: nn.Module, x: Tensor, repeats: int) -> float:
+    now = time.process_time if x.device.type == "cpu" else time.perf_counter
     times = []
     for _ in range(repeats + 1):  # the first one warms up
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
-        start = time.perf_counter()
+        synchronize(x.device)
+        start = now()
         layer(x)
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
-        times.append(time.perf_counter() - start)
+        synchronize(x.device)
+        times.append(now() - start)
     return min(times[1:])
