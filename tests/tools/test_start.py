@@ -162,7 +162,7 @@ def test_options_are_checked(capsys):
 @pytest.mark.slow
 def test_from_photos_to_a_report(world, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    main([str(world / "train2017"), str(world / "annotations/instances_train2017.json"), RANDOM, "--hours", "0.01"])
+    main([str(world / "train2017"), str(world / "annotations/instances_train2017.json"), RANDOM, "--hours", "0.03"])
     out = capsys.readouterr().out
     assert "reached   bbox/AP" in out and "better    vitkit start" in out
     assert Path("runs/start/report.html").stat().st_size > 10_000
