@@ -17,6 +17,7 @@ Examples:
 import argparse
 import itertools
 import shlex
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -228,7 +229,7 @@ def write_config(path: Path, args: argparse.Namespace, data: OwnData, choice: Ch
         f"    # {choice.weights}",
         f"    # {choice.size} pixels: {reason}",
         f"    cfg = base(size={choice.size}, pretrained={choice.pretrained})",
-        *(f"    {line}" for line in data.config_lines),
+        textwrap.indent("\n".join(data.config_lines), "    "),
         f"    # {choice.precision}: the faster one of float32 and bfloat16 here",
         f'    cfg["train"].update(epochs={choice.epochs}, precision="{choice.precision}")',
         f'    cfg["train"]["eval_every"] = {max(1, choice.epochs // NUM_EVALUATIONS)}',
