@@ -106,7 +106,7 @@ def plot(rows: Rows, path: Path) -> None:
     axes.set(xlabel="decoder layer", xticks=range(1, len(rows[False]) + 1))
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path, dpi=110)
 

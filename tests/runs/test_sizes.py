@@ -8,7 +8,7 @@ from vitkit import build_dataset, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.errors import ConfigError
 from vitkit.inference import Tiling
-from vitkit.runs.training import trained_sizes
+from vitkit.runs.training import drawn_batches, trained_sizes
 from vitkit.structures import ImageSizes
 
 
@@ -64,3 +64,8 @@ def test_evaluation_in_tiles_predicts_all_of_large_images(run):
 def test_text_has_no_tiles(run):
     with pytest.raises(ConfigError, match=r"tiles: are for images, and data\.val is a NumberWords"):
         vitkit.test("quickstart/translation", "best.pth", device="cpu", tiles=64)
+
+
+@pytest.mark.parametrize(("batches", "drawn"), [(101, [0, 14, 29, 43, 57, 71, 86, 100]), (3, [0, 1, 2]), (0, [])])
+def test_images_that_are_drawn_are_spread_over_the_data(batches, drawn):
+    assert drawn_batches(batches) == drawn

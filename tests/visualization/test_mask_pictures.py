@@ -4,7 +4,7 @@ from PIL import Image
 
 from vitkit.data.synthetic.shapes import ShapesSegmentation
 from vitkit.data.synthetic.world import World
-from vitkit.visualization.canvas import class_color
+from vitkit.visualization.canvas import class_color, named_color
 from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 from vitkit.visualization.predictions import save_pairs
 
@@ -12,9 +12,9 @@ NAMES = ["cat", "dog", "sky"]
 BLACK = np.zeros((400, 500, 3), np.uint8)
 
 
-def half(label):
-    """The colour of a class on black, rounded."""
-    return tuple(np.rint(np.array(class_color(label)) * 0.5).tolist())
+def on_black(label):
+    """The colour of a class on black, as light as an overlay is."""
+    return tuple(np.rint(np.array(named_color(label, NAMES)) * 0.35).tolist())
 
 
 def has_color(image, color):
@@ -25,7 +25,7 @@ def test_masks_are_coloured_at_their_locate_with_a_legend_below():
     masks = np.zeros((1, 400, 500), bool)
     masks[0, 100:300, 50:250] = True
     drawn = draw_masks(BLACK, masks, [1], NAMES, scores=[0.9])
-    assert tuple(drawn[120, 60]) == half(1)
+    assert tuple(drawn[120, 60]) == on_black(1)
     assert not drawn[:90, :].any() and not drawn[310:400].any() and not drawn[:400, 260:].any()
     assert (
         drawn.shape[0] > 400 and has_color(drawn[400:], class_color(1)) and not has_color(drawn[400:], class_color(0))
@@ -38,7 +38,7 @@ def test_of_masks_over_each_other_the_smallest_is_on_top():
     masks[0, 150:200, 150:450] = True
     masks[1] = True
     drawn = draw_masks(BLACK, masks, torch.tensor([0, 2]), NAMES)
-    assert tuple(drawn[160, 440]) == half(0) and tuple(drawn[50, 50]) == half(2)
+    assert tuple(drawn[160, 440]) == on_black(0) and tuple(drawn[50, 50]) == on_black(2)
 
 
 def test_a_small_image_is_enlarged_with_its_masks():
@@ -46,7 +46,7 @@ def test_a_small_image_is_enlarged_with_its_masks():
     masks[0, 20:35, 10:30] = True
     drawn = draw_masks(np.zeros((40, 50, 3), np.uint8), masks, [0], NAMES, min_side=320)
     assert drawn.shape[1] == 400
-    assert tuple(drawn[8 * 34, 8 * 28]) == half(0)
+    assert tuple(drawn[8 * 34, 8 * 28]) == on_black(0)
 
 
 def test_an_image_without_masks_stays_as_it_is():
@@ -58,11 +58,11 @@ def test_ignored_and_void_pixels_stay_uncoloured():
     labels = np.full((400, 500), 255, np.uint8)
     labels[:, :250] = 1
     drawn = draw_semantic(BLACK, labels, NAMES)
-    assert tuple(drawn[50, 50]) == half(1) and not drawn[:400, 260:].any()
+    assert tuple(drawn[50, 50]) == on_black(1) and not drawn[:400, 260:].any()
     ids = torch.zeros(400, 500, dtype=torch.int32)
     ids[:, :250] = 70000
     drawn = draw_panoptic(BLACK, ids, [dict(id=70000, label=2)], NAMES)
-    assert tuple(drawn[50, 50]) == half(2) and not drawn[:400, 260:].any()
+    assert tuple(drawn[50, 50]) == on_black(2) and not drawn[:400, 260:].any()
 
 
 def test_sheets_show_predictions_beside_the_truth(tmp_path):
@@ -93,3 +93,19 @@ def test_the_truth_may_have_another_size_than_the_image(tmp_path):
     rows = [(dataset.load_image(0), prediction, dataset[0]["target"])]
     save_pairs(rows, dataset.classes, "semantic", tmp_path / "a.png")
     assert (tmp_path / "a.png").is_file()
+
+
+def test_classes_have_the_colours_that_people_expect():
+    names = ["person", "Sky", "sky-other-merged", "tree", "zebra"]
+    sky, tree = named_color(1, names), named_color(3, names)
+    assert sky[2] > sky[1] > sky[0] and tree[1] > max(tree[0], tree[2])
+    # A second sky is told apart from the first, and names that say no colour have those of their numbers.
+    assert named_color(2, names) == class_color(2) and named_color(4, names) == class_color(4)
+    assert len({named_color(label, names) for label in range(5)}) == 5
+
+
+def test_names_in_the_legend_are_never_cut():
+    masks = np.ones((1, 400, 500), bool)
+    name = "a very long name of a class that is wider than its small picture can be, and then some more"
+    drawn = draw_masks(BLACK, masks, [0], [name])
+    assert drawn.shape[1] > 500 and (drawn[:, -4:] == 255).all()

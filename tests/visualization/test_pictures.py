@@ -8,8 +8,9 @@ from PIL import Image
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.data.synthetic.world import World
 from vitkit.errors import DataError
+from vitkit.visualization import curves
 from vitkit.visualization.boxes import draw_detections
-from vitkit.visualization.canvas import class_color
+from vitkit.visualization.canvas import class_color, save_grid
 from vitkit.visualization.curves import plot_training, read_log, smooth
 from vitkit.visualization.predictions import save_pairs
 
@@ -137,3 +138,24 @@ def test_a_missing_or_empty_log_is_named(tmp_path):
 def test_smoothing_keeps_a_constant_and_averages_inside():
     assert smooth(np.full(9, 3.0), 5) == pytest.approx(np.full(9, 3.0))
     assert smooth(np.array([0.0, 0.0, 3.0, 0.0, 0.0]), 3) == pytest.approx([0, 1, 1, 1, 0])
+
+
+def test_titles_are_broken_into_lines_and_never_cut(tmp_path):
+    picture = np.zeros((100, 200, 3), np.uint8)
+    save_grid([picture], ["short"], tmp_path / "a.png", panel=200)
+    save_grid([picture], ["several words that do not fit one line " * 2 + "x" * 80], tmp_path / "b.png", panel=200)
+    short, long = (np.asarray(Image.open(tmp_path / name)) for name in ("a.png", "b.png"))
+    assert long.shape[0] >= short.shape[0] + 3 * 12 and long.shape[1] == short.shape[1]
+    assert (long[:, -8:] == 255).all()
+
+
+def test_legends_stand_beside_the_curves(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(curves, "save_figure", lambda figure, path, dpi: figures.append(figure))
+    lines = [{"kind": "val", "step": k, "epoch": k, "metrics": {"mIoU": 0.1 * k, "PQ": 0.2}} for k in range(1, 4)]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    curves.plot_training(tmp_path / "log.jsonl", tmp_path / "curves.png")
+    figures[0].draw_without_rendering()
+    for axes in figures[0].axes:
+        legend = axes.get_legend().get_window_extent()
+        assert legend.x0 >= axes.get_window_extent().x1 and legend.x1 <= figures[0].bbox.x1

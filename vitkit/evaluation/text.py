@@ -315,5 +315,5 @@ def draw_by_length(
     axes.set(xlabel="words of the source (sentences)", ylabel=metric)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     figure.savefig(path, dpi=120, format="png")

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -293,15 +293,19 @@ def validate(
     evaluator_spec: Spec,
     trained_sizes: ImageSizes | None = None,
 ) -> dict[str, float]:
-    """Return the metrics of a model, and draw what it predicts for the first images."""
+    """Return the metrics of a model, and draw what it predicts for images spread over the data."""
     evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
     samples: list[tuple[dict, dict]] = []
     sizes: list[tuple[int, int]] = []
 
-    def keep_first(predictions: list, batch: Batch) -> None:
+    drawn = drawn_batches(len(loader))
+    per_batch = -(-NUM_DRAWN // max(1, len(drawn)))
+    batches = count()
+
+    def keep_some(predictions: list, batch: Batch) -> None:
         sizes.extend(target["image_size"] for target in batch.targets if "image_size" in target)
-        if len(samples) < NUM_DRAWN:
-            samples.extend(one_of_each_video(predictions, batch.targets))
+        if next(batches) in drawn:
+            samples.extend(one_of_each_video(predictions, batch.targets)[:per_batch])
 
     metrics = evaluate(
         model,
@@ -310,7 +314,7 @@ def validate(
         device=train_run.device,
         precision=train_run.settings.precision,
         criterion=train_run.criterion,
-        on_batch=keep_first,
+        on_batch=keep_some,
     )
     if is_main():
         say(evaluator.table())
@@ -321,6 +325,11 @@ def validate(
             picture = train_run.run_dir / "predictions.png"
             draw_predictions(samples[:NUM_DRAWN], loader.dataset, picture, thresholds=thresholds)
     return metrics
+
+
+def drawn_batches(num_batches: int) -> list[int]:
+    """Return which batches have images to draw, spread over all: the first images alone are often one scene."""
+    return np.unique(np.linspace(0, num_batches - 1, min(NUM_DRAWN, num_batches)).round().astype(int)).tolist()
 
 
 def one_of_each_video(predictions: Sequence[dict], targets: Sequence[dict]) -> list[tuple[dict, dict]]:

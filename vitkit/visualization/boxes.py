@@ -12,11 +12,11 @@ from vitkit.structures import DetectionTarget
 from vitkit.visualization.canvas import (
     Labels,
     Scores,
-    class_color,
     draw_tag,
     enlarge,
     font_for,
     labels_and_texts,
+    named_color,
     overlap,
     tag_size,
 )
@@ -53,12 +53,12 @@ def draw_detections(
         order.sort(key=torch.as_tensor(scores).tolist().__getitem__)
     boxes = (torch.as_tensor(boxes_xyxy, dtype=torch.float32).reshape(-1, 4) * scale).tolist()
     for i in order:
-        draw.rectangle(boxes[i], outline=class_color(labels[i]), width=line)
+        draw.rectangle(boxes[i], outline=named_color(labels[i], class_names), width=line)
     # All names after all boxes, the best first: each takes the first free position around its box.
     taken: list[tuple[float, float, float, float]] = []
     for i in reversed(order):
         tag = _tag_box(tag_size(draw, texts[i], font), boxes[i], canvas.size, taken)
-        draw_tag(draw, tag, texts[i], font, class_color(labels[i]))
+        draw_tag(draw, tag, texts[i], font, named_color(labels[i], class_names))
         taken.append(tag)
     return np.asarray(canvas)
 

@@ -2,6 +2,7 @@
 
 import colorsys
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,42 @@ def class_color(label: int) -> tuple[int, int, int]:
     value = (1.0, 0.75, 0.9)[label // 8 % 3]
     red, green, blue = colorsys.hsv_to_rgb(hue, 0.85, value)
     return round(red * 255), round(green * 255), round(blue * 255)
+
+
+_KNOWN_COLORS = {
+    (95, 165, 235): ("sky",),
+    (120, 115, 130): ("road", "street", "highway", "runway"),
+    (45, 140, 60): ("tree", "trees", "vegetation", "plant", "plants", "forest", "bush"),
+    (130, 200, 70): ("grass", "field", "lawn", "terrain", "meadow"),
+    (40, 80, 200): ("water", "sea", "river", "lake"),
+    (190, 110, 75): ("building", "house", "skyscraper"),
+    (225, 165, 185): ("pavement", "sidewalk", "path"),
+    (235, 60, 70): ("person", "pedestrian", "people"),
+    (250, 150, 40): ("bicyclist", "rider", "cyclist"),
+    (60, 60, 220): ("car", "truck", "bus", "vehicle"),
+    (240, 215, 60): ("sign", "signsymbol", "traffic sign"),
+    (225, 200, 150): ("sand", "beach"),
+    (0, 160, 165): ("fence",),
+    (235, 240, 250): ("snow",),
+    (150, 110, 60): ("earth", "soil", "dirt", "mountain"),
+}
+"""RGB of what people expect to see in one colour."""
+_COLOR_OF_NAME = {name: color for color, names in _KNOWN_COLORS.items() for name in names}
+
+
+def named_color(label: int, class_names: Sequence[str]) -> tuple[int, int, int]:
+    """Return the RGB of a class: sky blue, plants green, road grey, ..., where its name tells, or else `class_color`.
+
+    Of several classes with one expected colour, such as tree and bush, the first has it.
+    """
+    colors = [_COLOR_OF_NAME.get(_plain_name(name)) for name in class_names]
+    color = colors[label] if label < len(colors) else None
+    return color if color is not None and colors.index(color) == label else class_color(label)
+
+
+def _plain_name(name: str) -> str:
+    """Return a name without what datasets add to it: "sky-other-merged" and "Sky" are "sky"."""
+    return re.sub(r"[-_](other|merged|stuff).*$", "", name.casefold()).strip()
 
 
 def to_picture(image: np.ndarray | Tensor) -> Image.Image:
@@ -94,37 +131,44 @@ def save_grid(
 
     Args:
         pictures: (H, W, 3) uint8 RGB of any sizes, at least one.
-        titles: one for each; what is too long is cut.
+        titles: one for each; what is too long gets more lines.
         path: of the PNG; its folder is made.
         per_line: pictures on one line.
         panel: most pixels of a picture's longer side.
     """
     font = ImageFont.load_default(max(11, round(panel / 26)))
-    heading = round(panel / 16)
+    line_height = round(panel / 16)
+    broken = [_lines(title, font, panel) for title in titles]
     across = min(per_line, len(pictures))
     fitted = [_fit([picture], panel)[0] for picture in pictures]
     lines = [range(i, min(i + across, len(pictures))) for i in range(0, len(pictures), across)]
-    heights = [heading + max(fitted[k].height for k in line) + _GAP for line in lines]
+    headings = [line_height * max(len(broken[k]) for k in line) for line in lines]
+    heights = [heading + max(fitted[k].height for k in line) + _GAP for line, heading in zip(lines, headings)]
     canvas = Image.new("RGB", (across * (panel + _GAP) + _GAP, sum(heights) + _GAP), "white")
     draw = ImageDraw.Draw(canvas)
     top = _GAP // 2
-    for line, height in zip(lines, heights):
+    for line, height, heading in zip(lines, heights, headings):
         for column, k in enumerate(line):
             left = _GAP + column * (panel + _GAP)
-            text = _shorten(titles[k], font, panel)
-            draw.text((left, top + heading / 2), text, fill="black", font=font, anchor="lm")
+            for number, text in enumerate(broken[k]):
+                at = left, top + (number + 0.5) * line_height
+                draw.text(at, text, fill="black", font=font, anchor="lm")
             canvas.paste(fitted[k], (left, top + heading))
         top += height
     canvas.save(make_folder(path), format="PNG")
 
 
-def _shorten(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """Cut a text that is wider than `width` pixels, and end it with an ellipsis."""
-    if font.getlength(text) <= width:
-        return text
-    while text and font.getlength(f"{text}…") > width:
-        text = text[:-1]
-    return f"{text}…"
+def _lines(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
+    """Break a text into lines of at most `width` pixels, between words where it can."""
+    lines = [""]
+    for part in re.findall(r"\S+\s*|\s+", text):
+        if lines[-1] and font.getlength(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        for letter in part:
+            if lines[-1] and font.getlength(lines[-1] + letter) > width and letter != " ":
+                lines.append("")
+            lines[-1] += letter
+    return [line.strip() for line in lines]
 
 
 def _fit(pictures: Sequence[np.ndarray], panel: int) -> list[Image.Image]:

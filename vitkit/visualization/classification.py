@@ -29,13 +29,15 @@ def draw_classes(
     font = font_for(picture)
     line = round(tag_size(ImageDraw.Draw(picture), "", font)[1]) + 2
     scores, labels = class_scores.float().topk(min(most, len(class_names)))
-    canvas = Image.new("RGB", (picture.width, picture.height + line * len(labels) + 4), "white")
+    names = [f"{score:.2f} {class_names[label]}" for label, score in zip(labels.tolist(), scores.tolist())]
+    width = max(picture.width, *(round(font.getlength(name)) + 8 for name in names))
+    canvas = Image.new("RGB", (width, picture.height + line * len(labels) + 4), "white")
     canvas.paste(picture, (0, 0))
     draw = ImageDraw.Draw(canvas)
-    for k, (label, score) in enumerate(zip(labels.tolist(), scores.tolist())):
+    for k, (name, score) in enumerate(zip(names, scores.tolist())):
         top = picture.height + 2 + k * line
         draw.rectangle((0, top + 1, round(score * (canvas.width - 1)), top + line - 2), fill=_BAR)
-        draw.text((4, top + 1), f"{score:.2f} {class_names[label]}", fill="black", font=font, anchor="la")
+        draw.text((4, top + 1), name, fill="black", font=font, anchor="la")
     return np.asarray(canvas)
 
 

@@ -27,7 +27,7 @@ def plot_costs(panels: Sequence[tuple[str, str, Mapping[str, Curve]]], out_path:
         axes.set(xlabel=across, ylabel=up, ylim=(0, None))
         axes.set_xticks(sorted({x for positions, _ in curves.values() for x in positions}))
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, out_path, dpi=120)
 
@@ -57,6 +57,6 @@ def plot_layer_costs(kinds: Mapping[str, Sequence[tuple[int, float, float, float
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, out_path, dpi=120)

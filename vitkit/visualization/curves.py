@@ -133,7 +133,7 @@ def _draw_panels(
 ) -> None:
     across = 2 if len(panels) == 4 else max(1, min(3, len(panels)))
     down = -(-len(panels) // across)
-    figure = Figure(figsize=(6.4 * across, 4.4 * max(1, down)), layout="constrained")
+    figure = Figure(figsize=(7.6 * across, 4.4 * max(1, down)), layout="constrained")
     for k, (title, lines) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(down, across, k)
         for line in lines:
@@ -142,7 +142,7 @@ def _draw_panels(
         if all((line.values >= 0).all() for line in lines):
             axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, out_path, dpi=120)
 
@@ -218,6 +218,6 @@ def plot_distances(models: Mapping[str, Mapping[str, np.ndarray]], path: str | P
         panel.set(title=name, xlabel="layer")
         panel.grid(axis="y", alpha=0.3)
     panels[0].set(ylabel="mean attention distance (pixels)", ylim=(0, 1.05 * panels[0].get_ylim()[1]))
-    panels[0].legend(fontsize="small")
+    panels[-1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     figure.suptitle(f"A dot for each head; mean of {num_images} image{'s' if num_images > 1 else ''}", fontsize="small")
     save_figure(figure, path, dpi=120)

@@ -14,16 +14,17 @@ from vitkit.structures import SegmentInfo
 from vitkit.visualization.canvas import (
     Labels,
     Scores,
-    class_color,
     draw_tag,
     enlarge,
     font_for,
     labels_and_texts,
+    named_color,
     overlap,
     tag_size,
 )
 
-_OPACITY = 0.5
+_OPACITY = 0.35
+"""Light enough to see the picture below; the edges of masks are drawn in full colour."""
 _LEAST_NAMED = 0.002  # smaller parts of the image get no name
 
 
@@ -60,17 +61,17 @@ def draw_masks(
     for k in order:
         mask, (x, y) = regions[k]
         np.copyto(top[y : y + mask.shape[0], x : x + mask.shape[1]], k + 1, where=mask.view(bool), casting="unsafe")
-    colors = np.array([(0, 0, 0), *map(class_color, labels)], np.uint8).take(top, axis=0)
+    colors = np.array([(0, 0, 0), *(named_color(label, class_names) for label in labels)], np.uint8).take(top, axis=0)
     cv2.copyTo(cv2.addWeighted(colors, _OPACITY, drawn, 1 - _OPACITY, 0), (top > 0).view(np.uint8), drawn)
     thickness = max(1, round(min(size) / 300))
     for k in order:
         # The masks' edges show where objects of one class touch.
         mask, corner = regions[k]
         contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=corner)
-        cv2.drawContours(drawn, contours, -1, class_color(labels[k]), thickness)
+        cv2.drawContours(drawn, contours, -1, named_color(labels[k], class_names), thickness)
     named = [k for k in order if areas[k] >= _LEAST_NAMED * masks[k].size]
     picture = Image.fromarray(drawn)
-    _write_names(picture, [(*regions[k], texts[k], class_color(labels[k])) for k in named])
+    _write_names(picture, [(*regions[k], texts[k], named_color(labels[k], class_names)) for k in named])
     return _with_legend(picture, sorted(set(labels)), class_names)
 
 
@@ -148,12 +149,13 @@ def _with_legend(picture: Image.Image, labels: Sequence[int], class_names: Seque
             left, top = 4.0, top + height + 4
         corners.append((left, top))
         left += width
-    canvas = Image.new("RGB", (picture.width, picture.height + round(top + height + 4)), "white")
+    width = max(picture.width, round(max(tag_size(measure, class_names[k], font)[0] for k in labels) + height + 12))
+    canvas = Image.new("RGB", (width, picture.height + round(top + height + 4)), "white")
     canvas.paste(picture, (0, 0))
     draw = ImageDraw.Draw(canvas)
     for label, (left, top) in zip(labels, corners):
         top += picture.height
         color_box = (left, top + 2, left + height - 4, top + height - 2)
-        draw.rectangle(color_box, fill=class_color(label), outline="black")
+        draw.rectangle(color_box, fill=named_color(label, class_names), outline="black")
         draw.text((left + height, top + 1), class_names[label], fill="black", font=font, anchor="la")
     return np.asarray(canvas)

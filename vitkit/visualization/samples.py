@@ -10,7 +10,7 @@ from PIL import ImageDraw
 
 from vitkit.structures import Sample
 from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy
-from vitkit.visualization.canvas import class_color, enlarge
+from vitkit.visualization.canvas import enlarge, named_color
 from vitkit.visualization.clips import draw_strip
 from vitkit.visualization.masks import draw_masks
 
@@ -42,7 +42,7 @@ def draw_sample(
     if with_boxes:
         draw = ImageDraw.Draw(picture)
         for box, label in zip(boxes_xyxy.tolist(), labels.tolist()):
-            draw.rectangle(box, outline=class_color(label), width=max(1, round(min(picture.size) / 300)))
+            draw.rectangle(box, outline=named_color(label, class_names), width=max(1, round(min(picture.size) / 300)))
     masks = target["masks"].cpu().repeat_interleave(scale, dim=1).repeat_interleave(scale, dim=2)
     return draw_masks(np.asarray(picture), masks, labels, class_names, min_side=1)
 
