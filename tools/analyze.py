@@ -11,7 +11,8 @@ Examples:
     python tools/analyze.py configs/detr_r50.py --size 800 1199 --depth 3
     python tools/analyze.py configs/deformable_detr_r50.py model.num_queries=100 --time --device cuda
     python tools/analyze.py --table "swin*"
-    python tools/analyze.py configs/mask2former_swin_large_coco_instance.py --training 8 --size 1024 1024
+    python tools/analyze.py configs/mask2former_swin_large_coco_instance.py train.precision=bf16 \\
+        train.activation_checkpointing=true --training 8 --size 1024 1024
     python tools/analyze.py "timesformer_???*" --clips runs/timesformer_cost.png
     python tools/analyze.py configs/translation_transformer_multi30k.py --lengths 16 64 256
     python tools/analyze.py --layers runs/layers.png
@@ -38,6 +39,7 @@ import torch
 from torch import nn
 
 from vitkit import BACKBONES, build_model, model_zoo
+from vitkit.analysis.activations import Activations, count_activations
 from vitkit.analysis.clips import CLIPS, clip_cost
 from vitkit.analysis.macs import count_macs
 from vitkit.analysis.memory import (
@@ -46,7 +48,6 @@ from vitkit.analysis.memory import (
     count_parameters,
     measure,
     parts,
-    saved_bytes,
     training_memory,
 )
 from vitkit.config import config_names
@@ -305,20 +306,24 @@ def print_attention(report: dict[str, Any]) -> None:
 
 
 def training(args: argparse.Namespace) -> dict[str, Any]:
-    """Report the memory of a training step on each of several GPUs, in float32."""
-    model = build(args.model, args.overrides, trust=args.trust, device="cpu")
+    """Report the memory of a training step on each of several GPUs; nothing is computed, and none is needed."""
+    model = build(args.model, args.overrides, trust=args.trust, device="meta")
     shape = input_shape(args, model)
-    spec = "AdamW"
-    if is_config(args.model):
-        spec = find_config(args.model, args.overrides, trust=args.trust).config.get("optimizer", "AdamW")
+    config = find_config(args.model, args.overrides, trust=args.trust).config if is_config(args.model) else {}
+    spec, settings = config.get("optimizer", "AdamW"), config.get("train", {})
     optimizer = spec if isinstance(spec, str) else spec.get("type", "AdamW")
     states = OPTIMIZER_STATES.get(optimizer, 2)
-    model.train()
-    saved = 0 if args.no_macs else saved_bytes(lambda: model(torch.zeros(shape)), [model])
-    report = {"model": args.model, "input": shape, "gpus": args.training, "optimizer": optimizer, "saved_bytes": saved}
+    precision, checkpointing = settings.get("precision", "fp32"), settings.get("activation_checkpointing", False)
+    report = {"model": args.model, "input": shape, "gpus": args.training, "optimizer": optimizer}
+    report |= {"precision": precision, "activation_checkpointing": checkpointing}
+    activations = Activations(0)
+    if not args.no_macs:
+        activations = count_activations(model, shape, precision=precision, checkpointing=checkpointing)
+    report |= {"saved_bytes": activations.saved, "recomputed_bytes": activations.recomputed}
     for strategy in ("ddp", "fsdp"):
         memory = training_memory(model, states=states, gpus=args.training, sharded=strategy == "fsdp")
-        report[strategy] = asdict(memory) | {"total": memory.total + saved}
+        total = memory.total + activations.saved + activations.recomputed
+        report[strategy] = asdict(memory) | {"total": total}
     if not args.json:
         print_training(report)
     return report
@@ -335,11 +340,16 @@ def print_training(report: dict[str, Any]) -> None:
     lines = [["", "DDP", "FSDP"]]
     lines += [[title, *(size_text(report[s][key]) for s in ("ddp", "fsdp"))] for key, title in titles.items()]
     lines.append(["saved for the backward pass, without losses", *[size_text(report["saved_bytes"])] * 2])
+    if report["activation_checkpointing"]:
+        lines.append(["recomputed, of the largest block", *[size_text(report["recomputed_bytes"])] * 2])
     lines.append(["in all", *(size_text(report[strategy]["total"]) for strategy in ("ddp", "fsdp"))])
     note = (
         "\nWorkspaces of kernels and the allocator's gaps come on top. FSDP cuts each weight along its first dimension."
     )
-    print_table(report, f": a training step on each of {report['gpus']}", lines, [note], left=1)
+    if not report["activation_checkpointing"]:
+        note += "\nLess for the backward pass: train.activation_checkpointing=true (of a config)."
+    what = f": a training step on each of {report['gpus']}, {report['precision']}"
+    print_table(report, what, lines, [note], left=1)
 
 
 def size_text(size: int) -> str:

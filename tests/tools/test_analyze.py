@@ -149,7 +149,20 @@ def test_memory_of_training_is_told_for_both_strategies(capsys):
     )
     analyze.main([*arguments, "--no-flops"])
     printed = capsys.readouterr().out
-    assert "a training step on each of 8" in printed and "states of AdamW" in printed
+    assert "a training step on each of 8, fp32" in printed and "states of AdamW" in printed
+
+
+def test_memory_of_training_is_told_without_computing_it(capsys):
+    size = ["--training", "2", "--size", "1024", "1024", "--json"]
+    reports = []
+    for settings in ([], ["train.precision=bf16", "train.activation_checkpointing=true"]):
+        analyze.main(["quickstart/mask2former_instance", *settings, *size])
+        reports.append(json.loads(capsys.readouterr().out))
+    full, less = reports
+    assert (full["precision"], full["activation_checkpointing"], full["recomputed_bytes"]) == ("fp32", False, 0)
+    assert (less["precision"], less["activation_checkpointing"]) == ("bf16", True) and less["recomputed_bytes"] > 0
+    assert less["saved_bytes"] + less["recomputed_bytes"] < 0.6 * full["saved_bytes"]
+    assert less["fsdp"]["total"] < less["ddp"]["total"] < full["ddp"]["total"]
 
 
 @pytest.fixture

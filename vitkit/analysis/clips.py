@@ -1,14 +1,10 @@
 """What backbones of clips cost against the number of frames and the crop, as in figure 3 of TimeSformer's paper."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from vitkit.analysis.activations import FusedAttention
 from vitkit.analysis.macs import count_macs
 from vitkit.analysis.memory import attention_matrices, saved_bytes
 from vitkit.errors import ConfigError, DataError
@@ -32,26 +28,6 @@ class ClipCost:
     """Of all attention matrices in float32, which a fused kernel does not store."""
 
 
-class _SaveAsFused(torch.autograd.Function):
-    """Save what a fused attention kernel saves, and compute nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # In memory (B, L, heads, d), as the kernels' output is.
-        out = v.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-        ctx.save_for_backward(q, k, v, out)
-        return out
-
-
-class _FusedAttention(TorchFunctionMode):
-    """Count attention on "meta" as a fused kernel's; PyTorch has none there, and would save the matrices."""
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return _SaveAsFused.apply(*args[:3])
-        return func(*args, **(kwargs or {}))
-
-
 def clip_cost(name: str, frames: int, crop: int) -> ClipCost:
     """Count on the meta device, which takes neither memory nor much time.
 
@@ -71,7 +47,7 @@ def clip_cost(name: str, frames: int, crop: int) -> ClipCost:
         except DataError as error:
             raise ConfigError(f"backbone {name}: cannot be counted on clips: {error}") from error
         matrices = attention_matrices(model, clip)
-        with _FusedAttention():
+        with FusedAttention():
             saved = saved_bytes(lambda: model.train()(clip).sum(), [model])
     stored = sum(clip.element_size() * matrix.elements() for matrix in matrices.values())
     return ClipCost(macs, saved, stored)

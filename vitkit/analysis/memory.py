@@ -132,7 +132,7 @@ def measure(model: nn.Module, *inputs: Tensor, names: list[str], repeats: int = 
             peaks = _measure_memory(model, inputs, names)
             times = _measure_time(model, inputs, names, device, repeats)
         model.train(was_training)
-        saved = _measure_saved(model, inputs, names)
+        saved = saved_by_part(model, inputs, names)
     finally:
         model.train(was_training)
     return {name: Cost(statistics.median(times[name]), peaks[name], saved[name]) for name in names if name in times}
@@ -189,8 +189,12 @@ def _measure_memory(model: nn.Module, inputs: tuple, names: list[str]) -> Counte
     return peaks
 
 
-def _measure_saved(model: nn.Module, inputs: tuple, names: list[str]) -> Counter[str]:
-    """Return the bytes that each part's forward pass saves for the backward pass."""
+def saved_by_part(model: nn.Module, inputs: tuple, names: list[str]) -> Counter[str]:
+    """Return the bytes that each part's forward pass saves for the backward pass.
+
+    Args:
+        names: of the parts, as `parts` returns them.
+    """
     by_part: Counter[str] = Counter()
     saved = _SavedTensors([*model.parameters(), *model.buffers(), *inputs])
 
