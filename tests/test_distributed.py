@@ -23,6 +23,7 @@ from vitkit.distributed import (
     broadcast_object,
     close_distributed,
     first_rank_first,
+    gather_dicts,
     gather_objects,
     init_distributed,
     is_main,
@@ -119,6 +120,7 @@ def run_rank(number: int, folder: str) -> None:
         "mean": all_reduce_mean(value),
         "unchanged": value,
         "gathered": gather_objects({"of": number}),
+        "in rounds": gather_dicts({key: str(key) for key in range(3 * number, 5)}, at_once=2),
         "broadcast": broadcast_object(f"from {number}"),
         "found": fetched_in_turn(Path(folder), number),
         "ratio": half.compute(),
@@ -148,6 +150,7 @@ def test_one_process_is_a_group_of_its_own(monkeypatch):
     assert (rank(), world_size(), is_main()) == (0, 1, True)
     value = torch.tensor([1.0, 2.0])
     assert all_reduce_sum(value).equal(value) and all_reduce_mean(value).equal(value)
+    assert gather_dicts({1: "a", 2: "b"}, at_once=1) == {1: "a", 2: "b"} and gather_dicts({}) == {}
     assert gather_objects("item") == ["item"] and broadcast_object("item") == "item"
     barrier()
     close_distributed()
@@ -163,6 +166,7 @@ def test_reductions_are_over_both_ranks_and_leave_their_input(two_ranks):
 def test_objects_go_to_the_main_process_and_come_from_it(two_ranks):
     main, other = two_ranks[1]
     assert main["gathered"] == [{"of": 0}, {"of": 1}] and other["gathered"] == []
+    assert main["in rounds"] == {key: str(key) for key in range(5)} and other["in rounds"] == {}
     assert main["broadcast"] == other["broadcast"] == "from 0"
 
 

@@ -4,8 +4,10 @@ import datetime
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -129,6 +131,23 @@ def gather_objects(item: object) -> list:
     items = [None] * world_size() if is_main() else None
     dist.gather_object(item, items)
     return items if is_main() else []
+
+
+def gather_dicts(entries: Mapping[Any, Any], *, at_once: int = 32) -> dict[Any, Any]:
+    """Return the entries of all ranks in one dict, on the main process; an empty dict elsewhere.
+
+    A key that several ranks have is kept once. Entries travel in rounds, so that the main process never holds more than
+    a few of each rank beside the result; with NCCL they pass through the GPU's memory.
+
+    Args:
+        at_once: entries of each rank in a round.
+    """
+    numbers = broadcast_object(gather_objects(len(entries)))
+    remaining, merged = iter(entries.items()), {}
+    for _ in range(0, max(numbers), at_once):
+        for part in gather_objects(dict(islice(remaining, at_once))):
+            merged.update((key, part[key]) for key in part.keys() - merged.keys())
+    return merged
 
 
 def broadcast(value: Tensor) -> None:

@@ -7,6 +7,7 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from vitkit import distributed
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import base as base_module
 from vitkit.evaluation.coco import METRICS, CocoEvaluator
@@ -177,7 +178,8 @@ def test_ranks_together_equal_one_process_though_an_image_came_twice(dataset, mo
     ranks = [CocoEvaluator(dataset), CocoEvaluator(dataset)]
     for position, image_id in enumerate([11, 5, 12, 11]):
         ranks[position % 2].update([predictions[image_id]], [dict(image_id=image_id)])
-    monkeypatch.setattr(base_module, "gather_objects", lambda rows: [rank.answers for rank in ranks])
+    answers = [rank.answers for rank in ranks]
+    monkeypatch.setattr(distributed, "gather_objects", lambda item: answers if isinstance(item, dict) else [1])
     ranks[0].gather()
     assert ranks[0].compute() == expected
     assert ranks[0].results() == single.results()
@@ -185,7 +187,7 @@ def test_ranks_together_equal_one_process_though_an_image_came_twice(dataset, mo
 
 def test_other_ranks_compute_nothing(dataset, monkeypatch):
     evaluator = CocoEvaluator(dataset)
-    monkeypatch.setattr(base_module, "gather_objects", lambda rows: [])
+    monkeypatch.setattr(base_module, "gather_dicts", lambda answers: {})
     monkeypatch.setattr(base_module, "is_main", lambda: False)
     assert run(evaluator, perfect(dataset)) == {}
     assert evaluator.per_class() == {}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.distributed import gather_objects, is_main
+from vitkit.distributed import gather_dicts, is_main
 from vitkit.errors import ConfigError
 from vitkit.ops.json_files import read_json
 
@@ -39,9 +39,7 @@ class SampleEvaluator(ABC):
 
     def gather(self) -> None:
         """Move the answers of all ranks to the main process, sorted; a sample that several ranks saw is kept once."""
-        merged: dict[Any, Any] = {}
-        for answers in gather_objects(self.answers):
-            merged = answers | merged
+        merged = gather_dicts(self.answers)
         if is_main():
             self.answers = {key: merged[key] for key in sorted(merged)}
 
