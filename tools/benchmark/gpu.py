@@ -29,11 +29,13 @@ from vitkit.tools.benchmark import gpu_parts as parts
 from vitkit.tools.benchmark.gpu_parts import Options, Row
 
 GOLDEN = ["tests/backbones", "tests/models", "tests/losses", "tests/seq2seq", "-k"]
-golden_tests = partial(parts.run_tests, tiny=["tests/seq2seq/test_transformer_golden.py"], on_device=True)
+BF16_TESTS = "golden and outputs"
+TINY_GOLDEN = ["tests/seq2seq/test_transformer_golden.py", "-k"]
+golden_tests = partial(parts.run_tests, on_device=True)
 gpu_tests = partial(parts.run_tests, tiny=["-m", "gpu", "tests/engine", "-k", "channels_last"])
 PARTS: dict[str, Callable[[Options], list[Row]]] = {
-    "golden": partial(golden_tests, [*GOLDEN, "golden"]),
-    "golden_bf16": partial(golden_tests, [*GOLDEN, "golden and outputs"], precision="bf16"),
+    "golden": partial(golden_tests, [*GOLDEN, "golden"], tiny=[*TINY_GOLDEN, "golden"]),
+    "golden_bf16": partial(golden_tests, [*GOLDEN, BF16_TESTS], tiny=[*TINY_GOLDEN, BF16_TESTS], precision="bf16"),
     "triton": partial(gpu_tests, ["-m", "gpu", "tests/kernels"]),
     "tests": partial(gpu_tests, ["-m", "gpu", "tests/engine"]),
     "tuning": parts.tune,

@@ -189,7 +189,8 @@ def measure_decoding(options: Options) -> list[Row]:
     from vitkit.tools.benchmark import text
 
     timed = timing.Options(repeats=1 if options.tiny else 5, device=options.device, memory=False)
-    rows = text.measure("decoding", timed)
+    tiny = text.Case(1, 32, 2, 64, vocabulary_size=100, batch_size=2, source_length=8, target_length=8)
+    rows = text.measure_decoding(timed, tiny if options.tiny else text.BASE)
     return [{"what": f"{row.what}: {row.name}", "ms": 1e3 * row.seconds, "ratio": row.ratio} for row in rows]
 
 
@@ -223,9 +224,12 @@ def compare_curves(options: Options) -> list[Row]:
 
 def train_to_the_end(config: str, data: str, metric: str, expected: float, options: Options) -> list[Row]:
     """Train a small run, or resume it: its metric, minutes, and the share of time that it waited for data."""
-    settings = {"train.epochs": 1} if options.tiny else {}
+    settings, folder = {}, options.folder / data
+    if options.tiny:
+        small = dict(type="EvalResize", short_side=64, max_size=96)
+        settings = {"train.epochs": 1, "data.train.transforms": small, "data.val.transforms": small}
+        folder = options.folder / f"{data}_tiny"
     start = time.monotonic()
-    folder = options.folder / data
     if (folder / LAST_NAME).exists():
         run = vitkit.train(resume=folder, device=options.device)
     else:
