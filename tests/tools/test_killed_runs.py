@@ -226,14 +226,14 @@ def config():
 """
 
 
-def agent(run: str, *options: str) -> subprocess.Popen:
-    """An agent of torchrun, with a run whose rank 1 breaks once."""
+def agent(run: str, *options: str, **variables: str) -> subprocess.Popen:
+    """An agent of torchrun, with a run whose rank 1 breaks once, and further environment variables."""
     Path("breaking.py").write_text(BREAKING)
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(ROOT / "tools" / "train.py"), "breaking.py"]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{Path.cwd()}", "BREAKING": run}
     return subprocess.Popen(
         [*command, *of_ranks(2), "--run-dir", run, "--device", "cpu"],
-        env={**os.environ, **environment},
+        env={**os.environ, **environment, **variables},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -263,19 +263,24 @@ def test_under_torchrun_with_restarts_a_run_goes_on_by_itself():
     assert_same("restarted", "whole2")
 
 
-def test_on_two_machines_a_run_goes_on_by_itself_too():
+@pytest.mark.parametrize("slurm", [False, pytest.param(True, marks=SLOW)])
+def test_on_two_machines_a_run_goes_on_by_itself_too(slurm):
     """Two agents that meet as on two machines. Only the one whose process breaks counts a restart."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free.getsockname()[1]}"]
+    meeting += ["--rdzv-id", "17"] if slurm else []
+    # What srun sets for the task on each machine.
+    jobs = [dict(SLURM_JOB_ID="17", SLURM_STEP_ID="0", SLURM_PROCID=task) if slurm else {} for task in "01"]
     # On a busy machine an agent may see the other one gone first, and spend a restart on it.
     options = ["--nnodes", "2", "--nproc-per-node", "1", *meeting, "--local-addr", "127.0.0.1", "--max-restarts", "3"]
-    agents = [agent("restarted2", *options) for _ in range(2)]
+    run = "restarted_slurm" if slurm else "restarted2"
+    agents = [agent(run, *options, **job) for job in jobs]
     try:
         said = [process.communicate(timeout=150)[1] for process in agents]
     finally:
         for process in agents:
             process.kill()
     assert [process.returncode for process in agents] == [0, 0], "\n".join(text[-3000:] for text in said)
-    assert Path("restarted2", "broke").exists()
-    assert_same("restarted2", "whole2")
+    assert Path(run, "broke").exists()
+    assert_same(run, "whole2")
