@@ -194,6 +194,8 @@ def test_every_task_draws_itself(tmp_path):
         ("detr_r51", None, ConfigError, r"'detr_r51' is neither a model of the zoo.* Did you mean 'detr_r50'"),
         ("a" * 300, None, ConfigError, "'a{300}' is neither a model of the zoo"),
         ("tiny.py", "a" * 300, CheckpointError, "no checkpoint 'a{300}'"),
+        ("run/bestt.pth", None, CheckpointError, "no checkpoint 'run/bestt.pth'.* In 'run': Did you mean 'best.pth'"),
+        (("tiny.py", "best.pth"), None, ConfigError, "got .'tiny.py', 'best.pth'. for a model; expected its name"),
         ("tiny.py", None, ConfigError, "a config has no weights. Give a checkpoint, or the folder of a run"),
         ("tiny.py", "none.pth", CheckpointError, "no checkpoint 'none.pth'"),
         (".", None, ConfigError, "'.' holds no run: expected config.json and best.pth or last.pth"),

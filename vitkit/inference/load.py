@@ -183,6 +183,11 @@ def find_model(
         weights = _run_weights(Path(weights))
     if isinstance(source, Mapping):
         return FoundModel(source, weights)
+    if not isinstance(source, str | Path):
+        raise ConfigError(
+            f"got {source!r} for a model; expected its name, a path or a config. A config's weights are an argument of "
+            "their own."
+        )
     path, name = Path(source), str(source)
     if is_hub_name(source):
         path = hub_folder(source, check=check_architecture)
@@ -194,7 +199,7 @@ def find_model(
         return FoundModel(load_config(path / RUN_CONFIG, overrides, trust=trust), own_weights)
     if path.suffix in CONFIG_SUFFIXES:
         return FoundModel(load_config(path, overrides, trust=trust), weights)
-    if isfile(path):
+    if isfile(path) or path.suffix in WEIGHTS_SUFFIXES:
         if weights is not None:
             raise ConfigError(f"{name}: is no config, so no weights are expected beside it; got {str(weights)!r}, too.")
         return FoundModel(_config_in(path, overrides, trust), path)
