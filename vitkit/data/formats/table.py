@@ -65,6 +65,9 @@ def read_csv(annotations: Path, images: Path | None, *, max_pixels: int) -> Anno
         if min(xywh[2:]) < 0:
             raise DataError(f"{path.name} line {number}: the box {box} ends before it begins. Exchange its ends.")
         data.add_object(image["id"], label, xywh)
+    for name in files.names:
+        if name not in by_name:
+            data.leave_out("pictures that no line names", name)
     if not data.images:
         raise DataError(f"'{path}': none of its pictures is below '{files.folder}'. Give the pictures' folder.")
     data.sort_classes()
