@@ -169,25 +169,25 @@ def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_m
         return [(x + box_width / 2) / width, (y + box_height / 2) / height, box_width / width, box_height / height]
     segmentation = annotation.get("segmentation")
     polygons = outlines(segmentation, height, width) if segmentation else []
-    if segmentation and (isinstance(segmentation, dict) or len(segmentation) > 1):
-        name = "exact masks: run lengths, parts and holes become one outline with seams"
-        lost.setdefault(name, []).append(str(annotation.get("id")))
+    if len(polygons) > 1:
+        lost.setdefault("parts and holes, which are joined by seams to one outline", []).append(
+            str(annotation.get("id"))
+        )
     if not polygons:
-        if segmentation is not None:
-            lost.setdefault("masks of less than three points: their boxes are written", []).append(
-                str(annotation.get("id"))
-            )
         polygons = [[x, y, x + box_width, y, x + box_width, y + box_height, x, y + box_height]]
     return [value / (height if k % 2 else width) for k, value in enumerate(joined(polygons))]
 
 
 def outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
-    """Return the outlines of a mask as flat polygons; those of holes run the other way round."""
+    """Return the outlines of a mask and its holes as flat polygons; those of run lengths follow the pixels' edges."""
     if isinstance(segmentation, list):
         return [polygon for polygon in segmentation if len(polygon) >= 6]
     mask = decode_segmentation(segmentation, height, width)
-    contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
-    return [contour.ravel().astype(float).tolist() for contour in contours if len(contour) >= 3]
+    x, y, part_width, part_height = cv2.boundingRect(mask)
+    # Of pixels twice as large the contour tells on which side of a pixel it runs, and so follows the pixels' edges.
+    doubled = mask[y : y + part_height, x : x + part_width].repeat(2, axis=0).repeat(2, axis=1)
+    contours, _ = cv2.findContours(doubled, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
+    return [((contour.reshape(-1, 2) + 1) // 2 + (x, y)).ravel().astype(float).tolist() for contour in contours]
 
 
 def joined(polygons: list[list[float]]) -> list[float]:
