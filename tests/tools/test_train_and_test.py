@@ -419,7 +419,7 @@ def test_a_detector_is_reported_by_class_size_threshold_and_confusion(tiny, tmp_
     ("arguments", "message"),
     [
         (["--thresholds", "2"], "--thresholds, --confusion and --iou are 0 to 1"),
-        (["--eval-only", "none.json", "evaluator=ClassificationEvaluator", "--thresholds"], "reads no results"),
+        (["--eval-only", "none.json", "evaluator=LanguageModelEvaluator", "--thresholds"], "reads no results"),
         (["--eval-only", "none.json", "--confusion"], "no file 'none.json'"),
     ],
 )

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.errors import DataError
-from vitkit.evaluation.base import SampleEvaluator
+from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.sample_statistics import ClassificationStatistics
+from vitkit.ops.coco_schema import is_number
 from vitkit.protocols import HasClasses, HasImageIds
 from vitkit.registry import EVALUATORS
 
@@ -144,6 +145,53 @@ class ClassificationEvaluator(SampleEvaluator):
         figure = path.with_name(f"{path.stem}_confusion.png")
         draw_confusion_matrix(matrix, names, figure, what=self._noun)
         return [path, figure]
+
+    def load_results(self, path: str | Path) -> None:
+        """Read what `write_results` wrote, in place of `update`.
+
+        Raises:
+            DataError: the file is missing or wrong, or is of other images or classes.
+        """
+        content = read_results(path)
+        label_of = {name: label for label, name in enumerate(self.dataset.classes)}
+        images = content.get("images") if isinstance(content, dict) else None
+        if not isinstance(images, list):
+            raise DataError(
+                f"results '{path}': expected classes that tools/test.py wrote, {{'images': [{{...}}, ...]}}."
+            )
+        known = set(np.asarray(self.dataset.image_ids).tolist())
+        for number, image in enumerate(images):
+            answer = _classes_of(image, label_of)
+            if answer is None:
+                raise DataError(
+                    f"results '{path}': image {number} has no image_id, or no class, predicted classes and scores of "
+                    f"the dataset's {len(label_of)} classes. Give results of the config's data.val."
+                )
+            if image["image_id"] not in known:
+                matching = sum(isinstance(other, dict) and other.get("image_id") in known for other in images)
+                raise DataError(
+                    f"results '{path}': {matching} of their {len(images)} images are among the {len(known)} of the "
+                    "data. Give results of the same images."
+                )
+            self.answers[image["image_id"]] = answer
+
+
+def _classes_of(image: Any, label_of: Mapping[str, int]) -> _Answer | None:
+    """Return what an entry of a results file says; None if it is wrong."""
+    if not isinstance(image, dict) or "image_id" not in image:
+        return None
+    names, scores = image.get("predicted"), image.get("scores")
+    if not (
+        isinstance(names, list)
+        and isinstance(scores, list)
+        and len(names) == len(scores) == min(_NUM_BEST, len(label_of))
+    ):
+        return None
+    if not all(isinstance(name, str) and name in label_of for name in (image.get("class"), *names)):
+        return None
+    if not all(is_number(score) for score in scores):
+        return None
+    return _Answer(label_of[image["class"]], [label_of[name] for name in names], scores)
 
 
 def draw_confusion_matrix(

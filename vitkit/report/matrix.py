@@ -44,6 +44,8 @@ def matrix_part(
         pictures_of: gives the pictures of a cell, row and column; [] when the page has no more room.
         percent: write cells as parts of their row in percent.
     """
+    if not matrix[:, len(matrix) :].any():
+        matrix = matrix[:, : len(matrix)]
     rows = shown_classes(matrix)
     columns = [*rows, *range(len(matrix), matrix.shape[1])]
     names = [*class_names, "(nothing)"]

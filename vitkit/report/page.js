@@ -61,13 +61,16 @@ function outline(pen, box, polygons, scale, area) {
   }
 }
 
-// Draws an area [x, y, width, height] of an image with the objects and predictions of those numbers.
-async function draw(canvas, data, image, area, side, truths, founds) {
+// Draws an area [x, y, width, height] of an image with the objects and predictions of those numbers, others in grey.
+async function draw(canvas, data, image, area, side, truths, founds, others = []) {
   const scale = Math.min(side / Math.max(area[2], area[3]), 6);
   canvas.width = Math.max(1, Math.round(area[2] * scale));
   canvas.height = Math.max(1, Math.round(area[3] * scale));
   const picture = await load(image), pen = canvas.getContext("2d"), ratio = picture.width / image.size[0];
   pen.drawImage(picture, area[0] * ratio, area[1] * ratio, area[2] * ratio, area[3] * ratio, 0, 0, canvas.width, canvas.height);
+  pen.lineWidth = 1;
+  pen.strokeStyle = "rgba(255, 255, 255, .7)";
+  for (const t of others) outline(pen, image.boxes[t], null, scale, area);
   pen.lineWidth = 2;
   for (const p of founds) {
     const box = image.found_boxes[p];
@@ -96,10 +99,10 @@ function label(pen, text, box, scale, area, background) {
   pen.fillText(text, x + 2, y - 2);
 }
 
-function around(image, boxes) {
+function around(image, boxes, share = 0.4) {
   const x0 = Math.min(...boxes.map(b => b[0])), y0 = Math.min(...boxes.map(b => b[1]));
   const x1 = Math.max(...boxes.map(b => b[0] + b[2])), y1 = Math.max(...boxes.map(b => b[1] + b[3]));
-  const margin = Math.max(12, 0.4 * Math.max(x1 - x0, y1 - y0)), [width, height] = image.size;
+  const margin = Math.max(12, share * Math.max(x1 - x0, y1 - y0)), [width, height] = image.size;
   const left = Math.max(0, x0 - margin), top = Math.max(0, y0 - margin);
   return [left, top, Math.max(1, Math.min(width, x1 + margin) - left), Math.max(1, Math.min(height, y1 + margin) - top)];
 }
@@ -227,5 +230,73 @@ function cellPictures(part) {
   });
 }
 
+// Suspicious labels, one after the other: accepted ones are exported as a list of corrections.
+function labelErrors(part) {
+  const data = dataOf(part), $ = selector => part.querySelector(selector), verdicts = new Map();
+  let current = 0;
+  const cards = data.errors.map((error, k) => {
+    const image = data.images[error.image], canvas = make("canvas"), boxes = [];
+    if (error.object !== null) boxes.push(image.boxes[error.object]);
+    if (error.found !== null) boxes.push(image.found_boxes[error.found]);
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", error.text);
+    const others = image.labels.map((_, t) => t).filter(t => t !== error.object);
+    const paint = () => draw(canvas, data, image, around(image, boxes, 1), 340, error.object === null ? [] : [error.object],
+      error.found === null ? [] : [error.found], others);
+    const button = (verdict, text) => make("button", { type: "button", textContent: text, onclick: () => judge(k, verdict) });
+    const figure = make("figure", { tabIndex: -1 }, canvas, make("figcaption", { textContent: `${k + 1}. ${error.text}` }),
+      make("div", { className: "controls" }, button(true, "accept (a)"), button(false, "reject (r)")));
+    return { figure, paint, painted: false };
+  });
+  const seen = new IntersectionObserver(entries => entries.forEach(entry => {
+    const card = cards.find(each => each.figure === entry.target);
+    if (entry.isIntersecting && !card.painted) { card.painted = true; card.paint(); }
+  }), { rootMargin: "400px" });
+  const shown = () => cards.map((_, k) => k).filter(k => !cards[k].figure.hidden);
+
+  function go(k) {
+    current = k;
+    cards[k].figure.focus();
+  }
+  function step(by) {
+    const list = shown(), next = list[Math.min(list.length - 1, Math.max(0, list.indexOf(current) + by))];
+    if (next !== undefined) go(next);
+  }
+  function judge(k, verdict) {
+    verdicts.set(k, verdict);
+    cards[k].figure.className = verdict ? "accepted" : "rejected";
+    count();
+    current = k;
+    step(1);
+  }
+  function count() {
+    const accepted = [...verdicts.values()].filter(Boolean).length;
+    $(".count").textContent = `${accepted} accepted, ${verdicts.size - accepted} rejected, ${cards.length - verdicts.size} open`;
+  }
+  part.addEventListener("keydown", event => {
+    const at = cards.findIndex(card => card.figure.contains(event.target));
+    if (at < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
+    current = at;
+    const keys = { a: () => judge(at, true), r: () => judge(at, false), ArrowRight: () => step(1), ArrowLeft: () => step(-1) };
+    if (!keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+  $(".kind").addEventListener("change", event => cards.forEach((card, k) => {
+    card.figure.hidden = event.target.value !== "" && data.errors[k].kind !== event.target.value;
+  }));
+  $(".begin").addEventListener("click", () => step(0));
+  $(".export").addEventListener("click", () => {
+    const list = data.corrections.filter((_, k) => verdicts.get(k));
+    const url = URL.createObjectURL(new Blob([JSON.stringify(list, null, 1)], { type: "application/json" }));
+    make("a", { href: url, download: "label_errors.json" }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  });
+  $(".gallery").replaceChildren(...cards.map(card => card.figure));
+  cards.forEach(card => seen.observe(card.figure));
+  count();
+}
+
+document.querySelectorAll(".label-errors").forEach(labelErrors);
 document.querySelectorAll(".detection").forEach(detection);
 document.querySelectorAll(".cell-pictures").forEach(cellPictures);

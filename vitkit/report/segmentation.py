@@ -8,8 +8,9 @@ from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
 from vitkit.evaluation.panoptic import PanopticEvaluator
 from vitkit.evaluation.sample_statistics import SemanticStatistics
 from vitkit.evaluation.semantic import SemanticEvaluator, boundary_counts
-from vitkit.report.elements import number, section, table, value_rows, warning
-from vitkit.report.matrix import Picture, gallery, matrix_part, ranked
+from vitkit.report.elements import escape, number, section, table, value_rows, warning
+from vitkit.report.elements import picture as figure
+from vitkit.report.matrix import Picture, matrix_part, ranked
 from vitkit.report.pictures import PictureBudget
 from vitkit.structures import IGNORE_INDEX, PanopticMap
 from vitkit.visualization.canvas import to_picture
@@ -180,15 +181,17 @@ def _images(statistics: Any, maps: Any, drawn: Any, pictures: PictureBudget) -> 
     metric, values = statistics.sample_scores()
     galleries = []
     for title, indices in zip((f"lowest {metric}", f"highest {metric}"), ranked(values, _RANKED)):
-        cards = []
+        groups = []
         for k in indices:
             image = pictures.image(k)
             if image is None:
                 continue
+            cards = []
             panels = (*drawn(k, image), error_map(image, *maps(k)))
             for what, panel in zip(("truth", "prediction", "errors"), panels):
                 if url := pictures.embed(panel, long_side=_SIDE):
                     text = f"{statistics.sample_ids[k]}: {metric} {number(values[k])}, {what}"
-                    cards.append({"url": url, "text": text})
-        galleries.append(gallery(title, cards))
+                    cards.append(figure(url, text, escape(text)))
+            groups.append(f"<div class='triple'>{''.join(cards)}</div>")
+        galleries.append(f"<h3>{escape(title)}</h3><div class='gallery'>{''.join(groups)}</div>" if groups else "")
     return section("Images", *galleries, note=_IMAGES) if any(galleries) else ""

@@ -199,6 +199,8 @@ class CocoDetection(ListedImages):
     def ground_truth(self) -> dict[str, Any]:
         """Read the annotations again for evaluation by pycocotools: unclipped and with crowd regions.
 
+        Ids of annotations count from 1; `file_id` is the one in the file.
+
         Raises:
             DataError: see the constructor.
         """
@@ -208,5 +210,6 @@ class CocoDetection(ListedImages):
             for position, annotation in enumerate(content["annotations"]):
                 _, _, width, height = annotation["bbox"]
                 # pycocotools marks "not matched" by id 0, and files of other tools start there or leave keys out.
-                annotations.append({"area": width * height, "iscrowd": 0, **annotation, "id": position + 1})
+                ids = {"id": position + 1, "file_id": annotation.get("id")}
+                annotations.append({"area": width * height, "iscrowd": 0, **annotation, **ids})
         return {**content, "annotations": annotations}

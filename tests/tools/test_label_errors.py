@@ -1,0 +1,92 @@
+"""Suspicious labels as a page and as corrections, and the measurement of them by planted errors."""
+
+import json
+from collections import Counter
+
+import pytest
+from browser import open_page
+from detection_files import CONFIG, write_data
+
+from vitkit.data.formats import read_annotations
+from vitkit.data.formats.fixing import apply_corrections
+from vitkit.evaluation.label_errors import KINDS, find_label_errors
+from vitkit.tools import label_errors
+from vitkit.tools.benchmark import label_errors as planted_errors
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Labels of which the third annotation is removed, and perfect predictions."""
+    monkeypatch.chdir(tmp_path)
+    write_data(tmp_path, num_images=8)
+    truth = json.loads((tmp_path / "truth.json").read_text())
+    results = [{**{k: a[k] for k in ("image_id", "category_id", "bbox")}, "score": 0.9} for a in truth["annotations"]]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    truth["annotations"].pop(2)
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    (tmp_path / "config.py").write_text(CONFIG)
+    return tmp_path
+
+
+def test_the_corrections_mend_the_labels(folder, capsys):
+    label_errors.main(["config.py", "--eval-only", "results.json", "--out", "out/labels.html", "--most", "1"])
+    assert "1 suspicious labels: 1 missing" in capsys.readouterr().out
+    (entry,) = json.loads((folder / "out" / "labels.json").read_text())
+    data = read_annotations(folder / "truth.json", folder / "images")
+    before = len(data.annotations)
+    assert apply_corrections(data, folder / "out" / "labels.json") == Counter(add=1)
+    assert len(data.annotations) == before + 1 and entry["action"] == "add"
+    removed = json.loads((folder / "results.json").read_text())[2]
+    assert entry["bbox"] == pytest.approx(removed["bbox"], abs=0.02)
+
+
+def test_the_page_is_gone_through_by_keys_and_exports_what_was_accepted(folder, tmp_path):
+    label_errors.main(["config.py", "--eval-only", "results.json", "--most", "3"])
+    with open_page(folder / "label_errors.html", width=390) as (page, problems):
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.locator(".begin").focus()
+        page.keyboard.press("Enter")
+        page.keyboard.press("a")
+        page.keyboard.press("r")
+        assert page.locator(".count").inner_text().startswith("1 accepted, ")
+        with page.expect_download() as download:
+            page.locator(".export").click()
+        exported = json.loads(download.value.path().read_text())
+        assert exported == json.loads((folder / "label_errors.json").read_text())[:1] and not problems
+
+
+def test_without_predictions_no_label_can_be_judged(folder, capsys):
+    (folder / "results.json").write_text("[]")
+    label_errors.main(["config.py", "--eval-only", "results.json"])
+    assert "0 suspicious labels: none" in capsys.readouterr().out
+    assert "no label can be judged" in (folder / "label_errors.html").read_text()
+    assert json.loads((folder / "label_errors.json").read_text()) == []
+
+
+def test_data_without_boxes_is_refused(folder):
+    (folder / "maps.py").write_text(
+        'def config():\n    val = dict(type="ShapesClassification", num_images=3, image_size=48, split="val")\n'
+        '    return dict(model=dict(type="DETR"), data=dict(val=val), evaluator=dict(type="CocoEvaluator"), '
+        "train=dict(epochs=1))\n"
+    )
+    with pytest.raises(SystemExit, match="ShapesClassification has no boxes"):
+        label_errors.main(["maps.py", "--eval-only", "results.json"])
+
+
+def test_planted_errors_are_found_by_a_model_that_is_right(shared_data):
+    truth = json.loads((shared_data / "bccd" / "annotations" / "instances_val.json").read_text())
+    truth["annotations"] = [a for a in truth["annotations"] if a["image_id"] in [i["id"] for i in truth["images"][:30]]]
+    truth["images"] = truth["images"][:30]
+    results = [
+        dict(image_id=a["image_id"], category_id=a["category_id"], bbox=a["bbox"], score=0.5 + (a["id"] % 40) / 100)
+        for a in truth["annotations"]
+    ]
+    wrong, planted = planted_errors.plant(truth, 0.05, seed=0)
+    count = len(planted["missing"])
+    assert {kind: len(entries) for kind, entries in planted.items()} == dict.fromkeys(KINDS, count) and count > 3
+    assert len(wrong["annotations"]) == len(truth["annotations"])  # as many are removed as are added
+    errors = find_label_errors(wrong, results, [1, 2, 3])
+    kinds = [planted_errors.is_planted(error, wrong, results, planted) for error in errors[: 4 * count]]
+    assert sum(kind is not None for kind in kinds) >= 0.9 * 4 * count
+    measured = planted_errors.measure(truth, results, part=0.05, first=4 * count, seed=0)
+    assert measured.planted == count and measured.hits == Counter(kind for kind in kinds if kind)

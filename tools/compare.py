@@ -1,0 +1,142 @@
+"""Compare models on the same data: differences with their intervals, classes and images that won and lost, curves.
+
+Each model is a run, whose best checkpoint is scored (RUN/results.json is used if it is newer, else written), or a
+results file that tools/test.py wrote. Results files need their data: --data CONFIG or RUN, or --annotations; beside a
+run they are scored on its data.
+
+Examples:
+    python tools/compare.py runs/detr runs/dino
+    python tools/compare.py a.json b.json c.json --data configs/bccd/dino.py
+    python tools/compare.py a.json b.json --annotations instances_val.json --images val --out compared.html
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitkit.config import cfg_diff
+from vitkit.errors import ConfigError
+from vitkit.logging import LOG_NAME, setup_logging
+from vitkit.report.comparison import Compared, Comparison, is_better, write_comparison
+from vitkit.runs.results import Evaluation, evaluation_of_file, evaluation_of_run, evaluation_with_config
+from vitkit.tools.common import add_device, add_trust, errors_in_one_line, unique_names
+from vitkit.visualization.curves import plot_runs
+from vitkit.visualization.html import jpeg_url
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", type=Path, help="runs or results files, at least two")
+    parser.add_argument("--data", metavar="MODEL", help="score results files on the data of this config or run")
+    parser.add_argument("--annotations", type=Path, metavar="FILE", help="or on these, in COCO's format")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="their pictures")
+    parser.add_argument("--names", nargs="+", help="of the models on the page (their folders' and files')")
+    parser.add_argument("--out", type=Path, default=Path("comparison.html"), help="the page (comparison.html)")
+    add_trust(parser)
+    add_device(parser)
+    args = parser.parse_intermixed_args(argv)
+    if len(args.models) < 2:
+        parser.error("give at least two runs or results files")
+    if args.names and len(args.names) != len(args.models):
+        parser.error(f"--names: got {len(args.names)} for {len(args.models)} models")
+    if args.data and args.annotations:
+        parser.error("--data and --annotations both name the data: give one of them")
+    if args.images and not args.annotations:
+        parser.error("--images are those of --annotations")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with errors_in_one_line():
+        setup_logging()
+        run(args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Score the models, write the page, and print the differences."""
+    evaluations = [evaluation_of(path, args) for path in args.models]
+    names = unique_names(args.names or (evaluation.name for evaluation in evaluations))
+    logs = {
+        name: evaluation.folder / LOG_NAME
+        for name, evaluation in zip(names, evaluations)
+        if evaluation.folder is not None and (evaluation.folder / LOG_NAME).is_file()
+    }
+    models = [Compared(name, each.evaluator, each.config) for name, each in zip(names, evaluations)]
+    differences = config_differences([model.config for model in models])
+    if differences:
+        print("configs differ:")
+        for key, values in differences:
+            print(f"  {key}: {'  ->  '.join(values)}")
+    comparison = write_comparison(models, args.out, config_differences=differences, curves=curves_of(logs))
+    print_comparison(comparison)
+    print(f"wrote {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)")
+
+
+def evaluation_of(path: Path, args: argparse.Namespace) -> Evaluation:
+    """Score a run, or a results file on the data that belongs to it.
+
+    Raises:
+        ConfigError: nothing tells the data of a results file.
+    """
+    if path.is_dir() and not args.data:
+        return evaluation_of_run(path, device=args.device, trust=args.trust)
+    if path.is_dir():
+        raise ConfigError(f"--data: '{path}' is a run, which is scored on its own data. Give its results file instead.")
+    model = args.data or next((str(other) for other in args.models if other.is_dir()), None)
+    if model is not None and not args.annotations:
+        return evaluation_with_config(path, model, trust=args.trust)
+    return evaluation_of_file(path, annotations=args.annotations, images=args.images)
+
+
+def config_differences(configs: Sequence[Any]) -> list[tuple[str, list[str]]]:
+    """Return the keys whose values differ between the first config and another, with the value in each."""
+    if any(config is None for config in configs):
+        return []
+    keys = dict.fromkeys(key for other in configs[1:] for key in cfg_diff(configs[0], other))
+    return [(key, [value_at(config, key) for config in configs]) for key in keys]
+
+
+def value_at(config: Any, key: str) -> str:
+    """Return the value at a dotted key as text; "–" where there is none."""
+    for part in key.split("."):
+        if isinstance(config, dict) and part in config:
+            config = config[part]
+        elif isinstance(config, list | tuple) and part.isdigit() and int(part) < len(config):
+            config = config[int(part)]
+        else:
+            return "–"
+    return str(config)
+
+
+def curves_of(logs: dict[str, Path]) -> str:
+    """Return the training curves of runs on one sheet, as an address that holds them; "" for less than two runs."""
+    if len(logs) < 2:
+        return ""
+    with tempfile.TemporaryDirectory() as folder:
+        sheet = Path(folder) / "curves.png"
+        plot_runs(logs, sheet)
+        return jpeg_url(np.asarray(Image.open(sheet).convert("RGB")))
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print each model's metrics and their differences to the first."""
+    width = max(map(len, comparison.differences[0]))
+    for name, differences in zip(comparison.names[1:], comparison.differences):
+        print(f"{name} against {comparison.names[0]}, on {len(comparison.sample_ids)} samples:")
+        for metric, each in differences.items():
+            value, low, high = each.difference
+            if value != value:
+                continue
+            verdict = {True: "better", False: "worse", None: "not significant"}[is_better(metric, each)]
+            interval = f"{low:+.3f} to {high:+.3f}"
+            print(f"  {metric:<{width}}  {each.first:.3f} -> {each.second:.3f}  {value:+.3f} ({interval})  {verdict}")
+
+
+if __name__ == "__main__":
+    main()

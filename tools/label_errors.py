@@ -1,0 +1,103 @@
+"""Find labels that a detector contradicts: missing and superfluous boxes, wrong classes, badly placed boxes.
+
+OUT.html    a page to go through them, the likeliest first, which exports the accepted corrections
+OUT.json    all of them as corrections, which `vitkit convert ANNOTATIONS --images DIR --fix OUT.json` applies
+
+A model that was trained on the labels has learned some of their errors: judge each part of the data by a model of the
+others.
+
+Examples:
+    python tools/label_errors.py runs/detr
+    python tools/label_errors.py runs/detr --split train --most 500 --out suspicious.html
+    python tools/label_errors.py configs/bccd/dino.py --eval-only results.json
+"""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from vitkit.config import Config
+from vitkit.data.loading.loader import DataSettings
+from vitkit.distributed import close_distributed, init_distributed, is_main
+from vitkit.engine.settings import require
+from vitkit.errors import ConfigError
+from vitkit.evaluation import CocoEvaluator
+from vitkit.inference import find_model, find_trained
+from vitkit.logging import setup_logging
+from vitkit.protocols import HasCategoryIds, HasGroundTruth
+from vitkit.report.label_errors import write_label_errors
+from vitkit.runs.testing import evaluate_config
+from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
+    parser.add_argument("--split", choices=("train", "val"), default="val", help="whose labels to judge (val)")
+    text = "judge by predictions that tools/test.py wrote before, without a checkpoint"
+    parser.add_argument("--eval-only", type=Path, metavar="RESULTS", help=text)
+    parser.add_argument("--most", type=int, default=200, metavar="N", help="labels to list (200)")
+    parser.add_argument("--out", type=Path, default=Path("label_errors.html"), help="the page (label_errors.html)")
+    add_trust(parser)
+    add_device(parser)
+    args = parser.parse_intermixed_args(argv)
+    sort_model(args)
+    if args.most < 1:
+        parser.error("--most is at least 1")
+    if args.out.suffix != ".html":
+        parser.error(f"--out {args.out}: expected a name that ends in .html")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    try:
+        with errors_in_one_line():
+            run(args)
+    finally:
+        close_distributed()
+
+
+def run(args: argparse.Namespace) -> None:
+    """Predict, or read predictions, and write the page."""
+    find = find_model if args.eval_only else find_trained
+    config, weights = find(args.model, args.weights, overrides=args.overrides, trust=args.trust)
+    config = of_split(config, args.split)
+    device = init_distributed(args.device)
+    setup_logging()
+    if args.eval_only:
+        evaluator = CocoEvaluator(DataSettings(**config["data"]).dataset("val"))
+        evaluator.load_results(args.eval_only)
+    else:
+        evaluator = evaluate_config(config, weights, device).evaluator
+    if not is_main():
+        return
+    facts = {"model": str(args.model), "labels of": args.split}
+    trained_on = args.split == "train" and not args.eval_only
+    errors, corrections = write_label_errors(
+        evaluator, args.out, title="Suspicious labels", most=args.most, facts=facts, trained_on=trained_on
+    )
+    if trained_on:
+        print("the model was trained on these labels, and may have learned their errors")
+    counts = Counter(error.kind for error in errors)
+    print(f"{len(errors)} suspicious labels: {', '.join(f'{n} {kind}' for kind, n in counts.most_common()) or 'none'}")
+    print(f"{args.out} shows them; {corrections} holds their corrections, for vitkit convert --fix")
+
+
+def of_split(config: Config, split: str) -> Config:
+    """Return a config that evaluates the boxes of a split, which is loaded as validation data is.
+
+    Raises:
+        ConfigError: its data has no boxes.
+    """
+    require(config, f"data.{split}", "data.val")
+    data = {**config["data"], "val": {**config["data"][split], "transforms": config["data"]["val"].get("transforms")}}
+    config = Config({**config, "data": data, "evaluator": {"type": "CocoEvaluator"}}, path=config.path)
+    dataset = DataSettings(**data).dataset("val")
+    if not (isinstance(dataset, HasGroundTruth) and isinstance(dataset, HasCategoryIds)):
+        raise ConfigError(f"data.{split}: {type(dataset).__name__} has no boxes; labels of boxes are judged.")
+    return config
+
+
+if __name__ == "__main__":
+    main()

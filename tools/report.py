@@ -1,0 +1,41 @@
+"""Write the report of a results file as one HTML page: numbers with intervals, curves, errors, pictures.
+
+Results of boxes or masks need their annotations, in COCO's format; those of classes and texts nothing else. For any
+other task, and for what a config says, use `tools/test.py CONFIG --eval-only RESULTS --report HTML`.
+
+Examples:
+    python tools/report.py results.json --annotations instances_val.json --images val2017
+    python tools/report.py results.json --out report.html
+"""
+
+import argparse
+from pathlib import Path
+
+from vitkit.logging import setup_logging
+from vitkit.report import write_report
+from vitkit.runs.results import evaluation_of_file
+from vitkit.tools.common import errors_in_one_line
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="the file that tools/test.py wrote")
+    parser.add_argument("--annotations", type=Path, metavar="FILE", help="of boxes or masks, in COCO's format")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="their pictures (none are shown)")
+    parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page (report.html)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with errors_in_one_line():
+        setup_logging()
+        evaluation = evaluation_of_file(args.results, annotations=args.annotations, images=args.images)
+        print(evaluation.evaluator.table())
+        facts = {"results": str(args.results)}
+        path = write_report(evaluation.evaluator, args.out, title=args.results.stem, facts=facts)
+        print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+if __name__ == "__main__":
+    main()

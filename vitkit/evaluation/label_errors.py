@@ -1,0 +1,210 @@
+"""Labels that a detector contradicts: missing and superfluous boxes, wrong classes, badly placed boxes.
+
+The four kinds are those of ObjectLab (Tkachenko et al. 2023, https://arxiv.org/abs/2309.00832), and superfluous boxes;
+the suspicions are our own. Each is 0 to 1 and rests on the model's evidence alone, so that one list ranks all kinds. A
+model knows best about images that it was not trained on.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitkit.evaluation.detection_report import overlaps_of
+
+KINDS = ("missing", "extra", "class", "box")
+"""No box where the model detects an object; a box where it detects none; another class; another place."""
+_SAME, _NEAR = 0.5, 0.1
+"""IoU from which on a box is of an object, and from which on it may be meant for it."""
+_FAR = 0.3
+"""IoU below which a box counts as fully misplaced."""
+_NUM_BINS = 20
+
+
+class LabelError(NamedTuple):
+    """A label that is likely wrong."""
+
+    kind: str
+    suspicion: float
+    image_id: Any
+    annotation: int
+    """Position among the annotations; -1 where one is missing."""
+    prediction: int
+    """Position among the results of what the model detects instead; -1 where it detects nothing."""
+
+
+def find_label_errors(
+    truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], category_ids: Sequence[int]
+) -> list[LabelError]:
+    """Compare labels with predictions; return what is likely wrong, the likeliest first.
+
+    Args:
+        truth: annotations in COCO's format; crowds are left alone.
+        results: predictions in COCO's result format, with their boxes, of all scores.
+        category_ids: raw ids of the classes.
+    """
+    objects, predictions = defaultdict(list), defaultdict(list)
+    for number, annotation in enumerate(truth["annotations"]):
+        objects[annotation["image_id"]].append(number)
+    for number, result in enumerate(results):
+        predictions[result["image_id"]].append(number)
+    images = [
+        _Image(image["id"], objects[image["id"]], predictions[image["id"]], truth["annotations"], results)
+        for image in truth["images"]
+    ]
+    evidence = _Evidence(images, category_ids)
+    errors = [error for image in images for error in _errors_in(image, evidence)]
+    return sorted(errors, key=lambda error: -error.suspicion)
+
+
+class _Image:
+    """The objects (M) and predictions (N) of an image."""
+
+    def __init__(
+        self,
+        image_id: Any,
+        objects: Sequence[int],
+        predictions: Sequence[int],
+        annotations: Sequence[Mapping[str, Any]],
+        results: Sequence[Mapping[str, Any]],
+    ):
+        self.image_id = image_id
+        ours, theirs = [results[k] for k in predictions], [annotations[k] for k in objects]
+        overlaps, crowd = overlaps_of(ours, theirs, "bbox", (0, 0))
+        self.on_crowd = (overlaps[:, crowd] >= _SAME).any(axis=1)
+        self.objects, self.predictions = np.array(objects, int)[~crowd], np.array(predictions, int)
+        self.overlaps = overlaps[:, ~crowd]
+        self.scores = np.array([result["score"] for result in ours], np.float64)
+        self.labels = np.array([result["category_id"] for result in ours], int)
+        self.true = np.array([annotation["category_id"] for annotation in theirs], int)[~crowd]
+        self.same = self.labels[:, None] == self.true
+        self.among, _ = overlaps_of(ours, [{**result, "iscrowd": 0} for result in ours], "bbox", (0, 0))
+
+    def right(self) -> np.ndarray:
+        """Return (N,) whether a prediction is the best of its class on a labelled object."""
+        candidates = np.where(self.same & (self.overlaps >= _SAME), self.scores[:, None], -1.0)
+        right = np.zeros(len(self.scores), bool)
+        if candidates.size:
+            best = candidates.argmax(axis=0)
+            right[best[candidates.max(axis=0) >= 0]] = True
+        return right
+
+
+class _Evidence:
+    """What all images tell about the model: how often a score is right, how well it localises, and what it misses."""
+
+    def __init__(self, images: Sequence[_Image], category_ids: Sequence[int]):
+        scores = np.concatenate([np.zeros(0), *(image.scores for image in images)])
+        right = np.concatenate([np.zeros(0, bool), *(image.right() for image in images)])
+        self._levels, self._parts = _reliability(scores, right)
+        overlaps = [image.overlaps[image.right()].max(axis=1) for image in images if image.right().any()]
+        self.usual_iou = float(np.median(np.concatenate(overlaps))) if overlaps else 0.8
+        self.seen = {}
+        for category_id in category_ids:
+            supports = [self.support(image)[image.true == category_id] for image in images]
+            support = np.concatenate([np.zeros(0), *supports])
+            self.seen[category_id] = float(support.mean()) if len(support) else 0.0
+
+    def probability(self, scores: np.ndarray) -> np.ndarray:
+        """Return how often predictions of such scores are right."""
+        return np.interp(scores, self._levels, self._parts)
+
+    def support(self, image: _Image) -> np.ndarray:
+        """Return (M,) how likely each label has an object of its class, by the predictions on it."""
+        if not image.overlaps.size:
+            return np.zeros(len(image.true))
+        on_it = np.clip((image.overlaps - _NEAR) / (_SAME - _NEAR), 0, 1)
+        return (self.probability(image.scores)[:, None] * on_it * image.same).max(axis=0)
+
+
+def _reliability(scores: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return scores, rising, and the part that is right there, never falling."""
+    if not len(scores):
+        return np.array([0.0, 1.0]), np.zeros(2)
+    order = np.argsort(scores, kind="stable")
+    # Most predictions have scores near zero: bins hold equal shares of the right ones.
+    share = np.floor(_NUM_BINS * right[order].cumsum() / max(right.sum(), 1)).clip(max=_NUM_BINS - 1).astype(int)
+    count = np.bincount(share, minlength=_NUM_BINS)
+    used = count > 0
+    levels = (np.bincount(share, scores[order], _NUM_BINS) / np.maximum(count, 1))[used]
+    parts = (np.bincount(share, right[order], _NUM_BINS) / np.maximum(count, 1))[used]
+    return np.r_[0.0, levels], np.r_[0.0, np.maximum.accumulate(parts)]
+
+
+def _errors_in(image: _Image, evidence: _Evidence) -> list[LabelError]:
+    probability = evidence.probability(image.scores)
+    errors, explained, blamed = [], image.on_crowd.copy(), set()
+
+    def best_of(values: np.ndarray) -> tuple[int, float]:
+        k = int(values.argmax()) if len(values) else -1
+        return k, float(values[k]) if k >= 0 else 0.0
+
+    nearest = image.overlaps.argmax(axis=1) if image.overlaps.size else np.full(len(image.scores), -1)
+    of_own_class = np.where(image.same, image.overlaps, 0.0).max(axis=1, initial=0.0)
+    for j, number in enumerate(image.objects.tolist()):
+        overlap, same, mine = image.overlaps[:, j], image.same[:, j], nearest == j
+        # Another class on the same object, which no label of that class explains.
+        other = probability * (mine & ~same & (overlap >= _SAME) & (of_own_class < _SAME))
+        k, of_other = best_of(other)
+        _, of_same = best_of(probability * (same & (overlap >= _SAME)))
+        wrong_class = of_other * (1 - of_same)
+        # The right class nearby, and nothing better placed.
+        near = probability * (same & (overlap >= _NEAR) & (of_own_class <= overlap + 1e-9) & ~image.on_crowd)
+        i, of_near = best_of(near)
+        iou = float(overlap[i]) if i >= 0 else 0.0
+        _, of_better = best_of(probability * (same & (overlap > (iou + evidence.usual_iou) / 2)))
+        slack = max(evidence.usual_iou - _FAR, 0.1)
+        misplaced = of_near * (1 - of_better) * float(np.clip((evidence.usual_iou - iou) / slack, 0, 1))
+        support = float(evidence.support(image)[j])
+        superfluous = (1 - support) * evidence.seen.get(int(image.true[j]), 0.0)
+        suspicion, kind, against = max((wrong_class, "class", k), (misplaced, "box", i), (superfluous, "extra", -1))
+        if suspicion > 0:
+            prediction = int(image.predictions[against]) if against >= 0 else -1
+            errors.append(LabelError(kind, suspicion, image.image_id, number, prediction))
+        if kind == "box" and against >= 0:
+            explained[against] = True
+            blamed.add(against)
+    # The best of the predictions that lie over each other stands for them.
+    overlap = image.overlaps.max(axis=1, initial=0.0)
+    for i in np.argsort(-image.scores, kind="stable").tolist():
+        rivals = (image.among[i] >= _SAME) & (
+            (image.scores > image.scores[i]) | np.isin(np.arange(len(overlap)), list(blamed))
+        )
+        suspicion = float(probability[i] * (1 - min(overlap[i] / _SAME, 1.0)))
+        if not explained[i] and suspicion > 0 and not rivals.any():
+            errors.append(LabelError("missing", suspicion, image.image_id, -1, int(image.predictions[i])))
+    return errors
+
+
+def corrections(
+    errors: Sequence[LabelError], truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return what would mend the labels, as `vitkit convert --fix` reads it.
+
+    Args:
+        truth: its annotations have `file_id`, their id in the file, if that is another than `id`.
+    """
+    images = {image["id"]: image for image in truth["images"]}
+    names = {category["id"]: category["name"] for category in truth["categories"]}
+    entries = []
+    for error in errors:
+        entry: dict[str, Any] = {"image": images[error.image_id]["file_name"], "action": _ACTIONS[error.kind]}
+        annotation = truth["annotations"][error.annotation] if error.annotation >= 0 else {}
+        result = results[error.prediction] if error.prediction >= 0 else {}
+        box = inside(result["bbox"], images[error.image_id]) if error.kind in ("missing", "box") else None
+        name = names[result["category_id"]] if error.kind in ("missing", "class") else None
+        entry |= {"annotation_id": annotation.get("file_id", annotation.get("id")), "bbox": box, "category": name}
+        entries.append(entry)
+    return entries
+
+
+def inside(bbox: Sequence[float], image: Mapping[str, Any]) -> list[float]:
+    """Return the part of a box [x, y, width, height] that is in its image, in hundredths of a pixel."""
+    x, y, width, height = bbox
+    x0, y0 = max(0.0, x), max(0.0, y)
+    x1, y1 = min(float(image["width"]), x + width), min(float(image["height"]), y + height)
+    return [round(float(value), 2) for value in (x0, y0, max(x1 - x0, 0.0), max(y1 - y0, 0.0))]
+
+
+_ACTIONS = {"missing": "add", "extra": "remove", "class": "change", "box": "change"}

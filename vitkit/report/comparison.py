@@ -1,0 +1,289 @@
+"""Two models or more on the same images: which differences hold, and which images and classes won and lost."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation import CocoEvaluator, CombinedEvaluator, PanopticEvaluator, SemanticEvaluator
+from vitkit.evaluation.bootstrap import Difference, HasStatistics, Scores, bootstrap_weights, paired_difference
+from vitkit.report.elements import Cell, details, escape, number, picture, section, table
+from vitkit.report.pictures import PictureBudget
+from vitkit.report.report import describe_data, write_page
+from vitkit.report.segmentation import error_map, label_map
+from vitkit.visualization.boxes import draw_detections
+
+PICTURE_BYTES = 6_000_000
+_RANKED, _SIDE = 6, 420
+_LOWER_IS_BETTER = frozenset(("perplexity", "nll", "loss"))
+_DIFFERENCES = (
+    "Difference to the first, with the 95 % interval of a paired bootstrap: all models are scored on the same "
+    "resampled images. A difference whose interval leaves out zero is significant; one in twenty is "
+    "so by chance."
+)
+
+
+class Compared(NamedTuple):
+    """A model's evaluation."""
+
+    name: str
+    evaluator: Any
+    """After `compute`."""
+    config: Mapping[str, Any] | None = None
+    log: Path | None = None
+    """The training log, if there is one."""
+
+
+class Comparison(NamedTuple):
+    """What several models reach on the same samples."""
+
+    names: list[str]
+    sample_ids: list[Any]
+    differences: list[dict[str, Difference]]
+    """Of each model but the first: metric -> difference to the first."""
+    by_class: list[dict[str, dict[str, Difference]]]
+    """Of each model but the first: class -> metric -> difference."""
+    sample_metric: str
+    samples: np.ndarray
+    """(models, N) values of single images or sentences."""
+
+
+def compare(models: Sequence[Compared]) -> Comparison:
+    """Compare models on the same samples.
+
+    Raises:
+        ConfigError: an evaluator cannot be resampled, or they are of different kinds.
+        DataError: they are of other images or classes; says how many match.
+    """
+    parts = [_parts_of(model) for model in models]
+    check_same_samples([(model.name, part[0]) for model, part in zip(models, parts)])
+    weights = None
+    scores: list[Scores] = []
+    for statistics in parts:
+        overall, by_class = {}, {}
+        for part in statistics:
+            weights = bootstrap_weights(len(part.sample_ids)) if weights is None else weights
+            of_part = part.scores(weights)
+            overall |= of_part.overall
+            for name, values in of_part.by_class.items():
+                by_class.setdefault(name, {}).update(values)
+        scores.append(Scores(overall, by_class))
+    first = scores[0]
+    differences = [
+        {
+            name: paired_difference(first.overall[name], values)
+            for name, values in s.overall.items()
+            if name in first.overall
+        }
+        for s in scores[1:]
+    ]
+    by_class = [
+        {
+            name: {metric: paired_difference(first.by_class[name][metric], v) for metric, v in values.items()}
+            for name, values in s.by_class.items()
+            if name in first.by_class
+        }
+        for s in scores[1:]
+    ]
+    ranks = [statistics[0].sample_scores() for statistics in parts]
+    names = [model.name for model in models]
+    values = np.stack([values for _, values in ranks])
+    return Comparison(names, list(parts[0][0].sample_ids), differences, by_class, ranks[0][0], values)
+
+
+def _parts_of(model: Compared) -> list[Any]:
+    """Return the statistics of a model's evaluators; of a detector, of boxes and of masks."""
+    evaluator = model.evaluator
+    parts = evaluator.evaluators if isinstance(evaluator, CombinedEvaluator) else [evaluator]
+    unknown = [part for part in parts if not isinstance(part, HasStatistics)]
+    if unknown:
+        raise ConfigError(f"compare: {model.name} is scored by {type(unknown[0]).__name__}, which cannot be resampled.")
+    statistics = []
+    for part in parts:
+        iou_types = part.iou_types if isinstance(part, CocoEvaluator) else (None,)
+        # Masks last: figures of classes are theirs, as in the evaluator.
+        statistics += [
+            part.statistics(iou_type) if iou_type else part.statistics() for iou_type in sorted(iou_types, key=str)
+        ]
+    return statistics
+
+
+def check_same_samples(models: Sequence[tuple[str, Any]]) -> None:
+    """Check that all models were scored on the same images and classes, by the same kind of evaluator.
+
+    Args:
+        models: name and statistics of each.
+    Raises:
+        ConfigError: other kinds of evaluators.
+        DataError: other images or classes.
+    """
+    (first_name, first), *others = models
+    ids = [int(x) if isinstance(x, np.integer) else x for x in first.sample_ids]
+    for name, other in others:
+        if type(other) is not type(first):
+            kinds = " and ".join(type(each).__name__.removesuffix("Statistics").lower() for each in (first, other))
+            raise ConfigError(f"compare: {first_name} and {name} are of different tasks, {kinds}.")
+        theirs = [int(x) if isinstance(x, np.integer) else x for x in other.sample_ids]
+        if theirs != ids:
+            matching = len(set(ids) & set(theirs))
+            raise DataError(
+                f"compare: {first_name} was scored on {len(ids)} images and {name} on {len(theirs)}, of which "
+                f"{matching} match. Score them on the same data, such as by --data."
+            )
+        classes = [list(getattr(each, "class_names", ())) for each in (first, other)]
+        if classes[0] != classes[1]:
+            raise DataError(f"compare: {first_name} has the classes {classes[0][:5]} and {name} {classes[1][:5]}.")
+
+
+def is_better(metric: str, difference: Difference) -> bool | None:
+    """Whether the second model is better; None where the difference is not significant."""
+    if not difference.significant:
+        return None
+    return (difference.difference.value > 0) != (metric in _LOWER_IS_BETTER)
+
+
+def write_comparison(
+    models: Sequence[Compared],
+    path: str | Path,
+    *,
+    config_differences: Sequence[tuple[str, Sequence[str]]] = (),
+    curves: str = "",
+) -> Comparison:
+    """Write the page of a comparison.
+
+    Args:
+        models: at least two.
+        path: of the HTML file.
+        config_differences: key and its value in each model's config.
+        curves: a picture of the training curves, as an address that holds it.
+    Returns:
+        the comparison.
+    """
+    comparison = compare(models)
+    names = comparison.names
+    parts = []
+    if any(model.config is not None for model in models):
+        rows = [[key, *values] for key, values in config_differences]
+        same = "<p>The configs do not differ.</p>"
+        parts.append(section("Configs", table(("value", *names), rows) if rows else same))
+    parts.append(section("Metrics", _metrics(comparison), note=_DIFFERENCES))
+    if comparison.by_class[0]:
+        parts.append(section("Classes", *_classes(comparison)))
+    if curves:
+        parts.append(section("Curves", picture(curves, f"training curves of {', '.join(names)}")))
+    parts.append(section("Images", *_images(models, comparison), note=_IMAGES.format(comparison.sample_metric)))
+    facts = {"models": ", ".join(names), "data": describe_data(models[0].evaluator)}
+    write_page(path, " against ".join(names), parts, facts)
+    return comparison
+
+
+_IMAGES = "By {} of single images, of the last model less the first."
+
+
+def _difference_cells(metric: str, difference: Difference) -> str:
+    """Return a cell with a difference, its interval and what it says."""
+    better = is_better(metric, difference)
+    style, verdict = {True: ("won", "better"), False: ("lost", "worse"), None: ("", "not significant")}[better]
+    value, low, high = difference.difference
+    text = f"{value:+.3f}" if value == value else "–"
+    interval = f"{low:+.3f} to {high:+.3f}, " if low == low else ""
+    return f"<td class='{style}'>{text}<small>{interval}{verdict}</small></td>"
+
+
+def _metrics(comparison: Comparison) -> str:
+    first, *others = comparison.names
+    head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in ("", first, *_paired(others)))
+    lines = []
+    for metric, difference in comparison.differences[0].items():
+        cells = []
+        for of_model in comparison.differences:
+            each = of_model[metric]
+            cells.append(f"<td>{number(each.second)}</td>{_difference_cells(metric, each)}")
+        lines.append(
+            f"<tr><th scope='row'>{escape(metric)}</th><td>{number(difference.first)}</td>{''.join(cells)}</tr>"
+        )
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f"<div class='wide' tabindex='0'><table>{body}</table></div>"
+
+
+def _paired(names: Sequence[str]) -> list[str]:
+    return [text for name in names for text in (name, "difference")]
+
+
+def _classes(comparison: Comparison) -> list[str]:
+    """Return a table for each model but the first: its main metric by class, the largest loss first."""
+    parts = []
+    for name, of_model in zip(comparison.names[1:], comparison.by_class):
+        metric = next(iter(next(iter(of_model.values()))))
+        ordered = sorted(of_model.items(), key=lambda item: np.nan_to_num(item[1][metric].difference.value))
+        lines = "".join(
+            f"<tr><th scope='row'>{escape(label)}</th><td>{number(values[metric].first)}</td>"
+            f"<td>{number(values[metric].second)}</td>{_difference_cells(metric, values[metric])}</tr>"
+            for label, values in ordered
+        )
+        head = "".join(f"<th scope='col'>{escape(x)}</th>" for x in ("class", comparison.names[0], *_paired([name])))
+        caption = f"<caption>{escape(metric)}</caption>"
+        body = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+        parts.append(f"<div class='wide' tabindex='0'>{body}</div>")
+    return parts
+
+
+def _images(models: Sequence[Compared], comparison: Comparison) -> list[str]:
+    """Return the images that lost and won most between the first and the last model, side by side."""
+    change = comparison.samples[-1] - comparison.samples[0]
+    order = [k for k in np.argsort(change, kind="stable").tolist() if change[k] == change[k]]
+    lost, won = ([k for k in ranked if sign * change[k] > 0] for sign, ranked in ((-1, order), (1, order[::-1])))
+    counts = f"<p>{len(won)} images won, {len(lost)} lost, {len(change) - len(won) - len(lost)} are equal.</p>"
+    pictures = PictureBudget(models[0].evaluator.dataset, PICTURE_BYTES)
+    parts = [counts]
+    for title, indices in (("lost most", lost[:_RANKED]), ("won most", won[:_RANKED])):
+        rows: list[list[Cell]] = []
+        groups = []
+        for k in indices:
+            rows.append([str(comparison.sample_ids[k]), *comparison.samples[:, k].tolist(), float(change[k])])
+            groups.append(_side_by_side(models, comparison, k, pictures))
+        if rows:
+            columns = ("image", *comparison.names, "change")
+            parts.append(f"<h3>{title}</h3><div class='gallery'>{''.join(groups)}</div>")
+            parts.append(details(f"{title}: values", table(columns, rows)))
+    return parts
+
+
+def _side_by_side(models: Sequence[Compared], comparison: Comparison, k: int, pictures: PictureBudget) -> str:
+    """Return an image with what each model predicted; "" for models whose predictions are not drawn."""
+    image = pictures.image(k)
+    figures = []
+    for model, value in zip(models, comparison.samples[:, k]):
+        drawn = None if image is None else _drawn(model.evaluator, image, k, comparison.sample_ids[k])
+        url = None if drawn is None else pictures.embed(drawn, long_side=_SIDE)
+        if url:
+            text = f"{comparison.sample_ids[k]}, {model.name}: {comparison.sample_metric} {number(value)}"
+            figures.append(picture(url, text, escape(text)))
+    return f"<div class='triple'>{''.join(figures)}</div>" if figures else ""
+
+
+def _drawn(evaluator: Any, image: np.ndarray, k: int, image_id: Any) -> np.ndarray | None:
+    """Draw the boxes of an image from the threshold with the highest F1 on, or the errors of its map."""
+    if isinstance(evaluator, CombinedEvaluator):
+        evaluator = evaluator.evaluators[0]
+    if isinstance(evaluator, CocoEvaluator):
+        thresholds = evaluator.score_thresholds()
+        label_of = {raw: label for label, raw in enumerate(evaluator.dataset.category_ids)}
+        answer = evaluator.answers.get(int(image_id))
+        if answer is None:
+            return image
+        boxes = torch.as_tensor(np.asarray(answer.boxes_xywh), dtype=torch.float32).reshape(-1, 4).clone()
+        boxes[:, 2:] += boxes[:, :2]
+        labels = torch.tensor([label_of[int(raw)] for raw in answer.category_ids], dtype=torch.int64)
+        scores = torch.as_tensor(np.asarray(answer.scores), dtype=torch.float32)
+        kept = scores >= (thresholds.overall if thresholds else 0.5)
+        return draw_detections(image, boxes[kept], labels[kept], evaluator.dataset.classes, scores[kept])
+    if isinstance(evaluator, SemanticEvaluator):
+        return error_map(image, evaluator.dataset.load_semantic(k), evaluator.predicted_map(image_id))
+    if isinstance(evaluator, PanopticEvaluator):
+        truth, predicted = evaluator.dataset.load_panoptic(k), evaluator.predicted_map(image_id)
+        return error_map(image, label_map(truth), label_map(predicted))
+    return image

@@ -1,0 +1,185 @@
+"""Evaluations that were written before: a run's, or of a results file, with its config or with annotations alone."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitkit.config import Config
+from vitkit.data.datasets.coco_file import AnnotationSource, read_coco_file
+from vitkit.data.loading.loader import DataSettings
+from vitkit.engine.checkpoints import BEST_NAME, CONFIG_NAME
+from vitkit.engine.settings import require
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation import ClassificationEvaluator, CocoEvaluator, TextEvaluator
+from vitkit.inference import find_model
+from vitkit.ops.image_files import read_image
+from vitkit.ops.json_files import read_json
+from vitkit.protocols import HasImageIds, LoadsResults
+from vitkit.registry import EVALUATORS
+from vitkit.runs.api import test
+
+
+class Evaluation(NamedTuple):
+    """A model's predictions, scored."""
+
+    name: str
+    evaluator: Any
+    """After `compute`."""
+    config: Config | None
+    folder: Path | None
+    """Of the run, if it is one."""
+
+
+class AnnotatedFile:
+    """A dataset of annotations whose pictures are optional; see `CocoDetection` for one to train on.
+
+    Args:
+        annotations: in COCO's format, or with pictures in another one.
+        images: folder of the pictures; None: there are none.
+    """
+
+    def __init__(self, annotations: str | Path, images: str | Path | None = None):
+        self.annotation_file, self._images = Path(annotations), None if images is None else Path(images)
+        # The pictures' folder is not looked into for annotations in COCO's format.
+        source = AnnotationSource(self.annotation_file, self._images or self.annotation_file.parent)
+        content = read_coco_file(source, masks=False, drop_bad_boxes=True).content
+        categories = sorted(content["categories"], key=lambda category: category["id"])
+        self.category_ids = [category["id"] for category in categories]
+        self.classes = [category["name"] for category in categories]
+        self.image_ids = [image["id"] for image in content["images"]]
+        entries = [
+            {"area": a["bbox"][2] * a["bbox"][3], "iscrowd": 0, **a, "id": k, "file_id": a.get("id")}
+            for k, a in enumerate(content["annotations"], start=1)
+        ]
+        self._content = {**content, "annotations": entries}
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def ground_truth(self) -> dict[str, Any]:
+        """Return the annotations in COCO's format."""
+        return self._content
+
+    def load_image(self, index: int) -> Any:
+        """Return the picture, (H, W, 3) uint8 RGB.
+
+        Raises:
+            DataError: there is none, or it cannot be read.
+        """
+        name = self._content["images"][index]["file_name"]
+        if self._images is None:
+            raise DataError(f"no picture of '{name}': give the folder of the pictures (--images).")
+        return read_image(self._images / name, "images")
+
+
+class _Classified:
+    """The images of a classifier's results file, which has their classes."""
+
+    def __init__(self, content: dict[str, Any]):
+        self.classes, self.image_ids = content["classes"], [image["image_id"] for image in content["images"]]
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+
+def evaluation_of_file(
+    results: str | Path, *, annotations: str | Path | None = None, images: str | Path | None = None
+) -> Evaluation:
+    """Score a results file without a config.
+
+    Args:
+        results: what tools/test.py wrote: boxes or masks, which need `annotations`; classes; texts.
+        annotations: in COCO's format.
+        images: folder of the pictures; None: none are shown.
+    Raises:
+        DataError: a file is missing, truncated or wrong, or they are of other images.
+        ConfigError: annotations are needed, or these results need a config.
+    """
+    results = Path(results)
+    content = read_json(results, key="results", remedy="Give the file that tools/test.py wrote.")
+    if isinstance(content, dict) and {"images", "classes", "confusion_matrix"} <= content.keys():
+        evaluator = ClassificationEvaluator(_Classified(content))
+        evaluator.load_results(results)
+    elif isinstance(content, dict) and isinstance(content.get("sentences"), list) and annotations is None:
+        evaluator = TextEvaluator(content["sentences"])
+        evaluator.load_results(results)
+    elif isinstance(content, list) and not any(isinstance(entry, dict) and "caption" in entry for entry in content):
+        if annotations is None:
+            raise ConfigError(f"{results}: holds boxes; give their annotations (--annotations FILE), or a config.")
+        dataset = AnnotatedFile(annotations, images)
+        check_image_ids((e.get("image_id") for e in content if isinstance(e, dict)), dataset.image_ids, results.name)
+        truth = dataset.ground_truth()["annotations"]
+        has_masks = bool(content) and all(isinstance(e, dict) and e.get("segmentation") for e in content)
+        masks = has_masks and all(annotation.get("segmentation") for annotation in truth)
+        evaluator = CocoEvaluator(dataset, iou_types=("bbox", "segm") if masks else ("bbox",))
+        evaluator.load_results(results)
+    else:
+        raise ConfigError(f"{results}: results of this kind need their config: --data CONFIG or RUN.")
+    evaluator.compute()
+    return Evaluation(results.stem, evaluator, None, None)
+
+
+def evaluation_with_config(
+    results: str | Path, model: str, *, overrides: Collection[str] = (), trust: bool = False
+) -> Evaluation:
+    """Score a results file on the validation data of a config, see `find_model`.
+
+    Raises:
+        ConfigError: its evaluator reads no results.
+        DataError: the file is missing, truncated or wrong, or of other images.
+    """
+    config = find_model(model, overrides=list(overrides), trust=trust).config
+    require(config, "data.val", "evaluator")
+    evaluator = EVALUATORS.build(config["evaluator"], dataset=DataSettings(**config["data"]).dataset("val"))
+    if not isinstance(evaluator, LoadsResults):
+        raise ConfigError(f"{results}: {type(evaluator).__name__} reads no results. Evaluate the checkpoint again.")
+    if isinstance(evaluator, CocoEvaluator):
+        content = read_json(results, key="results", remedy="Give the file that tools/test.py wrote.")
+        if isinstance(content, list):
+            ids = (entry.get("image_id") for entry in content if isinstance(entry, dict))
+            check_image_ids(ids, evaluator.dataset.image_ids, Path(results).name)
+    evaluator.load_results(results)
+    evaluator.compute()
+    return Evaluation(Path(results).stem, evaluator, config, None)
+
+
+def evaluation_of_run(
+    run: str | Path, *, device: str | None = None, overrides: dict[str, Any] | None = None, trust: bool = False
+) -> Evaluation:
+    """Score a run's best checkpoint; its results.json is used if it is newer than the checkpoint, else written.
+
+    Raises:
+        ConfigError: the folder is none of a run.
+    """
+    folder = Path(run)
+    if not (folder / CONFIG_NAME).is_file():
+        raise ConfigError(f"'{folder}' is neither a run nor a results file. Give what vitkit train or test wrote.")
+    results, best = folder / "results.json", folder / BEST_NAME
+    config = find_model(str(folder), trust=trust).config
+    is_new = results.is_file() and best.is_file() and results.stat().st_mtime >= best.stat().st_mtime
+    if is_new and not overrides:
+        loaded = evaluation_with_config(results, str(folder), trust=trust)
+        return Evaluation(folder.resolve().name, loaded.evaluator, config, folder)
+    tested = test(folder, out=None if overrides else results, device=device, trust=trust, **(overrides or {}))
+    return Evaluation(folder.resolve().name, tested.evaluator, config, folder)
+
+
+def check_image_ids(results: Any, dataset: Any, name: str) -> None:
+    """Check that results are of a dataset's images.
+
+    Raises:
+        DataError: some are not; it says how many match.
+    """
+    theirs, ours = {x for x in results if type(x) in (int, str)}, {int(x) if hasattr(x, "item") else x for x in dataset}
+    matching = len(theirs & ours)
+    if matching < len(theirs):
+        raise DataError(
+            f"results '{name}': {matching} of their {len(theirs)} images are among the {len(ours)} of the data. Give "
+            "results of the same images."
+        )
+
+
+def sample_ids(evaluation: Evaluation) -> list[Any]:
+    """Return the ids of the images, or the numbers of the sentences, of an evaluation."""
+    dataset = evaluation.evaluator.dataset
+    return list(dataset.image_ids) if isinstance(dataset, HasImageIds) else list(range(len(dataset)))
