@@ -11,7 +11,7 @@ from PIL import Image
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.merging import merge_datasets, tile_dataset
 from vitkit.data.formats.splitting import split_dataset
-from vitkit.data.recordings import frame_number, group_images, series_of, stratified
+from vitkit.data.recordings import frame_number, group_images, series_of, similar_pairs, stratified, thumbnail
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Tiling
 from vitkit.ops.segmentations import decode_segmentation
@@ -151,3 +151,13 @@ def test_tiles_have_the_parts_of_objects(tmp_path):
     tiled = tile_dataset(data, Tiling(32, 0).tiles, tmp_path / "out", min_visible=0.9)
     assert len(tiled.images) == 1 and tiled.left_out["objects that no tile shows enough of"] == ["2", "3"]
     json.dumps(tiled.content)
+
+
+def test_copies_are_known_in_other_brightness_and_size_and_plain_pictures_are_none():
+    rng = np.random.default_rng(0)
+    images = [np.kron(rng.integers(20, 200, (8, 8, 1), dtype=np.uint8), np.ones((8, 8, 3), np.uint8)) for _ in range(5)]
+    plain = np.full((64, 64, 3), 90, np.uint8)
+    a = np.stack([thumbnail(image) for image in [*images, plain]])
+    changed = [(images[3][::2, ::2] * 0.8 + 30).astype(np.uint8), plain, images[1]]
+    assert list(similar_pairs(a, np.stack([thumbnail(image) for image in changed]))) == [(3, 0), (1, 2)]
+    assert list(similar_pairs(a[:0], a)) == []
