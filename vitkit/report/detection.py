@@ -81,7 +81,7 @@ _IMAGES = "Images with the lowest and the highest F1 at the threshold with the h
 _ERRORS = (
     "What AP50 would be without the errors of one kind (TIDE, Bolya et al. 2020). Class: right place, wrong class. "
     "Localisation: right class, IoU 0.1 to 0.5. Both: wrong in both. Duplicate: the object has a better prediction. "
-    "Background: nothing is there. Missed: an object without any of these."
+    "Background: nothing is there. Missed: an object without any of these. Predictions of all scores count, as for AP."
 )
 _CALIBRATION = (
     f"How often predictions of a score are right, at an IoU of 0.5; of those from {CALIBRATED} on. The expected "

@@ -1,0 +1,55 @@
+"""The report of a finished run."""
+
+import json
+
+import pytest
+import torch
+
+from vitkit import build_dataset, build_model, load_config
+from vitkit.checkpoint import save_checkpoint
+from vitkit.config import save_config
+from vitkit.errors import ConfigError
+from vitkit.runs.reporting import report_run
+from vitkit.runs.results import evaluation_of_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A small detector with random weights, and few images to evaluate."""
+    config = load_config(
+        "quickstart/detr",
+        [
+            "data.val.num_images=4",
+            "data.num_workers=0",
+            "model.neck.out_channels=32",
+            "model.head.d_model=32",
+            "model.head.num_heads=2",
+            "model.head.d_ffn=64",
+            "model.head.num_encoder_layers=1",
+            "model.head.num_decoder_layers=1",
+        ],
+    )
+    classes = list(build_dataset(config["data"]["val"]).classes)
+    torch.manual_seed(0)
+    model = build_model(config["model"], classes=classes)
+    folder = tmp_path / "small"
+    state = {"model": model.state_dict(), "classes": classes, "config": json.dumps(config)}
+    save_checkpoint(folder / "best.pth", state)
+    save_config(config, folder / "config.json")
+    return folder
+
+
+def test_a_run_is_reported_in_its_folder(run):
+    path = report_run(run, device="cpu")
+    assert path == run / "report.html" and "<h1>small</h1>" in path.read_text()
+    results = json.loads((run / "results.json").read_text())
+    assert len({result["image_id"] for result in results}) == 4
+    evaluation = evaluation_of_run(run, device="cpu")  # from the results that lie there
+    assert evaluation.name == "small" and evaluation.evaluator.results() == results
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is no folder"):
+        report_run(tmp_path / "none")
+    with pytest.raises(ConfigError, match="neither a run nor a results file"):
+        evaluation_of_run(tmp_path)
