@@ -5,21 +5,26 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor
 from vitkit.inference.explain_pages import text_page, word_page
-from vitkit.inference.text_attention import TextAttention, beam_tree, caption_attention, load_text_model, text_attention
-from vitkit.seq2seq.decoding import TextGenerator, decode
-from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
+from vitkit.inference.text_attention import (
+    TextAttention,
+    caption_attention,
+    draw_beam_tree,
+    load_text_model,
+    text_attention,
+    text_inputs,
+    word_attention,
+)
+from vitkit.seq2seq.decoding import TextGenerator
+from vitkit.seq2seq.language_models import MaskedLanguageModel
 from vitkit.seq2seq.transformer import TextPositions
-from vitkit.structures import BOS, EOS
 from vitkit.visualization.attention import draw_word_attention
 from vitkit.visualization.explain_page import write_explain_page
-from vitkit.visualization.text import draw_arcs, draw_beams, draw_expected, draw_heads, draw_positions
-from vitkit.vocabulary import SPACE, Vocabulary
+from vitkit.visualization.text import draw_arcs, draw_expected, draw_heads, draw_positions
 
 KINDS = {
     "encoder": "Encoder self-attention",
@@ -42,13 +47,10 @@ def explain_text(config: dict, weights: str | Path, args: argparse.Namespace) ->
         write_explain_page(text_page(attention), path, title=f"What tokens attend to: {args.text}")
         yield path
     if isinstance(model, TextGenerator):
-        device = next(model.parameters()).device
-        if isinstance(model, CausalLanguageModel):
-            inputs = {"tokens": torch.tensor([[BOS, *vocabularies["target"].encode(args.text)]], device=device)}
-        else:
-            source = torch.tensor([[*vocabularies["source"].encode(args.text), EOS]], device=device)
-            inputs = {"source": source, "source_padding": torch.zeros_like(source, dtype=torch.bool)}
-        yield draw_tree(model, vocabularies["target"], inputs, stem, args)
+        path = Path(f"{stem}_beams.png")
+        inputs = text_inputs(model, vocabularies, args.text)
+        draw_beam_tree(model, vocabularies["target"], inputs, path, beams=args.beams)
+        yield path
 
 
 def explain_caption(predictor: Predictor, image, args: argparse.Namespace) -> Iterator[Path]:
@@ -56,21 +58,21 @@ def explain_caption(predictor: Predictor, image, args: argparse.Namespace) -> It
     model, shown = predictor.model, predictor.as_evaluated(image)
     inputs = predictor.prepare([image]).to(predictor.device).inputs
     stem = args.out / args.image.stem
-    best = decode(model, inputs, model.decoding, return_attention=True)[0][0]
-    words = [token.replace(SPACE, "") for token in model.vocabulary.token_texts(best.tokens)]
+    words, weights = word_attention(model, inputs)
     if words:
-        with torch.no_grad():
-            size = model.look(inputs["images"], inputs["padding_mask"]).features.shape[-2:]
         path = Path(f"{stem}_words.png")
-        draw_word_attention(shown, words, best.attention.unflatten(1, size), path)
+        draw_word_attention(shown, words, weights, path)
         yield path
         if args.html:
-            page = word_page(words, best.attention.unflatten(1, size))
             path = path.with_suffix(".html")
-            write_explain_page(page, path, title=f"Where the model looks: {' '.join(words)}", image=shown)
+            write_explain_page(
+                word_page(words, weights), path, title=f"Where the model looks: {' '.join(words)}", image=shown
+            )
             yield path
     yield from draw_text(model, caption_attention(model, inputs), stem, args)
-    yield draw_tree(model, model.vocabulary, inputs, stem, args)
+    path = Path(f"{stem}_beams.png")
+    draw_beam_tree(model, model.vocabulary, inputs, path, beams=args.beams)
+    yield path
 
 
 def draw_text(model: nn.Module, attention: TextAttention, stem: Path, args: argparse.Namespace) -> Iterator[Path]:
@@ -103,15 +105,3 @@ def draw_text(model: nn.Module, attention: TextAttention, stem: Path, args: argp
     title = "The most probable tokens at each position" if masked else "The most probable tokens after each"
     draw_expected(attention.expected, path, title=title, before="at" if masked else "after")
     yield path
-
-
-def draw_tree(
-    model: TextGenerator, vocabulary: Vocabulary, inputs: dict[str, torch.Tensor], stem: Path, args: argparse.Namespace
-) -> Path:
-    """Save a PNG of the beams as a tree."""
-    nodes = beam_tree(model, inputs, model.decoding, beams=args.beams)
-    texts = vocabulary.token_texts([node.token for node in nodes])
-    path = Path(f"{stem}_beams.png")
-    tree = [(node.step, text, *node[2:]) for node, text in zip(nodes, texts)]
-    draw_beams(tree, path, title=f"{args.beams} beams, with their summed log probability; green: the best hypothesis")
-    return path

@@ -1,8 +1,12 @@
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vitkit import build_model
-from vitkit.inference.text_attention import beam_tree, text_attention
+from vitkit.errors import ConfigError, DataError
+from vitkit.inference import Translator
+from vitkit.inference.text_attention import beam_tree, draw_beam_tree, text_attention, text_inputs, word_attention
 from vitkit.seq2seq.decoding import DecodingSettings, decode
 from vitkit.structures import BOS, EOS
 from vitkit.vocabulary import Vocabulary
@@ -18,8 +22,8 @@ SPECS = {
 }
 
 
-def text_model(name: str) -> tuple[torch.nn.Module, dict[str, Vocabulary]]:
-    torch.manual_seed(0)
+def text_model(name: str, seed: int = 0) -> tuple[torch.nn.Module, dict[str, Vocabulary]]:
+    torch.manual_seed(seed)
     sides = ("target",) if name in ("CausalLanguageModel", "MaskedLanguageModel") else ("source", "target")
     vocabularies = dict.fromkeys(sides, WORDS)
     return build_model(SPECS[name], vocabularies=vocabularies).eval(), vocabularies
@@ -83,3 +87,55 @@ def test_the_tree_holds_the_probability_of_every_prefix(name):
         assert node.log_prob == pytest.approx(float(log_probs[range(len(tokens)), tokens].sum()), abs=1e-3)
     best = decode(model, inputs, DecodingSettings(method="beam", beams=3, n_best=3, max_length=5))[0][0].tokens
     assert [node.token for node in nodes if node.is_best and node.token != EOS] == best
+
+
+def test_inputs_are_the_sentence_that_the_model_reads():
+    one = WORDS.encode("two one")
+    inputs = text_inputs(*text_model("Transformer"), "two one")
+    assert inputs["source"].tolist() == [[*one, EOS]] and not inputs["source_padding"].any()
+    inputs = text_inputs(*text_model("CausalLanguageModel"), "two one")
+    assert {name: value.tolist() for name, value in inputs.items()} == {"tokens": [[BOS, *one]]}
+
+
+@pytest.mark.parametrize("name", ["Transformer", "RNNTranslator"])
+def test_an_alignment_has_a_row_for_each_token_of_the_translation(name):
+    model, vocabularies = text_model(name, seed=2)  # which does not end at once
+    model.decoding = DecodingSettings(max_length=4)
+    translator = Translator(model, vocabularies)
+    attention, source, target = translator.align("two one")
+    best = decode(model, text_inputs(model, vocabularies, "two one"), model.decoding, return_attention=True)[0][0]
+    assert source == WORDS.token_texts([*WORDS.encode("two one"), EOS])
+    assert target == WORDS.token_texts(best.tokens) and target
+    assert torch.equal(attention, best.attention) and attention.shape == (len(target), 3)
+    assert torch.allclose(attention.sum(-1), torch.ones(len(target)))
+
+
+def test_what_cannot_be_aligned_is_named():
+    model, vocabularies = text_model("Transformer")
+    with pytest.raises(DataError, match="align: no token"):
+        Translator(model, vocabularies).align(" ")
+    prefix = build_model(dict(type="PrefixLanguageModel", **SMALL), vocabularies=vocabularies)
+    with pytest.raises(ConfigError, match="PrefixLanguageModel has no source"):
+        Translator(prefix, vocabularies).align("two one")
+
+
+def test_the_tree_of_beams_is_drawn(tmp_path):
+    model, vocabularies = text_model("Transformer")
+    model.decoding = DecodingSettings(max_length=3)
+    path = tmp_path / "new" / "beams.png"
+    draw_beam_tree(model, vocabularies["target"], text_inputs(model, vocabularies, "two one"), path, beams=2)
+    assert np.asarray(Image.open(path).convert("L")).std() > 5
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_words_of_a_caption_come_with_maps_of_what_they_attended_to(kind):
+    torch.manual_seed(0)
+    backbone = dict(type="ResNet", depth=18, norm="bn", out_features=["res4"], pretrained=False)
+    spec = dict(type="ShowAttendTell", backbone=backbone, attention=kind, d_embedding=8, d_model=8, d_attention=8)
+    model = build_model(spec, vocabularies={"target": WORDS}).eval()
+    model.decoding = DecodingSettings(max_length=3)
+    images = torch.rand(1, 3, 32, 48)
+    words, weights = word_attention(model, dict(images=images, padding_mask=torch.zeros(1, 32, 48, dtype=torch.bool)))
+    assert weights.shape == (len(words), 2, 3) and len(words) == 3
+    assert torch.allclose(weights.sum((1, 2)), torch.ones(3))
+    assert ((weights > 0).sum((1, 2)) == (1 if kind == "hard" else 6)).all()

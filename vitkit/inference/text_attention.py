@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +14,11 @@ from vitkit.inference.load import load
 from vitkit.inference.predictor import Predictor
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.seq2seq import Captioner
-from vitkit.seq2seq.decoding import Decodable, DecodingSettings, State, decode
+from vitkit.seq2seq.decoding import Decodable, DecodingSettings, State, TextGenerator, decode
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel, PrefixLanguageModel
 from vitkit.structures import BOS, EOS
-from vitkit.vocabulary import Vocabulary
+from vitkit.visualization.text import draw_beams
+from vitkit.vocabulary import SPACE, Vocabulary
 
 
 class TextLayer(NamedTuple):
@@ -65,6 +67,15 @@ def load_text_model(
     return loaded.model, loaded.vocabularies
 
 
+def text_inputs(model: nn.Module, vocabularies: Mapping[str, Vocabulary], text: str) -> dict[str, Tensor]:
+    """Return a batch of one sentence: what a translation model reads, or what a decoder-only one continues."""
+    device = next(model.parameters()).device
+    if isinstance(model, CausalLanguageModel):
+        return {"tokens": torch.tensor([[BOS, *vocabularies["target"].encode(text)]], device=device)}
+    source = torch.tensor([[*vocabularies["source"].encode(text), EOS]], device=device)
+    return {"source": source, "source_padding": torch.zeros_like(source, dtype=torch.bool)}
+
+
 @torch.no_grad()
 def text_attention(
     model: nn.Module, vocabularies: Mapping[str, Vocabulary], text: str, *, num_expected: int = 5
@@ -78,25 +89,25 @@ def text_attention(
         num_expected: most probable tokens of each step.
     """
     device, target = next(model.parameters()).device, vocabularies["target"]
-
-    def batch(ids: Sequence[int]) -> Tensor:
-        return torch.tensor([list(ids)], device=device)
-
     source: list[str] = []
-    if isinstance(model, CausalLanguageModel):
-        ids = [BOS, *target.encode(text)]
-        inputs = {"tokens": batch(ids)}
-    elif isinstance(model, MaskedLanguageModel):
+    if isinstance(model, MaskedLanguageModel):
         ids = target.encode(text)
+        # Called as a whole, it would mask some of the tokens.
+        predict = partial(model.predict, torch.tensor([ids], device=device))
     else:
-        source_ids = [*vocabularies["source"].encode(text), EOS]
-        source = vocabularies["source"].token_texts(source_ids)
-        inputs = {"source": batch(source_ids), "source_padding": torch.zeros_like(batch(source_ids), dtype=torch.bool)}
-        ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy"))[0][0].tokens]
-        inputs["target_in"] = batch(ids)
+        inputs = text_inputs(model, vocabularies, text)
+        if isinstance(model, CausalLanguageModel):
+            ids = inputs["tokens"][0].tolist()
+        else:
+            source = vocabularies["source"].token_texts(inputs["source"][0].tolist())
+            ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy"))[0][0].tokens]
+            inputs["target_in"] = torch.tensor([ids], device=device)
+
+        def predict() -> Tensor:
+            return model(**inputs)["logits"]
+
     with AttentionRecorder(model) as maps:
-        # Called as a whole, a masked language model would mask some of the tokens.
-        logits = model.predict(batch(ids)) if isinstance(model, MaskedLanguageModel) else model(**inputs)["logits"]
+        logits = predict()
     expected = most_probable(logits[0], target, ids, num_expected)
     # The source of a prefix language model stands in one sequence with what follows it.
     tokens = [*(source if isinstance(model, PrefixLanguageModel) else ()), *target.token_texts(ids)]
@@ -117,6 +128,29 @@ def caption_attention(model: Captioner, inputs: Mapping[str, Tensor], *, num_exp
     layers = _layers(model, maps, model.vocabulary.token_texts(ids), ())
     expected = most_probable(logits[0], model.vocabulary, ids, num_expected)
     return TextAttention([layer for layer in layers if layer.kind == "decoder"], expected)
+
+
+class WordAttention(NamedTuple):
+    """A caption, and where its words were read from."""
+
+    words: Sequence[str]
+    """N tokens of the caption."""
+    weights: Tensor
+    """(N, h, w), what each attended to on the map of the picture; of hard attention the one location that was read."""
+
+
+@torch.no_grad()
+def word_attention(model: Captioner, inputs: Mapping[str, Tensor]) -> WordAttention:
+    """Caption one picture as the model's config says.
+
+    Args:
+        model: in evaluation mode.
+        inputs: of a batch of one.
+    """
+    best = decode(model, inputs, model.decoding, return_attention=True)[0][0]
+    words = [token.replace(SPACE, "") for token in model.vocabulary.token_texts(best.tokens)]
+    size = model.look(inputs["images"], inputs["padding_mask"]).features.shape[-2:]
+    return WordAttention(words, best.attention.unflatten(1, size))
 
 
 def most_probable(logits: Tensor, vocabulary: Vocabulary, ids: Sequence[int], count: int) -> list[Expected]:
@@ -227,3 +261,21 @@ def beam_tree(
             total = hypothesis.score * settings.penalty(length)
             nodes.append(BeamNode(length, EOS, last, total, number == 0))
     return nodes
+
+
+def draw_beam_tree(
+    model: TextGenerator, vocabulary: Vocabulary, inputs: Mapping[str, Tensor], path: str | Path, *, beams: int = 4
+) -> None:
+    """Save a PNG of the beams as a tree.
+
+    Args:
+        model: in evaluation mode.
+        vocabulary: of the text that it writes.
+        inputs: of a batch of one, such as `text_inputs`.
+        path: of the PNG; its folder is made.
+        beams: number of beams, at least 2.
+    """
+    nodes = beam_tree(model, inputs, model.decoding, beams=beams)
+    texts = vocabulary.token_texts([node.token for node in nodes])
+    tree = [(node.step, text, *node[2:]) for node, text in zip(nodes, texts)]
+    draw_beams(tree, path, title=f"{beams} beams, with their summed log probability; green: the best hypothesis")

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.checkpoint import LoadReport
 from vitkit.data.text.datasets import pad_tokens
@@ -32,6 +32,17 @@ class Translation:
 
     def __str__(self) -> str:
         return self.text
+
+
+class Alignment(NamedTuple):
+    """What each token of a translation attended to; the fields are the arguments of `draw_alignment`."""
+
+    attention: Tensor
+    """(T, S) in 0..1; of a Transformer the mean of the heads of the last layer but one, as `TextDecoder.step` says."""
+    source_tokens: list[str]
+    """S, the end of the sentence among them."""
+    target_tokens: list[str]
+    """T."""
 
 
 class Translator:
@@ -91,6 +102,21 @@ class Translator:
                 best = [(hypothesis.score, target.decode(hypothesis.tokens)) for hypothesis in hypotheses]
                 score, translation = best[0] if best else (0.0, "")
                 yield Translation(text, translation, score, best)
+
+    def align(self, text: str) -> Alignment:
+        """Translate a sentence, and return what each token of the best translation attended to.
+
+        Raises:
+            ConfigError: the model has no attention from what it writes to what it reads.
+            DataError: there is no token in the text.
+        """
+        source, target = self.vocabularies["source"], self.vocabularies["target"]
+        ids = source.encode(text)
+        hypotheses = next(translate(self.model, [ids], self.model.decoding, attention=True))[1]
+        if not hypotheses:
+            raise DataError("align: no token in the text. Give a sentence.")
+        best = hypotheses[0]
+        return Alignment(best.attention, source.token_texts([*ids, EOS]), target.token_texts(best.tokens))
 
 
 def translate(
