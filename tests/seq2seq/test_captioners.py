@@ -4,10 +4,11 @@ import logging
 import pytest
 import torch
 
+from vitkit import load_weights
 from vitkit.data.datasets.image_features import write_features
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.synthetic.shapes import ShapesCaptions
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.losses import CaptionLoss, SequenceLoss
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.registry import DATASETS, MODELS
@@ -306,3 +307,14 @@ def test_wrong_arguments_are_named(arguments, message):
 def test_the_code_of_row_and_column_needs_a_multiple_of_four():
     with pytest.raises(ConfigError, match=r"model.d_model: got 10; expected a multiple of 4"):
         build("transformer", d_model=10)
+
+
+def test_hard_attention_starts_from_the_weights_of_soft_attention():
+    soft, hard = build("soft"), build("hard")
+    report = load_weights(hard, soft.state_dict(), new_class_head=True)
+    assert report.new_parts == ["reward_baseline"]
+    state = hard.state_dict()
+    assert state.pop("reward_baseline").tolist() == [0, 0]
+    assert all(torch.equal(value, soft.state_dict()[name]) for name, value in state.items())
+    with pytest.raises(CheckpointError, match=r"missing \(1\): reward_baseline"):  # evaluated, it is another model
+        load_weights(hard, soft.state_dict())

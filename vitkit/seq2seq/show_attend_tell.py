@@ -124,6 +124,7 @@ class ShowAttendTell(Captioner):
         if self.hard:
             # In the model, so that checkpoints keep it: its value, and how often it moved; see CaptionLoss.
             self.register_buffer("reward_baseline", torch.zeros(2))
+            self.new_parts = ("reward_baseline",)  # training may start from soft attention's weights, which lack it
 
     def forward(
         self,
