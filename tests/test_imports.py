@@ -103,8 +103,8 @@ def test_nothing_imports_tools_or_configs(path):
 
 
 def test_model_zoo_stands_alone():
-    # checkpoint.py converts official key names by it, so it must not lead back up.
-    imported = {part_of(m) for path in (ROOT / "model_zoo").rglob("*.py") for m in imports_of(path)} - {None}
+    # checkpoint.py converts official key names by it, so it must not lead back up; its notebooks are no part of it.
+    imported = {part_of(m) for path in (ROOT / "model_zoo").glob("*.py") for m in imports_of(path)} - {None}
     assert imported <= {"model_zoo", "errors", "checkpoint"}
 
 

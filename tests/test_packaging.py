@@ -19,9 +19,14 @@ def declared() -> configparser.ConfigParser:
     return parser
 
 
+def python_files(folder: Path) -> list[Path]:
+    """All below a folder that are part of a package; notebooks are opened where they lie."""
+    return [file for file in folder.rglob("*.py") if file.parent.name != "notebooks"]
+
+
 def packages_in(folder: Path, name: str) -> set[str]:
     """The folder itself and all below it that have a Python file, as packages are named."""
-    folders = {file.parent for file in folder.rglob("*.py")}
+    folders = {file.parent for file in python_files(folder)}
     return {".".join([name, *path.relative_to(folder).parts]) for path in folders}
 
 
@@ -37,7 +42,7 @@ def test_every_folder_with_code_is_a_declared_package():
 
 def test_every_package_has_an_init_file():
     for folder in ("vitkit", "configs", "model_zoo", "tools"):
-        for file in (ROOT / folder).rglob("*.py"):
+        for file in python_files(ROOT / folder):
             assert (file.parent / "__init__.py").is_file(), file.parent
 
 
@@ -73,7 +78,7 @@ def test_wheel_holds_configs_tools_and_model_zoo(wheel):
 def test_wheel_holds_every_python_file_of_the_packages(wheel):
     expected = {f"vitkit/{file.relative_to(ROOT / 'vitkit')}" for file in (ROOT / "vitkit").rglob("*.py")}
     for folder in ("configs", "model_zoo", "tools"):
-        expected |= {f"vitkit/{folder}/{file.relative_to(ROOT / folder)}" for file in (ROOT / folder).rglob("*.py")}
+        expected |= {f"vitkit/{folder}/{file.relative_to(ROOT / folder)}" for file in python_files(ROOT / folder)}
     assert expected <= set(wheel.namelist())
 
 

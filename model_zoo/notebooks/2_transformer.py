@@ -1,0 +1,180 @@
+# %% [markdown]
+# # A Transformer that translates numbers
+#
+# Notebook 1 ended with multi-head attention. Here a whole Transformer (Vaswani et al. 2017) learns to write German
+# number words from English ones, and shows its parts: how it knows positions, what its masks hide, what its heads
+# attend to, and how it chooses the next token. The training takes less than a minute;
+# `configs/quickstart/translation.py` is the same run at full length.
+
+# %%
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+import vitkit
+from vitkit.inference.text_attention import draw_beam_tree, text_attention, text_inputs
+from vitkit.nn.attention import attention_weights, mask_bias, padding_bias
+from vitkit.nn.position import sine_positions_1d
+from vitkit.seq2seq.transformer import causal_bias
+from vitkit.visualization.notebooks import show
+from vitkit.visualization.text import draw_alignment, draw_arcs, draw_expected, draw_heads, draw_positions
+
+out = Path("pictures/transformer")
+torch.manual_seed(0)
+
+# %% [markdown]
+# ## Positions
+#
+# Attention is a weighted sum, and a sum does not know the order of its terms. So each position $p$ gets a code of its
+# own, which is added to the token's embedding: sines and cosines of falling frequencies,
+#
+# $$PE_{p, 2i} = \sin\!\left(p / 10000^{2i/d}\right), \qquad PE_{p, 2i+1} = \cos\!\left(p / 10000^{2i/d}\right).$$
+#
+# A row of the picture is a position, a column a channel. The first channels change from one position to the next, the
+# last ones hardly change over the whole sentence, much as the digits of a number.
+
+# %%
+codes = sine_positions_1d(60, 128)
+draw_positions(codes, out / "positions.png", title="Sine positions, d = 128")
+show(out / "positions.png")
+
+# %% [markdown]
+# The scalar product of two codes depends on their offset $k$ alone, because $\sin a \sin b + \cos a \cos b = \cos(a -
+# b)$:
+#
+# $$PE_p^\top PE_{p+k} = \sum_{i=0}^{d/2-1} \cos\!\left(k / 10000^{2i/d}\right).$$
+#
+# That is why a head can learn "the token before this one", wherever it stands.
+
+# %%
+products = codes @ codes.T
+offsets = range(-20, 21)
+figure = Figure(figsize=(6, 3), layout="constrained")
+axes = figure.subplots()
+for p in (20, 30, 39):
+    axes.plot(offsets, [float(products[p, p + k]) for k in offsets], label=f"p = {p}", linewidth=5 - 0.1 * p)
+axes.set(xlabel="offset k", ylabel="scalar product", title="The same curve at each position")
+axes.legend()
+axes.grid(alpha=0.3)
+figure.savefig(out / "offsets.png", dpi=110)
+show(out / "offsets.png")
+
+# %% [markdown]
+# ## Masks
+#
+# Two things must not be read. Sentences of a batch are padded to one length, and padding is nothing to attend to; and
+# in training the decoder sees the whole target at once, but a token may only depend on those before it. Both are biases
+# on the scores: 0 where a key is visible, a very negative number where it is hidden, whose softmax is 0.
+#
+# In vitkit a mask is always `True` where something is hidden, and becomes a bias in one place, `mask_bias`.
+
+# %%
+scores = torch.zeros(1, 1, 6, 6)  # all tokens fit equally well
+is_padding = torch.tensor([[False, False, False, False, True, True]])
+window = (torch.arange(6)[:, None] - torch.arange(6)).abs() > 1  # hides all but the neighbours
+biases = {
+    "padding": padding_bias(is_padding),
+    "causal": causal_bias(6, scores.device),
+    "a band, by hand": mask_bias(window),
+}
+figure = Figure(figsize=(8, 3), layout="constrained")
+for panel, (name, bias) in zip(figure.subplots(1, 3), biases.items()):
+    panel.imshow(attention_weights(scores, bias)[0, 0], vmin=0, vmax=1, cmap="magma")
+    panel.set(title=name, xlabel="key", ylabel="query")
+figure.suptitle("Weights of equal scores under three masks")
+figure.savefig(out / "masks.png", dpi=110)
+show(out / "masks.png")
+
+# %% [markdown]
+# ## Training
+#
+# Two layers on each side with four heads and 128 channels; norms come before each part (`norm_first`), which learns
+# faster in so short a run. The tokens are subwords, learned from the training text by byte pair encoding and shared by
+# both languages. The numbers that it is evaluated on are not in the training data.
+
+# %%
+run = vitkit.train(
+    "quickstart/translation",
+    data=dict(train=dict(num_pairs=10000), val=dict(num_pairs=300), tokens_per_gpu=1024),
+    train=dict(epochs=3, eval_every=1, reference_batch_size=1024),
+)
+print({name: round(run.metrics[name], 3) for name in ("exact_match", "chrf")})
+show(run.path / "curves.png")
+
+# %% [markdown]
+# The run's folder has all that is needed to use it. `run.load()` is what `vitkit.load("runs/translation")` would return
+# in another program: a translator, from text to text.
+
+# %%
+translator = run.load()
+for number in ("seven", "twenty-one", "one hundred twenty-three", "forty-five thousand six hundred seventy-eight"):
+    print(f"{number:48} {translator(number)}")
+
+# %% [markdown]
+# ## What it attends to
+#
+# `text_attention` runs the model on one sentence and returns the weights of all layers with their tokens, and what the
+# decoder expected at each step. There are three kinds of attention: among the source's tokens (encoder), among those
+# written so far (decoder), and from the written ones to the source (cross).
+
+# %%
+text = "one hundred twenty-three"
+attention = text_attention(translator.model, translator.vocabularies, text)
+for layer in attention.layers:
+    print(layer.kind, layer.number, tuple(layer.weights.shape), "(heads, tokens that attend, tokens attended to)")
+
+# %%
+encoder = attention.of_kind("encoder")
+rows = encoder[0].rows
+draw_heads([x.weights.numpy() for x in encoder], rows, rows, out / "encoder.png", title="Encoder, by layer and head")
+show(out / "encoder.png")
+
+# %% [markdown]
+# The same for the decoder's second layer, as lines: from the token at the left to what it attends to at the right.
+# Under the causal mask no line leads down.
+
+# %%
+decoder = attention.of_kind("decoder")[-1]
+draw_arcs(decoder.weights.numpy(), decoder.rows, decoder.columns, out / "decoder.png", title="Decoder, last layer")
+show(out / "decoder.png")
+
+# %% [markdown]
+# The cross-attention is the alignment of notebook 1. `align` draws it as translations do, by the mean of the heads.
+
+# %%
+draw_alignment(*translator.align(text), out / "alignment.png")
+show(out / "alignment.png")
+
+# %% [markdown]
+# ## One token after another
+#
+# A translation $y$ of $x$ is written token by token, $p(y \mid x) = \prod_t p(y_t \mid y_{<t}, x)$. Each panel is one
+# factor: the five most probable tokens after those before. Where the model is sure there is one bar.
+
+# %%
+draw_expected(attention.expected, out / "next_tokens.png", title=f"What may come next: {text}")
+show(out / "next_tokens.png")
+
+# %% [markdown]
+# To take the best token at each step is greedy, and may miss a better whole. Beam search keeps the $k$ best beginnings
+# and extends all of them; the hypotheses are compared by their summed log probability, divided by a penalty of their
+# length. In the tree each token stands above the log probability of all up to it, and green is the best. A text may
+# turn up twice, split into other subwords.
+
+# %%
+inputs = text_inputs(translator.model, translator.vocabularies, "twenty-one")
+draw_beam_tree(translator.model, translator.vocabularies["target"], inputs, out / "beams.png", beams=3)
+show(out / "beams.png")
+
+# %%
+for score, candidate in translator("twenty-one", beams=3, n_best=3).n_best:
+    print(f"{score:7.3f}  {candidate}")
+
+# %% [markdown]
+# ## Where to go from here
+#
+# - The same pictures for any run, also as one page for the browser in which pointing at a token shows what it attends
+#   to: `vitkit explain runs/translation --text "one hundred twenty-three" --html`.
+# - `vitkit analyze configs/quickstart/translation.py` counts parameters and multiplications by part.
+# - Notebook 3 writes text about a picture.

@@ -1,0 +1,216 @@
+# %% [markdown]
+# # From per-pixel classification to Mask2Former
+#
+# The usual way to segment a picture is to classify each of its pixels. MaskFormer (Cheng et al. 2021) showed that one
+# may instead predict a set of masks with a class each, and that this does semantic, instance and panoptic segmentation
+# alike. Mask2Former (Cheng et al. 2022) made it better than special models by letting each query attend only to where
+# its mask was. This notebook compares the two losses on one picture, trains both kinds of model for a moment, and opens
+# Mask2Former up.
+
+# %%
+from pathlib import Path
+
+import torch
+
+import vitkit
+from vitkit import CRITERIA
+from vitkit.inference.image_attention import image_attention
+from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries
+from vitkit.inference.query_pictures import draw_query_heads, draw_query_layers
+from vitkit.visualization.canvas import save_grid
+from vitkit.visualization.masks import draw_panoptic, draw_semantic
+from vitkit.visualization.notebooks import show
+
+out = Path("pictures/masks")
+torch.manual_seed(0)
+
+# %% [markdown]
+# ## A picture that tells the two apart
+#
+# Two things of the same class that touch. In the semantic map, which gives each pixel a class, they are one region; the
+# panoptic map keeps them apart.
+
+# %%
+WORLD = dict(type="ShapesSegmentation", image_size=64, min_objects=2, max_objects=3, min_size=0.35, max_size=0.6)
+dataset = vitkit.build_dataset(dict(WORLD, num_images=8, task="panoptic"))
+classes = dataset.classes
+image, target = dataset.load_image(4), dataset[4]["target"]
+pictures = [
+    image.repeat(5, axis=0).repeat(5, axis=1),
+    draw_semantic(image, dataset.load_semantic(4), classes),
+    draw_panoptic(image, *dataset.load_panoptic(4), classes),
+]
+save_grid(pictures, ["picture", "semantic", "panoptic"], out / "truth.png", per_line=3)
+show(out / "truth.png")
+
+# %% [markdown]
+# ## Two losses
+#
+# **Per pixel**, the loss is the mean cross entropy over the pixels $x$ of the picture $\Omega$,
+#
+# $$\mathcal{L}_{\text{pixel}} = -\frac{1}{|\Omega|} \sum_{x \in \Omega} \log p_x(c_x).$$
+#
+# **Mask classification** predicts $N$ pairs of class probabilities $p_j$ and a mask $m_j$. They are matched with the
+# true segments, as DETR matches boxes, by the least total cost. Let $c_j$ be the class of the segment that query $j$ is
+# matched with, or $\varnothing$, "no object", and $\hat m_j$ that segment's mask:
+#
+# $$\mathcal{L}_{\text{mask}} = -\lambda_{\text{cls}} \sum_{j=1}^{N} \log p_j(c_j) + \sum_{j:\, c_j \neq \varnothing}
+# \bigl( \lambda_{\text{ce}}\, \mathcal{L}_{\text{ce}}(m_j, \hat m_j)
+# + \lambda_{\text{dice}}\, \mathcal{L}_{\text{dice}}(m_j, \hat m_j) \bigr),$$
+#
+# $$\mathcal{L}_{\text{dice}}(m, \hat m)
+# = 1 - \frac{2 \sum_x m(x)\, \hat m(x) + 1}{\sum_x m(x) + \sum_x \hat m(x) + 1}.$$
+#
+# (In vitkit "no object" counts a tenth, and each sum is divided by its number of terms.) To see what each loss notices,
+# we write predictions by hand, from masks and labels.
+
+# %%
+per_pixel_loss = CRITERIA.build(dict(type="PerPixelCriterion"))
+mask_loss = CRITERIA.build(
+    dict(
+        type="MaskCriterion",
+        no_object_weight=0.1,
+        num_points=2000,
+        weights=dict(labels=2.0, mask=5.0, dice=5.0),
+        matcher=dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0, num_points=2000),
+    )
+)
+
+
+def losses(masks, labels, num_queries=6):
+    """Both losses of predictions that are sure of these masks and labels; the other queries say "no object"."""
+    size = masks.shape[-2:]
+    pred_masks = torch.full((num_queries, *size), -6.0)
+    pred_masks[: len(masks)] = 12.0 * masks - 6
+    pred_logits = torch.zeros(num_queries, len(classes) + 1)
+    pred_logits[range(len(masks)), labels] = 8.0
+    pred_logits[len(masks) :, -1] = 8.0
+    pred_semantic = torch.zeros(len(classes), *size)
+    for mask, label in zip(masks, labels):
+        pred_semantic[label] += 8.0 * mask
+    pixel = per_pixel_loss(dict(pred_semantic=pred_semantic[None], input_size=size), [target])
+    outputs = dict(pred_logits=pred_logits[None], pred_masks=pred_masks[None], input_size=size)
+    return float(pixel["semantic"]), float(sum(mask_loss(outputs, [target]).values()))
+
+
+masks, labels = target["masks"].float(), target["labels"]
+same = next(label for label in labels.tolist() if (labels == label).sum() > 1)
+merged_masks = torch.cat([masks[labels != same], masks[labels == same].amax(0, keepdim=True)])
+merged_labels = torch.cat([labels[labels != same], torch.tensor([same])])
+cases = {
+    "the truth": (masks, labels),
+    "the truth, in another order": (masks.flip(0), labels.flip(0)),
+    "both things of one class as one": (merged_masks, merged_labels),
+    "one thing called another class": (masks, labels.index_fill(0, torch.tensor([0]), (int(labels[0]) + 1) % 6)),
+}
+print(f"{'':34}{'per pixel':>10}{'masks':>10}")
+for name, prediction in cases.items():
+    pixel, mask = losses(*prediction)
+    print(f"{name:34}{pixel:10.3f}{mask:10.3f}")
+
+# %% [markdown]
+# The order of the queries does not matter to either (the small difference is that of the random points at which masks
+# are compared, see below). Merging the two things is no error per pixel, and a large one for masks. And a wrong class
+# costs masks one query's cross entropy, however many pixels the thing has.
+#
+# ## Training both
+#
+# The same backbone and pixel decoder, and the same eight pictures, the one above among them. The per-pixel model puts a
+# 1x1 convolution on the decoder's map; Mask2Former puts queries there, whose masks are products of the query's
+# embedding and the map, $m_j(x) = \sigma(e_j^\top f(x))$.
+
+# %%
+FEW = dict(WORLD, num_images=8)
+BACKBONE = dict(type="ResNet", depth=18, norm="bn", out_features=["res2", "res3", "res4"], pretrained=False)
+NECK = dict(type="DeformablePixelDecoder", out_channels=96, mask_channels=96, num_levels=2, num_layers=1, d_ffn=384)
+
+
+def train_short(task, epochs, **sections):
+    """Train on eight pictures, on which it is evaluated, too."""
+    few = dict(FEW, task=task)
+    return vitkit.train(
+        "quickstart/mask2former_panoptic",
+        data=dict(train=dict(few, transforms=None), val=few, images_per_gpu=8),
+        schedule=dict(warmup_steps=10),
+        train=dict(epochs=epochs, eval_every=epochs, log_every=50, **sections.pop("train", {})),
+        **sections,
+    )
+
+
+pixel_run = train_short(
+    "semantic",
+    60,
+    model=dict(type="PerPixelClassification", backbone=BACKBONE, neck=NECK, head=dict(type="PerPixelBaselineHead")),
+    criterion=dict(type="PerPixelCriterion"),
+    evaluator=dict(type="SemanticEvaluator"),
+    train=dict(best_metric="mIoU"),
+)
+show(pixel_run.path / "predictions.png")
+
+# %%
+mask_run = train_short("panoptic", 120)
+show(mask_run.path / "predictions.png")
+
+# %% [markdown]
+# ## What each query became
+#
+# Twelve queries, each with its class and its mask. Few are needed; the others say "no object", whatever their mask is
+# (the class above it is the most probable one beside that).
+
+# %%
+predictor = mask_run.load()
+attention = image_attention(predictor, image)
+best = attention.queries.scores.argsort(descending=True).tolist()
+draw_queries(attention.view, classes, best, out / "queries.png")
+show(out / "queries.png")
+
+# %% [markdown]
+# ## Masked attention
+#
+# A query's cross-attention is limited to where the mask that it predicted one layer before is above one half:
+#
+# $$X_l = \operatorname{softmax}(\mathcal{M}_{l-1} + Q_l K_l^\top)\, V_l + X_{l-1}, \qquad
+# \mathcal{M}_{l-1}(x) = \begin{cases} 0 & m_{l-1}(x) \geq 0.5 \\ -\infty & \text{otherwise.} \end{cases}$$
+#
+# (Scores are scaled as in notebook 1.) The first row shows where the query may look in each layer, the second where it
+# looks there, the third the mask that it predicts, which is the next layer's limit. The layers take the feature maps in
+# turn, coarse first.
+
+# %%
+draw_query_layers(attention, best[0], out / "layers.png")
+show(out / "layers.png")
+
+# %% [markdown]
+# Head by head, the queries of three segments in the last layer: each stays within its own.
+
+# %%
+draw_query_heads(attention, best[:3], out / "heads.png")
+show(out / "heads.png")
+
+# %% [markdown]
+# ## A loss at points
+#
+# To compare whole masks takes memory for each query and pixel. Mask2Former compares them at points, three quarters of
+# them where the prediction is least certain: along the borders, and in whatever is easily mistaken for the segment.
+
+# %%
+draw_loss_points(attention.view, mask_loss, best[:3], out / "points.png")
+show(out / "points.png")
+
+# %% [markdown]
+# ## Merging masks into a panoptic map
+#
+# Masks may overlap, a panoptic map may not. Queries that are sure enough of an object compete for each pixel with the
+# product of class score and mask, $\arg\max_j p_j(c_j)\, m_j(x)$; a segment that keeps too small a part of its mask is
+# dropped. The picture says which pixel was decided by which rule.
+
+# %%
+draw_merging(attention.view, predictor.model, classes, out / "merging.png")
+show(out / "merging.png")
+
+# %% [markdown]
+# ## Where to go from here
+#
+# - `vitkit explain mask2former_r50_coco_panoptic --image street.jpg --html` draws all of this for the published model.
+# - `vitkit ablate mask2former_parts` takes masked attention, learned queries, levels and points away, one by one.
+# - `configs/quickstart/eomt.py` is what came later: the queries go through the last blocks of a plain ViT.

@@ -1,0 +1,98 @@
+import ast
+import importlib
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from PIL import Image
+
+FOLDER = ROOT / "model_zoo" / "notebooks"
+NOTEBOOKS = [pytest.param(path, id=path.stem) for path in sorted(FOLDER.glob("*.py"))]
+SECONDS = 180
+"""Of processor time, so that a notebook takes no longer on any number of free cores."""
+
+
+def cells(path: Path) -> list[tuple[bool, list[str]]]:
+    """Whether each cell is prose, and its lines; what stands before the first cell would be lost in a notebook."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("# %%")]
+    assert starts[0] == 0
+    return [(lines[i] == "# %% [markdown]", lines[i + 1 : j]) for i, j in zip(starts, [*starts[1:], len(lines)])]
+
+
+def public(name: str) -> bool:
+    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+
+
+def test_there_are_six():
+    assert [path.values[0].stem[0] for path in NOTEBOOKS] == list("123456")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS)
+def test_notebook_uses_public_names_that_exist(path):
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    assert all(public(node.attr) for node in nodes if isinstance(node, ast.Attribute))
+    modules = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    names = {(node.module, alias.name) for node in modules for alias in node.names}
+    names |= {(alias.name, None) for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    assert any(module.startswith("vitkit") for module, _ in names)
+    for module, name in names:
+        assert all(map(public, [*module.split("."), name or ""]))
+        # What comes with vitkit, so that nothing else need be installed.
+        assert module.split(".")[0] in {"vitkit", "torch", "matplotlib", "numpy", "scipy", "pathlib"}
+        assert name is None or hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS)
+def test_notebook_is_prose_and_code_in_turn_under_a_title(path):
+    first, *others = cells(path)
+    assert first[0] and first[1][0].startswith("# # ")
+    for is_prose, lines in (first, *others):
+        text = "\n".join(lines).strip()
+        assert text
+        if is_prose:
+            assert all(line.startswith("#") for line in text.splitlines())
+            assert len(re.findall(r"\$\$", text)) % 2 == 0 and text.replace("$$", "").count("$") % 2 == 0
+            assert text.count("{") == text.count("}")
+        else:
+            ast.parse(text)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS)
+def test_notebook_names_files_and_sets_that_exist(path):
+    prose = "\n".join(line for is_prose, lines in cells(path) if is_prose for line in lines)
+    files = set(re.findall(r"(?:configs|vitkit|model_zoo)/[\w/]+\.(?:py|md)", prose))
+    files |= {f"configs/ablations/{name}.py" for name in re.findall(r"vitkit ablate (\w+)", prose)}
+    assert files and not [name for name in files if not (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS)
+def test_notebook_converts_to_as_many_cells(path):
+    jupytext = pytest.importorskip("jupytext")
+    notebook = jupytext.read(path)
+    assert [cell.cell_type == "markdown" for cell in notebook.cells] == [is_prose for is_prose, _ in cells(path)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS)
+def test_notebook_runs_and_draws_within_three_minutes(path, tmp_path):
+    strings = (
+        node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant)
+    )
+    expected = {text for text in strings if isinstance(text, str) and text.endswith(".png")}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = subprocess.run(
+        [sys.executable, path], cwd=tmp_path, env=os.environ | {"MPLBACKEND": "Agg"}, capture_output=True, text=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert result.returncode == 0, result.stderr[-3000:]
+    pictures = {picture.name: picture for picture in tmp_path.rglob("*.png")}
+    assert len(expected) >= 4 and expected <= set(pictures)
+    assert all(np.asarray(Image.open(pictures[name]).convert("L")).std() > 5 for name in expected)
+    assert sum(after[:2]) - sum(before[:2]) < SECONDS
