@@ -40,9 +40,19 @@ def read_source(source: str | Path, args: argparse.Namespace) -> AnnotatedImages
     return data if getattr(args, "split", None) is None else data.split(args.split)
 
 
+def require_new(out: Path) -> None:
+    """Raise a DataError if something is there: what an earlier split has left would be in the new one, too."""
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise DataError(f"--out {out}: is there already. Choose another name, or remove it.")
+
+
 def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
     """Write annotations, read them again, and print the numbers before and after and what was lost; draw a sheet."""
     lost: Lost = {}
+    if data.splits and out.suffix != ".json":
+        in_splits = {image_id for ids in data.splits.values() for image_id in ids}
+        without = [image["file_name"] for image in data.images if image["id"] not in in_splits]
+        lost |= {"images that are in no split": without} if without else {}
     written = WRITERS[to](data, out, lost)
     sheet = out.with_name(f"{out.stem}_sheet.png") if out.suffix == ".json" else out / "sheet.png"
     draw_sheet(data, sheet)

@@ -15,6 +15,7 @@ sheet of pictures is drawn to look at. --fix mends what tools/doctor.py finds:
   sizes                 images have another width and height than listed, such as exchanged ones
   classes               class names differ by case, blanks or plural, or two ids have one name
   empty                 boxes have no area inside their image
+  ids                   annotations have no id, or two have one
   FILE.json             corrections of labels: [{"image": "a.jpg", "action": "add", "remove" or "change",
                         "annotation_id": 17 or null, "bbox": [x, y, w, h] or null, "category": "cat" or null}, ...]
 

@@ -14,7 +14,7 @@ from vitkit.data.formats import FORMAT_NAMES, read_annotations
 from vitkit.data.formats.merging import merge_datasets
 from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import ConfigError
-from vitkit.tools.annotations import print_left_out, write_annotations
+from vitkit.tools.annotations import print_left_out, require_new, write_annotations
 from vitkit.tools.common import errors_in_one_line
 
 
@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read the datasets, join them, and write the result."""
+    require_new(args.out)
     wrong = [entry for entry in args.map if "=" not in entry]
     if wrong:
         raise ConfigError(f"--map {wrong[0]}: expected CLASS=NAME.")

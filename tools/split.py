@@ -19,7 +19,7 @@ from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import DataError
 from vitkit.ops.image_files import MAX_PIXELS
-from vitkit.tools.annotations import add_source, print_left_out, read_source, write_annotations
+from vitkit.tools.annotations import add_source, print_left_out, read_source, require_new, write_annotations
 from vitkit.tools.common import errors_in_one_line
 
 
@@ -47,6 +47,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read the annotations, divide the images, and write each split."""
+    require_new(args.out)
     fractions, patterns = {}, {}
     for name in ("val", "test"):
         parts = getattr(args, name) or []

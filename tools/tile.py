@@ -14,7 +14,7 @@ from pathlib import Path
 from vitkit.data.formats.merging import tile_dataset
 from vitkit.data.formats.writing import WRITERS
 from vitkit.inference import Tiling
-from vitkit.tools.annotations import add_source, print_left_out, read_source, write_annotations
+from vitkit.tools.annotations import add_source, print_left_out, read_source, require_new, write_annotations
 from vitkit.tools.common import errors_in_one_line
 
 
@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read the annotations, cut the images, and write the tiles."""
+    require_new(args.out)
     tiling = Tiling(args.size, args.overlap)
     data = read_source(args.source, args)
     tiled = tile_dataset(data, tiling.tiles, args.out, min_visible=args.min_visible, keep_empty=args.keep_empty)

@@ -128,3 +128,15 @@ def test_corrections_add_remove_and_change(tmp_path):
 def test_wrong_correction_is_named(tmp_path, entry, message):
     with pytest.raises(DataError, match=f"corrections.json: correction 1.*{message}"):
         correct(dataset(tmp_path, num_boxes=3), tmp_path, entry)
+
+
+@pytest.mark.parametrize("ids", [[1, 1, 3], [1, None, 3]])
+def test_corrections_need_ids_that_name_one_annotation_each(tmp_path, ids):
+    data = dataset(tmp_path, num_boxes=3)
+    for annotation, number in zip(data.annotations, ids):
+        annotation["id"] = number
+    entry = {"image": "a.png", "action": "remove", "annotation_id": 3}
+    with pytest.raises(DataError, match="without an id, or with that of another.*--fix ids"):
+        correct(data, tmp_path, entry)
+    assert FIXES["ids"][0](data) == 1 and len(data.annotations) == 3
+    assert correct(data, tmp_path, entry) == {"remove": 1} and len(data.annotations) == 2

@@ -10,8 +10,8 @@ from PIL import Image
 
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import find_format, read_annotations
-from vitkit.data.formats.annotated import polygon_box
-from vitkit.data.formats.writing import WRITERS, joined, outlines
+from vitkit.data.formats.annotated import AnnotatedImages, polygon_box
+from vitkit.data.formats.writing import WRITERS, joined, outlines, write_voc
 from vitkit.errors import DataError
 from vitkit.ops.segmentations import decode_segmentation
 
@@ -298,3 +298,45 @@ def test_supervision_reads_the_same_boxes(tmp_path):
     )
     ((_, _, found),) = list(read)
     assert found.xyxy.tolist() == [[10, 5, 30, 15], [1, 2, 9, 40]]
+
+
+def test_yolo_whose_label_files_are_elsewhere_is_no_dataset_of_empty_pictures(tmp_path):
+    pictures(tmp_path / "images", "a.png", "b.png")
+    write(tmp_path / "annotations/a.txt", "0 0.5 0.5 0.1 0.1\n")
+    write(tmp_path / "data.yaml", "train: images\nnames: [cat]\n")
+    with pytest.raises(DataError, match="data.yaml: no picture has a label file"):
+        read_annotations(tmp_path / "data.yaml")
+
+
+def test_yolo_tells_that_training_pictures_are_tested(tmp_path):
+    pictures(tmp_path / "images", "train/a.png", "val/b.png")
+    write(tmp_path / "labels/train/a.txt", "0 0.5 0.5 0.1 0.1\n")
+    write(tmp_path / "data.yaml", "train: images/train\nval: images/val\ntest: images/train\nnames: [cat]\n")
+    notes = read_annotations(tmp_path / "data.yaml").notes
+    assert notes == ["1 pictures are in both train and test, such as images/train/a.png"]
+
+
+def coco_with(folder, *boxes):
+    pictures(folder, "a.png")
+    data = AnnotatedImages("coco", folder / "a.json", folder)
+    image_id = data.add_image("a.png", 40, 20)
+    for bbox in boxes:
+        data.add_object(image_id, "cat", bbox)
+    return data
+
+
+def test_boxes_beyond_the_border_do_not_move_the_others_in_voc(tmp_path):
+    data, lost = coco_with(tmp_path, [-3, 2, 8, 4], [10, 5, 6, 6], [50, 2, 4, 4]), {}
+    write_voc(data, tmp_path / "out", lost)
+    again = read_annotations(tmp_path / "out")
+    assert [annotation["bbox"] for annotation in again.annotations] == [[0, 2, 5, 4], [10, 5, 6, 6]]
+    assert lost == {"parts of boxes outside their image": ["1"], "boxes outside their image": ["3"]}
+
+
+@pytest.mark.parametrize("to", ["yolo", "voc"])
+def test_pictures_that_would_share_a_label_file_are_named(tmp_path, to):
+    data = coco_with(tmp_path, [10, 5, 6, 6])
+    pictures(tmp_path, "a.bmp")
+    data.add_image("a.bmp", 40, 20)
+    with pytest.raises(DataError, match="'a.bmp' and 'a.png' would have one label file"):
+        WRITERS[to](data, tmp_path / "out", {})

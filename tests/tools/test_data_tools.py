@@ -138,3 +138,19 @@ def test_bccd_is_the_same_through_yolo_and_voc(shared_data):
         boxes = [(file_of[a["image_id"]], name_of[a["category_id"]], *a["bbox"]) for a in truth["annotations"]]
         found.append((sorted(boxes), evaluator.compute()))
     assert found[0] == found[1] == found[2] and 0.3 < found[0][1]["bbox/AP"] < 1
+
+
+def test_another_split_is_not_written_over_an_earlier_one():
+    write_yolo("y", count=8)
+    split.main(["y/data.yaml", "--val", "0.25", "--to", "yolo", "--out", "parts"])
+    with pytest.raises(SystemExit, match="--out parts: is there already"):
+        split.main(["y/data.yaml", "--val", "0.25", "--seed", "1", "--to", "yolo", "--out", "parts"])
+
+
+def test_images_without_a_split_are_counted_as_lost(capsys):
+    write_yolo("y")
+    convert.main(["y/data.yaml", "--to", "voc", "--out", "v"])
+    Path("v/ImageSets/Main/train.txt").write_text("0x\n1x\n2x\n")
+    capsys.readouterr()
+    convert.main(["v", "--to", "yolo", "--out", "back"])
+    assert "lost: 1 images that are in no split: 3x.png" in capsys.readouterr().out

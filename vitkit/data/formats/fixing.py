@@ -163,6 +163,15 @@ def fix_empty(data: AnnotatedImages) -> int:
     return removed
 
 
+def fix_ids(data: AnnotatedImages) -> int:
+    """Number the annotations from 1; return how many have another id than before."""
+    changed = 0
+    for number, annotation in enumerate(data.annotations, start=1):
+        changed += annotation.get("id") != number
+        annotation["id"] = number
+    return changed
+
+
 FIXES: dict[str, tuple[Callable[[AnnotatedImages], int], str]] = {
     "fractions": (fix_fractions, "boxes multiplied with the sizes of their images"),
     "xywh": (lambda data: _fix_order(data, "xywh"), "boxes read as x, y, width, height"),
@@ -171,6 +180,7 @@ FIXES: dict[str, tuple[Callable[[AnnotatedImages], int], str]] = {
     "sizes": (fix_sizes, "sizes of images set to those of the files"),
     "classes": (fix_classes, "classes merged into one of nearly the same name"),
     "empty": (fix_empty, "boxes without an area inside their image removed"),
+    "ids": (fix_ids, "annotations given another id"),
 }
 """Name -> what mends a dataset and returns how often, and what that means."""
 
@@ -182,13 +192,19 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
     "bbox": [x, y, width, height] or null, "category": name or null}; "change" changes what is not null.
 
     Raises:
-        DataError: an entry is wrong, or names an image, annotation or class that the dataset lacks.
+        DataError: an entry is wrong, or names an image, annotation or class that the dataset lacks; or annotations
+            have no id, or that of another.
     """
     corrections = read_json(path, key="--fix", remedy="Give the JSON file of corrections.")
     if not isinstance(corrections, list) or not all(isinstance(entry, dict) for entry in corrections):
         raise DataError(f"{path.name}: expected a list of corrections, [{{'image': …, 'action': …}}]. Export it again.")
     images = {image["file_name"]: image["id"] for image in data.images}
     by_id = {annotation.get("id"): annotation for annotation in data.annotations}
+    if None in by_id or len(by_id) < len(data.annotations):
+        raise DataError(
+            f"'{data.source}' has annotations without an id, or with that of another, so that {path.name} cannot name "
+            "them. Number them by `vitkit convert … --fix ids`, and export the corrections of the result."
+        )
     categories = {category["name"]: category["id"] for category in data.categories}
     done: Counter[str] = Counter()
     for number, entry in enumerate(corrections, start=1):
@@ -202,7 +218,7 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
             raise DataError(f"{where}: no class is called {name!r}; they are {', '.join(categories)}. Correct it.")
         if action == "add" and bbox is not None and name is not None:
             data.add_object(images[entry["image"]], categories[name], bbox)
-            data.annotations[-1]["id"] = max((id_ for id_ in by_id if id_ is not None), default=0) + 1
+            data.annotations[-1]["id"] = max(by_id, default=0) + 1
             by_id[data.annotations[-1]["id"]] = data.annotations[-1]
         elif action in ("remove", "change"):
             annotation = by_id.get(entry.get("annotation_id"))

@@ -118,12 +118,12 @@ def tile_dataset(
             height, width = tile.bottom - tile.top, tile.right - tile.left
             image_id = tiled.add_image(name, width, height, split_of.get(image["id"]))
             for annotation, part in kept:
-                shown.add(annotation["id"])
+                shown.add(id(annotation))
                 more = {k: v for k, v in annotation.items() if k not in ("id", "image_id", "category_id", "area")}
                 tiled.add_object(image_id, annotation["category_id"], **{**more, **part.fields})
         for annotation in annotations:
-            if annotation["id"] not in shown:
-                tiled.leave_out("objects that no tile shows enough of", str(annotation["id"]))
+            if id(annotation) not in shown:
+                tiled.leave_out("objects that no tile shows enough of", str(annotation.get("id")))
     return tiled
 
 

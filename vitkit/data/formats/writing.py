@@ -74,9 +74,9 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     """Write JPEGImages, Annotations, ImageSets/Main/SPLIT.txt, and classes.txt, for the order of the classes."""
     names = class_names(data.content)
     (out / "Annotations").mkdir(parents=True, exist_ok=True)
-    stems = {}
+    stems, file_names = {}, _flat_names(data)
     for image, annotations in _by_image(data, lost):
-        name = _flat_names(data)[image["id"]]
+        name = file_names[image["id"]]
         stems[image["id"]] = PurePosixPath(name).stem
         place_picture(data.folder / image["file_name"], out / "JPEGImages" / name)
         root = ElementTree.Element("annotation")
@@ -85,8 +85,8 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         _add_text(size, width=image["width"], height=image["height"], depth=3)
         for annotation in annotations:
             if annotation.get("segmentation"):
-                lost.setdefault("masks: VOC's XML has boxes only", []).append(str(annotation["id"]))
-            x, y, width, height = annotation["bbox"]
+                lost.setdefault("masks: VOC's XML has boxes only", []).append(str(annotation.get("id")))
+            x, y, width, height = _clipped(annotation, image, lost)
             obj = ElementTree.SubElement(root, "object")
             flags = {flag: annotation.get(flag, 0) for flag in ("truncated", "occluded", "difficult")}
             _add_text(obj, name=names[annotation["category_id"]], **flags)
@@ -132,22 +132,41 @@ def place_picture(source: Path, target: Path) -> None:
 def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Yield each image with its objects, without those that neither YOLO nor VOC can hold."""
     objects: dict[int, list[dict[str, Any]]] = {}
+    sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
     for annotation in data.annotations:
+        (x, y, width, height), (image_width, image_height) = annotation["bbox"], sizes[annotation["image_id"]]
         if annotation.get("iscrowd"):
             lost.setdefault("crowd regions", []).append(str(annotation.get("id")))
-        elif min(annotation["bbox"][2:]) <= 0:
+        elif min(width, height) <= 0:
             lost.setdefault("boxes without an area", []).append(str(annotation.get("id")))
+        elif x >= image_width or y >= image_height or x + width <= 0 or y + height <= 0:
+            lost.setdefault("boxes outside their image", []).append(str(annotation.get("id")))
         else:
             objects.setdefault(annotation["image_id"], []).append(annotation)
     for image in data.images:
         yield image, objects.get(image["id"], [])
 
 
+def _clipped(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -> list[float]:
+    """Return an object's box inside its image: VOC's readers take coordinates below 1 for another origin."""
+    x, y, width, height = annotation["bbox"]
+    x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + width, image["width"]), min(y + height, image["height"])
+    if (x0, y0) != (x, y) or x1 < x + width or y1 < y + height:
+        lost.setdefault("parts of boxes outside their image", []).append(str(annotation.get("id")))
+    return [x0, y0, x1 - x0, y1 - y0]
+
+
 def _flat_names(data: AnnotatedImages) -> dict[int, str]:
     """Return a file name without folders for each image id."""
     names = {image["id"]: PurePosixPath(image["file_name"]) for image in data.images}
-    is_repeated = max(Counter(path.stem for path in names.values()).values()) > 1
-    return {key: str(path).replace("/", "_") if is_repeated else path.name for key, path in names.items()}
+    is_repeated = max(Counter(path.stem for path in names.values()).values(), default=0) > 1
+    flat = {key: str(path).replace("/", "_") if is_repeated else path.name for key, path in names.items()}
+    taken: dict[str, PurePosixPath] = {}
+    for key, path in names.items():
+        if taken.setdefault(PurePosixPath(flat[key]).stem, path) != path:
+            other = taken[PurePosixPath(flat[key]).stem]
+            raise DataError(f"'{path}' and '{other}' would have one label file. Give each picture a name of its own.")
+    return flat
 
 
 def _targets(data: AnnotatedImages, folder: Path) -> dict[int, list[Path]]:

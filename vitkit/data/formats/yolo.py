@@ -6,7 +6,7 @@ no object. Class ids are those of the text files.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -83,6 +83,7 @@ def _read_yaml(path: Path, images: Path | None, max_pixels: int) -> AnnotatedIma
     data = AnnotatedImages("yolo", path, root)
     files = ImageFiles(root, max_pixels=max_pixels)
     reader = _Reader(data, files, settings, path.parent)
+    has_labels = False
     for key, split in SPLIT_NAMES.items():
         value = settings.get(key)
         for entry in value if isinstance(value, list) else [value] if value else []:
@@ -95,10 +96,17 @@ def _read_yaml(path: Path, images: Path | None, max_pixels: int) -> AnnotatedIma
                     "folder that it is relative to as the images."
                 )
             for name in names:
-                reader.add(name, _label_file(root / name, None, PurePosixPath(name)), split)
+                label_file = _label_file(root / name, None, PurePosixPath(name))
+                has_labels |= label_file is not None
+                reader.add(name, label_file, split)
     if not data.images:
         raise DataError(f"{path.name}: has neither train nor val; expected folders of pictures. Add them.")
-    for (a, ids), (b, others) in pairwise(data.splits.items()):
+    if not has_labels:
+        raise DataError(
+            f"{path.name}: no picture has a label file, a .txt in `labels` beside `images`, or beside the picture. Put "
+            "the label files there."
+        )
+    for (a, ids), (b, others) in combinations(data.splits.items(), 2):
         if shared := _names_of(data, ids) & _names_of(data, others):
             data.notes.append(f"{len(shared)} pictures are in both {a} and {b}, such as {min(shared)}")
     return data
