@@ -146,7 +146,7 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace, device: t
 
 def score(config: Config, args: argparse.Namespace) -> None:
     """Print the metrics of predictions that were written before."""
-    require(config, f"data.{args.split}", "evaluator")
+    require(config, "data.val" if args.split == "val" else "data", "evaluator")
     data = DataSettings(**config["data"])
     dataset = data.evaluated(args.split)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)

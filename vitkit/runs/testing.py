@@ -73,7 +73,7 @@ def evaluate_config(
     Raises:
         VitkitError: see vitkit/errors.py; whatever a user can cause.
     """
-    require(config, "model", f"data.{split}", "evaluator", "train.epochs")
+    require(config, "model", "data.val" if split == "val" else "data", "evaluator", "train.epochs")
     if tiling is not None:
         return _evaluate_tiles(config, weights, device, tiling, split)
     settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
