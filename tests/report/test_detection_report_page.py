@@ -80,6 +80,10 @@ def test_the_tool_writes_it_from_results_alone(tmp_path, capsys, monkeypatch):
 
 def test_in_a_browser_the_matrix_follows_the_threshold(tmp_path):
     write_data(tmp_path, num_images=6)
+    content = json.loads((tmp_path / "truth.json").read_text())
+    for annotation in content["annotations"][::5]:
+        annotation["iscrowd"] = 1
+    (tmp_path / "truth.json").write_text(json.dumps(content))
     evaluator = evaluator_of(tmp_path)
     path = write_report(evaluator, tmp_path / "report.html", title="report")
     truth, results = evaluator.dataset.ground_truth(), evaluator.results()

@@ -11,7 +11,7 @@ from vitkit import EVALUATORS, build_dataset
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
 from vitkit.report import write_report
 from vitkit.report.matrix import ranked, shown_classes
-from vitkit.report.segmentation import confusion_of, label_map, pixel_statistics
+from vitkit.report.segmentation import label_map, pixel_statistics
 
 
 def shapes(kind, **more):
@@ -105,8 +105,7 @@ def test_pixels_of_panoptic_maps_are_those_of_a_semantic_evaluator():
             return pairs[index][0]
 
     other = EVALUATORS.build(dict(type="SemanticEvaluator"), dataset=Semantic())
-    statistics = pixel_statistics(ids, dataset.classes, pairs.__getitem__)
-    matrix = confusion_of(statistics, pairs.__getitem__)
+    statistics, matrix = pixel_statistics(ids, dataset.classes, pairs.__getitem__)
     # The evaluator takes complete maps only: what has no prediction is compared by the counts alone.
     for k, image_id in enumerate(ids):
         complete = np.where(pairs[k][1] == 255, 0, pairs[k][1]).astype(np.int64)

@@ -78,6 +78,7 @@ class DetectionStatistics:
         order = list(evaluation.params.catIds)
         self._positions = [order.index(raw) for raw in category_ids]
         self._images_of: dict[tuple[int, int], list] = {}
+        self._matches_of: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
 
     def ranking(self, label: int, iou: int = 0, size: int = 0) -> Ranking:
         """Return the predictions of a class.
@@ -86,18 +87,27 @@ class DetectionStatistics:
             iou: position among `ious`; 0 is 0.5.
             size: 0 for objects of all sizes, 1 to 3 for `SIZES`.
         """
-        images = self.images_of(label, size)
+        if (label, size) not in self._matches_of:
+            self._matches_of[label, size] = self._matches(label, size)
+        scores, image, right, counts, num_objects = self._matches_of[label, size]
+        kept = counts[iou]
+        return Ranking(scores[kept], image[kept], right[iou, kept], num_objects)
+
+    def _matches(self, label: int, size: int) -> tuple[np.ndarray, ...]:
+        """Return a class's predictions, best first: scores, images, (IoUs, D) right and counted; objects of images."""
         num_objects = np.zeros(len(self.sample_ids))
-        scores, image, right = [np.zeros(0)], [np.zeros(0, np.int64)], [np.zeros(0, bool)]
-        for position, entry in images:
+        none = np.zeros((len(self.ious), 0), bool)
+        scores, image, right, counts = [np.zeros(0)], [np.zeros(0, np.int64)], [none], [none]
+        for position, entry in self.images_of(label, size):
             num_objects[position] = np.count_nonzero(~np.asarray(entry["gtIgnore"], bool))
-            counts = ~entry["dtIgnore"][iou].astype(bool)
-            scores.append(np.asarray(entry["dtScores"], np.float64)[counts])
-            right.append(entry["dtMatches"][iou][counts] > 0)
-            image.append(np.full(np.count_nonzero(counts), position))
-        scores, image, right = map(np.concatenate, (scores, image, right))
+            scores.append(np.asarray(entry["dtScores"], np.float64))
+            image.append(np.full(len(entry["dtScores"]), position))
+            right.append(entry["dtMatches"] > 0)
+            counts.append(~entry["dtIgnore"].astype(bool))
+        scores, image = np.concatenate(scores), np.concatenate(image)
         order = np.argsort(-scores, kind="mergesort")
-        return Ranking(scores[order], image[order], right[order], num_objects)
+        right, counts = (np.concatenate(parts, axis=1)[:, order] for parts in (right, counts))
+        return scores[order], image[order], right, counts, num_objects
 
     def images_of(self, label: int, size: int = 0) -> list[tuple[int, dict]]:
         """Return positions and matches of the images where a class is, or is predicted."""

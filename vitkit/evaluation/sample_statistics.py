@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from sacrebleu.metrics.base import Metric
+from scipy.sparse import csr_array
 
 from vitkit.evaluation.bootstrap import Scores, Values, mean_of_finite, weighted_ratio
 from vitkit.evaluation.caption_metrics import bleu_of_counts
@@ -109,15 +110,20 @@ class ClassificationStatistics(NamedTuple):
             "top1": weighted_ratio(weights, hits[:, 0], all_images),
             "top5": weighted_ratio(weights, hits.any(axis=1), all_images),
         }
-        every = np.arange(len(self.class_names))
-        true, predicted = self.labels[:, None] == every, self.best[:, :1] == every
-        right = true & predicted
+        true, predicted = self._by_label(weights, self.labels), self._by_label(weights, self.best[:, 0])
+        right = self._by_label(weights, np.where(hits[:, 0], self.labels, -1))
+        ratios = {"accuracy": (right, true), "precision": (right, predicted), "F1": (2 * right, true + predicted)}
         per_class = {
-            "accuracy": weighted_ratio(weights, right, true),
-            "precision": weighted_ratio(weights, right, predicted),
-            "F1": weighted_ratio(weights, 2 * right, true.astype(int) + predicted),
+            name: np.divide(part, total, out=np.full(part.shape, np.nan), where=total > 0)
+            for name, (part, total) in ratios.items()
         }
         return Scores(overall, _by_class(self.class_names, per_class))
+
+    def _by_label(self, weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return (R, C) weights of the images of each label; negative ones are left out."""
+        known = np.flatnonzero(labels >= 0)
+        of_label = csr_array((np.ones(len(known)), (labels[known], known)), (len(self.class_names), len(labels)))
+        return (of_label @ weights.T).T
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
         """Return the score of the right class where it is among the best five, less one where another is best."""

@@ -71,7 +71,7 @@ def panoptic_sections(evaluator: PanopticEvaluator, pictures: PictureBudget) -> 
 
     weights = bootstrap_weights(len(ids))
     scores = statistics.scores(weights)
-    of_pixels = pixel_statistics(ids, dataset.classes, maps)
+    of_pixels, matrix = pixel_statistics(ids, dataset.classes, maps)
     pixel_scores = of_pixels.scores(weights)
     by_class = {name: {**values, **pixel_scores.by_class[name]} for name, values in scores.by_class.items()}
     columns = ("PQ", "SQ", "RQ", "IoU", "boundary IoU")
@@ -82,7 +82,6 @@ def panoptic_sections(evaluator: PanopticEvaluator, pictures: PictureBudget) -> 
         for name, suffix in (("all", ""), ("things", "_things"), ("stuff", "_stuff"))
     ]
     pixels = [[name, estimate(values)] for name, values in pixel_scores.overall.items()]
-    matrix = confusion_of(of_pixels, maps)
     return [
         section(
             "Panoptic quality",
@@ -105,30 +104,25 @@ def label_map(segments: PanopticMap) -> np.ndarray:
     return labels
 
 
-def pixel_statistics(ids: list, class_names: Any, maps: Any) -> SemanticStatistics:
-    """Return the pixels of panoptic maps by class, for IoU and boundary IoU."""
+def pixel_statistics(ids: list, class_names: Any, maps: Any) -> tuple[SemanticStatistics, np.ndarray]:
+    """Count the pixels of panoptic maps by class.
+
+    Returns:
+        what each image adds to IoU and boundary IoU, and (C, C + 1) pixels: rows true, columns predicted, the last no
+        prediction.
+    """
     num_classes = len(class_names)
     counts, boundaries = np.zeros((2, len(ids), 3, num_classes))
+    total = np.zeros((num_classes, num_classes + 1), np.int64)
     for k in range(len(ids)):
         truth, predicted = maps(k)
         counted = truth != IGNORE_INDEX
-        right = truth[counted & (truth == predicted)]
-        for row, labels in enumerate((right, predicted[counted], truth[counted])):
-            counts[k, row] = np.bincount(labels, minlength=256)[:num_classes]
-        boundaries[k] = boundary_counts(truth, predicted, num_classes)
-    return SemanticStatistics(ids, class_names, *counts.transpose(1, 0, 2), boundaries)
-
-
-def confusion_of(statistics: SemanticStatistics, maps: Any) -> np.ndarray:
-    """Return (C, C + 1) pixels: rows true, columns predicted, the last no prediction."""
-    num_classes = len(statistics.class_names)
-    flat = np.zeros(num_classes * (num_classes + 1), np.int64)
-    for k in range(len(statistics.sample_ids)):
-        truth, predicted = maps(k)
-        counted = truth != IGNORE_INDEX
         codes = truth[counted].astype(np.int64) * (num_classes + 1) + np.minimum(predicted[counted], num_classes)
-        flat += np.bincount(codes, minlength=len(flat))
-    return flat.reshape(num_classes, num_classes + 1)
+        matrix = np.bincount(codes, minlength=total.size).reshape(total.shape)
+        counts[k] = matrix.diagonal(), matrix[:, :-1].sum(axis=0), matrix.sum(axis=1)
+        boundaries[k] = boundary_counts(truth, predicted, num_classes)
+        total += matrix
+    return SemanticStatistics(ids, class_names, *counts.transpose(1, 0, 2), boundaries), total
 
 
 def _missing(evaluator: Any) -> list[str]:
