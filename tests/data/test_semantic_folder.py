@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from vitkit.data.datasets.semantic import SemanticFolder
+from vitkit.data.formats import read_annotations
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.image_files import read_label_map
 
@@ -180,3 +181,35 @@ def test_only_images_of_some_names(tmp_path):
     assert load(tmp_path, names=["one/*_2", "two/*"]).image_ids == ["one/a_2", "two/b_1"]
     with pytest.raises(DataError, match=r"images: no file of '.*images' matches any of names=\['three'\]"):
         load(tmp_path, names=["three"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("labelmap.txt", "# label:color_rgb:parts:actions\nvoid:0,0,0::\nsky:128,128,128::\nroad:128,64,128::\n"),
+        (
+            "classes.json",
+            '{"ignore_index": 0, "classes": [{"id": 0, "name": "void", "color": [0, 0, 0]}, {"id": 1, "name": "sky", '
+            '"color": [128, 128, 128]}, {"id": 2, "name": "road", "color": [128, 64, 128]}]}',
+        ),
+    ],
+)
+def test_label_pictures_in_the_colours_of_a_class_file(tmp_path, name, text):
+    for part in ("images", "labels"):
+        (tmp_path / part).mkdir()
+    (tmp_path / name).write_text(text)
+    Image.new("RGB", (8, 6)).save(tmp_path / "images" / "a.png")
+    colors = np.zeros((6, 8, 3), np.uint8)
+    colors[2:4], colors[4:] = (128, 128, 128), (128, 64, 128)
+    Image.fromarray(colors).save(tmp_path / "labels" / "a.png")
+    arguments = dict(images=tmp_path / "images", labels=tmp_path / "labels", image_suffix=".png")
+    dataset = SemanticFolder(**arguments, classes=tmp_path / name)
+    has_void = name == "labelmap.txt"
+    assert dataset.classes == ["void", "sky", "road"][not has_void :]
+    assert dataset.load_semantic(0)[:, 0].tolist() == ([0, 0, 1, 1, 2, 2] if has_void else [255, 255, 0, 0, 1, 1])
+    data = read_annotations(tmp_path / "labels", tmp_path / "images")
+    assert data.format == "semantic_pictures" and len(data.annotations) == len(dataset.classes)
+    colors[0, 0] = 7
+    Image.fromarray(colors).save(tmp_path / "labels" / "a.png")
+    with pytest.raises(DataError, match=r"colour \(7, 7, 7\) at 1 pixels is none of the 3 of the class file"):
+        dataset.load_semantic(0)

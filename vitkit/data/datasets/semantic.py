@@ -9,7 +9,8 @@ import numpy as np
 
 from vitkit.data.datasets.base import BaseImageDataset, require_folders
 from vitkit.data.datasets.panoptic_segments import check_number_of_classes, segmentation_sample
-from vitkit.data.formats.class_files import read_class_file
+from vitkit.data.formats.class_files import parse_class_file, read_colored_labels
+from vitkit.data.formats.label_pictures import has_one_channel
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.image_files import read_header, read_label_map
@@ -32,8 +33,9 @@ class SemanticFolder(BaseImageDataset):
 
     Args:
         images: folder of the images.
-        labels: folder of the label maps: one channel (grey or palette) whose values are classes.
-        classes: names of the classes; or a file that names them, once for all splits (see `read_class_file`).
+        labels: folder of the label maps: one channel (grey or palette) whose values are classes; or in the colours that
+            the file of the classes names.
+        classes: names of the classes; or a file that names them, once for all splits (see `parse_class_file`).
         values: the pixel value of each class; None: those of the file, or 0, 1, 2, … in order, or 1, 2, 3, … with
             `zero_is_ignored`.
         ignore: pixel values without a class, which are neither trained nor evaluated; values that are neither here nor
@@ -62,11 +64,13 @@ class SemanticFolder(BaseImageDataset):
         names: Sequence[str] | str | Path | None = None,
         transforms: Spec | Transforms | None = None,
     ):
+        self._value_of_color: dict[int, int] = {}
         if isinstance(classes, str | Path):
-            numbered = read_class_file(classes)
+            numbered, self._value_of_color, ignored = parse_class_file(classes)
             classes = list(numbered.values())
             if values is None and not zero_is_ignored:
                 values = list(numbered)
+            ignore = [*ignore, *([] if ignored is None else [ignored])]
         check_number_of_classes(classes)
         super().__init__(transforms)
         self.folder, self.label_folder = Path(images), Path(labels)
@@ -130,7 +134,10 @@ class SemanticFolder(BaseImageDataset):
             DataError: the label map is missing or damaged, or holds a value that is neither a class nor ignored.
         """
         path = self._label_path(index)
-        values = read_label_map(path, max_pixels=self.max_image_pixels)
+        if self._value_of_color and not has_one_channel(path):
+            values = read_colored_labels(path, self._value_of_color, max_pixels=self.max_image_pixels)
+        else:
+            values = read_label_map(path, max_pixels=self.max_image_pixels)
         labels = self._label_of_value[values]
         if labels.min() == _UNKNOWN:
             unknown, counts = count_values(values[labels == _UNKNOWN])

@@ -1,22 +1,46 @@
 """Files that name the classes of label pictures, once for all splits."""
 
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from vitkit.errors import DataError
+from vitkit.ops.image_files import read_image
 from vitkit.ops.json_files import read_json
+from vitkit.ops.label_maps import colors_to_ids, replace_values
 
-CLASS_FILES = ("classes.txt", "classes.json", "labels.txt")
+CLASS_FILES = ("classes.txt", "classes.json", "labels.txt", "labelmap.txt")
+_COLORED_LINE = re.compile(r"(.+?):(\d+),(\d+),(\d+)(:.*)?")
+_NO_VALUE = (1 << 16) - 1
+
+
+class ClassFile(NamedTuple):
+    """What a file says of classes."""
+
+    names: dict[int, str]
+    """Pixel value, or number, of each class -> its name."""
+    colors: dict[int, int]
+    """R + 256 G + 65536 B of label pictures in colours -> value; empty if the file names no colours."""
+    ignored: int | None
+    """The value of no class, if the file says it."""
 
 
 def read_class_file(path: str | Path) -> dict[int, str]:
-    """Read the names of classes by the pixel value, or number, of each.
+    """Read the names of classes by the pixel value, or number, of each; see `parse_class_file`."""
+    return parse_class_file(path).names
+
+
+def parse_class_file(path: str | Path) -> ClassFile:
+    """Read the names, and perhaps the colours, of classes.
 
     Args:
-        path: a text file with a name in each line, the first for 0; or JSON: a list of names, a list of objects with
-            `name` and `id` (or `index`, `value`), or an object of numbers and names; any of these may be in an object
-            under `classes`, beside it `ignore_index`, which is left out.
+        path: a text file with a name in each line, the first for 0, or `NAME:R,G,B` as CVAT writes labelmap.txt; or
+            JSON: a list of names, a list of objects with `name`, `id` (or `index`, `value`) and perhaps `color`, or an
+            object of numbers and names; any of these may be in an object under `classes`, beside it `ignore_index`,
+            which is no class.
     Raises:
         DataError: no such file, or it names no classes.
     """
@@ -28,22 +52,45 @@ def read_class_file(path: str | Path) -> dict[int, str]:
             raise DataError(
                 f"classes: cannot read '{path}' ({error}). Give a file with a name in each line."
             ) from error
-        ignored, names = None, [line.strip() for line in lines if line.strip()]
+        ignored, entries = None, _entries_of([line.strip() for line in lines if line.strip()])
     else:
-        names = read_json(path, key="classes", remedy="Give a file with the names of the classes.")
-        ignored = names.get("ignore_index") if isinstance(names, dict) else None
-        if isinstance(names, dict) and isinstance(names.get("classes"), list | dict):
-            names = names["classes"]
+        entries = read_json(path, key="classes", remedy="Give a file with the names of the classes.")
+        ignored = entries.get("ignore_index") if isinstance(entries, dict) else None
+        if isinstance(entries, dict) and isinstance(entries.get("classes"), list | dict):
+            entries = entries["classes"]
     try:
-        numbered = {number: name for number, name in sorted(_numbered(names)) if number != ignored}
+        names = {number: name for number, name in sorted(_numbered(entries)) if number != ignored}
+        colors = _colors(entries)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"classes: '{path}' holds {json.dumps(names)[:80]} ({type(error).__name__}: {error}); expected names: "
+            f"classes: '{path}' holds {json.dumps(entries)[:80]} ({type(error).__name__}: {error}); expected names: "
             '["sky", "road"], [{"id": 0, "name": "sky"}] or {"0": "sky"}.'
         ) from error
-    if not numbered:
+    if not names:
         raise DataError(f"classes: '{path}' names no class. Write a name in each line.")
-    return numbered
+    return ClassFile(names, colors, ignored)
+
+
+def read_colored_labels(path: Path, colors: dict[int, int], *, max_pixels: int) -> np.ndarray:
+    """Read a label picture in colours.
+
+    Args:
+        colors: see `ClassFile`.
+    Returns:
+        (H, W) uint16 values.
+    Raises:
+        DataError: it cannot be read, or has a colour that is none of them.
+    """
+    ids = colors_to_ids(read_image(path, "labels", max_pixels=max_pixels))
+    values = replace_values(ids, colors, dtype=np.uint16, default=_NO_VALUE)
+    if (values == _NO_VALUE).any():
+        wrong = int(ids[values == _NO_VALUE][0])
+        rgb = wrong & 255, wrong >> 8 & 255, wrong >> 16
+        raise DataError(
+            f"labels '{path}': colour {rgb} at {int((ids == wrong).sum())} pixels is none of the "
+            f"{len(colors)} of the class file. Add it there, or save the picture without smoothing, as PNG."
+        )
+    return values
 
 
 def class_file_near(folder: Path) -> Path | None:
@@ -58,6 +105,25 @@ def _numbered(names: Any) -> list[tuple[int, str]]:
     if all(isinstance(name, str) for name in names):
         return list(enumerate(names))
     return [(_number(entry), entry["name"]) for entry in names]
+
+
+def _entries_of(lines: list[str]) -> list[Any]:
+    """Return names; where every line has a colour, objects with `id`, `name` and `color`."""
+    lines = [line for line in lines if not line.startswith("#")]
+    matches = [_COLORED_LINE.fullmatch(line) for line in lines]
+    if not lines or not all(matches):
+        return lines
+    return [{"id": k, "name": match[1], "color": [int(match[i]) for i in (2, 3, 4)]} for k, match in enumerate(matches)]
+
+
+def _colors(entries: Any) -> dict[int, int]:
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and "color" in entry for entry in entries):
+        return {}
+    packed = {}
+    for entry in entries:
+        red, green, blue = map(int, entry["color"])
+        packed[red | green << 8 | blue << 16] = _number(entry)
+    return packed
 
 
 def _number(entry: dict[str, Any]) -> int:

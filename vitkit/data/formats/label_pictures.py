@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, ImageFiles
-from vitkit.data.formats.class_files import class_file_near, read_class_file
+from vitkit.data.formats.class_files import ClassFile, class_file_near, parse_class_file, read_colored_labels
 from vitkit.errors import DataError
 from vitkit.ops.image_files import read_image, read_label_map
 from vitkit.ops.segmentations import mask_annotation
@@ -63,7 +63,7 @@ def _read(
     labels, files = ImageFiles(annotations), ImageFiles(images, max_pixels=max_pixels)
     data = AnnotatedImages(format, annotations, images)
     class_file = class_file_near(annotations)
-    names = read_class_file(class_file) if class_file else {}
+    names, colors, ignored = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
     data.notes.append(f"classes from {class_file}" if class_file else "no classes.txt names the classes")
     data.categories.extend({"id": value, "name": name} for value, name in names.items())
     used = set()
@@ -74,7 +74,11 @@ def _read(
             continue
         used.add(name)
         try:
-            values = _read_values(annotations / label_name, max_pixels)
+            path = annotations / label_name
+            if colors and format == "semantic_pictures" and not has_one_channel(path):
+                values = read_colored_labels(path, colors, max_pixels=max_pixels)
+            else:
+                values = _read_values(path, max_pixels)
         except DataError as error:
             data.leave_out(UNREADABLE, str(error))
             continue
@@ -83,6 +87,8 @@ def _read(
         objects = _instances(values) if format == "instance_pictures" else _regions(values, connected=regions)
         for value, mask in objects:
             if value not in names:
+                if value == ignored and format == "semantic_pictures":
+                    continue
                 if format == "semantic_pictures" and names:
                     data.leave_out("regions of values that are no class", f"{label_name} value {value}")
                     continue

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES
-from vitkit.data.formats.class_files import class_file_near
+from vitkit.data.formats.class_files import class_file_near, parse_class_file
 from vitkit.data.formats.coco import is_coco_file
 from vitkit.data.formats.label_pictures import CLASS_FACTOR, has_one_channel
 from vitkit.data.formats.table import box_columns_of
@@ -119,9 +119,12 @@ def _formats_of_pictures(folder: Path) -> dict[str, str]:
     """Return what label pictures may be: classes if a file names them, instances if values are CLASS * 1000 + N."""
     files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES)
     pictures = list(itertools.islice(files, _MAX_SNIFFED))
-    if not pictures or not all(map(has_one_channel, pictures)):
+    if not pictures:
         return {}
     evidence = pictures[0].name
+    if not all(map(has_one_channel, pictures)):
+        class_file = class_file_near(folder)
+        return {"semantic_pictures": evidence} if class_file and parse_class_file(class_file).colors else {}
     if any(read_label_map(path).max() >= CLASS_FACTOR for path in pictures):
         return {"instance_pictures": evidence}
     if class_file_near(folder):
