@@ -14,12 +14,14 @@ from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import paired_names
 from vitkit.data.formats import FORMAT_NAMES, AnnotatedImages, read_annotations
-from vitkit.data.formats.annotated import IMAGE_SUFFIXES
+from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES
 from vitkit.data.formats.class_files import class_file_near, read_class_file
 from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.formats.writing import place_picture, write_coco
 from vitkit.errors import DataError
 from vitkit.ops.image_files import read_label_map, upright_size
+from vitkit.structures import IGNORE_INDEX
+from vitkit.tools.annotations import print_left_out
 
 NO_CLASSES = {"void", "ignore", "ignored", "unlabelled", "unlabeled"}
 """Names of classes of label maps that are neither trained nor evaluated."""
@@ -61,12 +63,21 @@ def read_own_data(task: str, images: Path, annotations: Path | None, *, share: f
 
 
 def read_detection(images: Path, annotations: Path | None, share: float, out: Path, masks: bool = False) -> OwnData:
-    """Read boxes, or masks of objects, in any format that `read_annotations` knows; write COCO's files."""
+    """Read boxes, or masks of objects, in any format that `read_annotations` knows; write COCO's files.
+
+    Images that the format names as test images are left alone.
+    """
     data = read_annotations(annotations or images, images if annotations is not None else None)
     if masks and not all(annotation.get("segmentation") for annotation in data.annotations):
         raise DataError(f"'{data.source}' has objects without a mask. Choose --task detection, which learns boxes.")
+    notes, left_out = data.notes, data.left_out
+    if "train" in data.splits and "val" not in data.splits:
+        data = data.split("train")
     if not {"train", "val"} <= data.splits.keys():
         split_dataset(data, {"val": share})
+    for note in dict.fromkeys((*notes, *data.notes)):
+        print(f"  note: {note}")
+    print_left_out(left_out | data.left_out, "left out")
     fullest = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
     num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * fullest / 10))
     lines = [f"# the fullest image has {fullest} objects", f'cfg["model"]["num_queries"] = {num_queries}']
@@ -94,7 +105,9 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
     names = paired_names(images, labels, **suffixes)
     maps = (read_label_map(labels / f"{name}{suffixes['label_suffix']}") for name in names)
     values = [set(np.unique(label_map).tolist()) for label_map in maps]
-    every_value = set().union(*values) - {255}
+    every_value = set().union(*values)
+    if every_value - {IGNORE_INDEX} != {0}:  # masks of 0 and 255 have two classes
+        every_value -= {IGNORE_INDEX}
     class_file = class_file_near(labels)
     if class_file is None and len(every_value) > MAX_CLASSES:
         raise DataError(
@@ -103,7 +116,13 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
         )
     named = read_class_file(class_file) if class_file else {value: f"class {value}" for value in sorted(every_value)}
     classes = {value: name for value, name in named.items() if name.lower() not in NO_CLASSES}
-    ignored = sorted(({255} | every_value) - classes.keys())
+    if len(classes.keys() & every_value) < 2:
+        raise DataError(
+            f"'{labels}': the label pictures hold the values {', '.join(map(str, sorted(every_value)))}, of which "
+            f"fewer than two are classes{f' of {class_file}' if class_file else ''}. Name the classes by their values "
+            'in classes.json beside them: {"0": "background", "255": "object"}.'
+        )
+    ignored = sorted(({IGNORE_INDEX} | every_value) - classes.keys())
     splits = folders_of_splits(names)
     if splits is None:
         files = [f"{name}{suffixes['image_suffix']}" for name in names]
@@ -116,6 +135,8 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
         lines.append(_update(name, "**classes", images=images, labels=labels, names=list_file, **suffixes))
     files = [images / f"{name}{suffixes['image_suffix']}" for name in names]
     summary = f"label pictures: {_counts(splits)} of {len(classes)} classes"
+    if unnamed := sorted(every_value - named.keys()):
+        summary += f"; not named in {class_file}, and ignored: values {', '.join(map(str, unnamed))}"
     return OwnData(summary, *_sizes(splits), _short_side(files), lines)
 
 
@@ -144,17 +165,18 @@ def read_classification(images: Path, annotations: Path | None, share: float, ou
     """Read folders of classes; link their pictures into folders of the splits, unless there are such."""
     if annotations is not None:
         raise DataError(f"'{annotations}': --task classification reads folders of classes, '{images}/CLASS/*.jpg'.")
-    folders = {name: images / name for name in ("train", "val")}
-    if not all(folder.is_dir() for folder in folders.values()):
+    folders = {split: images / name for name, split in SPLIT_NAMES.items() if (images / name).is_dir()}
+    if not {"train", "val"} <= folders.keys():
+        images = folders.get("train", images)
         data = ImageFolder(images)
-        folders = {name: out / name for name in folders}
+        folders = {name: out / name for name in ("train", "val")}
         splits = split_images(images, data.image_ids, [{Path(name).parts[0]} for name in data.image_ids], share)
         for name, positions in splits.items():
             for k in positions:
                 place_picture(data.image_path(k), folders[name] / data.image_ids[k])
-    parts = {name: ImageFolder(folder) for name, folder in folders.items()}
+    parts = {name: ImageFolder(folders[name]) for name in ("train", "val")}
     splits = {name: list(range(len(part))) for name, part in parts.items()}
-    lines = [_update(name, folder=folder) for name, folder in folders.items()]
+    lines = [_update(name, folder=folders[name]) for name in parts]
     summary = f"folders of classes: {_counts(splits)} of {len(parts['train'].classes)} classes"
     files = [parts["train"].image_path(k) for k in splits["train"]]
     return OwnData(summary, *_sizes(splits), _short_side(files), lines)
@@ -191,8 +213,9 @@ def split_images(
 
 
 def folders_of_splits(names: Sequence[str]) -> dict[str, list[int]] | None:
-    """Return the split that the folders train and val make; None if they are not there."""
-    splits = {part: [k for k, name in enumerate(names) if name.split("/")[0] == part] for part in ("train", "val")}
+    """Return the split that the folders train and val (or valid) make; None if they are not there."""
+    folders = [SPLIT_NAMES.get(name.split("/")[0]) for name in names]
+    splits = {part: [k for k, folder in enumerate(folders) if folder == part] for part in ("train", "val")}
     return splits if all(splits.values()) else None
 
 
@@ -212,13 +235,17 @@ def _counts(splits: Mapping[str, Sequence[int]]) -> str:
 
 
 def _suffix_in(folder: Path) -> str:
-    """Return the most frequent ending of the pictures in a folder."""
+    """Return the most frequent ending of the pictures in a folder; say how many have another one."""
     endings = Counter(path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not endings:
         raise DataError(
             f"'{folder}' holds no pictures. Give the folder of the photos, then that of the label pictures."
         )
-    return endings.most_common(1)[0][0]
+    (ending, count), *others = endings.most_common()
+    if others:
+        names = ", ".join(other for other, _ in others)
+        print(f"  left out: {endings.total() - count} pictures of '{folder}' that end in {names}, not in {ending}")
+    return ending
 
 
 def _short_side(files: Sequence[Path]) -> int:

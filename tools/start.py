@@ -17,6 +17,7 @@ Examples:
 import argparse
 import itertools
 import shlex
+import sys
 import textwrap
 import time
 from collections.abc import Sequence
@@ -130,28 +131,45 @@ def start(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(f"train it  {shlex.join(['vitkit', 'train', str(folder / CONFIG), *args.overrides])}")
         return
+    train(args, data, choice, folder)
+    print(f"ended     after {(time.monotonic() - began) / 60:.0f} min")
+
+
+def train(args: argparse.Namespace, data: OwnData, choice: Choice, folder: Path) -> None:
+    """Train the choice, write the report, and print what was reached and how to go on."""
     config = load_config(folder / CONFIG, args.overrides)
-    run = vitkit.train(config, run_dir=folder / "run", device=args.device)
+    try:
+        run = vitkit.train(config, run_dir=folder / "run", device=args.device)
+    except KeyboardInterrupt:
+        command = shlex.join(["vitkit", "test", str(folder / "run"), "--report", str(folder / "report.html")])
+        sys.exit(f"interrupted; when the training is resumed and done, the report: {command}")
     metric = config["train"]["best_metric"]
     evaluated = vitkit.test(run.path, device=args.device, trust=True)
-    facts = {"model": str(run.path), "trained": f"{choice.epochs} epochs, {minutes:.0f} min"}
+    trained = f"{choice.epochs} epochs, {choice.steps * choice.cost.minutes:.0f} min"
+    facts = {"model": str(run.path), "trained": trained}
     path = write_report(evaluated.evaluator, folder / "report.html", title=f"{args.task}: {args.images}", facts=facts)
     print(f"report    {path}")
     print(f"pictures  {run.path / 'predictions.png'}, {run.path / 'curves.png'}")
     best = max(values[metric] for values in run.history)
-    print(f"reached   {metric} {best:.3f} on {data.num_val} images, after {(time.monotonic() - began) / 60:.0f} min")
-    print(f"use it    vitkit predict {run.path} --input {args.images}")
+    print(f"reached   {metric} {best:.3f} on {data.num_val} images")
+    pictures = args.images if args.images.is_dir() else args.images.parent
+    print(f"use it    {shlex.join(['vitkit', 'predict', str(run.path), '--input', str(pictures)])}")
     better = [str(word) for word in (args.images, args.annotations) if word is not None]
     command = ["vitkit", "start", *better, *args.overrides, "--task", args.task, "--hours", f"{4 * args.hours:g}"]
     print(f"better    {shlex.join(command)}")
 
 
 def free_folder(path: Path) -> Path:
-    """Make the folder to write into, with a number behind its name if it is taken."""
+    """Make the folder to write into, with a number behind its name if something is in it."""
     candidates = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
-    folder = next(candidate for candidate in candidates if not candidate.exists())
-    folder.mkdir(parents=True)
+    folder = next(candidate for candidate in candidates if is_free(candidate))
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def is_free(folder: Path) -> bool:
+    """Whether there is nothing, or an empty folder, as is left where data could not be read."""
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def imagenet_weights(overrides: Sequence[str]) -> tuple[bool, str]:
@@ -194,8 +212,10 @@ def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
     sizes = [size for size in recipe.sizes if size <= data.short_side] or [recipe.sizes[0]]
     choice = min((timed(sizes[0], precision) for precision in ("fp32", "bf16")), key=lambda it: it.cost.minutes)
     for size in reversed(sizes[1:]):
-        if choice.steps * (choice.size / size) ** 2 >= recipe.num_steps:
-            choice = timed(size, choice.precision)
+        share = (choice.size / size) ** 2
+        if choice.steps * share >= recipe.num_steps and choice.epochs * share >= 1:
+            larger = timed(size, choice.precision)
+            choice = larger if larger.epochs >= 1 else choice
             break
     if choice.epochs < 1:
         hours = choice.cost.minutes * choice.cost.steps_per_epoch / 60 / TRAINING_SHARE

@@ -6,7 +6,7 @@ import pytest
 from vitkit import load_config
 from vitkit.backbones.resnet import ResNet
 from vitkit.errors import CheckpointError
-from vitkit.tools import start
+from vitkit.tools import own_data, start
 from vitkit.tools.child_runs import StepCost
 from vitkit.tools.make_shapes import main as make_shapes
 from vitkit.tools.start import imagenet_weights, main
@@ -157,6 +157,21 @@ def test_options_are_checked(capsys):
     for wrong in (["--hours", "0"], ["--val", "1"], ["a", "b"]):
         with pytest.raises(SystemExit):
             main(["photos", *wrong])
+
+
+def test_an_epoch_that_only_fits_at_the_smallest_size_is_trained_there(world, step_cost, monkeypatch):
+    read = own_data.read_own_data
+    monkeypatch.setattr(start, "read_own_data", with_short_side(read, 480))
+    monkeypatch.setattr(start, "time_steps", lambda command, folder: StepCost(1 / 60, 1 / 60, 8000))
+    config = detection(world, "--hours", "3")  # 9180 steps: 1.1 epochs
+    assert config["train"]["epochs"] == 1
+    assert config["data"]["val"]["transforms"]["short_side"] == 256
+
+
+def test_an_empty_folder_is_used_again(tmp_path):
+    assert start.free_folder(tmp_path / "a") == start.free_folder(tmp_path / "a") == tmp_path / "a"
+    (tmp_path / "a/config.py").touch()
+    assert start.free_folder(tmp_path / "a") == tmp_path / "a-2"
 
 
 @pytest.mark.slow

@@ -9,13 +9,12 @@ import numpy as np
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
 from vitkit.data.datasets.base import BaseImageDataset
+from vitkit.data.formats.annotated import SPLIT_NAMES
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
 from vitkit.ops.image_files import to_tensor
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Sample
-
-_SPLITS = {"train", "val", "test"}
 
 
 class ClassificationDataset(BaseImageDataset):
@@ -150,7 +149,7 @@ def class_folders(folder: Path) -> list[str]:
             f"no folder '{folder}'. Set data.root, or the `folder` of this dataset, to where the data lies."
         )
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if names and set(names) <= _SPLITS:
+    if names and set(names) <= SPLIT_NAMES.keys():
         raise DataError(f"'{folder}' holds the splits {', '.join(names)}, not classes. Give '{folder / names[0]}'.")
     if not names:
         raise DataError(

@@ -1,0 +1,90 @@
+"""A person's data as `vitkit start` reads it: classes of label pictures, splits that are there already."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.data.datasets.semantic import SemanticFolder
+from vitkit.errors import DataError
+from vitkit.tools.own_data import read_own_data
+
+
+def pictures(folder, *names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng([seed, len(folder.name)]).integers(0, 255, (8, 8, 3), np.uint8)
+        Image.fromarray(pixels).resize((64, 48)).save(folder / name)
+
+
+def label_pictures(folder, values, count=6):
+    folder.mkdir(parents=True)
+    for k in range(count):
+        labels = np.resize(np.array(values, np.uint8), (48, 64))
+        Image.fromarray(labels).save(folder / f"{k}.png")
+
+
+def settings_of(data, split):
+    """Run the lines of the config."""
+    cfg = {"data": {"train": {}, "val": {}}}
+    exec("\n".join(data.config_lines), {"cfg": cfg})
+    return cfg["data"][split]
+
+
+def semantic(tmp_path, values, **options):
+    pictures(tmp_path / "images", *(f"{k}.jpg" for k in range(6)))
+    label_pictures(tmp_path / "masks", values)
+    return read_own_data("semantic", tmp_path / "images", tmp_path / "masks", share=0.3, out=tmp_path / "out")
+
+
+def test_masks_of_0_and_255_have_two_classes(tmp_path):
+    settings = settings_of(semantic(tmp_path, [0, 255]), "train")
+    assert settings["values"] == [0, 255] and settings["ignore"] == []
+    labels = SemanticFolder(**settings).load_semantic(0)
+    assert sorted(np.unique(labels)) == [0, 1]
+
+
+def test_255_is_no_class_beside_two_others(tmp_path):
+    settings = settings_of(semantic(tmp_path, [0, 3, 255]), "train")
+    assert settings["values"] == [0, 3] and settings["ignore"] == [255]
+
+
+def test_values_that_the_class_file_does_not_name_are_told(tmp_path):
+    (tmp_path / "classes.txt").write_text("sky\nroad\n")
+    data = semantic(tmp_path, [0, 1, 7])
+    assert "classes.txt, and ignored: values 7" in data.summary
+    assert settings_of(data, "train")["ignore"] == [7, 255]
+
+
+def test_class_file_that_does_not_fit_the_values_is_an_error(tmp_path):
+    (tmp_path / "classes.txt").write_text("background\nobject\n")
+    with pytest.raises(DataError, match="values 0, 255, of which fewer than two are classes of .*classes.json"):
+        semantic(tmp_path, [0, 255])
+
+
+def test_pictures_of_another_ending_are_told(tmp_path, capsys):
+    pictures(tmp_path / "images", "x.PNG", "y.jpeg")
+    semantic(tmp_path, [0, 1])
+    assert "left out: 2 pictures" in capsys.readouterr().out
+
+
+def test_folders_of_splits_are_no_classes(tmp_path):
+    names = [f"{split}/{name}/{k}.png" for split in ("train", "valid", "test") for name in "ab" for k in range(3)]
+    pictures(tmp_path / "roboflow", *names)
+    data = read_own_data("classification", tmp_path / "roboflow", None, share=0.2, out=tmp_path / "out")
+    assert data.num_train == data.num_val == 6
+    assert settings_of(data, "val")["folder"] == str(tmp_path / "roboflow/valid")
+    assert data.summary.endswith("of 2 classes")
+
+
+def test_test_images_are_neither_trained_nor_validated_on(tmp_path):
+    names = [f"{split}/images/{k}.png" for split in ("train", "test") for k in range(6)]
+    pictures(tmp_path / "cells", *names)
+    for split in ("train", "test"):
+        (tmp_path / "cells" / split / "labels").mkdir()
+        for k in range(6):
+            (tmp_path / "cells" / split / "labels" / f"{k}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    (tmp_path / "cells/data.yaml").write_text("train: train/images\ntest: test/images\nnames: [cell]\n")
+    data = read_own_data("detection", tmp_path / "cells/data.yaml", None, share=0.3, out=tmp_path / "out")
+    assert data.num_train + data.num_val == 6
+    assert '"test/' not in (tmp_path / "out/train.json").read_text() + (tmp_path / "out/val.json").read_text()
