@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from vitkit.logging import RatioMeter
-from vitkit.structures import Batch, FeatureInfo, PanopticMap, Sample, ScoreThresholds
+from vitkit.structures import Batch, FeatureInfo, PanopticMap, Sample, ScoreThresholds, UncompiledTargets
 
 
 class Backbone(Protocol):
@@ -441,4 +441,4 @@ def child(module: nn.Module, name: str) -> nn.Module | None:
 def training_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """Return what a model is called with in training: the batch's inputs, and its targets if the model uses them."""
     uses_targets = isinstance(model, UsesTargets) and model.uses_targets
-    return {**batch.inputs, "targets": batch.targets} if uses_targets else batch.inputs
+    return {**batch.inputs, "targets": UncompiledTargets(batch.targets)} if uses_targets else batch.inputs

@@ -213,6 +213,19 @@ class ImageSizes:
         return sizes
 
 
+class UncompiledTargets(Sequence):
+    """Targets of a batch, which torch.compile passes on unseen: it compiles anew for other numbers of objects."""
+
+    def __init__(self, targets: Sequence[Any]):
+        self._targets = targets
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._targets[index]
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+
 @dataclass
 class Batch:
     """One step's input. `model(**batch.inputs)`, then `criterion(outputs, batch.targets)`.

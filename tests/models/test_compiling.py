@@ -8,6 +8,8 @@ from models.test_every_backbone_under_every_head import BACKBONES, HEADS
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from vitkit.models import build_model
+from vitkit.registry import HEADS as HEAD_REGISTRY
+from vitkit.structures import FeatureInfo, UncompiledTargets
 
 SIZES = [(69, 91), (101, 67), (64, 128)]
 
@@ -28,3 +30,30 @@ def test_a_model_is_one_graph_that_is_compiled_once_for_all_sizes(name):
         outputs = compiled(torch.rand(2, 3, height, width), padding_mask)
     assert outputs["pred_logits"].isfinite().all()
     assert counter.frame_count == 1
+
+
+def targets_of(*counts):
+    targets = [dict(labels=torch.zeros(n, dtype=torch.int64), boxes_cxcywh=torch.rand(n, 4)) for n in counts]
+    return UncompiledTargets(targets)
+
+
+def test_queries_from_targets_compile_nothing_anew_for_other_numbers_of_targets():
+    # How many there are follows from the targets, so they, their mask and what they shall predict are made outside of
+    # the graph: its three breaks, with four graphs between them.
+    spec = dict(HEADS["deformable_detr"]["head"], num_decoder_layers=1, denoising_queries=6)
+    sizes = dict(feature_info={"p4": FeatureInfo(channels=32, stride=16)}, num_classes=3, num_queries=5)
+    head = HEAD_REGISTRY.build(spec, **sizes).train()
+    maps, padding_mask = {"p4": torch.rand(2, 32, 6, 8)}, torch.zeros(2, 6, 8, dtype=torch.bool)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(head, dynamic=True, backend=counter)
+    num_graphs = []
+    for counts in ((2, 1), (3, 1), (1, 4), (7, 3), (0, 0), (2, 2)):
+        outputs = compiled(maps, padding_mask, targets=targets_of(*counts))
+        assert outputs["pred_logits"].isfinite().all()
+        known = outputs["denoising"]
+        assert [len(rows) for rows, _ in known["matches"]] == [n * known["num_groups"] for n in counts]
+        num_graphs.append(counter.frame_count)
+    # A batch without any target has no mask, and graphs of its own.
+    assert num_graphs[:4] == [num_graphs[0]] * 4 and num_graphs[4] == num_graphs[5]
+    assert num_graphs[0] == 4 and num_graphs[5] <= 7

@@ -140,7 +140,7 @@ def test_locations_are_relative_to_the_image_without_its_padding():
     maps = {"a": torch.zeros(1, 4, 4, 4), "b": torch.zeros(1, 4, 2, 2)}
     levels = flatten_levels(maps, torch.zeros(2, 4), mask, position_offset=-0.5)
     torch.testing.assert_close(levels.valid_ratios, torch.tensor([[[0.25, 0.5], [0.5, 0.5]]]))
-    assert levels.sizes == [16, 4] and levels.padding_mask[0].sum() == 14 + 3
+    assert levels.sizes() == [16, 4] and levels.padding_mask[0].sum() == 14 + 3
     centers = levels.centers()
     torch.testing.assert_close(centers[0, 0], torch.tensor([0.5, 0.25]))  # first of a 2 x 1 (h x w) image
     torch.testing.assert_close(centers[0, 4], torch.tensor([0.5, 0.75]))

@@ -169,7 +169,7 @@ class DeformableDETRHead(nn.Module):
             )
             for i, layer in enumerate(decoded)
         ]
-        return layout.outputs(layers) | first_stage
+        return {**layout.outputs(layers), **first_stage}
 
     def _queries(self, memory: Tensor, levels: Levels) -> tuple["Queries", dict[str, Any]]:
         """Return further groups of queries and the usual ones, and the outputs of a first stage that a loss is for."""
@@ -329,7 +329,7 @@ def anchor_boxes(levels: Levels) -> tuple[Tensor, Tensor]:
         unusable: (B, S, 1) bool: padded, or nearer than 0.01 to an end of the range.
     """
     centres = levels.centers()
-    widths = torch.cat([centres.new_full((n, 2), 0.05 * 2**level) for level, n in enumerate(levels.sizes)])
+    widths = torch.cat([centres.new_full((n, 2), 0.05 * 2**level) for level, n in enumerate(levels.sizes())])
     boxes = torch.cat([centres, widths.expand_as(centres)], dim=-1)
     unusable = ((boxes <= 0.01) | (boxes >= 0.99)).any(-1, keepdim=True)
     if levels.padding_mask is not None:

@@ -80,7 +80,7 @@ def with_masks(outputs: dict[str, Any], mask_features: Tensor) -> dict[str, Any]
     for part in parts:
         for layer in (part, *part["aux_outputs"]):
             layer["mask_features"] = mask_features
-    return dict(outputs, pred_masks=mask_logits(outputs["mask_embed"], mask_features))
+    return {**outputs, "pred_masks": mask_logits(outputs["mask_embed"], mask_features)}
 
 
 def check_pixel_decoder(owner: str, feature_info: Mapping[str, FeatureInfo], *, num_levels: int) -> None:

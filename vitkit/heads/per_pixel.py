@@ -71,4 +71,4 @@ class PerPixelBaselinePlusHead(MaskFormerHead):
         """
         embeddings = self.mask_embed(self.decode(features, padding_mask).states)  # (L, B, num_classes, channels)
         *earlier, last = (dict(pred_semantic=mask_logits(x, features["mask_features"])) for x in embeddings)
-        return dict(last, aux_outputs=earlier)
+        return {**last, "aux_outputs": earlier}

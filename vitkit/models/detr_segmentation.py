@@ -115,7 +115,7 @@ class DETRSegmentation(DETR):
         isolated = padding_mask if self.isolate_padding else None
         masks = self.mask_head(features[self.head.feature_name], attention, finer, isolated)
         outputs = self.head.predict(decoded)
-        return dict(outputs, pred_masks=masks, input_size=tuple(images.shape[-2:]), image_sizes=image_sizes)
+        return {**outputs, "pred_masks": masks, "input_size": tuple(images.shape[-2:]), "image_sizes": image_sizes}
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return boxes, and masks or panoptic maps, of the original images.

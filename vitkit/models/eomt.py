@@ -109,7 +109,7 @@ class EoMT(MaskResults, ModelOnBackbone):
         *aux_outputs, last = self._predict(images)
         last["pred_masks"] = mask_logits(last["mask_embed"], last["mask_features"])
         input_size = tuple(images.shape[-2:])
-        return dict(last, aux_outputs=aux_outputs, input_size=input_size, image_sizes=image_sizes, **extra)
+        return {**last, "aux_outputs": aux_outputs, "input_size": input_size, "image_sizes": image_sizes, **extra}
 
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Normalise images and pad them with black, which is not 0 then, as far as the backbone needs it."""

@@ -78,4 +78,4 @@ class MaskClassification(MaskResults, DensePredictionModel):
         if targets is not None:
             targets = [{**target, "masks": pad_masks(target["masks"], input_size)} for target in targets]
         outputs = self.head_outputs(features, padding_mask if self.isolate_padding else None, targets)
-        return dict(outputs, input_size=input_size, image_sizes=image_sizes)
+        return {**outputs, "input_size": input_size, "image_sizes": image_sizes}

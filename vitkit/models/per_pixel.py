@@ -52,7 +52,7 @@ class PerPixelClassification(DensePredictionModel):
         features = self.features(images, padding_mask)
         outputs = self.head(features, padding_mask if self.isolate_padding else None)
         input_size = tuple(side * self.stride for side in outputs["pred_semantic"].shape[-2:])
-        return dict(outputs, input_size=input_size, image_sizes=image_sizes)
+        return {**outputs, "input_size": input_size, "image_sizes": image_sizes}
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return one dict per image: semantic (H, W) int64, the class of every pixel of the original image."""

@@ -82,7 +82,7 @@ class TopDownPath(nn.Module):
     def forward(self, features: Mapping[str, Tensor], coarse: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Carry `coarse` (B, channels, h, w) down to the finest of the features."""
         options = {} if self.mode == "nearest" else dict(align_corners=False)
-        for name in reversed(list(self.lateral)):
+        for name in reversed(list(self.lateral.keys())):  # torch 2.6 compiles no list of the modules themselves
             if self.mode == "bilinear":
                 coarse = extend_edges(coarse, padding_mask)
             # At the finest stride these are the largest tensors of all: summed in place, and none kept for the layers
@@ -245,8 +245,8 @@ class DeformablePixelDecoder(nn.Module):
         memory = self.encoder(levels)
         encoded = {
             name: x.transpose(1, 2).unflatten(2, shape)
-            for name, x, shape in zip(self.levels, memory.split(levels.sizes, dim=1), levels.shapes)
+            for name, x, shape in zip(self.levels, memory.split(levels.sizes(), dim=1), levels.shapes)
         }
         finest = self.path(features, encoded[self.levels[-1]], padding_mask)
         masks = {MASK_FEATURES: self.mask_features(finest, padding_mask)}
-        return masks | {name: encoded[name] for name in reversed(self.levels)}
+        return {**masks, **{name: encoded[name] for name in reversed(self.levels)}}

@@ -64,9 +64,8 @@ class Levels(NamedTuple):
     valid_ratios: Tensor
     """(B or 1, levels, 2): width, height."""
 
-    @property
     def sizes(self) -> list[int]:
-        """Tokens of each level."""
+        """Return the number of tokens of each level."""
         return [height * width for height, width in self.shapes]
 
     def centers(self) -> Tensor:

@@ -68,6 +68,7 @@ class MaskDenoising(TrainingOnly):
         self.num_classes = num_classes
         self.label_embed = nn.Embedding(num_classes, d_model)
 
+    @torch.compiler.disable  # of another number of targets it would be compiled anew
     def forward(self, targets: Sequence[DetectionTarget], sizes: Sequence[tuple[int, int]]) -> PilotQueries:
         """Draw noise and make the queries of a batch.
 

@@ -116,14 +116,19 @@ class QueryLayout:
             for i in range(len(sizes))
         )
         if self.denoising is not None:
-            usual["denoising"] = denoising | dict(matches=self.denoising.matches, num_groups=self.denoising.num_groups)
+            usual["denoising"] = _with_matches(denoising, self.denoising)
         if self.one_to_many_repeats:
-            usual["one_to_many"] = groups.pop() | dict(repeats=self.one_to_many_repeats)
-        return dict(usual, groups=groups) if groups else usual
+            usual["one_to_many"] = {**groups.pop(), "repeats": self.one_to_many_repeats}
+        return {**usual, "groups": groups} if groups else usual
+
+
+@torch.compiler.disable  # in the graph they would make it one for these numbers of targets
+def _with_matches(outputs: dict[str, Any], known: KnownQueries) -> dict[str, Any]:
+    return outputs | dict(matches=known.matches, num_groups=known.num_groups)
 
 
 def _with_aux_outputs(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
-    return dict(layers[-1], aux_outputs=list(layers[:-1]))
+    return {**layers[-1], "aux_outputs": list(layers[:-1])}  # torch 2.6 compiles neither dict(a, b=c) nor a | b
 
 
 def training_mask(num_queries: int, *, denoising_sizes: Sequence[int] = (), group_sizes: Sequence[int] = ()) -> Tensor:
