@@ -39,7 +39,7 @@ import torch
 from torch import nn
 
 from vitkit import BACKBONES, build_model, model_zoo
-from vitkit.analysis.activations import Activations, count_activations
+from vitkit.analysis.activations import Activations, count_activations, countable_device
 from vitkit.analysis.clips import CLIPS, clip_cost
 from vitkit.analysis.macs import count_macs
 from vitkit.analysis.memory import (
@@ -315,7 +315,7 @@ def training(args: argparse.Namespace) -> dict[str, Any]:
     states = OPTIMIZER_STATES.get(optimizer, 2)
     precision, checkpointing = settings.get("precision", "fp32"), settings.get("activation_checkpointing", False)
     report = {"model": args.model, "input": shape, "gpus": args.training, "optimizer": optimizer}
-    report |= {"precision": precision, "activation_checkpointing": checkpointing}
+    report |= {"precision": precision, "activation_checkpointing": checkpointing, "kernels": countable_device()}
     activations = Activations(0)
     if not args.no_macs:
         activations = count_activations(model, shape, precision=precision, checkpointing=checkpointing)
@@ -346,6 +346,8 @@ def print_training(report: dict[str, Any]) -> None:
     note = (
         "\nWorkspaces of kernels and the allocator's gaps come on top. FSDP cuts each weight along its first dimension."
     )
+    if report["kernels"] == "cpu":
+        note += f"\nThe kernels are a CPU's: torch {torch.__version__} counts a GPU's only where there is one."
     if not report["activation_checkpointing"]:
         note += "\nLess for the backward pass: train.activation_checkpointing=true (of a config)."
     what = f": a training step on each of {report['gpus']}, {report['precision']}"

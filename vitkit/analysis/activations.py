@@ -29,11 +29,17 @@ class Activations:
     """Of the block with the most, while activation checkpointing recomputes it."""
 
 
+def countable_device() -> Literal["cpu", "cuda"]:
+    """Return "cuda" where torch counts a GPU's kernels: 2.6 aborts the process if there is no GPU, 2.15 does not."""
+    needs_none = torch.version.cuda is not None and torch.__version__ >= (2, 15)
+    return "cuda" if needs_none or torch.cuda.is_available() else "cpu"
+
+
 def count_activations(
     model: nn.Module,
     shape: tuple[int, ...],
     *,
-    device: Literal["cpu", "cuda"] = "cuda",
+    device: Literal["cpu", "cuda"] | None = None,
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     checkpointing: bool = False,
 ) -> Activations:
@@ -42,12 +48,13 @@ def count_activations(
     Args:
         model: may be on "meta".
         shape: of the images or clips, (B, 3, ..., H, W).
-        device: whose kernels count; on a GPU attention is that of a fused kernel.
+        device: whose kernels count; on a GPU attention is that of a fused kernel. None: `countable_device()`.
         precision: of autocast.
         checkpointing: whether blocks recompute their activations in the backward pass.
     Raises:
         ConfigError: with checkpointing, the model has no such block.
     """
+    device = device or countable_device()
     model = copy.deepcopy(model).to("meta").train()
     blocks = [n for n, module in model.named_modules() if isinstance(module, SupportsActivationCheckpointing)]
     attention = FusedAttention() if device == "cuda" else nullcontext()
