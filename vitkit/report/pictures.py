@@ -8,13 +8,15 @@ import numpy as np
 
 from vitkit.errors import DataError
 from vitkit.protocols import ImageDataset
-from vitkit.visualization.canvas import to_picture
+from vitkit.visualization.canvas import enlarge
 from vitkit.visualization.html import jpeg_url
 
 logger = logging.getLogger("vitkit")
 
 LONG_SIDE = 640
 QUALITY = 78
+MIN_SIDE = 120
+"""Smaller pictures are enlarged to it."""
 
 
 class PictureBudget:
@@ -28,11 +30,10 @@ class PictureBudget:
     def __init__(self, dataset: Any, max_bytes: int):
         self.load = dataset.load_image if isinstance(dataset, ImageDataset) else None
         self.left = max_bytes if self.load else 0
-        self.unreadable: list[str] = []
 
     def embed(self, picture: np.ndarray, *, long_side: int = LONG_SIDE) -> str | None:
         """Return the address of an (H, W, 3) uint8 RGB picture; None where the page has no room for it."""
-        shown = to_picture(picture)
+        shown, _ = enlarge(picture, MIN_SIDE)
         shown.thumbnail((long_side, long_side))
         url = jpeg_url(np.asarray(shown), QUALITY)
         if len(url) > self.left:
@@ -41,14 +42,13 @@ class PictureBudget:
         return url
 
     def image(self, index: int) -> np.ndarray | None:
-        """Return a stored image; None if there is none or its file cannot be read, which is noted."""
+        """Return a stored image; None if there is none or its file cannot be read, which is logged."""
         if self.load is None:
             return None
         try:
             return np.ascontiguousarray(self.load(index))
         except DataError as error:
             logger.warning("left out of the report: %s", error)
-            self.unreadable.append(str(error))
             return None
 
     def embed_images(
