@@ -86,8 +86,8 @@ show(out / "costs.png")
 #
 # One shape in each picture, and the class is which. Any backbone goes into any config, here into the quickstart
 # classifier; only the part of the config that changes is named. So that it is done in seconds, each learns 64 pictures
-# by heart, and is looked at on these. (From pictures it has never seen, a ViT needs far more than a ResNet or a Swin to
-# learn shapes: see `configs/ablations/data_needs.py`.)
+# by heart, and is looked at on these. (From pictures it has never seen a ViT learns shapes slowly; `vitkit ablate
+# data_needs` compares it with a ResNet and a Swin.)
 
 # %%
 WORLD = dict(type="ShapesClassification", image_size=64, num_images=64)
@@ -126,23 +126,15 @@ draw_class_token(shown, layers, out / "class_token.png")
 show(out / "class_token.png")
 
 # %% [markdown]
-# One layer's map does not say where information came from, because the tokens of the layer before had mixed already.
-# **Attention rollout** (Abnar & Zuidema 2020) multiplies the layers, half of each being the identity for the residual
-# path, where $\bar A_l$ is the mean of the heads of layer $l$:
+# One head tells the shape from the ground, another its border. But a layer's map does not say where information came
+# from, because the tokens had mixed in the layers before. **Attention rollout** (Abnar & Zuidema 2020) multiplies the
+# layers, half of each being the identity for the residual path, where $\bar A_l$ is the mean of the heads of layer $l$:
 #
 # $$R_l = \tfrac{1}{2} \bigl(\bar A_l + I\bigr)\, R_{l-1}, \qquad R_0 = I.$$
 
 # %%
 draw_rollout(shown, layers, [], out / "rollout.png", class_token=True)
 show(out / "rollout.png")
-
-# %% [markdown]
-# How far do heads look? The **mean attention distance** is the distance from a token to the others, weighted by its
-# attention, $\sum_j \alpha_{ij} \lVert x_i - x_j \rVert$, averaged over tokens and pictures. A dot is a head. In large
-# pretrained ViTs some heads of the first layers look near and the last ones far; this one is small and has seen little.
-
-# %%
-distances = {layer: heads.numpy() for layer, heads in mean_distances(vit, images).items()}
 
 # %% [markdown]
 # ## Swin: windows and shifts
@@ -166,16 +158,23 @@ show(out / "swin.png")
 # each panel is the size of that map.
 
 # %%
-mvit = train_classifier(dict(type="MViT", depths=[1, 1, 2, 1], embed_dim=32, num_heads=1, image_size=64, drop_path=0.0))
+mvit = train_classifier(
+    dict(type="MViT", depths=[1, 1, 2, 1], embed_dim=32, num_heads=1, image_size=64, drop_path=0.0), epochs=40
+)
 draw_points(mvit.as_evaluated(image), backbone_attention(mvit, image), [(28, 28)], out / "mvit.png")
 show(out / "mvit.png")
 
 # %% [markdown]
-# Distances of the three beside each other, in pixels: windows bound Swin's in the first stages.
+# ## How far they look
+#
+# The **mean attention distance** of a head is the distance from a token to the others, weighted by its attention,
+# $\sum_j \alpha_{ij} \lVert x_i - x_j \rVert$, averaged over tokens and pictures, here in pixels. A dot is a head.
+# Windows bound Swin's in its first stages. In large pretrained ViTs some heads of the first layers look near and those
+# of the last ones far; this one is small and has seen little.
 
 # %%
-models = {"ViT": distances}
-for name, predictor in (("Swin", swin), ("MViT", mvit)):
+models = {}
+for name, predictor in (("ViT", vit), ("Swin", swin), ("MViT", mvit)):
     models[name] = {layer: heads.numpy() for layer, heads in mean_distances(predictor, images).items()}
 plot_distances(models, out / "distances.png", num_images=len(images))
 show(out / "distances.png")
