@@ -157,7 +157,8 @@ show(out / "encoder.png")
 # ## What its decoder does
 #
 # The three queries that scored best, with what they read: all together, then head by head, then one of them through the
-# layers. Each layer predicts, and each has its own loss, so the box can be watched as it is refined.
+# layers. Each layer predicts, and each has its own loss. Here, too, the maps are spread although the boxes are right:
+# these boxes are remembered more than seen.
 
 # %%
 attention.draw_queries(best, out / "decoder.png")
