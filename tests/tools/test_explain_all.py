@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from vitkit import build_model
 from vitkit.errors import ConfigError
 from vitkit.inference import Predictor
-from vitkit.inference.text_attention import text_attention
+from vitkit.inference.text_attention import draw_beam_tree, text_attention, text_inputs
 from vitkit.registry import BACKBONES, MODELS
 from vitkit.seq2seq.decoding import DecodingSettings
 from vitkit.tools import explain
-from vitkit.tools.explain_text import draw_text, draw_tree
+from vitkit.tools.explain_text import draw_text
 from vitkit.vocabulary import Vocabulary
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (40, 56, 3), dtype=np.uint8)
@@ -183,8 +183,7 @@ def test_models_of_text(name, unsaved, tmp_path):
             model.decoding = DecodingSettings(max_length=4, min_length=2)
         list(draw_text(model, text_attention(model, vocabularies, args.text), tmp_path / "p", args))
         if "beams" in expected:
-            ids = torch.tensor([words.encode(args.text)])
-            inputs = {"tokens": ids} if of_one_text else {"source": ids}
-            draw_tree(model, words, inputs, tmp_path / "p", args)
+            inputs = text_inputs(model, vocabularies, args.text)
+            draw_beam_tree(model, words, inputs, tmp_path / "p_beams.png", beams=args.beams)
 
     check(draw, expected, tmp_path)
