@@ -94,10 +94,12 @@ def test_without_predictions_everything_is_missed(tmp_path):
     [
         ([], [], "background"),
         ([0.05, 0.09], [True, False], "background"),
-        ([0.3, 0.6], [True, False], "class"),
+        ([0.3, 0.6], [True, False], "localisation"),
+        ([0.05, 0.6], [True, False], "class"),
         ([0.3, 0.4], [True, False], "localisation"),
         ([0.05, 0.4], [True, False], "both"),
-        ([0.7, 0.6], [True, False], "duplicate"),
+        ([0.7, 0.6], [True, False], "class"),
+        ([0.7, 0.3], [True, False], "duplicate"),
     ],
 )
 def test_error_kind(overlaps, same, kind):

@@ -168,7 +168,8 @@ class ClassificationEvaluator(SampleEvaluator):
                     f"the dataset's {len(label_of)} classes. Give results of the config's data.val."
                 )
             if image["image_id"] not in known:
-                matching = sum(isinstance(other, dict) and other.get("image_id") in known for other in images)
+                every_id = [other.get("image_id") for other in images if isinstance(other, dict)]
+                matching = sum(isinstance(other, int | str) and other in known for other in every_id)
                 raise DataError(
                     f"results '{path}': {matching} of their {len(images)} images are among the {len(known)} of the "
                     "data. Give results of the same images."
@@ -178,7 +179,7 @@ class ClassificationEvaluator(SampleEvaluator):
 
 def _classes_of(image: Any, label_of: Mapping[str, int]) -> _Answer | None:
     """Return what an entry of a results file says; None if it is wrong."""
-    if not isinstance(image, dict) or "image_id" not in image:
+    if not isinstance(image, dict) or not isinstance(image.get("image_id"), int | str):
         return None
     names, scores = image.get("predicted"), image.get("scores")
     if not (

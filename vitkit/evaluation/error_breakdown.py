@@ -1,12 +1,13 @@
 """Which errors cost how much average precision (TIDE, Bolya et al. 2020, https://arxiv.org/abs/2008.08115).
 
-Each wrong prediction has one kind of error, by its IoU with the objects of its image:
+Each wrong prediction has one kind of error, by its IoU with the objects of its image: the first of these that holds, in
+the order of TIDE's own code.
 
+    localisation  0.1 to 0.5 with an object of its class, and not more with another of it
     class         at least 0.5 with an object of another class
-    localisation  0.1 to 0.5 with an object of its class
-    both          0.1 to 0.5 with an object of another class
     duplicate     at least 0.5 with an object of its class that a better prediction has
     background    below 0.1 with every object
+    both          0.1 to 0.5 with an object of another class
     missed        (an object) that no prediction has, nor would have if the errors above were mended
 """
 
@@ -186,12 +187,12 @@ def error_kind(overlaps: np.ndarray, same_class: np.ndarray) -> tuple[int, int]:
     if not len(overlaps) or overlaps.max() < BACKGROUND:
         return KINDS.index("background"), -1
     same, other = (np.where(mask, overlaps, -1.0) for mask in (same_class, ~same_class))
-    if same.max() >= FOREGROUND:
-        return KINDS.index("duplicate"), int(same.argmax())
+    if BACKGROUND <= same.max() < FOREGROUND:
+        return KINDS.index("localisation"), int(same.argmax())
     if other.max() >= FOREGROUND:
         return KINDS.index("class"), int(other.argmax())
-    if same.max() >= BACKGROUND:
-        return KINDS.index("localisation"), int(same.argmax())
+    if same.max() >= FOREGROUND:
+        return KINDS.index("duplicate"), int(same.argmax())
     return KINDS.index("both"), int(other.argmax())
 
 
