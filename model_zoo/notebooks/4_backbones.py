@@ -191,7 +191,7 @@ show(out / "distances.png")
 # each panel is one group of channels.
 
 # %%
-lrnet = train_classifier(dict(type="LRNet", depth=26), epochs=8)
+lrnet = train_classifier(dict(type="LRNet", depth=26), epochs=5)
 layers = backbone_attention(lrnet, image)
 draw_kernels(lrnet.as_evaluated(image), lrnet.model, layers[1:9:3], (28, 28), out / "kernels.png")
 show(out / "kernels.png")
