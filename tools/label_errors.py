@@ -33,7 +33,7 @@ from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    parser.add_argument("--split", choices=("train", "val"), default="val", help="whose labels to judge (val)")
+    parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="whose labels (val)")
     text = "judge by predictions that tools/test.py wrote before, without a checkpoint"
     parser.add_argument("--eval-only", type=Path, metavar="RESULTS", help=text)
     parser.add_argument("--most", type=int, default=200, metavar="N", help="labels to list (200)")
@@ -59,17 +59,25 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Predict, or read predictions, and write the page."""
+    """Predict, or read predictions, and write the page.
+
+    Raises:
+        ConfigError: the data has no boxes.
+    """
     find = find_model if args.eval_only else find_trained
     config, weights = find(args.model, args.weights, overrides=args.overrides, trust=args.trust)
-    config = of_split(config, args.split)
+    config = Config({**config, "evaluator": {"type": "CocoEvaluator"}}, path=config.path)
+    require(config, "data")
+    dataset = DataSettings(**config["data"]).evaluated(args.split)
+    if not (isinstance(dataset, HasGroundTruth) and isinstance(dataset, HasCategoryIds)):
+        raise ConfigError(f"data.{args.split}: {type(dataset).__name__} has no boxes; labels of boxes are judged.")
     device = init_distributed(args.device)
     setup_logging()
     if args.eval_only:
-        evaluator = CocoEvaluator(DataSettings(**config["data"]).dataset("val"))
+        evaluator = CocoEvaluator(dataset)
         evaluator.load_results(args.eval_only)
     else:
-        evaluator = evaluate_config(config, weights, device).evaluator
+        evaluator = evaluate_config(config, weights, device, split=args.split).evaluator
     if not is_main():
         return
     facts = {"model": str(args.model), "labels of": args.split}
@@ -82,21 +90,6 @@ def run(args: argparse.Namespace) -> None:
     counts = Counter(error.kind for error in errors)
     print(f"{len(errors)} suspicious labels: {', '.join(f'{n} {kind}' for kind, n in counts.most_common()) or 'none'}")
     print(f"{args.out} shows them; {corrections} holds their corrections, for vitkit convert --fix")
-
-
-def of_split(config: Config, split: str) -> Config:
-    """Return a config that evaluates the boxes of a split, which is loaded as validation data is.
-
-    Raises:
-        ConfigError: its data has no boxes.
-    """
-    require(config, f"data.{split}", "data.val")
-    data = {**config["data"], "val": {**config["data"][split], "transforms": config["data"]["val"].get("transforms")}}
-    config = Config({**config, "data": data, "evaluator": {"type": "CocoEvaluator"}}, path=config.path)
-    dataset = DataSettings(**data).dataset("val")
-    if not (isinstance(dataset, HasGroundTruth) and isinstance(dataset, HasCategoryIds)):
-        raise ConfigError(f"data.{split}: {type(dataset).__name__} has no boxes; labels of boxes are judged.")
-    return config
 
 
 if __name__ == "__main__":
