@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from browser import open_page
 from detection_files import CONFIG, evaluator_of, write_data
 
@@ -12,6 +13,7 @@ from vitkit.config import load_config, save_config
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import SemanticEvaluator
 from vitkit.evaluation.bootstrap import Difference, Estimate
+from vitkit.ops.segmentations import encode_segmentation
 from vitkit.report.comparison import Compared, compare, is_better
 from vitkit.runs.results import evaluation_of_file
 from vitkit.tools import compare as compare_tool
@@ -42,6 +44,50 @@ def test_differences_are_those_of_the_metrics_and_paired(folder):
     assert (comparison.samples[1] == 1.0).all() and (comparison.samples[0] < 1.0).any()
     same = compare([models[0], Compared("c", first.evaluator)]).differences[0]["bbox/AP"]
     assert same.difference == (0.0, 0.0, 0.0) and not same.significant
+
+
+def test_boxes_are_not_compared_with_masks(folder):
+    truth = json.loads((folder / "truth.json").read_text())
+    rectangle = lambda x, y, w, h: [[x, y, x + w, y, x + w, y + h, x, y + h]]  # noqa: E731
+    for annotation in truth["annotations"]:
+        annotation["segmentation"] = rectangle(*annotation["bbox"])
+    (folder / "masks_truth.json").write_text(json.dumps(truth))
+    boxes = json.loads((folder / "perfect.json").read_text())
+    sizes = {image["id"]: (image["height"], image["width"]) for image in truth["images"]}
+    # Right boxes, and a mask of the top left corner.
+    wrong = [
+        {**r, "segmentation": encode_segmentation([[0, 0, 2, 0, 2, 2, 0, 2]], *sizes[r["image_id"]])} for r in boxes
+    ]
+    (folder / "masks.json").write_text(json.dumps(wrong, default=bytes.decode))
+    with_masks = evaluation_of_file("masks.json", annotations="masks_truth.json").evaluator
+    with_boxes = evaluation_of_file("perfect.json", annotations="masks_truth.json").evaluator
+    assert with_masks.iou_types != with_boxes.iou_types
+    for models in ([with_masks, with_boxes], [with_boxes, with_masks]):
+        comparison = compare([Compared(str(k), evaluator) for k, evaluator in enumerate(models)])
+        assert all(each.difference.value == 0 for each in comparison.by_class[0]["cat"].values())
+        assert not any(name.startswith("segm") for name in comparison.differences[0])
+
+
+def test_metrics_that_one_model_lacks_are_left_out(folder):
+    class Maps:
+        classes, category_ids, image_ids = ["sky", "road"], [0, 1], [1, 2]
+
+        def __len__(self):
+            return 2
+
+        def load_semantic(self, index):
+            return np.array([[0, 1], [index, 1]], np.uint8)
+
+    models = []
+    for boundary in (False, True, False):
+        evaluator = SemanticEvaluator(Maps(), boundary=boundary)
+        predictions = [{"semantic": torch.tensor([[0, 1], [0, 1]])}] * 2
+        evaluator.update(predictions, [{"image_id": 1}, {"image_id": 2}])
+        evaluator.compute()
+        models.append(Compared(str(boundary), evaluator))
+    comparison = compare(models)
+    assert [list(each) for each in comparison.differences] == [["mIoU", "pixel_accuracy", "mean_accuracy"]] * 2
+    assert list(comparison.by_class[0]["sky"]) == ["IoU", "accuracy"]
 
 
 def test_lower_is_better_for_perplexity():

@@ -60,38 +60,48 @@ def compare(models: Sequence[Compared]) -> Comparison:
     """
     parts = [_parts_of(model) for model in models]
     check_same_samples([(model.name, part[0]) for model, part in zip(models, parts)])
-    weights = None
-    scores: list[Scores] = []
-    for statistics in parts:
-        overall, by_class = {}, {}
-        for part in statistics:
-            weights = bootstrap_weights(len(part.sample_ids)) if weights is None else weights
-            of_part = part.scores(weights)
-            overall |= of_part.overall
-            for name, values in of_part.by_class.items():
-                by_class.setdefault(name, {}).update(values)
-        scores.append(Scores(overall, by_class))
-    first = scores[0]
-    differences = [
-        {
-            name: paired_difference(first.overall[name], values)
-            for name, values in s.overall.items()
-            if name in first.overall
-        }
-        for s in scores[1:]
-    ]
+    parts = _shared_parts(parts)
+    weights = bootstrap_weights(len(parts[0][0].sample_ids))
+    first, *others = [_scores_of(statistics, weights) for statistics in parts]
+    # Boundary IoU and the like may be measured of some models alone.
+    metrics = [m for m in first.overall if all(m in other.overall for other in others)]
+    differences = [{m: paired_difference(first.overall[m], other.overall[m]) for m in metrics} for other in others]
     by_class = [
         {
-            name: {metric: paired_difference(first.by_class[name][metric], v) for metric, v in values.items()}
-            for name, values in s.by_class.items()
-            if name in first.by_class
+            name: {m: paired_difference(of_class[m], v) for m, v in other.by_class[name].items() if m in of_class}
+            for name, of_class in first.by_class.items()
+            if name in other.by_class
         }
-        for s in scores[1:]
+        for other in others
     ]
     ranks = [statistics[0].sample_scores() for statistics in parts]
     names = [model.name for model in models]
     values = np.stack([values for _, values in ranks])
     return Comparison(names, list(parts[0][0].sample_ids), differences, by_class, ranks[0][0], values)
+
+
+def _shared_parts(parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Return the statistics of each model that all models have: boxes, where one of them has no masks.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    kinds = [[(type(part), getattr(part, "iou_type", None)) for part in of_model] for of_model in parts]
+    shared = set.intersection(*map(set, kinds))
+    if not shared:
+        raise ConfigError("compare: one model is scored on boxes and another on masks. Score them alike.")
+    return [[p for p, kind in zip(of_model, of_kind) if kind in shared] for of_model, of_kind in zip(parts, kinds)]
+
+
+def _scores_of(statistics: Sequence[Any], weights: np.ndarray) -> Scores:
+    """Return the metrics of several statistics of a model; of classes those of the last one that has them."""
+    overall, by_class = {}, {}
+    for part in statistics:
+        of_part = part.scores(weights)
+        overall |= of_part.overall
+        for name, values in of_part.by_class.items():
+            by_class.setdefault(name, {}).update(values)
+    return Scores(overall, by_class)
 
 
 def _parts_of(model: Compared) -> list[Any]:
