@@ -154,8 +154,8 @@ show(out / "swin.png")
 # ## MViT: pooled keys
 #
 # Each layer sees the whole map, but keys and values are pooled first: by 4 in the first stage, where the map is
-# largest, and by less in the next ones, so that each layer attends to a map of the same small size. The number above
-# each panel is the size of that map.
+# largest, and by less in the next ones, so that all layers attend to maps of a similar small size, which is above each
+# panel.
 
 # %%
 mvit = train_classifier(
@@ -170,7 +170,7 @@ show(out / "mvit.png")
 # The **mean attention distance** of a head is the distance from a token to the others, weighted by its attention,
 # $\sum_j \alpha_{ij} \lVert x_i - x_j \rVert$, averaged over tokens and pictures, here in pixels. A dot is a head.
 # Windows bound Swin's in its first stages. In large pretrained ViTs some heads of the first layers look near and those
-# of the last ones far; this one is small and has seen little.
+# of the last ones far; all heads of this one, which is small and has seen little, look equally far.
 
 # %%
 models = {}
@@ -188,7 +188,8 @@ show(out / "distances.png")
 # $$\omega(p, \delta) = \operatorname{softmax}_{\delta} \bigl( \Phi(q_p, k_{p+\delta}) + G(\delta) \bigr).$$
 #
 # For each of several layers the upper row is the softmax of the prior $G$ alone, the lower one the kernel at the point;
-# each panel is one group of channels.
+# each panel is one group of channels. Trained so briefly, it leans on the prior. The last map is smaller than the
+# window: what lies outside gets no weight.
 
 # %%
 lrnet = train_classifier(dict(type="LRNet", depth=26), epochs=5)
