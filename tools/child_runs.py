@@ -61,10 +61,11 @@ class Child:
     Args:
         command: begins with "vitkit".
         output: the file for what it prints.
+        advice: what follows the word "interrupted".
     """
 
-    def __init__(self, command: list[str], output: Path):
-        self.output = output
+    def __init__(self, command: list[str], output: Path, advice: str = ""):
+        self.output, self.advice = output, advice
         output.parent.mkdir(parents=True, exist_ok=True)
         module = [sys.executable, "-m", f"vitkit.tools.{command[1]}", *command[2:]]
         with output.open("a", encoding="utf-8") as file:
@@ -83,7 +84,7 @@ class Child:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._signalled:
-            sys.exit(f"interrupted; the same command resumes it ({self.output})")
+            sys.exit(f"interrupted{self.advice} ({self.output})")
 
     def _forward(self, number: int, _: object) -> None:
         self._signalled = True
@@ -102,5 +103,5 @@ class Child:
 
 def run_to_end(command: list[str], folder: Path) -> None:
     """Run a command to its end; raises like `Child.finish`."""
-    with Child(command, folder.with_suffix(".txt")) as child:
+    with Child(command, folder.with_suffix(".txt"), "; the same command resumes it") as child:
         child.finish()

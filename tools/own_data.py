@@ -216,6 +216,11 @@ def folders_of_splits(names: Sequence[str]) -> dict[str, list[int]] | None:
     """Return the split that the folders train and val (or valid) make; None if they are not there."""
     folders = [SPLIT_NAMES.get(name.split("/")[0]) for name in names]
     splits = {part: [k for k, folder in enumerate(folders) if folder == part] for part in ("train", "val")}
+    if "test" in folders and not all(splits.values()):
+        raise DataError(
+            "the folders have test pictures, but not both train and val: give the folders of the pictures to train on, "
+            "which start divides, such as images/train."
+        )
     return splits if all(splits.values()) else None
 
 

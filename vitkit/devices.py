@@ -5,8 +5,7 @@ import torch
 
 def accelerators() -> list[str]:
     """Return the types of the accelerators that PyTorch finds here, at most one."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return [] if found is None else [found.type]
+    return [torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else []
 
 
 def default_device() -> str:

@@ -1,5 +1,6 @@
 """All issues of annotation files: of COCO's boxes and masks, and of panoptic segments."""
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +69,8 @@ class DetectionFile:
         """Return the command that mends the file."""
         source = self.data.source
         return (
-            f"vitkit convert {source} --images {self.data.folder} --fix {' '.join(fixes)} "
-            f"--out {source.with_name(source.stem + '_fixed.json')}"
+            f"vitkit convert {shlex.quote(str(source))} --images {shlex.quote(str(self.data.folder))} "
+            f"--fix {' '.join(fixes)} --out {shlex.quote(str(source.with_name(source.stem + '_fixed.json')))}"
         )
 
     @cached_property

@@ -95,8 +95,8 @@ def read_colored_labels(path: Path, colors: dict[int, int], *, max_pixels: int) 
 
 def class_file_near(folder: Path) -> Path | None:
     """Return the file of class names in a folder or up to two above it; None if there is none."""
-    places = (folder, folder.parent, folder.parent.parent)
-    return next((place / name for place in places for name in CLASS_FILES if (place / name).is_file()), None)
+    files = (near / name for near in (folder, folder.parent, folder.parent.parent) for name in CLASS_FILES)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _numbered(names: Any) -> list[tuple[int, str]]:

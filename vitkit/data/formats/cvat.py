@@ -77,7 +77,7 @@ def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) ->
 
     if shape.tag == "box":
         x0, y0, x1, y1 = map(number, ("xtl", "ytl", "xbr", "ybr"))
-        angle = math.radians(float(shape.get("rotation") or 0))
+        angle = math.radians(_number(shape, "rotation", path, default=0.0))
         if not angle:
             return {"bbox": [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)]}
         center = (x0 + x1) / 2, (y0 + y1) / 2
@@ -95,7 +95,7 @@ def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) ->
         return polygon_fields([points])
     if shape.tag == "ellipse":
         x, y, radius_x, radius_y = map(number, ("cx", "cy", "rx", "ry"))
-        angle, step = math.radians(float(shape.get("rotation") or 0)), 2 * math.pi / _CORNERS_OF_ELLIPSE
+        angle, step = math.radians(_number(shape, "rotation", path, default=0.0)), 2 * math.pi / _CORNERS_OF_ELLIPSE
         edge = [
             (x + radius_x * math.cos(k * step), y + radius_y * math.sin(k * step)) for k in range(_CORNERS_OF_ELLIPSE)
         ]
@@ -128,7 +128,9 @@ def _rotated(point: tuple[float, float], center: tuple[float, float], angle: flo
     return center[0] + x * cos - y * sin, center[1] + x * sin + y * cos
 
 
-def _number(element: ElementTree.Element, name: str, path: Path) -> float:
+def _number(element: ElementTree.Element, name: str, path: Path, default: float | None = None) -> float:
+    if default is not None and not element.get(name):
+        return default
     try:
         value = float(element.get(name, ""))
     except ValueError:

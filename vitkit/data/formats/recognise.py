@@ -42,16 +42,16 @@ def find_format(annotations: str | Path, images: str | Path | None = None) -> st
     path = Path(annotations)
     if not path.exists():
         raise DataError(f"annotations: no file or folder '{path}'. Correct the path.")
-    found = dict(_formats_of([path] if path.is_file() else sorted(path.rglob("*"))))
-    if not found and path.is_file() and path.suffix not in _SNIFFERS and _sniffed(_sniff_json, path):
+    formats = dict(_formats_of([path] if path.is_file() else sorted(path.rglob("*"))))
+    if not formats and path.is_file() and path.suffix not in _SNIFFERS and _sniffed(_sniff_json, path):
         return str(_sniff_json(path))
-    if not found and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
-        found = _formats_of_pictures(path)
-    if len(found) == 1:
-        return next(iter(found))
-    if found:
-        options = " and ".join(f"{FORMAT_NAMES[name]} ({evidence})" for name, evidence in found.items())
-        names = " or ".join(f"format={name}" for name in found)
+    if not formats and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
+        formats = _formats_of_pictures(path)
+    if len(formats) == 1:
+        return next(iter(formats))
+    if formats:
+        options = " and ".join(f"{FORMAT_NAMES[name]} ({evidence})" for name, evidence in formats.items())
+        names = " or ".join(f"format={name}" for name in formats)
         raise DataError(f"'{path}' looks like {options}. Choose: {names} (in `vitkit convert`: --from).")
     known = "; ".join(f"{name}: {text}" for name, text in FORMAT_NAMES.items())
     raise DataError(f"annotations: '{path}' has none of the formats that are read ({known}). Correct the path.")

@@ -106,16 +106,16 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
 def _box_columns(columns: Sequence[str], path: Path) -> tuple[Sequence[str], str]:
     """Return the columns of the box and what they mean: "xyxy", "xywh" or "cxcywh"."""
     options = [("xyxy", _CORNERS), ("xywh", _SIZES), ("cxcywh", _CENTERS)]
-    found = [(names, order) for order, groups in options for names in groups if set(names) <= set(columns)]
-    if len({order for _, order in found}) > 1:
-        texts = " or ".join(f"{','.join(names)} ({order})" for names, order in found[:2])
+    matches = [(names, order) for order, groups in options for names in groups if set(names) <= set(columns)]
+    if len({order for _, order in matches}) > 1:
+        texts = " or ".join(f"{','.join(names)} ({order})" for names, order in matches[:2])
         raise DataError(f"{path.name}: the columns may mean {texts}. Remove those that are not the box.")
-    if not found:
+    if not matches:
         raise DataError(
             f"{path.name}: no columns of a box among {', '.join(columns)}; expected xmin,ymin,xmax,ymax, or x,y,w,h, "
             "or cx,cy,w,h. Rename them."
         )
-    return found[0]
+    return matches[0]
 
 
 def _column(columns: Sequence[str], names: Sequence[str], what: str, path: Path) -> str:

@@ -122,18 +122,18 @@ def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path
     entry = entry.replace("\\", "/")
     stripped = entry.lstrip("./")
     base = Path(str(settings.get("path") or "."))
-    for place in (root / base / entry, path.parent / base / entry, root / entry, root / stripped):
-        place = Path(place).resolve()
-        if not place.is_relative_to(root.resolve()) or not place.exists():
+    for location in (root / base / entry, path.parent / base / entry, root / entry, root / stripped):
+        location = Path(location).resolve()
+        if not location.is_relative_to(root.resolve()) or not location.exists():
             continue
-        if place.is_file():
-            for line in filter(None, map(str.strip, place.read_text(encoding="utf-8").splitlines())):
+        if location.is_file():
+            for line in filter(None, map(str.strip, location.read_text(encoding="utf-8").splitlines())):
                 name = files.find(line.removeprefix("./"))
                 if name is None:
-                    raise DataError(f"'{place}' lists '{line}', and no such picture is below '{root}'. Correct it.")
+                    raise DataError(f"'{location}' lists '{line}', and no such picture is below '{root}'. Correct it.")
                 yield name
             return
-        prefix = place.relative_to(root.resolve()).as_posix() + "/"
+        prefix = location.relative_to(root.resolve()).as_posix() + "/"
         yield from (name for name in files.names if prefix == "./" or name.startswith(prefix))
         return
 
@@ -164,7 +164,7 @@ def _named_classes(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
     """Return the class names by number, of the YAML or of a text file in a folder or above it; {} if there are none."""
     names = settings.get("names")
     if names is None:
-        candidates = [place / name for place in (folder, folder.parent) for name in _NAME_FILES]
+        candidates = [location / name for location in (folder, folder.parent) for name in _NAME_FILES]
         file = next((file for file in candidates if file.is_file()), None)
         lines = file.read_text(encoding="utf-8").splitlines() if file else []
         names = [line.strip() for line in lines if line.strip()]

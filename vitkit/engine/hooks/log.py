@@ -134,7 +134,7 @@ class ProgressLog(Hook):
         return {
             "kind": "train",
             "step": progress.step,
-            "epoch": round(progress.epoch + progress.batch / progress.num_batches, 4),
+            "epoch": round(progress.epoch + progress.batch / progress.num_batches, 6),
             "loss": sum(means),
             "losses": dict(zip(self._sums, means)),
             "lr": self._lr,
