@@ -78,7 +78,7 @@ biases = {
     "causal": causal_bias(6, scores.device),
     "a band, by hand": mask_bias(window),
 }
-figure = Figure(figsize=(8, 3), layout="constrained")
+figure = Figure(figsize=(9, 3.8), layout="constrained")
 for panel, (name, bias) in zip(figure.subplots(1, 3), biases.items()):
     panel.imshow(attention_weights(scores, bias)[0, 0], vmin=0, vmax=1, cmap="magma")
     panel.set(title=name, xlabel="key", ylabel="query")
