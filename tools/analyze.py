@@ -120,10 +120,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
-        text = text_model(args)
-        if args.lengths and not args.layers and text is None:
+        named = None if args.table or args.clips or args.layers else find_named(args)
+        args.config = named and named.config
+        is_text = named is not None and takes_text(named.config)
+        if args.lengths and not args.layers and not is_text:
             raise ConfigError("--lengths: for models of text, and for --layers. Give the --size of images.")
-        modes = ((args.table, table), (args.clips, clips), (args.layers, layers), (text, partial(text_costs, text)))
+        modes = ((args.table, table), (args.clips, clips), (args.layers, layers), (is_text, partial(text_costs, named)))
         choices = (*modes, (args.attention, attention), (args.training, training), (True, costs))
         report = next(analyze for chosen, analyze in choices if chosen)(args)
     if args.json:
@@ -142,34 +144,40 @@ def is_config(name: str) -> bool:
     return name not in BACKBONES
 
 
-def find_config(name: str, overrides: Sequence[str], *, trust: bool) -> FoundModel:
-    """Return a model with its config; a ConfigError of an unknown name says what there is, backbones among it."""
-    if names_config_alone(name) and not name.endswith((".py", ".json")) and name not in config_names():
-        names = {*BACKBONES.names(), *config_names()}
-        raise ConfigError(f"{name!r} is neither a backbone nor a model or a config. {nearest(name, names)}")
-    found = find_model(name, overrides=overrides, trust=trust)
-    require(found.config, "model")
-    return found
-
-
-def text_model(args: argparse.Namespace) -> FoundModel | None:
-    """Return the model that is named if it reads or writes text; None if it is another, or a backbone."""
-    if args.table or args.clips or args.layers or not is_config(args.model):
-        return None
-    found = find_config(args.model, args.overrides, trust=args.trust)
-    return found if takes_text(found.config) else None
-
-
-def build(name: str, overrides: Sequence[str] = (), *, device: str, trust: bool = False) -> nn.Module:
-    """Return the model of a config file, or a backbone, in evaluation mode.
+def find_named(args: argparse.Namespace) -> FoundModel | None:
+    """Return the model that is named, with its config, which is loaded here alone; None of a backbone.
 
     Raises:
-        ConfigError: there is no such model or backbone, or an override does not fit.
+        ConfigError: there is none of that name; it says what there is, backbones among it.
     """
-    if is_config(name):
-        config = find_config(name, overrides, trust=trust).config
-        with torch.device(device):
-            return build_model(config["model"]).eval()
+    if not is_config(args.model):
+        return None
+    if (
+        names_config_alone(args.model)
+        and not args.model.endswith((".py", ".json"))
+        and args.model not in config_names()
+    ):
+        names = {*BACKBONES.names(), *config_names()}
+        raise ConfigError(f"{args.model!r} is neither a backbone nor a model or a config. {nearest(args.model, names)}")
+    named = find_model(args.model, overrides=args.overrides, trust=args.trust)
+    require(named.config, "model")
+    return named
+
+
+def build(args: argparse.Namespace, *, device: str) -> nn.Module:
+    """Return the model of the config, or the backbone, in evaluation mode; raises like `build_backbone`."""
+    if args.config is None:
+        return build_backbone(args.model, args.overrides, device=device)
+    with torch.device(device):
+        return build_model(args.config["model"]).eval()
+
+
+def build_backbone(name: str, overrides: Sequence[str] = (), *, device: str) -> nn.Module:
+    """Return a backbone in evaluation mode, with the classes of its published weights.
+
+    Raises:
+        ConfigError: there is no such backbone, or an override does not fit.
+    """
     spec = {"type": name, "num_classes": published().get(name, {}).get("num_classes", 1000)}
     config = {"model": {"type": "Classifier", "backbone": spec}}
     for text in overrides:
@@ -190,7 +198,7 @@ def input_shape(args: argparse.Namespace, model: nn.Module) -> tuple[int, ...]:
 def costs(args: argparse.Namespace) -> dict[str, Any]:
     """Report parameters, MACs, time and memory by part."""
     counting = not args.no_macs or args.time
-    model = build(args.model, args.overrides, trust=args.trust, device="cpu" if counting else "meta")
+    model = build(args, device="cpu" if counting else "meta")
     shape = input_shape(args, model)
     names = parts(model, args.depth)
     parameters = count_parameters(model)
@@ -267,7 +275,7 @@ def print_table(
 
 def attention(args: argparse.Namespace) -> dict[str, Any]:
     """Report the memory of the attention matrices, in float32, found on the meta device."""
-    model = build(args.model, args.overrides, trust=args.trust, device="meta")
+    model = build(args, device="meta")
     shape = input_shape(args, model)
     matrices = attention_matrices(model, torch.zeros(shape, device="meta"))
     stored = {name: FLOAT32 * matrix.elements() for name, matrix in matrices.items()}
@@ -307,9 +315,9 @@ def print_attention(report: dict[str, Any]) -> None:
 
 def training(args: argparse.Namespace) -> dict[str, Any]:
     """Report the memory of a training step on each of several GPUs; nothing is computed, and none is needed."""
-    model = build(args.model, args.overrides, trust=args.trust, device="meta")
+    model = build(args, device="meta")
     shape = input_shape(args, model)
-    config = find_config(args.model, args.overrides, trust=args.trust).config if is_config(args.model) else {}
+    config = args.config or {}
     spec, settings = config.get("optimizer", "AdamW"), config.get("train", {})
     optimizer = spec if isinstance(spec, str) else spec.get("type", "AdamW")
     states = OPTIMIZER_STATES.get(optimizer, 2)
@@ -437,7 +445,7 @@ def clips(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def count_variant(name: str, *, macs: bool = True) -> dict[str, Any]:
     """Count a backbone's parameters and, on the input that its figures are for, its MACs."""
-    model = build(name, device="cpu" if macs else "meta")
+    model = build_backbone(name, device="cpu" if macs else "meta")
     figures = published().get(name, {})
     shape = figures.get("input", [3, 224, 224])
     counted = count_macs(model, torch.zeros(1, *shape)) if macs else None

@@ -82,7 +82,7 @@ def test_macs_equal_those_of_fvcore(name):
         warnings.simplefilter("ignore")  # fvcore uses torch.jit, which newer PyTorch calls deprecated
         from fvcore.nn import FlopCountAnalysis
 
-        model, image = analyze.build(name, device="cpu"), torch.zeros(1, 3, 96, 64)
+        model, image = analyze.build_backbone(name, device="cpu"), torch.zeros(1, 3, 96, 64)
         if name == "vit_tiny_patch16":
             image = torch.zeros(1, 3, 224, 224)
         analysis = FlopCountAnalysis(model, image).unsupported_ops_warnings(False).uncalled_modules_warnings(False)
