@@ -12,6 +12,7 @@ from vitkit.registry import HEADS as HEAD_REGISTRY
 from vitkit.structures import FeatureInfo, UncompiledTargets
 
 SIZES = [(69, 91), (101, 67), (64, 128)]
+MULTIPLES_OF_32 = [(64, 96), (96, 64), (64, 128)]
 
 
 @pytest.mark.parametrize(
@@ -20,13 +21,13 @@ SIZES = [(69, 91), (101, 67), (64, 128)]
 def test_a_model_is_one_graph_that_is_compiled_once_for_all_sizes(name):
     spec = copy.deepcopy(HEADS[name])
     spec["head"]["num_decoder_layers"] = 1
-    # torch 2.6 compiles again where maps of a timm backbone are cut to another share of their padded size.
-    backbone = BACKBONES["resnet" if name == "deformable_detr" else "timm"]
-    model = build_model(dict(spec, backbone=backbone, num_queries=5, num_classes=3)).train()
+    model = build_model(dict(spec, backbone=BACKBONES["timm"], num_queries=5, num_classes=3)).train()
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
-    for height, width in SIZES:
+    # torch 2.6 compiles again, though not for each size, where finer maps are cut to another share of what was padded.
+    is_exact = torch.__version__ >= (2, 7) or name != "deformable_detr"
+    for height, width in SIZES if is_exact else MULTIPLES_OF_32:
         padding_mask = torch.zeros(2, height, width, dtype=torch.bool)
         padding_mask[1, height - 9 :] = True
         outputs = compiled(torch.rand(2, 3, height, width), padding_mask)
