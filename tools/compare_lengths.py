@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         metric, curves = read_curves(args.results)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         draw_by_length(curves, args.out, metric=METRICS[metric])
-    places = 3 if metric == "exact_match" else 1
+    decimals = 3 if metric == "exact_match" else 1
     for name, groups in curves.items():
-        scores = "   ".join(f"{g.min_words}-{g.max_words}: {g.score:.{places}f} ({g.count})" for g in groups)
+        scores = "   ".join(f"{g.min_words}-{g.max_words}: {g.score:.{decimals}f} ({g.count})" for g in groups)
         print(f"{name:<20} {scores}")
     print(f"drew {args.out}")
 

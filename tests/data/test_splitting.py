@@ -1,4 +1,4 @@
-"""Datasets divided, joined and cut into tiles."""
+"""Datasets split, merged and cut into tiles."""
 
 import json
 from collections import Counter
