@@ -28,6 +28,7 @@ import torch
 
 import vitkit
 from vitkit import BACKBONES, load_config
+from vitkit.devices import emulates_bfloat16
 from vitkit.doctor import Options, diagnose, report
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.report import write_report
@@ -210,7 +211,8 @@ def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
         return replace(choice, cost=cost, epochs=epochs)
 
     sizes = [size for size in recipe.sizes if size <= data.short_side] or [recipe.sizes[0]]
-    choice = min((timed(sizes[0], precision) for precision in ("fp32", "bf16")), key=lambda it: it.cost.minutes)
+    precisions = ("fp32",) if emulates_bfloat16(torch.device(args.device)) else ("fp32", "bf16")
+    choice = min((timed(sizes[0], precision) for precision in precisions), key=lambda it: it.cost.minutes)
     for size in reversed(sizes[1:]):
         share = (choice.size / size) ** 2
         if choice.steps * share >= recipe.num_steps and choice.epochs * share >= 1:
