@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitkit import devices
-from vitkit.devices import accumulation_dtype, device_name, peak_memory, synchronize, total_memory
+from vitkit.devices import accumulation_dtype, device_name, emulates_bfloat16, peak_memory, synchronize, total_memory
 from vitkit.engine.checkpoints import rng_state, set_rng_state
 from vitkit.tools.common import add_device
 
@@ -59,6 +59,12 @@ def test_only_accelerators_are_waited_for(modules):
 def test_apples_gpu_sums_in_float32():
     assert accumulation_dtype(MPS) == torch.float32
     assert accumulation_dtype(CPU) == accumulation_dtype(XPU) == torch.float64
+
+
+@pytest.mark.parametrize("capability, emulated", [("AVX2", True), ("AVX512", False), ("DEFAULT", False)])
+def test_x86_before_avx512_has_no_bfloat16(monkeypatch, capability, emulated):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert emulates_bfloat16(CPU) is emulated and not emulates_bfloat16(XPU)
 
 
 def test_the_accelerator_is_the_default_device_and_a_choice_of_the_tools(mps):

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 import vitkit
 from vitkit.engine import loop
@@ -48,6 +49,12 @@ def test_a_run_returns_its_folder_and_metrics_and_tests_to_the_same(tiny):
     assert isinstance(run.load(), Predictor)
     small = vitkit.test(run.path, device="cpu", data=dict(val=dict(num_images=2)))
     assert len(small.evaluator.answers) == 2
+
+
+def test_emulated_bfloat16_is_warned_of(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    vitkit.train(tiny, train=dict(precision="bf16"), device="cpu")
+    assert "no instructions for bfloat16" in capsys.readouterr().err
 
 
 def test_values_and_dotted_keys_override_a_config_that_was_loaded(tiny):

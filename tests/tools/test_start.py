@@ -37,6 +37,7 @@ def step_cost(monkeypatch, tmp_path):
         return StepCost(minutes, minutes, len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2)
 
     monkeypatch.setattr(start, "time_steps", time_steps)
+    monkeypatch.setattr(start, "emulates_bfloat16", lambda device: False)
     return costs, timed
 
 
@@ -54,6 +55,12 @@ def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
     out = capsys.readouterr().out
     assert "timed     256 pixels, bf16: 2.00 s a step" in out and "24 images (17 train, 7 val)" in out
     assert f"train it  vitkit train runs/start/config.py {RANDOM}" in out
+
+
+def test_bfloat16_is_not_timed_where_it_is_emulated(world, step_cost, monkeypatch):
+    monkeypatch.setattr(start, "emulates_bfloat16", lambda device: True)
+    detection(world, "--hours", "0.1")
+    assert step_cost[1] == [(256, "fp32")]
 
 
 def test_a_config_says_why_and_what_wrote_it(world, step_cost):

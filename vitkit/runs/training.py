@@ -18,7 +18,7 @@ from vitkit.checkpoint import load_weights, read_checkpoint
 from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
 from vitkit.data.loading.loader import BatchLoader, DataSettings, check_same_classes
 from vitkit.data.transforms.mixing import TransformedLoader
-from vitkit.devices import default_device
+from vitkit.devices import default_device, emulates_bfloat16
 from vitkit.distributed import broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
 from vitkit.engine.checkpoints import CONFIG_NAME
 from vitkit.engine.evaluate import evaluate
@@ -110,6 +110,11 @@ def train_in(
 ) -> None:
     """Build everything the config names, train, and draw the curves."""
     settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
+    if settings.precision == "bf16" and emulates_bfloat16(device):
+        logger.warning(
+            "train.precision=bf16: this processor has no instructions for bfloat16 and is up to ten times slower with "
+            "it; use train.precision=fp32."
+        )
     seed_everything(settings.seed + rank())
     run_dir, checkpoint = folder.path, folder.checkpoint
 
