@@ -46,6 +46,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--most is at least 1")
     if args.out.suffix != ".html":
         parser.error(f"--out {args.out}: expected a name that ends in .html")
+    if args.eval_only and args.eval_only.resolve() == args.out.with_suffix(".json").resolve():
+        parser.error(f"--out {args.out}: the corrections would replace {args.eval_only}; choose another name")
     return args
 
 

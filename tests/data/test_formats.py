@@ -72,6 +72,17 @@ def test_yolo_is_read_from_the_layout_of_roboflow(tmp_path):
     assert list(data.splits) == ["train", "val"] and "test" in data.notes[0]
 
 
+def test_yolo_lists_pictures_of_one_name_by_another_machines_paths(tmp_path):
+    pictures(tmp_path / "images", "train/a.jpg", "val/a.jpg")
+    for split in ("train", "val"):
+        write(tmp_path / f"labels/{split}/a.txt", "0 0.5 0.5 0.5 0.5\n")
+        write(tmp_path / f"{split}.txt", f"/home/other/cells/images/{split}/a.jpg\n")
+    write(tmp_path / "data.yaml", "names: [cell]\ntrain: train.txt\nval: val.txt\n")
+    data = read_annotations(tmp_path / "data.yaml")
+    names = {split: data.images[ids[0] - 1]["file_name"] for split, ids in data.splits.items()}
+    assert names == {"train": "images/train/a.jpg", "val": "images/val/a.jpg"}
+
+
 def test_yolo_in_one_folder_without_names(tmp_path):
     pictures(tmp_path, "a.jpg")
     write(tmp_path / "a.txt", "2 0.5 0.5 0.1 0.1\n2 0.5 0.5 0.1 0.1\n")
@@ -113,6 +124,15 @@ def test_voc_counts_pixels_from_one_and_keeps_its_flags(tmp_path):
         "XML files without a picture": ["lost.xml"],
         "pictures without an XML file": ["unlabelled.jpg"],
     }
+
+
+def test_a_version_in_a_name_is_no_ending(tmp_path):
+    pictures(tmp_path, "img.jpg", "other.v2.jpg")
+    voc(tmp_path, "img.v1", ("cell", 1, 1, 20, 10))
+    voc(tmp_path, "other.v2", ("cell", 1, 1, 20, 10))
+    data = read_annotations(tmp_path)
+    assert [image["file_name"] for image in data.images] == ["other.v2.jpg"]
+    assert data.left_out["XML files without a picture"] == ["img.v1.xml"]
 
 
 def test_voc_with_a_zero_counts_from_zero(tmp_path):

@@ -63,6 +63,12 @@ def test_without_predictions_no_label_can_be_judged(folder, capsys):
     assert json.loads((folder / "label_errors.json").read_text()) == []
 
 
+def test_the_corrections_do_not_replace_the_predictions(folder, capsys):
+    with pytest.raises(SystemExit):
+        label_errors.main(["config.py", "--eval-only", "results.json", "--out", "results.html"])
+    assert "the corrections would replace results.json" in capsys.readouterr().err
+
+
 def test_data_without_boxes_is_refused(folder):
     (folder / "maps.py").write_text(
         'def config():\n    val = dict(type="ShapesClassification", num_images=3, image_size=48, split="val")\n'

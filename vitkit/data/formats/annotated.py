@@ -163,24 +163,29 @@ class ImageFiles:
                 self._by_key.setdefault(key, []).append(name)
 
     def find(self, *names: str) -> str | None:
-        """Return the first of these names that a picture has: as a path, without its ending, or without its folders.
+        """Return the picture of the first of these names that has one.
+
+        A name may be a path on another machine, whose last folders and file name are looked for, the longest match
+        first, and its ending may be missing or another picture's.
 
         Raises:
             DataError: several pictures have that name.
         """
         for name in names:
             path = PurePosixPath(name.replace("\\", "/"))
-            for key in (str(path), path.name, path.stem):
-                matches = self._by_key.get(key, ())
-                if key in matches:
-                    return key
-                if len(matches) > 1:
-                    raise DataError(
-                        f"'{name}' names {len(matches)} pictures below '{self.folder}': {matches[0]} and {matches[1]}. "
-                        "Give each picture a name of its own, or read one folder at a time."
-                    )
-                if matches:
-                    return matches[0]
+            stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
+            for k in range(len(path.parts)):
+                for key in ("/".join(path.parts[k:]), "/".join(stem.parts[k:])):
+                    matches = self._by_key.get(key, ())
+                    if key in matches:
+                        return key
+                    if len(matches) > 1:
+                        raise DataError(
+                            f"'{name}' names {len(matches)} pictures below '{self.folder}': {matches[0]} and "
+                            f"{matches[1]}. Give each picture a name of its own, or read one folder at a time."
+                        )
+                    if matches:
+                        return matches[0]
         return None
 
     def size(self, name: str) -> tuple[int, int]:
