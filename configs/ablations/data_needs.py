@@ -22,7 +22,7 @@ def ablation():
         evaluations=2,
         arms={
             f"{name}, {text}": {
-                "model.backbone": backbone, "data.train.fraction": 1 / part, "train.epochs": 4 * part,
+                "model.backbone": backbone, "data.train.fraction": 1 / part, "train.epochs": 3 * part,
             }
             for name, backbone in BACKBONES.items()
             for text, part in PARTS.items()

@@ -21,8 +21,8 @@ def ablation():
     return dict(
         base="quickstart/detr",
         metrics=["bbox/AP50", "bbox/AP"],
-        evaluations=6,
-        settings={"train.epochs": 6},
+        evaluations=5,
+        settings={"train.epochs": 5},
         arms={
             "DETR": {},
             "Deformable DETR, one map": PLAIN | {"model.backbone.out_features": ["res3"], "model.neck.num_levels": 1},

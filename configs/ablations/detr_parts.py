@@ -18,7 +18,7 @@ def ablation():
     return dict(
         base="quickstart/detr",
         metrics=["bbox/AP50", "bbox/AP"],
-        settings={"train.epochs": 4},
+        settings={"train.epochs": 3},
         arms={
             "DETR": {},
             "no encoder": {"model.head.num_encoder_layers": 0},

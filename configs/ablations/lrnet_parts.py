@@ -12,7 +12,7 @@ def ablation():
     return dict(
         base="quickstart/classifier",
         metrics=["top1"],
-        settings={"model.backbone": LRNET, "train.epochs": 3},
+        settings={"model.backbone": LRNET, "train.epochs": 2},
         arms={
             "LR-Net (product, 7 x 7)": {},
             "difference": {"model.backbone.similarity": "difference"},

@@ -16,7 +16,7 @@ def ablation():
     return dict(
         base="quickstart/classifier",
         metrics=["top1"],
-        settings={"model.backbone": SWIN, "train.epochs": 4},
+        settings={"model.backbone": SWIN, "train.epochs": 3},
         arms={
             "Swin": {},
             "no shift": {"model.backbone.shifted": False},

@@ -16,7 +16,7 @@ def ablation():
     return dict(
         base="quickstart/classifier",
         metrics=["top1"],
-        settings={"model.backbone": VIT, "train.epochs": 6},
+        settings={"model.backbone": VIT, "train.epochs": 3},
         arms={
             "ViT (1-D)": {},
             "no positions": {"model.backbone.positions": "none"},
