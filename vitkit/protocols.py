@@ -1,12 +1,13 @@
-"""What each part must offer: backbones, models, criteria, datasets, loaders and evaluators.
+"""What each part must provide: backbones, models, criteria, datasets, loaders and evaluators.
 
 `Backbone`, `Criterion`, `Dataset` and the other protocols without "runtime_checkable" are contracts that every such
-part keeps; their docstrings name what a part may have beside them. The runtime-checkable ones are capabilities that
-some have and others have not: `isinstance(dataset, HasClasses)` asks for one. Both are structural: a class of a user's
+part fulfils; their docstrings list the optional attributes. The runtime-checkable protocols are capabilities that only
+some parts have: `isinstance(dataset, HasClasses)` checks for one. Both are structural: a class in a user's
 own file needs no base class of vitkit.
 
-Capabilities are methods and plain attributes. Submodules are none, because `isinstance` does not see what `nn.Module`
-keeps in tables of its own: see `child`.
+Capabilities are methods and plain attributes, never submodules: `nn.Module` keeps submodules in tables of its own,
+which
+`isinstance` does not see; see `child`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,9 +30,9 @@ class Backbone(Protocol):
     def __call__(self, images: Tensor) -> Mapping[str, Tensor]:
         """Return the maps, in the order of `feature_info`.
 
-        A backbone of clips takes (B, 3, T, H, W); its maps have an axis of frames, too, before the height.
-        A backbone whose `forward` also takes `padding_mask`, (B, H, W) bool with True = padding, keeps padding out of
-        an image's maps.
+        A backbone for clips takes (B, 3, T, H, W); its maps also have an axis of frames, before the height.
+        A backbone whose `forward` also takes `padding_mask`, (B, H, W) bool with True = padding, keeps padding from
+        affecting an image's maps.
 
         Args:
             images: (B, 3, H, W) float, normalised; any H and W.
@@ -41,22 +42,22 @@ class Backbone(Protocol):
 
 
 class Neck(Protocol):
-    """Maps of a backbone made into those that a head reads; registered in NECKS, built with `feature_info`.
+    """Turns a backbone's maps into those that a head reads; registered in NECKS, built with `feature_info`.
 
-    It may have `in_features`, the names of those maps of the backbone that it reads.
+    It may have `in_features`, the names of the backbone's maps that it reads.
     """
 
     feature_info: Mapping[str, FeatureInfo]
 
     def __call__(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Mapping[str, Tensor]:
-        """Return the neck's maps. With `padding_mask` (B, H, W), padding does not reach into an image."""
+        """Return the neck's maps. With `padding_mask` (B, H, W), padding does not affect an image's maps."""
 
 
 class Head(Protocol):
-    """Predictions from a neck's maps; registered in HEADS, built with `feature_info` and `num_classes`.
+    """Predicts from a neck's maps; registered in HEADS, built with `feature_info` and `num_classes`.
 
-    Maps are (B, channels, h, w). With a padding mask, (B, H, W) bool of the images with True = padding, padding is not
-    attended to.
+    Maps are (B, channels, h, w). With a padding mask, (B, H, W) bool at the size of the images with True = padding, no
+    query attends to padding.
     """
 
     def __call__(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
@@ -65,9 +66,11 @@ class Head(Protocol):
 
 @runtime_checkable
 class UsesTargets(Protocol):
-    """A model, or a head, that may have queries in training alone, such as noised targets.
+    """A model or a head that may have additional queries in training only, such as noised targets.
 
-    If `uses_targets`, it is also called with `targets` in training, those of the criterion. Without them it adds none.
+    If `uses_targets` is true, training also passes it `targets`, the same ones as the criterion's. Without targets it
+    adds
+    no queries.
     """
 
     uses_targets: bool
@@ -75,26 +78,27 @@ class UsesTargets(Protocol):
 
 @runtime_checkable
 class KeepsFeatures(Protocol):
-    """A backbone that can leave out maps which nothing reads."""
+    """A backbone that can drop the maps that nothing reads."""
 
     def keep_features(self, names: Iterable[str]) -> None:
-        """Return these maps alone from now on, and remove what only the others need."""
+        """Return only these maps from now on, and remove the modules that only the others need."""
 
 
 @runtime_checkable
 class MakesFeatures(Protocol):
-    """A backbone of feature maps that takes the weights of a classifier of its kind."""
+    """A backbone that returns feature maps, and can take the weights of a classifier of the same architecture."""
 
     optional_weights: Sequence[str]
-    """Patterns ("*.rel_pos_h") of the entries that these may lack."""
+    """Patterns ("*.rel_pos_h") of the state dict entries that the weights to load may lack."""
 
     def needs_none_of(self, names: Sequence[str]) -> list[str]:
-        """Return those of a classifier's entries that feature maps are made without; none for a classifier."""
+        """Return those of a classifier's entries that a backbone of feature maps has no use for; [] if this is a
+        classifier."""
 
 
 @runtime_checkable
 class HasDilation(Protocol):
-    """A backbone whose last stage may keep its resolution and dilate its kernels (DC5), with the same weights."""
+    """A backbone whose last stage can keep its resolution and dilate its kernels (DC5), with the same weights."""
 
     is_dilated: bool
 
@@ -104,7 +108,7 @@ class HasPretrained(Protocol):
     """A backbone or a model that has pretrained weights to start from."""
 
     def load_pretrained(self) -> str | None:
-        """Load them. Return where they came from, or None if the weights stay random."""
+        """Load the pretrained weights. Return where they came from, or None if the weights stay random."""
 
 
 @runtime_checkable
@@ -112,28 +116,28 @@ class HasPixelStatistics(Protocol):
     """A backbone whose weights expect images of a certain mean and standard deviation."""
 
     pixel_mean: Sequence[float]
-    """Of R, G, B in 0..1."""
+    """Mean of R, G and B, with pixel values in 0..1; `pixel_std` is their standard deviation."""
     pixel_std: Sequence[float]
 
 
 @runtime_checkable
 class HasBlocks(Protocol):
-    """A backbone of another library, whose blocks nothing else tells."""
+    """A backbone from another library, whose blocks vitkit cannot find by itself."""
 
     def block_names(self) -> list[str]:
-        """Return the names of the modules that are its blocks, from the first to the last."""
+        """Return the names of the modules that are the backbone's blocks, first to last."""
 
 
 @runtime_checkable
 class SupportsActivationCheckpointing(Protocol):
-    """A block that may recompute its activations in the backward pass; it sets the attribute to False at first."""
+    """A block that can recompute its activations in the backward pass; the block initialises the attribute to False."""
 
     activation_checkpointing: bool
 
 
 @runtime_checkable
 class AnnealsMasks(Protocol):
-    """A model with masked attention in `num_blocks` blocks, which training takes away bit by bit."""
+    """A model with masked attention in `num_blocks` blocks, whose masks training phases out gradually."""
 
     num_blocks: int
 
@@ -143,57 +147,60 @@ class AnnealsMasks(Protocol):
 
 @runtime_checkable
 class SamplesWords(Protocol):
-    """A model of text whose decoder, in training, may read words that it has itself predicted."""
+    """A text model whose decoder, in training, may read words that it predicted itself (scheduled sampling)."""
 
     def set_sampling(self, part: float) -> None:
-        """Set the part of the words that it reads so, 0 to 1."""
+        """Set the fraction of words, 0 to 1, that the decoder reads from its own predictions."""
 
 
 class Model(Protocol):
-    """What trains: `model(**batch.inputs)` gives outputs for a criterion; registered in MODELS.
+    """A model that can be trained: `model(**batch.inputs)` gives outputs for a criterion; registered in MODELS.
 
-    A model that is evaluated is a `DenseModel` or a `GenerativeModel`, unless its evaluator `TakesOutputs`. It may have
-        new_parts: prefixes of parts that a checkpoint to start training from may lack altogether,
-        variant_of(names): says in words which variant the names of a state dict belong to, where checkpoints of
-            variants are easily taken for each other's,
-        renames_itself: True if its `adapt_state` knows all names of its weights, so that no official format is looked
-            for in them,
+    An evaluated model is a `DenseModel` or a `GenerativeModel`, unless its evaluator `TakesOutputs`. It may have
+        new_parts: prefixes of parts that may be missing altogether from a checkpoint to start training from,
+        variant_of(names): describes in words which variant the names in a state dict belong to, for models whose
+        variants'
+            checkpoints are easily confused,
+        renames_itself: True if its `adapt_state` handles all names of its weights, so that they are not matched against
+        the
+            official formats,
         semantic_scores: yields each pixel's score per class; see `MaskClassification`.
     """
 
     def __call__(self, *args: Tensor, **inputs: Tensor) -> dict[str, Any]:
-        """Return the outputs by their field's names."""
+        """Return the outputs by field name."""
 
 
 @runtime_checkable
 class DenseModel(Protocol):
-    """A model of images, whose outputs become predictions in one step."""
+    """A model of images whose predictions are computed from its outputs in one step."""
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Return each image's predictions in pixels of the original image, whose (height, width) are given."""
+        """Return each image's predictions in pixels of the original image; `image_sizes` are the original (height,
+        width)."""
 
 
 @runtime_checkable
 class HasTasks(Protocol):
-    """A model of segmentation."""
+    """A segmentation model."""
 
     tasks: Sequence[str]
-    """Which of "semantic", "instance" and "panoptic" it is set to."""
+    """The tasks that the model is configured for, out of "semantic", "instance" and "panoptic"."""
 
 
 @runtime_checkable
 class HasClassScores(Protocol):
-    """A dense model that scores each pixel's classes; `MaskClassification` says more."""
+    """A dense model that scores each pixel's classes; see `MaskClassification`."""
 
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:
-        """Yield rows of an image of the batch, and their scores (C, rows, W)."""
+        """Yield ranges of rows of the batch's image `index`, each with its scores (C, rows, W)."""
 
 
 @runtime_checkable
 class GenerativeModel(Protocol):
-    """A model whose predictions are made step by step, such as text."""
+    """A model that makes its predictions step by step, such as text."""
 
     def generate(self, inputs: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         """Return the prediction of each sample of `batch.inputs`."""
@@ -201,74 +208,74 @@ class GenerativeModel(Protocol):
 
 @runtime_checkable
 class AdaptsState(Protocol):
-    """A module that can bring a state dict of another form into its own."""
+    """A module that can convert a state dict of another form to its own."""
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Change, in place, the entries below `prefix`."""
+        """Convert the entries whose names start with `prefix`, in place."""
 
 
 @runtime_checkable
 class HasClassHead(Protocol):
-    """A module with parameters whose size follows the classes."""
+    """A module with parameters whose size depends on the number of classes."""
 
     class_head: Sequence[str]
-    """Prefixes of their names."""
+    """Prefixes of the names of those parameters."""
 
 
 class Criterion(Protocol):
-    """Losses of a batch; registered in CRITERIA."""
+    """Computes the losses of a batch; registered in CRITERIA."""
 
     def __call__(self, outputs: Mapping[str, Any], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Return weighted losses, whose sum is minimised; the same keys for any targets, none included."""
+        """Return weighted losses, whose sum is minimised; the same keys whatever the targets, even without any."""
 
 
 @runtime_checkable
 class HasMeters(Protocol):
-    """A criterion that measures beside its losses, such as how many classes were right."""
+    """A criterion that also measures quantities other than losses, such as the share of correct classes."""
 
     meters: Mapping[str, RatioMeter]
 
 
 class Dataset(Protocol):
-    """Samples by number; registered in DATASETS.
+    """Samples by index; registered in DATASETS.
 
     It may have
-        noun: what its samples are called in the plural, if not "images",
-        num_objects: the objects it trains on, counted,
-        task: "semantic", "instance" or "panoptic", which it gives its segments as,
-        aspect_ratios(): width / height of every image, float64 (len(self),), by which to batch by orientation,
-        lengths(): tokens of every sample, by which to batch text,
-        image_classes(): which classes each image shows, by which to sample: (M,) int64 positions of images, and labels;
-            each pair once,
-        collate(samples): joins its samples into a `Batch`, in place of vitkit's `collate`,
-        batch_transforms: transforms training batches on the model's device; None if there is nothing to do.
+            noun: what its samples are called in the plural, if not "images",
+            num_objects: the number of objects that it trains on,
+            task: "semantic", "instance" or "panoptic", the task that its segments are meant for,
+            aspect_ratios(): width / height of every image, float64 (len(self),), for batching by orientation,
+            lengths(): number of tokens of every sample, for batching text,
+            image_classes(): the classes that each image shows, for sampling: (M,) int64 indices of images, and labels;
+                each pair once,
+            collate(samples): joins its samples into a `Batch`, in place of vitkit's `collate`,
+            batch_transforms: transforms training batches on the model's device; None if there are none.
     """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int | tuple[int, int]) -> Sample:
-        """Return one sample; for (position, seed) its random transforms follow from the seed alone."""
+        """Return one sample; for (index, seed) its random transforms depend on the seed alone."""
 
 
 @runtime_checkable
 class HasClasses(Protocol):
-    """A dataset with classes, which size a model's head."""
+    """A dataset with classes, whose number sets the size of a model's head."""
 
     classes: Sequence[str]
-    """Names, in the order of the labels."""
+    """Names of the classes, in the order of the labels."""
 
 
 @runtime_checkable
 class HasCategoryIds(HasClasses, Protocol):
-    """A dataset whose annotations have identifiers of their own for the classes."""
+    """A dataset whose annotations identify classes by ids or names of their own."""
 
     category_ids: Sequence[int] | Sequence[str]
-    """Raw identifier of each class."""
+    """Raw identifier of each class, in the order of the labels."""
 
 
 @runtime_checkable
 class HasThings(HasClasses, Protocol):
-    """A dataset that tells classes with instances from others."""
+    """A dataset that distinguishes classes with instances (things) from others."""
 
     things: Sequence[bool]
     """For each class, whether it has instances."""
@@ -276,10 +283,10 @@ class HasThings(HasClasses, Protocol):
 
 @runtime_checkable
 class ImageDataset(Protocol):
-    """A dataset whose pictures can be looked at."""
+    """A dataset whose images can be viewed."""
 
     def load_image(self, index: int) -> np.ndarray:
-        """Return the picture before any transform, (H, W, 3) uint8 RGB."""
+        """Return the image before any transform, (H, W, 3) uint8 RGB."""
 
 
 @runtime_checkable
@@ -292,7 +299,7 @@ class HasImageSizes(Protocol):
 
 @runtime_checkable
 class HasImageIds(Protocol):
-    """A dataset that names its images; targets have the same `image_id`."""
+    """A dataset that identifies its images; targets have the same `image_id`."""
 
     image_ids: Sequence[Any]
 
@@ -302,7 +309,7 @@ class HasFrames(Protocol):
     """A dataset of videos."""
 
     def load_frames(self, index: int, count: int) -> list[np.ndarray]:
-        """Return frames from the first to the last of a stored video, (H, W, 3) uint8 RGB each."""
+        """Return `count` frames spread from the first to the last of a stored video, (H, W, 3) uint8 RGB each."""
 
 
 @runtime_checkable
@@ -326,7 +333,7 @@ class HasSemantic(Protocol):
     """A dataset with label maps."""
 
     def load_semantic(self, index: int) -> np.ndarray:
-        """Return the class of each pixel of one stored image, (H, W); `IGNORE_INDEX` where there is none."""
+        """Return the class of each pixel of one stored image, (H, W); `IGNORE_INDEX` for pixels without one."""
 
 
 @runtime_checkable
@@ -339,22 +346,23 @@ class HasReferences(Protocol):
 
 @runtime_checkable
 class HasVocabularies(Protocol):
-    """A dataset of text. It also has `target_vocabulary` and, if a model reads text, `source_vocabulary`.
+    """A text dataset. It also has `target_vocabulary` and, if the model reads text, `source_vocabulary`.
 
-    (These two may be made when they are first asked for, which `isinstance` shall not do.)
+    (These two are not members of the protocol: they may be built when first accessed, which `isinstance` must not
+    trigger.)
     """
 
     def use_vocabularies_of(self, other: Any) -> None:
-        """Encode with the vocabularies of another dataset, such as the training one."""
+        """Encode with the vocabularies of another dataset, such as the training dataset."""
 
 
 class Loader(Protocol):
-    """Batches of a dataset. Iterating gives one epoch, or what is left of it."""
+    """Batches of a dataset. Iterating yields one epoch, or the rest of it after `set_position`."""
 
     num_skipped: int
-    """Samples of this rank that were replaced, because their files cannot be used."""
+    """Number of this rank's samples that were replaced because their files cannot be used."""
     num_padded: int
-    """Videos of this rank, in this epoch so far, that were padded because they are shorter than a clip."""
+    """Number of this rank's videos, in this epoch so far, that were padded because they are shorter than a clip."""
 
     def __len__(self) -> int:
         """Return the number of batches in a full epoch."""
@@ -362,67 +370,68 @@ class Loader(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
     def set_position(self, epoch: int, batch: int = 0) -> None:
-        """Choose which epoch the next iteration gives, and how many of its batches to skip."""
+        """Set which epoch the next iteration yields, and how many of its batches to skip."""
 
 
 class Evaluator(Protocol):
-    """What turns predictions into numbers; registered in EVALUATORS, built with `dataset`."""
+    """Computes metrics from predictions; registered in EVALUATORS, built with `dataset`."""
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch."""
 
     def gather(self) -> None:
-        """Bring all ranks' batches to the main process."""
+        """Gather the batches of all ranks on the main process."""
 
     def compute(self) -> dict[str, float]:
         """Return the metrics on the main process, an empty dict elsewhere."""
 
     def table(self) -> str:
-        """Return the metrics as people read them; after `compute`."""
+        """Return the metrics as text to be read by people; to be called after `compute`."""
 
 
 @runtime_checkable
 class TakesOutputs(Protocol):
-    """An evaluator that may ask for each sample's raw outputs in place of predictions."""
+    """An evaluator that may read each sample's raw outputs in place of predictions."""
 
     takes_outputs: bool
 
 
 @runtime_checkable
 class NamesPerClassMetric(Protocol):
-    """An evaluator whose figure for each class is another than AP."""
+    """An evaluator whose metric for each class is something other than AP."""
 
     per_class_metric: str
 
     def per_class(self) -> dict[str, float]:
-        """Return class name -> figure; after `compute`."""
+        """Return class name -> metric; to be called after `compute`."""
 
 
 @runtime_checkable
 class LoadsResults(Protocol):
-    """An evaluator that can score predictions which were written before."""
+    """An evaluator that can evaluate predictions that were written to files earlier."""
 
     def write_results(self, path: str | Path) -> list[Path] | None:
-        """Write the predictions; return the files, None if it is `path` alone."""
+        """Write the predictions; return the files, or None if `path` is the only one."""
 
     def load_results(self, path: str | Path) -> None:
-        """Take what `write_results` wrote, in place of `update`."""
+        """Load what `write_results` wrote, in place of `update`."""
 
 
 @runtime_checkable
 class HasDetails(Protocol):
-    """An evaluator of detections, with figures by class, object size and threshold."""
+    """An evaluator of detections, with metrics by class, object size and threshold."""
 
     def details(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-        """Return the metrics of each class, and of each object size; after `compute`."""
+        """Return the metrics of each class, and of each object size; to be called after `compute`."""
 
 
 @runtime_checkable
 class FindsThresholds(Protocol):
-    """An evaluator that finds from which score on predictions are best shown."""
+    """An evaluator that determines the best score thresholds for showing predictions."""
 
     def score_thresholds(self) -> ScoreThresholds | None:
-        """Return the thresholds; None if there are none, and on other processes; after `compute`."""
+        """Return the thresholds, to be called after `compute`; None if there are none, and on all but the main
+        process."""
 
 
 @runtime_checkable
@@ -430,15 +439,15 @@ class ChecksArguments(Protocol):
     """A registered class that can check a config's arguments before it is built."""
 
     check_arguments: Callable[..., None]
-    """Takes those arguments that it names, raises ConfigError."""
+    """Takes those of the config's arguments that it names as parameters; raises ConfigError."""
 
 
 def child(module: nn.Module, name: str) -> nn.Module | None:
-    """Return the submodule of that name, None if there is none."""
+    """Return the submodule of that name, or None if the module has none."""
     return dict(module.named_children()).get(name)
 
 
 def training_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
-    """Return what a model is called with in training: the batch's inputs, and its targets if the model uses them."""
+    """Return the inputs of a model in training: the batch's, and its targets if the model uses them."""
     uses_targets = isinstance(model, UsesTargets) and model.uses_targets
     return {**batch.inputs, "targets": UncompiledTargets(batch.targets)} if uses_targets else batch.inputs

@@ -1,4 +1,4 @@
-"""What passes between the parts, field by field: features, batches, targets, predictions.
+"""The data that the parts pass to each other, field by field: features, batches, targets, predictions.
 
 Sizes are (height, width) in pixels. Padding masks are bool with True = padding.
 """
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 IGNORE_INDEX = 255
-"""In label maps: a pixel of no class, which neither trains nor counts."""
+"""In label maps: the value of a pixel without a class, which is neither trained on nor evaluated."""
 
 PAD, UNK, BOS, EOS = range(4)
-"""Token ids that every vocabulary has: padding, an unknown token, the begin and the end of a sentence."""
+"""Token ids that every vocabulary has: padding, an unknown token, the beginning and the end of a sentence."""
 
 
 class FeatureInfo(NamedTuple):
@@ -30,8 +30,8 @@ class Sample(TypedDict, total=False):
     """One image as a dataset returns it."""
 
     image: Tensor
-    """(3, H, W), of a clip (3, T, H, W), of several views of a video (views, 3, T, H, W); uint8 RGB, resized and
-    augmented, not yet normalised."""
+    """uint8 RGB, resized and augmented, not yet normalised: (3, H, W) for an image, (3, T, H, W) for a clip,
+    (views, 3, T, H, W) for several views of a video."""
     target: "DetectionTarget"
 
 
@@ -54,7 +54,7 @@ class DetectionTarget(TypedDict, total=False):
     image_size: tuple[int, int]
     """Un-padded size of the transformed image."""
     original_size: tuple[int, int]
-    """Size of the image as stored (after its EXIF rotation): predictions are scaled to it."""
+    """Size of the image as stored (after its EXIF rotation); predictions are scaled to this size."""
 
 
 def describe_image(index: int, target: DetectionTarget) -> str:
@@ -63,24 +63,24 @@ def describe_image(index: int, target: DetectionTarget) -> str:
 
 
 Matches = list[list[tuple[Tensor, Tensor]]]
-"""Per layer, per image: (query indices ascending, target indices), int64 on the CPU, `min(Q, N)` of each."""
+"""For each layer and each image: (query indices, ascending; target indices), int64 on the CPU, `min(Q, N)` of each."""
 
 
 class SegmentInfo(TypedDict, total=False):
-    """One segment of a panoptic map. Predicted ones have a score, true ones say whether they are a crowd."""
+    """One segment of a panoptic map. Predicted segments have a score, true ones say whether they are a crowd."""
 
     id: int
-    """Its pixels' value in the map, above 0."""
+    """The value of the segment's pixels in the map, above 0."""
     label: int
     """Contiguous class index."""
     score: float
-    """0..1."""
+    """The predicted score, in 0..1."""
     iscrowd: bool
-    """It covers a group of objects, which are not counted."""
+    """True if the segment covers a group of objects that are not counted one by one."""
 
 
 class PanopticMap(NamedTuple):
-    """Every pixel of an image in one segment at most."""
+    """A map in which each pixel of an image belongs to at most one segment."""
 
     panoptic: np.ndarray
     """(H, W) int32 segment ids; 0 is void."""
@@ -88,7 +88,7 @@ class PanopticMap(NamedTuple):
 
 
 class Detections(TypedDict):
-    """Predicted boxes of one image, best first not implied."""
+    """Predicted boxes of one image, in any order (not necessarily by score)."""
 
     scores: Tensor
     """(N,) float32 in 0..1."""
@@ -102,34 +102,34 @@ class Instances(Detections):
     """Detections with masks."""
 
     masks: Tensor
-    """(N, H, W) bool of the original image."""
+    """(N, H, W) bool, at the size of the original image."""
 
 
 class SemanticPrediction(TypedDict):
     """The predicted class of every pixel of one image."""
 
     semantic: Tensor
-    """(H, W) int64 contiguous class index, of the original image."""
+    """(H, W) int64 contiguous class index, at the size of the original image."""
 
 
 class PanopticPrediction(TypedDict):
     """The predicted segments of one image."""
 
     panoptic: Tensor
-    """(H, W) int32 segment ids of the original image; 0 is void."""
+    """(H, W) int32 segment ids, at the size of the original image; 0 is void."""
     segments_info: list[SegmentInfo]
 
 
 @dataclass(frozen=True)
 class ScoreThresholds:
-    """From which score on predicted objects are shown."""
+    """The lowest scores, overall and by class, at which predicted objects are shown."""
 
     overall: float = 0.5
-    """For classes without a threshold of their own."""
+    """Threshold of the classes that have none of their own, in 0..1."""
     by_class: tuple[float | None, ...] = ()
-    """For each class; empty or None: `overall`."""
+    """Threshold of each class; `overall` where it is None, or for all classes if the tuple is empty."""
     origin: str = "the default"
-    """Where they are from, for people to read."""
+    """Where the thresholds come from, as text to be read by people."""
 
     def of(self, labels: Tensor) -> Tensor:
         """Return the threshold of each label, (N,) float32."""
@@ -139,16 +139,16 @@ class ScoreThresholds:
         return torch.tensor(by_label, device=labels.device)[labels]
 
     def as_json(self, classes: Sequence[str]) -> dict[str, Any]:
-        """Return plain values, by class name."""
+        """Return the thresholds as plain values that JSON can hold, with those of classes by class name."""
         by_class = {name: value for name, value in zip(classes, self.by_class) if value is not None}
         return {"overall": self.overall, "by_class": by_class, "origin": self.origin}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], classes: Sequence[str]) -> "ScoreThresholds":
-        """Return what `as_json` was made of, for a model's classes.
+        """Restore the thresholds from the values that `as_json` returned, for a model with these classes.
 
         Raises:
-            ValueError: the values are of another form.
+            ValueError: the values do not have the form that `as_json` writes.
         """
         try:
             overall, by_class, origin = values["overall"], values["by_class"], values["origin"]
@@ -161,7 +161,7 @@ class ScoreThresholds:
 
     @property
     def interval(self) -> str:
-        """The lowest and the highest, or the one that all classes have."""
+        """The lowest and the highest threshold as text, or the only one if all are equal."""
         values = [self.overall, *(value for value in self.by_class if value is not None)]
         low, high = f"{min(values):.2f}", f"{max(values):.2f}"
         return low if low == high else f"{low} to {high}"
@@ -173,35 +173,35 @@ class ScoreThresholds:
 
 @dataclass(frozen=True)
 class ImageSizes:
-    """Which sizes images had for the model in an evaluation, in pixels."""
+    """The range of image sizes, in pixels, that a model received in an evaluation."""
 
     least_short: int
     median_short: int
     most_short: int
-    """Of the shorter sides."""
+    """Largest length of a shorter side; `least_short` and `median_short` are the smallest and the median one."""
     most_long: int
-    """Of the longer sides."""
+    """Largest length of a longer side."""
 
     @classmethod
     def of(cls, sizes: Sequence[tuple[int, int]]) -> "ImageSizes":
-        """Return those of images with the given (height, width), at least one."""
+        """Return the range of the given (height, width), of which there is at least one."""
         short = sorted(int(min(size)) for size in sizes)
         return cls(short[0], short[len(short) // 2], short[-1], max(int(max(size)) for size in sizes))
 
     def holds(self, height: int, width: int) -> bool:
-        """Whether an image is no smaller and no larger than those."""
+        """Return whether an image's sides lie within the range."""
         return self.least_short <= min(height, width) <= self.most_short and max(height, width) <= self.most_long
 
     def as_json(self) -> dict[str, int]:
-        """Return plain values."""
+        """Return the fields as plain values that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "ImageSizes":
-        """Return what `as_json` was made of.
+        """Restore the sizes from the values that `as_json` returned.
 
         Raises:
-            ValueError: the values are of another form.
+            ValueError: the values do not have the form that `as_json` writes.
         """
         try:
             sizes = cls(**values)
@@ -214,7 +214,8 @@ class ImageSizes:
 
 
 class UncompiledTargets(Sequence):
-    """Targets of a batch, which torch.compile passes on unseen: it compiles anew for other numbers of objects."""
+    """Targets of a batch that torch.compile does not look into: it would recompile whenever numbers of objects
+    change."""
 
     def __init__(self, targets: Sequence[Any]):
         self._targets = targets
@@ -233,8 +234,8 @@ class Batch:
     For images, `inputs` holds
         images: (B, 3, H, W) uint8 RGB, zero-padded at the right and bottom to a common size,
         padding_mask: (B, H, W) bool, True = padding.
-    For clips, which have one size within a batch,
-        images: (B, 3, T, H, W) uint8 RGB. Several views of a video follow each other, each with the video's target.
+    For clips, which all have one size within a batch, `inputs` holds
+        images: (B, 3, T, H, W) uint8 RGB. The views of a video are consecutive, each with the video's target.
     """
 
     inputs: dict[str, Tensor]

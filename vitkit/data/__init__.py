@@ -1,12 +1,13 @@
 """Datasets, transforms, collation and loading.
 
-What the parts ask of a dataset is said in vitkit.protocols; datasets of images share `BaseImageDataset`, those of text
+vitkit.protocols says what the other parts require of a dataset; datasets of images share `BaseImageDataset`, those of
+text
 `TextDataset`.
 """
 
 import os
 
-# On import albumentations looks for a newer version on the network; loading data must not.
+# On import, albumentations checks the network for a newer version; loading data must not do that.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 # Importing a module registers its classes.

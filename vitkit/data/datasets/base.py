@@ -1,4 +1,4 @@
-"""What all datasets of images share: indexing, transforms, defaults, and the samples of detection."""
+"""What all datasets of images share: indexing, transforms, defaults, and building detection samples."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,12 +22,13 @@ from vitkit.structures import Sample
 
 
 class BaseImageDataset:
-    """Base of datasets of images. A subclass sets `image_ids` and implements `load_image`, `image_size`, `load_sample`.
+    """Base of datasets of images. A subclass sets `image_ids` and implements `load_image`, `image_size` and
+    `load_sample`.
 
     Args:
         transforms: spec of the transforms (see vitkit.data.transforms.pipelines); None leaves the images unchanged.
     Raises:
-        ConfigError: the transforms are of several images with boxes, and this is no `ImageSource`.
+        ConfigError: the transforms need several images with boxes, and this dataset is not an `ImageSource`.
     """
 
     image_ids: Sequence[Any]
@@ -51,9 +52,9 @@ class BaseImageDataset:
         """Load one transformed image with its target.
 
         Args:
-            index: position in the dataset; or (position, seed), and all that is random is drawn from that seed alone.
+            index: index into the dataset; or (index, seed), with everything random drawn from that seed alone.
         Raises:
-            DataError: a file of the image is missing, damaged or wrong.
+            DataError: a file of the image is missing, damaged or invalid.
         """
         index, seed = index if isinstance(index, tuple) else (index, None)
         return self.load_sample(range(len(self))[index], seed)
@@ -71,15 +72,15 @@ class BaseImageDataset:
         return read_image(path, max_pixels=self.max_image_pixels)
 
     def image_size(self, index: int) -> tuple[int, int]:
-        """(height, width) of an image before any transform, without loading it."""
+        """Return (height, width) of an image before any transform, without loading it."""
         raise NotImplementedError
 
     def image_path(self, index: int) -> Path | None:
-        """File of an image; None if images are synthetic."""
+        """Return the file of an image, or None if images are synthetic."""
         return None
 
     def aspect_ratios(self) -> np.ndarray:
-        """Width / height of every image, float64 (len(self),)."""
+        """Return width / height of every image, float64 (len(self),)."""
         return np.array([width / height for height, width in map(self.image_size, range(len(self)))])
 
     def transform(self, sample: AnnotatedImage, seed: int | None) -> AnnotatedImage:
@@ -119,7 +120,7 @@ class ListedImages(BaseImageDataset):
 def require_folders(**folders: str | Path) -> None:
     """Raise a DataError if one of a dataset's folders does not exist.
 
-    Args:
+    folders: each folder by the name of the dataset's argument that gives it.
         folders: by the name of the dataset's argument.
     """
     for name, folder in folders.items():
@@ -131,7 +132,8 @@ def require_folders(**folders: str | Path) -> None:
 
 
 def detection_sample(annotated: AnnotatedImage, *, image_id: Any, original_size: tuple[int, int]) -> Sample:
-    """Convert a transformed image with boxes, and perhaps masks, to a sample without objects of an empty mask."""
+    """Convert a transformed image with boxes, and masks if it has any, to a sample, dropping objects with an empty
+    mask."""
     height, width = annotated.image.shape[:2]
     boxes_xyxy = torch.as_tensor(annotated.boxes_xyxy, dtype=torch.float32)
     target = {

@@ -36,23 +36,23 @@ def caption_words(text: str) -> str:
 
 
 class CaptionDataset(BaseImageDataset):
-    """Base of datasets of images with one caption or more each.
+    """Base of datasets of images that have one or more captions each.
 
     A subclass also implements `references`, `vocabulary_texts` and `images_key`.
 
-    An epoch has every image once, with one of its captions drawn from the sample's seed: the images of a batch differ,
-    and in five epochs each of five captions is seen once on average. Without a seed it is the first caption.
+    An epoch has every image once, with one caption drawn by the sample's seed, so that all images of a batch differ; in
+    five epochs each of five captions is seen once on average. Without a seed the first caption is taken.
 
-    A sample has `image` (3, H, W) uint8, or `features` (C, h, w) float32 and `features_key`, and as target
+    A sample has `image` (3, H, W) uint8, or `features` (C, h, w) float32 and `features_key`, and a target with
         tokens: (T,) int64, the caption's words and EOS,
         references: all captions as they stand in the data,
         image_id, image_size, original_size: see DetectionTarget.
 
     Args:
         transforms: see `BaseImageDataset`.
-        min_count: smallest number of times that a word of the vocabulary occurs in this training dataset. None takes
-            another dataset's vocabulary (`use_vocabularies_of`).
-        features: file that `tools/cache_features.py` wrote for this dataset; no image is loaded then.
+        min_count: the vocabulary has the words that occur at least this often in this training dataset. None means that
+            another dataset's vocabulary is used (`use_vocabularies_of`).
+        features: file that `tools/cache_features.py` wrote for this dataset, read in place of the images.
     """
 
     source_vocabulary = None
@@ -63,7 +63,7 @@ class CaptionDataset(BaseImageDataset):
         super().__init__(transforms)
         self.min_count = min_count
         self.transforms_key = json.dumps(transforms, sort_keys=True, default=lambda built: type(built).__name__)
-        """Identifies the transforms in files of features."""
+        """Identifies the transforms in feature files."""
         self.features = None if features is None else FeatureFile(features, self.images_key(), self.transforms_key)
         self._vocabulary: Vocabulary | None = None
 
@@ -72,19 +72,19 @@ class CaptionDataset(BaseImageDataset):
         raise NotImplementedError
 
     def vocabulary_texts(self) -> Iterable[str]:
-        """Return the texts that the vocabulary is trained on."""
+        """Return the texts that the vocabulary is built from."""
         raise NotImplementedError
 
     def images_key(self) -> str:
-        """Identify the images and their order in files of features."""
+        """Return a string that identifies the images and their order in feature files."""
         raise NotImplementedError
 
     @property
     def target_vocabulary(self) -> Vocabulary:
-        """The words of this dataset's captions, or the vocabulary of `use_vocabularies_of`.
+        """The words of this dataset's captions, or the vocabulary set by `use_vocabularies_of`.
 
         Raises:
-            DataError: there is none, because this is not a training dataset.
+            DataError: no vocabulary was set, and this is not a training dataset.
         """
         if self._vocabulary is None:
             if self.min_count is None:
@@ -108,7 +108,7 @@ class CaptionDataset(BaseImageDataset):
     def load_sample(self, index: int, seed: int | None) -> dict[str, Any]:
         """Load an image with a caption; see `BaseImageDataset`."""
         references = self.references(index)
-        # A random stream of its own: otherwise each caption would come with certain crops.
+        # The choice has a random stream of its own: otherwise each caption would always come with the same crops.
         choice = 0 if seed is None else int(np.random.default_rng((seed, 1)).integers(len(references)))
         tokens = self.target_vocabulary.encode(caption_words(references[choice]))
         target = {
@@ -125,10 +125,10 @@ class CaptionDataset(BaseImageDataset):
 
     @staticmethod
     def collate(samples: Sequence[dict[str, Any]]) -> Batch:
-        """Join samples to a batch.
+        """Collate samples into a batch.
 
-        `inputs` are images and padding_mask, or features (B, C, h, w) and features_key; and target_in (B, T) int64,
-        which is BOS and the captions, padded with PAD.
+        `inputs` holds images and padding_mask, or features (B, C, h, w) and features_key; and target_in (B, T) int64,
+        which is BOS followed by the caption, padded with PAD.
         """
         if "features" in samples[0]:
             features = torch.stack([sample["features"] for sample in samples])
@@ -151,11 +151,11 @@ class CocoCaptions(CaptionDataset):
         annotations: the JSON file.
         transforms, min_count, features: see `CaptionDataset`. The paper keeps words that occur five times.
         missing_images: what to do if a listed image is not in the folder: "error", or "drop" to skip and count it.
-        first: only the first so many images of the file, such as to see that a model can overfit them.
+        first: use only the first `first` images of the file, for instance to check that a model can overfit them.
         allow_outside: also read files that lie outside the folder, by an absolute `file_name` or one with "..".
     Raises:
         ConfigError: first is below 1, or missing_images unknown.
-        DataError: a folder or file is missing, or the file is wrong.
+        DataError: a folder or file is missing, or the file is invalid.
     """
 
     def __init__(
@@ -219,16 +219,16 @@ class CocoCaptions(CaptionDataset):
         return f"{len(self)} images {hashlib.sha256(listed.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
     def vocabulary_texts(self) -> Iterable[str]:
-        """All captions."""
+        """Return all captions."""
         return (text for index in range(len(self)) for text in self.references(index))
 
     def aspect_ratios(self) -> np.ndarray:
-        """See `BaseImageDataset`; 1 where the file has no size."""
+        """See `BaseImageDataset`; 1 for images whose size the file does not state."""
         return self._aspect_ratios
 
 
 def _aspect_ratio(entry: Mapping[str, Any]) -> float:
-    """Return the width / height of an entry of `images`; 1 if it has no size, which only serves to group images."""
+    """Return width / height of an entry of `images`, or 1 if it has no size; this only serves to group images."""
     width, height = entry.get("width"), entry.get("height")
     return width / height if width and height else 1.0
 
@@ -252,7 +252,7 @@ def read_caption_file(path: Path) -> tuple[list[dict], dict[int, list[str]]]:
     Captions without a word are skipped and counted in a warning.
 
     Raises:
-        DataError: no such file, not JSON, something in it is wrong, or no caption has a word.
+        DataError: no such file, not JSON, its content is invalid, or no caption has a word.
     """
     content = read_json(path)
     raise_faults(caption_faults(content), path.name)

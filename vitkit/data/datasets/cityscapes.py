@@ -1,4 +1,4 @@
-"""Cityscapes with instances (Cordts et al. 2016, https://arxiv.org/abs/1604.01685), from the official folders."""
+"""Cityscapes with instances (Cordts et al. 2016, https://arxiv.org/abs/1604.01685), read from the official folders."""
 
 import logging
 from collections.abc import Sequence
@@ -24,20 +24,21 @@ _ID_FACTOR = 1000
 class CityscapesPanoptic(SegmentationDataset):
     """Images of Cityscapes with their maps of instance ids.
 
-    In a map the value v is a pixel of stuff of class v, or of a group of its things (a crowd); 1000 v, 1000 v + 1, …
-    are its objects. Other values are void. These are the segments that cityscapesScripts' `createPanopticImgs` writes.
+    In a map, value v marks stuff of class v, or a group (crowd) of things of class v; 1000 v, 1000 v + 1, …
+    mark individual objects. Other values are void. These are the segments that cityscapesScripts' `createPanopticImgs`
+    writes.
     An image's id is its position among the sorted file names.
 
     Args:
-        images: folder of the images of a split, "leftImg8bit/train".
-        labels: folder of its annotations, "gtFine/train".
+        images: folder of a split's images, such as "leftImg8bit/train".
+        labels: folder of the split's annotations, such as "gtFine/train".
         classes: names of the classes.
         values: the id of each class.
         things: names of the classes that have objects.
         image_suffix, label_suffix: endings of the file names.
         task, transforms: see `SegmentationDataset`.
     Raises:
-        DataError: a folder is missing, there is no image, or one has no annotation.
+        DataError: a folder is missing, there is no image, or an image has no annotation.
         ConfigError: the values or the things do not fit the classes.
     """
 
@@ -79,7 +80,7 @@ class CityscapesPanoptic(SegmentationDataset):
         """See `BaseImageDataset`.
 
         Raises:
-            DataError: the file is missing, damaged, or of another size than its annotation.
+            DataError: the file is missing or damaged, or differs in size from its annotation.
         """
         image = self.read_image(self._images[index])
         height, width = self.image_size(index)
@@ -106,6 +107,6 @@ class CityscapesPanoptic(SegmentationDataset):
         return PanopticMap(keep_segments(values, segments), segments)
 
     def image_size(self, index: int) -> tuple[int, int]:
-        """See `BaseImageDataset`; the head of the annotation's file is read."""
+        """See `BaseImageDataset`; only the header of the annotation file is read."""
         header = read_header(self._labels[index], "labels", max_pixels=self.max_image_pixels)
         return header.height, header.width

@@ -1,4 +1,4 @@
-"""Which frames of a video make a clip."""
+"""Chooses which frames of a video make up a clip."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,29 +10,32 @@ from vitkit.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class ClipSampling:
-    """Settings of clips.
+    """How clips are sampled from a video.
 
-    With a sampling rate a clip spans `num_frames * sampling_rate` frames of a video of `frame_rate`, and as many
-    seconds of any other video, so that motion has the same speed in all. It begins at a random time, or the clips of a
-    video are spread over it: one in the middle, several from its start to its end. As in the code of SlowFast and of
-    TimeSformer the first and the last frame of that span are in the clip.
+    With `sampling_rate`, a clip spans `num_frames * sampling_rate` frames of a video at `frame_rate`, and as many
+    seconds of any other video, so that motion has the same speed in all videos. A clip begins at a random time, or the
+    clips
+    of a video are spread over it: a single one in the middle, several from its start to its end. As in the code of
+    SlowFast
+    and of TimeSformer, the first and the last frame of that span are in the clip.
 
-    Without one the video is cut into `num_frames` segments of the same length, and each gives a frame: a random one, or
-    the middle one (Wang et al. 2016, https://arxiv.org/abs/1608.00859; for Something-Something).
+    Without `sampling_rate`, the video is cut into `num_frames` segments of equal length, each of which gives one frame:
+    a
+    random one, or the middle one (Wang et al. 2016, https://arxiv.org/abs/1608.00859; for Something-Something).
     """
 
     num_frames: int = 8
     sampling_rate: int | None = 32
-    """Frames from one of a clip to the next; None: segments of the video."""
+    """Distance in frames between neighbouring frames of a clip; None: one frame from each segment of the video."""
     frame_rate: float = 30.0
-    """Frames per second that `sampling_rate` counts."""
+    """Frames per second of the videos that `sampling_rate` refers to."""
     temporal_jitter: bool = False
-    """Random times, for training."""
+    """Whether clips (or frames of segments) are taken at random times, for training."""
     num_clips: int = 1
-    """Clips of each video, whose scores are averaged."""
+    """Number of clips per video, whose scores are averaged."""
     on_short: Literal["pad", "raise"] = "pad"
-    """What happens to a video that is shorter than a clip: its last frame is repeated, or it is an error, by which
-    data.on_error may skip it."""
+    """What to do with a video that is shorter than a clip: repeat its last frame, or raise an error, in which case
+    data.on_error may skip the video."""
 
     def __post_init__(self) -> None:
         for name in ("num_frames", "sampling_rate", "num_clips"):
@@ -46,14 +49,14 @@ class ClipSampling:
             raise ConfigError(f"num_clips: got {self.num_clips}; without a sampling_rate one clip is all of a video.")
 
     def is_short(self, times: np.ndarray) -> bool:
-        """Whether a video with frames at these seconds has fewer than a clip needs."""
+        """Return whether a video with frames at these times, in seconds, is shorter than a clip."""
         if self.sampling_rate is None:
             return len(times) < self.num_frames
         return bool(times[-1] + 0.5 / self.frame_rate < self._span)  # files round their times
 
     @property
     def _span(self) -> float:
-        """Seconds from a clip's first frame to its last."""
+        """Duration in seconds from a clip's first frame to its last."""
         return (self.num_frames * self.sampling_rate - 1) / self.frame_rate
 
     def numbers(self, times: np.ndarray, random: np.random.Generator, name: str) -> np.ndarray:
@@ -61,8 +64,8 @@ class ClipSampling:
 
         Args:
             times: (N,) seconds of each frame after the first, ascending.
-            random: draws what is random.
-            name: of the video, for the error.
+            random: the generator for everything random.
+            name: name of the video, for the error message.
         Returns:
             (num_clips, num_frames) int64, ascending in each clip.
         Raises:
@@ -82,7 +85,7 @@ class ClipSampling:
         else:
             starts = np.linspace(0.0, latest, self.num_clips) if self.num_clips > 1 else np.array([latest / 2])
         moments = starts[:, None] + np.linspace(0.0, self._span, self.num_frames)
-        # The frame that is shown then; files round their times, so that one may begin a little later.
+        # The frame that is shown at that moment; files round their times, so a frame may begin slightly late.
         shown = np.searchsorted(times, moments + 1e-3 / self.frame_rate, side="right") - 1
         return np.maximum(shown, 0)
 

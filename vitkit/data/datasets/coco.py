@@ -1,6 +1,6 @@
 """Detection and instance segmentation data in COCO's format (Lin et al. 2014, https://arxiv.org/abs/1405.0312).
 
-Annotations of other formats (YOLO, Pascal VOC, LabelMe, CVAT, CSV, label pictures) are read as if they were COCO's.
+Annotations in other formats (YOLO, Pascal VOC, LabelMe, CVAT, CSV, label images) are read as if they were COCO's.
 """
 
 import logging
@@ -26,34 +26,35 @@ from vitkit.structures import Sample
 logger = logging.getLogger("vitkit")
 
 BOX_TOLERANCE = 0.01
-"""Pixels by which a box may extend beyond its image without being counted: annotation tools round."""
+"""Pixels by which a box may extend beyond its image before it is counted as outside: annotation tools round."""
 
 
 @DATASETS.register
 class CocoDetection(ListedImages):
-    """Images with boxes, and optionally masks, from a folder and their annotations.
+    """Images with boxes, and optionally masks, from a folder and an annotation file.
 
-    The classes are the file's categories in the order of their ids, whatever the ids are. Crowd regions are in no
-    sample, but in `ground_truth()`. Boxes that extend beyond their image are clipped and counted.
+    The classes are the file's categories in the order of their ids, whatever the ids are. Crowd regions are left out of
+    the samples but included in `ground_truth()`. Boxes that extend beyond their image are clipped and counted.
 
     The annotations are kept in a few flat arrays that all workers share. (A list of objects would be copied into every
     worker, page by page, as reference counts change.)
 
     Args:
-        images: folder of the images; None: where the format usually has them.
-        annotations: COCO's JSON file; or the file or folder of another format, see vitkit.data.formats.
+        images: folder of the images; None: the format's usual location.
+        annotations: COCO's JSON file, or the file or folder of another format; see vitkit.data.formats.
         transforms: see `BaseImageDataset`.
-        masks: also load instance masks, which every annotation needs then; objects without a visible pixel are removed.
-            Otherwise wrong masks are ignored, with a warning.
-        bad_boxes: what to do with boxes without width or height or outside their image: "error", or "drop" to remove
-            and count them. Negative sizes and numbers that are not finite are always errors.
-        first: only the first so many images of the file, such as to see that a model can overfit them.
-        format: of the annotations, such as "yolo"; None: what the files look like.
-        split: "train", "val", "test" or "all", of formats that name splits.
-        names: only images whose file names match one of these patterns, such as "0001TP_*".
+        masks: also load instance masks, in which case every annotation needs one; objects without a visible pixel are
+            removed.
+            Otherwise invalid masks are ignored, with a warning.
+        bad_boxes: what to do with boxes that have no width or height or lie outside their image: "error", or "drop" to
+            remove and count them. Negative sizes and numbers that are not finite are always errors.
+        first: use only the first `first` images of the file, for instance to check that a model can overfit them.
+        format: format of the annotations, such as "yolo"; None: detected from the files.
+        split: "train", "val", "test" or "all", for formats that name splits.
+        names: use only images whose file names match one of these patterns, such as "0001TP_*".
         allow_outside: also read files that lie outside the folder, by an absolute `file_name` or one with "..".
     Raises:
-        DataError: a folder or file is missing, the annotations are wrong or there is no image.
+        DataError: a folder or file is missing, the annotations are invalid or there is no image.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class CocoDetection(ListedImages):
         """See `BaseImageDataset`.
 
         Raises:
-            DataError: the file is missing, damaged, or of another size than annotated.
+            DataError: the file is missing or damaged, or its size differs from the annotated one.
         """
         path = self.image_path(index)
         image = self.read_image(path)
@@ -170,7 +171,7 @@ class CocoDetection(ListedImages):
         return image
 
     def _size_remedy(self, path: Path, size: tuple[int, int], annotated: tuple[int, int]) -> str:
-        """Say why the (height, width) of a picture is not that of the annotations, and what to do."""
+        """Explain why the (height, width) of an image file differs from the annotated one, and what to do about it."""
         if size != annotated[::-1]:
             return "Save the picture in the size that was annotated."
         if is_rotated(path, max_pixels=self.max_image_pixels):
@@ -199,7 +200,7 @@ class CocoDetection(ListedImages):
     def ground_truth(self) -> dict[str, Any]:
         """Read the annotations again for evaluation by pycocotools: unclipped and with crowd regions.
 
-        Ids of annotations count from 1; `file_id` is the one in the file.
+        Annotation ids count from 1; `file_id` is the id in the file.
 
         Raises:
             DataError: see the constructor.
@@ -209,7 +210,7 @@ class CocoDetection(ListedImages):
             annotations = []
             for position, annotation in enumerate(content["annotations"]):
                 _, _, width, height = annotation["bbox"]
-                # pycocotools marks "not matched" by id 0, and files of other tools start there or leave keys out.
+                # pycocotools marks "not matched" by id 0, but files of other tools count from 0 or leave keys out.
                 ids = {"id": position + 1, "file_id": annotation.get("id")}
                 annotations.append({"area": width * height, "iscrowd": 0, **annotation, **ids})
         return {**content, "annotations": annotations}

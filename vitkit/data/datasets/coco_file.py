@@ -1,4 +1,4 @@
-"""COCO's files of boxes, and those of other formats as if they were COCO's, read and checked."""
+"""Reads and checks COCO detection files, and files of other formats as if they were COCO's."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,31 +17,32 @@ logger = logging.getLogger("vitkit")
 
 @dataclass(frozen=True)
 class AnnotationSource:
-    """Where annotations are, and which of them are used."""
+    """Where annotations are stored, and which of them are used."""
 
     annotations: Path
-    """A file of COCO's format; or a file or a folder of another one, see vitkit.data.formats."""
+    """A file in COCO's format; or a file or folder in another one, see vitkit.data.formats."""
     images: Path | None = None
-    """Folder of the pictures; None: where the format usually has them."""
+    """Folder of the images; None: the format's usual location."""
     format: str | None = None
-    """Of vitkit.data.formats.READERS; None: what the files look like."""
+    """A key of vitkit.data.formats.READERS; None: detected from the files."""
     split: str | None = None
-    """Of the splits that the format names; None: all images, if there are no splits."""
+    """One of the splits that the format names; None: all images, if the format names no splits."""
     names: Sequence[str] | None = None
     """Use only images whose file names match one of these patterns; None: all."""
     first: int | None = None
-    """Use only the first so many images; None: all."""
+    """Use only this many images, from the start of the file; None: all."""
 
     def format_name(self) -> str:
-        """Return the format, of files that `read_unchecked` has read."""
+        """Return the name of the format; the files must have been read by `read_unchecked`."""
         is_json = self.annotations.suffix.lower() == ".json" and self.annotations.is_file()
         return self.format or ("coco" if is_json else find_format(self.annotations, self.images))
 
     def read_unchecked(self) -> tuple[Any, Path]:
-        """Return the content, of COCO's JSON as it is, and the folder of the images; `chosen` takes what is used.
+        """Return the content, for COCO the JSON as it is, and the folder of the images; `chosen` then selects what is
+        used.
 
         Raises:
-            DataError: there is no such file, or another format's is wrong.
+            DataError: there is no such file, or a file of another format is invalid.
         """
         if self.format in (None, "coco") and self.annotations.suffix.lower() == ".json":
             content = read_json(self.annotations)
@@ -57,7 +58,7 @@ class AnnotationSource:
         """Return the images that are used, with their annotations.
 
         Raises:
-            ConfigError, DataError: there is none.
+            ConfigError, DataError: there is no such image.
         """
         if self.names is not None:
             images = [image for image in content["images"] if matches_any(image["file_name"], self.names)]
@@ -68,7 +69,7 @@ class AnnotationSource:
 
 
 def _report(data: AnnotatedImages) -> None:
-    """Log what was assumed and left out in reading; raise a DataError if pictures cannot be read."""
+    """Log what was assumed and left out in reading; raise a DataError if images cannot be read."""
     for note in data.notes:
         logger.info("%s: %s", data.source, note)
     for reason, names in data.left_out.items():
@@ -81,26 +82,26 @@ def _report(data: AnnotatedImages) -> None:
 
 
 class DetectionFile(NamedTuple):
-    """The content of a file of boxes without what cannot be used."""
+    """The content of a detection file without its unusable annotations."""
 
     content: dict[str, Any]
     """`images`, `annotations` and `categories` as in the file."""
     folder: Path
-    """Of the images."""
+    """Folder of the images."""
     num_dropped: int
-    """Annotations that are left out, as their boxes are empty or outside their images."""
+    """Number of annotations left out because their boxes are empty or outside their images."""
     wrong_segmentations: list[Fault]
-    """They are removed from their annotations."""
+    """The invalid segmentations, which were removed from their annotations."""
 
 
 def read_coco_file(source: AnnotationSource, *, masks: bool = True, drop_bad_boxes: bool = False) -> DetectionFile:
-    """Read a file of boxes and check everything in it that is used.
+    """Read a detection file and check everything in it that is used.
 
     Args:
-        masks: every annotation needs a right segmentation; otherwise wrong ones are removed.
+        masks: every annotation needs a valid segmentation; otherwise invalid ones are removed.
         drop_bad_boxes: leave out annotations whose box is empty or outside its image, in place of an error.
     Raises:
-        DataError: no such file, not JSON, or something in it is wrong.
+        DataError: no such file, not JSON, or its content is invalid.
     """
     name = source.annotations.name
     content, folder = source.read_unchecked()
@@ -122,7 +123,7 @@ def read_coco_file(source: AnnotationSource, *, masks: bool = True, drop_bad_box
 
 
 def bad_box_faults(content: Mapping[str, Any]) -> list[Fault]:
-    """Find the boxes without an area inside their image, in a file without `detection_faults`."""
+    """Find the boxes without an area inside their image, in a file that has no `detection_faults`."""
     sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
     annotations = annotation_entries(content)
     faults = []

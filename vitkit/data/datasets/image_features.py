@@ -16,13 +16,13 @@ from vitkit.ops.json_files import read_json
 
 
 class FeatureSource(Protocol):
-    """A dataset whose features can be stored."""
+    """A dataset whose image features can be stored."""
 
     image_ids: Sequence[Any]
     transforms_key: str
 
     def images_key(self) -> str:
-        """Identify the images and their order."""
+        """Return a string that identifies the images and their order."""
 
     def __len__(self) -> int: ...
 
@@ -31,8 +31,8 @@ class FeatureFile:
     """Features of every image of a dataset, stored by `write_features` in NAME.npy and described in NAME.json.
 
     Args:
-        path: of NAME.npy.
-        images_key, transforms_key: of the dataset.
+        path: path of NAME.npy.
+        images_key, transforms_key: keys of the dataset that the features have to belong to.
     Raises:
         DataError: there is no such file, or it belongs to other images or transforms.
     """
@@ -63,11 +63,11 @@ class FeatureFile:
             )
         self._shape = description.get("shape")
         self.weights_key: int = description["weights_key"]
-        """Identifies the network that computed them; a captioner compares it with its own."""
+        """Identifies the network that computed the features; a captioner compares it with its own key."""
 
     @cached_property
     def array(self) -> np.ndarray:
-        """(N, C, h, w) float32, mapped from the disk; a DataError if it is not what `write_features` wrote."""
+        """Return the features, (N, C, h, w) float32, memory-mapped; a DataError if the file is not what was written."""
         try:
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
             stored = f"{array.dtype} {list(array.shape)}"
@@ -93,11 +93,11 @@ def write_features(
     """Store the features of all images of a dataset, batch by batch, for `FeatureFile`.
 
     Args:
-        path: of NAME.npy; NAME.json is written last, so that an unfinished file is never taken for a complete one.
-        maps: (B, C, h, w) float32 each, the images in order.
+        path: path of NAME.npy; NAME.json is written last, so that an unfinished file is never taken for a complete one.
+        maps: the features in the order of the images, (B, C, h, w) float32 each.
         weights_key: see `FeatureFile`.
     Returns:
-        content of NAME.json.
+        the content of NAME.json.
     Raises:
         DataError: the maps differ in size.
         OSError: they cannot be written, such as on a full disk.
@@ -105,7 +105,7 @@ def write_features(
     path, description_file, shape, row = Path(path), Path(path).with_suffix(".json"), (), 0
     path.parent.mkdir(parents=True, exist_ok=True)
     description_file.unlink(missing_ok=True)
-    # Not mapped into memory: where the disk is full, that ends the process without a word.
+    # Not memory-mapped: on a full disk that would kill the process without a message.
     with path.open("wb") as file:
         for batch in maps:
             if not shape:

@@ -1,4 +1,4 @@
-"""Images with one class each: the base of such datasets, and folders named after classes."""
+"""Images with one class each: the base of these datasets, and folders named after classes."""
 
 import os
 from collections.abc import Sequence
@@ -27,18 +27,18 @@ class ClassificationDataset(BaseImageDataset):
 
     Args:
         classes: names of the classes, in the order of the labels.
-        transforms: see `BaseImageDataset`. Those of whole batches (mixup and the like) become `batch_transforms`.
+        transforms: see `BaseImageDataset`. Transforms of whole batches (such as mixup) become `batch_transforms`.
     """
 
     usual_transforms = "ClassificationTrainTransforms or ClassificationEvalTransforms"
-    """Those that give one size."""
+    """The transforms to suggest in errors: they give all images one size."""
 
     def __init__(self, classes: Sequence[str], transforms: Spec | Transforms | None):
         super().__init__(transforms)
         self.classes = list(classes)
         self.category_ids = self.classes  # a class is known by its name alone
         self.batch_transforms = None
-        """Transforms a Batch on the model's device, in training; None if there is nothing to do."""
+        """Transforms a training Batch on the model's device; None if there are no such transforms."""
         if hasattr(self.transforms, "for_batches"):
             self.batch_transforms = self.transforms.for_batches(len(self.classes))
         self._size: tuple[int, int] | None = None
@@ -65,7 +65,8 @@ class ClassificationDataset(BaseImageDataset):
         return Sample(image=to_tensor(image), target=target)
 
     def _check_size(self, size: tuple[int, int], index: int) -> None:
-        """Check that images have one size: a class would depend on the padding, and so on the rest of the batch."""
+        """Check that images have one size: otherwise a prediction would depend on the padding, and so on the other
+        images."""
         if self._size not in (None, size):
             (height, width), (other_height, other_width) = size, self._size
             raise DataError(
@@ -76,7 +77,7 @@ class ClassificationDataset(BaseImageDataset):
         self._size = size
 
     def image_id(self, index: int) -> Any:
-        """Return the id of one image without listing all."""
+        """Return the id of one image without building the list of all ids."""
         return self.image_ids[index]
 
     def load_image(self, index: int) -> np.ndarray:
@@ -84,7 +85,7 @@ class ClassificationDataset(BaseImageDataset):
         return self.load_labelled(index)[0]
 
     def aspect_ratios(self) -> np.ndarray:
-        """(len(self),) float64, all 1: after the transforms all images have one size."""
+        """Return 1 for every image, float64 (len(self),): after the transforms all images have one size."""
         return np.ones(len(self))
 
 
@@ -92,13 +93,13 @@ class ClassificationDataset(BaseImageDataset):
 class ImageFolder(ClassificationDataset):
     """Images in FOLDER/CLASS/ and its subfolders: the layout of torchvision's ImageFolder and of unpacked ImageNet.
 
-    The classes are the sorted names of the folders. An image's id is its path in FOLDER.
+    The classes are the sorted names of the folders. An image's id is its path relative to FOLDER.
 
     Args:
-        folder: of one split, such as data/imagenet/train.
+        folder: folder of one split, such as data/imagenet/train.
         transforms: see `ClassificationDataset`.
     Raises:
-        DataError: there is no such folder, it has no folders of classes, or a class has no image.
+        DataError: there is no such folder, it has no class folders, or a class has no image.
     """
 
     def __init__(self, folder: str | Path, *, transforms: Spec | Transforms | None = None):
@@ -114,12 +115,12 @@ class ImageFolder(ClassificationDataset):
                 f"class folder '{self.folder / empty[0]}' holds no picture ({', '.join(IMG_EXTENSIONS)})"
                 f"{f', nor do {len(empty) - 1} others' if len(empty) > 1 else ''}. Add pictures, or remove the folder."
             )
-        # Bytes in one array: workers share it, and it takes a quarter of the memory of text.
+        # Bytes in one array: workers share it, and it takes a quarter of the memory of strings.
         self._paths = np.array([os.path.relpath(path, self.folder).encode() for path, _ in files])
 
     @property
     def image_ids(self) -> list[str]:
-        """Paths in the folder."""
+        """Paths of the images, relative to the folder."""
         return [path.decode() for path in self._paths.tolist()]
 
     def image_id(self, index: int) -> str:
@@ -143,7 +144,7 @@ class ImageFolder(ClassificationDataset):
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Return the sorted names of the folders of classes in a split's folder; raises a DataError if there is none."""
+    """Return the sorted names of the class folders in a split's folder; raise a DataError if there is none."""
     if not folder.is_dir():
         raise DataError(
             f"no folder '{folder}'. Set data.root, or the `folder` of this dataset, to where the data lies."

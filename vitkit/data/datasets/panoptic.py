@@ -24,20 +24,20 @@ logger = logging.getLogger("vitkit")
 
 @DATASETS.register
 class CocoPanoptic(ListedImages, SegmentationDataset):
-    """Images with a map of segments each, from folders and a COCO panoptic file.
+    """Images with one segment map each, from folders and a COCO panoptic file.
 
     Images and maps are matched by the image's id. The maps stay on disk until an image is loaded; the segments are kept
     in a few flat arrays, which all workers share.
 
     Args:
         images: folder of the images.
-        maps: folder of the maps, PNG whose colours are segment ids (R + 256 G + 65536 B), 0 being void.
+        maps: folder of the maps, PNG files whose colours are segment ids (R + 256 G + 65536 B), 0 being void.
         annotations: the JSON file.
         task, transforms: see `SegmentationDataset`.
-        first: only the first so many images of the file, such as to see that a model can overfit them.
+        first: use only the first `first` images of the file, for instance to check that a model can overfit them.
         allow_outside: also read files that lie outside their folder, by an absolute `file_name` or one with "..".
     Raises:
-        DataError: a folder or file is missing, or the annotations are wrong.
+        DataError: a folder or file is missing, or the annotations are invalid.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         """See `BaseImageDataset`.
 
         Raises:
-            DataError: the file is missing, damaged, or of another size than annotated.
+            DataError: the file is missing or damaged, or its size differs from the annotated one.
         """
         path = self.image_path(index)
         image = self.read_image(path)
@@ -93,7 +93,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         """See `SegmentationDataset`.
 
         Raises:
-            DataError: the map is missing or damaged, has another size than its image, or does not hold the segments
+            DataError: the map is missing or damaged, differs in size from its image, or does not contain the segments
                 that the JSON lists.
         """
         path = self.map_folder / str(self._map_names[index])
@@ -126,7 +126,7 @@ def read_panoptic_file(path: str | Path) -> dict[str, Any]:
     """Read and check a panoptic annotation file.
 
     Raises:
-        DataError: no such file, not JSON, or something in it is wrong.
+        DataError: no such file, not JSON, or its content is invalid.
     """
     path = Path(path)
     content = read_json(path)
@@ -135,7 +135,7 @@ def read_panoptic_file(path: str | Path) -> dict[str, Any]:
 
 
 def check_segment_ids(ids: np.ndarray, listed_ids: list[int], map_name: str, list_name: str) -> None:
-    """Check that a map holds the segments that the annotation file lists.
+    """Check that a map contains exactly the segments that the annotation file lists.
 
     Args:
         ids: (H, W) segment ids.

@@ -1,4 +1,5 @@
-"""Images cut into segments, for panoptic, instance or semantic segmentation: a mask and a class for each segment."""
+"""Images divided into segments, for panoptic, instance or semantic segmentation: a mask and a class for each
+segment."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -19,15 +20,15 @@ from vitkit.structures import IGNORE_INDEX, PanopticMap, Sample
 
 Task = Literal["panoptic", "instance", "semantic"]
 MAX_CLASSES = IGNORE_INDEX
-"""Semantic maps are bytes."""
+"""The most classes that a semantic map can hold: it is stored as bytes, of which one value is ignored."""
 
 
 class SegmentationDataset(BaseImageDataset):
     """Base of datasets whose pixels belong to at most one segment each. A subclass also implements `load_panoptic`.
 
     Args:
-        categories: as in a COCO panoptic file: id, name, isthing.
-        task: what the samples hold, and which classes there are:
+        categories: categories as in a COCO panoptic file, with id, name and isthing.
+        task: what the samples contain, and which classes the dataset has:
             "panoptic": a mask for every segment, without crowds;
             "instance": the same for things, and only their classes;
             "semantic": a mask for every visible class, crowds included.
@@ -47,13 +48,13 @@ class SegmentationDataset(BaseImageDataset):
         self.classes: list[str] = [category["name"] for category in categories]
         self.category_ids: list[int] = [category["id"] for category in categories]
         self.things: list[bool] = [bool(category["isthing"]) for category in categories]
-        """Whether each class has countable objects."""
+        """For each class, whether it has countable objects."""
         self.label_of = {category_id: label for label, category_id in enumerate(self.category_ids)}
         if task == "semantic":
             check_number_of_classes(self.classes)
 
     def load_panoptic(self, index: int) -> PanopticMap:
-        """Load the true segments of an image before any transform; pixels of other classes are void."""
+        """Load the true segments of an image before any transform; pixels of unused classes are void."""
         raise NotImplementedError
 
     def load_semantic(self, index: int) -> np.ndarray:
@@ -83,7 +84,8 @@ class SegmentationDataset(BaseImageDataset):
         )
 
     def ground_truth(self) -> dict[str, Any]:
-        """Return all things as a COCO instances file holds them, with masks as run lengths; every map is read."""
+        """Return all things in the form of a COCO instances file, with run-length encoded masks; this reads every
+        map."""
         images, annotations = [], []
         for index, image_id in enumerate(self.image_ids):
             height, width = self.image_size(index)
@@ -110,7 +112,7 @@ def check_number_of_classes(classes: Sequence[str]) -> None:
 
 
 def keep_segments(ids: np.ndarray, segments: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Set the pixels of all other segments to 0: (H, W) integers to (H, W) int32 segment ids."""
+    """Set the pixels of all segments that are not listed to 0: (H, W) integers to (H, W) int32 segment ids."""
     return replace_values(ids, {segment["id"]: segment["id"] for segment in segments}, dtype=np.int32)
 
 
@@ -120,7 +122,7 @@ def segmentation_sample(
     """Convert a transformed image with a segment map to a sample with the masks of all visible segments.
 
     Args:
-        annotated: number k of its segment map has the class `labels[k - 1]`.
+        annotated: value k of its segment map has the class `labels[k - 1]`.
         labels: contiguous class indices.
     """
     height, width = annotated.image.shape[:2]

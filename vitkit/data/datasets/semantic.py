@@ -1,4 +1,4 @@
-"""Images with a label map each: folders of ADE20K, Cityscapes, CamVid and the like."""
+"""Images with one label map each: folders such as those of ADE20K, Cityscapes and CamVid."""
 
 import logging
 from collections.abc import Sequence
@@ -26,27 +26,29 @@ _UNKNOWN = -1
 
 @DATASETS.register
 class SemanticFolder(BaseImageDataset):
-    """Images in one folder and their label maps in another, under the same names except for their endings.
+    """Images in one folder and label maps of the same names, except for their endings, in another.
 
     Folders may be nested. An image's id is its path in `images` without the ending. Label maps stay on disk until an
     image is loaded.
 
     Args:
         images: folder of the images.
-        labels: folder of the label maps: one channel (grey or palette) whose values are classes; or in the colours that
-            the file of the classes names.
-        classes: names of the classes; or a file that names them, once for all splits (see `parse_class_file`).
-        values: the pixel value of each class; None: those of the file, or 0, 1, 2, … in order, or 1, 2, 3, … with
+        labels: folder of the label maps: one channel (grey or palette) whose values are classes; or RGB in the colours
+            that
+            the class file names.
+        classes: names of the classes; or a file that lists them, shared by all splits (see `parse_class_file`).
+        values: the pixel value of each class; None: the values in the class file, or 0, 1, 2, … in order, or 1, 2, 3, …
+            with
             `zero_is_ignored`.
-        ignore: pixel values without a class, which are neither trained nor evaluated; values that are neither here nor
-            in `values` are errors.
+        ignore: pixel values without a class, which are neither trained on nor evaluated; values that are neither here
+            nor in `values` are errors.
         zero_is_ignored: value 0 is also ignored, and the classes begin at 1 (as in ADE20K).
         image_suffix, label_suffix: endings of the file names, such as "_leftImg8bit.png".
-        names: use only images whose ids match one of these patterns, such as "0001TP_*"; or a text file with an id in
-            each line, as `vitkit split` writes it; None: all.
+        names: use only images whose ids match one of these patterns, such as "0001TP_*"; or a text file with one id per
+            line, as `vitkit split` writes it; None: all.
         transforms: see `BaseImageDataset`.
     Raises:
-        DataError: a folder is missing, there is no image, none matches `names`, or one has no label map.
+        DataError: a folder is missing, there is no image, no image matches `names`, or an image has no label map.
         ConfigError: the values do not fit the classes.
     """
 
@@ -115,7 +117,7 @@ class SemanticFolder(BaseImageDataset):
                 f"and image '{self.image_path(index)}' {image.shape[1]}x{image.shape[0]}. Both must have one size: "
                 "save the label picture anew, without interpolation."
             )
-        # Class 0 becomes number 1, and 255 wraps around to 0, "none".
+        # Class 0 becomes segment 1, and 255 (ignored) wraps around to 0, "no segment".
         annotated = self.transform(AnnotatedImage(image, segment_map=labels + np.uint8(1)), seed)
         return segmentation_sample(
             annotated, range(len(self.classes)), image_id=self.image_ids[index], original_size=image.shape[:2]
@@ -150,7 +152,7 @@ class SemanticFolder(BaseImageDataset):
         return labels.astype(np.uint8)
 
     def image_size(self, index: int) -> tuple[int, int]:
-        """See `BaseImageDataset`; the head of the label map's file is read."""
+        """See `BaseImageDataset`; only the header of the label map's file is read."""
         header = read_header(self._label_path(index), "labels", max_pixels=self.max_image_pixels)
         return header.height, header.width
 
@@ -187,7 +189,7 @@ def paired_names(images: str | Path, labels: str | Path, *, image_suffix: str, l
     """List the images that have label maps: sorted paths below `images` without `image_suffix`.
 
     Raises:
-        DataError: a folder is missing, there is no image, or one has no label map of that path below `labels`.
+        DataError: a folder is missing, there is no image, or an image has no label map of the same path below `labels`.
     """
     require_folders(images=images, labels=labels)
     images, labels = Path(images), Path(labels)

@@ -1,4 +1,5 @@
-"""Videos with one class each: lists of Kinetics' and Something-Something's form, and folders named after classes."""
+"""Videos with one class each: lists in the form of Kinetics and Something-Something, and folders named after
+classes."""
 
 import logging
 import os
@@ -26,22 +27,25 @@ from vitkit.structures import Sample
 
 logger = logging.getLogger("vitkit")
 OnMissing = Literal["raise", "skip"]
-_NUMBER = re.compile("[0-9]{1,5}")  # without a class_file there are as many classes as the largest label says
+_NUMBER = re.compile("[0-9]{1,5}")  # without a class_file, the largest label sets the number of classes
 
 
 class ClipDataset(ClassificationDataset):
     """Base of datasets of videos with one class each. A subclass sets `image_ids` and implements `open` and `label`.
 
     A sample's image is a clip, (3, T, H, W). With several clips of a video, or several crops of each, it is (views, 3,
-    T, H, W), the crops of the first clip first; `collate` makes each view a sample of the batch, with the target of the
-    video, and the evaluator averages their scores. Targets are those of `ClassificationDataset`
-    and `is_padded`, whether the last frame is repeated as the video is shorter than a clip.
+    T, H, W), with the crops of the first clip first; `collate` makes each view a sample of the batch, with the target
+    of the
+    video, and the evaluator averages their scores. Targets are those of `ClassificationDataset` with `is_padded`, which
+    tells
+    whether the last frame is repeated because the video is shorter than a clip.
 
     Args:
         classes: see `ClassificationDataset`.
-        transforms: of images; each frame of a video gets the same random numbers, and so the same crop and colours.
+        transforms: image transforms; all frames of a video get the same random numbers, and so the same crop and
+            colours.
             Transforms with `views`, such as `ClipEvalTransforms`, give several crops.
-        sampling: which frames make a clip.
+        sampling: how frames are chosen for a clip.
     """
 
     noun = "videos"
@@ -63,8 +67,9 @@ class ClipDataset(ClassificationDataset):
         """Load the clips of a video.
 
         Raises:
-            DataError: the video cannot be read or is too short; or it has another size than earlier ones after the
-                transforms.
+            DataError: the video cannot be read or is too short, or its size after the transforms differs from that of
+                earlier
+                videos.
         """
         random = np.random.default_rng(seed)
         transforms_seed = int(random.integers(2**63))
@@ -84,12 +89,12 @@ class ClipDataset(ClassificationDataset):
         return Sample(image=views if len(views) > 1 else views[0], target=target)
 
     def load_frames(self, index: int, count: int) -> list[np.ndarray]:
-        """Return frames from the first to the last of a stored video, (H, W, 3) uint8 RGB each."""
+        """Return `count` frames spread from the first to the last of a stored video, (H, W, 3) uint8 RGB each."""
         with self.open(index) as video:
             return list(video.frames(np.linspace(0, len(video.times) - 1, count).round().astype(int).tolist()))
 
     def load_image(self, index: int) -> np.ndarray:
-        """See `BaseImageDataset`: the frame in the middle."""
+        """Load the middle frame; see `BaseImageDataset`."""
         with self.open(index) as video:
             return next(video.frames([len(video.times) // 2]))
 
@@ -109,9 +114,9 @@ def read_clips(
     """Read clips of a video; each frame is decoded once, and transformed before the next is decoded.
 
     Args:
-        numbers: (clips, T) numbers of their frames.
-        transforms: of images; those with `views` give several crops.
-        seed: of all frames' transforms.
+        numbers: (clips, T) frame numbers of the clips.
+        transforms: image transforms; those with `views` give several crops.
+        seed: seed of the transforms of all frames.
     Returns:
         (clips * crops, 3, T, H, W) uint8, the crops of the first clip first; and the stored frames' (height, width).
     """
@@ -131,7 +136,7 @@ def read_clips(
 
 
 def sampling_of(spec: Any) -> ClipSampling | None:
-    """Return the sampling of a dataset's spec, of one clip without jitter; None if it is no dataset of videos."""
+    """Return the sampling in a dataset's spec, with one clip and no jitter; None if it is not a dataset of videos."""
     if not isinstance(spec, str | Mapping):
         return None
     constructor, arguments = DATASETS.resolve(spec)
@@ -143,21 +148,21 @@ def sampling_of(spec: Any) -> ClipSampling | None:
 
 
 class ListedVideos(ClipDataset):
-    """Base of datasets whose videos, files or folders of frames, are listed with their labels.
+    """Base of datasets that list videos with their labels; a video is a file or a folder of frames.
 
-    A subclass calls `list_videos`. A video's id is its path in the folder.
+    A subclass calls `list_videos`. A video's id is its path relative to the folder.
     """
 
     def list_videos(self, folder: str | Path, names: Sequence[str], labels: Sequence[int]) -> None:
-        """Set the videos: paths in a folder, and labels."""
+        """Set the videos: their paths relative to a folder, and their labels."""
         self.folder = Path(folder)
-        # Bytes in one array: workers share it, and it takes a quarter of the memory of text.
+        # Bytes in one array: workers share it, and it takes a quarter of the memory of strings.
         self._paths = np.array([os.fsencode(name) for name in names])
         self._labels = np.array(labels, np.int64)
 
     @property
     def image_ids(self) -> list[str]:
-        """Paths in the folder."""
+        """Paths of the videos, relative to the folder."""
         return [os.fsdecode(path) for path in self._paths.tolist()]
 
     def image_id(self, index: int) -> str:
@@ -189,11 +194,11 @@ class VideoFolder(ListedVideos):
     """Videos in FOLDER/CLASS/: files, or folders of frames. The classes are the sorted names of the folders.
 
     Args:
-        folder: of one split.
+        folder: folder of one split.
         sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
         transforms: see `ClipDataset`.
     Raises:
-        DataError: there is no such folder, it has no folders of classes, or a class has no video.
+        DataError: there is no such folder, it has no class folders, or a class has no video.
     """
 
     def __init__(
@@ -226,22 +231,22 @@ def _is_video(entry: os.DirEntry) -> bool:
 
 @DATASETS.register
 class VideoList(ListedVideos):
-    """Videos in a text file of a line `PATH LABEL` for each, as is usual for Kinetics.
+    """Videos in a text file with a line `PATH LABEL` for each, as is usual for Kinetics.
 
     Path and label are separated by a space, a tab or a comma. A label is a number from 0, or the name of a class. A
     path leads to a video file or a folder of frames.
 
     Args:
         list_file: the text file.
-        folder: which the paths begin in.
+        folder: the folder that the paths are relative to.
         sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
-        class_file: a text file with the name of a class in each line, in the order of the labels; None: the classes are
-            called by their numbers, as many as the list has.
+        class_file: a text file with one class name per line, in the order of the labels; None: the classes are named by
+            their numbers, up to the largest label in the list.
         transforms: see `ClipDataset`.
-        on_missing: what happens if listed files do not exist: an error, or they are left out, which is logged.
-        allow_outside: read files outside the folder, too, if a path leads there.
+        on_missing: what to do if listed files do not exist: raise an error, or leave them out and log it.
+        allow_outside: also read files outside the folder if a path leads there.
     Raises:
-        DataError: a file is missing, or a line of the list is wrong.
+        DataError: a file is missing, or a line of the list is invalid.
     """
 
     def __init__(
@@ -266,7 +271,7 @@ class VideoList(ListedVideos):
 
 
 def _lines(path: str | Path, key: str) -> list[tuple[int, str]]:
-    """Return the lines of a text file that are not empty, with their numbers from 1."""
+    """Return the lines of a text file that are not empty, with their line numbers from 1."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -303,7 +308,7 @@ def _read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[str], li
 
 
 def _split(line: str, label_of: Mapping[str, int]) -> tuple[str, str, str]:
-    """Split a line at its last separator, or, as names of classes have spaces, at the first before one of them."""
+    """Split a line at its last separator or, as class names may have spaces, at the first one before a class name."""
     separators = [match.start() for match in re.finditer(r"[ \t,]", line)]
     for position in separators:
         if line[position + 1 :].strip().strip('"') in label_of:
@@ -316,16 +321,16 @@ def _split(line: str, label_of: Mapping[str, int]) -> tuple[str, str, str]:
 
 @DATASETS.register
 class SomethingSomething(ListedVideos):
-    """Something-Something v2 (Goyal et al. 2017, https://arxiv.org/abs/1706.04261), and what has its form.
+    """Something-Something v2 (Goyal et al. 2017, https://arxiv.org/abs/1706.04261), and datasets of the same form.
 
     Args:
         annotations: JSON, a list of {"id": "78687", "template": "Holding [something]", ...}.
         labels: JSON, {"Holding something": "0", ...}.
-        folder: of ID.webm (or another ending), or ID/ with frames.
+        folder: folder of ID.webm (or another ending), or of folders ID/ with frames.
         sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
         transforms, on_missing: see `VideoList`.
     Raises:
-        DataError: a file is missing, or an annotation is wrong.
+        DataError: a file is missing, or an annotation is invalid.
     """
 
     def __init__(
@@ -362,7 +367,7 @@ class SomethingSomething(ListedVideos):
 
 
 def _read_classes(path: str | Path) -> list[str]:
-    """Return the classes of a JSON of names and numbers, in the order of the numbers."""
+    """Return the classes of a JSON file of names and numbers, in the order of the numbers."""
     names = read_json(path, key="labels")
     try:
         numbers = {int(number): name for name, number in names.items()}
@@ -376,7 +381,7 @@ def _read_classes(path: str | Path) -> list[str]:
 def _existing(
     folder: str | Path, names: Sequence[str], labels: Sequence[int], where: str, on_missing: OnMissing
 ) -> tuple[list[str], list[int]]:
-    """Return the names that exist and their labels; every folder is listed once, which is faster than every file."""
+    """Return the names that exist and their labels; listing every folder once is faster than checking every file."""
     listed: dict[str, set[str]] = {}
     exist = []
     for name in names:

@@ -1,9 +1,10 @@
-"""Annotations of boxes and masks in the formats of other tools, read into the fields of COCO's format.
+"""Reads annotations of boxes and masks in the formats of other tools into the fields of COCO's format.
 
-`read_annotations` finds out which format a file or a folder has; `CocoDetection` reads all of them by it, and `vitkit
+`read_annotations` detects which format a file or folder has; `CocoDetection` reads all of them through it, and `vitkit
 convert` writes COCO, YOLO and VOC. The readers are our own: `supervision`, which reads YOLO, VOC and LabelMe, keeps the
-mask of every polygon as an array of the image's size, loses VOC's flags, writes VOC's boxes in whole pixels, and knows
-neither CVAT nor CSV. Tests compare with it.
+mask of every polygon as an array of the image's size, loses VOC's flags, writes VOC's boxes in integer pixels, and
+supports
+neither CVAT nor CSV. The tests compare with it.
 """
 
 from collections.abc import Callable
@@ -45,11 +46,11 @@ def read_annotations(
 
     Args:
         annotations: a file, or a folder of files.
-        images: folder of the pictures; None: where the format usually has them.
-        format: one of READERS; None: what the files look like.
-        max_pixels: largest width x height of a picture.
+        images: folder of the images; None: the format's usual location.
+        format: one of READERS; None: detected from the files.
+        max_pixels: largest width x height of an image.
     Raises:
-        DataError: there is no such file, its format is unknown or may be one of two, or something in it is wrong.
+        DataError: there is no such file, its format is unknown or ambiguous, or its content is invalid.
         ConfigError: there is no such format.
     """
     annotations, images = Path(annotations), None if images is None else Path(images)

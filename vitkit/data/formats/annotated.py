@@ -13,31 +13,32 @@ from vitkit.ops.image_files import MAX_PIXELS, upright_size
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"))
 UNREADABLE = "images whose file cannot be read"
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-"""What folders and keys call splits -> the split."""
+"""Name of a folder or key -> the split that it stands for."""
 _DECIMALS = 3
-"""Of a box's pixels: finer than any annotation, so that boxes that were whole pixels in another format are so again."""
+"""Decimals of a box's pixels: finer than any annotation, and boxes of integer pixels survive a detour via other
+formats."""
 
 
 @dataclass
 class AnnotatedImages:
-    """A dataset of boxes or masks in memory, without its pixels."""
+    """A detection dataset in memory, boxes and masks without the image pixels."""
 
     format: str
-    """What it was read from, such as "yolo"."""
+    """The format that it was read from, such as "yolo"."""
     source: Path
     """The file or folder of the annotations."""
     folder: Path
-    """Folder that the images' `file_name` are relative to."""
+    """Folder that the images' `file_name` is relative to."""
     content: dict[str, list[dict[str, Any]]] = field(
         default_factory=lambda: {"images": [], "annotations": [], "categories": []}
     )
     """COCO's `images`, `annotations` and `categories`."""
     splits: dict[str, list[int]] = field(default_factory=dict)
-    """Ids of the images of each split, where the format names splits."""
+    """Split -> ids of its images, if the format names splits."""
     left_out: dict[str, list[str]] = field(default_factory=dict)
-    """Reason -> what was left out, by name."""
+    """Reason -> names of what was left out for it."""
     notes: list[str] = field(default_factory=list)
-    """What was assumed."""
+    """The assumptions that were made in reading."""
 
     def __post_init__(self) -> None:
         self._ids = {category["name"]: category["id"] for category in self.content["categories"]}
@@ -58,7 +59,7 @@ class AnnotatedImages:
         return self.content["categories"]
 
     def category_id(self, name: str) -> int:
-        """Return the id of a class, which is added if it is new."""
+        """Return the id of a class, adding the class if it is new."""
         if name not in self._ids:
             self._ids[name] = max(self._ids.values(), default=0) + 1
             self.categories.append({"id": self._ids[name], "name": name})
@@ -73,12 +74,12 @@ class AnnotatedImages:
         return image_id
 
     def add_object(self, image_id: int, category: str | int, bbox: Sequence[float], **fields: Any) -> None:
-        """Add an object of an image.
+        """Add an object to an image.
 
         Args:
-            category: the name of its class, which is added if it is new, or its id.
+            category: the name of its class, which is added if it is new, or the class's id.
             bbox: xywh, pixels.
-            fields: more of the annotation, such as `segmentation`; `area` is that of the box unless it is among them.
+            fields: further fields of the annotation, such as `segmentation`; `area` defaults to that of the box.
         """
         bbox = [rounded(value) for value in bbox]
         category_id = category if isinstance(category, int) else self.category_id(category)
@@ -87,11 +88,11 @@ class AnnotatedImages:
         self.annotations.append({**entry, "bbox": bbox, "iscrowd": 0, **fields})
 
     def leave_out(self, reason: str, name: str) -> None:
-        """Note something that cannot be used, or that the other format cannot hold."""
+        """Record something that cannot be used, or that the target format cannot hold."""
         self.left_out.setdefault(reason, []).append(name)
 
     def sort_classes(self) -> None:
-        """Number the classes by name, from 1, where the format has no order of its own."""
+        """Number the classes by name, from 1, for formats that have no order of classes."""
         names = sorted(self._ids)
         number = {self._ids[name]: k for k, name in enumerate(names, start=1)}
         for annotation in self.annotations:
@@ -100,7 +101,7 @@ class AnnotatedImages:
         self.categories[:] = [{"id": k, "name": name} for name, k in self._ids.items()]
 
     def selected(self, image_ids: Iterable[int]) -> "AnnotatedImages":
-        """Return these images alone, in the dataset's order, with all classes."""
+        """Return only these images, in the dataset's order, with all classes."""
         chosen = set(image_ids)
         content = {
             **self.content,
@@ -110,10 +111,10 @@ class AnnotatedImages:
         return AnnotatedImages(self.format, self.source, self.folder, content)
 
     def split(self, name: str | None) -> "AnnotatedImages":
-        """Return the images of a split; None: all, if there are no splits; "all": all.
+        """Return the images of a split; None: all, if the dataset has no splits; "all": all.
 
         Raises:
-            DataError: there is no such split; or there are several, and none was named.
+            DataError: there is no such split, or there are several and `name` is None.
         """
         if name == "all" or (name is None and not self.splits):
             return self
@@ -125,7 +126,7 @@ class AnnotatedImages:
         return self.selected(next(iter(self.splits.values())) if name is None else self.splits[name])
 
     def summary(self) -> str:
-        """Describe the numbers: "292 images (205 train, 87 val), 3943 objects of 3 classes"."""
+        """Summarise the numbers: "292 images (205 train, 87 val), 3943 objects of 3 classes"."""
         parts = ", ".join(f"{len(ids)} {name}" for name, ids in self.splits.items())
         text = f"{len(self.images)} images{f' ({parts})' if parts else ''}, {len(self.annotations)} objects of "
         text += f"{len(self.categories)} classes"
@@ -139,13 +140,13 @@ class AnnotatedImages:
 
 
 class ImageFiles:
-    """The picture files below a folder, by the names that annotations give them.
+    """The image files below a folder, to be looked up by the names that annotations use.
 
     Args:
-        folder: of the images.
+        folder: folder of the images.
         max_pixels: largest width x height of a file that is read.
     Raises:
-        DataError: there is no such folder, or no picture in it.
+        DataError: there is no such folder, or it contains no image.
     """
 
     def __init__(self, folder: Path, *, max_pixels: int = MAX_PIXELS):
@@ -163,13 +164,13 @@ class ImageFiles:
                 self._by_key.setdefault(key, []).append(name)
 
     def find(self, *names: str) -> str | None:
-        """Return the picture of the first of these names that has one.
+        """Return the image file that the first matching name refers to, or None.
 
         A name may be a path on another machine, whose last folders and file name are looked for, the longest match
         first, and its ending may be missing or another picture's.
 
         Raises:
-            DataError: several pictures have that name.
+            DataError: several images have that name.
         """
         for name in names:
             path = PurePosixPath(name.replace("\\", "/"))
@@ -189,12 +190,12 @@ class ImageFiles:
         return None
 
     def size(self, name: str) -> tuple[int, int]:
-        """Read (width, height) of a picture, upright; raises like `read_header`."""
+        """Read (width, height) of an image, upright; raises like `read_header`."""
         return upright_size(self.folder / name, max_pixels=self._max_pixels)
 
 
 def add_image_file(data: AnnotatedImages, files: ImageFiles, name: str, split: str | None = None) -> dict | None:
-    """Add an image with the size that its file has; return it, or None if the file cannot be read."""
+    """Add an image with the size read from its file; return its entry, or None if the file cannot be read."""
     try:
         width, height = files.size(name)
     except DataError as error:
@@ -205,34 +206,34 @@ def add_image_file(data: AnnotatedImages, files: ImageFiles, name: str, split: s
 
 
 def rounded(value: float) -> float:
-    """Round pixels, whole ones to integers."""
+    """Round pixels; integral values become int."""
     value = round(float(value), _DECIMALS)
     return int(value) if value.is_integer() else value
 
 
 def polygon_box(polygons: Iterable[Sequence[float]]) -> list[float]:
-    """Return the xywh box around flat polygons."""
+    """Return the bounding box, xywh, of flat polygons."""
     xs = [x for polygon in polygons for x in polygon[::2]]
     ys = [y for polygon in polygons for y in polygon[1::2]]
     return [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
 
 
 def polygon_area(polygon: Sequence[float]) -> float:
-    """Return the area that a flat polygon encloses."""
+    """Return the area enclosed by a flat polygon."""
     xs, ys = polygon[::2], polygon[1::2]
     pairs = zip(xs, ys, [*xs[1:], xs[0]], [*ys[1:], ys[0]])
     return abs(sum(x * next_y - next_x * y for x, y, next_x, next_y in pairs)) / 2
 
 
 def polygon_fields(polygons: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return the `bbox`, `segmentation` and `area` of an object of flat polygons in pixels."""
+    """Return the `bbox`, `segmentation` and `area` of an object given by flat polygons in pixels."""
     polygons = [[rounded(value) for value in polygon] for polygon in polygons]
     area = rounded(sum(map(polygon_area, polygons)))
     return {"bbox": polygon_box(polygons), "segmentation": polygons, "area": area}
 
 
 def matches_any(file_name: str, patterns: Sequence[str]) -> bool:
-    """Whether a file's name matches one of the patterns, such as "0001TP_*", with or without folders and ending."""
+    """Return whether a file name matches a pattern, such as "0001TP_*", with or without folders and ending."""
     path = PurePosixPath(file_name)
     names = {file_name, str(path.with_suffix("")), path.name, path.stem}
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)

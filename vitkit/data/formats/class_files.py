@@ -1,4 +1,4 @@
-"""Files that name the classes of label pictures, once for all splits."""
+"""Files that name the classes of label images, shared by all splits."""
 
 import json
 import re
@@ -18,31 +18,32 @@ _NO_VALUE = (1 << 16) - 1
 
 
 class ClassFile(NamedTuple):
-    """What a file says of classes."""
+    """The content of a file of class names."""
 
     names: dict[int, str]
-    """Pixel value, or number, of each class -> its name."""
+    """Pixel value (or number) of each class -> its name."""
     colors: dict[int, int]
-    """R + 256 G + 65536 B of label pictures in colours -> value; empty if the file names no colours."""
+    """R + 256 G + 65536 B in colour-coded label images -> pixel value; empty if the file names no colours."""
     ignored: int | None
-    """The value of no class, if the file says it."""
+    """The pixel value that has no class, or None if the file does not state it."""
 
 
 def read_class_file(path: str | Path) -> dict[int, str]:
-    """Read the names of classes by the pixel value, or number, of each; see `parse_class_file`."""
+    """Read the name of each class by pixel value (or number); see `parse_class_file`."""
     return parse_class_file(path).names
 
 
 def parse_class_file(path: str | Path) -> ClassFile:
-    """Read the names, and perhaps the colours, of classes.
+    """Read the names and, if the file has them, the colours of classes.
 
     Args:
-        path: a text file with a name in each line, the first for 0, or `NAME:R,G,B` as CVAT writes labelmap.txt; or
-            JSON: a list of names, a list of objects with `name`, `id` (or `index`, `value`) and perhaps `color`, or an
-            object of numbers and names; any of these may be in an object under `classes`, beside it `ignore_index`,
-            which is no class.
+        path: a text file with one name per line, the first for 0, or `NAME:R,G,B` as CVAT writes labelmap.txt; or
+            JSON: a list of names, a list of objects with `name`, `id` (or `index`, `value`) and optionally `color`, or
+            an
+            object of numbers and names; any of these may be in an object under `classes`, next to `ignore_index`,
+            the value without a class.
     Raises:
-        DataError: no such file, or it names no classes.
+        DataError: there is no such file, or it names no classes.
     """
     path = Path(path)
     if path.suffix.lower() != ".json":
@@ -72,14 +73,14 @@ def parse_class_file(path: str | Path) -> ClassFile:
 
 
 def read_colored_labels(path: Path, colors: dict[int, int], *, max_pixels: int) -> np.ndarray:
-    """Read a label picture in colours.
+    """Read a colour-coded label image.
 
     Args:
         colors: see `ClassFile`.
     Returns:
         (H, W) uint16 values.
     Raises:
-        DataError: it cannot be read, or has a colour that is none of them.
+        DataError: the file cannot be read, or contains a colour that is not in `colors`.
     """
     ids = colors_to_ids(read_image(path, "labels", max_pixels=max_pixels))
     values = replace_values(ids, colors, dtype=np.uint16, default=_NO_VALUE)
@@ -94,7 +95,7 @@ def read_colored_labels(path: Path, colors: dict[int, int], *, max_pixels: int) 
 
 
 def class_file_near(folder: Path) -> Path | None:
-    """Return the file of class names in a folder or up to two above it; None if there is none."""
+    """Return the file of class names in a folder or up to two levels above it, or None if there is none."""
     files = (near / name for near in (folder, folder.parent, folder.parent.parent) for name in CLASS_FILES)
     return next((file for file in files if file.is_file()), None)
 
@@ -108,7 +109,7 @@ def _numbered(names: Any) -> list[tuple[int, str]]:
 
 
 def _entries_of(lines: list[str]) -> list[Any]:
-    """Return names; where every line has a colour, objects with `id`, `name` and `color`."""
+    """Return names or, if every line has a colour, objects with `id`, `name` and `color`."""
     lines = [line for line in lines if not line.startswith("#")]
     matches = [_COLORED_LINE.fullmatch(line) for line in lines]
     if not lines or not all(matches):

@@ -1,4 +1,4 @@
-"""COCO's files of boxes: one, or a folder with one for each split, as Roboflow exports them."""
+"""COCO's detection files: a single one, or a folder with one for each split, as Roboflow exports them."""
 
 import re
 from pathlib import Path
@@ -13,14 +13,14 @@ _SPLIT_WORD = re.compile("|".join(sorted(SPLIT_NAMES, key=len, reverse=True)))
 
 
 def read_coco(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
-    """Read COCO's files of boxes, with the ids that they have.
+    """Read COCO's detection files, keeping their ids.
 
     Args:
         annotations: the file, or a folder of files.
-        images: folder of the pictures; None: that of the file, or `images` beside it or beside its folder.
+        images: folder of the images; None: that of the file, or `images` beside it or beside its folder.
         max_pixels: see `read_image`.
     Raises:
-        DataError: a file is wrong, or files have different categories or share an id.
+        DataError: a file is invalid, or files have different categories or share an id.
     """
     if annotations.is_file():
         folder = images or _images_of(annotations)
@@ -38,7 +38,7 @@ def read_coco(annotations: Path, images: Path | None, *, max_pixels: int) -> Ann
 
 
 def is_coco_file(path: Path) -> bool:
-    """Whether a JSON file looks like COCO's boxes."""
+    """Return whether a JSON file looks like a COCO detection file."""
     data = path.read_bytes()
     has_parts = all(f'"{key}"'.encode() in data for key in ("images", "annotations", "categories"))
     return has_parts and b'"segments_info"' not in data
@@ -52,7 +52,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _add_file(data: AnnotatedImages, files: ImageFiles, path: Path, content: dict[str, Any], split: str) -> None:
-    """Add a file's images and annotations under new ids, which those of another file may already have."""
+    """Add a file's images and annotations, under new ids because those of another file may be the same."""
     inside = path.parent.relative_to(data.source).as_posix()
     ids = {}
     for image in content["images"]:
@@ -69,7 +69,7 @@ def _add_file(data: AnnotatedImages, files: ImageFiles, path: Path, content: dic
 
 
 def _split_of(path: Path, root: Path) -> str:
-    """Return the split that a file's name or its folder's name holds; otherwise its name."""
+    """Return the split named in a file's or its folder's name; otherwise the file's name."""
     for text in (path.stem.lower(), *reversed(path.parent.relative_to(root).parts)):
         if words := _SPLIT_WORD.findall(text.lower()):
             return SPLIT_NAMES[words[-1]]
@@ -77,7 +77,7 @@ def _split_of(path: Path, root: Path) -> str:
 
 
 def _images_of(path: Path) -> Path:
-    """Return the folder where a file's pictures usually lie."""
+    """Return the folder that usually contains a file's images."""
     for folder in (path.parent, path.parent / "images", path.parent.parent / "images"):
         if folder.is_dir() and any(file.suffix.lower() in IMAGE_SUFFIXES for file in folder.iterdir()):
             return folder

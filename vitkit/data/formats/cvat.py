@@ -1,6 +1,6 @@
-"""CVAT's "CVAT for images 1.1": one XML file with boxes, polygons, ellipses and masks of all pictures.
+"""CVAT's "CVAT for images 1.1": one XML file with the boxes, polygons, ellipses and masks of all images.
 
-Points, lines, cuboids and tags are no objects and are left out. Rotated boxes become polygons.
+Points, lines, cuboids and tags are not objects and are left out. Rotated boxes become polygons.
 """
 
 import math
@@ -24,11 +24,11 @@ def read_cvat(annotations: Path, images: Path | None, *, max_pixels: int) -> Ann
     """Read CVAT's annotations.xml.
 
     Args:
-        annotations: the file, or the folder that it lies in.
-        images: folder of the pictures; None: `images` beside the file, or the file's folder.
+        annotations: the file, or the folder that contains it.
+        images: folder of the images; None: `images` beside the file, or the file's folder.
         max_pixels: see `read_image`.
     Raises:
-        DataError: the file is wrong, is of videos, or none of its pictures is there.
+        DataError: the file is invalid, is of videos, or none of its images exists.
     """
     path = annotations if annotations.is_file() else next(iter(sorted(annotations.glob("*.xml"))))
     root = parse_xml(path)
@@ -70,7 +70,7 @@ def _add_shape(data: AnnotatedImages, shape: ElementTree.Element, path: Path) ->
 
 
 def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
-    """Return the `bbox`, and `segmentation` if there is one, of a shape; None if it is no object."""
+    """Return the `bbox`, and `segmentation` if it has one, of a shape; None if the shape is not an object."""
 
     def number(name: str) -> float:
         return _number(shape, name, path)
@@ -104,7 +104,7 @@ def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) ->
 
 
 def _mask(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Decode run lengths, row by row from background on, of a part of the image."""
+    """Decode a mask of run lengths, row by row starting with background, that covers part of the image."""
     left, top, width, height = (int(_number(shape, name, path)) for name in ("left", "top", "width", "height"))
     try:
         runs = [int(run) for run in shape.get("rle", "").split(",")]
