@@ -1,4 +1,4 @@
-"""Which images belong together: frames of one recording by their names, bursts by their time, copies by their looks."""
+"""Finds images that belong together: frames of a recording by name, bursts by time, copies by appearance."""
 
 import re
 from collections import Counter
@@ -15,12 +15,15 @@ from vitkit.errors import DataError
 from vitkit.ops.image_files import FORMATS, read_image
 
 _MAX_DISTANCE = 0.035
-"""Mean difference of two thumbnails, in standard deviations of their grey values, below which images are probably one
-that was saved twice. Saved with JPEG's quality of 50, in half the size, brighter by 15 of 255 or with less contrast,
-images of BCCD, COCO and CamVid differ by up to 0.035; different photos by 0.64 and more, and frames of CamVid, a second
-apart, by 0.040 and more."""
+"""Mean difference of two thumbnails, in standard deviations of their grey values, below which two images are probably
+the
+same one saved twice. Saved with a JPEG quality of 50, at half the size, brighter by 15 of 255 or with less contrast,
+images of BCCD, COCO and CamVid differ from the original by up to 0.035; different photos differ by 0.64 or more, and
+frames
+of CamVid, a second apart, by 0.040 or more."""
 _MIN_DEVIATION = 2.0
-"""Of 255; a picture with less is of one plain colour, and looks like many."""
+"""Standard deviation of grey values (0 to 255) below which an image is of one plain colour and resembles many
+others."""
 _THUMBNAIL_SIZE = 16
 _BURST_SECONDS = 2.0
 _EXIF_PART, _EXIF_TIME = 0x8769, 0x9003
@@ -28,9 +31,10 @@ _NUMBER = re.compile(r"\d+$")
 
 
 def series_of(names: Sequence[str | PurePath]) -> list[str] | None:
-    """Return the recording of each image, from names such as RECORDING_000123; None if the names tell none.
+    """Return the recording of each image, from names such as RECORDING_000123; None if the names do not tell it.
 
-    A single series is a dataset's name, and almost as many series as images are no recordings.
+    If all images share a single series, that is just the dataset's name; nearly as many series as images are not
+    recordings.
     """
     series = [str(path.parent / _NUMBER.sub("", path.stem)) for path in map(PurePath, names)]
     kinds = set(series)
@@ -40,35 +44,36 @@ def series_of(names: Sequence[str | PurePath]) -> list[str] | None:
 
 
 def frame_number(name: str | PurePath) -> int | None:
-    """Return the number at the end of a file's name; None if there is none."""
+    """Return the number at the end of a file's name, or None if there is none."""
     match = _NUMBER.search(PurePath(name).stem)
     return int(match[0]) if match else None
 
 
 def thumbnail(image: np.ndarray) -> np.ndarray:
-    """Return (256,) uint8 grey values of an (H, W, 3) uint8 image."""
+    """Return a thumbnail of an (H, W, 3) uint8 image: (256,) uint8 grey values."""
     grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     return cv2.resize(grey, (_THUMBNAIL_SIZE, _THUMBNAIL_SIZE), interpolation=cv2.INTER_AREA).ravel()
 
 
 def similar_pairs(a: np.ndarray, b: np.ndarray | None = None) -> Iterator[tuple[int, int]]:
-    """Yield a position in a and one in b for each thumbnail of b that hardly differs from one of a.
+    """Yield the pairs (index in a, index in b) of thumbnails that hardly differ.
 
     Args:
-        a, b: (N, 256) and (M, 256) grey values, whose brightness and contrast do not count. Without b the pairs are an
-            earlier and a later position in a.
+        a, b: (N, 256) and (M, 256) grey values, compared regardless of brightness and contrast. Without b, the pairs
+            are
+            an earlier and a later index in a.
     """
     first = _standardised(a)
     for position, row in enumerate(first if b is None else _standardised(b)):
         others = first[:position] if b is None else first
-        if len(others) and np.isfinite(row).all():  # of plain colours no distance is finite
+        if len(others) and np.isfinite(row).all():  # plain-coloured images have no finite distance
             distances = np.abs(others - row).mean(axis=1)
             if distances.min() < _MAX_DISTANCE:
                 yield int(distances.argmin()), position
 
 
 def _standardised(thumbnails: np.ndarray) -> np.ndarray:
-    """Return thumbnails with mean 0 and deviation 1, inf where they are of one plain colour."""
+    """Return thumbnails with mean 0 and standard deviation 1; inf for those of one plain colour."""
     thumbnails = thumbnails.astype(np.float32)
     deviations = thumbnails.std(axis=1, keepdims=True)
     standard = (thumbnails - thumbnails.mean(axis=1, keepdims=True)) / np.maximum(deviations, _MIN_DEVIATION)
@@ -76,16 +81,16 @@ def _standardised(thumbnails: np.ndarray) -> np.ndarray:
 
 
 def group_images(paths: Sequence[Path], *, by_recording: bool, blocks: int = 1) -> tuple[np.ndarray, list[str]]:
-    """Number images so that those which must not be parted have one number.
+    """Group images, giving the same number to images that must not be separated.
 
-    Together are images that look the same, those of one burst (by the camera's time), and frames of one recording.
+    Images that look the same, those of one burst (by the camera's time), and frames of one recording form one group.
 
     Args:
-        paths: of the images.
-        by_recording: also by the recordings that names tell, if they do.
-        blocks: parts of adjacent frames that a recording is cut into, of which each stays together.
+        paths: files of the images.
+        by_recording: also group by the recordings that file names indicate, if they do.
+        blocks: number of blocks of adjacent frames that a recording is cut into, each of which stays together.
     Returns:
-        (N,) int64 group of each image, -1 for unreadable ones; and the errors of these.
+        (N,) int64 group of each image, -1 for unreadable ones; and the error messages of the unreadable ones.
     """
     groups = _Groups(len(paths))
     errors, thumbnails, readable, times = [], [], [], {}
@@ -118,7 +123,7 @@ def group_images(paths: Sequence[Path], *, by_recording: bool, blocks: int = 1) 
 
 
 class _Groups:
-    """Sets of numbers that are joined two by two."""
+    """Disjoint sets of numbers, merged pair by pair (union-find)."""
 
     def __init__(self, count: int):
         self._parent = list(range(count))
@@ -133,7 +138,7 @@ class _Groups:
 
 
 def _time_of(path: Path) -> float | None:
-    """Return the camera's time in seconds from an image's EXIF tags; None if there is none."""
+    """Return the time when an image was taken, in seconds, from its EXIF tags; None if they do not tell it."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             text = image.getexif().get_ifd(_EXIF_PART).get(_EXIF_TIME)
@@ -145,18 +150,19 @@ def _time_of(path: Path) -> float | None:
 def stratified(
     groups: np.ndarray, classes: Sequence[Counter[int]], fractions: dict[str, float], *, seed: int = 0
 ) -> dict[str, list[int]]:
-    """Divide images among splits, whole groups at a time, so that each split has its share of every class.
+    """Divide images among splits, keeping groups together, so that each split gets its share of every class.
 
     Greedy: groups of the class with the fewest groups left go first (Sechidis et al. 2011,
-    https://doi.org/10.1007/978-3-642-23808-6_10), each to the split that lacks the largest part of what the group has.
+    https://doi.org/10.1007/978-3-642-23808-6_10), each to the split that lacks the largest part of what the group
+    contains.
 
     Args:
-        groups: (N,) the group of each image, from 0; -1 for images that are in no split.
-        classes: objects of each class in each image.
-        fractions: the share of each split; their sum is 1.
-        seed: of the order among equal choices.
+        groups: (N,) the group of each image, from 0; -1 for images that go into no split.
+        classes: for each image, the number of objects of each class.
+        fractions: the fraction of images for each split; their sum is 1.
+        seed: seed of the order among equal choices.
     Returns:
-        positions of the images of each split, sorted.
+        indices of the images of each split, sorted.
     Raises:
         DataError: a split gets no image.
     """
@@ -167,7 +173,7 @@ def stratified(
             counts[group] += [*(of_image[label] for label in labels), 1]  # the last column counts images
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(counts))
-    counts /= np.maximum(counts.sum(axis=0), 1)  # each column has the same weight
+    counts /= np.maximum(counts.sum(axis=0), 1)  # every column gets the same weight
     shares = np.array(list(fractions.values()))[:, None]
     lacking = np.ones((len(shares), counts.shape[1]))
     chosen = np.full(len(counts), -1)

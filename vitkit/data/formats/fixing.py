@@ -1,4 +1,4 @@
-"""Annotations mended on demand: boxes of another format, exchanged sizes, classes of two names, corrected labels."""
+"""Repairs annotations on request: boxes in another format, swapped sizes, classes with two names, corrected labels."""
 
 import re
 from collections import Counter, defaultdict
@@ -15,23 +15,24 @@ from vitkit.ops.image_files import upright_size
 from vitkit.ops.json_files import read_json
 
 ORDERS = ("xywh", "xyxy", "cxcywh")
-"""What the four numbers of a box may be."""
+"""What the four numbers of a box can stand for."""
 _MAX_FRACTION = 1.01
 _MIN_WRONG, _MAX_RIGHT = 0.02, 0.005
-"""Boxes are in another order if more of them than the first share do not fit their images as they are read, and less
-than the second share do not in that order."""
+"""Boxes are taken to be in another order if more than the first share of them do not fit their images as read, and less
+than the second share do not fit in that order."""
 
 
 def wrong_scale(data: AnnotatedImages) -> bool:
-    """Whether the boxes seem to be fractions of their images: no number of several boxes exceeds 1."""
+    """Return whether the boxes seem to be fractions of their images: no coordinate of several boxes exceeds 1."""
     boxes = np.array([annotation["bbox"] for annotation in data.annotations], float).reshape(-1, 4)
     return bool(len(boxes) > 1 and 0 < boxes.max() <= _MAX_FRACTION and (boxes % 1).any())
 
 
 def likely_order(data: AnnotatedImages) -> str:
-    """Return what the numbers of the boxes seem to be, of ORDERS, from which order fits the images.
+    """Return the order, one of ORDERS, that the boxes' numbers are most likely in, judged by how well they fit the
+    images.
 
-    YOLO's boxes are taken for `cxcywh` in reading, all others for `xywh`.
+    YOLO's boxes are read as `cxcywh`, all others as `xywh`.
     """
     sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
     numbers = _numbers_of(data)
@@ -47,7 +48,7 @@ def likely_order(data: AnnotatedImages) -> str:
 
 
 def sizes_exchanged(data: AnnotatedImages) -> bool:
-    """Whether the boxes fit the images only with width and height exchanged."""
+    """Return whether the boxes fit the images only with width and height swapped."""
     sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
     boxes_xyxy = _as_xyxy(_numbers_of(data), read_as(data))
     if not len(boxes_xyxy) or wrong_scale(data):
@@ -57,12 +58,12 @@ def sizes_exchanged(data: AnnotatedImages) -> bool:
 
 
 def read_as(data: AnnotatedImages) -> str:
-    """Return what the format says that the numbers of a box are."""
+    """Return the order that the format prescribes for the numbers of a box."""
     return "cxcywh" if data.format == "yolo" else "xywh"
 
 
 def _numbers_of(data: AnnotatedImages) -> np.ndarray:
-    """Return (N, 4) the numbers of the boxes in the order of the format that they were read from."""
+    """Return the numbers of the boxes, (N, 4), in the order of the format that they were read from."""
     boxes = np.array([annotation["bbox"] for annotation in data.annotations], float).reshape(-1, 4)
     if read_as(data) == "cxcywh":
         boxes[:, :2] += boxes[:, 2:] / 2
@@ -83,7 +84,7 @@ def _misfits(boxes_xyxy: np.ndarray, sides: np.ndarray) -> float:
 
 
 def fix_fractions(data: AnnotatedImages) -> int:
-    """Multiply the boxes with the sizes of their images; return how many."""
+    """Multiply the boxes by the sizes of their images; return the number of boxes changed."""
     sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
     for annotation in data.annotations:
         sides = sizes[annotation["image_id"]] * 2
@@ -92,7 +93,7 @@ def fix_fractions(data: AnnotatedImages) -> int:
 
 
 def _fix_order(data: AnnotatedImages, order: str) -> int:
-    """Read the numbers of the boxes in another order; return how many."""
+    """Reinterpret the numbers of the boxes in another order; return the number of boxes changed."""
     boxes_xyxy = _as_xyxy(_numbers_of(data), order).tolist()
     for annotation, (x0, y0, x1, y1) in zip(data.annotations, boxes_xyxy):
         if x1 < x0 or y1 < y0:
@@ -108,7 +109,7 @@ def _set_box(annotation: dict[str, Any], bbox: Sequence[float]) -> None:
 
 
 def fix_sizes(data: AnnotatedImages) -> int:
-    """Set the width and height of each image to those of its file; return how many were others."""
+    """Set the width and height of each image to those of its file; return the number of images changed."""
     changed = 0
     for image in data.images:
         size = upright_size(data.folder / image["file_name"])
@@ -118,11 +119,11 @@ def fix_sizes(data: AnnotatedImages) -> int:
 
 
 def similar_classes(data: AnnotatedImages) -> list[list[dict[str, Any]]]:
-    """Return the groups of categories whose names differ by case, blanks, hyphens or plural only, or not at all."""
+    """Return groups of categories whose names are the same, or differ only by case, blanks, hyphens or plural."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for category in data.categories:
         groups[_plain(category["name"])].append(category)
-    # Plurals only of words that are both there: "bus" is none of "bu".
+    # Plurals only count where both words occur: "bus" is not taken for the plural of "bu".
     for key in sorted(groups, key=len):
         for plural in (f"{key}s", f"{key}es", f"{key[:-1]}ies" if key.endswith("y") else ""):
             if len(key) > 2 and plural in groups and key in groups:
@@ -135,7 +136,8 @@ def _plain(name: str) -> str:
 
 
 def fix_classes(data: AnnotatedImages) -> int:
-    """Merge the categories of each group of `similar_classes` into the most frequent one; return how many are gone."""
+    """Merge each group of `similar_classes` into its most frequent category; return the number of categories
+    removed."""
     counts = Counter(annotation["category_id"] for annotation in data.annotations)
     target = {}
     for group in similar_classes(data):
@@ -149,7 +151,7 @@ def fix_classes(data: AnnotatedImages) -> int:
 
 
 def fix_empty(data: AnnotatedImages) -> int:
-    """Remove boxes without an area inside their image; return how many."""
+    """Remove boxes without an area inside their image; return the number removed."""
     sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
 
     def is_usable(annotation: dict[str, Any]) -> bool:
@@ -164,7 +166,7 @@ def fix_empty(data: AnnotatedImages) -> int:
 
 
 def fix_ids(data: AnnotatedImages) -> int:
-    """Number the annotations from 1; return how many have another id than before."""
+    """Number the annotations from 1; return the number whose id changed."""
     changed = 0
     for number, annotation in enumerate(data.annotations, start=1):
         changed += annotation.get("id") != number
@@ -182,18 +184,18 @@ FIXES: dict[str, tuple[Callable[[AnnotatedImages], int], str]] = {
     "empty": (fix_empty, "boxes without an area inside their image removed"),
     "ids": (fix_ids, "annotations given another id"),
 }
-"""Name -> what mends a dataset and returns how often, and what that means."""
+"""Name -> (function that repairs a dataset and returns the number of changes, description of the change)."""
 
 
 def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
-    """Apply corrections of labels, a JSON list, and return the number of each action.
+    """Apply label corrections from a JSON list, and return the number of corrections per action.
 
     Entries: {"image": file name, "action": "add", "remove" or "change", "annotation_id": id or null,
-    "bbox": [x, y, width, height] or null, "category": name or null}; "change" changes what is not null.
+    "bbox": [x, y, width, height] or null, "category": name or null}; "change" changes the fields that are not null.
 
     Raises:
-        DataError: an entry is wrong, or names an image, annotation or class that the dataset lacks; or annotations
-            have no id, or that of another.
+        DataError: an entry is invalid, or names an image, annotation or class that the dataset lacks; or annotations
+            have no id, or share one.
     """
     corrections = read_json(path, key="--fix", remedy="Give the JSON file of corrections.")
     if not isinstance(corrections, list) or not all(isinstance(entry, dict) for entry in corrections):
@@ -232,7 +234,7 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
             else:
                 annotation["category_id"] = annotation["category_id"] if name is None else categories[name]
                 if bbox is not None:
-                    annotation.pop("segmentation", None)  # that of another box
+                    annotation.pop("segmentation", None)  # it belongs to the old box
                     _set_box(annotation, bbox)
         else:
             raise DataError(f"{where}: action {action!r} with bbox {bbox} and category {name!r}; see `convert --help`.")

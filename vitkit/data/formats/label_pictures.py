@@ -1,7 +1,8 @@
-"""Folders of label pictures, one for each image, as objects with masks.
+"""Folders of label images, one for each image, read as objects with masks.
 
-Instances in one picture: every value, or colour, is an object and 0 (black) is none; values from 1000 on are CLASS *
-1000 + NUMBER, as of Cityscapes. Semantic pictures: every connected region of a class is an object.
+Instances in one label image: every value, or colour, is an object and 0 (black) is none; values from 1000 on are CLASS
+*
+1000 + NUMBER, as in Cityscapes. Semantic label images: every connected region of a class is an object.
 """
 
 from collections.abc import Iterator
@@ -23,14 +24,14 @@ _ONE_CHANNEL = ("1", "L", "P", "I", "I;16", "I;16B")
 
 
 def read_instance_pictures(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
-    """Read pictures of instances.
+    """Read label images of instances.
 
     Args:
-        annotations: folder of the label pictures, named as the images, or with more behind (`a_mask.png` of `a.jpg`).
+        annotations: folder of the label images, named like the images or with a suffix (`a_mask.png` for `a.jpg`).
         images: folder of the images.
         max_pixels: see `read_image`.
     Raises:
-        DataError: a folder is missing, or no label picture has its image.
+        DataError: a folder is missing, or no label image belongs to an image.
     """
     return _read("instance_pictures", annotations, images, max_pixels)
 
@@ -38,16 +39,16 @@ def read_instance_pictures(annotations: Path, images: Path | None, *, max_pixels
 def read_semantic_pictures(
     annotations: Path, images: Path | None, *, max_pixels: int, regions: bool = True
 ) -> AnnotatedImages:
-    """Read pictures of classes; 255 is no class. See `read_instance_pictures`.
+    """Read label images of classes, with 255 for no class. See `read_instance_pictures`.
 
     Args:
-        regions: make an object of each connected region; otherwise one of each class of an image, which is faster.
+        regions: make each connected region an object; otherwise each class of an image is one, which is faster.
     """
     return _read("semantic_pictures", annotations, images, max_pixels, regions=regions)
 
 
 def has_one_channel(path: Path) -> bool:
-    """Whether a picture holds numbers rather than colours."""
+    """Return whether a label image holds numbers rather than colours."""
     try:
         with Image.open(path, formats=("PNG", "TIFF", "BMP")) as picture:
             return picture.mode in _ONE_CHANNEL
@@ -106,7 +107,7 @@ def _read(
 
 
 def _image_of(label_name: str, files: ImageFiles) -> str | None:
-    """Find the image of a label picture: of its name, or of its name without what stands behind an underscore."""
+    """Find the image of a label image: by its name, or by its name without what follows an underscore."""
     name = Path(label_name).with_suffix("").as_posix()
     while True:
         if (image := files.find(name)) is not None or "_" not in Path(name).name:
@@ -115,7 +116,7 @@ def _image_of(label_name: str, files: ImageFiles) -> str | None:
 
 
 def _read_values(path: Path, max_pixels: int) -> np.ndarray:
-    """Read (H, W) numbers, of a coloured picture R + 256 G + 65536 B."""
+    """Read a label image as (H, W) numbers; a coloured one as R + 256 G + 65536 B."""
     if has_one_channel(path):
         return read_label_map(path, max_pixels=max_pixels)
     colors = read_image(path, "labels", max_pixels=max_pixels).astype(np.uint32)
@@ -123,13 +124,13 @@ def _read_values(path: Path, max_pixels: int) -> np.ndarray:
 
 
 def _instances(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the class and the (H, W) bool mask of each instance; class 0 where the value tells none."""
+    """Yield the class and the (H, W) bool mask of each instance; class 0 where the value does not encode one."""
     present = np.unique(values)
     has_classes = values.dtype == np.uint16 and present[-1] >= CLASS_FACTOR
     for value in present[present > 0].tolist():
         if not has_classes:
             yield 0, values == value
-        elif value >= CLASS_FACTOR:  # lower ones are classes without instances
+        elif value >= CLASS_FACTOR:  # lower values are classes without instances
             yield value // CLASS_FACTOR, values == value
 
 

@@ -1,6 +1,6 @@
-"""LabelMe: a JSON file for each picture with rectangles, polygons, circles and masks (https://github.com/wkentaro/labelme).
+"""LabelMe: one JSON file per image with rectangles, polygons, circles and masks (https://github.com/wkentaro/labelme).
 
-Shapes of one class and one `group_id` are one object. Points and lines are no objects and are left out.
+Shapes of the same class and `group_id` form one object. Points and lines are not objects and are left out.
 """
 
 import base64
@@ -27,11 +27,11 @@ def read_labelme(annotations: Path, images: Path | None, *, max_pixels: int) -> 
     """Read LabelMe's files.
 
     Args:
-        annotations: their folder, or one of them.
-        images: folder of the pictures; None: that of the files.
+        annotations: the folder of the files, or one file.
+        images: folder of the images; None: the folder of the files.
         max_pixels: see `read_image`.
     Raises:
-        DataError: a file is wrong, or none has a picture.
+        DataError: a file is invalid, or none has an image.
     """
     single = annotations if annotations.is_file() else None
     folder = annotations.parent if single else annotations
@@ -95,7 +95,7 @@ def _points(points: Any, where: str) -> list[tuple[float, float]]:
 
 
 def _polygon(kind: str, points: list[tuple[float, float]]) -> list[float] | None:
-    """Return the outline of a shape, flat; None if it encloses nothing."""
+    """Return the outline of a shape as a flat polygon; None if it encloses no area."""
     if kind == "circle" and len(points) == 2:
         (x, y), edge = points
         radius, step = math.dist((x, y), edge), 2 * math.pi / _CORNERS_OF_CIRCLE
@@ -111,7 +111,7 @@ def _polygon(kind: str, points: list[tuple[float, float]]) -> list[float] | None
 def _mask(
     shape: Mapping[str, Any], points: list[tuple[float, float]], image: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    """Return the fields of a mask: a PNG between two corners."""
+    """Return the annotation fields of a mask that is stored as a PNG between two corners."""
     try:
         with Image.open(io.BytesIO(base64.b64decode(shape["mask"])), formats=("PNG",)) as picture:
             part = np.asarray(picture.convert("L")) > 0

@@ -1,4 +1,4 @@
-"""Several datasets made one, with their classes mapped, and images cut into tiles."""
+"""Merges several datasets into one, with their classes mapped, and cuts images into tiles."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -18,15 +18,15 @@ _LOSSLESS = (".png", ".bmp", ".tif", ".tiff")
 
 
 def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, str], out: Path) -> AnnotatedImages:
-    """Join datasets: classes of one name are one class, and pictures are linked into OUT/images/NUMBER_NAME.
+    """Merge datasets: classes of the same name become one, and images are linked into OUT/images/NUMBER_NAME.
 
-    Splits are kept where every dataset has some.
+    Splits are kept if every dataset has them.
 
     Args:
-        classes: class name -> its new name; "" leaves its objects out.
-        out: folder of the pictures.
+        classes: class name -> its new name; objects of a class that is mapped to "" are left out.
+        out: folder for the images.
     Raises:
-        DataError: no dataset has a class that is mapped.
+        DataError: `classes` names a class that no dataset has.
     """
     known = {category["name"] for data in datasets for category in data.categories}
     unknown = [name for name in classes if name not in known]
@@ -58,7 +58,7 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
 
 
 class Rectangle(Protocol):
-    """A part of an image, in pixels."""
+    """A rectangular part of an image, in pixels."""
 
     top: int
     left: int
@@ -67,11 +67,11 @@ class Rectangle(Protocol):
 
 
 class _Part(NamedTuple):
-    """What a tile shows of an object."""
+    """The part of an object that a tile shows."""
 
     fields: dict[str, Any]
     visible: float
-    """Share of the object's area."""
+    """Visible fraction of the object's area."""
 
 
 def tile_dataset(
@@ -82,16 +82,16 @@ def tile_dataset(
     min_visible: float = 0.25,
     keep_empty: bool = False,
 ) -> AnnotatedImages:
-    """Cut images into tiles with what each shows of the objects, and write the tiles into OUT/images.
+    """Cut images into tiles, each with the visible parts of the objects, and write the tiles into OUT/images.
 
     Args:
         tiles_of: (height, width) of an image -> its tiles.
-        min_visible: objects of which a tile shows less than this share are not in that tile.
-        keep_empty: also keep tiles without an object, of images that have objects.
+        min_visible: objects are left out of tiles that show less than this fraction of them.
+        keep_empty: also keep tiles without an object if their image has objects.
     Returns:
-        the tiles; `left_out` has the objects that are in no tile.
+        the tiled dataset; `left_out` has the objects that are in no tile.
     Raises:
-        DataError: a picture cannot be read, or is of another size than annotated.
+        DataError: an image cannot be read, or its size differs from the annotated one.
     """
     tiled = AnnotatedImages("coco", out, out / "images")
     tiled.categories.extend(data.categories)
@@ -128,7 +128,7 @@ def tile_dataset(
 
 
 def _part(annotation: dict[str, Any], tile: Rectangle, image: Mapping[str, Any]) -> _Part | None:
-    """Return what a tile shows of an object, in its pixels; None if nothing."""
+    """Return the part of an object that a tile shows, in the tile's pixels; None if it shows nothing of it."""
     x, y, width, height = annotation["bbox"]
     x0, y0 = max(x, tile.left), max(y, tile.top)
     x1, y1 = min(x + width, tile.right), min(y + height, tile.bottom)
@@ -145,7 +145,7 @@ def _part(annotation: dict[str, Any], tile: Rectangle, image: Mapping[str, Any])
 
 
 def _write_tile(pixels: np.ndarray, tile: Rectangle, file_name: str, folder: Path) -> str:
-    """Write a tile as JPEG, or as PNG if its image was not lossy; return its name in the folder."""
+    """Write a tile, as PNG if its image was lossless and else as JPEG; return its file name in the folder."""
     path = PurePosixPath(file_name)
     ending = ".png" if path.suffix.lower() in _LOSSLESS else ".jpg"
     name = f"{path.with_suffix('')}_{tile.left}_{tile.top}{ending}"

@@ -1,4 +1,4 @@
-"""Which format a file or a folder of annotations has."""
+"""Detects the format of a file or folder of annotations."""
 
 import itertools
 import re
@@ -25,7 +25,7 @@ FORMAT_NAMES = {
     "semantic_pictures": "label pictures of classes",
 }
 _MAX_SNIFFED = 50
-"""Files of one ending that are opened to see what they are."""
+"""The most files of one extension that are opened to detect their format."""
 _YOLO_LINE = re.compile(rb"\s*\d+(\.0*)?(\s+[-+.\deE]+){4,}\s*")
 _XML_HEAD = 4096
 
@@ -35,9 +35,9 @@ def find_format(annotations: str | Path, images: str | Path | None = None) -> st
 
     Args:
         annotations: a file or a folder.
-        images: folder of the images, where it is another one.
+        images: folder of the images, if it is a different one.
     Raises:
-        DataError: there is no such file, it is none of the formats, or it may be one of several.
+        DataError: there is no such file, it has none of the formats, or it is ambiguous.
     """
     path = Path(annotations)
     if not path.exists():
@@ -58,7 +58,7 @@ def find_format(annotations: str | Path, images: str | Path | None = None) -> st
 
 
 def _formats_of(paths: list[Path]) -> Iterator[tuple[str, str]]:
-    """Yield each format that files look like, with the first such file."""
+    """Yield each format that a file appears to have, with the first such file."""
     for suffix, sniff in _SNIFFERS.items():
         files = [path for path in paths if path.suffix.lower() == suffix and path.is_file()]
         seen = set()
@@ -116,7 +116,8 @@ _SNIFFERS = {
 
 
 def _formats_of_pictures(folder: Path) -> dict[str, str]:
-    """Return what label pictures may be: classes if a file names them, instances if values are CLASS * 1000 + N."""
+    """Return the possible kinds of label images: classes if a file names them, instances if values are CLASS * 1000 +
+    N."""
     files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES)
     pictures = list(itertools.islice(files, _MAX_SNIFFED))
     if not pictures:

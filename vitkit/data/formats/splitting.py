@@ -1,4 +1,4 @@
-"""A dataset divided into training, validation and test images."""
+"""Divides a dataset into training, validation and test images."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from vitkit.data.recordings import group_images, series_of, stratified
 from vitkit.errors import ConfigError, DataError
 
 _BLOCKS = 10
-"""Parts of a recording, if there are too few recordings to divide them whole."""
+"""Number of parts that a recording is cut into if there are too few recordings to keep each in one piece."""
 _MIN_RECORDINGS = 5
 
 
@@ -21,20 +21,22 @@ def split_dataset(
     patterns: Mapping[str, Sequence[str]] | None = None,
     seed: int = 0,
 ) -> None:
-    """Set the splits of a dataset, by patterns of file names or else at random.
+    """Set the splits of a dataset, by patterns of file names or at random.
 
-    At random each class is divided alike, and images that look the same, bursts, and frames of one recording stay
-    together. Of fewer than five recordings, parts of adjacent frames stay together. Images that cannot be read are in
-    no split, and noted in `left_out`.
+    A random split divides each class in the same proportions, and keeps together images that look the same, bursts, and
+    frames of one recording. With fewer than five recordings, parts of adjacent frames are kept together instead. Images
+    that
+    cannot be read are put into no split and recorded in `left_out`.
 
     Args:
-        data: whose splits are set.
-        fractions: of val and test, such as {"val": 0.2}; the rest is train.
-        patterns: of file names, for each split, such as {"val": ["0016E5_*"]}; the rest is train, or is divided by
+        data: the dataset whose splits are set.
+        fractions: fractions of the images in val and test, such as {"val": 0.2}; the rest is train.
+        patterns: patterns of file names for each split, such as {"val": ["0016E5_*"]}; the rest is train, or is divided
+            by
             `fractions`.
-        seed: of the choice.
+        seed: seed of the random split.
     Raises:
-        ConfigError: the fractions are none, or nothing is said.
+        ConfigError: the fractions are invalid, or neither fractions nor patterns are given.
         DataError: a pattern matches no image or two splits, or a split would get no image.
     """
     fractions, patterns = dict(fractions or {}), dict(patterns or {})
@@ -58,7 +60,7 @@ def split_dataset(
 
 
 def _named(data: AnnotatedImages, patterns: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
-    """Return the positions of the images that the patterns of each split match."""
+    """Return the indices of the images that match the patterns of each split."""
     named: dict[str, list[int]] = {}
     taken: dict[int, str] = {}
     for split, of_split in patterns.items():

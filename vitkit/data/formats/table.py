@@ -1,6 +1,6 @@
-"""CSV: a line for each box, with the columns that a header names, or `FILE,X0,Y0,X1,Y1,CLASS` without one.
+"""CSV: one line per box, with the columns named by a header, or `FILE,X0,Y0,X1,Y1,CLASS` without one.
 
-Pictures that no line names are in the dataset only if a line names them without a box.
+An image without a box is part of the dataset only if a line names it and leaves the box empty.
 """
 
 import csv
@@ -27,10 +27,10 @@ def read_csv(annotations: Path, images: Path | None, *, max_pixels: int) -> Anno
 
     Args:
         annotations: the file, or a folder with one CSV file.
-        images: folder of the pictures; None: that of the file.
+        images: folder of the images; None: the folder of the file.
         max_pixels: see `read_image`.
     Raises:
-        DataError: columns are missing, mean two things, or a line is wrong.
+        DataError: columns are missing or ambiguous, or a line is invalid.
     """
     path = annotations if annotations.is_file() else next(iter(sorted(annotations.glob("*.csv"))))
     columns, rows = _read_rows(path)
@@ -75,12 +75,12 @@ def read_csv(annotations: Path, images: Path | None, *, max_pixels: int) -> Anno
 
 
 def box_columns_of(path: Path) -> tuple[Sequence[str], str]:
-    """Return the columns of a file's boxes and what they mean; raises like `read_csv`."""
+    """Return the columns of a file's boxes and the order they are in; raises like `read_csv`."""
     return _box_columns(_read_rows(path)[0], path)
 
 
 def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Read the names of the columns, lower case, and the rows with their line numbers."""
+    """Read the names of the columns, in lower case, and the rows with their line numbers."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             sample = file.read(4096)
@@ -104,7 +104,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
 
 
 def _box_columns(columns: Sequence[str], path: Path) -> tuple[Sequence[str], str]:
-    """Return the columns of the box and what they mean: "xyxy", "xywh" or "cxcywh"."""
+    """Return the columns of the box and their order: "xyxy", "xywh" or "cxcywh"."""
     options = [("xyxy", _CORNERS), ("xywh", _SIZES), ("cxcywh", _CENTERS)]
     matches = [(names, order) for order, groups in options for names in groups if set(names) <= set(columns)]
     if len({order for _, order in matches}) > 1:
@@ -126,7 +126,7 @@ def _column(columns: Sequence[str], names: Sequence[str], what: str, path: Path)
 
 
 def _box(row: Mapping[str, str], columns: Sequence[str], where: str) -> list[float] | None:
-    """Return the four numbers of a line; None where all are empty."""
+    """Return the four numbers of a line, or None if all of them are empty."""
     texts = [row[name].strip() for name in columns]
     if not any(texts):
         return None

@@ -1,7 +1,9 @@
-"""Pascal VOC: an XML file for each picture, with boxes in pixels (http://host.robots.ox.ac.uk/pascal/VOC/).
+"""Pascal VOC: one XML file per image, with boxes in pixels (http://host.robots.ox.ac.uk/pascal/VOC/).
 
-Coordinates begin at 1 and both ends belong to the box, as VOC defines it. In a dataset with a 0 among them they begin
-at 0 and the ends do not belong to it, as some tools write. Classes are in the order of classes.txt, if there is one,
+Coordinates begin at 1 and both ends belong to the box, as VOC defines it. In a dataset where a coordinate is 0, they
+are
+taken to begin at 0 with exclusive ends, as some tools write them. Classes are in the order of classes.txt, if it
+exists,
 otherwise by name. The flags `difficult`, `truncated` and `occluded` are kept in the annotations.
 """
 
@@ -18,10 +20,10 @@ _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 def parse_xml(path: Path) -> ElementTree.Element:
-    """Parse an XML file without a document type, whose entities could fill the memory.
+    """Parse an XML file, rejecting document types, whose entities could exhaust the memory.
 
     Raises:
-        DataError: it cannot be read, is no XML, or declares a document type.
+        DataError: the file cannot be read, is not XML, or declares a document type.
     """
     try:
         data = path.read_bytes()
@@ -35,14 +37,14 @@ def parse_xml(path: Path) -> ElementTree.Element:
 
 
 def read_voc(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
-    """Read the XML files of a folder, or one.
+    """Read the XML files of a folder, or a single one.
 
     Args:
-        annotations: folder of the XML files, or the one above it (VOCdevkit/VOC2012).
-        images: folder of the pictures; None: JPEGImages beside the XML files' folder, or that folder.
+        annotations: folder of the XML files, or its parent (VOCdevkit/VOC2012).
+        images: folder of the images; None: JPEGImages beside the XML files' folder, or that folder itself.
         max_pixels: see `read_image`.
     Raises:
-        DataError: a file is wrong, or none has a picture.
+        DataError: a file is invalid, or none has an image.
     """
     single = annotations if annotations.is_file() else None
     folder = annotations.parent if single else annotations
@@ -138,7 +140,7 @@ def _listed_classes(folder: Path) -> list[str]:
 
 
 def _add_splits(data: AnnotatedImages, folder: Path) -> None:
-    """Set the splits that ImageSets/Main or folders of the pictures name."""
+    """Set the splits that ImageSets/Main or the folders of the images name."""
     lists = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt") if path.stem in SPLIT_NAMES}
     by_stem = {Path(image["file_name"]).with_suffix("").as_posix(): image["id"] for image in data.images}
     for name, path in sorted(lists.items()):

@@ -1,7 +1,7 @@
-"""Annotations written as COCO, YOLO or Pascal VOC.
+"""Writes annotations as COCO, YOLO or Pascal VOC.
 
-Pictures are linked into the folders of YOLO and VOC (hard links; copies where the disk has none). What a format cannot
-hold is counted in `lost`.
+Images are linked into the folders of YOLO and VOC (by hard links, or copied if the disk does not support them). What a
+format cannot hold is counted in `lost`.
 """
 
 import json
@@ -22,12 +22,12 @@ from vitkit.errors import DataError
 from vitkit.ops.segmentations import decode_segmentation
 
 Lost = dict[str, list[str]]
-"""What is lost -> the names of what lost it."""
+"""Kind of information that is lost -> names of the images or objects that lost it."""
 _ALL = "all"
 
 
 def write_coco(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
-    """Write one JSON file, or into a folder instances_SPLIT.json for each split; pictures stay where they are."""
+    """Write one JSON file, or into a folder one instances_SPLIT.json per split; images stay where they are."""
     if out.suffix.lower() == ".json":
         parts = {out: data}
     elif data.splits:
@@ -43,8 +43,9 @@ def write_coco(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
 def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     """Write images/SPLIT, labels/SPLIT and data.yaml, as Ultralytics reads them.
 
-    Classes are numbered from 0 in the order of their ids. Objects with masks become polygons; those in parts or with
-    holes one outline with seams.
+    Classes are numbered from 0 in the order of their ids. Objects with masks become polygons; masks in several parts or
+    with
+    holes become one outline with seams.
     """
     ids = sorted(category["id"] for category in data.categories)
     number = {category_id: k for k, category_id in enumerate(ids)}
@@ -63,7 +64,7 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
             label_file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     splits = list(data.splits) or [_ALL]
     names = class_names(data.content)
-    # Trainers ask for both keys: without splits both name the same images.
+    # Trainers require both keys: without splits both name the same images.
     keys = {key: key if key in splits else splits[0] for key in ("train", "val")} | {s: s for s in splits if s != _ALL}
     settings = {key: f"images/{split}" for key, split in keys.items()} | {"names": [names[i] for i in ids]}
     (out / "data.yaml").write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -71,7 +72,7 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
 
 
 def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
-    """Write JPEGImages, Annotations, ImageSets/Main/SPLIT.txt, and classes.txt, for the order of the classes."""
+    """Write JPEGImages, Annotations, ImageSets/Main/SPLIT.txt, and classes.txt with the order of the classes."""
     names = class_names(data.content)
     (out / "Annotations").mkdir(parents=True, exist_ok=True)
     stems, file_names = {}, _flat_names(data)
@@ -111,10 +112,10 @@ WRITERS: dict[str, Callable[[AnnotatedImages, Path, Lost], list[Path]]] = {
 
 
 def place_picture(source: Path, target: Path) -> None:
-    """Link a picture, or copy it where files cannot be linked.
+    """Link an image file, or copy it where files cannot be linked.
 
     Raises:
-        DataError: there is no such picture.
+        DataError: there is no such file.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if not source.is_file():
@@ -130,7 +131,7 @@ def place_picture(source: Path, target: Path) -> None:
 
 
 def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Yield each image with its objects, without those that neither YOLO nor VOC can hold."""
+    """Yield each image with its objects, leaving out those that neither YOLO nor VOC can hold."""
     objects: dict[int, list[dict[str, Any]]] = {}
     sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
     for annotation in data.annotations:
@@ -148,7 +149,7 @@ def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any
 
 
 def _clipped(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -> list[float]:
-    """Return an object's box inside its image: VOC's readers take coordinates below 1 for another origin."""
+    """Return an object's box clipped to its image: VOC's readers take coordinates below 1 for another origin."""
     x, y, width, height = annotation["bbox"]
     x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + width, image["width"]), min(y + height, image["height"])
     if (x0, y0) != (x, y) or x1 < x + width or y1 < y + height:
@@ -157,7 +158,7 @@ def _clipped(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost
 
 
 def _flat_names(data: AnnotatedImages) -> dict[int, str]:
-    """Return a file name without folders for each image id."""
+    """Return a unique file name without folders for each image id."""
     names = {image["id"]: PurePosixPath(image["file_name"]) for image in data.images}
     is_repeated = max(Counter(path.stem for path in names.values()).values(), default=0) > 1
     flat = {key: str(path).replace("/", "_") if is_repeated else path.name for key, path in names.items()}
@@ -170,7 +171,7 @@ def _flat_names(data: AnnotatedImages) -> dict[int, str]:
 
 
 def _targets(data: AnnotatedImages, folder: Path) -> dict[int, list[Path]]:
-    """Return where each image goes: into the folder of every split that it is in."""
+    """Return the files that each image is written to: one in the folder of every split that it is in."""
     names = _flat_names(data)
     splits = data.splits or {_ALL: list(names)}
     targets: dict[int, list[Path]] = {image_id: [] for image_id in names}
@@ -181,7 +182,7 @@ def _targets(data: AnnotatedImages, folder: Path) -> dict[int, list[Path]]:
 
 
 def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost) -> list[float]:
-    """Return the numbers behind the class: a box's centre and size, or a polygon, in fractions of the image."""
+    """Return the numbers after the class: a box's centre and size, or a polygon, in fractions of the image."""
     width, height = image["width"], image["height"]
     x, y, box_width, box_height = annotation["bbox"]
     if not with_masks:
@@ -198,19 +199,20 @@ def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_m
 
 
 def outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
-    """Return the outlines of a mask and its holes as flat polygons; those of run lengths follow the pixels' edges."""
+    """Return the outlines of a mask and its holes as flat polygons; outlines of run lengths follow the pixels'
+    edges."""
     if isinstance(segmentation, list):
         return [polygon for polygon in segmentation if len(polygon) >= 6]
     mask = decode_segmentation(segmentation, height, width)
     x, y, part_width, part_height = cv2.boundingRect(mask)
-    # Of pixels twice as large the contour tells on which side of a pixel it runs, and so follows the pixels' edges.
+    # With pixels doubled, the contour shows on which side of a pixel it runs, and so follows the pixels' edges.
     doubled = mask[y : y + part_height, x : x + part_width].repeat(2, axis=0).repeat(2, axis=1)
     contours, _ = cv2.findContours(doubled, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     return [((contour.reshape(-1, 2) + 1) // 2 + (x, y)).ravel().astype(float).tolist() for contour in contours]
 
 
 def joined(polygons: list[list[float]]) -> list[float]:
-    """Join polygons into one, by seams without width between the nearest points of each and those before it."""
+    """Join polygons into one, by zero-width seams between the nearest points of each polygon and those before it."""
     path = np.array(polygons[0], float).reshape(-1, 2)
     for polygon in polygons[1:]:
         points = np.array(polygon, float).reshape(-1, 2)

@@ -1,7 +1,7 @@
-"""YOLO: a text file for each picture, a line `CLASS CX CY W H` in fractions for each object, and a YAML of the names.
+"""YOLO: one text file per image, a line `CLASS CX CY W H` in fractions for each object, and a YAML of the names.
 
-Also polygons (`CLASS X Y X Y X Y ...`), and the layouts of Ultralytics and Roboflow. A picture without a text file has
-no object. Class ids are those of the text files.
+Polygons (`CLASS X Y X Y X Y ...`) and the layouts of Ultralytics and Roboflow are also read. An image without a text
+file has no objects. Class ids are those of the text files.
 """
 
 import math
@@ -17,18 +17,18 @@ from vitkit.errors import DataError
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
 _LARGEST_FRACTION = 1.5
-"""Above it a number is no fraction of an image that rounding or a box across the border explains."""
+"""Numbers above this are not fractions of an image, even with rounding or a box that crosses the border."""
 
 
 def read_yolo(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
     """Read YOLO's labels.
 
     Args:
-        annotations: data.yaml, or the folder of the text files, which may also hold the pictures.
-        images: folder of the pictures; None: the one that data.yaml names, or `images` beside `labels`.
+        annotations: data.yaml, or the folder of the text files, which may also contain the images.
+        images: folder of the images; None: the one that data.yaml names, or `images` beside `labels`.
         max_pixels: see `read_image`.
     Raises:
-        DataError: a file is missing or a line is wrong.
+        DataError: a file is missing or a line is invalid.
     """
     if annotations.is_file():
         return _read_yaml(annotations, images, max_pixels)
@@ -62,7 +62,7 @@ def read_yaml_settings(path: Path) -> dict[str, Any]:
     """Read a YAML file that must hold `names`.
 
     Raises:
-        DataError: it cannot be read, or holds no names of classes.
+        DataError: the file cannot be read, or has no class names.
     """
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -117,8 +117,8 @@ def _names_of(data: AnnotatedImages, ids: list[int]) -> set[str]:
 
 
 def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path, files: ImageFiles) -> Iterator[str]:
-    """List the pictures of a split, a folder or a list of files, wherever the layouts in use mean it to be."""
-    # Roboflow writes ../train/images for a folder beside the YAML; `path` may be that of another machine.
+    """List the images of a split, a folder or a list of files, according to the layouts in use."""
+    # Roboflow writes ../train/images for a folder beside the YAML; `path` may be from another machine.
     entry = entry.replace("\\", "/")
     stripped = entry.lstrip("./")
     base = Path(str(settings.get("path") or "."))
@@ -139,7 +139,7 @@ def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path
 
 
 def _label_file(picture: Path, labels: Path | None, name: PurePosixPath) -> Path | None:
-    """Return the text file of a picture: in the folder of labels, in `labels` beside `images`, or beside it."""
+    """Return an image's text file: in the folder of labels, in `labels` beside `images`, or beside the image."""
     candidates = [] if labels is None else [labels / name.with_suffix(".txt"), labels / f"{name.stem}.txt"]
     parts = picture.parts
     if "images" in parts[:-1]:
@@ -150,18 +150,19 @@ def _label_file(picture: Path, labels: Path | None, name: PurePosixPath) -> Path
 
 
 def _settings_near(labels: Path) -> dict[str, Any]:
-    """Return the data.yaml of a folder of text files; {} if there is none."""
+    """Return the data.yaml that belongs to a folder of text files; {} if there is none."""
     for folder in (labels, labels.parent, labels.parent.parent):
         for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
             try:
                 return read_yaml_settings(path)
-            except DataError:  # a YAML of something else
+            except DataError:  # a YAML file of another kind
                 continue
     return {}
 
 
 def _named_classes(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
-    """Return the class names by number, of the YAML or of a text file in a folder or above it; {} if there are none."""
+    """Return the class names by number, from the YAML or from a text file in a folder or above it; {} if there are
+    none."""
     names = settings.get("names")
     if names is None:
         candidates = [location / name for location in (folder, folder.parent) for name in _NAME_FILES]
@@ -176,7 +177,7 @@ def _named_classes(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
 
 
 class _Reader:
-    """Adds pictures with the objects of their text files to a dataset."""
+    """Adds images, with the objects of their text files, to a dataset."""
 
     def __init__(self, data: AnnotatedImages, files: ImageFiles, settings: Mapping[str, Any], folder: Path):
         self.data, self.files = data, files
@@ -188,7 +189,7 @@ class _Reader:
         self.num_keypoint_values = math.prod(settings.get("kpt_shape") or [0])
 
     def add(self, name: str, label_file: Path | None, split: str | None) -> None:
-        """Add a picture with its objects, if a file has any."""
+        """Add an image, with its objects if it has a text file."""
         image = add_image_file(self.data, self.files, name, split)
         if image is None or label_file is None:
             return

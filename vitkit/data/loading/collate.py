@@ -1,4 +1,4 @@
-"""Collation of images of different sizes, and of clips."""
+"""Collates images of different sizes, and clips."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,8 @@ def collate(samples: Sequence[Sample]) -> Batch:
     """Pad images with zeros at the right and bottom to the largest height and width among them; stack clips.
 
     Args:
-        samples: at least one; images (3, H, W) uint8, or clips of one size, (3, T, H, W), or (views, 3, T, H, W), whose
+        samples: at least one; images (3, H, W) uint8, or clips of equal size, (3, T, H, W), or (views, 3, T, H, W),
+            whose
             views become samples of the batch.
     """
     images = [sample["image"] for sample in samples]
@@ -21,7 +22,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
         targets = [sample["target"] for sample, clips in zip(samples, views) for _ in clips]
         return Batch(inputs={"images": torch.cat(views)}, targets=targets)
     height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
-    # NumPy copies rows of bytes several times faster than PyTorch, and zeros are written only where no image is.
+    # NumPy copies rows of bytes several times faster than PyTorch, and zeros are written only outside the images.
     padded = np.empty((len(images), 3, height, width), np.uint8)
     padding_mask = np.ones((len(images), height, width), bool)
     for row, mask, image in zip(padded, padding_mask, images):

@@ -1,4 +1,4 @@
-"""How often each image occurs in an epoch, for classes of very different frequency."""
+"""How often each image occurs in an epoch, for datasets whose classes differ widely in frequency."""
 
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ def image_weights(dataset: Any, sampler: Sampler, *, repeat_threshold: float) ->
     Args:
         sampler: see `repeat_factors` and `class_aware_weights`.
     Raises:
-        ConfigError: the dataset does not tell which classes its images show.
+        ConfigError: the dataset does not provide the classes that its images show.
     """
     if not hasattr(dataset, "image_classes"):
         raise ConfigError(
@@ -29,13 +29,13 @@ def image_weights(dataset: Any, sampler: Sampler, *, repeat_threshold: float) ->
 
 
 def repeat_factors(images: np.ndarray, labels: np.ndarray, num_images: int, *, threshold: float) -> np.ndarray:
-    """Repeat images of classes that few images show (Gupta et al. 2019, https://arxiv.org/abs/1908.03195).
+    """Compute repeat factors for images of rare classes (Gupta et al. 2019, https://arxiv.org/abs/1908.03195).
 
-    The factor of an image is the largest of its classes': max(1, sqrt(threshold / f)), f being the class's share of
-    the images. 0.001 is the paper's threshold for LVIS.
+    The factor of an image is the largest among its classes of max(1, sqrt(threshold / f)), f being the fraction of
+    images that show the class. The paper's threshold for LVIS is 0.001.
 
     Args:
-        images, labels: (M,) a pair for each class that an image shows.
+        images, labels: (M,) each; a pair for each class that an image shows.
     """
     _, class_indices, counts = np.unique(labels, return_inverse=True, return_counts=True)
     class_factors = np.sqrt(threshold * num_images / counts)
@@ -45,12 +45,12 @@ def repeat_factors(images: np.ndarray, labels: np.ndarray, num_images: int, *, t
 
 
 def class_aware_weights(images: np.ndarray, labels: np.ndarray, num_images: int) -> np.ndarray:
-    """Draw all classes equally often (Shen et al. 2016, https://arxiv.org/abs/1512.05830).
+    """Compute weights that draw all classes equally often (Shen et al. 2016, https://arxiv.org/abs/1512.05830).
 
-    A class is drawn, then an image of it. As many images are drawn as there are, none without objects.
+    A class is drawn, then one of its images. As many images are drawn as the dataset has, none of them without objects.
 
     Args:
-        images, labels: (M,) a pair for each class that an image shows.
+        images, labels: (M,) each; a pair for each class that an image shows.
     """
     _, class_indices, counts = np.unique(labels, return_inverse=True, return_counts=True)
     weights = np.zeros(num_images)
@@ -62,10 +62,10 @@ def draw(members: np.ndarray, weights: np.ndarray, total: int, random: np.random
     """Draw exactly `total` members in random order, each as often as its weight, rounded up or down at random.
 
     Args:
-        members: (N,) in random order.
-        weights: (N,) >= 0 whose sum is near `total`; they are scaled to it.
+        members: (N,), in random order.
+        weights: (N,), >= 0, with a sum near `total`, to which they are scaled.
     Returns:
-        (total,)
+        (total,) drawn members.
     """
     ends = np.cumsum(weights)
     points = (np.arange(total) + random.random()) * (ends[-1] / total)

@@ -1,4 +1,4 @@
-"""From datasets to loaded batches: settings, worker processes and their failures."""
+"""Loads a dataset as batches: settings, worker processes and how their failures are handled."""
 
 import logging
 import multiprocessing
@@ -38,36 +38,41 @@ class DataSettings:
     """The config's `data` section."""
 
     train: Spec | None = None
-    """The training dataset; `{root}` in its strings stands for `root`. With `fraction` in it, of any dataset of images,
-    only that part of the images is trained on: the same ones in each run, and those of a smaller part are among those
-    of a larger one."""
+    """The training dataset; `{root}` in its strings stands for `root`. With `fraction` in the spec of an image dataset,
+    only
+    that fraction of the images is trained on: the same ones in every run, and a smaller fraction is always a subset of
+    a larger one."""
     val: Spec | None = None
-    """The dataset that is evaluated on during training, likewise."""
+    """The dataset evaluated on during training; the same rules apply."""
     test: Spec | None = None
-    """A dataset that training never sees and that chooses nothing, for tools/test.py --split test, likewise."""
+    """A dataset that training never sees and that chooses nothing, for tools/test.py --split test; the same rules
+    apply."""
     root: str = "data"
-    """Folder of the data."""
+    """Folder that contains the data."""
     images_per_gpu: int = 2
     val_images_per_gpu: int = 1
     """1: no image is padded, so results depend neither on which images share a batch nor on the number of ranks."""
     num_workers: int = 2
-    """Loading processes per rank; 0 loads in the training process."""
+    """Number of loading processes per rank; 0 loads in the training process."""
     tokens_per_gpu: int | None = None
-    """For text, in place of both numbers of images: maximum tokens of a batch, padding included, on each side."""
+    """For text, in place of both numbers of images: maximum number of tokens in a batch, padding included, on each
+    side."""
     aspect_ratio_grouping: bool = True
     """Portrait and landscape images do not share a training batch, which saves padding."""
     pin_memory: bool | None = None
-    """Copy batches to page-locked memory, from which a GPU copies faster; None: if there is a GPU."""
+    """Copy batches to page-locked memory, from which a GPU copies faster; None: only if there is a GPU."""
     on_error: Literal["raise", "skip"] = "raise"
-    """What happens in training if a file cannot be used: an error, or a logged replacement by another image, drawn
-    from the sample's seed. In evaluation it is always an error: without some images its numbers would not compare."""
+    """What to do in training if a file cannot be used: raise an error, or log it and use another image, drawn by the
+    sample's seed. In evaluation it is always an error: metrics over fewer images would not be comparable."""
     sampler: Sampler | None = None
-    """How often images occur in an epoch: "repeat_factor" repeats those of rare classes, with "class_aware" all classes
+    """How often images occur in an epoch: "repeat_factor" repeats those of rare classes, "class_aware" makes all
+    classes
     occur equally often (see vitkit.data.loading.image_weights); None: every image once."""
     repeat_threshold: float = 0.001
-    """For "repeat_factor": the share of images below which a class is rare."""
+    """For "repeat_factor": the fraction of images below which a class is rare."""
     max_image_pixels: int = MAX_PIXELS
-    """Largest width x height of an image file: a larger one, perhaps made to fill the memory, is not decoded."""
+    """Largest width x height of an image file; larger files, which may be built to exhaust the memory, are not
+    decoded."""
     start_workers: StartMethod | None = None
     """How worker processes are started; None: the system's default."""
 
@@ -84,7 +89,7 @@ class DataSettings:
             raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
 
     def evaluated(self, split: Split = "val") -> Any:
-        """Build the dataset of a split to be evaluated: training data gets the transforms of validation, too.
+        """Build the dataset of a split for evaluation: training data also gets the transforms of validation.
 
         Raises:
             ConfigError: there is no such dataset; also like `build_dataset`.
@@ -109,7 +114,7 @@ class DataSettings:
 
     @property
     def batch_size_per_gpu(self) -> int:
-        """Images, or tokens of text, in a training batch."""
+        """Number of images, or of text tokens, in a training batch."""
         return self.tokens_per_gpu or self.images_per_gpu
 
     def train_loader(self, dataset: Any, seed: int) -> "BatchLoader":
@@ -117,7 +122,7 @@ class DataSettings:
 
         Raises:
             ConfigError: the dataset has no classes to sample by, or no tokens to count.
-            DataError: a sentence does not fit a batch.
+            DataError: a sentence does not fit into a batch.
         """
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
         fraction = _fraction(self.train)
@@ -140,7 +145,7 @@ class DataSettings:
         return BatchLoader(dataset, TrainBatches(len(dataset), seed=seed, **sizes, **ranks), self, training=True)
 
     def val_loader(self, dataset: Any) -> "BatchLoader":
-        """Return batches with every image of the validation dataset once over all ranks; raises like `train_loader`."""
+        """Return batches that cover every validation image exactly once over all ranks; raises like `train_loader`."""
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
         if self.tokens_per_gpu is not None:
             lengths = self._lengths(dataset)
@@ -162,7 +167,7 @@ def build_dataset(spec: Spec, root: str = "data", *, where: str = "data", max_im
     """Build a dataset.
 
     Args:
-        spec: of a registered dataset. Its `fraction`, if it has one, is the loader's matter (`DataSettings.train`).
+        spec: spec of a registered dataset. Its `fraction`, if any, is handled by the loader (`DataSettings.train`).
         root: replaces `{root}` in the spec's strings.
         where: the spec's config key ("data.train"), for error messages.
         max_image_pixels: see `DataSettings`; None: its default.
@@ -184,19 +189,19 @@ def _fraction(spec: Spec | None) -> float | None:
 
 
 def part_of(num_images: int, fraction: float) -> np.ndarray:
-    """Choose a part of the images, at least one: (num_images,) bool."""
+    """Choose a fraction of the images, at least one, as a (num_images,) bool mask."""
     chosen = np.zeros(num_images, bool)
     chosen[np.random.default_rng(0).permutation(num_images)[: max(1, round(fraction * num_images))]] = True
     return chosen
 
 
 class BatchLoader:
-    """Batches of a dataset, loaded in worker processes. Iterating gives one epoch.
+    """Batches of a dataset, loaded in worker processes. Iterating yields one epoch.
 
     Args:
-        dataset: `dataset[(index, seed)]` gives a sample; its own `collate` joins samples, if it has one.
+        dataset: `dataset[(index, seed)]` returns a sample; if it has a `collate` of its own, that joins the samples.
         batches: indices and seeds of the samples of each batch.
-        settings: workers, memory and what happens to files that cannot be used.
+        settings: workers, memory and what to do with unusable files.
         training: keep the workers between epochs, and replace samples if `settings.on_error` is "skip".
     """
 
@@ -211,9 +216,9 @@ class BatchLoader:
         self.dataset = dataset
         self.batches = batches
         self.num_skipped = 0
-        """Samples of this rank that were replaced because their files cannot be used."""
+        """Number of this rank's samples that were replaced because their files cannot be used."""
         self.num_padded = 0
-        """Videos of this rank, in this epoch so far, that were padded because they are shorter than a clip."""
+        """Number of this rank's videos, in this epoch so far, that were padded because they are shorter than a clip."""
         self._named: dict[str, set[str]] = {"skipped": set(), "padded": set()}
         has_workers = settings.num_workers > 0
         self._loader = DataLoader(
@@ -225,20 +230,21 @@ class BatchLoader:
             persistent_workers=training and has_workers,
             worker_init_fn=_start_worker,
             multiprocessing_context=settings.start_workers if has_workers else None,
-            # Its own generator: from the global one it would draw a number per epoch, and a resumed run, which starts
-            # one more iteration, would no longer repeat the interrupted run.
+            # A separate generator: a number per epoch drawn from the global one would make a resumed run, which starts
+            # one
+            # more iteration, differ from the interrupted run.
             generator=torch.Generator().manual_seed(0),
         )
 
     def __len__(self) -> int:
-        """Batches in a full epoch."""
+        """Return the number of batches in a full epoch."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
         """Load the batches of the epoch.
 
         Raises:
-            DataError: an image of the batch is missing or wrong.
+            DataError: an image of the batch is missing or invalid.
         """
         self.num_padded = 0
         for loaded in self._loader:
@@ -247,11 +253,12 @@ class BatchLoader:
             batch, errors = loaded
             self.num_skipped += len(errors)
             for error in errors:
-                # As an error: other ranks than the main one print nothing less severe, and each sees other files.
+                # Logged as an error: ranks other than the main one print nothing less severe, and each rank sees
+                # different files.
                 self._name_once(
                     "skipped", logging.ERROR, f"{error} Another image takes its place (data.on_error=skip)."
                 )
-            # Views of a video have the same target.
+            # The views of a video share one target.
             padded = {str(target["image_id"]) for target in batch.targets if target.get("is_padded")}
             self.num_padded += len(padded)
             for name in sorted(padded):
@@ -261,7 +268,7 @@ class BatchLoader:
             yield batch
 
     def _name_once(self, kind: str, level: int, message: str) -> None:
-        """Log a message of a file, unless it was logged before or many of its kind were."""
+        """Log a message about a file, unless it or many of its kind were logged before."""
         named = self._named[kind]
         if len(named) < _MAX_LOGGED and message not in named:
             named.add(message)
@@ -274,7 +281,7 @@ class BatchLoader:
 
 
 class _BatchedDataset(Dataset):
-    """Loads and collates a full batch in the worker."""
+    """Loads and collates a complete batch in the worker."""
 
     def __init__(self, dataset: Any, *, skip_errors: bool):
         self.dataset = dataset
@@ -284,17 +291,18 @@ class _BatchedDataset(Dataset):
         return len(self.dataset)
 
     def __getitems__(self, indices: Sequence[SeededIndex]) -> tuple[Batch, list[str]] | VitkitError:
-        """Return a batch with the messages of skipped samples; or the error, if a sample cannot be loaded."""
+        """Return a batch with the messages of skipped samples, or the error if a sample cannot be loaded."""
         errors: list[str] = []
         try:
             samples = [self._sample(index, errors) for index in indices]
         except VitkitError as error:
-            # Raised in a worker, it would reach the user inside a traceback as text.
+            # If it were raised in a worker, the user would only see it as text within a traceback.
             return error
         return getattr(self.dataset, "collate", collate)(samples), errors
 
     def _sample(self, index: SeededIndex, errors: list[str]) -> Sample:
-        """Load a sample; if it is skipped, append its error and load a replacement, drawn from its seed."""
+        """Load a sample; if its file is unusable and skipped, append the error and load a replacement, drawn by its
+        seed."""
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 return self.dataset[index]
@@ -312,7 +320,7 @@ def _identity(batch: Any) -> Any:
 
 
 def _start_worker(worker: int) -> None:
-    # Workers share the cores with each other and the training process; PyTorch limits its own threads by itself.
+    # Workers share the cores with each other and the training process; PyTorch limits its own threads itself.
     cv2.setNumThreads(0)
     # Ctrl-C and schedulers signal every process of a run; without its workers it could not finish its step and save.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -324,14 +332,15 @@ def _start_worker(worker: int) -> None:
 
 
 def _exit_on_signal_of_trainer() -> None:
-    trainer = multiprocessing.parent_process().pid  # not os.getppid(): "forkserver" has another process between
+    trainer = multiprocessing.parent_process().pid  # not os.getppid(): "forkserver" puts a process in between
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:
         pass
     os._exit(0)
 
 
 def lost_worker(error: BaseException) -> bool:
-    """Whether an error says that a loading process was killed; PyTorch raises it wherever the program then is."""
+    """Return whether an error means that a loading process was killed; PyTorch raises it at any point of the
+    program."""
     reasons = ("killed by signal", "exited unexpectedly")
     text = str(error)
     return isinstance(error, RuntimeError) and "DataLoader worker" in text and any(r in text for r in reasons)

@@ -1,7 +1,7 @@
-"""Samplers of batches: the indices and seeds of each batch's samples, on each rank.
+"""Batch samplers: the indices and seeds of each batch's samples, on each rank.
 
-The order and the random numbers of every sample follow from (seed, epoch, index) alone, so a run that is interrupted in
-the middle of an epoch resumes with the very samples that it would have seen.
+The order and the random numbers of every sample depend only on (seed, epoch, index), so a run that is interrupted in
+the middle of an epoch resumes with exactly the samples that it would have seen.
 """
 
 from collections.abc import Iterator
@@ -12,23 +12,24 @@ from vitkit.data.loading.image_weights import draw
 from vitkit.errors import DataError
 
 SeededIndex = tuple[int, int]
-"""(position in the dataset, seed of the sample's transforms)."""
+"""(index in the dataset, seed of the sample's transforms)."""
 
 
 class TrainBatches:
     """Training batches of this rank.
 
     An epoch has every image at least once, or as often as its weight says, in an order drawn from (seed, epoch). All
-    ranks have the same number of batches; if the images do not fill the last ones, some are repeated with other random
-    numbers.
+    ranks have the same number of batches; if there are too few images to fill the last ones, images are repeated with
+    different
+    random numbers.
 
     Args:
         num_images: size of the dataset.
-        batch_size: images per rank.
-        seed: of the run, the same on all ranks.
-        groups: (num_images,) int; a batch holds images of one group only. None: all are one group.
-        weights: (num_images,) how often each image occurs in an epoch on average. None: once.
-        rank, world_size: of this process.
+        batch_size: images per batch on each rank.
+        seed: the run's seed, the same on all ranks.
+        groups: (num_images,) int group of each image; a batch holds images of one group only. None: all are one group.
+        weights: (num_images,) average number of times that each image occurs in an epoch. None: once.
+        rank, world_size: those of this process.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class TrainBatches:
         group_ids, counts = np.unique(self.groups, return_counts=True)
         if weights is not None:
             counts = np.rint(np.bincount(self.groups, weights)[group_ids]).astype(np.int64)
-        # The same in every epoch: schedules count on it.
+        # The same in every epoch: learning-rate schedules rely on it.
         self._group_sizes = {group: count for group, count in zip(group_ids.tolist(), counts.tolist()) if count}
         self.set_position(0)
 
@@ -73,7 +74,8 @@ class TrainBatches:
             ]
 
     def _epoch_order(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of all ranks, (batches, batch_size), and how often each occurred before in the epoch."""
+        """Return the indices of all ranks, (batches, batch_size), and each one's count of earlier occurrences in the
+        epoch."""
         random = np.random.default_rng([self.seed, self.epoch])
         order = random.permutation(len(self.groups))
         batches = []
@@ -95,7 +97,7 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """Evaluation batches of this rank: every image once over all ranks, in order.
+    """Evaluation batches of this rank: every image exactly once over all ranks, in order.
 
     No image is repeated to fill a batch, which would count it twice.
     """
@@ -109,23 +111,24 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[list[SeededIndex]]:
         for start in range(0, len(self.indices), self.batch_size):
-            # A fixed seed: even with random transforms each evaluation sees the same images.
+            # A fixed seed: even with random transforms, every evaluation sees the same images.
             yield [(index, index) for index in self.indices[start : start + self.batch_size]]
 
 
 class TokenBatches:
-    """Batches of sentences of similar length for this rank, as many as a number of tokens allows.
+    """Batches of sentences of similar length for this rank, as large as a maximum number of tokens allows.
 
-    In training an epoch's order is drawn from (seed, epoch): sentences of one length share batches at random, and the
-    batches are in random order. All ranks have the same number of batches in every epoch; if necessary, the last ones
-    repeat others. In evaluation every sentence occurs once over all ranks, the longest first.
+    In training, an epoch's order is drawn from (seed, epoch): sentences of equal length are grouped at random, and the
+    batches are in random order. All ranks have the same number of batches in every epoch; if necessary, the last
+    batches
+    repeat others. In evaluation, every sentence occurs once over all ranks, the longest first.
 
     Args:
-        lengths: (num_sentences, sides) int, tokens of each side of a sentence.
-        batch_tokens: maximum tokens of a batch on each side, padding included.
-        training: see above.
-        seed: of the run, the same on all ranks.
-        rank, world_size: of this process.
+        lengths: (num_sentences, sides) int, number of tokens on each side of a sentence pair.
+        batch_tokens: maximum number of tokens in a batch on each side, padding included.
+        training: whether batches are for training or evaluation, as described above.
+        seed: the run's seed, the same on all ranks.
+        rank, world_size: those of this process.
     Raises:
         DataError: a sentence is longer than `batch_tokens`.
     """
@@ -150,7 +153,7 @@ class TokenBatches:
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        # Where a batch ends follows from the sorted lengths alone, which are the same in every epoch.
+        # Batch boundaries depend only on the sorted lengths, which are the same in every epoch.
         self._starts = _token_batch_starts(np.sort(self.longest)[::-1], batch_tokens)
         self.set_position(0)
 
@@ -178,13 +181,13 @@ class TokenBatches:
         return [batches[number] for number in random.permutation(len(batches))]
 
     def _batches(self, order: np.ndarray) -> list[np.ndarray]:
-        """Split the sentences into batches, sorted by length; sentences of one length keep their order."""
+        """Split the sentences into batches, sorted by length; sentences of equal length keep their order."""
         by_length = order[np.argsort(-self.longest[order], kind="stable")]
         return np.split(by_length, self._starts[1:])
 
 
 def _token_batch_starts(descending: np.ndarray, batch_tokens: int) -> list[int]:
-    """Return the start of each batch, if it takes as many sentences as fit, padded to its first and longest."""
+    """Return the start of each batch, filling it with as many sentences as fit when padded to its first and longest."""
     starts, start = [], 0
     while start < len(descending):
         starts.append(start)

@@ -12,10 +12,12 @@ import numpy as np
 
 
 class SharedArray(np.ndarray):
-    """An array in shared memory; slices and elements of it are ordinary arrays.
+    """An array in shared memory; its slices and elements are ordinary arrays.
 
-    Forked processes inherit the memory; others receive its file descriptor in place of a copy. Pickled for any other
-    purpose it is an ordinary array. A process that writes to it changes its own copy of that page.
+    Forked processes inherit the memory; processes started otherwise receive its file descriptor in place of a copy.
+    Pickled
+    for any other purpose it becomes an ordinary array. A process that writes to it changes only its own copy of that
+    page.
     """
 
     def __array_finalize__(self, source: Any) -> None:
@@ -31,14 +33,15 @@ class SharedArray(np.ndarray):
 
 
 def share(array: np.ndarray) -> np.ndarray:
-    """Move an array to memory that processes share; empty arrays, and all on systems other than POSIX, are returned.
+    """Move an array to memory that processes share; empty arrays, and all arrays on non-POSIX systems, are returned as
+    is.
 
     The memory has no name: it is freed with the last process that uses it, even if that is killed.
     """
     if os.name != "posix" or not array.nbytes:
         return array
     array = np.ascontiguousarray(array)
-    # Not in /dev/shm, which is small in containers. Systems other than Linux get a file that is deleted already.
+    # Not in /dev/shm, which is small in containers. Systems other than Linux get a file that is already deleted.
     file = os.memfd_create("vitkit") if hasattr(os, "memfd_create") else _deleted_file()
     os.ftruncate(file, array.nbytes)
     with mmap.mmap(file, array.nbytes) as memory:
@@ -47,7 +50,7 @@ def share(array: np.ndarray) -> np.ndarray:
 
 
 def share_arrays(dataset: Any) -> None:
-    """Move all arrays among the attributes of a dataset to memory that processes share."""
+    """Move all array attributes of a dataset to memory that processes share."""
     for name, value in vars(dataset).items():
         if isinstance(value, np.ndarray):
             setattr(dataset, name, share(value))

@@ -1,1 +1,1 @@
-"""Data that is drawn from an index alone: shapes with captions, and numbers in words."""
+"""Data generated from an index alone: shapes with captions, and numbers in words."""

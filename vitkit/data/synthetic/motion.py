@@ -1,4 +1,4 @@
-"""Clips of the synthetic world whose class is the direction of motion: order in time is all there is to learn."""
+"""Clips of the synthetic world whose class is the direction of motion, which only the order of the frames reveals."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -18,17 +18,19 @@ DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
 @DATASETS.register
 class ShapesMotion(ClipDataset):
-    """Clips of one thing that moves, whose class is the direction.
+    """Clips of one moving thing, whose class is the direction of motion.
 
-    A clip of one direction is a clip of the opposite one in reverse. So a single frame says nothing of the class, and
-    neither do all frames of a clip without their order: with "left" and "right" alone no such model is right more
-    often than by chance, with all four directions not more often than every second time.
+    A clip of one direction is a clip of the opposite one in reverse. So a single frame says nothing about the class,
+    and
+    neither do all frames of a clip without their order: a model that ignores the order is right no more often than
+    chance
+    with "left" and "right" alone, and no more than half of the time with all four directions.
 
     Args:
-        num_videos: number of clips; an equal share has each class.
+        num_videos: number of clips, divided equally among the classes.
         world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
-        directions: the classes, of "left", "right", "up" and "down".
-        num_frames: of each clip.
+        directions: the classes, out of "left", "right", "up" and "down".
+        num_frames: number of frames in each clip.
         transforms: see `ClipDataset`; flips would contradict the classes.
     Raises:
         ConfigError: a number is out of range, or a direction or the split is unknown.
@@ -71,7 +73,7 @@ class ShapesMotion(ClipDataset):
 
 
 class DrawnVideo(nullcontext):
-    """Frames in memory as a `Video`."""
+    """Frames in memory that behave like a `Video`."""
 
     def __init__(self, images: Sequence[np.ndarray]):
         super().__init__(self)

@@ -1,4 +1,4 @@
-"""Numbers in English and German words: a translation task whose right answer is known.
+"""Numbers in English and German words: a translation task with a computable answer.
 
 German writes a number as one word with units before tens ("einundzwanzig"), so words must be split, reordered and
 joined.
@@ -49,7 +49,7 @@ def german_number(number: int) -> str:
     """Write a number in 0..999 999 in German: "einhundertdreiundzwanzigtausendvier"."""
     _check_number(number)
     thousands, rest = divmod(number, 1000)
-    # "eins" stands at the end of a number only.
+    # "eins" only occurs at the end of a number.
     word = (_german_below_1000(thousands, one="ein") + "tausend" if thousands else "") + _german_below_1000(rest)
     return word or _GERMAN[0]
 
@@ -73,18 +73,19 @@ def _check_number(number: int) -> None:
 
 
 def is_training_number(number: int) -> bool:
-    """Whether a number is in the training split: nine of ten, and all below 100, whose words make up the others."""
+    """Return whether a number is in the training split: nine of ten, and all below 100, whose words form the others."""
     # Knuth's multiplicative hash spreads consecutive numbers without storing a split.
     return number < 100 or (number * 2654435761 % 2**32) % 10 != 0
 
 
 @DATASETS.register
 class NumberWords(SentencePairs):
-    """Numbers in 0..999 999, one to six digits being equally likely, always the same ones.
+    """Pairs of numbers in 0..999 999 in words; all lengths from one to six digits are equally likely, and the pairs
+    fixed.
 
     Args:
-        num_pairs: how many.
-        split: "val" draws numbers that "train" never has, each once.
+        num_pairs: number of pairs.
+        split: "train" or "val", which draws numbers that "train" never has, each once.
         vocabulary, max_length: see TextDataset.
     Raises:
         ConfigError: num_pairs is out of range, or the split is unknown.
@@ -109,14 +110,14 @@ TASKS = (
     ("translate English to German", english_number, german_number),
     ("translate German to English", german_number, english_number),
 )
-"""What a source begins with, how the rest of it is written, and how the target is."""
+"""For each task: the beginning of a source, the function that writes its number, and the one that writes the target."""
 
 
 @DATASETS.register
 class NumberTasks(SentencePairs):
-    """Numbers in words as text to text: a source begins with its task, in words (Raffel et al. 2020, section 2.4).
+    """Numbers in words as text-to-text tasks: a source begins with its task in words (Raffel et al. 2020, section 2.4).
 
-    A sample is "translate English to German: twenty-one" and "einundzwanzig", the next one has the other direction.
+    A sample is "translate English to German: twenty-one" and "einundzwanzig"; the next one goes in the other direction.
 
     Args:
         num_pairs, split, vocabulary, max_length: see NumberWords.
@@ -139,7 +140,7 @@ class NumberTasks(SentencePairs):
 
 
 class _TaskSources(Sequence[str]):
-    """What to do with each number, written on access."""
+    """The source texts (task and number), generated on access."""
 
     def __init__(self, numbers: np.ndarray):
         self.numbers = numbers
@@ -153,7 +154,7 @@ class _TaskSources(Sequence[str]):
 
 
 class _TaskTargets(_TaskSources):
-    """What is to come out."""
+    """The target texts, generated on access."""
 
     def __getitem__(self, index: int) -> str:
         _, _, write = TASKS[index % len(TASKS)]
@@ -161,7 +162,7 @@ class _TaskTargets(_TaskSources):
 
 
 class _NumberTexts(Sequence[str]):
-    """Numbers in words, written on access."""
+    """Numbers in words, generated on access."""
 
     def __init__(self, numbers: np.ndarray, write: Callable[[int], str]):
         self.numbers = numbers

@@ -1,4 +1,4 @@
-"""The synthetic world as datasets of detection, segmentation, classification and captioning, and as COCO records."""
+"""The synthetic world as detection, segmentation, classification and caption datasets, and as COCO records."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -18,12 +18,12 @@ from vitkit.structures import PanopticMap, Sample, SegmentInfo
 
 
 class _Shapes(BaseImageDataset):
-    """Scenes of a world; none is stored, each is drawn when it is loaded."""
+    """Scenes of a world, each drawn when it is loaded; none is stored."""
 
     world: World
 
     def use_world(self, world: World, num_images: int) -> None:
-        """Set the scenes: images 1 to num_images of a world."""
+        """Set the scenes to images 1 to num_images of a world."""
         if num_images < 1:
             raise ConfigError(f"num_images: got {num_images}, expected at least 1.")
         self.world = world
@@ -54,7 +54,7 @@ class ShapesDetection(_Shapes):
         num_images: number of images.
         world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
         transforms: see `BaseImageDataset`.
-        masks: whether targets hold masks.
+        masks: whether targets have masks.
     Raises:
         ConfigError: a number is out of range or the split is unknown.
     """
@@ -88,7 +88,7 @@ class ShapesDetection(_Shapes):
         return AnnotatedImage(scene.image, scene.boxes_xyxy, scene.labels, masks)
 
     def ground_truth(self) -> dict[str, Any]:
-        """Return all annotations as a COCO instances file holds them, with masks as compressed run lengths."""
+        """Return all annotations in the form of a COCO instances file, with masks as compressed run lengths."""
         images, annotations = [], []
         for index, image_id in enumerate(self.image_ids):
             scene = self.scene(index)
@@ -137,7 +137,7 @@ class ShapesSegmentation(_Shapes, SegmentationDataset):
 
 @DATASETS.register
 class ShapesClassification(_Shapes, ClassificationDataset):
-    """The synthetic world with one thing in each image, whose class is the image's.
+    """The synthetic world with one thing in each image; the image's class is the thing's.
 
     Args:
         num_images: number of images.
@@ -198,7 +198,7 @@ class ShapesCaptions(_Shapes, CaptionDataset):
         return [self.scene(index).caption]
 
     def vocabulary_texts(self) -> Iterable[str]:
-        """Every word that a caption can have, so that no scene needs to be drawn."""
+        """Return every word that a caption can have, so that no scene needs to be drawn."""
         return ["a an left of above below on ground", *THINGS, *COLORS, *GROUNDS]
 
     def images_key(self) -> str:

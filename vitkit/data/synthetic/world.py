@@ -17,7 +17,7 @@ from vitkit.registry import nearest
 
 THINGS = ("circle", "square", "triangle", "star", "ring", "cross")
 GROUNDS = ("plain", "striped", "checkered", "cloudy")
-"""Stuff classes: every image has one ground. In maps and category ids they follow the things."""
+"""Stuff classes: every image has one ground. In maps and category ids they come after the things."""
 COLORS = {
     "red": (214, 45, 45),
     "orange": (240, 140, 30),
@@ -30,9 +30,9 @@ COLORS = {
 }
 SPLITS = ("train", "val", "test")
 
-_MIN_VISIBLE = 0.4  # share of a shape that others may not occlude
+_MIN_VISIBLE = 0.4  # fraction of a shape that must stay visible
 _MAX_TRIES = 10
-_SHIFT = 4  # cv2 draws at 1/16 of a pixel
+_SHIFT = 4  # cv2 draws with a precision of 1/16 of a pixel
 
 
 def thing_categories() -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def _regular(points: int) -> np.ndarray:
 
 
 def _contours() -> dict[str, tuple[np.ndarray, ...]]:
-    """Return the contours of each thing in the unit circle; a second one is a hole."""
+    """Return the contours of each kind of thing within the unit circle; a second contour is a hole."""
     circle = _regular(48)
     star = _regular(10)
     star[1::2] *= 0.42
@@ -80,21 +80,21 @@ Color = float | tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Shape:
-    """One thing of a scene, entirely inside the image."""
+    """A thing in a scene, entirely inside the image."""
 
     label: int
     """Index into THINGS."""
     color: str
     """Name in COLORS."""
     rgb: tuple[int, int, int]
-    """The colour as drawn."""
+    """The colour as drawn, R, G and B in 0..255."""
     x: float
-    """Centre, pixels."""
+    """Centre, in pixels; y likewise."""
     y: float
     radius: float
-    """Radius of the circle around the shape, pixels."""
+    """Radius of the circle around the shape, in pixels."""
     angle: float
-    """Radians."""
+    """Rotation, in radians."""
 
     def contours(self, left: int = 0, top: int = 0) -> list[np.ndarray]:
         """Return closed outlines, each (K, 2) int32 in 1/16 pixel from (left, top), the second one a hole."""
@@ -106,7 +106,7 @@ class Shape:
         ]
 
     def mask(self, height: int, width: int) -> tuple[tuple[slice, slice], np.ndarray]:
-        """Return all pixels of the shape, occluded or not, in a window of an (H, W) image.
+        """Return a mask of the shape, occluded parts included, in a window of an (H, W) image.
 
         Returns:
             the rows and columns of the window, and an (h, w) bool mask in it.
@@ -120,18 +120,19 @@ class Shape:
 
 @dataclass(frozen=True)
 class Scene:
-    """One image with its annotations. The N things are in drawing order, the front one last."""
+    """One image with its annotations. The N things are in drawing order, the frontmost last."""
 
     image: np.ndarray
     """(H, W, 3) uint8 RGB."""
     panoptic: np.ndarray
-    """(H, W) int32 segment ids: a thing's is its `instance_ids` entry, the ground's is one more than any thing's."""
+    """(H, W) int32 segment ids: that of a thing is its entry in `instance_ids`, that of the ground one above the
+    largest."""
     shapes: tuple[Shape, ...]
     """The N things that are at least partly visible."""
     instance_ids: np.ndarray
-    """(N,) int64 from 1, the same for a thing in every frame of a clip."""
+    """(N,) int64, from 1; a thing keeps its id in all frames of a clip."""
     boxes_xyxy: np.ndarray
-    """(N, 4) float32 pixels, around the visible part."""
+    """(N, 4) float32, in pixels, around the visible part."""
     ground: int
     """Index into GROUNDS."""
 
@@ -193,12 +194,12 @@ def _article(word: str) -> str:
 
 @dataclass(frozen=True)
 class World:
-    """Settings of scenes; the same settings and index give the same scene on any machine."""
+    """Settings of scenes; the same settings and index produce the same scene on any machine."""
 
     image_size: int = 128
-    """Height and width, pixels."""
+    """Height and width, in pixels."""
     max_image_size: int | None = None
-    """If given, height and width vary independently from `image_size` to this."""
+    """If set, height and width vary independently from `image_size` to this."""
     min_objects: int = 1
     max_objects: int = 4
     min_size: float = 0.15
@@ -206,7 +207,7 @@ class World:
     max_size: float = 0.45
     seed: int = 0
     split: str = "train"
-    """"train", "val" or "test", which have different scenes."""
+    """"train", "val" or "test", each of which has different scenes."""
 
     def __post_init__(self):
         largest = self.image_size if self.max_image_size is None else self.max_image_size
@@ -237,14 +238,14 @@ class World:
         return _render(*self._layout(index))
 
     def clip(self, index: int, num_frames: int) -> list[Scene]:
-        """Draw the scene of that index in motion: its shapes drift, rotate and bounce off the image's border.
+        """Draw the scene of that index in motion: its shapes drift, rotate and bounce off the image's borders.
 
-        Frame 0 is `scene(index)`. A shape that others occlude completely is missing from a frame's lists, and keeps
+        Frame 0 is `scene(index)`. A shape that others occlude completely is missing from that frame's lists, but keeps
         its instance id.
         """
         ground, backdrop, grain, shapes = self._layout(index)
         height, width = backdrop.shape[:2]
-        # A stream of its own, so that a scene and its clip share everything else.
+        # A random stream of its own, so that a scene and its clip share everything else.
         rng = self._random(index, 1)
         speed = 0.04 * min(height, width)
         velocities = rng.uniform(-speed, speed, (len(shapes), 2))
@@ -266,13 +267,13 @@ class World:
     def slide(
         self, index: int, num_frames: int, direction: tuple[int, int], *, travel: float = 0.5
     ) -> list[np.ndarray]:
-        """Draw the scene of that index with its last shape moving along an axis, from a random place to another.
+        """Draw the scene of that index with its last shape moving along an axis, from one random position to another.
 
-        In the opposite direction the same frames come in the reverse order.
+        The opposite direction gives the same frames in reverse order.
 
         Args:
             direction: (x, y) of -1, 0 or 1.
-            travel: from the first frame to the last, as a fraction of the image's shorter side.
+            travel: distance from the first frame to the last, as a fraction of the image's shorter side.
         Returns:
             `num_frames` images, (H, W, 3) uint8 RGB.
         """
@@ -312,7 +313,7 @@ class World:
                 shape = self._random_shape(rng, height, width)
                 window, mask = shape.mask(height, width)
                 occluded = np.bincount(front_shape[window][mask], minlength=len(areas))
-                occluded[0] = 0  # any part of the ground may be
+                occluded[0] = 0  # the ground may be occluded anywhere
                 if np.all(visible - occluded >= _MIN_VISIBLE * areas):
                     visible -= occluded
                     shapes.append(shape)
@@ -343,7 +344,7 @@ def _bounce(position: float, low: float, high: float) -> float:
 
 
 def _draw_ground(rng: np.random.Generator, name: str, height: int, width: int) -> np.ndarray:
-    """Draw a blend of two greyish colours, from which any shape stands out: (H, W, 3) uint8."""
+    """Draw a ground as a blend of two greyish colours, from which any shape stands out: (H, W, 3) uint8."""
     grey, contrast = rng.uniform(70, 150), rng.uniform(25, 50)
     tint = rng.uniform(-18, 18, 3)
     angle = rng.uniform(0, 2 * math.pi)
@@ -368,7 +369,7 @@ def _draw_ground(rng: np.random.Generator, name: str, height: int, width: int) -
 
 
 def _paint(canvas: np.ndarray, contours: list[np.ndarray], fill: Color, outline: Color) -> None:
-    """Draw a shape in place. Masks and images are both painted here, so that they agree at the edges."""
+    """Draw a shape in place. Both masks and images are painted here, so that they agree at the edges."""
     cv2.fillPoly(canvas, contours, fill, cv2.LINE_AA, _SHIFT)
     cv2.polylines(canvas, contours, True, outline, 1, cv2.LINE_AA, _SHIFT)
 
@@ -379,7 +380,7 @@ def _render(ground: int, backdrop: np.ndarray, grain: np.ndarray, shapes: Sequen
     panoptic = np.full((height, width), len(shapes) + 1, np.int32)
     windows = []
     for instance_id, shape in enumerate(shapes, start=1):
-        # The darker outline tells overlapping shapes of one colour apart.
+        # The darker outline separates overlapping shapes of the same colour.
         _paint(image, shape.contours(), shape.rgb, tuple(0.55 * channel for channel in shape.rgb))
         window, mask = shape.mask(height, width)
         panoptic[window][mask] = instance_id

@@ -1,1 +1,1 @@
-"""Datasets of text: parallel sentences, and lines for language models."""
+"""Text datasets: parallel sentences, and lines for language models."""

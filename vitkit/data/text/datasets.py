@@ -1,6 +1,7 @@
-"""Files of lines of text, and the base of datasets of text.
+"""Files of text lines, and the base of text datasets.
 
-A line that is empty or too long is dropped in training; in evaluation, where each line counts, it is kept or an error.
+Lines that are empty or too long are dropped in training; in evaluation, where each line counts, they are kept or an
+error.
 """
 
 import gzip
@@ -23,19 +24,19 @@ from vitkit.vocabulary import Vocabulary, VocabularyKind
 logger = logging.getLogger("vitkit")
 
 UnfitLines = Literal["drop", "keep", "error"]
-_CHUNK_SIZE = 10_000  # lines that are encoded at once
+_CHUNK_SIZE = 10_000  # number of lines that are encoded at once
 
 
 class TextLines(Sequence[str]):
     """The lines of a UTF-8 text file, plain or gzip, without their line ends (LF or CRLF).
 
     Raises:
-        DataError: there is no such file, it has no line, is a damaged gzip file or no UTF-8 (naming the line).
+        DataError: there is no such file, it has no line, is a damaged gzip file or not UTF-8 (naming the line).
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        # One string of bytes: forked workers share it, and it takes a fraction of the memory of many strings.
+        # One bytes object: forked workers share it, and it takes a fraction of the memory of many strings.
         self._bytes = _read_bytes(self.path)
         _check_utf8(self._bytes, self.path)
         newlines = np.flatnonzero(np.frombuffer(self._bytes, np.uint8) == ord("\n"))
@@ -84,7 +85,7 @@ class VocabularySettings:
     kind: VocabularyKind = "bpe"
     size: int | None = None
     shared: bool = True
-    """One vocabulary for all sides of the text."""
+    """Whether all sides of the text share one vocabulary."""
     min_count: int = 1
     lowercase: bool = False
 
@@ -93,7 +94,7 @@ class VocabularySettings:
         """Convert a config's dict to settings.
 
         Raises:
-            ConfigError: an unknown key, or no dict.
+            ConfigError: there is an unknown key, or `values` is not a dict.
         """
         if isinstance(values, cls):
             return values
@@ -104,20 +105,20 @@ class VocabularySettings:
 
 
 class TextDataset:
-    """Base of datasets of aligned lines in one language or more. A subclass makes samples and batches of them.
+    """Base of datasets of aligned lines in one or more languages. A subclass makes samples and batches of them.
 
     Args:
-        sides: the lines of each side, equally many.
-        vocabulary: VocabularySettings of a training dataset; None takes another dataset's (`use_vocabularies_of`).
-        max_length: maximum tokens of a side, EOS included.
-        unfit_lines: what happens to lines with an empty or too long side. "drop": they are removed and counted (in
-            training); "keep": too long ones are truncated to `max_length` and counted; "error". None: "drop" with a
+        sides: the lines of each side, the same number for all.
+        vocabulary: settings for a training dataset; None: another dataset's vocabulary is used (`use_vocabularies_of`).
+        max_length: maximum number of tokens of a side, EOS included.
+        unfit_lines: what to do with lines of which a side is empty or too long. "drop": remove and count them (for
+            training); "keep": truncate the too long ones to `max_length` and count them; "error". None: "drop" with a
             `vocabulary`, else "keep".
-        mask: the vocabulary has MASK_TOKEN.
+        mask: whether the vocabulary has MASK_TOKEN.
     """
 
     noun = "sentences"
-    """What the samples are called in messages."""
+    """What messages call the samples."""
 
     def __init__(
         self,
@@ -145,23 +146,23 @@ class TextDataset:
 
     @classmethod
     def check_arguments(cls, vocabulary: Any = None, **others: Any) -> None:
-        """Check what signatures do not say of a config's arguments; raises like the constructor."""
+        """Check what signatures cannot express about a config's arguments; raises like the constructor."""
         if isinstance(vocabulary, Mapping):
             VocabularySettings.parse(vocabulary)
 
     def where(self, side: int, line: int) -> str:
-        """Name a line for error messages."""
+        """Describe the location of a line for error messages."""
         lines = self.sides[side]
         return f"{lines.path if isinstance(lines, TextLines) else f'side {side}'}, line {line + 1}"
 
-    # Vocabularies are trained and lines encoded on first use: until then other vocabularies can be set.
+    # Vocabularies are trained, and lines encoded, on first use: until then other vocabularies can be set.
 
     @property
     def vocabularies(self) -> list[Vocabulary]:
-        """The vocabulary of each side; shared ones are the same object.
+        """The vocabulary of each side; a shared one is the same object for all.
 
         Raises:
-            DataError: there is none, because this is not a training dataset.
+            DataError: none was set, and this is not a training dataset.
         """
         if self._vocabularies is None:
             self._vocabularies = self._train_vocabularies()
@@ -169,7 +170,7 @@ class TextDataset:
 
     @vocabularies.setter
     def vocabularies(self, vocabularies: Sequence[Vocabulary]) -> None:
-        """Set the vocabulary of each side; texts are encoded anew."""
+        """Set the vocabulary of each side; texts are then encoded again."""
         self._vocabularies = list(vocabularies)
         self._tokens = self._lines = None
 
@@ -199,7 +200,7 @@ class TextDataset:
         return trained * len(self.sides) if settings.shared else trained
 
     def _encode(self) -> None:
-        """Encode every line once: its length decides whether it fits, and with which others it shares a batch."""
+        """Encode every line once: its length decides whether it is kept, and which others share a batch with it."""
         unknown_before = [vocabulary.unknown.copy() for vocabulary in self.vocabularies]
         tables = [_TokenTable.encode(side, vocabulary) for side, vocabulary in zip(self.sides, self.vocabularies)]
         lengths = np.stack([table.lengths for table in tables], axis=1) + 1
@@ -247,7 +248,7 @@ class TextDataset:
         return self._lines
 
     def __len__(self) -> int:
-        # Without dropped lines the length needs no vocabulary.
+        # If no lines are dropped, the length does not depend on the vocabulary.
         return len(self._usable_lines() if self.unfit_lines == "drop" else self.sides[0])
 
     def line(self, index: int) -> int:
@@ -255,13 +256,13 @@ class TextDataset:
         return int(self._usable_lines()[range(len(self))[index]])
 
     def tokens(self, side: int, index: int) -> Tensor:
-        """Return the token ids of a side of a sample: (T,) int64, EOS last, at most `max_length`."""
+        """Return the token ids of one side of a sample: (T,) int64, EOS last, at most `max_length`."""
         line = self.line(index)
         ids = self._tokens[side][line][: self.max_length - 1]
         return torch.from_numpy(np.append(ids, EOS).astype(np.int64))
 
     def lengths(self) -> np.ndarray:
-        """Return the number of tokens of each side with EOS, (len(self), sides) int64."""
+        """Return the number of tokens on each side, EOS included, (len(self), sides) int64."""
         lines = self._usable_lines()
         return np.stack([np.minimum(table.lengths[lines] + 1, self.max_length) for table in self._tokens], axis=1)
 
@@ -290,7 +291,8 @@ class _TokenTable:
 
 
 def decoder_inputs(targets: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Return what a decoder reads to predict the `tokens` of targets: BOS and all but the last, (B, T) int64."""
+    """Return the decoder's inputs for predicting the targets' `tokens`: BOS and all tokens but the last, (B, T)
+    int64."""
     begin = torch.tensor([BOS])
     return pad_tokens([torch.cat([begin, target["tokens"][:-1]]) for target in targets])
 

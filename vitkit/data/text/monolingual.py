@@ -19,16 +19,18 @@ class MonolingualText(TextDataset):
 
     A sample has
         tokens: (T,) int64, the input,
-        target: a dict of tokens (T,) int64, the token to predict at each position, text, the line, and index, its
-            number from 0.
+        target: a dict of tokens (T,) int64, the token to predict at each position; text, the line; and index, the
+            line's
+                number from 0.
 
     Args:
-        file: a sentence per line.
-        objective: "causal": the input is BOS and the text, the target the next token at each position, and EOS at the
-            last. "masked": the input is the text and EOS, of which the model masks some; the vocabulary has MASK_TOKEN.
+        file: text file with one sentence per line.
+        objective: "causal": the input is BOS and the text, and the target at each position is the next token, at the
+            last
+            EOS. "masked": the input is the text and EOS; the model masks some of these; the vocabulary has MASK_TOKEN.
         vocabulary, max_length, unfit_lines: see TextDataset.
     Raises:
-        ConfigError: the objective is neither of the two.
+        ConfigError: the objective is unknown.
         DataError: see TextLines.
     """
 
@@ -57,13 +59,13 @@ class MonolingualText(TextDataset):
 
     @target_vocabulary.setter
     def target_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """Set the vocabulary of the text; ConfigError if the objective needs a mask token that it lacks."""
+        """Set the vocabulary of the text; ConfigError if it lacks the mask token that the objective needs."""
         if self.objective == "masked" and vocabulary.mask_id is None:
             raise ConfigError(f"objective='masked': the vocabulary has no {MASK_TOKEN}; train one with this dataset.")
         self.vocabularies = [vocabulary]
 
     def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
-        """Return the sample at a position; or (position, seed), the seed being unused."""
+        """Return the sample at an index; with (index, seed) the seed is unused."""
         index = index[0] if isinstance(index, tuple) else index
         line, tokens = self.line(index), self.tokens(0, index)
         inputs = torch.cat([torch.tensor([BOS]), tokens[:-1]]) if self.objective == "causal" else tokens
@@ -71,7 +73,7 @@ class MonolingualText(TextDataset):
 
     @staticmethod
     def collate(samples: Sequence[dict[str, Any]]) -> Batch:
-        """Join samples to a batch: `inputs` are padded tokens (B, T) and padding_mask (B, T), True = padding."""
+        """Collate samples into a batch: `inputs` are padded tokens (B, T) and padding_mask (B, T), True = padding."""
         tokens = pad_tokens([sample["tokens"] for sample in samples])
         inputs = {"tokens": tokens, "padding_mask": tokens == PAD}
         return Batch(inputs=inputs, targets=[sample["target"] for sample in samples])

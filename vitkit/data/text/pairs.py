@@ -12,17 +12,17 @@ from vitkit.vocabulary import Vocabulary
 
 
 class SentencePairs(TextDataset):
-    """Sentences with a translation each.
+    """Sentences with one translation each.
 
     A sample has
         source: (S,) int64, the sentence's tokens and EOS,
         target: a dict of
             tokens: (T,) int64, the translation's tokens and EOS,
-            source_text, references: the sentence, and a list of its translation, as they stand in the data,
+            source_text, references: the sentence, and a list with its translation, both as in the data,
             index: the line number, from 0.
 
     Args:
-        sources, targets: sentences and their translations, equally many.
+        sources, targets: sentences and their translations, the same number of each.
         vocabulary, max_length, unfit_lines: see TextDataset.
     """
 
@@ -58,7 +58,7 @@ class SentencePairs(TextDataset):
         self.vocabularies = [self._vocabularies[0] if self._vocabularies else vocabulary, vocabulary]
 
     def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
-        """Return the sample at a position; or (position, seed), the seed being unused."""
+        """Return the sample at an index; with (index, seed) the seed is unused."""
         index = index[0] if isinstance(index, tuple) else index
         line = self.line(index)
         target = {
@@ -71,7 +71,7 @@ class SentencePairs(TextDataset):
 
     @staticmethod
     def collate(samples: Sequence[dict[str, Any]]) -> Batch:
-        """Join samples to a batch: `inputs` are source and source_padding (B, S), and target_in (B, T)."""
+        """Collate samples into a batch: `inputs` are source and source_padding (B, S), and target_in (B, T)."""
         source = pad_tokens([sample["source"] for sample in samples])
         targets = [sample["target"] for sample in samples]
         inputs = {"source": source, "source_padding": source == PAD, "target_in": decoder_inputs(targets)}
@@ -86,7 +86,7 @@ class ParallelText(SentencePairs):
         source, target: the files.
         vocabulary, max_length, unfit_lines: see TextDataset.
     Raises:
-        DataError: a file is missing, empty, damaged or no UTF-8, or they have different numbers of lines.
+        DataError: a file is missing, empty, damaged or not UTF-8, or their numbers of lines differ.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Augmentation and resizing; the only room that uses albumentations."""
+"""Augmentation and resizing; the only package that uses albumentations."""

@@ -1,4 +1,4 @@
-"""What transforms take and return."""
+"""The input and output types of transforms."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -8,7 +8,7 @@ from vitkit.registry import TRANSFORMS, Spec
 
 
 class AnnotatedImage(NamedTuple):
-    """An image with its annotations; rows of boxes, labels and masks belong together.
+    """An image with its annotations; row i of boxes, labels and masks describes the same object.
 
     Detection has boxes and labels, instance segmentation also masks, panoptic and semantic segmentation a segment map.
     """
@@ -16,33 +16,33 @@ class AnnotatedImage(NamedTuple):
     image: np.ndarray
     """(H, W, 3) uint8 RGB."""
     boxes_xyxy: np.ndarray | None = None
-    """(N, 4) float32, pixels of `image`, inside it."""
+    """(N, 4) float32, in pixels, inside the image."""
     labels: np.ndarray | None = None
-    """(N,) int64, given whenever there are boxes."""
+    """(N,) int64, set whenever there are boxes."""
     masks: np.ndarray | None = None
     """(N, H, W) uint8 of 0 and 1."""
     segment_map: np.ndarray | None = None
-    """(H, W) uint8 or uint16 numbers of regions that do not overlap, 0 for none."""
+    """(H, W) uint8 or uint16 numbers of non-overlapping regions, 0 for none."""
 
 
 class Transforms(Protocol):
-    """What `TRANSFORMS.build` returns."""
+    """The interface of what `TRANSFORMS.build` returns."""
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
         """Transform an image with its annotations; objects that leave the image are removed.
 
         Args:
-            sample: left unchanged.
-            seed: with it the result depends on the arguments alone; None draws fresh random numbers.
+            sample: the input, left unchanged.
+            seed: if set, the result depends on the arguments alone; None draws fresh random numbers.
         """
 
 
 @runtime_checkable
 class ImageSource(Protocol):
-    """A dataset of images with boxes, as transforms of several images see it."""
+    """A detection dataset as seen by transforms that combine several images."""
 
     masks: bool
-    """Whether its images come with masks."""
+    """Whether the images come with masks."""
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -53,21 +53,21 @@ class ImageSource(Protocol):
 
 @runtime_checkable
 class MixesImages(Protocol):
-    """Transforms that make an image of several; a dataset calls `mix` in place of the transforms themselves."""
+    """Transforms that combine several images; a dataset calls `mix` instead of the transforms themselves."""
 
     def check_source(self, source: ImageSource) -> None:
-        """Raise ConfigError if a dataset does not give what these transforms need."""
+        """Raise ConfigError if a dataset does not provide what these transforms need."""
 
     def mix(self, sample: AnnotatedImage, source: ImageSource, *, seed: int | None = None) -> AnnotatedImage:
         """Transform an image together with others.
 
         Args:
-            sample: left unchanged.
-            source: where the others are drawn from.
-            seed: with it the result depends on the arguments and the source alone.
+            sample: the input, left unchanged.
+            source: the dataset that the other images are drawn from.
+            seed: if set, the result depends on the arguments and the source alone.
         """
 
 
 def build_transforms(transforms: Spec | Transforms | None) -> Transforms | None:
-    """Build transforms from their spec; None, which leaves images as they are, stays None."""
+    """Build transforms from their spec; None, which means unchanged images, stays None."""
     return None if transforms is None else TRANSFORMS.build(transforms)

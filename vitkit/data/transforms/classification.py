@@ -1,4 +1,4 @@
-"""Augmentation and resizing of images that are classified, through timm and torchvision."""
+"""Augmentation and resizing of images for classification, using timm and torchvision."""
 
 import random
 import re
@@ -24,9 +24,9 @@ _RAND_AUGMENT = re.compile(r"rand(-(m|n|p|mstd|mmax|inc)\d+(\.\d+)?)*")
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Seed the global generators on the CPU inside the context and restore their states afterwards.
+    """Seed the global CPU generators inside the context and restore their states afterwards.
 
-    None leaves them alone.
+    None leaves them unseeded.
     """
     if seed is None:
         yield
@@ -34,7 +34,7 @@ def seeded(seed: int | None) -> Iterator[None]:
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    # torch.manual_seed would seed the GPU, too.
+    # torch.manual_seed would also seed the GPU.
     torch.default_generator.manual_seed(seed)
     try:
         yield
@@ -45,7 +45,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 class PillowTransforms:
-    """A sequence of transforms of Pillow images behind the interface of `Transforms`."""
+    """A sequence of transforms of Pillow images, with the interface of `Transforms`."""
 
     def __init__(self, transforms: list[Callable[[Image.Image], Image.Image]]):
         self._compose = tv.Compose(transforms)
@@ -69,20 +69,21 @@ class PillowTransforms:
 class ClassificationTrainTransforms(PillowTransforms):
     """Crop, flip, RandAugment; then, on whole batches, random erasing, mixup and cutmix.
 
-    All are those of timm or torchvision, with which DeiT, Swin and MViT are trained. Without the arguments from
-    `rand_augment` on it is the augmentation of ResNet.
+    The implementations are those of timm or torchvision, which DeiT, Swin and MViT are trained with. Without the
+    arguments
+    from `rand_augment` on, this is the augmentation of ResNet.
 
     Args:
-        size: height and width of the result, pixels.
-        scale: range of the crop's share of the image's area.
+        size: height and width of the result, in pixels.
+        scale: range of the crop's fraction of the image's area.
         ratio: range of the crop's width / height.
         interpolation: "random" draws bilinear or bicubic for each image.
         flip_probability: probability of a horizontal flip.
-        color_jitter: largest relative change of brightness, contrast and saturation. DeiT, Swin and MViT give 0.4
-            beside RandAugment, which replaces it.
+        color_jitter: largest relative change of brightness, contrast and saturation. DeiT, Swin and MViT set it to 0.4
+            along with RandAugment, which replaces it.
         rand_augment: RandAugment (https://arxiv.org/abs/1909.13719) in timm's notation, such as
-            "rand-m9-mstd0.5-inc1": magnitude 9 of 10 with a deviation of 0.5, larger being stronger.
-        erasing: share of the images in which a rectangle becomes noise (https://arxiv.org/abs/1708.04896).
+            "rand-m9-mstd0.5-inc1": magnitude 9 of 10 with a standard deviation of 0.5, larger being stronger.
+        erasing: fraction of the images in which a rectangle becomes noise (https://arxiv.org/abs/1708.04896).
         mixup: alpha of mixup (https://arxiv.org/abs/1710.09412); 0 for none.
         cutmix: alpha of cutmix (https://arxiv.org/abs/1905.04899); 0 for none. With both, each batch draws one.
     Raises:
@@ -119,14 +120,14 @@ class ClassificationTrainTransforms(PillowTransforms):
         super().__init__(steps)
 
     def for_batches(self, num_classes: int) -> BatchMixing | None:
-        """Return the transforms of whole batches; None if there are none."""
+        """Return the transforms of whole batches, or None if there are none."""
         if not (self.erasing or self.mixup or self.cutmix):
             return None
         return BatchMixing(num_classes, erasing=self.erasing, mixup=self.mixup, cutmix=self.cutmix)
 
 
 def _rand_augment(notation: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
-    # timm ignores parts that it does not know.
+    # timm ignores parts of the notation that it does not know.
     if not _RAND_AUGMENT.fullmatch(notation):
         raise ConfigError(
             f"ClassificationTrainTransforms: rand_augment={notation!r}; expected 'rand' and any of -mMAGNITUDE "
@@ -149,14 +150,14 @@ def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
 
 @TRANSFORMS.register
 class ClassificationEvalTransforms(PillowTransforms):
-    """Resize of the short side to `size / crop_pct`, then a center crop, as in published top-1 accuracies.
+    """Resize the short side to `size / crop_pct`, then take a center crop, as for published top-1 accuracies.
 
     Args:
-        size: height and width of the result, pixels.
-        crop_pct: ratio of `size` to the short side. The original repositories have 0.875 (256 to 224); timm measures
-            the same weights at 0.9, which differs by up to half a point.
-        interpolation: by Pillow, antialiased.
-        squash: resize height and width to `size` without a crop, whatever the image's shape.
+        size: height and width of the result, in pixels.
+        crop_pct: ratio of `size` to the short side. The original repositories use 0.875 (256 to 224); timm evaluates
+            the same weights at 0.9, where accuracy differs by up to half a point.
+        interpolation: interpolation by Pillow, antialiased.
+        squash: resize height and width to `size` without a crop, whatever the image's aspect ratio.
     Raises:
         ConfigError: crop_pct is not in 0..1.
     """

@@ -1,4 +1,4 @@
-"""Scale jitter and crops of clips: transforms of images, which give all frames of a clip the same random numbers."""
+"""Scale jitter and crops of clips: image transforms that are given the same random numbers for all frames of a clip."""
 
 import random
 
@@ -17,15 +17,15 @@ from vitkit.registry import TRANSFORMS
 class ClipTrainTransforms(PillowTransforms):
     """Scale jitter, a random crop and a flip, as non-local networks, SlowFast and TimeSformer train on Kinetics.
 
-    (MViT trains with `ClassificationTrainTransforms`.) The crop is resized at once, bilinear and antialiased; the
-    originals resize all of the frame.
+    (MViT trains with `ClassificationTrainTransforms`.) The crop is resized directly, bilinear and antialiased; the
+    originals resize the entire frame and then crop.
 
     Args:
-        size: height and width of the result, pixels.
+        size: height and width of the result, in pixels.
         short_sides: range of the frame's short side before the crop.
-        flip_probability: of a horizontal flip; 0 where left and right are told apart.
+        flip_probability: probability of a horizontal flip; use 0 where classes distinguish left from right.
     Raises:
-        ConfigError: the crop may be larger than the frame.
+        ConfigError: the crop could be larger than the frame.
     """
 
     def __init__(self, *, size: int = 224, short_sides: tuple[int, int] = (256, 320), flip_probability: float = 0.5):
@@ -38,21 +38,21 @@ class ClipTrainTransforms(PillowTransforms):
         super().__init__([self._crop, tv.RandomHorizontalFlip(flip_probability)])
 
     def _crop(self, image: Image.Image) -> Image.Image:
-        side = min(image.size) * self.size / random.randint(*self.short_sides)  # of the crop in the stored frame
+        side = min(image.size) * self.size / random.randint(*self.short_sides)  # the crop's side in the stored frame
         left, top = (random.uniform(0, length - side) for length in image.size)
         return _resized(image, left, top, side, side, self.size)
 
 
 @TRANSFORMS.register
 class ClipEvalTransforms:
-    """Resize of the short side, then crops along the long side, as published accuracies of videos are measured.
+    """Resize the short side, then crop along the long side, as published video accuracies are measured.
 
     Args:
-        size: height and width of each crop, pixels.
-        short_side: of the frame before the crop, pixels.
-        num_crops: 1 in the middle; or several from the left (top) to the right (bottom) end.
+        size: height and width of each crop, in pixels.
+        short_side: short side of the frame before the crop, in pixels.
+        num_crops: 1: a center crop; more: crops spread from the left (top) to the right (bottom) end.
     Raises:
-        ConfigError: the crop is larger than the frame, or there is none.
+        ConfigError: the crop is larger than the frame, or num_crops is below 1.
     """
 
     def __init__(self, *, size: int = 224, short_side: int = 256, num_crops: int = 1):
@@ -64,10 +64,10 @@ class ClipEvalTransforms:
         self.size, self.short_side = size, short_side
         positions = np.linspace(0, 1, num_crops).tolist() if num_crops > 1 else [0.5]
         self.views = [_Crop(size, short_side, position) for position in positions]
-        """Transforms that each give one of the crops."""
+        """Transforms that each produce one of the crops."""
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
-        """Return the crop in the middle, of several; nothing is random."""
+        """Return the middle one of the crops; nothing is random."""
         return self.views[len(self.views) // 2](sample, seed=seed)
 
 

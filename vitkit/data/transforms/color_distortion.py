@@ -10,14 +10,14 @@ import numpy as np
 class ColorDistortion(A.ImageOnlyTransform):
     """The colour augmentation of SSD (Liu et al. 2016, https://arxiv.org/abs/1512.02325).
 
-    Brightness is shifted, contrast and saturation are scaled and the hue is rotated, each with probability one half;
-    contrast changes before the colours or after them.
+    Brightness is shifted, contrast and saturation are scaled and the hue is rotated, each with probability 0.5;
+    contrast changes either before or after saturation and hue.
 
     Args:
-        brightness: largest shift, of 255.
+        brightness: largest shift of pixel values in 0..255.
         contrast: range of the factor.
         saturation: range of the factor.
-        hue: largest rotation, degrees.
+        hue: largest rotation, in degrees.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class ColorDistortion(A.ImageOnlyTransform):
         self.hue = hue
 
     def get_params(self) -> dict[str, Any]:
-        """Draw the changes of one image."""
+        """Draw the parameters for one image."""
 
         def sometimes(low: float, high: float, neutral: float) -> float:
             return self.py_random.uniform(low, high) if self.py_random.random() < 0.5 else neutral
 
-        # The order of the draws is part of every seeded run.
+        # Every seeded run depends on the order of these draws.
         return {
             "shift": sometimes(-self.brightness, self.brightness, 0),
             "contrast": sometimes(*self.contrast, 1),
@@ -61,11 +61,11 @@ class ColorDistortion(A.ImageOnlyTransform):
         rotation: float,
         **params: Any,
     ) -> np.ndarray:
-        """Apply the drawn changes to an (H, W, 3) uint8 RGB image."""
+        """Apply the drawn parameters to an (H, W, 3) uint8 RGB image."""
         levels = np.arange(256, dtype=np.float32)
         img = cv2.LUT(img, _levels((levels + shift).clip(0, 255) * (contrast if contrast_first else 1)))
         if saturation != 1 or rotation:
-            # OpenCV keeps half degrees, so that a full turn fits a byte.
+            # OpenCV stores the hue in units of two degrees, so that a full turn fits into a byte.
             hues = (levels + rotation / 2) % 180
             tables = np.stack([_levels(hues), _levels(levels * saturation), _levels(levels)], axis=1)
             hsv = cv2.LUT(cv2.cvtColor(img, cv2.COLOR_RGB2HSV), tables[None])

@@ -1,4 +1,4 @@
-"""Crops and resizes of images with their boxes and masks, as albumentations that resize once."""
+"""Crops and resizes of images with their boxes and masks, as albumentations transforms that resize only once."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +12,8 @@ _CROP_TRIES = 10
 
 
 def resized_size(height: int, width: int, *, short_side: int, max_size: int | None) -> tuple[int, int]:
-    """Return the size after resizing the short side to `short_side`, or less if the long one would exceed `max_size`.
+    """Return the size after resizing the short side to `short_side`, or less where the long one would exceed
+    `max_size`.
 
     The rounding is that of the original DETR (`get_size_with_aspect_ratio`).
 
@@ -41,25 +42,25 @@ class Crop(NamedTuple):
 
 
 class _CropAndResize(A.DualTransform):
-    """Crops and resizes at once, then pads images with `pad_value` and masks with 0. A subclass draws the crop.
+    """Crops and resizes in one step, then pads images with `pad_value` and masks with 0. A subclass draws the crop.
 
-    A crop drawn in a resized image becomes one of the original image, rounded to its pixels, so that only the pixels
-    that remain are resized; boxes follow the rounded crop and fit the pixels exactly.
+    A crop drawn in a resized image is converted to one of the original image, rounded to its pixels, so that only the
+    pixels that remain are resized; boxes follow the rounded crop and so match the pixels exactly.
     """
 
     _targets = (Targets.IMAGE, Targets.MASK, Targets.BBOXES)
     pad_value = 0
 
     def draw_crop(self, height: int, width: int, segment_map: np.ndarray | None) -> Crop:
-        """Draw the crop of an image of that size."""
+        """Draw the crop for an image of that size."""
         raise NotImplementedError
 
     def get_params_dependent_on_data(self, params: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-        """Draw the parameters of one image, for albumentations."""
+        """Draw the parameters for one image, as albumentations calls it."""
         return {"crop": self.draw_crop(*params["shape"][:2], data.get("mask"))}
 
     def apply(self, img: np.ndarray, *, crop: Crop, **params: Any) -> np.ndarray:
-        """Crop, resize and pad an image: averaging when it shrinks, bilinear otherwise."""
+        """Crop, resize and pad an image, averaging pixels when it shrinks and interpolating bilinearly otherwise."""
         x0, y0, x1, y1 = crop.box
         shrinks = crop.size[0] * crop.size[1] < (y1 - y0) * (x1 - x0)
         interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
@@ -71,7 +72,7 @@ class _CropAndResize(A.DualTransform):
         return _pad(cv2.resize(mask[y0:y1, x0:x1], crop.size[::-1], interpolation=cv2.INTER_NEAREST_EXACT), crop, 0)
 
     def apply_to_bboxes(self, bboxes: np.ndarray, *, crop: Crop, **params: Any) -> np.ndarray:
-        """Move (N, 4 or more) boxes, xyxy in 0..1 of the image; they may end outside the result."""
+        """Transform (N, 4 or more) boxes, xyxy in 0..1 of the image; they may extend beyond the result."""
         x0, y0, x1, y1 = crop.box
         height, width = params["shape"][:2]
         moved = bboxes.copy()
@@ -88,16 +89,16 @@ def _pad(image: np.ndarray, crop: Crop, value: int) -> np.ndarray:
 
 
 class MultiScaleCrop(_CropAndResize):
-    """The size augmentation of DETR in one resize.
+    """The size augmentation of DETR, with a single resize.
 
     The image is resized to one of `scales`; or it is resized to one of `crop_scales`, cropped, and the crop is resized
     to one of `scales`. Here the second case resizes once; see `_CropAndResize`.
 
     Args:
-        scales: sizes of the short side, pixels.
-        max_size: bound of the long side of the result.
-        crop_scales: sizes of the short side before the crop; the long side has no bound here.
-        crop_range: range of the crop's width and height, pixels (at most the resized image).
+        scales: sizes of the short side, in pixels.
+        max_size: upper bound of the long side of the result.
+        crop_scales: sizes of the short side before the crop, for which the long side is unbounded.
+        crop_range: range of the crop's width and height, in pixels (at most the resized image).
         crop_probability: probability of the second case.
     """
 
@@ -146,13 +147,14 @@ def _to_pixels(start: int, stop: int, length: int, new_length: int) -> tuple[int
 
 
 class _FixedSizeCrop(_CropAndResize):
-    """Draws a size that the image is resized to, and crops or pads the result to one fixed size.
+    """Draws a size to resize the image to, and crops or pads the result to a fixed size.
 
     Args:
         crop_size: (height, width) of every result.
         pad_value: value of padded pixels.
-        max_class_area: the crop is drawn again, up to ten times, while one region of the segment map takes a larger
-            share of all regions' pixels; 1: any crop will do.
+        max_class_area: the crop is drawn again, up to ten times, as long as a single region of the segment map covers
+            more
+            than this fraction of all regions' pixels; 1: any crop is accepted.
     """
 
     def __init__(self, *, crop_size: tuple[int, int], pad_value: int, max_class_area: float = 1.0):
@@ -162,7 +164,7 @@ class _FixedSizeCrop(_CropAndResize):
         self.max_class_area = max_class_area
 
     def draw_size(self, height: int, width: int) -> tuple[int, int]:
-        """Draw the (height, width) that an image is resized to before the crop."""
+        """Draw the (height, width) to resize an image to before the crop."""
         raise NotImplementedError
 
     def draw_crop(self, height: int, width: int, segment_map: np.ndarray | None) -> Crop:
@@ -200,7 +202,7 @@ class JitteredCrop(_FixedSizeCrop):
 
 
 class ShortSideCrop(_FixedSizeCrop):
-    """Crop of an image whose short side is resized to one of `short_sides`; see `resized_size`."""
+    """Crop an image whose short side was resized to one of `short_sides`; see `resized_size`."""
 
     def __init__(
         self,
