@@ -1,6 +1,6 @@
 """Metrics: `update(predictions, targets)` per batch, `gather()` over ranks, `compute() -> dict[str, float]`.
 
-They also write predictions, `write_results(path)`, and most can score such a file, `load_results(path)`.
+They also write predictions, `write_results(path)`, and most can evaluate such a file, `load_results(path)`.
 """
 
 from vitkit.evaluation.captions import CaptionEvaluator

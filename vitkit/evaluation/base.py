@@ -1,4 +1,4 @@
-"""What evaluators share: one answer per sample, gathered from all ranks."""
+"""What evaluators have in common: one answer per sample, gathered from all ranks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,10 @@ from vitkit.ops.json_files import read_json
 
 
 class SampleEvaluator(ABC):
-    """Keep what the metrics need of each sample, and compute them from all samples at the end.
+    """Base of evaluators that store what the metrics need of each sample, and compute them from all samples at the end.
 
-    `update` stores an answer for each sample that is not in `answers` yet: samplers repeat some to fill the last batch.
+    `update` stores an answer for each sample that is not in `answers` yet: samplers repeat some samples to fill the
+    last batch.
     `_compute` and `_table_lines` see the answers of all ranks.
 
     Args:
@@ -23,7 +24,7 @@ class SampleEvaluator(ABC):
     def __init__(self, dataset: Any):
         self.dataset = dataset
         self.answers: dict[Any, Any] = {}
-        """By image id, or by a sentence's index."""
+        """Answer of each sample, by image id or by a sentence's index."""
         self.metrics: dict[str, float] = {}
         """Results of the last `compute()`; empty on other ranks."""
 
@@ -51,7 +52,7 @@ class SampleEvaluator(ABC):
         return dict(self.metrics)
 
     def table(self) -> str:
-        """Return the metrics of the last `compute()` for people to read; empty on other processes."""
+        """Return the metrics of the last `compute()` as text to be read by people; empty on other processes."""
         return "\n".join(self._table_lines()) if self.metrics else ""
 
 
@@ -59,7 +60,7 @@ def predicted_field(prediction: Mapping[str, Any], field: str, evaluator: str) -
     """Return a field of a prediction.
 
     Raises:
-        ConfigError: the model predicts no such thing.
+        ConfigError: the model's predictions do not have the field.
     """
     if field not in prediction:
         raise ConfigError(
@@ -70,7 +71,7 @@ def predicted_field(prediction: Mapping[str, Any], field: str, evaluator: str) -
 
 
 def require_annotations(dataset: Any, protocol: type, evaluator: str) -> None:
-    """Check that a dataset has the annotations that an evaluator compares with.
+    """Check that a dataset has the annotations that an evaluator needs.
 
     Raises:
         ConfigError: it does not follow the protocol.
@@ -86,6 +87,6 @@ def read_results(path: str | Path) -> Any:
     """Return the content of a results file.
 
     Raises:
-        DataError: it cannot be read, or is no JSON.
+        DataError: it cannot be read, or is not JSON.
     """
     return read_json(path, key="results", remedy="Give the file that tools/test.py wrote.")

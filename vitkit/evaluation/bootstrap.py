@@ -1,7 +1,7 @@
 """Confidence intervals of metrics by the bootstrap over images (Efron 1979, https://doi.org/10.1214/aos/1176344552).
 
-A resample draws as many images as there are, with replacement: image i then counts `weights[r, i]` times. Metrics are
-computed for all resamples at once from what each image adds to them, so that nothing is predicted or matched again.
+A resample draws N of the N images with replacement: image i then counts `weights[r, i]` times. Metrics are
+computed for all resamples at once from each image's contribution, so that nothing is predicted or matched again.
 """
 
 from collections.abc import Mapping
@@ -10,37 +10,37 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 LEVEL = 0.95
-"""Probability that an interval is to cover."""
+"""Nominal coverage of the intervals."""
 NUM_RESAMPLES = 1000
 NUM_RESAMPLES_LARGE = 200
-"""For more than `LARGE` images, whose intervals are narrow."""
+"""Number of resamples for more than `LARGE` images, whose intervals are narrow."""
 LARGE = 2000
 
 Values = dict[str, np.ndarray]
-"""Metric -> (R,) float64; NaN where a resample has nothing to measure."""
+"""Metric -> (R,) float64; NaN where a resample has no data for the metric."""
 
 
 class Scores(NamedTuple):
     """Metrics of R resamples."""
 
     overall: Values
-    """Named as those of the evaluator's `compute`."""
+    """Metrics over all images, by the names that the evaluator's `compute` uses."""
     by_class: dict[str, Values]
-    """Class name -> metrics; of text, groups of sentences."""
+    """Class name -> metrics; for text, group of sentences -> metrics."""
 
 
 @runtime_checkable
 class SampleStatistics(Protocol):
-    """What each image (or sentence) adds to the metrics."""
+    """The contribution of each image (or sentence) to the metrics."""
 
     sample_ids: list
-    """N ids of images or sentences, in the order of the weights."""
+    """Ids of the N images or sentences, in the order of the weights."""
 
     def scores(self, weights: np.ndarray) -> Scores:
         """Return the metrics where image i counts weights[r, i] times, weights being (R, N) float64."""
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
-        """Return a metric's name and its (N,) values for each image alone, by which the images are ranked."""
+        """Return the name and the (N,) values of a metric for each image alone, by which images are ranked."""
 
 
 @runtime_checkable
@@ -48,14 +48,14 @@ class HasStatistics(Protocol):
     """An evaluator whose metrics can be resampled."""
 
     def statistics(self) -> SampleStatistics:
-        """Return what each image adds to the metrics; after `compute`."""
+        """Return each image's contribution to the metrics; to be called after `compute`."""
 
 
 class Estimate(NamedTuple):
     """A metric with its interval."""
 
     value: float
-    """NaN where there is nothing to measure."""
+    """The metric; NaN if there is no data for it."""
     low: float
     high: float
 
@@ -65,10 +65,10 @@ def bootstrap_weights(num_images: int, num_resamples: int | None = None, *, seed
 
     Args:
         num_images: N.
-        num_resamples: R; None: 1000, or 200 of more than 2000 images.
+        num_resamples: R; None: 1000, or 200 for more than 2000 images.
     Returns:
-        (1 + R, N) float64: how often each image counts. In the first row every image counts once, so that the first of
-        each metric's values is the metric itself.
+        (1 + R, N) float64: how often each image counts. In the first row every image counts once, so that the first
+            value of each metric is the metric itself.
     """
     if num_resamples is None:
         num_resamples = NUM_RESAMPLES if num_images <= LARGE else NUM_RESAMPLES_LARGE
@@ -83,7 +83,7 @@ def estimate(values: np.ndarray, level: float = LEVEL) -> Estimate:
     """Return the metric and the percentile interval of its resamples.
 
     Args:
-        values: (1 + R,), the first being the metric itself; resamples that are NaN are left out.
+        values: (1 + R,), the first being the metric itself; resamples that are NaN are ignored.
     """
     resampled = values[1:][np.isfinite(values[1:])]
     if not np.isfinite(values[0]) or not len(resampled):
@@ -93,40 +93,40 @@ def estimate(values: np.ndarray, level: float = LEVEL) -> Estimate:
 
 
 def estimates(values: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
-    """Return metric -> estimate."""
+    """Return the estimate of each metric, by metric name."""
     return {name: estimate(resampled) for name, resampled in values.items()}
 
 
 class Difference(NamedTuple):
-    """How much higher a metric of one model is than that of another, on the same images."""
+    """By how much a metric of one model exceeds that of another on the same images."""
 
     first: float
     second: float
     difference: Estimate
-    """Second minus first, with the interval of paired resamples."""
+    """The second model's metric minus the first's, with the interval of paired resamples."""
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Whether the interval excludes zero."""
         return self.difference.low > 0 or self.difference.high < 0
 
 
 def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
-    """Compare two metrics, (1 + R,) each, of the same resamples."""
+    """Compare two metrics, (1 + R,) each, computed from the same resamples."""
     return Difference(float(first[0]), float(second[0]), estimate(second - first))
 
 
 def weighted_ratio(weights: np.ndarray, part: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Return (R, …) sums of `part` over those of `total`, both (N, …), where image i counts weights[r, i] times.
+    """Return the sums of `part` over those of `total`, (R, …), where image i counts weights[r, i] times.
 
-    NaN where the total is zero.
+    `part` and `total` are (N, …). The result is NaN where the total is zero.
     """
     parts, totals = (np.tensordot(weights, np.asarray(x, np.float64), 1) for x in (part, total))
     return np.divide(parts, totals, out=np.full(parts.shape, np.nan), where=totals > 0)
 
 
 def mean_of_finite(values: np.ndarray, axis: int = 1) -> np.ndarray:
-    """Return means along an axis without NaN; NaN where there is nothing else."""
+    """Return the means along an axis, ignoring NaN; NaN if there is no other value."""
     finite = np.isfinite(values)
     count = finite.sum(axis=axis)
     total = np.where(finite, values, 0.0).sum(axis=axis)

@@ -1,10 +1,10 @@
 """Metrics of captions against several references: BLEU, ROUGE-L and CIDEr-D.
 
 BLEU, ROUGE-L and CIDEr-D are defined as the COCO caption evaluation computes them
-(Chen et al. 2015, https://arxiv.org/abs/1504.00325). They differ from it by the tokeniser alone; see
+(Chen et al. 2015, https://arxiv.org/abs/1504.00325). Only the tokeniser differs from it; see
 `tokenize_caption`.
 
-Throughout, `candidates` are N captions and `references` N lists of one caption or more, all lists of tokens.
+Throughout, `candidates` are N captions and `references` N lists of one or more captions; a caption is a list of tokens.
 """
 
 import math
@@ -32,11 +32,12 @@ _PUNCTUATION = frozenset("'\"`.?!,:;-–—…()[]{}“”„")
 
 
 def tokenize_caption(text: str) -> list[str]:
-    """Split text into lower-case words without punctuation, after the rules of the Penn Treebank.
+    """Split text into lower-case words without punctuation, following the rules of the Penn Treebank.
 
-    Clitics stand alone (it 's, do n't), hyphenated words and numbers (3,000) are one token. Brackets, quotes, dashes
+    Clitics become tokens (it 's, do n't); hyphenated words and numbers (3,000) are one token. Brackets, quotes, dashes
     and marks that end or divide a sentence are left out; symbols (&, %, $) are tokens. The COCO evaluation runs
-    Stanford's tokeniser, which does the same but also knows abbreviations (the period of "st." stays there), emoticons
+    Stanford's tokeniser, which does the same but also recognises abbreviations (it keeps the period of "st."),
+    emoticons
     and addresses.
     """
     text = text.lower().replace("’", "'").replace("‘", "'").replace("cannot", "can not")
@@ -46,14 +47,18 @@ def tokenize_caption(text: str) -> list[str]:
 def bleu(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> list[float]:
     """Return BLEU-1 to BLEU-4 of a corpus (Papineni et al. 2002), in 0..1.
 
-    An n-gram counts as often as the reference that has it most. The brevity penalty compares with the
-    reference nearest in length, the shorter of two. Nothing is smoothed: without a matching n-gram the score is 0.
+    An n-gram counts at most as often as it occurs in the reference that has it most. The brevity penalty compares with
+    the
+    reference nearest in length, the shorter one of two. There is no smoothing: without a matching n-gram the score is
+    0.
     """
     return bleu_of_counts(bleu_counts(candidates, references).sum(axis=0)[None])[0].tolist()
 
 
 def bleu_counts(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> np.ndarray:
-    """Return (N, 10) of each candidate: matching n-grams of 1 to 4 tokens, all of them, tokens, the reference's."""
+    """Return the counts of each candidate, (N, 10): matching n-grams of 1 to 4 tokens, all such n-grams, tokens, and
+    the
+    reference's tokens."""
     counts = np.zeros((len(candidates), 2 * MAX_N + 2))
     for row, candidate, image_references in zip(counts, candidates, references, strict=True):
         most: Counts = Counter()
@@ -68,7 +73,7 @@ def bleu_counts(candidates: Sequence[Tokens], references: Sequence[Sequence[Toke
 
 
 def bleu_of_counts(counts: np.ndarray) -> np.ndarray:
-    """Return (R, 4) BLEU-1 to BLEU-4 of corpora whose candidates' `bleu_counts` sum up to (R, 10)."""
+    """Return BLEU-1 to BLEU-4, (R, 4), of corpora from the sums of their candidates' `bleu_counts`, (R, 10)."""
     matched, proposed, (length, reference_length) = counts[:, :MAX_N], counts[:, MAX_N : 2 * MAX_N], counts[:, -2:].T
     brevity = np.minimum(0.0, 1 - reference_length / np.maximum(length, 1))
     precisions = np.divide(matched, proposed, out=np.zeros(matched.shape), where=proposed > 0)
@@ -85,10 +90,10 @@ def ngrams(tokens: Tokens) -> Counts:
 def rouge_l(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], *, beta: float = 1.2) -> list[float]:
     """Return ROUGE-L of each candidate (Lin 2004), in 0..1: an F-measure of the longest common subsequence.
 
-    Precision and recall are each the best over the references, which need not be the same one.
+    Precision and recall are each the best over the references, not necessarily from the same one.
 
     Args:
-        beta: how much more recall weighs than precision.
+        beta: how much more recall weighs than precision in the F-measure.
     """
     scores = []
     for candidate, image_references in zip(candidates, references, strict=True):
@@ -101,7 +106,7 @@ def rouge_l(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
 
 
 def _longest_common(a: Tokens, b: Tokens) -> int:
-    """Return the length of the longest subsequence that both have."""
+    """Return the length of the longest common subsequence."""
     row = [0] * (len(b) + 1)
     for word in a:
         before = 0
@@ -115,13 +120,15 @@ def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
 
     Cosine of the n-grams' TF-IDF vectors, clipped to the reference's and damped by the difference of the lengths, times
     10; the mean over the references and over n of one to four. An n-gram's document frequency is the number of images
-    in `references` of which any reference has it, so a score holds within a set of images, and of one image it is 0.
+    in `references` with at least one reference that has it, so a score is only valid within a set of images, and is 0
+    for a
+    single image.
 
-    Means over images are what is reported: about 1.0 for good models on COCO. A candidate that repeats one of five
+    What is reported is the mean over images: about 1.0 for good models on COCO. A candidate that repeats one of five
     references gets 2 from that one alone.
 
     Args:
-        sigma: of the Gaussian of the lengths' difference, tokens.
+        sigma: standard deviation, in tokens, of the Gaussian that damps differences in length.
     """
     counted = [[ngrams(reference) for reference in image_references] for image_references in references]
     frequency = Counter(ngram for image_counts in counted for ngram in set().union(*image_counts))
@@ -141,7 +148,7 @@ def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
 
 
 def _clipped_cosines(a: dict[tuple[str, ...], float], b: dict[tuple[str, ...], float]) -> np.ndarray:
-    """Return (4,), one for each length of n-grams; `a` counts no further than `b`."""
+    """Return the cosines for each n-gram length, (4,), with the counts of `a` clipped to those of `b`."""
     products, norms_a, norms_b = np.zeros((3, MAX_N))
     for ngram, value in a.items():
         norms_a[len(ngram) - 1] += value**2

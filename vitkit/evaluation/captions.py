@@ -1,4 +1,4 @@
-"""Metrics of captioning, against all references of each image."""
+"""Captioning metrics, against all references of each image."""
 
 import json
 import logging
@@ -21,23 +21,24 @@ logger = logging.getLogger("vitkit")
 
 @runtime_checkable
 class CaptionedDataset(HasImageIds, HasReferences, Protocol):
-    """What the evaluator needs of a dataset."""
+    """What the evaluator requires of a dataset."""
 
 
 @EVALUATORS.register
 class CaptionEvaluator(SampleEvaluator):
     """BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D; see `vitkit.evaluation.caption_metrics`.
 
-    Every image of the dataset counts, with all its references: one without a prediction has an empty caption. CIDEr-D
-    is as the COCO evaluation reports it, up to 10 and about 1.0 for good models; all others are in 0..1. "exact_match"
-    is the part of the captions that equal a reference, word for word.
+    Every image of the dataset counts, with all its references; an image without a prediction counts as having an empty
+    caption. CIDEr-D is scaled as the COCO evaluation reports it, up to 10 and about 1.0 for good models; all others are
+    in
+    0..1. "exact_match" is the fraction of captions that equal a reference word for word.
 
     Args:
         dataset: the evaluated dataset.
     """
 
     per_class_metric = "CIDEr-D"
-    """What `per_class` gives."""
+    """The metric that `per_class` returns."""
 
     def __init__(self, dataset: CaptionedDataset):
         if not isinstance(dataset, CaptionedDataset):
@@ -50,13 +51,13 @@ class CaptionEvaluator(SampleEvaluator):
         self._statistics: CaptionStatistics | None = None
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Add one batch; an image that was seen before is left out.
+        """Add one batch; images that were seen before are ignored.
 
         Args:
-            predictions: `text` of each image.
+            predictions: `text` for each image.
             targets: the same images' targets, of which only `image_id` is read.
         Raises:
-            ConfigError: the model writes no text.
+            ConfigError: the model's predictions have no text.
         """
         for prediction, target in zip(predictions, targets, strict=True):
             if "text" not in prediction:
@@ -67,7 +68,7 @@ class CaptionEvaluator(SampleEvaluator):
             self.answers.setdefault(target["image_id"], prediction["text"])
 
     def _compute(self) -> dict[str, float]:
-        """The corpus's metrics; CIDEr-D of each image is stored for `per_class`."""
+        """Return the metrics of the corpus; CIDEr-D of each image is stored for `per_class`."""
         ids = list(self.dataset.image_ids)
         missing = len(ids) - len(self.answers)
         if missing:
@@ -88,13 +89,13 @@ class CaptionEvaluator(SampleEvaluator):
         }
 
     def statistics(self) -> CaptionStatistics:
-        """Return what each image adds to the metrics of the last `compute()`."""
+        """Return each image's contribution to the metrics of the last `compute()`."""
         if self._statistics is None:
             raise ValueError("CaptionEvaluator.statistics: call compute() first.")
         return self._statistics
 
     def _table_lines(self) -> list[str]:
-        """A line for each metric, and what they are of."""
+        """Return a line for each metric, and one that says what they were computed from."""
         percent = {name: f"{100 * value:.1f} %" for name, value in self.metrics.items()}
         percent["CIDEr-D"] = f"{self.metrics['CIDEr-D']:.3f}"
         width = max(map(len, percent))
@@ -110,7 +111,7 @@ class CaptionEvaluator(SampleEvaluator):
         return {str(image_id): score for image_id, score in zip(self.dataset.image_ids, self._cider)}
 
     def write_results(self, path: str | Path) -> list[Path]:
-        """Write the captions in COCO's results format, a list of image_id and caption, which other tools score too.
+        """Write the captions in COCO's results format, a list of image_id and caption, which other tools also evaluate.
 
         Returns:
             the file.
@@ -125,10 +126,10 @@ class CaptionEvaluator(SampleEvaluator):
         return [path]
 
     def load_results(self, path: str | Path) -> None:
-        """Read captions that were written before, in place of `update`.
+        """Read captions that were written earlier, in place of `update`.
 
         Raises:
-            DataError: no such file, not in that format, an unknown image, or one that occurs twice.
+            DataError: no such file, not in that format, an unknown image, or an image that occurs twice.
         """
         results = read_results(path)
         image_ids = {int(image_id) for image_id in self.dataset.image_ids}

@@ -1,4 +1,4 @@
-"""Accuracy and confusions of image classification."""
+"""Accuracy and confusion matrix of image classification."""
 
 import json
 from collections import defaultdict
@@ -20,12 +20,12 @@ from vitkit.protocols import HasClasses, HasImageIds
 from vitkit.registry import EVALUATORS
 
 _NUM_BEST = 5
-_MOST_NAMED = 40  # more classes are not named in the figure
-_MOST_COUNTED = 20  # nor are images counted in its cells
+_MOST_NAMED = 40  # with more classes, the figure does not name them
+_MOST_COUNTED = 20  # with more classes, the figure's cells show no counts
 
 
 class ClassifiedDataset(HasClasses, HasImageIds, Protocol):
-    """What the evaluator needs of a dataset."""
+    """What the evaluator requires of a dataset."""
 
 
 class _Answer(NamedTuple):
@@ -37,29 +37,30 @@ class _Answer(NamedTuple):
 
 @EVALUATORS.register
 class ClassificationEvaluator(SampleEvaluator):
-    """Top-1 and top-5 accuracy, and which classes are taken for which.
+    """Top-1 and top-5 accuracy, and the confusions between classes.
 
-    Every image of the dataset counts once: one without a prediction counts as wrong.
+    Every image of the dataset counts once; an image without a prediction counts as wrong.
 
     Args:
         dataset: the evaluated dataset.
     """
 
     per_class_metric = "accuracy"
-    """What `per_class` gives."""
+    """The metric that `per_class` returns."""
 
     def __init__(self, dataset: ClassifiedDataset):
         super().__init__(dataset)
         self._noun = getattr(dataset, "noun", "images")
 
     def update(self, predictions: Sequence[Mapping[str, Tensor]], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Add one batch; an image that was seen before is left out.
+        """Add one batch; images that were seen before are ignored.
 
         Args:
-            predictions: class_scores (C,) each. Those of one image_id, such as several views of a video, are averaged.
-            targets: the same images' `image_id` and `label`.
+            predictions: class_scores (C,) each. Those with the same image_id, such as several views of a video, are
+                averaged.
+            targets: `image_id` and `label` of the same images.
         Raises:
-            DataError: there are not as many scores as the dataset has classes.
+            DataError: the number of scores is not the dataset's number of classes.
         """
         if not targets:
             return
@@ -79,14 +80,15 @@ class ClassificationEvaluator(SampleEvaluator):
             self.answers.setdefault(image_id, _Answer(label, best, best_scores))
 
     def _compute(self) -> dict[str, float]:
-        """top1 and top5 in 0..1."""
+        """Return top1 and top5, in 0..1."""
         answers, num_images = self.answers.values(), len(self.dataset.image_ids)
         top1 = sum(answer.label == answer.best[0] for answer in answers)
         top5 = sum(answer.label in answer.best for answer in answers)
         return {"top1": top1 / num_images, "top5": top5 / num_images}
 
     def confusion_matrix(self) -> np.ndarray:
-        """Return (C, C) int64: images of the row's class that were taken for the column's."""
+        """Return the (C, C) int64 counts of images whose class is the row's and that were classified as the
+        column's."""
         num_classes = len(self.dataset.classes)
         matrix = np.zeros((num_classes, num_classes), np.int64)
         for answer in self.answers.values():
@@ -94,7 +96,7 @@ class ClassificationEvaluator(SampleEvaluator):
         return matrix
 
     def statistics(self) -> ClassificationStatistics:
-        """Return what each image adds to the metrics of the last `compute()`."""
+        """Return each image's contribution to the metrics of the last `compute()`."""
         ids = list(self.dataset.image_ids)
         width = min(_NUM_BEST, len(self.dataset.classes))
         labels, best, scores = np.full(len(ids), -1), np.full((len(ids), width), -2), np.zeros((len(ids), width))
@@ -104,7 +106,7 @@ class ClassificationEvaluator(SampleEvaluator):
         return ClassificationStatistics(ids, self.dataset.classes, labels, best, scores)
 
     def _table_lines(self) -> list[str]:
-        """The accuracies and the most frequent confusions."""
+        """Return the accuracies and the most frequent confusions."""
         names, matrix = self.dataset.classes, self.confusion_matrix()
         lines = [
             f"top-1 accuracy {self.metrics['top1']:.4f}   top-5 accuracy {self.metrics['top5']:.4f}   "
@@ -118,13 +120,13 @@ class ClassificationEvaluator(SampleEvaluator):
         return lines
 
     def per_class(self) -> dict[str, float]:
-        """Return class name -> part of its images that are right, -1 for a class without images."""
+        """Return class name -> fraction of its images classified correctly, -1 for a class without images."""
         matrix = self.confusion_matrix()
         correct, total = matrix.diagonal(), matrix.sum(axis=1)
         return {name: float(c / n) if n else -1.0 for name, c, n in zip(self.dataset.classes, correct, total)}
 
     def write_results(self, path: str | Path) -> list[Path]:
-        """Write metrics, confusion matrix and best classes of each image as JSON, and the matrix as a figure.
+        """Write metrics, confusion matrix and each image's best classes as JSON, and the matrix as a figure.
 
         Returns:
             the files: `path`, and NAME_confusion.png for NAME.json.
@@ -150,7 +152,7 @@ class ClassificationEvaluator(SampleEvaluator):
         """Read what `write_results` wrote, in place of `update`.
 
         Raises:
-            DataError: the file is missing or wrong, or is of other images or classes.
+            DataError: the file is missing or invalid, or is for other images or classes.
         """
         content = read_results(path)
         label_of = {name: label for label, name in enumerate(self.dataset.classes)}
@@ -178,7 +180,7 @@ class ClassificationEvaluator(SampleEvaluator):
 
 
 def _classes_of(image: Any, label_of: Mapping[str, int]) -> _Answer | None:
-    """Return what an entry of a results file says; None if it is wrong."""
+    """Return the answer in an entry of a results file, or None if the entry is invalid."""
     if not isinstance(image, dict) or not isinstance(image.get("image_id"), int | str):
         return None
     names, scores = image.get("predicted"), image.get("scores")
@@ -198,12 +200,12 @@ def _classes_of(image: Any, label_of: Mapping[str, int]) -> _Answer | None:
 def draw_confusion_matrix(
     matrix: np.ndarray, class_names: Sequence[str], path: str | Path, *, what: str = "images"
 ) -> None:
-    """Save a PNG: a row for each class, its images' parts by predicted class, from white to dark.
+    """Save the confusion matrix as a PNG: each cell is the fraction of its row's images, from white to dark.
 
     Args:
         matrix: (C, C) counts, rows true, columns predicted.
-        class_names: C names, written where there are few.
-        path: of the PNG.
+        class_names: C names, shown if there are few.
+        path: path of the PNG.
         what: what is counted, in the plural.
     """
     num_classes = len(class_names)
@@ -211,7 +213,7 @@ def draw_confusion_matrix(
     side = min(4.0 + 0.3 * num_classes, 12.0)
     figure = Figure(figsize=(side + 1, side), layout="constrained")
     axes = figure.subplots()
-    # Confusions are rare, and a linear scale would show the diagonal alone.
+    # Confusions are rare: on a linear scale only the diagonal would be visible.
     least = 10 ** np.floor(np.log10(1 / max(matrix.sum(axis=1).max(), 10)))
     shown = axes.imshow(np.where(parts > 0, parts, np.nan), cmap="Blues", norm=LogNorm(least, 1.0))
     figure.colorbar(shown, ax=axes, label=f"part of the class's {what}", shrink=0.8)

@@ -1,4 +1,4 @@
-"""COCO's metrics of boxes and masks, computed by pycocotools (Lin et al. 2014, https://arxiv.org/abs/1405.0312)."""
+"""COCO's box and mask metrics, computed by pycocotools (Lin et al. 2014, https://arxiv.org/abs/1405.0312)."""
 
 import contextlib
 import io
@@ -24,40 +24,41 @@ from vitkit.registry import EVALUATORS
 from vitkit.structures import Detections, DetectionTarget, Instances, ScoreThresholds
 
 METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-"""In the order of COCOeval's statistics."""
+"""The twelve COCO metrics, in the order of COCOeval's statistics."""
 IOU_TYPES = ("bbox", "segm")
-_CHUNK = 16  # masks that are encoded as run lengths at once
+_CHUNK = 16  # number of masks that are run-length encoded at once
 
 
 class CocoDataset(HasCategoryIds, HasImageIds, HasGroundTruth, Protocol):
-    """What the evaluator needs of a dataset."""
+    """What the evaluator requires of a dataset."""
 
 
 class _Predictions(NamedTuple):
     """The predictions for one image."""
 
     category_ids: np.ndarray
-    """(N,) int64, raw."""
+    """(N,) int64 raw category ids."""
     boxes_xywh: np.ndarray
-    """(N, 4) float32, pixels."""
+    """(N, 4) float32, in pixels."""
     scores: np.ndarray
     """(N,) float32."""
     masks: list[dict[str, Any]] | None
-    """N masks as compressed run lengths."""
+    """N masks as compressed run lengths; None if masks are not evaluated."""
 
 
 @EVALUATORS.register
 class CocoEvaluator(SampleEvaluator):
-    """The twelve COCO numbers of detected boxes, of instance masks, or of both.
+    """The twelve COCO metrics of detected boxes, of instance masks, or of both.
 
-    Every image of the dataset counts: one without predictions counts as missed. Masks are stored as run lengths.
+    Every image of the dataset counts; all objects of an image without predictions are missed. Masks are stored as run
+    lengths.
 
     Args:
-        dataset: the evaluated dataset; `ground_truth()` is in COCO's format, every annotation with area and iscrowd,
-            and for masks with a segmentation.
-        iou_types: what overlaps are computed of: "bbox", "segm" or both.
+        dataset: the evaluated dataset; `ground_truth()` is in COCO's format, every annotation with area and iscrowd
+            and, if masks are evaluated, a segmentation.
+        iou_types: what IoU is computed for: "bbox", "segm" or both.
     Raises:
-        ConfigError: an unknown IoU type.
+        ConfigError: an IoU type is unknown.
     """
 
     def __init__(self, dataset: CocoDataset, *, iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",)):
@@ -69,14 +70,14 @@ class CocoEvaluator(SampleEvaluator):
         self._evaluations: dict[str, COCOeval] = {}
 
     def update(self, predictions: Sequence[Detections | Instances], targets: Sequence[DetectionTarget]) -> None:
-        """Add one batch; an image that was seen before is left out.
+        """Add one batch; images that were seen before are ignored.
 
         Args:
-            predictions: in pixels of the original images; with masks, if they are evaluated.
+            predictions: in pixels of the original images; with masks if masks are evaluated.
             targets: the same images' targets, of which only `image_id` is read.
         Raises:
             DataError: a predicted label is not one of the dataset's classes.
-            ConfigError: the model predicts no masks, and they are to be evaluated.
+            ConfigError: masks are to be evaluated, but the model predicts none.
         """
         for prediction, target in zip(predictions, targets, strict=True):
             image_id = int(target["image_id"])
@@ -102,10 +103,10 @@ class CocoEvaluator(SampleEvaluator):
             self.answers[image_id] = _Predictions(self._category_ids[labels], boxes_xywh, scores, masks)
 
     def _compute(self) -> dict[str, float]:
-        """bbox/AP, bbox/AP50, … segm/ARl in 0..1, and -1 where no object of that size exists, as pycocotools prints.
+        """Return bbox/AP, bbox/AP50, … segm/ARl in 0..1; -1, as in pycocotools, where there is no object of that size.
 
         Raises:
-            DataError: masks are evaluated and an annotation has none.
+            DataError: masks are evaluated, but an annotation has none.
         """
         truth = self.dataset.ground_truth()
         results = self.results()
@@ -139,7 +140,7 @@ class CocoEvaluator(SampleEvaluator):
         return evaluation
 
     def _table_lines(self) -> list[str]:
-        """A line for each IoU type, below the names of the numbers."""
+        """Return a line for each IoU type, below the names of the metrics."""
         lines = ["".join(f"{name:>7}" for name in ("", *METRICS))]
         for iou_type in self.iou_types:
             values = (self.metrics[f"{iou_type}/{name}"] for name in METRICS)
@@ -147,7 +148,7 @@ class CocoEvaluator(SampleEvaluator):
         return lines
 
     def per_class(self) -> dict[str, float]:
-        """Return class name -> AP of the last `compute()`, of masks if they were evaluated.
+        """Return class name -> AP of the last `compute()`, for masks if they were evaluated.
 
         It is -1 for a class without objects; the dict is empty on other processes.
         """
@@ -155,16 +156,17 @@ class CocoEvaluator(SampleEvaluator):
             return {}
         evaluation = self._evaluations.get("segm") or self._evaluations["bbox"]
         precision = evaluation.eval["precision"][:, :, :, 0, -1]  # (IoU, recall, class), all sizes, 100 boxes
-        # COCOeval sorts the classes by id; without objects a class has precision -1 throughout.
+        # COCOeval sorts the classes by id; a class without objects has precision -1 throughout.
         by_id = dict(zip(evaluation.params.catIds, precision.mean(axis=(0, 1)).tolist(), strict=True))
         return {name: by_id[category_id] for name, category_id in zip(self.dataset.classes, self._category_ids)}
 
     def details(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-        """Return AP, AP50, AP75 and AR of the last `compute()` by class and by size, of masks if they were evaluated.
+        """Return AP, AP50, AP75 and AR of the last `compute()` by class and by size, for masks if they were evaluated.
 
         Returns:
-            class name -> numbers, also APs, APm and APl; "small", "medium", "large" -> numbers; each with `objects`,
-            their number. -1 where there is no object; empty on other processes.
+            class name -> metrics, including APs, APm and APl; "small", "medium", "large" -> metrics; each with
+            `objects`,
+                the number of objects. -1 where there is no object; empty on other processes.
         """
         if not self._evaluations:
             return {}, {}
@@ -194,20 +196,21 @@ class CocoEvaluator(SampleEvaluator):
         )
 
     def statistics(self, iou_type: str | None = None) -> DetectionStatistics:
-        """Return what each image adds to the metrics of the last `compute()`.
+        """Return each image's contribution to the metrics of the last `compute()`.
 
         Args:
-            iou_type: None: of masks if they were evaluated, else of boxes.
+            iou_type: None: masks if they were evaluated, else boxes.
         """
         evaluation = self._evaluations[iou_type or ("segm" if "segm" in self.iou_types else "bbox")]
         return DetectionStatistics(evaluation, self._category_ids.tolist(), self.dataset.classes)
 
     def score_thresholds(self) -> ScoreThresholds | None:
-        """Return the scores with the highest F1 in the last `compute()`, over all classes and of each class.
+        """Return the thresholds with the highest F1 in the last `compute()`, over all classes and for each class.
 
-        A prediction is right if its IoU with an object of its class is at least 0.5, of masks if they were evaluated. A
-        threshold lies halfway to the next lower score, so that rounding does not decide. Classes of which nothing is
-        right have none of their own. Returns None if no prediction is right, and on other processes.
+        A prediction is correct if its IoU (of masks if they were evaluated) with an object of its class is at least
+        0.5. A
+        threshold lies halfway to the next lower score, so that it is robust to rounding. Classes without a correct
+        prediction get no threshold of their own. Returns None if no prediction is correct, and on other processes.
         """
         if not self._evaluations:
             return None
@@ -222,7 +225,7 @@ class CocoEvaluator(SampleEvaluator):
     def results(self) -> list[dict[str, Any]]:
         """Return all predictions in COCO's result format, sorted by image.
 
-        Category ids are the dataset's own, boxes are xywh in pixels, and masks are run lengths.
+        Category ids are the dataset's raw ones, boxes are xywh in pixels, and masks are run lengths.
         """
         results = []
         for image_id, predictions in sorted(self.answers.items()):
@@ -239,12 +242,12 @@ class CocoEvaluator(SampleEvaluator):
         Path(path).write_text(json.dumps(self.results()), encoding="utf-8")
 
     def load_results(self, path: str | Path) -> None:
-        """Read predictions that were written before, in place of `update`.
+        """Read predictions that were written earlier, in place of `update`.
 
         Args:
             path: a JSON file in COCO's result format.
         Raises:
-            DataError: the file is missing or wrong, or of other images or classes.
+            DataError: the file is missing or invalid, or is for other images or classes.
         """
         has_masks = "segm" in self.iou_types
         image_ids = {int(image_id) for image_id in self.dataset.image_ids}
@@ -273,22 +276,22 @@ class CocoEvaluator(SampleEvaluator):
 
 
 class _Matches(NamedTuple):
-    """Predictions of a class in all images."""
+    """The predictions of one class in all images, matched to objects."""
 
     scores: np.ndarray
-    """(N,) float64; those on crowds are left out."""
+    """(N,) float64; predictions on crowds are left out."""
     right: np.ndarray
-    """(N,) bool."""
+    """(N,) bool, whether each prediction is correct."""
     num_objects: int
-    """That are no crowds."""
+    """Number of objects that are not crowds."""
 
 
 def _matches_at_50(evaluation: COCOeval) -> dict[int, _Matches]:
-    """Return by category id what COCOeval has matched at an IoU of 0.5, in objects of all sizes."""
+    """Return the matches that COCOeval made at an IoU of 0.5 with objects of all sizes, by category id."""
     num_images, num_sizes = len(evaluation.params.imgIds), len(evaluation.params.areaRng)
     matches = {}
     for k, category_id in enumerate(evaluation.params.catIds):
-        start = k * num_sizes * num_images  # by class, size and image; the first size is all
+        start = k * num_sizes * num_images  # ordered by class, size and image; the first size is "all"
         images = [image for image in evaluation.evalImgs[start : start + num_images] if image is not None]
         counted = [~image["dtIgnore"][0].astype(bool) for image in images]
         scores = [np.asarray(image["dtScores"], np.float64)[keep] for image, keep in zip(images, counted)]
@@ -302,7 +305,7 @@ def _matches_at_50(evaluation: COCOeval) -> dict[int, _Matches]:
 
 
 def _best_threshold(scores: np.ndarray, right: np.ndarray, num_objects: int) -> float | None:
-    """Return the threshold with the highest F1, halfway to the next lower score; None if nothing is right."""
+    """Return the threshold with the highest F1, halfway to the next lower score; None if no prediction is correct."""
     if not right.any():
         return None
     threshold = best_row(scores, right, num_objects).threshold
@@ -310,7 +313,7 @@ def _best_threshold(scores: np.ndarray, right: np.ndarray, num_objects: int) -> 
 
 
 def _numbers(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
-    """Average (IoU, ...) precisions and recalls, which are -1 where there is nothing."""
+    """Average (IoU, ...) precisions and recalls, ignoring entries of -1, which have no objects."""
     return {
         "AP": _mean_of_valid(precision),
         "AP50": _mean_of_valid(precision[0]),
@@ -325,7 +328,7 @@ def _mean_of_valid(values: np.ndarray) -> float:
 
 
 def _check_mask_sizes(truth: dict[str, Any], results: list[dict[str, Any]]) -> None:
-    """Check that predicted masks cover their images: pycocotools never ends where they do not."""
+    """Check that predicted masks have the sizes of their images: otherwise pycocotools would never return."""
     sizes = {image["id"]: [image["height"], image["width"]] for image in truth["images"]}
     for result in results:
         got, expected = result["segmentation"]["size"], sizes[result["image_id"]]
@@ -340,10 +343,10 @@ _TITLES = {"bbox": "boxes", "segm": "masks"}
 
 
 def masks_to_rle(masks: Tensor) -> list[dict[str, Any]]:
-    """Return (N, H, W) bool masks as COCO's compressed run lengths, as text, which JSON holds."""
+    """Return (N, H, W) bool masks as COCO's compressed run lengths, in text form as in JSON."""
     encoded = []
     for chunk in masks.split(_CHUNK):
-        # Run lengths go down the columns: (N, W, H) in memory is (H, W, N) in Fortran's order.
+        # Run lengths go down the columns: (N, W, H) in memory is (H, W, N) in Fortran order.
         columns = chunk.transpose(1, 2).contiguous().cpu().numpy().view(np.uint8)
         encoded += coco_mask.encode(columns.transpose(2, 1, 0))
     return [{"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")} for rle in encoded]
@@ -352,7 +355,7 @@ def masks_to_rle(masks: Tensor) -> list[dict[str, Any]]:
 def _indexed(truth: dict[str, Any], annotations: list[dict[str, Any]]) -> COCO:
     """Return pycocotools' index of annotations; its own `loadRes` fails on an empty list."""
     coco = COCO()
-    # Copies, since COCOeval writes into them, with ids from 1, since it takes id 0 for "not matched".
+    # Copies, since COCOeval writes into them; ids start from 1, since it takes id 0 for "not matched".
     numbered = [{**annotation, "id": number} for number, annotation in enumerate(annotations, start=1)]
     coco.dataset = {"images": truth["images"], "categories": truth["categories"], "annotations": numbered}
     coco.createIndex()

@@ -1,4 +1,4 @@
-"""Several evaluators at once."""
+"""Runs several evaluators at once."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,8 +15,8 @@ class CombinedEvaluator:
     """Several evaluators of the same predictions, such as PQ, mask AP and mIoU of one panoptic model.
 
     Args:
-        dataset: the evaluated dataset, of which each asks what it needs.
-        evaluator: a list of their specs; `per_class` is the first's.
+        dataset: the evaluated dataset, with what each evaluator requires.
+        evaluator: a list of their specs; `per_class` is that of the first.
     Raises:
         ConfigError: the list is empty.
     """
@@ -29,12 +29,12 @@ class CombinedEvaluator:
         self.per_class_metric = first.per_class_metric if isinstance(first, NamesPerClassMetric) else "AP"
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Add one batch to each of them."""
+        """Add one batch to each evaluator."""
         for evaluator in self.evaluators:
             evaluator.update(predictions, targets)
 
     def gather(self) -> None:
-        """Bring all ranks' batches to the main process."""
+        """Gather the batches of all ranks on the main process."""
         for evaluator in self.evaluators:
             evaluator.gather()
 
@@ -43,15 +43,15 @@ class CombinedEvaluator:
         return {name: value for evaluator in self.evaluators for name, value in evaluator.compute().items()}
 
     def table(self) -> str:
-        """Return the tables one below the other; empty on other processes."""
+        """Return the evaluators' tables one below the other; empty on other processes."""
         return "\n\n".join(filter(None, (evaluator.table() for evaluator in self.evaluators)))
 
     def per_class(self) -> dict[str, float]:
-        """Return the first evaluator's figures."""
+        """Return the first evaluator's metric for each class."""
         return self.evaluators[0].per_class()
 
     def score_thresholds(self) -> ScoreThresholds | None:
-        """Return those of the first evaluator that finds any; see `CocoEvaluator`."""
+        """Return the thresholds of the first evaluator that has any; see `CocoEvaluator`."""
         found = (e.score_thresholds() for e in self.evaluators if isinstance(e, FindsThresholds))
         return next((thresholds for thresholds in found if thresholds is not None), None)
 
@@ -60,7 +60,7 @@ class CombinedEvaluator:
 
         Returns:
             the files: the first's `path`, the others' NAME_EVALUATOR.json beside it (NAME_EVALUATOR2.json and so on, if
-            there are several of a kind), and what belongs to them.
+                there are several of a kind), and any further files that the evaluators write.
         """
         written = []
         for evaluator, file in zip(self.evaluators, self._paths(path)):
@@ -68,10 +68,10 @@ class CombinedEvaluator:
         return written
 
     def load_results(self, path: str | Path) -> None:
-        """Read predictions that `write_results` wrote before, in place of `update`.
+        """Read predictions that `write_results` wrote earlier, in place of `update`.
 
         Raises:
-            DataError: a file is missing or wrong.
+            DataError: a file is missing or invalid.
         """
         for evaluator, file in zip(self.evaluators, self._paths(path)):
             evaluator.load_results(file)
@@ -79,7 +79,7 @@ class CombinedEvaluator:
     def _paths(self, path: str | Path) -> list[Path]:
         path = Path(path)
         names = [type(evaluator).__name__ for evaluator in self.evaluators]
-        # The second and later ones of a kind are numbered.
+        # The second and later evaluators of a kind are numbered.
         numbers = [names[1:k].count(name) + 1 for k, name in enumerate(names)]
         suffixes = [f"{name}{number if number > 1 else ''}" for name, number in zip(names, numbers)]
         return [path, *(path.with_name(f"{path.stem}_{suffix}.json") for suffix in suffixes[1:])]

@@ -1,6 +1,6 @@
-"""What a detector does at one score threshold: precision, recall and F1, and which classes it takes for which.
+"""Evaluates a detector at a single score threshold: precision, recall, F1 and the confusion matrix.
 
-Average precision is over all thresholds at once; who uses a detector has to choose one.
+Average precision covers all thresholds at once; a user of a detector has to choose one.
 """
 
 from collections import defaultdict
@@ -14,17 +14,17 @@ from vitkit.ops.segmentations import encode_segmentation
 
 IouType = Literal["bbox", "segm"]
 MATCHED = 0.5
-"""Least IoU of a prediction with the object that it is right about."""
+"""Lowest IoU with an object at which a prediction can be correct."""
 
 
 class ThresholdRow(NamedTuple):
-    """Predictions from a score on, over all classes."""
+    """Metrics over all classes of the predictions at or above a score."""
 
     threshold: float
     precision: float
-    """Right predictions of all predictions; 1 where there is none."""
+    """Fraction of predictions that are correct; 1 if there are none."""
     recall: float
-    """Objects that were found of all objects; 0 where there is none."""
+    """Fraction of objects that are detected; 0 if there are none."""
     f1: float
     right: int
     wrong: int
@@ -39,17 +39,19 @@ def threshold_rows(
     iou_type: IouType = "bbox",
     iou: float = MATCHED,
 ) -> list[ThresholdRow]:
-    """Precision, recall and F1 at each threshold.
+    """Compute precision, recall and F1 at each threshold.
 
-    In each image and class predictions are matched best score first, each to the free object that it overlaps most;
-    those on a crowd count neither way. So which objects are found at a threshold depends on no prediction below it.
+    Within each image and class, predictions are matched in order of decreasing score, each to the unmatched object that
+    it
+    overlaps most; those on a crowd are ignored. So which objects are detected at a threshold depends on no prediction
+    below it.
 
     Args:
-        truth: in COCO's format, as `ground_truth()` of a dataset.
+        truth: annotations in COCO's format, as from `ground_truth()` of a dataset.
         results: predictions in COCO's result format.
         thresholds: scores in 0..1.
-        iou_type: boxes or masks.
-        iou: the least that matches.
+        iou_type: whether IoU is computed for boxes or masks.
+        iou: lowest IoU of a match.
     """
     scores, right = match_by_class(truth, results, iou_type=iou_type, iou=iou)
     num_objects = sum(not annotation.get("iscrowd") for annotation in truth["annotations"])
@@ -67,26 +69,26 @@ def threshold_rows(
 def best_threshold(
     truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], *, iou_type: IouType = "bbox", iou: float = MATCHED
 ) -> ThresholdRow:
-    """The row with the highest F1, of all scores that occur; arguments as of `threshold_rows`."""
+    """Return the row with the highest F1 among all scores that occur; arguments as in `threshold_rows`."""
     scores, right = match_by_class(truth, results, iou_type=iou_type, iou=iou)
     num_objects = sum(not annotation.get("iscrowd") for annotation in truth["annotations"])
     return best_row(scores, right, num_objects)
 
 
 def best_row(scores: np.ndarray, right: np.ndarray, num_objects: int) -> ThresholdRow:
-    """The row with the highest F1, of all scores that occur; with none right, a row at 1.
+    """Return the row with the highest F1 among all scores that occur; if no prediction is correct, a row at 1.
 
     Args:
-        scores: (N,) float, of all predictions that count.
-        right: (N,) bool, whether each is.
-        num_objects: that are to be found.
+        scores: (N,) float, scores of all predictions that count.
+        right: (N,) bool, whether each prediction is correct.
+        num_objects: number of objects to detect.
     """
     if not len(scores) or not right.any():
         return ThresholdRow(1.0, 1.0, 0.0, 0.0, 0, 0, num_objects)
     order = np.argsort(-scores, kind="stable")
     num_right = right[order].cumsum()
     f1 = 2 * num_right / (np.arange(1, len(order) + 1) + num_objects)
-    # A threshold takes all predictions of a score or none.
+    # A threshold includes all predictions of the same score or none.
     last_of_score = np.append(scores[order][1:] != scores[order][:-1], True)
     best = int(np.where(last_of_score, f1, -1).argmax())
     precision, recall = num_right[best] / (best + 1), num_right[best] / num_objects
@@ -104,7 +106,10 @@ def best_row(scores: np.ndarray, right: np.ndarray, num_objects: int) -> Thresho
 def match_by_class(
     truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], *, iou_type: IouType, iou: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of all predictions that count, and whether each is right, (N,) float64 and bool; see `threshold_rows`."""
+    """Return the scores of all predictions that count, and whether each is correct, (N,) float64 and bool.
+
+    See `threshold_rows`.
+    """
     objects, predictions = defaultdict(list), defaultdict(list)
     for annotation in truth["annotations"]:
         objects[annotation["image_id"], annotation["category_id"]].append(annotation)
@@ -137,12 +142,12 @@ def overlaps_of(
     iou_type: IouType,
     size: tuple[int, int],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """IoU of predictions and objects; with a crowd the part of the prediction that lies on it.
+    """Compute the IoU of predictions and objects; for a crowd, the fraction of the prediction that lies on it.
 
     Args:
         size: (height, width) of the image.
     Returns:
-        (predictions, objects) float64, and which objects are crowds, bool.
+        (predictions, objects) float64, and a bool for each object, whether it is a crowd.
     """
     crowd = np.array([bool(annotation.get("iscrowd")) for annotation in objects], bool)
     if not predictions or not objects:
@@ -168,17 +173,17 @@ def confusion_matrix(
     iou_type: IouType = "bbox",
     iou: float = MATCHED,
 ) -> np.ndarray:
-    """Which classes are taken for which: here predictions are matched to objects of any class.
+    """Count which classes are confused with which; predictions are matched to objects of any class.
 
-    The pair that overlaps most is matched first. Predictions that are left and lie on a crowd are not counted.
+    The pair with the largest IoU is matched first. Unmatched predictions that lie on a crowd are not counted.
 
     Args:
         truth, results, iou_type, iou: see `threshold_rows`.
-        category_ids: raw ids in the order of the classes.
+        category_ids: raw category ids in the order of the classes.
         threshold: predictions with a lower score are not counted.
     Returns:
-        (C + 1, C + 1) int64: rows are true classes, columns predicted ones; the last row holds predictions where
-        nothing is, the last column objects that were missed.
+        (C + 1, C + 1) int64: rows are true classes, columns predicted ones; the last row counts predictions without an
+            object, the last column missed objects.
     """
     label_of = {raw: label for label, raw in enumerate(category_ids)}
     background = len(category_ids)
@@ -207,16 +212,16 @@ def confusion_matrix(
 def match_any_class(
     overlaps: np.ndarray, crowd: np.ndarray, scores: Sequence[float], iou: float
 ) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-    """Match the predictions of one image with objects of any class, the pair that overlaps most first.
+    """Match the predictions of one image with objects of any class, the pair with the largest IoU first.
 
     Args:
-        overlaps: (N, M) of predictions and objects.
-        crowd: (M,) bool.
-        scores: of the N predictions; of equal overlaps the higher score comes first.
-        iou: the least that matches.
+        overlaps: (N, M) IoU of predictions and objects.
+        crowd: (M,) bool, whether each object is a crowd.
+        scores: scores of the N predictions; among equal overlaps the higher score comes first.
+        iou: lowest IoU of a match.
     Returns:
-        pairs of a prediction and an object, predictions without an object, objects without a prediction. Predictions
-        that are left and lie on a crowd are in none of them.
+        pairs of a prediction and an object, predictions without an object, objects without a prediction. Unmatched
+            predictions that lie on a crowd are in none of them.
     """
     used, taken, pairs = set(), set(), []
     for i, j in overlapping_pairs(overlaps, crowd, scores, iou):
@@ -232,7 +237,7 @@ def match_any_class(
 def overlapping_pairs(
     overlaps: np.ndarray, crowd: np.ndarray, scores: Sequence[float], iou: float
 ) -> list[tuple[int, int]]:
-    """Return the pairs of a prediction and an object that may match, in the order of `match_any_class`."""
+    """Return the pairs of a prediction and an object that may be matched, in the order of `match_any_class`."""
     rank = np.empty(len(scores), np.int64)
     rank[np.argsort([-score for score in scores], kind="stable")] = np.arange(len(scores))
     candidates = np.argwhere((overlaps >= iou) & ~crowd)

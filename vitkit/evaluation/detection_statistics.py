@@ -1,7 +1,8 @@
-"""COCO's metrics of resampled images, from what COCOeval has matched once.
+"""COCO's metrics of resampled images, computed from a single matching by COCOeval.
 
-COCOeval matches each image by itself, and only then sorts the predictions of all images. So the matches are kept, and
-average precision of any resample is accumulated from them.
+COCOeval matches each image by itself, and only then sorts the predictions of all images. So the matches can be kept,
+and
+the average precision of any resample is accumulated from them.
 """
 
 from collections.abc import Sequence
@@ -13,31 +14,31 @@ from pycocotools.cocoeval import COCOeval
 from vitkit.evaluation.bootstrap import Scores, Values, mean_of_finite
 
 RECALLS = np.linspace(0.0, 1.0, 101)
-"""At which COCO averages precision, computed as pycocotools does."""
+"""The recalls at which COCO averages precision, computed as in pycocotools."""
 SIZES = ("small", "medium", "large")
 THRESHOLDS = np.round(np.linspace(0.0, 1.0, 101), 2)
-"""Scores at which precision, recall and F1 are given."""
+"""Scores at which precision, recall and F1 are computed."""
 CALIBRATED = 0.05
-"""Calibration is of predictions from this score on: of the many below nearly none is meant."""
+"""Calibration considers predictions from this score on; the many below are hardly meant as detections."""
 NUM_BINS = 10
-_CHUNK = 1 << 22  # numbers that are accumulated at once
+_CHUNK = 1 << 22  # number of values that are accumulated at once
 
 
 class Ranking(NamedTuple):
-    """Predictions of a class that count at one IoU, best first."""
+    """The predictions of a class that count at one IoU, best first."""
 
     scores: np.ndarray
     """(D,) float64."""
     image: np.ndarray
-    """(D,) int64 positions of their images."""
+    """(D,) int64 indices of the predictions' images."""
     right: np.ndarray
-    """(D,) bool."""
+    """(D,) bool, whether each prediction is correct."""
     num_objects: np.ndarray
-    """(N,) float64 objects of each image that are to be detected."""
+    """(N,) float64 number of objects to detect in each image."""
 
 
 def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
-    """Return (R,) AP at the ranking's IoU, as COCOeval has it for images that count `weights` (R, N) times.
+    """Return (R,) AP at the ranking's IoU, as COCOeval computes it, if images count `weights` (R, N) times.
 
     NaN where a resample has no object.
     """
@@ -49,24 +50,24 @@ def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
     hits = np.flatnonzero(ranking.right)
     precision_sum = np.zeros(len(weights))
     if len(hits):
-        counted = weights[:, ranking.image[: hits[-1] + 1]]  # what follows the last right one changes nothing
+        counted = weights[:, ranking.image[: hits[-1] + 1]]  # predictions after the last correct one change nothing
         num_right, num_predicted = counted[:, hits].cumsum(axis=1), counted.cumsum(axis=1)[:, hits]
         precision = num_right / (num_predicted + np.spacing(1))
         envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
         recall = num_right / np.maximum(num_objects, 1)[:, None]
-        # Each of COCO's recalls takes the precision where it is first reached.
+        # Each of COCO's recalls takes the precision at which it is first reached.
         reached = np.searchsorted(RECALLS, recall, side="right")
         precision_sum = (np.diff(reached, axis=1, prepend=0) * envelope).sum(axis=1)
     return np.where(num_objects > 0, precision_sum / len(RECALLS), np.nan)
 
 
 class DetectionStatistics:
-    """What each image adds to COCO's metrics; see `SampleStatistics`.
+    """The contribution of each image to COCO's metrics; see `SampleStatistics`.
 
     Args:
-        evaluation: after `evaluate`.
-        category_ids: raw ids of the classes, in their order.
-        class_names: C names.
+        evaluation: COCOeval after its `evaluate`.
+        category_ids: raw category ids in the order of the classes.
+        class_names: names of the C classes.
     """
 
     def __init__(self, evaluation: COCOeval, category_ids: Sequence[int], class_names: Sequence[str]):
@@ -84,7 +85,7 @@ class DetectionStatistics:
         """Return the predictions of a class.
 
         Args:
-            iou: position among `ious`; 0 is 0.5.
+            iou: index into `ious`; 0 is 0.5.
             size: 0 for objects of all sizes, 1 to 3 for `SIZES`.
         """
         if (label, size) not in self._matches_of:
@@ -94,7 +95,8 @@ class DetectionStatistics:
         return Ranking(scores[kept], image[kept], right[iou, kept], num_objects)
 
     def _matches(self, label: int, size: int) -> tuple[np.ndarray, ...]:
-        """Return a class's predictions, best first: scores, images, (IoUs, D) right and counted; objects of images."""
+        """Return a class's predictions, best first: scores, images, (IoUs, D) correct and counted; objects per
+        image."""
         num_objects = np.zeros(len(self.sample_ids))
         none = np.zeros((len(self.ious), 0), bool)
         scores, image, right, counts = [np.zeros(0)], [np.zeros(0, np.int64)], [none], [none]
@@ -110,10 +112,10 @@ class DetectionStatistics:
         return scores[order], image[order], right, counts, num_objects
 
     def images_of(self, label: int, size: int = 0) -> list[tuple[int, dict]]:
-        """Return positions and matches of the images where a class is, or is predicted."""
+        """Return the indices and matches of the images in which a class occurs or is predicted."""
         if (label, size) not in self._images_of:
             count, sizes = len(self.sample_ids), len(self.evaluation.params.areaRng)
-            start = (self._positions[label] * sizes + size) * count  # by class, size and image
+            start = (self._positions[label] * sizes + size) * count  # ordered by class, size and image
             entries = enumerate(self.evaluation.evalImgs[start : start + count])
             self._images_of[label, size] = [(k, entry) for k, entry in entries if entry is not None]
         return self._images_of[label, size]
@@ -127,7 +129,7 @@ class DetectionStatistics:
         return result
 
     def recalls(self, weights: np.ndarray, size: int = 0, most: int = 100) -> np.ndarray:
-        """Return (R, C) recalls, averaged over the IoUs, by at most so many predictions of a class in an image."""
+        """Return (R, C) recalls, averaged over IoUs, with at most `most` predictions of a class in an image."""
         result = np.full((len(weights), len(self.class_names)), np.nan)
         for label in range(len(self.class_names)):
             detected, num_objects = np.zeros((2, len(self.sample_ids)))
@@ -140,7 +142,7 @@ class DetectionStatistics:
         return result
 
     def scores(self, weights: np.ndarray) -> Scores:
-        """Return the twelve COCO numbers, and AP, AP50, AP75 and AR of each class."""
+        """Return the twelve COCO metrics, and AP, AP50, AP75 and AR of each class."""
         precision, recall = self.average_precisions(weights), self.recalls(weights)
         overall = _numbers(precision)
         overall |= {f"AP{size[0]}": _numbers(self.average_precisions(weights, k))["AP"] for k, size in _sizes()}
@@ -160,17 +162,17 @@ class DetectionStatistics:
         }
 
     def of_images(self, chosen: np.ndarray, weights: np.ndarray) -> Values:
-        """Return AP, AP50, AP75 and AR of some images, `chosen` (N,) bool."""
+        """Return AP, AP50, AP75 and AR of the images selected by `chosen`, (N,) bool."""
         weights = weights * chosen
         return _numbers(self.average_precisions(weights)) | {"AR": mean_of_finite(self.recalls(weights))}
 
     def threshold_counts(self, labels: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Count predictions from each of `THRESHOLDS` on, at an IoU of 0.5.
+        """Count the predictions at or above each of `THRESHOLDS`, at an IoU of 0.5.
 
         Args:
-            labels: of these classes; None: of all.
+            labels: the classes to count; None: all classes.
         Returns:
-            (101, N) right predictions, (101, N) all predictions, (N,) objects.
+            (101, N) correct predictions, (101, N) all predictions, (N,) objects.
         """
         right, predicted = np.zeros((2, len(THRESHOLDS), len(self.sample_ids)))
         num_objects = np.zeros(len(self.sample_ids))
@@ -183,7 +185,7 @@ class DetectionStatistics:
         return right[::-1].cumsum(axis=0)[::-1], predicted[::-1].cumsum(axis=0)[::-1], num_objects
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
-        """Return F1 of each image at the threshold whose F1 over all images is highest; 1 for an empty image."""
+        """Return the F1 of each image at the threshold that maximises F1 over all images; 1 for an empty image."""
         right, predicted, num_objects = self.threshold_counts()
         best = int(f1_score(right.sum(axis=1), predicted.sum(axis=1), num_objects.sum()).argmax())
         return "F1", f1_score(right[best], predicted[best], num_objects)
@@ -192,7 +194,8 @@ class DetectionStatistics:
         """Count predictions of all classes by score, at an IoU of 0.5.
 
         Returns:
-            (3, NUM_BINS, N): predictions in each tenth of the scores, the sum of their scores, those that are right.
+            (3, NUM_BINS, N): for each tenth of the score range, number of predictions, sum of scores, number of correct
+            ones.
         """
         counts = np.zeros((3, NUM_BINS, len(self.sample_ids)))
         for label in range(len(self.class_names)):
@@ -206,7 +209,7 @@ class DetectionStatistics:
 
 
 def f1_score(right: np.ndarray, predicted: np.ndarray, num_objects: np.ndarray | float) -> np.ndarray:
-    """Return F1; 1 where nothing is predicted and nothing is to be detected."""
+    """Return F1; 1 where nothing is predicted and there is nothing to detect."""
     total = np.asarray(predicted + num_objects, np.float64)
     return np.divide(2 * right, total, out=np.ones(total.shape), where=total > 0)
 

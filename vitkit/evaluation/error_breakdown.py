@@ -1,14 +1,15 @@
-"""Which errors cost how much average precision (TIDE, Bolya et al. 2020, https://arxiv.org/abs/2008.08115).
+"""How much average precision each kind of error costs (TIDE, Bolya et al. 2020, https://arxiv.org/abs/2008.08115).
 
-Each wrong prediction has one kind of error, by its IoU with the objects of its image: the first of these that holds, in
+Each wrong prediction has one kind of error, determined by its IoU with the objects of its image: the first that
+applies, in
 the order of TIDE's own code.
 
-    localisation  0.1 to 0.5 with an object of its class, and not more with another of it
-    class         at least 0.5 with an object of another class
-    duplicate     at least 0.5 with an object of its class that a better prediction has
+        localisation  0.1 to 0.5 with an object of its class, and not more with another one of its class
+        class         at least 0.5 with an object of another class
+        duplicate     at least 0.5 with an object of its class that is matched to a better prediction
     background    below 0.1 with every object
     both          0.1 to 0.5 with an object of another class
-    missed        (an object) that no prediction has, nor would have if the errors above were mended
+        missed        (an object) that no prediction detects, nor would if the errors above were corrected
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,39 +26,39 @@ FOREGROUND, BACKGROUND = 0.5, 0.1
 
 
 class Predictions(NamedTuple):
-    """All predictions that count at an IoU of 0.5, those of each class best first; P of them."""
+    """All P predictions that count at an IoU of 0.5, class by class, best first."""
 
     scores: np.ndarray
     labels: np.ndarray
     image: np.ndarray
-    """Positions of their images."""
+    """Indices of the predictions' images."""
     right: np.ndarray
     kind: np.ndarray
-    """Position among `KINDS`; -1 for right ones."""
+    """Index into `KINDS`; -1 for correct predictions."""
     target: np.ndarray
-    """Number of the object that each right prediction has, or would have, its error mended; -1: none."""
+    """Number of the object that each prediction detects, or would detect if its error were corrected; -1: none."""
 
 
 class Objects(NamedTuple):
-    """All objects that are no crowds; M of them."""
+    """All M objects that are not crowds."""
 
     labels: np.ndarray
     image: np.ndarray
     missed: np.ndarray
-    """Whether no prediction has it, nor would have."""
+    """Whether no prediction detects the object, even with its error corrected."""
     detected: np.ndarray
     number: np.ndarray
-    """Positions among the annotations."""
+    """Index among the annotations."""
 
 
 class ErrorBreakdown:
-    """The kind of every error, and the AP50 that the model would have without the errors of a kind.
+    """The kind of every error, and the AP50 that the model would have without the errors of each kind.
 
     Args:
-        statistics: of the evaluation.
-        results: its predictions in COCO's result format, in the order in which COCOeval numbered them.
-        truth: its annotations.
-        category_ids: raw ids of the classes, in their order.
+        statistics: statistics of the evaluation.
+        results: the evaluated predictions in COCO's result format, in the order in which COCOeval numbered them.
+        truth: the annotations.
+        category_ids: raw category ids in the order of the classes.
     """
 
     def __init__(
@@ -73,21 +74,21 @@ class ErrorBreakdown:
         self.predictions, self.objects = self._classify(results, truth)
 
     def counts(self) -> dict[str, int]:
-        """Return how many errors of each kind there are."""
+        """Return the number of errors of each kind."""
         counts = {kind: int((self.predictions.kind == k).sum()) for k, kind in enumerate(KINDS)}
         return counts | {"missed": int(self.objects.missed.sum())}
 
     def detected_from(self, threshold: float) -> np.ndarray:
-        """Return (M,) bool, whether a right prediction from a score on has each object."""
+        """Return (M,) bool, whether each object is detected by a correct prediction with at least this score."""
         detected = np.zeros(len(self.objects.labels), bool)
         detected[self.predictions.target[self.predictions.right & (self.predictions.scores >= threshold)]] = True
         return detected
 
     def mended(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Return kind -> (R,) AP50 without the errors of that kind; "none" -> AP50 as it is.
+        """Return kind -> (R,) AP50 without the errors of that kind; "none" -> the actual AP50.
 
-        Class and localisation errors become right if no better prediction has their object, else they are left out;
-        both, duplicate and background errors are left out; missed objects are not asked for.
+        Class and localisation errors are made correct if no better prediction detects their object, and else removed;
+        both, duplicate and background errors are removed; missed objects no longer have to be detected.
         """
         return {kind: self._average_precision(kind, weights) for kind in ("none", *KINDS)}
 
@@ -163,9 +164,9 @@ class ErrorBreakdown:
         return predictions, objects
 
     def _matches(self) -> dict[int, int]:
-        """Return result -> annotation that COCOeval has matched at an IoU of 0.5, -1 for none; ignored ones left out.
+        """Return result -> annotation matched by COCOeval at an IoU of 0.5, -1 for none; ignored results are left out.
 
-        Both are positions: COCOeval numbers them from 1.
+        Both are indices from 0, whereas COCOeval numbers them from 1.
         """
         matches = {}
         for label in range(self._num_classes):
@@ -178,10 +179,10 @@ class ErrorBreakdown:
 
 
 def error_kind(overlaps: np.ndarray, same_class: np.ndarray) -> tuple[int, int]:
-    """Return the kind of a wrong prediction's error, and the object that it belongs to.
+    """Return the kind of a wrong prediction's error, and the object that it refers to.
 
     Args:
-        overlaps: (M,) IoU with each object of its image.
+        overlaps: (M,) IoU with each object of the prediction's image.
         same_class: (M,) bool, whether the object is of the predicted class.
     """
     if not len(overlaps) or overlaps.max() < BACKGROUND:
@@ -197,7 +198,8 @@ def error_kind(overlaps: np.ndarray, same_class: np.ndarray) -> tuple[int, int]:
 
 
 def neighbour_overlaps(truth: Mapping[str, Any], objects: Objects, statistics: DetectionStatistics) -> np.ndarray:
-    """Return (M,) the largest IoU of each object with another one of its image, of any class; 0 for a single one."""
+    """Return the largest IoU of each object with another one of its image, of any class, (M,); 0 for a single
+    object."""
     sizes = {image["id"]: (image["height"], image["width"]) for image in truth["images"]}
     largest = np.zeros(len(objects.labels))
     for position, image_id in enumerate(statistics.sample_ids):

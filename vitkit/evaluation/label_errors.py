@@ -1,8 +1,9 @@
-"""Labels that a detector contradicts: missing and superfluous boxes, wrong classes, badly placed boxes.
+"""Finds labels that a detector contradicts: missing and superfluous boxes, wrong classes, badly placed boxes.
 
-The four kinds are those of ObjectLab (Tkachenko et al. 2023, https://arxiv.org/abs/2309.00832), and superfluous boxes;
-the suspicions are our own. Each is 0 to 1 and rests on the model's evidence alone, so that one list ranks all kinds. A
-model knows best about images that it was not trained on.
+The kinds are those of ObjectLab (Tkachenko et al. 2023, https://arxiv.org/abs/2309.00832), plus superfluous boxes; the
+scores of suspicion are our own. Each is 0 to 1 and based only on the model's evidence, so that one list can rank all
+kinds.
+A model's evidence is best on images that it was not trained on.
 """
 
 from collections import defaultdict
@@ -14,35 +15,36 @@ import numpy as np
 from vitkit.evaluation.detection_report import overlaps_of
 
 KINDS = ("missing", "extra", "class", "box")
-"""No box where the model detects an object; a box where it detects none; another class; another place."""
+"""Kinds of errors: the model detects an object without a box; none where there is a box; another class; another
+location."""
 _SAME, _NEAR = 0.5, 0.1
-"""IoU from which on a box is of an object, and from which on it may be meant for it."""
+"""IoU from which a box counts as being on an object, and from which it may be meant for that object."""
 _FAR = 0.3
-"""IoU below which a box counts as fully misplaced."""
+"""IoU below which a box counts as completely misplaced."""
 _NUM_BINS = 20
 
 
 class LabelError(NamedTuple):
-    """A label that is likely wrong."""
+    """A label that is probably wrong."""
 
     kind: str
     suspicion: float
     image_id: Any
     annotation: int
-    """Position among the annotations; -1 where one is missing."""
+    """Index among the annotations; -1 if the annotation is missing."""
     prediction: int
-    """Position among the results of what the model detects instead; -1 where it detects nothing."""
+    """Index, among the results, of what the model detects instead; -1 if it detects nothing."""
 
 
 def find_label_errors(
     truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], category_ids: Sequence[int]
 ) -> list[LabelError]:
-    """Compare labels with predictions; return what is likely wrong, the likeliest first.
+    """Compare labels with predictions; return the labels that are probably wrong, the most probable first.
 
     Args:
-        truth: annotations in COCO's format; crowds are left alone.
+        truth: annotations in COCO's format; crowds are ignored.
         results: predictions in COCO's result format, with their boxes, of all scores.
-        category_ids: raw ids of the classes.
+        category_ids: raw category ids of the classes.
     """
     objects, predictions = defaultdict(list), defaultdict(list)
     for number, annotation in enumerate(truth["annotations"]):
@@ -59,7 +61,7 @@ def find_label_errors(
 
 
 class _Image:
-    """The objects (M) and predictions (N) of an image."""
+    """The M objects and N predictions of an image."""
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class _Image:
         self.among, _ = overlaps_of(ours, [{**result, "iscrowd": 0} for result in ours], "bbox", (0, 0))
 
     def right(self) -> np.ndarray:
-        """Return (N,) whether a prediction is the best of its class on a labelled object."""
+        """Return (N,) bool, whether each prediction is the best of its class on a labelled object."""
         candidates = np.where(self.same & (self.overlaps >= _SAME), self.scores[:, None], -1.0)
         right = np.zeros(len(self.scores), bool)
         if candidates.size:
@@ -92,7 +94,8 @@ class _Image:
 
 
 class _Evidence:
-    """What all images tell about the model: how often a score is right, how well it localises, and what it misses."""
+    """What all images together say about the model: how often a score is right, how well it localises, what it
+    misses."""
 
     def __init__(self, images: Sequence[_Image], category_ids: Sequence[int]):
         scores = np.concatenate([np.zeros(0), *(image.scores for image in images)])
@@ -107,11 +110,11 @@ class _Evidence:
             self.seen[category_id] = float(support.mean()) if len(support) else 0.0
 
     def probability(self, scores: np.ndarray) -> np.ndarray:
-        """Return how often predictions of such scores are right."""
+        """Return how often predictions with these scores are correct."""
         return np.interp(scores, self._levels, self._parts)
 
     def support(self, image: _Image) -> np.ndarray:
-        """Return (M,) how likely each label has an object of its class, by the predictions on it."""
+        """Return (M,) the probability that each label has an object of its class, judged by the predictions on it."""
         if not image.overlaps.size:
             return np.zeros(len(image.true))
         on_it = np.clip((image.overlaps - _NEAR) / (_SAME - _NEAR), 0, 1)
@@ -119,11 +122,11 @@ class _Evidence:
 
 
 def _reliability(scores: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores, rising, and the part that is right there, never falling."""
+    """Return scores in ascending order, and the fraction of correct predictions at each, which never decreases."""
     if not len(scores):
         return np.array([0.0, 1.0]), np.zeros(2)
     order = np.argsort(scores, kind="stable")
-    # Most predictions have scores near zero: bins hold equal shares of the right ones.
+    # Most predictions have scores near zero, so each bin holds an equal share of the correct ones.
     share = np.floor(_NUM_BINS * right[order].cumsum() / max(right.sum(), 1)).clip(max=_NUM_BINS - 1).astype(int)
     count = np.bincount(share, minlength=_NUM_BINS)
     used = count > 0
@@ -144,12 +147,12 @@ def _errors_in(image: _Image, evidence: _Evidence) -> list[LabelError]:
     of_own_class = np.where(image.same, image.overlaps, 0.0).max(axis=1, initial=0.0)
     for j, number in enumerate(image.objects.tolist()):
         overlap, same, mine = image.overlaps[:, j], image.same[:, j], nearest == j
-        # Another class on the same object, which no label of that class explains.
+        # A prediction of another class on the same object, which no label of that class explains.
         other = probability * (mine & ~same & (overlap >= _SAME) & (of_own_class < _SAME))
         k, of_other = best_of(other)
         _, of_same = best_of(probability * (same & (overlap >= _SAME)))
         wrong_class = of_other * (1 - of_same)
-        # The right class nearby, and nothing better placed.
+        # A prediction of the right class nearby, and no label that is better placed.
         near = probability * (same & (overlap >= _NEAR) & (of_own_class <= overlap + 1e-9) & ~image.on_crowd)
         i, of_near = best_of(near)
         iou = float(overlap[i]) if i >= 0 else 0.0
@@ -165,7 +168,7 @@ def _errors_in(image: _Image, evidence: _Evidence) -> list[LabelError]:
         if kind == "box" and against >= 0:
             explained[against] = True
             blamed.add(against)
-    # The best of the predictions that lie over each other stands for them.
+    # Of predictions that overlap each other, only the best is considered.
     overlap = image.overlaps.max(axis=1, initial=0.0)
     for i in np.argsort(-image.scores, kind="stable").tolist():
         rivals = (image.among[i] >= _SAME) & (
@@ -180,10 +183,10 @@ def _errors_in(image: _Image, evidence: _Evidence) -> list[LabelError]:
 def corrections(
     errors: Sequence[LabelError], truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return what would mend the labels, as `vitkit convert --fix` reads it.
+    """Return the corrections that would fix the labels, in the form that `vitkit convert --fix` reads.
 
     Args:
-        truth: its annotations have `file_id`, their id in the file, if that is another than `id`.
+        truth: annotations; they have `file_id`, their id in the file, if it differs from `id`.
     """
     images = {image["id"]: image for image in truth["images"]}
     names = {category["id"]: category["name"] for category in truth["categories"]}
@@ -200,7 +203,7 @@ def corrections(
 
 
 def inside(bbox: Sequence[float], image: Mapping[str, Any]) -> list[float]:
-    """Return the part of a box [x, y, width, height] that is in its image, in hundredths of a pixel."""
+    """Return the part of a box [x, y, width, height] inside its image, rounded to hundredths of a pixel."""
     x, y, width, height = bbox
     x0, y0 = max(0.0, x), max(0.0, y)
     x1, y1 = min(float(image["width"]), x + width), min(float(image["height"]), y + height)

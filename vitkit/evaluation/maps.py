@@ -1,4 +1,4 @@
-"""Predicted maps as PNG: stored compressed in memory, written to a folder, read back."""
+"""Predicted maps as PNG: kept compressed in memory, written to a folder, read back."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,18 +23,18 @@ def encode_ids(ids: np.ndarray) -> bytes:
 
 
 def _encode(picture: np.ndarray) -> bytes:
-    # Level 1 of 9 is several times faster than the default; a map of 640x480 takes 5 to 20 kB either way.
+    # Level 1 of 9 is several times faster than the default; a 640x480 map takes 5 to 20 kB either way.
     _, data = cv2.imencode(".png", picture, [cv2.IMWRITE_PNG_COMPRESSION, 1])
     return data.tobytes()
 
 
 def decode_labels(data: bytes) -> np.ndarray:
-    """Decode what `encode_labels` made."""
+    """Decode the output of `encode_labels`."""
     return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
 
 
 def decode_ids(data: bytes) -> np.ndarray:
-    """Decode what `encode_ids` made, (H, W) int32."""
+    """Decode the output of `encode_ids` to (H, W) int32."""
     return colors_to_ids(cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB))
 
 
@@ -48,7 +48,8 @@ def read_ids(path: Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 
 def map_name(image_id: Any) -> str:
-    """Return the file name of an image's map: COCO's twelve digits for a number, else the id (it may hold folders)."""
+    """Return the file name of an image's map: COCO's twelve digits for a number, else the id (which may contain
+    folders)."""
     return f"{image_id:012d}.png" if isinstance(image_id, int | np.integer) else f"{image_id}.png"
 
 
@@ -58,7 +59,7 @@ def map_folder(path: Path) -> Path:
 
 
 def write_map(folder: Path, name: str, data: bytes) -> None:
-    """Write an encoded map; the name may hold folders."""
+    """Write an encoded map; the name may contain folders."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -68,7 +69,7 @@ def check_size(predicted: np.ndarray, truth: np.ndarray, image_id: Any) -> None:
     """Check that a predicted map covers the image.
 
     Raises:
-        DataError: the predicted map has another size than the true one.
+        DataError: the predicted map differs in size from the true one.
     """
     if predicted.shape != truth.shape:
         raise DataError(
@@ -78,6 +79,6 @@ def check_size(predicted: np.ndarray, truth: np.ndarray, image_id: Any) -> None:
 
 
 def positions_of(image_ids: Sequence[Any]) -> dict[Any, int]:
-    """Return image id -> position in the dataset, with ids as plain Python values."""
+    """Return image id -> index in the dataset, with ids as plain Python values."""
     plain = (image_id.item() if isinstance(image_id, np.generic) else image_id for image_id in image_ids)
     return {image_id: position for position, image_id in enumerate(plain)}

@@ -36,34 +36,34 @@ _OFFSET = 1 << 24
 
 @runtime_checkable
 class PanopticDataset(HasThings, HasCategoryIds, HasImageIds, HasPanoptic, Protocol):
-    """What the evaluator needs of a dataset."""
+    """What the evaluator requires of a dataset."""
 
 
 class _Answer(NamedTuple):
-    """What the metrics and the results need of one image."""
+    """The data of one image that the metrics and the results need."""
 
     matches: np.ndarray
     """(C, 4) float64, see `match_segments`."""
     segments: list[SegmentInfo]
     png: bytes
-    """The predicted map as PNG."""
+    """The predicted map, PNG-encoded."""
 
 
 @EVALUATORS.register
 class PanopticEvaluator(SampleEvaluator):
-    """PQ, SQ and RQ of all classes, of things and of stuff, by the definition of COCO's panopticapi.
+    """PQ, SQ and RQ over all classes, things and stuff, as defined by COCO's panopticapi.
 
-    Every image counts: where one has no prediction, its segments count as missed. Classes without any segment, true or
-    wrongly predicted, do not count for the means.
+    Every image counts; the segments of an image without a prediction are missed. Classes without any segment, true or
+    wrongly predicted, are left out of the means.
 
     Args:
         dataset: the evaluated dataset.
     Raises:
-        ConfigError: the dataset has no panoptic truth.
+        ConfigError: the dataset has no panoptic ground truth.
     """
 
     per_class_metric = "PQ"
-    """What `per_class` gives."""
+    """The metric that `per_class` returns."""
 
     def __init__(self, dataset: PanopticDataset):
         require_annotations(dataset, PanopticDataset, "PanopticEvaluator")
@@ -72,13 +72,13 @@ class PanopticEvaluator(SampleEvaluator):
         self._quality = np.zeros((len(dataset.classes), 4))
 
     def update(self, predictions: Sequence[PanopticPrediction], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Add one batch; an image that was seen before is left out.
+        """Add one batch; images that were seen before are ignored.
 
         Args:
-            predictions: `panoptic` (H, W) and `segments_info`, of the original images.
+            predictions: `panoptic` (H, W) and `segments_info`, at the size of the original images.
             targets: the same images' targets, of which only `image_id` is read.
         Raises:
-            DataError: a map has another size than the true one, or does not hold the segments listed for it, or a
+            DataError: a map differs in size from the true one, or does not contain the segments listed for it, or a
                 segment's class is not one of the dataset's.
             ConfigError: the model predicts no panoptic maps.
         """
@@ -101,7 +101,8 @@ class PanopticEvaluator(SampleEvaluator):
         self.answers[image_id] = _Answer(matches, segments, encode_ids(predicted.panoptic))
 
     def _compute(self) -> dict[str, float]:
-        """PQ, SQ and RQ of all classes, PQ_things, …, PQ_stuff, … in 0..1; -1 where there is no class to average."""
+        """Return PQ, SQ and RQ over all classes, PQ_things, …, PQ_stuff, … in 0..1; -1 if there is no class to
+        average."""
         sums = sum((answer.matches for answer in self.answers.values()), np.zeros((len(self.dataset.classes), 4)))
         missing = [position for image_id, position in self._position_of.items() if image_id not in self.answers]
         if missing:
@@ -123,14 +124,14 @@ class PanopticEvaluator(SampleEvaluator):
         return metrics
 
     def predicted_map(self, image_id: Any) -> PanopticMap:
-        """Return the segments that were predicted; none if the image has no prediction."""
+        """Return the predicted segments; none if the image has no prediction."""
         if image_id not in self.answers:
             return PanopticMap(np.zeros_like(self.dataset.load_panoptic(self._position_of[image_id]).panoptic), [])
         answer = self.answers[image_id]
         return PanopticMap(decode_ids(answer.png), answer.segments)
 
     def statistics(self) -> PanopticStatistics:
-        """Return what each image adds to the metrics of the last `compute()`."""
+        """Return each image's contribution to the metrics of the last `compute()`."""
         matches = np.zeros((len(self._position_of), len(self.dataset.classes), 4))
         for k, (image_id, position) in enumerate(self._position_of.items()):
             answer = self.answers.get(image_id)
@@ -143,7 +144,7 @@ class PanopticEvaluator(SampleEvaluator):
         return match_segments(truth, PanopticMap(np.zeros_like(truth.panoptic), []), len(self.dataset.classes))
 
     def _table_lines(self) -> list[str]:
-        """The nine numbers in percent, and of how many classes."""
+        """Return the nine metrics in percent, and the numbers of classes."""
         things, has_segments = np.asarray(self.dataset.things, bool), self._quality[3] > 0
         lines = [f"{'':<8}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'classes':>9}"]
         groups = (("all", "", things | True), ("things", "_things", things), ("stuff", "_stuff", ~things))
@@ -187,12 +188,12 @@ class PanopticEvaluator(SampleEvaluator):
         return [path, folder]
 
     def load_results(self, path: str | Path) -> None:
-        """Read predictions that were written before, in place of `update`.
+        """Read predictions that were written earlier, in place of `update`.
 
         Args:
-            path: the JSON file, whose maps lie in the folder of that name; or that folder.
+            path: the JSON file, whose maps are in the folder of the same name; or that folder.
         Raises:
-            DataError: a file is missing or wrong, or is of other images or classes.
+            DataError: a file is missing or invalid, or is for other images or classes.
         """
         path = Path(path)
         path = path.with_suffix(".json") if path.is_dir() else path
@@ -213,7 +214,7 @@ class PanopticEvaluator(SampleEvaluator):
 
 
 def _check_prediction(predicted: PanopticMap, image_id: int, num_classes: int) -> None:
-    """Raise a DataError where map and segments_info do not fit each other, or the dataset."""
+    """Raise a DataError if map and segments_info contradict each other or do not fit the dataset."""
     listed = [segment["id"] for segment in predicted.segments_info]
     in_map = set(count_values(predicted.panoptic)[0].tolist()) - {_VOID}
     for ids, what in (
@@ -235,13 +236,15 @@ def _check_prediction(predicted: PanopticMap, image_id: int, num_classes: int) -
 def match_segments(truth: PanopticMap, predicted: PanopticMap, num_classes: int) -> np.ndarray:
     """Match the predicted segments of one image with the true ones.
 
-    A predicted and a true segment of one class match if their IoU is above one half, void pixels of the truth left
-    out; no segment then has two matches. Crowds match nothing. Not counted as wrong is a predicted segment that lies
-    by more than half in void or in the crowd of its class.
+    A predicted and a true segment of the same class match if their IoU is above one half, where void pixels of the
+    ground
+    truth are ignored; so no segment can have two matches. Crowds match nothing. A predicted segment of which more than
+    half
+    lies in void or in a crowd of its class is not counted as wrong.
 
     Returns:
-        (num_classes, 4) float64: the sum of the matches' IoU, matches, predicted segments without match, true segments
-        without.
+        (num_classes, 4) float64: the sum of the matches' IoU, the number of matches, of predicted segments without a
+            match, and of true segments without a match.
     """
     result = np.zeros((num_classes, 4))
     true_of = {segment["id"]: segment for segment in truth.segments_info}

@@ -1,6 +1,6 @@
-"""What each image, or sentence, adds to metrics that are sums: of maps, classes, captions and texts.
+"""The contribution of each image, or sentence, to metrics that are sums: for maps, classes, captions and texts.
 
-See `SampleStatistics` for what all of them offer.
+See `SampleStatistics` for their common interface.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,19 @@ NUM_BINS = 10
 
 
 class SemanticStatistics(NamedTuple):
-    """Pixels of semantic maps."""
+    """Pixel counts of semantic maps."""
 
     sample_ids: list
     class_names: Sequence[str]
     right: np.ndarray
-    """(N, C) pixels of each class that are predicted as such."""
+    """(N, C) pixels of each class that are predicted as that class."""
     predicted: np.ndarray
     true: np.ndarray
     boundaries: np.ndarray | None
-    """(N, 3, C) pixels near edges: in both maps, in the true one, in the predicted one; None: not measured."""
+    """(N, 3, C) pixels near edges: in both maps, in the true one, in the predicted one; None: not computed."""
 
     def scores(self, weights: np.ndarray) -> Scores:
-        """Return the evaluator's metrics; IoU, accuracy and boundary IoU of each class."""
+        """Return the evaluator's metrics, and IoU, accuracy and boundary IoU of each class."""
         union = self.true + self.predicted - self.right
         per_class = {
             "IoU": weighted_ratio(weights, self.right, union),
@@ -52,24 +52,24 @@ class SemanticStatistics(NamedTuple):
         return Scores(overall, _by_class(self.class_names, per_class))
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
-        """Return each image's mean IoU of the classes in it."""
+        """Return each image's mean IoU over the classes in it."""
         union = self.true + self.predicted - self.right
         iou = np.where(self.true > 0, self.right / np.maximum(union, 1), np.nan)
         return "mIoU", mean_of_finite(iou)
 
 
 class PanopticStatistics(NamedTuple):
-    """Matched segments."""
+    """Counts of matched segments."""
 
     sample_ids: list
     class_names: Sequence[str]
     things: np.ndarray
-    """(C,) bool."""
+    """(C,) bool, whether each class is a thing."""
     matches: np.ndarray
     """(N, C, 4), see `match_segments`."""
 
     def scores(self, weights: np.ndarray) -> Scores:
-        """Return PQ, SQ and RQ: of all classes, of things, of stuff, and of each class."""
+        """Return PQ, SQ and RQ over all classes, things and stuff, and for each class."""
         iou, right, too_many, missed = np.moveaxis(np.tensordot(weights, self.matches, 1), 2, 0)  # (R, C) each
         quality = _panoptic_quality(iou, right, too_many, missed)
         overall: Values = {}
@@ -91,19 +91,19 @@ def _panoptic_quality(iou: np.ndarray, right: np.ndarray, too_many: np.ndarray, 
 
 
 class ClassificationStatistics(NamedTuple):
-    """Classes and scores of images."""
+    """True classes and predicted scores of images."""
 
     sample_ids: list
     class_names: Sequence[str]
     labels: np.ndarray
-    """(N,) true classes; -1 where an image has no prediction, and so no known class."""
+    """(N,) true classes; -1 for an image without a prediction, whose class is not known."""
     best: np.ndarray
     """(N, K) predicted classes, best first."""
     best_scores: np.ndarray
-    """(N, K) in 0..1."""
+    """(N, K) scores of these classes, in 0..1."""
 
     def scores(self, weights: np.ndarray) -> Scores:
-        """Return top-1 and top-5 accuracy; recall, precision and F1 of each class."""
+        """Return top-1 and top-5 accuracy, and recall, precision and F1 of each class."""
         hits = self.best == self.labels[:, None]
         all_images = np.ones(len(self.labels))
         overall = {
@@ -120,19 +120,21 @@ class ClassificationStatistics(NamedTuple):
         return Scores(overall, _by_class(self.class_names, per_class))
 
     def _by_label(self, weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return (R, C) weights of the images of each label; negative ones are left out."""
+        """Return the (R, C) sums of the weights of the images with each label; negative labels are ignored."""
         known = np.flatnonzero(labels >= 0)
         of_label = csr_array((np.ones(len(known)), (labels[known], known)), (len(self.class_names), len(labels)))
         return (of_label @ weights.T).T
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
-        """Return the score of the right class where it is among the best five, less one where another is best."""
+        """Return the score of the true class (0 if it is not among the best five), minus the best score if that is
+        wrong."""
         hits = self.best == self.labels[:, None]
         of_true = np.where(hits, self.best_scores, 0.0).sum(axis=1)
         return "score of the true class", of_true - np.where(hits[:, 0], 0.0, self.best_scores[:, 0])
 
     def calibration_counts(self) -> np.ndarray:
-        """Return (3, NUM_BINS, N): predictions in each tenth of the scores, their scores, those that are right."""
+        """Return (3, NUM_BINS, N): predictions in each tenth of the score range, their scores, and which are
+        correct."""
         counts = np.zeros((3, NUM_BINS, len(self.labels)))
         seen = np.flatnonzero(self.labels >= 0)
         scores, right = self.best_scores[seen, 0], self.best[seen, 0] == self.labels[seen]
@@ -143,13 +145,13 @@ class ClassificationStatistics(NamedTuple):
 
 
 class CaptionStatistics(NamedTuple):
-    """Scores of captions. Document frequencies of CIDEr-D are those of all images, whatever is resampled."""
+    """Scores of captions. CIDEr-D's document frequencies are those of all images, whatever is resampled."""
 
     sample_ids: list
     bleu_counts: np.ndarray
     """(N, 10), see `bleu_counts`."""
     means: Mapping[str, np.ndarray]
-    """Metric -> (N,) values of which it is the mean."""
+    """Metric that is a mean over images -> the (N,) values of the images."""
 
     def scores(self, weights: np.ndarray) -> Scores:
         """Return the evaluator's metrics."""
@@ -164,22 +166,22 @@ class CaptionStatistics(NamedTuple):
 
 
 class TextStatistics(NamedTuple):
-    """What sacrebleu sums over sentences."""
+    """The counts that sacrebleu sums over sentences."""
 
     sample_ids: list
     reported: Sequence[str]
-    """Which of "bleu", "chrf" and "exact_match" are asked for."""
+    """Those of "bleu", "chrf" and "exact_match" that are reported."""
     metrics: Mapping[str, Metric]
-    """"bleu" and "chrf"."""
+    """sacrebleu's metric objects for "bleu" and "chrf"."""
     sums: Mapping[str, np.ndarray]
-    """Metric -> (N, S) of each sentence, see `sacrebleu_sums`."""
+    """Metric -> (N, S) counts of each sentence, see `sacrebleu_sums`."""
     exact: np.ndarray
-    """(N,) bool."""
+    """(N,) bool, whether each text equals a reference."""
     groups: Mapping[str, np.ndarray]
-    """Name of a group of sentences, such as "1 to 5 words" -> (N,) bool."""
+    """Name of a group of sentences, such as "1 to 5 words" -> (N,) bool of its members."""
 
     def scores(self, weights: np.ndarray) -> Scores:
-        """Return the evaluator's metrics, of all sentences and of groups by length."""
+        """Return the evaluator's metrics, over all sentences and for groups by length."""
         overall = {name: self._score(name, weights) for name in self.reported}
         groups = {
             group: {name: self._score(name, weights * chosen) for name in self.reported}
@@ -198,21 +200,21 @@ class TextStatistics(NamedTuple):
         return np.array([metric._compute_score_from_stats(row.astype(int).tolist()).score for row in sums])
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
-        """Return chrF of each sentence."""
+        """Return each sentence's chrF."""
         return "chrF", self._of_sums("chrf", self.sums["chrf"])
 
 
 def sacrebleu_sums(metric: Metric, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-    """Return (N, S) counts of each sentence, of whose sums sacrebleu makes its score, as its own bootstrap does.
+    """Return the (N, S) counts of each sentence, from whose sums sacrebleu computes its score, as in its own bootstrap.
 
     Args:
-        references: of the corpus: K lists of N, with "" where a sentence has fewer than K.
+        references: those of the corpus: K lists of N, with "" where a sentence has fewer than K.
     """
     return np.array(metric._extract_corpus_statistics(texts, references), np.float64)
 
 
 class LikelihoodStatistics(NamedTuple):
-    """Tokens of sentences and how probable a language model finds them."""
+    """Tokens of sentences, and their likelihood under a language model."""
 
     sample_ids: list
     tokens: np.ndarray
@@ -226,10 +228,10 @@ class LikelihoodStatistics(NamedTuple):
         return Scores({"perplexity": np.exp(-mean), "log_likelihood": mean, "token_accuracy": accuracy}, {})
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
-        """Return the log-likelihood of a token, on average, of each sentence."""
+        """Return each sentence's mean log-likelihood per token."""
         return "log_likelihood", self.log_likelihoods / np.maximum(self.tokens, 1)
 
 
 def _by_class(names: Sequence[str], metrics: Mapping[str, np.ndarray]) -> dict[str, Values]:
-    """Return class -> metric -> (R,), of (R, C) values."""
+    """Convert (R, C) values of each metric to class -> metric -> (R,)."""
     return {name: {metric: values[:, k] for metric, values in metrics.items()} for k, name in enumerate(names)}

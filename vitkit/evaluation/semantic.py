@@ -1,4 +1,4 @@
-"""Metrics of semantic segmentation: IoU of regions and of their boundaries, and pixel accuracy."""
+"""Semantic segmentation metrics: IoU of regions and of their boundaries, and pixel accuracy."""
 
 import json
 import logging
@@ -29,47 +29,47 @@ from vitkit.structures import IGNORE_INDEX, SemanticPrediction
 
 logger = logging.getLogger("vitkit")
 
-_MOST_NAMED = 40  # more classes are not in the table
+_MOST_NAMED = 40  # with more classes, the table leaves them out
 
 BOUNDARY_WIDTH = 0.02
-"""Width of a boundary as a part of the image's diagonal."""
+"""Width of a boundary, as a fraction of the image's diagonal."""
 
 
 @runtime_checkable
 class SemanticDataset(HasCategoryIds, HasImageIds, HasSemantic, Protocol):
-    """What the evaluator needs of a dataset."""
+    """What the evaluator requires of a dataset."""
 
 
 class _Answer(NamedTuple):
-    """What the metrics and the results need of one image."""
+    """The data of one image that the metrics and the results need."""
 
     confusions: tuple[np.ndarray, np.ndarray]
-    """Codes true class * (C + 1) + predicted class, C being none, and the pixels of each."""
+    """Codes, which are true class * (C + 1) + predicted class (C meaning none), and the number of pixels of each."""
     boundaries: np.ndarray
-    """(3, C) int32 pixels: of both boundaries, of the true one, of the predicted one."""
+    """(3, C) int32 numbers of pixels in both boundaries, in the true one, in the predicted one."""
     png: bytes
-    """The prediction as PNG of raw category ids."""
+    """The prediction as a PNG of raw category ids."""
 
 
 @EVALUATORS.register
 class SemanticEvaluator(SampleEvaluator):
-    """Mean IoU, pixel accuracy and mean class accuracy over all pixels of the dataset, ignored pixels left out.
+    """Mean IoU, pixel accuracy and mean class accuracy over all pixels of the dataset that are not ignored.
 
-    Every image counts: where one has no prediction, its pixels count as missed. A class of which no pixel is true has
-    no IoU and does not count for the means.
+    Every image counts; the pixels of an image without a prediction are missed. A class without any true pixel has
+    no IoU and is left out of the means.
 
     Boundary IoU (Cheng et al. 2021, https://arxiv.org/abs/2103.16562) compares only the pixels of a region that are
-    near its edge, where the pixels counted are summed over the dataset as for IoU.
+    near its edge; as for IoU, the pixels are summed over the dataset.
 
     Args:
         dataset: the evaluated dataset.
-        boundary: also compute boundary IoU (several milliseconds per image).
+        boundary: also compute boundary IoU (takes several milliseconds per image).
     Raises:
-        ConfigError: the dataset has no semantic truth.
+        ConfigError: the dataset has no semantic ground truth.
     """
 
     per_class_metric = "IoU"
-    """What `per_class` gives."""
+    """The metric that `per_class` returns."""
 
     def __init__(self, dataset: SemanticDataset, *, boundary: bool = True):
         require_annotations(dataset, SemanticDataset, "SemanticEvaluator")
@@ -81,13 +81,13 @@ class SemanticEvaluator(SampleEvaluator):
         self._per_class: dict[str, np.ndarray] = {}
 
     def update(self, predictions: Sequence[SemanticPrediction], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Add one batch; an image that was seen before is left out.
+        """Add one batch; images that were seen before are ignored.
 
         Args:
-            predictions: `semantic` (H, W) of the original images.
+            predictions: `semantic` (H, W), at the size of the original images.
             targets: the same images' targets, of which only `image_id` is read.
         Raises:
-            DataError: a predicted map has another size than the true one, or another class than the dataset's.
+            DataError: a predicted map differs in size from the true one, or contains a class that the dataset lacks.
             ConfigError: the model predicts no semantic maps.
         """
         for prediction, target in zip(predictions, targets, strict=True):
@@ -115,7 +115,7 @@ class SemanticEvaluator(SampleEvaluator):
         return count_values(codes[truth != IGNORE_INDEX])
 
     def _compute(self) -> dict[str, float]:
-        """mIoU, pixel_accuracy, mean_accuracy and boundary_mIoU in 0..1; -1 where no pixel is labelled."""
+        """Return mIoU, pixel_accuracy, mean_accuracy and boundary_mIoU in 0..1; -1 if no pixel is labelled."""
         matrix = self.confusion_matrix()
         right, predicted, true = matrix.diagonal(), matrix[:, :-1].sum(axis=0), matrix.sum(axis=1)
         self._per_class = {"IoU": _ratio(right, true + predicted - right, true), "accuracy": _ratio(right, true, true)}
@@ -132,7 +132,8 @@ class SemanticEvaluator(SampleEvaluator):
         return metrics
 
     def confusion_matrix(self) -> np.ndarray:
-        """Return (C, C + 1) int64 pixels: rows are true classes, columns predicted ones, the last no prediction."""
+        """Return (C, C + 1) int64 pixel counts: rows are true classes, columns predicted ones, the last one no
+        prediction."""
         num_classes = len(self.dataset.classes)
         flat = np.zeros(num_classes * (num_classes + 1), np.int64)
         for codes, pixels in (answer.confusions for answer in self.answers.values()):
@@ -157,7 +158,7 @@ class SemanticEvaluator(SampleEvaluator):
         return sums
 
     def predicted_map(self, image_id: Any) -> np.ndarray:
-        """Return the (H, W) uint8 labels that were predicted; `IGNORE_INDEX` everywhere if nothing was."""
+        """Return the (H, W) uint8 predicted labels; `IGNORE_INDEX` everywhere if the image has no prediction."""
         if image_id not in self.answers:
             return np.full_like(self.dataset.load_semantic(self._position_of[image_id]), IGNORE_INDEX)
         label_of = np.full(1 << 16, IGNORE_INDEX, np.uint8)
@@ -165,7 +166,7 @@ class SemanticEvaluator(SampleEvaluator):
         return label_of[decode_labels(self.answers[image_id].png)]
 
     def statistics(self) -> SemanticStatistics:
-        """Return what each image adds to the metrics of the last `compute()`."""
+        """Return each image's contribution to the metrics of the last `compute()`."""
         ids, num_classes = list(self._position_of), len(self.dataset.classes)
         counts = np.zeros((len(ids), 3, num_classes))
         boundaries = np.zeros((len(ids), 3, num_classes)) if self.boundary else None
@@ -180,11 +181,11 @@ class SemanticEvaluator(SampleEvaluator):
         return SemanticStatistics(ids, self.dataset.classes, *counts.transpose(1, 0, 2), boundaries)
 
     def _confusions_of(self, image_id: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the confusions of an image without a prediction."""
+        """Return the confusions for an image without a prediction."""
         return self._confusions(self.dataset.load_semantic(self._position_of[image_id]), len(self.dataset.classes))
 
     def _boundaries_of(self, image_id: Any) -> np.ndarray:
-        """Return the boundaries of an image without a prediction."""
+        """Return the boundary counts for an image without a prediction."""
         truth = self.dataset.load_semantic(self._position_of[image_id])
         return boundary_counts(truth, np.full_like(truth, IGNORE_INDEX), len(self.dataset.classes))
 
@@ -192,7 +193,7 @@ class SemanticEvaluator(SampleEvaluator):
         return [image_id for image_id in self._position_of if image_id not in self.answers]
 
     def _table_lines(self) -> list[str]:
-        """The means in percent, and a line for each class if there are few."""
+        """Return the means in percent, and a line for each class if there are few."""
         columns = list(self._per_class)
         width = max(len("all classes"), *map(len, self.dataset.classes))
         lines = [f"{'class':<{width}} " + " ".join(f"{column:>12}" for column in columns)]
@@ -212,10 +213,10 @@ class SemanticEvaluator(SampleEvaluator):
         return {name: float(value) for name, value in zip(self.dataset.classes, values)}
 
     def write_results(self, path: str | Path) -> list[Path]:
-        """Write the metrics of the last `compute()` as JSON, and the predictions as PNG of raw category ids.
+        """Write the metrics of the last `compute()` as JSON, and the predictions as PNG files of raw category ids.
 
         Returns:
-            the file `path`, and the folder of the PNG: NAME for NAME.json.
+            the file `path`, and the folder of the PNG files: NAME for NAME.json.
         """
         path = Path(path)
         folder = map_folder(path)
@@ -229,12 +230,12 @@ class SemanticEvaluator(SampleEvaluator):
         return [path, folder]
 
     def load_results(self, path: str | Path) -> None:
-        """Read predictions that were written before, in place of `update`.
+        """Read predictions that were written earlier, in place of `update`.
 
         Args:
-            path: the folder of the PNG, or the results file that it belongs to.
+            path: the folder of the PNG files, or the results file that they belong to.
         Raises:
-            DataError: there is no prediction, or one is wrong.
+            DataError: there is no prediction, or one is invalid.
         """
         path = Path(path)
         folder = path if path.is_dir() else map_folder(path)
@@ -270,9 +271,9 @@ def boundary_counts(truth: np.ndarray, predicted: np.ndarray, num_classes: int) 
     """Count the pixels of each class near the edge of its region.
 
     Args:
-        truth, predicted: (H, W) uint8 label maps, 255 = none; where `truth` has none, no pixel counts.
+        truth, predicted: (H, W) uint8 label maps, 255 = none; pixels without a true label are not counted.
     Returns:
-        (3, num_classes) int32: in both maps, in `truth`, in `predicted`.
+        (3, num_classes) int32 numbers of pixels: in both maps, in `truth`, in `predicted`.
     """
     height, width = truth.shape
     distance = max(1, round(BOUNDARY_WIDTH * float(np.hypot(height, width))))
@@ -284,16 +285,16 @@ def boundary_counts(truth: np.ndarray, predicted: np.ndarray, num_classes: int) 
 
 
 def near_edge(labels: np.ndarray, distance: int) -> np.ndarray:
-    """Find the pixels that have another label, or the outside of the image, within `distance` rows and columns.
+    """Find the pixels with a different label, or the outside of the image, within `distance` rows and columns.
 
-    For every class at once it is what the class's mask loses by `distance` erosions with a 3x3 square.
+    For every class at once, these are the pixels that its mask loses in `distance` erosions with a 3x3 square.
 
     Args:
         labels: (H, W) uint8.
     Returns:
-        (H, W) bool.
+        (H, W) bool, True near an edge.
     """
-    # A label that occurs nowhere else stands for the outside: uint16 holds it beside all of uint8's.
+    # A label that occurs nowhere else stands for the outside: uint16 has room for it besides all uint8 labels.
     padded = cv2.copyMakeBorder(labels.astype(np.uint16), 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=256)
     square = cv2.getStructuringElement(cv2.MORPH_RECT, (2 * distance + 1,) * 2)
     largest, least = cv2.dilate(padded, square), cv2.erode(padded, square)
@@ -301,7 +302,7 @@ def near_edge(labels: np.ndarray, distance: int) -> np.ndarray:
 
 
 def _ratio(part: np.ndarray, total: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Return (C,) float64, -1 for classes of which nothing is true."""
+    """Return the (C,) float64 ratios, -1 for classes without any true pixel."""
     return np.where(true > 0, part / np.maximum(total, 1), -1.0)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of text: how near generated text comes to its references, and a language model's perplexity."""
+"""Text metrics: how close generated text comes to its references, and a language model's perplexity."""
 
 import json
 import math
@@ -20,9 +20,9 @@ from vitkit.structures import PAD
 
 _NUM_EXAMPLES = 3
 LENGTH_STEP = 5
-"""Source words per group of scores by length."""
+"""Range of source words per group, for scores by length."""
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match"}
-"""Of translations: by their names in configs and results, as they are printed."""
+"""Translation metrics: name in configs and results -> name as printed."""
 
 
 class _Answer(NamedTuple):
@@ -32,32 +32,34 @@ class _Answer(NamedTuple):
 
 
 class LengthGroup(NamedTuple):
-    """Sentences of similar length."""
+    """A group of sentences of similar length."""
 
     min_words: int
     max_words: int
-    """Words of the source, separated by blanks, from `min_words` to `max_words`."""
+    """The source has `min_words` to `max_words` words, separated by blanks."""
     count: int
-    """Sentences."""
+    """Number of sentences."""
     score: float
-    """Of one metric."""
+    """The group's value of one metric."""
 
 
 @EVALUATORS.register
 class TextEvaluator(SampleEvaluator):
-    """BLEU and chrF of sacrebleu (Post 2018, https://arxiv.org/abs/1804.08771), and the part that equals a reference.
+    """sacrebleu's BLEU and chrF (Post 2018, https://arxiv.org/abs/1804.08771), and the fraction that equals a
+    reference.
 
-    BLEU counts four words in a row, so texts of fewer words have none: leave it out of `metrics` where most are such.
+    BLEU counts up to four words in a row, so shorter texts have none: leave it out of `metrics` if most texts are
+    short.
 
-    Text is compared as it stands, cased and not tokenised: sacrebleu tokenises both sides itself, and its signature,
-    which the table ends with, says how. Every sentence of the dataset counts once.
+    Texts are compared as they are, cased and not tokenised: sacrebleu tokenises both sides itself, and its signature,
+    at the end of the table, says how. Every sentence of the dataset counts once.
 
     Args:
         dataset: the evaluated dataset.
-        tokenize: sacrebleu's tokeniser for BLEU: "13a" of WMT for most languages, "zh", "ja-mecab", "char", "none", …
-        lowercase: compare without case.
-        smallest_group: scores by source length are of groups of this many sentences at least; smaller ones are joined.
-        metrics: which of METRICS are reported; the first one also by source length.
+        tokenize: sacrebleu's tokeniser for BLEU: "13a" (WMT's) for most languages, "zh", "ja-mecab", "char", "none", …
+        lowercase: ignore case in comparisons.
+        smallest_group: minimum number of sentences per group in scores by source length; smaller groups are merged.
+        metrics: the keys of METRICS to report; the first one also by source length.
     Raises:
         ConfigError: there is no such metric or tokeniser.
     """
@@ -85,13 +87,13 @@ class TextEvaluator(SampleEvaluator):
         self._signatures: dict[str, str] = {}
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Add one batch; a sentence that was seen before is left out.
+        """Add one batch; sentences that were seen before are ignored.
 
         Args:
-            predictions: `text` each.
-            targets: the same sentences' `index`, `source_text` and `references`.
+            predictions: `text` for each sentence.
+            targets: `index`, `source_text` and `references` of the same sentences.
         Raises:
-            ConfigError: the model writes no text, or the dataset has no references.
+            ConfigError: the model's predictions have no text, or the dataset has no references.
         """
         for prediction, target in zip(predictions, targets, strict=True):
             if "text" not in prediction or "references" not in target:
@@ -103,14 +105,14 @@ class TextEvaluator(SampleEvaluator):
             self.answers.setdefault(int(target["index"]), answer)
 
     def _compute(self) -> dict[str, float]:
-        """bleu and chrf in 0..100, as they are published, and exact_match in 0..1, as far as they are in `metrics`.
+        """Return those in `metrics` of bleu and chrf, in 0..100 as usually published, and exact_match, in 0..1.
 
         Raises:
-            DataError: sentences of the dataset were not predicted.
+            DataError: sentences of the dataset have no prediction.
         """
         _require_all(self.answers, self.dataset)
         scores = {name: self._score(name, list(self.answers.values())) for name in self.reported}
-        # A metric knows how many references there are once it was computed.
+        # A metric only knows the number of references after it was computed.
         self._signatures = {name: str(m.get_signature()) for name, m in self._corpus_metrics.items() if name in scores}
         return scores
 
@@ -120,7 +122,8 @@ class TextEvaluator(SampleEvaluator):
         return _corpus_score(self._corpus_metrics[name], answers)
 
     def by_length(self) -> list[LengthGroup]:
-        """Return the first metric of sentences of 1 to 5 words, 6 to 10, and so on (Bahdanau et al. 2015, figure 2)."""
+        """Return the first metric for sentences of 1 to 5 words, 6 to 10, and so on (Bahdanau et al. 2015, figure
+        2)."""
         groups: dict[int, list[_Answer]] = {}
         for answer in self.answers.values():
             groups.setdefault(max(len(answer.source.split()) - 1, 0) // LENGTH_STEP, []).append(answer)
@@ -136,7 +139,7 @@ class TextEvaluator(SampleEvaluator):
         return [LengthGroup(least, most, len(group), self._score(name, group)) for least, most, group in joined]
 
     def statistics(self) -> TextStatistics:
-        """Return what each sentence adds to the metrics of the last `compute()`."""
+        """Return each sentence's contribution to the metrics of the last `compute()`."""
         answers = list(self.answers.values())
         texts, references = [answer.text for answer in answers], _references_by_number(answers)
         sums = {name: sacrebleu_sums(metric, texts, references) for name, metric in self._corpus_metrics.items()}
@@ -149,7 +152,7 @@ class TextEvaluator(SampleEvaluator):
         return TextStatistics(list(self.answers), self.reported, self._corpus_metrics, sums, exact, groups)
 
     def _table_lines(self) -> list[str]:
-        """The metrics, the first one by length, some texts and the signatures."""
+        """Return the metrics, the first one by length, example texts and the signatures."""
         digits = {"bleu": 2, "chrf": 2, "exact_match": 4}
         scores = "   ".join(f"{METRICS[name]} {self.metrics[name]:.{digits[name]}f}" for name in self.reported)
         places = digits[self.reported[0]] - 1
@@ -163,11 +166,11 @@ class TextEvaluator(SampleEvaluator):
         return [*lines, *(f"{METRICS[name]} {signature}" for name, signature in self._signatures.items())]
 
     def per_class(self) -> dict[str, float]:
-        """Return words of the source -> the first metric."""
+        """Return the first metric for each range of source words."""
         return {f"{group.min_words} to {group.max_words} words": group.score for group in self.by_length()}
 
     def write_results(self, path: str | Path) -> list[Path]:
-        """Write metrics and texts as JSON, the texts alone, a line each, and the first metric by length as a figure.
+        """Write metrics and texts as JSON, the texts alone one per line, and the first metric by length as a figure.
 
         Returns:
             the files: `path`, NAME.txt and NAME_by_length.png for NAME.json.
@@ -189,7 +192,7 @@ class TextEvaluator(SampleEvaluator):
         """Read the texts of a file that `write_results` wrote.
 
         Raises:
-            DataError: there is no such file, or something in it is wrong.
+            DataError: there is no such file, or its content is invalid.
         """
         content = read_results(path)
         raise_faults(sentence_faults(content, len(self.dataset)), f"results '{path}'")
@@ -206,24 +209,25 @@ class _Likelihood(NamedTuple):
 
 @EVALUATORS.register
 class LanguageModelEvaluator(SampleEvaluator):
-    """Perplexity of a language model, and the share of the tokens that it finds most probable.
+    """Perplexity of a language model, and the fraction of tokens to which it gives the highest probability.
 
     Args:
         dataset: the evaluated dataset.
     """
 
     takes_outputs = True
-    """It needs the model's outputs and no generated text."""
+    """The evaluator reads the model's outputs instead of generated text."""
 
     def __init__(self, dataset: Sized):
         super().__init__(dataset)
 
     def update(self, predictions: Sequence[Mapping[str, Tensor]], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Add one batch; a sentence that was seen before is left out.
+        """Add one batch; sentences that were seen before are ignored.
 
         Args:
-            predictions: `logits` (T, V) each, T the batch's longest; `masked` (T,) bool, optional: only these count.
-            targets: the same sentences' `index` and `tokens`, (T_i,) int64.
+            predictions: `logits` (T, V) each, T being the batch's longest; optionally `masked` (T,) bool: only those
+                tokens count.
+            targets: `index` and `tokens`, (T_i,) int64, of the same sentences.
         """
         for prediction, target in zip(predictions, targets, strict=True):
             tokens = target["tokens"]
@@ -237,10 +241,10 @@ class LanguageModelEvaluator(SampleEvaluator):
             self.answers.setdefault(int(target["index"]), likelihood)
 
     def _compute(self) -> dict[str, float]:
-        """perplexity, log_likelihood (of a token on average, in nats) and token_accuracy in 0..1.
+        """Return perplexity, log_likelihood (mean per token, in nats) and token_accuracy in 0..1.
 
         Raises:
-            DataError: sentences of the dataset were not seen.
+            DataError: sentences of the dataset were not evaluated.
         """
         _require_all(self.answers, self.dataset)
         tokens, right, log_likelihood = (sum(column) for column in zip(*self.answers.values()))
@@ -248,12 +252,12 @@ class LanguageModelEvaluator(SampleEvaluator):
         return {"perplexity": perplexity(-mean), "log_likelihood": mean, "token_accuracy": right / max(tokens, 1)}
 
     def statistics(self) -> LikelihoodStatistics:
-        """Return what each sentence adds to the metrics of the last `compute()`."""
+        """Return each sentence's contribution to the metrics of the last `compute()`."""
         tokens, right, log_likelihoods = np.array(list(self.answers.values()), np.float64).reshape(-1, 3).T
         return LikelihoodStatistics(list(self.answers), tokens, right, log_likelihoods)
 
     def _table_lines(self) -> list[str]:
-        """One line."""
+        """Return a single line."""
         tokens = sum(sentence.tokens for sentence in self.answers.values())
         return [
             f"perplexity {self.metrics['perplexity']:.3f}   token accuracy {self.metrics['token_accuracy']:.4f}   "
@@ -261,15 +265,16 @@ class LanguageModelEvaluator(SampleEvaluator):
         ]
 
     def write_results(self, path: str | Path) -> None:
-        """Write the metrics, and each sentence's tokens, right ones and log likelihood, as JSON; an infinite one as
-        null."""
+        """Write the metrics, and each sentence's tokens, correct tokens and log likelihood, as JSON, with null for
+        infinite
+        values."""
         sentences = [{"index": index, **answer._asdict()} for index, answer in self.answers.items()]
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         Path(path).write_text(json.dumps({**metrics, "sentences": sentences}), encoding="utf-8")
 
 
 def perplexity(nll: float) -> float:
-    """Return the exponential of a token's mean negative log probability, in nats; infinite beyond a float's range."""
+    """Return the perplexity for a mean negative log probability per token, in nats; infinite beyond a float's range."""
     try:
         return math.exp(nll)
     except OverflowError:
@@ -286,7 +291,8 @@ def _corpus_score(metric: sacrebleu.BLEU | sacrebleu.CHRF, answers: Sequence[_An
 
 
 def _references_by_number(answers: Sequence[_Answer]) -> list[list[str | None]]:
-    """Return the first references of all sentences, the second ones, …, as sacrebleu wants them; None for no more."""
+    """Return the first references of all sentences, the second ones, …, as sacrebleu expects; None if there are no
+    more."""
     most = max(len(answer.references) for answer in answers)
     return [[answer.references[i] if i < len(answer.references) else None for answer in answers] for i in range(most)]
 
@@ -297,9 +303,9 @@ def draw_by_length(
     """Save a PNG of a metric by source length.
 
     Args:
-        curves: a model's name -> its groups.
-        path: of the PNG.
-        metric: as it is printed.
+        curves: name of each model -> its groups.
+        path: path of the PNG.
+        metric: the metric's name as printed.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,5 @@
-"""Numbers about attention weights: how far heads look, and what reaches a token through all layers."""
+"""Statistics of attention weights: how far heads look, and how much of each input reaches a token through all
+layers."""
 
 from collections.abc import Sequence
 
@@ -7,14 +8,15 @@ from torch import Tensor
 
 
 def rollout(layers: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
-    """Attention rollout (Abnar & Zuidema 2020, https://arxiv.org/abs/2005.00928): the product over the layers of each
-    layer's attention, the mean of its heads, mixed with the identity for the residual path.
+    """Compute attention rollout (Abnar & Zuidema 2020, https://arxiv.org/abs/2005.00928): the product over the layers
+    of
+    each layer's attention, averaged over its heads and mixed with the identity for the residual path.
 
     Args:
-        layers: (heads, N, N) of each layer, first to last; rows sum to 1.
-        residual: share of the identity.
+        layers: (heads, N, N) for each layer, first to last; rows sum to 1.
+        residual: weight of the identity.
     Returns:
-        (N, N): how much of each input token (column) reaches each output token (row).
+        (N, N): the share of each input token (column) that reaches each output token (row).
     """
     identity = torch.eye(layers[0].shape[-1], device=layers[0].device)
     reached = identity
@@ -24,14 +26,15 @@ def rollout(layers: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
 
 
 def attention_distance(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Mean attention distance of each head: the distance from query to key, averaged by attention weight and then over
-    the queries (Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929, figure 7; Raghu et al. 2021,
+    """Compute the mean attention distance of each head: the distance from query to key, averaged by attention weight
+    and
+    then over the queries (Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929, figure 7; Raghu et al. 2021,
     https://arxiv.org/abs/2108.08810).
 
     Args:
-        weights: (G, heads, L, S) of G groups of tokens that attend among themselves.
-        queries: (G, L, 2) positions, in any unit; nan: the query is padding and does not count.
-        keys: (G, S, 2); nan: what is attended of it does not count.
+        weights: (G, heads, L, S) for G groups of tokens, each attending within itself.
+        queries: (G, L, 2) positions, in any unit; nan: the query is padding and is ignored.
+        keys: (G, S, 2) positions; nan: attention to the key is ignored.
     Returns:
         (heads,) in the unit of the positions.
     """

@@ -1,7 +1,7 @@
 """Box formats, scaling, IoU and GIoU.
 
-xyxy is (left, top, right, bottom); cxcywh is (centre x, centre y, width, height). The IoU here is element by element;
-that of all pairs is torchvision's `box_iou`.
+xyxy is (left, top, right, bottom); cxcywh is (centre x, centre y, width, height). The IoU here is element-wise;
+for all pairs, use torchvision's `box_iou`.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def xyxy_to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
 
 
 def scale_boxes(boxes: Tensor, image_sizes: Sequence[tuple[int, int]] | Tensor) -> Tensor:
-    """Scale relative boxes to pixels, each image's by its size.
+    """Scale relative boxes to pixels, by the size of their image.
 
     Args:
         boxes: (B, N, 4) float in 0..1, xyxy or cxcywh.
@@ -35,7 +35,7 @@ def scale_boxes(boxes: Tensor, image_sizes: Sequence[tuple[int, int]] | Tensor) 
 
 
 def box_iou(a: Tensor, b: Tensor) -> Tensor:
-    """IoU, element by element with broadcasting.
+    """Compute the IoU, element by element with broadcasting.
 
     Args:
         a: (..., 4) float, xyxy, any one length unit.
@@ -48,22 +48,23 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def inverse_sigmoid(x: Tensor, *, eps: float) -> Tensor:
-    """Return the logits of numbers in 0..1; x and 1 - x count as `eps` where they are less, so that they are finite."""
+    """Return the logits of numbers in 0..1; x and 1 - x are clamped to at least `eps`, so that the logits are
+    finite."""
     x = x.clamp(0, 1)
     return (x.clamp(min=eps) / (1 - x).clamp(min=eps)).log()
 
 
 def generalized_box_iou(a: Tensor, b: Tensor) -> Tensor:
-    """GIoU (Rezatofighi et al. 2019, https://arxiv.org/abs/1902.09630), element by element with broadcasting.
+    """Compute GIoU (Rezatofighi et al. 2019, https://arxiv.org/abs/1902.09630), element by element with broadcasting.
 
-    torchvision has it for all pairs, where two boxes without area give NaN, and as an element-wise loss, whose epsilon
-    of 1e-7 changes the value of boxes that cover less than 1 % of an image.
+    torchvision's version for all pairs gives NaN for two boxes without area, and its element-wise loss has an epsilon
+    of 1e-7, which changes the value of boxes that cover less than 1 % of an image.
 
     Args:
         a: (..., 4) float, xyxy, any one length unit.
         b: (..., 4) float, xyxy, same unit as a; its leading dimensions broadcast against a's.
     Returns:
-        (...) float in -1..1; 0 for two boxes whose common hull has no area.
+        (...) float in -1..1; 0 if the smallest box around both has no area.
     """
     intersection, union = _intersection_and_union(a, b)
     hull = _area(torch.minimum(a[..., :2], b[..., :2]), torch.maximum(a[..., 2:], b[..., 2:]))
@@ -71,7 +72,7 @@ def generalized_box_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _intersection_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the areas that both boxes cover, and that either does."""
+    """Return the area of the intersection and of the union."""
     intersection = _area(torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:]))
     return intersection, _area(a[..., :2], a[..., 2:]) + _area(b[..., :2], b[..., 2:]) - intersection
 
@@ -82,5 +83,5 @@ def _area(top_left: Tensor, bottom_right: Tensor) -> Tensor:
 
 
 def _divide(part: Tensor, area: Tensor) -> Tensor:
-    """`part / area`, and 0 where the area is 0: neither the value nor its gradient may be NaN."""
+    """Return `part / area`, and 0 where the area is 0: neither the value nor its gradient may be NaN."""
     return part / area.masked_fill(area == 0, 1)

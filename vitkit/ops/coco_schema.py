@@ -1,7 +1,7 @@
-"""What COCO's files must hold: one description of their fields, which reading, evaluation and the doctor check.
+"""The schema of COCO's files: one description of their fields, used by reading, evaluation and the doctor.
 
-Each check returns all faults of a file. Types are compared exactly: `true` is no number, and neither is what is not
-finite or does not fit 64 bits.
+Each check returns all faults of a file. Types are compared exactly: `true` is not a number, and neither is a value
+that is not finite or does not fit into 64 bits.
 """
 
 import reprlib
@@ -17,7 +17,7 @@ _NUMBERS = (int, float)
 _BOX_LIMIT = 2**31
 _NAME_LIMIT = 1024
 _NAME_BYTES = 255
-"""Longest name of a file or a folder on today's disks."""
+"""Longest name of a file or folder, in bytes, on today's file systems."""
 _ABSENT = object()
 _CORRECT = "Correct it."
 _REMOVE_FIELD = "Correct it, or remove the field."
@@ -25,14 +25,14 @@ _OTHER_DATASET = "Give results of the config's data.val."
 
 
 class Fault(NamedTuple):
-    """One wrong value of a file."""
+    """One invalid value in a file."""
 
     part: str
-    """The list that its entry is in, such as "annotations"; "" if the lists themselves are wrong."""
+    """The list that contains the entry, such as "annotations"; "" if the lists themselves are invalid."""
     position: int
-    """Of the entry in that list."""
+    """Index of the entry in that list."""
     entry: str
-    """Names the entry: "annotation 17 (image 'a.jpg')"."""
+    """Description of the entry: "annotation 17 (image 'a.jpg')"."""
     field: str
     message: str
     """What was got, what was expected, and the remedy."""
@@ -42,13 +42,13 @@ class Fault(NamedTuple):
 
 
 class Field(NamedTuple):
-    """What a field of an entry must hold."""
+    """What values a field of an entry may have."""
 
     is_right: Callable[[Any], bool]
     expected: str
     remedy: str = _CORRECT
     default: Any = _ABSENT
-    """A right value that an absent field stands for; without one the field is required."""
+    """A valid value that an absent field stands for; without one the field is required."""
 
 
 def is_number(value: Any) -> bool:
@@ -57,11 +57,11 @@ def is_number(value: Any) -> bool:
 
 
 def is_box(box: Any) -> bool:
-    """Whether a value is [x, y, width, height], finite numbers without a negative size; the box may be empty."""
+    """Whether a value is [x, y, width, height], finite numbers with no negative size; the box may be empty."""
     if type(box) is not list or len(box) != 4:
         return False
     x, y, width, height = box
-    # One expression without a loop: it is evaluated for every object of a dataset.
+    # A single expression without a loop: it is evaluated for every object of a dataset.
     return (
         type(x) in _NUMBERS
         and type(y) in _NUMBERS
@@ -87,7 +87,7 @@ def _is_flag(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    # JSON can hold half a character (a lone surrogate), which can neither be printed nor be in a path.
+    # JSON can hold half a character (a lone surrogate), which can neither be printed nor be part of a path.
     return isinstance(value, str) and (value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value))
 
 
@@ -142,22 +142,22 @@ CAPTION = {"id": _optional(_ID, 0), "caption": Field(_is_text, "text")}
 
 
 class _Entries(NamedTuple):
-    """The entries of a list of a file."""
+    """The entries of one list in a file."""
 
     part: str
     entries: Sequence[Mapping[str, Any]]
     name: Callable[[int], str]
-    """Names the entry at a position in messages."""
+    """Describes the entry at an index, for messages."""
 
     def field_faults(self, fields: Mapping[str, Field]) -> Iterator[Fault]:
-        """Find the wrong values, field by field."""
+        """Find the invalid values, field by field."""
         for field, (is_right, expected, remedy, default) in fields.items():
             wrong = [k for k, entry in enumerate(self.entries) if not is_right(entry.get(field, default))]
             for position in wrong:
                 yield self.fault(position, field, expected, remedy)
 
     def repeated(self, field: str) -> Iterator[Fault]:
-        """Find entries whose id in a field is that of an earlier entry."""
+        """Find entries whose id in a field is the same as that of an earlier entry."""
         seen = set()
         for position, entry in enumerate(self.entries):
             value = entry.get(field)
@@ -173,7 +173,8 @@ class _Entries(NamedTuple):
 
 
 def detection_faults(content: Any) -> list[Fault]:
-    """Check a file of boxes, except for its segmentations (`segmentation_faults`) and whether boxes are in images."""
+    """Check a detection file, except for segmentations (`segmentation_faults`) and whether boxes lie in their
+    images."""
     faults = _structure_faults(content, ("images", "annotations", "categories"), "detection")
     if faults:
         return faults
@@ -183,7 +184,7 @@ def detection_faults(content: Any) -> list[Fault]:
 
 
 def segmentation_faults(content: Mapping[str, Any], *, required: bool) -> list[Fault]:
-    """Check the segmentations of a file without `detection_faults`.
+    """Check the segmentations of a file that has no `detection_faults`.
 
     Args:
         required: every annotation needs one; otherwise it may be absent, null, or an empty list.
@@ -204,7 +205,7 @@ def segmentation_faults(content: Mapping[str, Any], *, required: bool) -> list[F
 
 
 def panoptic_faults(content: Any) -> list[Fault]:
-    """Check a panoptic file, without its maps."""
+    """Check a panoptic file, except for its maps."""
     faults = _structure_faults(content, ("images", "annotations", "categories"), "panoptic")
     if faults:
         return faults
@@ -222,7 +223,7 @@ def panoptic_faults(content: Any) -> list[Fault]:
 
 
 def caption_faults(content: Any) -> list[Fault]:
-    """Check a file of captions."""
+    """Check a caption file."""
     faults = _structure_faults(content, ("images", "annotations"), "caption")
     if faults:
         return faults
@@ -236,8 +237,8 @@ def result_faults(
     """Check predictions in COCO's result format.
 
     Args:
-        image_ids, category_ids: of the dataset.
-        masks: predictions need a mask, and may have a box; otherwise they need a box.
+        image_ids, category_ids: ids of the dataset's images and categories.
+        masks: whether predictions need a mask, and may have a box; otherwise they need a box.
     """
     if not isinstance(results, list):
         return [_file_fault(results, "a list of predictions in COCO's format")]
@@ -254,7 +255,7 @@ def result_faults(
 
 
 def caption_result_faults(results: Any, image_ids: Collection[int]) -> list[Fault]:
-    """Check predicted captions, one for each image at most, in COCO's result format."""
+    """Check predicted captions, at most one for each image, in COCO's result format."""
     if not isinstance(results, list) or not results:
         return [_file_fault(results, "a list of captions that is not empty: [{'image_id': number, 'caption': text}]")]
     if no_objects := _object_faults(results, "results"):
@@ -267,7 +268,7 @@ def caption_result_faults(results: Any, image_ids: Collection[int]) -> list[Faul
 def panoptic_result_faults(
     content: Any, image_ids: Collection[int | str], category_ids: Collection[int]
 ) -> list[Fault]:
-    """Check predicted segments, without their maps, in COCO's result format."""
+    """Check predicted segments, except for their maps, in COCO's result format."""
     if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
         return [_file_fault(content, "panoptic results: {'annotations': [{...}, ...]}")]
     no_objects = _object_faults(content["annotations"], "annotations")
@@ -280,7 +281,7 @@ def sentence_faults(content: Any, num_sentences: int) -> list[Fault]:
     """Check predicted texts with their sources and references, in vitkit's own result format.
 
     Args:
-        num_sentences: of the dataset.
+        num_sentences: number of sentences in the dataset.
     """
     sentences = content.get("sentences") if isinstance(content, dict) else None
     if not isinstance(sentences, list):
@@ -295,10 +296,10 @@ def sentence_faults(content: Any, num_sentences: int) -> list[Fault]:
 
 
 def raise_faults(faults: Sequence[Fault], name: str) -> None:
-    """Raise a DataError that describes the first fault and counts the others, if there is one.
+    """Raise a DataError that describes the first fault and counts the others; do nothing if there is no fault.
 
     Args:
-        name: of the file.
+        name: name of the file.
     """
     if not faults:
         return
@@ -311,11 +312,11 @@ def raise_faults(faults: Sequence[Fault], name: str) -> None:
 
 
 def annotation_entries(content: Mapping[str, Any]) -> _Entries:
-    """Return the annotations of a file, named by their id and image."""
+    """Return the annotations of a file, described by their id and image."""
     file_names: dict[int, Any] = {}
 
     def name(position: int) -> str:
-        if not file_names:  # made for the first fault
+        if not file_names:  # only built for the first fault
             file_names.update((i["id"], i.get("file_name")) for i in content["images"] if _is_id(i.get("id")))
         annotation = content["annotations"][position]
         image_id = annotation.get("image_id")
@@ -330,7 +331,7 @@ def _id_or_position(entry: Mapping[str, Any], position: int) -> str:
 
 
 def _structure_faults(content: Any, parts: Sequence[str], kind: str) -> list[Fault]:
-    """Check that the parts are lists of objects, and not empty but for the annotations."""
+    """Check that the parts are lists of objects, and that all but the annotations are not empty."""
     lists = content if isinstance(content, dict) else {}
     missing = [part for part in parts if not isinstance(lists.get(part), list)]
     if missing:
@@ -347,7 +348,7 @@ def _structure_faults(content: Any, parts: Sequence[str], kind: str) -> list[Fau
 
 
 def _listed_faults(content: Mapping[str, Any], *fields: Mapping[str, Field]) -> Iterator[Fault]:
-    """Check the images, and the categories if their fields are given."""
+    """Check the images and, if their fields are passed, the categories."""
     for part, noun, part_fields in zip(("images", "categories"), ("image", "category"), fields):
 
         def name(position: int, part: str = part, noun: str = noun) -> str:
@@ -361,7 +362,7 @@ def _listed_faults(content: Mapping[str, Any], *fields: Mapping[str, Field]) -> 
 
 
 def _segment_faults(annotations: Sequence[Mapping[str, Any]], references: Mapping[str, Field]) -> list[Fault]:
-    """Check the annotations of a panoptic file, one for each image at most, and their segments."""
+    """Check the annotations of a panoptic file, at most one for each image, and their segments."""
 
     def image(position: int) -> str:
         return f"image {reprlib.repr(annotations[position].get('image_id'))}"
@@ -392,7 +393,7 @@ def _segment_faults(annotations: Sequence[Mapping[str, Any]], references: Mappin
 
 
 def _references(content: Mapping[str, Any], **parts: str) -> dict[str, Field]:
-    """Return fields that must be ids of a part's entries."""
+    """Return fields whose values must be ids of a part's entries."""
     fields = {}
     for field, part in parts.items():
         ids = {entry["id"] for entry in content[part] if _is_id(entry.get("id"))}
@@ -401,12 +402,12 @@ def _references(content: Mapping[str, Any], **parts: str) -> dict[str, Field]:
 
 
 def _predicted(**ids: Collection[int | str]) -> dict[str, Field]:
-    """Return fields of predictions that must be ids of the dataset."""
+    """Return fields of predictions whose values must be ids of the dataset."""
     return {field: _one_of(values, f"{field}s of the dataset", _OTHER_DATASET) for field, values in ids.items()}
 
 
 def _object_faults(entries: Sequence[Any], part: str) -> list[Fault]:
-    """Find the entries that are no objects."""
+    """Find the entries that are not objects."""
     wrong = [(position, entry) for position, entry in enumerate(entries) if not isinstance(entry, dict)]
     message = "is {}; expected an object, {{...}}. Remove it."
     return [Fault("", k, f"entry {k} of '{part}'", part, message.format(reprlib.repr(entry))) for k, entry in wrong]

@@ -1,4 +1,4 @@
-"""Image files: one way to open them, so that none starts a program, fills the memory or leaves its folder."""
+"""Opens image files safely: none can start a program, exhaust the memory or escape its folder."""
 
 import io
 import os
@@ -17,16 +17,17 @@ from torch import Tensor
 from vitkit.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
-"""Pillow's names of the formats that are read, whatever a file is called. Among the others are some that run programs
-(EPS starts Ghostscript) and some that nobody maintains."""
+"""Pillow's names of the formats that are read, regardless of file extensions. The formats left out include some that
+run
+programs (EPS starts Ghostscript) and some that nobody maintains."""
 MAX_PIXELS = 178_956_970
-"""Largest width x height of an image unless `data.max_image_pixels` says otherwise; Pillow's own limit."""
+"""Default for the largest width x height of an image, which `data.max_image_pixels` overrides; Pillow's own limit."""
 _BYTES_PER_PIXEL = 8
-"""An uncompressed pixel of four 16-bit channels; a file with more bytes for each allowed pixel is no image."""
+"""Size of an uncompressed pixel with four 16-bit channels; a file with more bytes per allowed pixel is not an image."""
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _EXIF_ORIENTATION = 0x0112
 _QUARTER_TURNS = (5, 6, 7, 8)
-"""EXIF orientations that exchange width and height."""
+"""EXIF orientations that swap width and height."""
 _LISTED = (
     "The annotation file lists it: check that the images folder is the one that belongs to the annotations, and "
     "complete."
@@ -35,24 +36,24 @@ _NUM_VALUES = 1 << 16
 
 
 class ImageHeader(NamedTuple):
-    """What the first bytes of an image file say."""
+    """The information in the first bytes of an image file."""
 
     height: int
     width: int
     mode: str
-    """Pillow's name of the colour format."""
+    """Pillow's name for the colour format."""
 
 
 def read_image(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Read any image (grey, palette, CMYK, with alpha, 16 bit, rotated by EXIF) as upright RGB.
 
     Args:
-        what: begins the errors.
+        what: beginning of the error messages.
         max_pixels: largest width x height.
     Returns:
         (H, W, 3) uint8.
     Raises:
-        DataError: the file is missing, no regular file, truncated, no image of `FORMATS`, or too large.
+        DataError: the file is missing, not a regular file, truncated, not an image of `FORMATS`, or too large.
     """
     return _decode(*read_file(path, what, max_pixels=max_pixels), path, what)
 
@@ -61,7 +62,7 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> np.
     """Decode the bytes of an image file as `read_image` does.
 
     Args:
-        name: of the picture, for errors.
+        name: name of the image, for errors.
         max_pixels: largest width x height.
     """
     header = _header_of(io.BytesIO(data), len(data), name, "input", max_pixels)
@@ -69,10 +70,10 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> np.
 
 
 def _decode(data: bytes, header: ImageHeader, path: str | Path, what: str) -> np.ndarray:
-    # Older OpenCV silently fills the missing part of a truncated JPEG with grey; Pillow refuses it.
+    # Older OpenCV silently fills the missing part of a truncated JPEG with grey; Pillow rejects it.
     is_truncated = data.startswith(_JPEG_START) and not data.rstrip(b"\0").endswith(_JPEG_END)
     image = None if is_truncated else _decode_opencv(data)
-    # Where OpenCV finds another size than the header, which was checked, Pillow's reading counts.
+    # Where OpenCV reads another size than the header, which was checked, Pillow's result is used.
     if image is None or image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
         with _decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             image = np.array(ImageOps.exif_transpose(opened).convert("RGB"))
@@ -80,7 +81,7 @@ def _decode(data: bytes, header: ImageHeader, path: str | Path, what: str) -> np
 
 
 def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Read an image of one channel: grey values of 1, 8 or 16 bits, or the indices of a palette.
+    """Read a single-channel image: grey values of 1, 8 or 16 bits, or the indices of a palette.
 
     Args:
         what, max_pixels: see `read_image`.
@@ -105,7 +106,7 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
 
 
 def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> ImageHeader:
-    """Read the size and the colour format of an image file, and nothing else of it.
+    """Read only the size and the colour format of an image file.
 
     Args:
         what, max_pixels: see `read_image`.
@@ -117,7 +118,7 @@ def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX
 
 
 def upright_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Read (width, height) of an image as `read_image` returns it, after its EXIF rotation; raises like `read_header`.
+    """Read (width, height) of an image as `read_image` returns it, after EXIF rotation; raises like `read_header`.
 
     The pixels are not decoded.
     """
@@ -131,14 +132,14 @@ def upright_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int
 
 
 def is_rotated(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> bool:
-    """Whether an image file has an EXIF tag that asks to rotate or mirror it; raises like `read_header`."""
+    """Whether an image file has an EXIF tag that rotates or mirrors it; raises like `read_header`."""
     data, _ = read_file(path, "images", max_pixels=max_pixels)
     with _decoding(path, "images", len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as image:
         return image.getexif().get(_EXIF_ORIENTATION, 1) != 1
 
 
 def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> tuple[bytes, ImageHeader]:
-    """Read an image file undecoded, once its header has shown that it is one and not too large.
+    """Read an image file without decoding it, after checking by its header that it is an image and not too large.
 
     Args:
         what, max_pixels: see `read_image`.
@@ -154,7 +155,7 @@ def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> t
 
 
 def open_regular(path: str | Path, what: str) -> BinaryIO:
-    """Open a file for reading; a device or a pipe, which may never end, is an error."""
+    """Open a file for reading; raise an error for a device or a pipe, which may never end."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
@@ -169,7 +170,7 @@ def open_regular(path: str | Path, what: str) -> BinaryIO:
 
 def _header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_pixels: int) -> ImageHeader:
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
-        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow refuses more than twice this, in all of the process
+        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow rejects more than twice this, process-wide
     with _decoding(path, what, num_bytes), Image.open(file, formats=FORMATS) as image:
         header = ImageHeader(image.height, image.width, image.mode)
         if header.height * header.width > max_pixels or num_bytes > _BYTES_PER_PIXEL * max_pixels:
@@ -179,7 +180,7 @@ def _header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_
 
 @contextmanager
 def _decoding(path: str | Path, what: str, num_bytes: int) -> Iterator[None]:
-    """Turn whatever a decoder raises into a DataError that names the file."""
+    """Convert any error that a decoder raises to a DataError that names the file."""
     try:
         yield
     except Exception as error:  # a damaged file can make a decoder raise anything
@@ -204,19 +205,19 @@ def _decode_opencv(data: bytes) -> np.ndarray | None:
         if hasattr(cv2, "IMREAD_COLOR_RGB"):  # since OpenCV 4.10
             return cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
         image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
-    except cv2.error:  # Pillow may read it, or says what is wrong
+    except cv2.error:  # Pillow may be able to read it, or reports what is wrong
         return None
     return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
 def check_inside(folder: str | Path, names: Iterable[str], where: str, *, allow_outside: bool = False) -> None:
-    """Check that file names lead to files below a folder, as far as the names say: links in it may lead anywhere.
+    """Check that file names refer to files below a folder, judging by the names alone (links may lead anywhere).
 
     Args:
-        where: begins the error.
+        where: beginning of the error message.
         allow_outside: check nothing.
     Raises:
-        DataError: a name is absolute, or leads upwards, to another place.
+        DataError: a name is absolute, or leads upwards out of the folder.
     """
     if allow_outside:
         return

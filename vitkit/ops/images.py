@@ -9,7 +9,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError, DataError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-"""Mean of RGB values in 0..1; IMAGENET_STD is their standard deviation."""
+"""Mean of R, G and B, with pixel values in 0..1; IMAGENET_STD is their standard deviation."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
@@ -17,7 +17,7 @@ def check_pixel_statistics(mean: Sequence[float], std: Sequence[float]) -> tuple
     """Return the mean and standard deviation of RGB values in 0..1 as tuples.
 
     Raises:
-        ConfigError: they are not three numbers each, or look like ones of pixels in 0..255, or a deviation is not
+        ConfigError: they are not three numbers each, or seem to be for pixels in 0..255, or a standard deviation is not
             positive.
     """
     mean, std = tuple(mean), tuple(std)
@@ -39,17 +39,18 @@ def normalize_images(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> Tensor:
-    """Normalise pixels by a mean and a standard deviation, those of ImageNet backbones if nothing else is said.
+    """Normalise pixels by a mean and a standard deviation, by default those of ImageNet backbones.
 
     Args:
-        images: (B, 3, H, W), of clips (B, 3, T, H, W), uint8 RGB in 0..255; or float, already normalised by ImageNet's
-            mean and deviation, which are returned unchanged where those are asked for.
+        images: (B, 3, H, W), or (B, 3, T, H, W) for clips: uint8 RGB in 0..255; or float, already normalised by
+            ImageNet's
+            mean and standard deviation, and returned unchanged if these are requested.
         padding_mask: (B, H, W) bool, True = padding; padded pixels are 0 after normalisation.
-        mean, std: of R, G, B in 0..1.
+        mean, std: statistics of R, G and B, with pixel values in 0..1.
     Returns:
-        as `images`, float.
+        the normalised images, float, in the shape of `images`.
     Raises:
-        DataError: the images have another number of channels or axes.
+        DataError: the images have a wrong number of channels or axes.
     """
     if images.ndim == 5 and images.shape[1] != 3:
         remedy = "Put channels before frames: clips.transpose(1, 2)." if images.shape[2] == 3 else "Convert them."
@@ -80,8 +81,8 @@ def normalize_images(
 
 
 def per_channel(values: Sequence[float], images: Tensor) -> Tensor:
-    """Return three values with the axes to meet the channels of images (B, 3, H, W) or clips (B, 3, T, H, W)."""
-    # torch.tensor(values, device=...) would wait for a GPU.
+    """Return three values shaped to broadcast over the channels of images (B, 3, H, W) or clips (B, 3, T, H, W)."""
+    # torch.tensor(values, device=...) would synchronise with the GPU.
     dtype = images.dtype if images.is_floating_point() else torch.float32
     values = torch.tensor(values, dtype=dtype).to(images.device, non_blocking=True)
     return values.view(-1, *(1,) * (images.ndim - 2))
@@ -93,7 +94,7 @@ def resize_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def pad_to_multiple(images: Tensor, padding_mask: Tensor | None, multiple: int) -> tuple[Tensor, Tensor | None]:
-    """Pad at the right and bottom until height and width are multiples.
+    """Pad at the right and bottom until height and width are multiples of `multiple`.
 
     Args:
         images: (B, C, H, W), padded with 0.
@@ -105,7 +106,7 @@ def pad_to_multiple(images: Tensor, padding_mask: Tensor | None, multiple: int) 
 
 
 def unpadded_sizes(images: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """(B, 2) int64: height and width of each image without padding."""
+    """Return the (height, width) of each image without padding, (B, 2) int64."""
     if padding_mask is None:
         return torch.tensor(images.shape[-2:]).repeat(images.shape[0], 1)
     return torch.stack([(~padding_mask[:, :, 0]).sum(1), (~padding_mask[:, 0, :]).sum(1)], dim=1)

@@ -1,4 +1,4 @@
-"""Reading the JSON of annotations and results."""
+"""Reads the JSON files of annotations and results."""
 
 import gc
 import json
@@ -11,13 +11,13 @@ from vitkit.errors import DataError
 
 
 def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None = None) -> Any:
-    """Read an annotation file or results.
+    """Read an annotation or results file.
 
     Args:
         key: what the file is called in the config or the command, for messages.
-        remedy: what to do if there is no such file; None: that for a dataset.
+        remedy: what to do if there is no such file; None: the advice for a dataset.
     Raises:
-        DataError: no such file, or it holds no JSON that can be read.
+        DataError: there is no such file, or its content is not readable as JSON.
     """
     path = Path(path)
     remedy = remedy or f'Download the dataset (see README, "Data"), or correct data.root or `{key}` of this dataset.'
@@ -40,12 +40,12 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
         raise DataError(
             f"{path.name}: '{path}' nests lists too deep to be read. Expected a file for vitkit."
         ) from error
-    except ValueError as error:  # Python converts numbers of up to 4300 digits
+    except ValueError as error:  # Python converts numbers of at most 4300 digits
         raise DataError(f"{path.name}: '{path}' holds a number that is too long ({error}). Correct it.") from error
 
 
 def _explanation(path: Path, data: bytes) -> str:
-    """Say what a file that is no JSON may be instead."""
+    """Explain what a file that is not JSON may be instead."""
     start = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if start == b"<":
         return "This is XML or HTML. Give the JSON, or convert Pascal VOC's and CVAT's XML: vitkit convert --to coco"
@@ -58,7 +58,7 @@ def _explanation(path: Path, data: bytes) -> str:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause garbage collection, which visits the millions of new objects of a large file repeatedly."""
+    """Pause garbage collection, which would visit the millions of new objects of a large file repeatedly."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

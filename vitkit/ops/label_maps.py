@@ -1,7 +1,7 @@
-"""Label maps and panoptic maps: counting and replacing their values, and the colours that encode segment ids.
+"""Label maps and panoptic maps: counts and replaces their values, and converts segment ids to and from colours.
 
-Adjacent pixels are mostly equal, so counting and replacing work on runs of equal values: several times faster than
-sorting pixels.
+Adjacent pixels are mostly equal, so counting and replacing work on runs of equal values, which is several times faster
+than sorting pixels.
 """
 
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from collections.abc import Mapping
 import numpy as np
 
 MAX_SEGMENT_ID = (1 << 24) - 1
-"""Three bytes, the channels of a panoptic PNG."""
+"""Largest segment id: a panoptic PNG has three channels of one byte."""
 
 
 def ids_to_colors(ids: np.ndarray) -> np.ndarray:
-    """Encode (H, W) segment ids as (H, W, 3) uint8 RGB of a panoptic PNG: id = R + 256 G + 65536 B."""
+    """Encode (H, W) segment ids as the (H, W, 3) uint8 RGB of a panoptic PNG: id = R + 256 G + 65536 B."""
     return np.stack([ids & 255, ids >> 8 & 255, ids >> 16 & 255], axis=2).astype(np.uint8)
 
 
 def colors_to_ids(colors: np.ndarray) -> np.ndarray:
-    """Decode (H, W, 3) uint8 RGB of a panoptic PNG to (H, W) int32 segment ids."""
+    """Decode the (H, W, 3) uint8 RGB of a panoptic PNG to (H, W) int32 segment ids."""
     red, green, blue = (colors[:, :, channel].astype(np.int32) for channel in range(3))
     return red | green << 8 | blue << 16
 
@@ -27,7 +27,7 @@ def value_runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Split integers into runs of equal values.
 
     Args:
-        values: of any shape, taken row by row.
+        values: integers of any shape, read row by row.
     Returns:
         the value and the length of each run, (R,) each.
     """
@@ -59,9 +59,9 @@ def replace_values(values: np.ndarray, new: Mapping[int, int], *, dtype: np.dtyp
     Args:
         values: integers of any shape.
         new: value -> new value.
-        default: new value of the values that are not in `new`.
+        default: new value for values that are not in `new`.
     Returns:
-        array of the same shape and of `dtype`.
+        an array of the same shape and of `dtype`.
     """
     run_values, lengths = value_runs(values)
     unique, inverse = np.unique(run_values, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Masks of queries, masks at points, boxes around masks."""
+"""Masks of queries, masks sampled at points, boxes around masks."""
 
 import torch
 import torch.nn.functional as F
@@ -6,13 +6,13 @@ from torch import Tensor
 
 
 def sample_points(maps: Tensor, points: Tensor) -> Tensor:
-    """Sample maps bilinearly at points; outside a map is 0.
+    """Sample maps bilinearly at points; maps are 0 outside.
 
     Args:
         maps: (N, C, H, W) float.
-        points: (N, P, 2) as (x, y) in 0..1 of the map, corner to corner.
+        points: (N, P, 2) as (x, y) in 0..1, from corner to corner of the map.
     Returns:
-        (N, C, P).
+        (N, C, P) values.
     """
     return F.grid_sample(maps, (2 * points - 1)[:, None], align_corners=False)[:, :, 0]
 
@@ -23,16 +23,16 @@ def most_uncertain(points: Tensor, logits: Tensor, count: int) -> Tensor:
     Args:
         points: (N, P, 2).
         logits: (N, P).
-        count: how many of the P.
+        count: number of points to choose out of the P.
     Returns:
-        (N, count, 2).
+        (N, count, 2) points.
     """
     best = logits.abs().neg().topk(count, dim=1).indices
     return points.gather(1, best[..., None].expand(-1, -1, 2))
 
 
 def mask_logits(mask_embed: Tensor, mask_features: Tensor) -> Tensor:
-    """Return the masks of queries: (..., Q, C) and (..., C, h, w) -> (..., Q, h, w)."""
+    """Return the mask logits of queries: (..., Q, C) and (..., C, h, w) -> (..., Q, h, w)."""
     return (mask_embed @ mask_features.flatten(-2)).unflatten(-1, mask_features.shape[-2:])
 
 
@@ -43,7 +43,7 @@ def pad_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def points_in_part(points: Tensor, padded: tuple[int, int], part: tuple[int, int]) -> Tensor:
-    """Convert points of a padded image, (..., 2) in 0..1, to points of its un-padded part at the top left.
+    """Convert points of a padded image, (..., 2) in 0..1, to points of its un-padded part in the top left corner.
 
     Args:
         padded, part: (height, width).
@@ -53,12 +53,12 @@ def points_in_part(points: Tensor, padded: tuple[int, int], part: tuple[int, int
 
 
 def boxes_around_masks(masks: Tensor) -> Tensor:
-    """Return the smallest box around each mask's pixels; zeros where a mask is empty.
+    """Return the smallest box around each mask's pixels; zeros for an empty mask.
 
     Args:
         masks: (N, H, W) bool.
     Returns:
-        (N, 4) float32 xyxy in pixels, the right and lower edges being those of the last pixels.
+        (N, 4) float32 xyxy in pixels, where the right and bottom edges include the last pixels.
     """
     boxes = []
     for covered, size in ((masks.any(1), masks.shape[2]), (masks.any(2), masks.shape[1])):

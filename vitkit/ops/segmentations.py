@@ -1,4 +1,4 @@
-"""Masks in COCO's format: polygons and run lengths, checked before the C code of pycocotools sees them.
+"""Masks in COCO's format: polygons and run lengths, checked before they reach the C code of pycocotools.
 
 pycocotools trusts its input: run lengths that do not fill their image make it loop for ever or leave pixels undefined,
 and a polygon with a very large coordinate ends the process.
@@ -11,10 +11,10 @@ import numpy as np
 from pycocotools import mask as coco_mask
 
 _MAX_REACH = 10
-"""Largest coordinate of a polygon, in sizes of its image: pycocotools allocates memory for each pixel of an outline."""
+"""Largest coordinate of a polygon, in multiples of its image's size: pycocotools allocates memory per outline pixel."""
 _MAX_PIXELS = 1 << 32
-"""pycocotools counts them in 32 bits."""
-_MAX_GROUPS = 7  # of 5 bits, which hold any number of 32 bits and its sign
+"""pycocotools counts pixels in 32 bits."""
+_MAX_GROUPS = 7  # groups of 5 bits, enough for any 32-bit number and its sign
 _NUMBERS = frozenset((int, float))
 
 _EXPECTED_FORMS = "a list of polygons [x, y, x, y, ...] or run lengths {'size': [height, width], 'counts': ...}"
@@ -23,10 +23,10 @@ _EXPECTED_RUNS = "run lengths that are whole numbers above 0 (the first may be 0
 
 
 def wrong_segmentation(segmentation: Any, height: int, width: int) -> str | None:
-    """Check polygons, compressed or uncompressed run lengths of an image.
+    """Check polygons, or compressed or uncompressed run lengths of an image.
 
     Returns:
-        what was expected; None if the segmentation is right.
+        what was expected; None if the segmentation is valid.
     """
     if height * width >= _MAX_PIXELS:
         return f"an image of less than 2^32 pixels; it has {height * width}"
@@ -41,7 +41,8 @@ def wrong_segmentation(segmentation: Any, height: int, width: int) -> str | None
         if not _NUMBERS.issuperset(map(type, polygon)):
             return _EXPECTED_POLYGONS
         try:
-            # The length of the vector is at least the largest coordinate, and not below the limit where one is nan. It
+            # The length of the vector is at least the largest coordinate, and the comparison fails if a coordinate is
+            # nan. This
             # is the fastest test of all coordinates; few polygons are so long that they need the exact one.
             is_near = math.hypot(*polygon) <= reach or all(-reach <= value <= reach for value in polygon)
         except OverflowError:
@@ -55,9 +56,9 @@ def wrong_run_lengths(segmentation: Any, height: int | None = None, width: int |
     """Check compressed or uncompressed run lengths.
 
     Args:
-        height, width: of the image; None: those that the segmentation says.
+        height, width: size of the image; None: the size stated in the segmentation.
     Returns:
-        what was expected; None if they are right.
+        what was expected; None if they are valid.
     """
     if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
         return _EXPECTED_FORMS if height else "run lengths {'size': [height, width], 'counts': ...}"
@@ -80,18 +81,19 @@ def wrong_run_lengths(segmentation: Any, height: int | None = None, width: int |
 
 
 def is_side(value: Any) -> bool:
-    """Whether a value is the height or the width of an image, as far as OpenCV reads images."""
+    """Whether a value can be the height or width of an image, within OpenCV's limits."""
     return type(value) is int and 0 < value <= 1 << 20
 
 
 def _decode_counts(counts: str) -> list[int]:
     """Decode COCO's compressed string of run lengths.
 
-    Each number is a sequence of groups of 5 bits, lowest first, and the sixth bit says that another one follows. The
-    highest bit of the last group is the sign. From the fourth number on it is the difference to the last but one.
+    Each number is a sequence of groups of 5 bits, lowest first; the sixth bit says that another group follows, and the
+    highest bit of the last group is the sign. From the fourth number on, the difference to the number two before is
+    stored.
 
     Raises:
-        ValueError: the string is none that pycocotools writes.
+        ValueError: the string is not one that pycocotools would write.
     """
     codes = np.frombuffer(counts.encode(errors="replace"), np.uint8).astype(np.int64) - 48
     if not codes.size or codes.min() < 0 or codes.max() > 63:

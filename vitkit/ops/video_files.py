@@ -1,4 +1,4 @@
-"""Video files and folders of frames: the frames that are asked for by their number, and no others in memory."""
+"""Video files and folders of frames, read by frame number with only the requested frames in memory."""
 
 import os
 import re
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 VIDEO_EXTENSIONS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".flv", ".wmv", ".3gp")
 FRAME_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
 FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpeg", "mpegts", "mpegvideo", "flv", "asf", "h264", "hevc", "ogg")
-"""FFmpeg's names of the formats that are read, whatever a file is called. Among the others are playlists, which make
-FFmpeg open more files, or the network."""
+"""FFmpeg's names of the formats that are read, regardless of file extensions. The formats left out include playlists,
+which make FFmpeg open further files, or the network."""
 ASSUMED_FRAME_RATE = 30
-"""Frames per second of folders of frames and of files that do not say when a frame is shown."""
+"""Frames per second of folders of frames, and of files that do not state when a frame is shown."""
 _NEAR = 50
-"""Packets that are read past rather than sought."""
+"""Distance in packets up to which packets are skipped by reading rather than by seeking."""
 
 
 class VideoInfo(NamedTuple):
-    """What is known of a video before a frame is decoded."""
+    """Properties of a video as a whole."""
 
     num_frames: int
     seconds: float
-    """From the start of the first frame to the end of the last."""
+    """Duration from the start of the first frame to the end of the last, in seconds."""
     height: int
     width: int
-    """Of the upright frames, pixels."""
+    """Width of the upright frames, in pixels; height likewise."""
 
     @property
     def frame_rate(self) -> float:
-        """Frames per second, on average."""
+        """Average number of frames per second."""
         return self.num_frames / self.seconds
 
 
@@ -52,11 +52,11 @@ class Video(Protocol):
     """Frames by their number; opened by `open_video` and used in a `with` statement."""
 
     times: np.ndarray
-    """(N,) float64, ascending: seconds of each frame after the first."""
+    """(N,) float64, ascending: time of each frame after the first one, in seconds."""
     info: VideoInfo
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield frames, (H, W, 3) uint8 RGB, upright; one at a time is in memory.
+        """Yield frames, (H, W, 3) uint8 RGB, upright; only one at a time is in memory.
 
         Args:
             numbers: ascending, in 0..N-1; a number may be repeated.
@@ -70,21 +70,21 @@ class Video(Protocol):
 
 
 def open_video(path: str | Path, what: str = "videos", *, max_pixels: int = MAX_PIXELS) -> Video:
-    """Open a video file, or a folder whose pictures are the frames.
+    """Open a video file, or a folder whose images are the frames.
 
     Args:
-        what: begins the errors.
+        what: beginning of the error messages.
         max_pixels: largest width x height of a frame.
     Raises:
-        DataError: there is no such file, it is damaged, no video of `FORMATS`, too large, or has no frame.
-        ConfigError: PyAV, which reads files, is not installed.
+        DataError: there is no such file, or it is damaged, not a video of `FORMATS`, too large, or without frames.
+        ConfigError: PyAV, which reads video files, is not installed.
     """
     video_type = FrameFolder if Path(path).is_dir() else VideoFile
     return video_type(path, what, max_pixels=max_pixels)
 
 
 class FrameFolder:
-    """A video as a folder of pictures, one for each frame, in the order of the numbers in their names."""
+    """A video as a folder of images, one for each frame, in the order of the numbers in their names."""
 
     def __init__(self, path: str | Path, what: str = "videos", *, max_pixels: int = MAX_PIXELS):
         self.what, self.max_pixels = what, max_pixels
@@ -121,16 +121,17 @@ class FrameFolder:
 
 
 def _natural_order(name: str) -> list[tuple[int, str]]:
-    """Sort key by which frame_2.jpg comes before frame_10.jpg."""
+    """Return a sort key that puts frame_2.jpg before frame_10.jpg."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
 class VideoFile:
     """A video file, decoded through PyAV.
 
-    Frames are numbered in the order of the times that the file's packets state, which are read first, so a number is
-    exact with any distance of key frames, B-frames and varying frame rates. A frame is decoded from the key frame
-    before it on; other frames on the way are left out if no frame needs them.
+    Frames are numbered in the order of the times stated in the file's packets, which are read first, so a number is
+    exact for any distance of key frames, with B-frames and with varying frame rates. A frame is decoded from the
+    preceding
+    key frame on; frames in between are skipped if no requested frame depends on them.
 
     PyAV, OpenCV and torchcodec were compared on 17 files (H.264, H.265, MPEG-4 and VP9 in MP4, Matroska, AVI and
     MPEG-TS; constant and variable frame rates, key frames every 12 to 250 frames, open groups, B-frames, odd sizes,
@@ -151,7 +152,7 @@ class VideoFile:
             with self._decoding():
                 self._open()
                 self._list_packets()
-        except BaseException:  # also at ctrl-C no file stays open; it is raised again
+        except BaseException:  # no file may stay open, even after ctrl-C; the exception is raised again
             self.__exit__()
             raise
 
@@ -196,22 +197,22 @@ class VideoFile:
                 f"its frames of {decoder.width}x{decoder.height} pixels are too large. If that is right, set "
                 f"data.max_image_pixels (default: {MAX_PIXELS})"
             )
-        decoder.options = {"max_pixels": str(self.max_pixels)}  # of later frames, too
+        decoder.options = {"max_pixels": str(self.max_pixels)}  # applies to later frames, too
         decoder.thread_count = torch.get_num_threads()  # 1 in loading processes
         decoder.open(strict=False)
         self._demuxed, self._next_packet = self._demux(), 0
 
     def _list_packets(self) -> None:
-        """Read which frames there are, in the order in which they are shown, and what decoding each needs."""
+        """Read which frames there are, in display order, and what decoding each of them needs."""
         packets = [(p.pts, p.is_keyframe, p.is_discard or p.is_corrupt) for p in self._demuxed]
         self._pts = [pts for pts, _, _ in packets]
-        # AVI numbers frames in the order of decoding.
+        # AVI numbers frames in decoding order.
         is_avi_of_b_frames = self._container.format.name == "avi" and self._decoder.has_b_frames
         self._has_times = None not in self._pts and len({*self._pts}) == len(packets) and not is_avi_of_b_frames
         if not self._has_times:
             self._pts = list(range(len(packets)))
         self._packet_of = {pts: number for number, pts in enumerate(self._pts)}
-        # "Discard": before the start that an edit list sets; others may need such a frame.
+        # "Discard" marks frames before the start that an edit list sets; other frames may depend on them.
         shown = [pts for pts, (_, _, is_hidden) in zip(self._pts, packets) if not is_hidden]
         if not shown:
             raise ValueError("it holds no frame")
@@ -223,10 +224,11 @@ class VideoFile:
         self._next_packet = len(packets)
 
     def _decode(self, wanted: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the frame of each pts; for one that the decoder drops as damaged, the next one, at last the one before.
+        """Yield the frame of each pts; if the decoder drops one as damaged, the next frame or, at the end, the previous
+        one.
 
         Args:
-            wanted: ascending.
+            wanted: presentation timestamps of the frames, ascending.
         """
         image, waiting = None, deque(wanted.tolist())
         for pts, frame in self._decode_packets(wanted):
@@ -243,14 +245,14 @@ class VideoFile:
             yield image
 
     def _decode_packets(self, wanted: np.ndarray) -> Iterator[tuple[int, "av.VideoFrame"]]:
-        """Decode from a key frame to the last frame wanted before another; yield frames with their pts."""
+        """Decode from a key frame to the last wanted frame before another one; yield frames with their pts."""
         if not self._has_times:
             packets = chain(self._packets(0, len(self._pts)), [None])
             yield from enumerate(frame for packet in packets for frame in self._decoder.decode(packet))
             return
         needed = set(wanted.tolist())
         for start, stop in self._packet_ranges(wanted):
-            for packet in chain(self._packets(start, stop), [None]):  # None: give out the frames held back
+            for packet in chain(self._packets(start, stop), [None]):  # None makes the decoder output delayed frames
                 if packet is not None:
                     self._decoder.skip_frame = "DEFAULT" if packet.pts in needed else "NONREF"
                 for frame in self._decoder.decode(packet):
@@ -258,7 +260,7 @@ class VideoFile:
                         yield frame.pts, frame
 
     def _packet_ranges(self, wanted: np.ndarray) -> list[tuple[int, int]]:
-        """Return ranges of packets, which overlap nowhere, that decoding these frames needs."""
+        """Return the ranges of packets, without overlaps, that decoding these frames needs."""
         keys = self._keys[np.maximum(np.searchsorted(self._keys, wanted, side="right") - 1, 0)]
         ranges: list[tuple[int, int]] = []
         for key, pts in zip(keys.tolist(), wanted.tolist()):
@@ -270,7 +272,7 @@ class VideoFile:
         return ranges
 
     def _packets(self, start: int, stop: int) -> Iterator["av.Packet"]:
-        """Yield the packets of these numbers, for an empty decoder."""
+        """Yield the packets with these numbers, for a decoder without state."""
         if not self._next_packet <= start <= self._next_packet + _NEAR:
             self._seek(start)
         self._decoder.flush_buffers()
@@ -283,7 +285,7 @@ class VideoFile:
                 yield packet
 
     def _seek(self, number: int) -> None:
-        """Go to a packet or to one before it; where the format seeks too far, as MPEG-TS may, to the first."""
+        """Seek to a packet or to one before it; if the format seeks too far, as MPEG-TS may, go to the first one."""
         if self._has_times:
             self._container.seek(self._pts[number], stream=self._stream)
             packets = self._demux()
@@ -298,7 +300,8 @@ class VideoFile:
         return (packet for packet in self._container.demux(self._stream) if packet.size)
 
     def _to_rgb(self, frame: "av.VideoFrame") -> np.ndarray:
-        """Convert a frame to (H, W, 3), upright, as large as the first one decoded; a damaged file may change sizes."""
+        """Convert a frame to (H, W, 3), upright, in the size of the first decoded frame; damaged files may change
+        sizes."""
         if self._form is None:
             self._form = self._decoder.width, self._decoder.height, round(frame.rotation / 90)
         width, height, quarter_turns = self._form
@@ -308,7 +311,7 @@ class VideoFile:
 
     @contextmanager
     def _decoding(self) -> Iterator[None]:
-        """Turn what FFmpeg raises at a damaged file into a DataError that names it."""
+        """Convert errors that FFmpeg raises for a damaged file to a DataError that names the file."""
         try:
             yield
         except ConfigError:
@@ -329,5 +332,5 @@ def _import_av() -> ModuleType:
         raise ConfigError(
             f"video files are read through PyAV, which cannot be imported ({error}). Install it: pip install av."
         ) from error
-    av.logging.set_level(av.logging.PANIC)  # errors are raised; what FFmpeg prints besides names no file
+    av.logging.set_level(av.logging.PANIC)  # errors are raised; FFmpeg's other messages do not name a file
     return av

@@ -1,4 +1,4 @@
-"""Reports of evaluations as one HTML file each: numbers with their intervals, curves, errors, and pictures of them."""
+"""Evaluation reports as one HTML file each: metrics with intervals, curves, errors, and images that show them."""
 
 from vitkit.report.report import write_report
 

@@ -9,10 +9,10 @@ from vitkit.report.elements import Cell, details, section, table, warning
 
 
 def expected_calibration_error(counts: np.ndarray) -> np.ndarray:
-    """Return (R,) mean distances of score and accuracy, each bin weighing as much as it has predictions.
+    """Return the (R,) mean differences of score and accuracy, each bin weighted by its number of predictions.
 
     Args:
-        counts: (R, 3, bins) predictions, sum of their scores, right ones.
+        counts: (R, 3, bins): number of predictions, sum of their scores, number of correct ones.
     """
     total = counts[:, 0].sum(axis=1)
     error = np.abs(counts[:, 1] - counts[:, 2]).sum(axis=1)
@@ -20,11 +20,11 @@ def expected_calibration_error(counts: np.ndarray) -> np.ndarray:
 
 
 def calibration_section(counts: np.ndarray, weights: np.ndarray, y_title: str, note: str) -> str:
-    """Return the section.
+    """Return the calibration section of a report.
 
     Args:
-        counts: (3, bins, N) of each image: predictions in each bin of the scores, the sum of their scores, right ones.
-        weights: (R, N) of the resamples.
+        counts: (3, bins, N) for each image: predictions in each bin of the scores, sum of their scores, correct ones.
+        weights: (R, N) weights of the resamples.
     """
     resampled = np.einsum("kbn,rn->rkb", counts, weights)
     number, total, right = resampled.transpose(1, 0, 2)

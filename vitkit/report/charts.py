@@ -1,4 +1,4 @@
-"""Charts as SVG inside a page."""
+"""Charts as inline SVG."""
 
 import html
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ COLORS = ("#1f6fb4", "#d1640f", "#2b8a3e", "#b02a37", "#6f42c1", "#7a5230", "#c2
 
 
 class Curve(NamedTuple):
-    """A named line; NaN interrupts it."""
+    """A named line; NaN leaves a gap in it."""
 
     name: str
     x: np.ndarray
@@ -22,7 +22,7 @@ class Curve(NamedTuple):
 
 
 def _at(x: float, y: float) -> tuple[float, float]:
-    """Return pixels of a point of the unit square."""
+    """Convert a point of the unit square to pixels."""
     return LEFT + x * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - y * (HEIGHT - TOP - BOTTOM)
 
 
@@ -54,10 +54,10 @@ def _svg(content: str, title: str, legend: Sequence[tuple[str, str]] = ()) -> st
 
 
 def line_chart(curves: Sequence[Curve], title: str, x_title: str, y_title: str, *, marker: float | None = None) -> str:
-    """Return a chart of curves in the unit square, the legend below it.
+    """Return a chart of curves in the unit square, with a legend below.
 
     Args:
-        marker: draw a vertical line here, of class "marker", which the page's script moves.
+        marker: x at which to draw a vertical line, of class "marker", which the page's script moves.
     """
     parts, legend = [_frame(x_title, y_title)], []
     for curve, color in zip(curves, COLORS * (1 + len(curves) // len(COLORS))):
@@ -77,10 +77,10 @@ def line_chart(curves: Sequence[Curve], title: str, x_title: str, y_title: str, 
 def reliability_chart(
     confidence: np.ndarray, accuracy: np.ndarray, low: np.ndarray, high: np.ndarray, title: str, y_title: str
 ) -> str:
-    """Return a reliability diagram: a bar for each bin of the scores, its interval, and the diagonal.
+    """Return a reliability diagram: a bar with its interval for each bin of the scores, and the diagonal.
 
     Args:
-        confidence, accuracy, low, high: (bins,) mean score, part that is right and its interval; NaN: an empty bin.
+        confidence, accuracy, low, high: (bins,) mean score, fraction correct and its interval; NaN: an empty bin.
     """
     parts = [_frame("score", y_title)]
     bins = len(confidence)
@@ -106,7 +106,7 @@ def bar_chart(rows: Sequence[tuple[str, float, float, float]], title: str) -> st
     """Return horizontal bars with whiskers.
 
     Args:
-        rows: name, value at least 0, low and high ends of its interval.
+        rows: name, value (at least 0), low and high ends of its interval.
     """
     widest = max([0.01, *(value for row in rows for value in row[1:] if value == value)])
     lines = []

@@ -15,7 +15,7 @@ _RANKED = 12
 
 
 def classification_sections(evaluator: ClassificationEvaluator, pictures: PictureBudget) -> list[str]:
-    """Return the sections of an evaluator after `compute`."""
+    """Return the report sections for an evaluator after `compute`."""
     statistics = evaluator.statistics()
     weights = bootstrap_weights(len(statistics.sample_ids))
     scores, names = statistics.scores(weights), list(evaluator.dataset.classes)

@@ -1,4 +1,4 @@
-"""Two models or more on the same images: which differences hold, and which images and classes won and lost."""
+"""Compares models on the same images: which differences are significant, and which images and classes won and lost."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,43 +27,43 @@ _DIFFERENCES = (
 
 
 class Compared(NamedTuple):
-    """A model's evaluation."""
+    """A model and its evaluation."""
 
     name: str
     evaluator: Any
-    """After `compute`."""
+    """The evaluator, after `compute`."""
     config: Mapping[str, Any] | None = None
     log: Path | None = None
-    """The training log, if there is one."""
+    """The training log; None if there is none."""
 
 
 class Comparison(NamedTuple):
-    """What several models reach on the same samples."""
+    """The metrics of several models on the same samples."""
 
     names: list[str]
     sample_ids: list[Any]
     differences: list[dict[str, Difference]]
-    """Of each model but the first: metric -> difference to the first."""
+    """For each model but the first: metric -> difference to the first model."""
     by_class: list[dict[str, dict[str, Difference]]]
-    """Of each model but the first: class -> metric -> difference."""
+    """For each model but the first: class -> metric -> difference to the first model."""
     sample_metric: str
     samples: np.ndarray
-    """(models, N) values of single images or sentences."""
+    """(models, N) value of each image or sentence."""
 
 
 def compare(models: Sequence[Compared]) -> Comparison:
     """Compare models on the same samples.
 
     Raises:
-        ConfigError: an evaluator cannot be resampled, or they are of different kinds.
-        DataError: they are of other images or classes; says how many match.
+        ConfigError: an evaluator does not support resampling, or the evaluators are of different kinds.
+        DataError: their images or classes differ; the error says how many match.
     """
     parts = [_parts_of(model) for model in models]
     check_same_samples([(model.name, part[0]) for model, part in zip(models, parts)])
     parts = _shared_parts(parts)
     weights = bootstrap_weights(len(parts[0][0].sample_ids))
     first, *others = [_scores_of(statistics, weights) for statistics in parts]
-    # Boundary IoU and the like may be measured of some models alone.
+    # Some metrics, such as boundary IoU, may be computed for only some of the models.
     metrics = [m for m in first.overall if all(m in other.overall for other in others)]
     differences = [{m: paired_difference(first.overall[m], other.overall[m]) for m in metrics} for other in others]
     by_class = [
@@ -81,10 +81,10 @@ def compare(models: Sequence[Compared]) -> Comparison:
 
 
 def _shared_parts(parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Return the statistics of each model that all models have: boxes, where one of them has no masks.
+    """Return the statistics that all models have, for each model: only those of boxes if one of them has no masks.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: they have none in common.
     """
     kinds = [[(type(part), getattr(part, "iou_type", None)) for part in of_model] for of_model in parts]
     shared = set.intersection(*map(set, kinds))
@@ -94,7 +94,7 @@ def _shared_parts(parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 
 def _scores_of(statistics: Sequence[Any], weights: np.ndarray) -> Scores:
-    """Return the metrics of several statistics of a model; of classes those of the last one that has them."""
+    """Return the metrics from several statistics of a model; class metrics are from the last one that has them."""
     overall, by_class = {}, {}
     for part in statistics:
         of_part = part.scores(weights)
@@ -105,7 +105,7 @@ def _scores_of(statistics: Sequence[Any], weights: np.ndarray) -> Scores:
 
 
 def _parts_of(model: Compared) -> list[Any]:
-    """Return the statistics of a model's evaluators; of a detector, of boxes and of masks."""
+    """Return the statistics of a model's evaluators; for a detector, those of boxes and of masks."""
     evaluator = model.evaluator
     parts = evaluator.evaluators if isinstance(evaluator, CombinedEvaluator) else [evaluator]
     unknown = [part for part in parts if not isinstance(part, HasStatistics)]
@@ -114,7 +114,7 @@ def _parts_of(model: Compared) -> list[Any]:
     statistics = []
     for part in parts:
         iou_types = part.iou_types if isinstance(part, CocoEvaluator) else (None,)
-        # Masks last: figures of classes are theirs, as in the evaluator.
+        # Masks come last: class metrics are those of masks, as in the evaluator.
         statistics += [
             part.statistics(iou_type) if iou_type else part.statistics() for iou_type in sorted(iou_types, key=str)
         ]
@@ -122,13 +122,13 @@ def _parts_of(model: Compared) -> list[Any]:
 
 
 def check_same_samples(models: Sequence[tuple[str, Any]]) -> None:
-    """Check that all models were scored on the same images and classes, by the same kind of evaluator.
+    """Check that all models were evaluated on the same images and classes, by the same kind of evaluator.
 
     Args:
         models: name and statistics of each.
     Raises:
-        ConfigError: other kinds of evaluators.
-        DataError: other images or classes.
+        ConfigError: the evaluators are of different kinds.
+        DataError: the images or classes differ.
     """
     (first_name, first), *others = models
     ids = [int(x) if isinstance(x, np.integer) else x for x in first.sample_ids]
@@ -149,7 +149,7 @@ def check_same_samples(models: Sequence[tuple[str, Any]]) -> None:
 
 
 def is_better(metric: str, difference: Difference) -> bool | None:
-    """Whether the second model is better; None where the difference is not significant."""
+    """Return whether the second model is better, or None if the difference is not significant."""
     if not difference.significant:
         return None
     return (difference.difference.value > 0) != (metric in _LOWER_IS_BETTER)
@@ -162,13 +162,13 @@ def write_comparison(
     config_differences: Sequence[tuple[str, Sequence[str]]] = (),
     curves: str = "",
 ) -> Comparison:
-    """Write the page of a comparison.
+    """Write a comparison as an HTML page.
 
     Args:
-        models: at least two.
-        path: of the HTML file.
+        models: at least two models.
+        path: path of the HTML file.
         config_differences: key and its value in each model's config.
-        curves: a picture of the training curves, as an address that holds it.
+        curves: an image of the training curves, as a data URL.
     Returns:
         the comparison.
     """
@@ -194,7 +194,7 @@ _IMAGES = "By {} of single images, of the last model less the first."
 
 
 def _difference_cells(metric: str, difference: Difference) -> str:
-    """Return a cell with a difference, its interval and what it says."""
+    """Return a table cell with a difference, its interval and whether it is significant."""
     better = is_better(metric, difference)
     style, verdict = {True: ("won", "better"), False: ("lost", "worse"), None: ("", "not significant")}[better]
     value, low, high = difference.difference
@@ -224,7 +224,7 @@ def _paired(names: Sequence[str]) -> list[str]:
 
 
 def _classes(comparison: Comparison) -> list[str]:
-    """Return a table for each model but the first: its main metric by class, the largest loss first."""
+    """Return a table for each model but the first, with its main metric by class, the largest loss first."""
     parts = []
     for name, of_model in zip(comparison.names[1:], comparison.by_class):
         metric = next(iter(next(iter(of_model.values()))))
@@ -242,7 +242,7 @@ def _classes(comparison: Comparison) -> list[str]:
 
 
 def _images(models: Sequence[Compared], comparison: Comparison) -> list[str]:
-    """Return the images that lost and won most between the first and the last model, side by side."""
+    """Return the images with the largest losses and gains between the first and the last model, side by side."""
     change = comparison.samples[-1] - comparison.samples[0]
     order = [k for k in np.argsort(change, kind="stable").tolist() if change[k] == change[k]]
     lost, won = ([k for k in ranked if sign * change[k] > 0] for sign, ranked in ((-1, order), (1, order[::-1])))
@@ -263,7 +263,7 @@ def _images(models: Sequence[Compared], comparison: Comparison) -> list[str]:
 
 
 def _side_by_side(models: Sequence[Compared], comparison: Comparison, k: int, pictures: PictureBudget) -> str:
-    """Return an image with what each model predicted; "" for models whose predictions are not drawn."""
+    """Return an image with each model's predictions; "" if none of them can be drawn."""
     image = pictures.image(k)
     figures = []
     for model, value in zip(models, comparison.samples[:, k]):
@@ -276,7 +276,7 @@ def _side_by_side(models: Sequence[Compared], comparison: Comparison, k: int, pi
 
 
 def _drawn(evaluator: Any, image: np.ndarray, k: int, image_id: Any) -> np.ndarray | None:
-    """Draw the boxes of an image from the threshold with the highest F1 on, or the errors of its map."""
+    """Draw the boxes of an image above the threshold with the highest F1, or the errors of its map."""
     if isinstance(evaluator, CombinedEvaluator):
         evaluator = evaluator.evaluators[0]
     if isinstance(evaluator, CocoEvaluator):

@@ -1,4 +1,4 @@
-"""The report of a detector: boxes or instance masks."""
+"""The report of a detector, for boxes or instance masks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +16,13 @@ from vitkit.report.elements import data_block, number, section, table, value_row
 from vitkit.report.pictures import PictureBudget
 
 _COLUMNS = ("AP", "AP50", "AP75", "AR")
-_CURVES = 10  # classes in the chart of precision over recall
+_CURVES = 10  # number of classes in the precision-recall chart
 _NAMES = {"bbox": "boxes", "segm": "masks"}
 _CROWDED = ((0.0, 0.1, "alone: IoU with every other below 0.1"), (0.1, 0.3, "0.1 to 0.3"), (0.3, 1.01, "from 0.3"))
 
 
 def detection_sections(evaluator: CocoEvaluator, pictures: PictureBudget) -> list[str]:
-    """Return the sections of an evaluator after `compute`; details are of masks if they were evaluated."""
+    """Return the report sections for an evaluator after `compute`; details are for masks if they were evaluated."""
     dataset, results, truth = evaluator.dataset, evaluator.results(), evaluator.dataset.ground_truth()
     every = {iou_type: evaluator.statistics(iou_type) for iou_type in evaluator.iou_types}
     statistics = evaluator.statistics()
@@ -150,7 +150,7 @@ def _crowding(
 
 
 def count_groups(num_objects: np.ndarray) -> list[tuple[int, int]]:
-    """Divide images into thirds by the number of their objects; return the least and the most of each, from 1 on."""
+    """Divide images into thirds by their number of objects; return the lowest and highest number of each, from 1 on."""
     counts = np.sort(num_objects[num_objects > 0]).astype(int)
     groups: list[tuple[int, int]] = []
     for part in np.array_split(counts, 3):
@@ -177,7 +177,7 @@ def _precision_recall(evaluator: CocoEvaluator, statistics: DetectionStatistics,
 
 
 class ThresholdTable:
-    """Precision, recall and F1 at 101 thresholds with their intervals, over all classes and of each."""
+    """Precision, recall and F1 at 101 thresholds with their intervals, over all classes and for each class."""
 
     def __init__(self, statistics: DetectionStatistics, weights: np.ndarray):
         self.curves: dict[str, list[Any]] = {"names": [], "values": []}
@@ -206,7 +206,7 @@ class ThresholdTable:
 
     @staticmethod
     def _values(right: np.ndarray, predicted: np.ndarray, num_objects: np.ndarray) -> np.ndarray:
-        """Return (3, 101, 3): value, low and high of precision, recall and F1, of (R, 101) counts."""
+        """Return (3, 101, 3): value, low and high of precision, recall and F1, from (R, 101) counts."""
         precision = np.divide(right, predicted, out=np.ones(right.shape), where=predicted > 0)
         recall = np.divide(right, num_objects, out=np.zeros(right.shape), where=num_objects > 0)
         all_three = np.stack([precision, recall, f1_score(right, predicted, num_objects)], axis=2)  # (R, 101, 3)
@@ -214,7 +214,7 @@ class ThresholdTable:
         return np.stack([all_three[0], low, high])
 
     def chart(self) -> str:
-        """Return the chart over the thresholds, with a marker at the best one."""
+        """Return the chart of the values over the thresholds, with a marker at the best one."""
         value, low, high = self.overall
         curves = [
             Curve(name, THRESHOLDS, value[:, k], low[:, k], high[:, k])

@@ -1,4 +1,4 @@
-"""What the page of a detector needs to follow the threshold: scores, overlaps, and the pictures with their boxes."""
+"""The data that a detector's page needs to react to the threshold: scores, overlaps, and images with their boxes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from vitkit.evaluation.detection_statistics import DetectionStatistics
 from vitkit.ops.segmentations import decode_segmentation
 from vitkit.report.pictures import LONG_SIDE, PictureBudget
 
-_RANKED = 8  # images with the lowest, and with the highest scores
-_MOST_PREDICTIONS = 120_000  # of all images: lower scores are left out of the page
+_RANKED = 8  # number of images with the lowest, and with the highest scores
+_MOST_PREDICTIONS = 120_000  # over all images: lower scores are left out of the page
 _MOST_CLASSES = 25  # in the confusion matrix
-_LEAST_DRAWN = 0.05  # score of a mask
+_LEAST_DRAWN = 0.05  # lowest score of a mask that is drawn
 
 
 def interactive_data(
@@ -27,10 +27,11 @@ def interactive_data(
     best: float,
     pictures: PictureBudget,
 ) -> dict[str, Any]:
-    """Return the data of the page's script.
+    """Return the data for the page's script.
 
-    Each image has `labels` and `crowd` of its objects, `found` labels and `scores` of its predictions, those that
-    lie on a crowd, and `pairs` that may match, in order. Those whose picture is in the page also have boxes, and masks.
+    Each image has `labels` and `crowd` of its objects, `found` labels and `scores` of its predictions, the predictions
+    that
+    lie on a crowd, and the `pairs` that may match, in order. Images that the page shows also have boxes, and masks.
 
     Args:
         best: the threshold with the highest F1.
@@ -57,7 +58,7 @@ def interactive_data(
             "labels": [label_of[annotation["category_id"]] for annotation in theirs],
             "crowd": np.flatnonzero(crowd).tolist(),
             "found": [label_of[result["category_id"]] for result in ours],
-            # Rounded down, so that none reaches a threshold that it does not.
+            # Rounded down, so that no score reaches a threshold that it is actually below.
             "scores": [np.floor(1e4 * score) / 1e4 for score in scores],
             "on_crowd": np.flatnonzero((overlaps[:, crowd] >= MATCHED).any(axis=1)).tolist(),
             "pairs": overlapping_pairs(overlaps, crowd, scores, MATCHED),
@@ -87,7 +88,7 @@ def interactive_data(
 
 
 def _least_score(results: Sequence[Mapping[str, Any]]) -> float:
-    """Return from which score on predictions are in the page; 0 for all."""
+    """Return the lowest score of predictions in the page; 0 for all."""
     if len(results) <= _MOST_PREDICTIONS:
         return 0.0
     scores = np.sort([result["score"] for result in results])
@@ -97,7 +98,7 @@ def _least_score(results: Sequence[Mapping[str, Any]]) -> float:
 def _cells(
     entry: Mapping[str, Any], overlaps: np.ndarray, crowd: np.ndarray, kept: np.ndarray, nothing: int
 ) -> Counter[tuple[int, int]]:
-    """Count (true, predicted) classes of an image at the best threshold, `nothing` standing for none."""
+    """Count (true, predicted) classes of an image at the best threshold; `nothing` is the index for no class."""
     found, scores = ([entry[key][k] for k in kept] for key in ("found", "scores"))
     pairs, wrong, missed = match_any_class(overlaps, crowd, scores, MATCHED)
     cells = Counter((entry["labels"][j], found[i]) for i, j in pairs)
@@ -107,7 +108,8 @@ def _cells(
 
 
 def ranked_images(scores: np.ndarray, cells: Sequence[Counter]) -> tuple[list[int], list[int]]:
-    """Return the images with the lowest scores, and those with the highest, more errors or objects first."""
+    """Return the images with the lowest and with the highest scores; among equals, more errors or objects come
+    first."""
     errors = np.array([sum(count for (t, p), count in each.items() if t != p) for each in cells])
     right = np.array([sum(count for (t, p), count in each.items() if t == p) for each in cells])
     worst = [k for k in np.lexsort((-errors, scores)).tolist() if errors[k]][:_RANKED]
@@ -116,14 +118,14 @@ def ranked_images(scores: np.ndarray, cells: Sequence[Counter]) -> tuple[list[in
 
 
 def _covering(cells: Sequence[Counter]) -> list[int]:
-    """Order images by how many confusions they show, rare ones weighing more."""
+    """Order images by the number of confusions they show, with larger weights for rare ones."""
     total = sum(cells, Counter())
     worth = [sum(count / total[cell] for cell, count in each.items() if cell[0] != cell[1]) for each in cells]
     return np.argsort(-np.array(worth), kind="stable").tolist()
 
 
 def _in_matrix(cells: Sequence[Counter], num_classes: int) -> list[int]:
-    """Return the classes that the matrix shows: all if they are few, else those with most confusions."""
+    """Return the classes that the matrix shows: all if they are few, else those with the most confusions."""
     if num_classes <= _MOST_CLASSES:
         return list(range(num_classes))
     wrong = np.zeros(num_classes + 1, int)
@@ -139,7 +141,7 @@ def _drawn(
     predictions: Sequence[Mapping[str, Any]],
     iou_type: str,
 ) -> dict[str, Any]:
-    """Return the size of an image, and the boxes, and outlines of masks, in pixels of it."""
+    """Return the size of an image, and its boxes and outlines of masks, in its pixels."""
     width, height = image["width"], image["height"]
 
     def boxes(entries: Sequence[Mapping[str, Any]]) -> list[list[float]]:
@@ -156,7 +158,7 @@ def _drawn(
 
 
 def outlines(segmentation: Any, height: int, width: int, step: float) -> list[list[int]]:
-    """Return the outer outlines of a mask, each a list x, y, x, y, … in pixels, with detail down to `step` pixels."""
+    """Return the outer outlines of a mask, each a list x, y, x, y, … in pixels, with details down to `step` pixels."""
     mask = np.ascontiguousarray(decode_segmentation(segmentation, height, width), np.uint8)
     contours, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
     simple = (cv2.approxPolyDP(contour, step, closed=True) for contour in contours)

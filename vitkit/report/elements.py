@@ -1,4 +1,4 @@
-"""Parts of a report as HTML: sections, tables, numbers with their intervals."""
+"""HTML elements of a report: sections, tables, numbers with their intervals."""
 
 import html
 import math
@@ -14,12 +14,12 @@ Cell = str | int | float | Estimate
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Return a number as text, "–" where there is none."""
+    """Return a number as text; "–" for NaN."""
     return f"{value:.{digits}f}" if math.isfinite(value) else "–"
 
 
 def cell(value: Cell, digits: int = 3) -> str:
-    """Return a table cell: text is left-aligned and escaped, an estimate has its interval below it."""
+    """Return a table cell: text is left-aligned and escaped, an estimate is shown with its interval below."""
     if isinstance(value, str):
         return f"<th scope='row'>{escape(value)}</th>"
     if isinstance(value, Estimate):
@@ -31,11 +31,11 @@ def cell(value: Cell, digits: int = 3) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, caption: str = "", digits: int = 3) -> str:
-    """Return a table that scrolls by itself where the screen is narrow."""
+    """Return a table that scrolls horizontally if the screen is narrow."""
     head = "".join(f"<th scope='col'>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(cell(value, digits) for value in row)}</tr>" for row in rows)
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    # A part that scrolls must take the focus, or the keyboard does not reach it.
+    # A scrollable part must be focusable, or the keyboard cannot scroll it.
     rows_of_table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     return f"<div class='wide' tabindex='0'><table>{title}{rows_of_table}</table></div>"
 
@@ -59,25 +59,25 @@ def section(title: str, *parts: str, note: str = "", anchor: str | None = None) 
 
 
 def details(summary: str, *parts: str) -> str:
-    """Return parts that are shown when asked for."""
+    """Return parts that are collapsed until the reader opens them."""
     return f"<details><summary>{escape(summary)}</summary>{''.join(parts)}</details>"
 
 
 def warning(text: str) -> str:
-    """Return a sentence that is not to be overlooked."""
+    """Return a sentence that stands out as a warning."""
     return f"<p class='warning' role='note'>{escape(text)}</p>"
 
 
 def data_block(name: str, data: object) -> str:
-    """Return data that the page's script reads."""
+    """Return a block of data for the page's script."""
     return f"<script type='application/json' class='{name}'>{script_json(data)}</script>"
 
 
 def picture(url: str, text: str, caption: str = "") -> str:
-    """Return a figure of a picture.
+    """Return a figure with an image.
 
     Args:
-        text: what stands for the picture where it is not seen.
-        caption: HTML below it.
+        text: alternative text of the image.
+        caption: HTML to show below it.
     """
     return f"<figure><img alt='{escape(text, quote=True)}' src='{url}'><figcaption>{caption}</figcaption></figure>"

@@ -1,4 +1,4 @@
-"""Suspicious labels as a page to go through, which exports the accepted corrections."""
+"""A page of suspicious labels to review, which exports the accepted corrections."""
 
 import json
 from collections import Counter
@@ -42,14 +42,14 @@ def write_label_errors(
     """Write the page, and beside it a JSON list of all its corrections, NAME.json for NAME.html.
 
     Args:
-        evaluator: with predictions.
-        path: of the page.
-        title: of the page.
-        most: errors to list.
+        evaluator: the evaluator, with predictions.
+        path: path of the page.
+        title: title of the page.
+        most: maximum number of errors to list.
         facts: see `write_report`.
-        trained_on: the model has seen these labels in training; the page warns of it.
+        trained_on: whether the model was trained on these labels; if so, the page warns about it.
     Returns:
-        the listed errors, the likeliest first, and the JSON file.
+        the listed errors, the most likely first, and the JSON file.
     """
     truth, results = evaluator.dataset.ground_truth(), evaluator.results()
     errors = find_label_errors(truth, results, list(evaluator.dataset.category_ids))[:most]

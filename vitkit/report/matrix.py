@@ -1,4 +1,4 @@
-"""A confusion matrix whose cells open pictures, and galleries of pictures."""
+"""A confusion matrix whose cells open images, and image galleries."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,11 +9,11 @@ from vitkit.report.elements import data_block, escape, picture
 MOST_CLASSES = 25
 PICTURES_PER_CELL = 6
 Picture = tuple[str, str]
-"""Address and caption."""
+"""URL and caption of an image."""
 
 
 def shown_classes(matrix: np.ndarray, most: int = MOST_CLASSES) -> list[int]:
-    """Return the rows of a (C, C…) matrix that are shown: all if they are few, else those with most confusions."""
+    """Return the rows of a (C, C…) matrix to show: all if they are few, else those with the most confusions."""
     num_classes = len(matrix)
     if num_classes <= most:
         return list(range(num_classes))
@@ -23,7 +23,7 @@ def shown_classes(matrix: np.ndarray, most: int = MOST_CLASSES) -> list[int]:
 
 
 def frequent_cells(matrix: np.ndarray, rows: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Return the cells with most confusions among the shown classes, then those of the diagonal."""
+    """Return the cells with the most confusions among the shown classes, followed by those on the diagonal."""
     columns = [*rows, *range(len(matrix), matrix.shape[1])]
     cells = [(r, c) for r in rows for c in columns if matrix[r, c]]
     return sorted(cells, key=lambda cell: (cell[0] == cell[1], -matrix[cell]))[:most]
@@ -37,12 +37,12 @@ def matrix_part(
     percent: bool = False,
     most_cells: int = 60,
 ) -> str:
-    """Return the matrix and the pictures of its most frequent cells.
+    """Return the matrix, and images for its most frequent cells.
 
     Args:
-        matrix: (C, C) or (C, C + 1) counts, rows true, columns predicted; the last of C + 1 is for no prediction.
-        pictures_of: gives the pictures of a cell, row and column; [] when the page has no more room.
-        percent: write cells as parts of their row in percent.
+        matrix: (C, C) or (C, C + 1) counts, rows true, columns predicted; column C + 1 means no prediction.
+        pictures_of: returns the images of a cell, given its row and column; [] when the page has no more room.
+        percent: show cells as a percentage of their row.
     """
     if not matrix[:, len(matrix) :].any():
         matrix = matrix[:, : len(matrix)]
@@ -82,14 +82,14 @@ def gallery(title: str, cards: Sequence[Mapping[str, str]]) -> str:
     """Return a titled gallery.
 
     Args:
-        cards: each with `url`, `text` (plain, what the picture shows) and optionally `caption` (HTML).
+        cards: each with `url`, `text` (plain text that describes the image) and optionally `caption` (HTML).
     """
     figures = "".join(picture(card["url"], card["text"], card.get("caption", escape(card["text"]))) for card in cards)
     return f"<h3>{escape(title)}</h3><div class='gallery'>{figures}</div>" if cards else ""
 
 
 def ranked(values: np.ndarray, most: int) -> tuple[list[int], list[int]]:
-    """Return the positions of the lowest and of the highest values, none in both; NaN is left out."""
+    """Return the indices of the lowest and of the highest values, none in both; NaN is ignored."""
     order = [k for k in np.argsort(values, kind="stable").tolist() if values[k] == values[k]]
     count = min(most, len(order) // 2 or len(order))
     return order[:count], [k for k in order[::-1] if k not in order[:count]][:most]

@@ -1,4 +1,4 @@
-"""Pictures of the evaluated images inside a page, as many as it may hold."""
+"""Embeds evaluated images in a page, as many as there is room for."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -16,15 +16,15 @@ logger = logging.getLogger("vitkit")
 LONG_SIDE = 640
 QUALITY = 78
 MIN_SIDE = 120
-"""Smaller pictures are enlarged to it."""
+"""Shorter side, in pixels, to which smaller images are enlarged."""
 
 
 class PictureBudget:
-    """Embeds pictures until a page's share for them is used up.
+    """Embeds images until a page's budget for them is used up.
 
     Args:
-        dataset: of the images; one without pictures gives none.
-        max_bytes: of all addresses together.
+        dataset: dataset of the images; nothing is embedded if it has no images.
+        max_bytes: total size of all data URLs.
     """
 
     def __init__(self, dataset: Any, max_bytes: int):
@@ -32,7 +32,7 @@ class PictureBudget:
         self.left = max_bytes if self.load else 0
 
     def embed(self, picture: np.ndarray, *, long_side: int = LONG_SIDE) -> str | None:
-        """Return the address of an (H, W, 3) uint8 RGB picture; None where the page has no room for it."""
+        """Return the data URL of an (H, W, 3) uint8 RGB image; None if the page has no room for it."""
         shown, _ = enlarge(picture, MIN_SIDE)
         shown.thumbnail((long_side, long_side))
         url = jpeg_url(np.asarray(shown), QUALITY)
@@ -42,7 +42,7 @@ class PictureBudget:
         return url
 
     def image(self, index: int) -> np.ndarray | None:
-        """Return a stored image; None if there is none or its file cannot be read, which is logged."""
+        """Return a stored image; None if there is none, or if its file cannot be read, which is logged."""
         if self.load is None:
             return None
         try:
@@ -54,7 +54,7 @@ class PictureBudget:
     def embed_images(
         self, indices: Iterable[int], prepare: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> dict[int, str]:
-        """Return index -> address of images, the first ones first, until there is no room."""
+        """Return index -> data URL of images, in the given order, until there is no more room."""
         urls: dict[int, str] = {}
         for index in indices:
             if self.left <= 0:

@@ -1,4 +1,4 @@
-"""The report of an evaluation, whatever was evaluated."""
+"""The report of an evaluation, for every kind of evaluator."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from vitkit.visualization.canvas import make_folder
 from vitkit.visualization.html import html_page
 
 PICTURE_BYTES = 6_500_000
-"""Of all pictures of a page together, which stays below 10 MB with its numbers."""
+"""Total size of all images in a page, so that it stays below 10 MB with its numbers."""
 _SECTIONS = {
     CocoEvaluator: detection_sections,
     SemanticEvaluator: semantic_sections,
@@ -40,12 +40,12 @@ _SECTIONS = {
 
 
 def write_report(evaluator: Any, path: str | Path, *, title: str, facts: Mapping[str, str] | None = None) -> Path:
-    """Write a report of an evaluation; it is one file, reaches no network, and is smaller than 10 MB.
+    """Write the report of an evaluation: a single file below 10 MB that needs no network.
 
     Args:
-        evaluator: after `compute`, on the main process.
-        path: of the HTML file; its folder is made.
-        title: of the page.
+        evaluator: the evaluator, after `compute`, on the main process.
+        path: path of the HTML file; its folder is created.
+        title: title of the page.
         facts: what was evaluated, such as {"model": "runs/a1"}; written below the title.
     Returns:
         the file.
@@ -66,7 +66,7 @@ def write_report(evaluator: Any, path: str | Path, *, title: str, facts: Mapping
 
 
 def describe_data(evaluator: Any) -> str:
-    """Say what the evaluator's dataset is: "CocoDetection of instances_val.json, 87 images, 3 classes"."""
+    """Describe the evaluator's dataset: "CocoDetection of instances_val.json, 87 images, 3 classes"."""
     dataset = (evaluator.evaluators[0] if isinstance(evaluator, CombinedEvaluator) else evaluator).dataset
     file = getattr(dataset, "annotation_file", None)
     count = len(dataset.image_ids) if isinstance(dataset, HasImageIds) else len(dataset)
@@ -78,7 +78,7 @@ def describe_data(evaluator: Any) -> str:
 
 
 def write_page(path: str | Path, title: str, sections: Sequence[str], facts: Mapping[str, str]) -> Path:
-    """Write sections as a page with links to each.
+    """Write sections as a page with a link to each.
 
     Returns:
         the file.

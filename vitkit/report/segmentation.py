@@ -1,4 +1,4 @@
-"""The report of semantic and of panoptic maps."""
+"""The reports of semantic and of panoptic maps."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ _CONFUSION = (
 
 
 def semantic_sections(evaluator: SemanticEvaluator, pictures: PictureBudget) -> list[str]:
-    """Return the sections of an evaluator after `compute`."""
+    """Return the report sections for an evaluator after `compute`."""
     dataset, statistics = evaluator.dataset, evaluator.statistics()
 
     def maps(k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -58,7 +58,7 @@ def semantic_sections(evaluator: SemanticEvaluator, pictures: PictureBudget) -> 
 
 
 def panoptic_sections(evaluator: PanopticEvaluator, pictures: PictureBudget) -> list[str]:
-    """Return the sections of an evaluator after `compute`."""
+    """Return the report sections for an evaluator after `compute`."""
     dataset, statistics = evaluator.dataset, evaluator.statistics()
     ids = statistics.sample_ids
 
@@ -108,8 +108,9 @@ def pixel_statistics(ids: list, class_names: Any, maps: Any) -> tuple[SemanticSt
     """Count the pixels of panoptic maps by class.
 
     Returns:
-        what each image adds to IoU and boundary IoU, and (C, C + 1) pixels: rows true, columns predicted, the last no
-        prediction.
+        each image's contribution to IoU and boundary IoU, and (C, C + 1) pixel counts: rows true, columns predicted,
+        the
+            last column no prediction.
     """
     num_classes = len(class_names)
     counts, boundaries = np.zeros((2, len(ids), 3, num_classes))
@@ -133,7 +134,7 @@ def _missing(evaluator: Any) -> list[str]:
 
 
 def _confusions(statistics: SemanticStatistics, matrix: np.ndarray, maps: Any, pictures: PictureBudget) -> str:
-    """Return the confusion matrix; its cells open images with most of their pixels."""
+    """Return the confusion matrix; a cell opens the images with the most pixels of its confusion."""
     missed = statistics.true - statistics.right
     names = [*statistics.class_names, "(nothing)"]
 
@@ -156,7 +157,7 @@ def _confusions(statistics: SemanticStatistics, matrix: np.ndarray, maps: Any, p
 
 
 def highlight(image: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return an image in dim grey, with chosen pixels (H, W) in red."""
+    """Return an image in dimmed grey, with the pixels chosen by an (H, W) mask in red."""
     grey = (0.7 * np.asarray(to_picture(image).convert("L")) + 40).clip(0, 255).astype(np.uint8)
     result = np.repeat(grey[:, :, None], 3, axis=2)
     result[chosen] = (0.4 * result[chosen] + 0.6 * np.array([230, 30, 40])).astype(np.uint8)
@@ -164,7 +165,7 @@ def highlight(image: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def error_map(image: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Return the image with wrong pixels in red, and those that do not count in black."""
+    """Return the image with wrong pixels in red, and ignored ones in black."""
     result = highlight(image, (truth != predicted) & (truth != IGNORE_INDEX))
     result[truth == IGNORE_INDEX] = 0
     return result

@@ -22,7 +22,7 @@ def _overall(statistics: Any, noun: str, *warnings: str) -> tuple[Any, str]:
 
 
 def caption_sections(evaluator: CaptionEvaluator, pictures: PictureBudget) -> list[str]:
-    """Return the sections of an evaluator after `compute`."""
+    """Return the report sections for an evaluator after `compute`."""
     dataset, statistics = evaluator.dataset, evaluator.statistics()
     count = len(statistics.sample_ids)
     missing = count - len(evaluator.answers)
@@ -47,7 +47,7 @@ def caption_sections(evaluator: CaptionEvaluator, pictures: PictureBudget) -> li
 
 
 def text_sections(evaluator: TextEvaluator, pictures: PictureBudget) -> list[str]:
-    """Return the sections of an evaluator after `compute`."""
+    """Return the report sections for an evaluator after `compute`."""
     statistics = evaluator.statistics()
     scores, overall = _overall(statistics, "sentences")
     metric, values = statistics.sample_scores()
@@ -66,7 +66,7 @@ def text_sections(evaluator: TextEvaluator, pictures: PictureBudget) -> list[str
 
 
 def language_model_sections(evaluator: LanguageModelEvaluator, pictures: PictureBudget) -> list[str]:
-    """Return the section of an evaluator after `compute`."""
+    """Return the report section for an evaluator after `compute`."""
     return [_overall(evaluator.statistics(), "sentences")[1]]
 
 

@@ -1,4 +1,4 @@
-"""Training and testing from Python, as the tools do from the command line."""
+"""Training and testing from Python, equivalent to the command-line tools."""
 
 import json
 import signal
@@ -27,22 +27,22 @@ from vitkit.visualization.curves import read_log
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended."""
+    """A finished run."""
 
     path: Path
-    """Its folder."""
+    """The run's folder."""
     metrics: dict[str, float]
-    """Of its last evaluation, by name."""
+    """Metrics of the last evaluation, by name."""
     history: list[dict[str, float]]
-    """The metrics of each evaluation, the first one first."""
+    """The metrics of each evaluation, in chronological order."""
 
     @property
     def weights(self) -> Path:
-        """The checkpoint of the best evaluation; of the last step where there is none."""
+        """The checkpoint of the best evaluation, or of the last step if there is none."""
         return next(self.path / name for name in (BEST_NAME, LAST_NAME) if (self.path / name).is_file())
 
     def load(self, *, device: str | torch.device = "cpu") -> Loaded:
-        """Load these weights, ready to predict; see `vitkit.load`."""
+        """Load these weights for prediction; see `vitkit.load`."""
         return load(self.path, device=device, trust=True)
 
 
@@ -56,22 +56,23 @@ def train(
     trust: bool = False,
     **overrides: Any,
 ) -> Run:
-    """Train a model, as `vitkit train` does; under torchrun every process calls it.
+    """Train a model, as `vitkit train` does; under torchrun every process must call it.
 
     `train("quickstart/detr", train=dict(epochs=2), data=dict(num_workers=0))`
 
     Args:
-        config: a file, the name of an installed config, or what `load_config` returned. Not needed with `resume`.
-        run_dir: where to write; None: runs/CONFIG_NAME, numbered if it is taken.
+        config: a file, the name of an installed config, or the result of `load_config`. Not needed with `resume`.
+        run_dir: the folder to write to; None: runs/CONFIG_NAME, numbered if it exists.
         resume: the folder of a run to resume.
-        init: weights to start from, see `find_weights`; other classes get a new head.
+        init: weights to start from, see `find_weights`; for other classes the head is replaced by a new one.
         device: "cpu", "cuda", "mps", ...; None: an accelerator if there is one.
-        trust: let a saved config import the code that it names, see `load_config`.
-        overrides: values of the config by section, as dicts of those that change, or whole as a `dict(type=...)`; or by
-            dotted key: `**{"model.num_queries": 50}`.
+        trust: allow a saved config to import the code that it names, see `load_config`.
+        overrides: values of the config: for each section a dict of the values to change, or a `dict(type=...)` that
+            replaces
+            the section; or by dotted key: `**{"model.num_queries": 50}`.
     Raises:
-        VitkitError: see vitkit/errors.py; whatever a user can cause.
-        KeyboardInterrupt: ctrl-C; the state is saved, and `resume` continues from it.
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
+        KeyboardInterrupt: ctrl-C was pressed; the state is saved, and `resume` continues from it.
     """
     if (config is None) == (resume is None):
         raise ConfigError("train: give either a config, or resume=RUN.")
@@ -93,7 +94,7 @@ def train(
                 trust=trust,
             )
         except Interrupted as interrupted:
-            if interrupted.signal == signal.SIGINT:  # a notebook goes on, where SystemExit would end it
+            if interrupted.signal == signal.SIGINT:  # a notebook keeps running, whereas SystemExit would end it
                 raise KeyboardInterrupt(str(interrupted)) from interrupted
             raise
     _, evaluations = read_log(folder / LOG_NAME)
@@ -112,19 +113,20 @@ def test(
     trust: bool = False,
     **overrides: Any,
 ) -> Evaluated:
-    """Evaluate a model on its config's validation data, as `vitkit test` does; under torchrun every process calls it.
+    """Evaluate a model on its config's validation data, as `vitkit test` does; under torchrun every process must call
+    it.
 
     `test("runs/detr").metrics["bbox/AP"]`, `test("detr_r50", data=dict(root="data/coco"))`
 
     Args:
         model: see `find_model`.
-        weights: of a config; None: those of `model`.
-        out: a file to write the predictions into; None: none.
+        weights: weights for the config; None: those of `model`.
+        out: a file to write the predictions to; None: they are not written.
         tiles: predict images in tiles of this many pixels, see `Tiling`.
         split: "val", "test" or "train".
         device, trust, overrides: see `train`.
     Raises:
-        VitkitError: see vitkit/errors.py; whatever a user can cause.
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
     """
     texts = _as_overrides(overrides)
     if isinstance(model, Mapping):
@@ -141,12 +143,12 @@ def test(
 def _resolve(source: str | Path | Mapping[str, Any], overrides: list[str], *, trust: bool) -> Config:
     if not isinstance(source, Mapping):
         return load_config(source, overrides, trust=trust)
-    # What is given as values comes from the caller's own program.
+    # Values that are passed directly come from the caller's own program, and are therefore trusted.
     return load_saved_config(json.dumps(source), getattr(source, "path", "config"), overrides, trust=True)
 
 
 def _as_overrides(values: Mapping[str, Any]) -> list[str]:
-    """Write keyword arguments as `key.sub=value`: a dict without `type` changes the keys that it has, and no others."""
+    """Write keyword arguments as `key.sub=value`; a dict without `type` changes only the keys that it has."""
     overrides = []
     for key, value in values.items():
         if isinstance(value, Mapping) and "type" not in value:

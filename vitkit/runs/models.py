@@ -1,4 +1,4 @@
-"""The model that a config names, for the data that it runs on."""
+"""Builds the model that a config names, for the data that it runs on."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ def build_model_for(config: Mapping[str, Any], dataset: Any, vocabularies: Mappi
     """Build a config's model for the classes, or the vocabularies, of a dataset.
 
     Raises:
-        ConfigError: the `model` section is wrong, or the command line asks for another number of classes.
+        ConfigError: the `model` section is invalid, or the command line requests another number of classes.
     """
     classes = dataset.classes if isinstance(dataset, HasClasses) else None
     things = dataset.things if isinstance(dataset, HasThings) else None

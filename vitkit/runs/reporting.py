@@ -1,4 +1,4 @@
-"""The report of a finished run."""
+"""Writes the report of a finished run."""
 
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ def report_run(
 
     Args:
         run: the folder of a run.
-        out: the HTML file; None: report.html in the run's folder. The predictions, results.json, go beside it.
+        out: the HTML file; None: report.html in the run's folder. The predictions, results.json, are written beside it.
         device, trust, overrides: see `vitkit.train`.
     Returns:
-        the report.
+        the path of the report.
     Raises:
-        VitkitError: see vitkit/errors.py; whatever a user can cause.
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
     """
     folder = Path(run)
     if not folder.is_dir():

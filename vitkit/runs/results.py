@@ -1,4 +1,4 @@
-"""Evaluations that were written before: a run's, or of a results file, with its config or with annotations alone."""
+"""Loads earlier evaluations: of a run, or of a results file with its config or with annotations alone."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -20,27 +20,27 @@ from vitkit.runs.api import test
 
 
 class Evaluation(NamedTuple):
-    """A model's predictions, scored."""
+    """A model's predictions with their metrics."""
 
     name: str
     evaluator: Any
-    """After `compute`."""
+    """The evaluator, after `compute`."""
     config: Config | None
     folder: Path | None
-    """Of the run, if it is one."""
+    """The run's folder; None if the evaluation is not of a run."""
 
 
 class AnnotatedFile:
-    """A dataset of annotations whose pictures are optional; see `CocoDetection` for one to train on.
+    """A dataset of annotations whose images are optional; see `CocoDetection` for one to train on.
 
     Args:
-        annotations: in COCO's format, or with pictures in another one.
-        images: folder of the pictures; None: there are none.
+        annotations: annotations in COCO's format or, if the images are available, in another one.
+        images: folder of the images; None: there are no images.
     """
 
     def __init__(self, annotations: str | Path, images: str | Path | None = None):
         self.annotation_file, self._images = Path(annotations), None if images is None else Path(images)
-        # The pictures' folder is not looked into for annotations in COCO's format.
+        # For COCO's format, the folder of the images is not searched for annotations.
         source = AnnotationSource(self.annotation_file, self._images or self.annotation_file.parent)
         content = read_coco_file(source, masks=False, drop_bad_boxes=True).content
         categories = sorted(content["categories"], key=lambda category: category["id"])
@@ -61,10 +61,10 @@ class AnnotatedFile:
         return self._content
 
     def load_image(self, index: int) -> Any:
-        """Return the picture, (H, W, 3) uint8 RGB.
+        """Return an image, (H, W, 3) uint8 RGB.
 
         Raises:
-            DataError: there is none, or it cannot be read.
+            DataError: there are no images, or this one cannot be read.
         """
         name = self._content["images"][index]["file_name"]
         if self._images is None:
@@ -73,7 +73,7 @@ class AnnotatedFile:
 
 
 class _Classified:
-    """The images of a classifier's results file, which has their classes."""
+    """The images of a classifier's results file, which contains their true classes."""
 
     def __init__(self, content: dict[str, Any]):
         self.classes, self.image_ids = content["classes"], [image["image_id"] for image in content["images"]]
@@ -85,15 +85,15 @@ class _Classified:
 def evaluation_of_file(
     results: str | Path, *, annotations: str | Path | None = None, images: str | Path | None = None
 ) -> Evaluation:
-    """Score a results file without a config.
+    """Evaluate a results file without a config.
 
     Args:
-        results: what tools/test.py wrote: boxes or masks, which need `annotations`; classes; texts.
-        annotations: in COCO's format.
-        images: folder of the pictures; None: none are shown.
+        results: a file written by tools/test.py: boxes or masks, which need `annotations`; classes; or texts.
+        annotations: annotations in COCO's format.
+        images: folder of the images; None: no images are shown.
     Raises:
-        DataError: a file is missing, truncated or wrong, or they are of other images.
-        ConfigError: annotations are needed, or these results need a config.
+        DataError: a file is missing, truncated or invalid, or the files are about different images.
+        ConfigError: annotations are needed, or results of this kind need a config.
     """
     results = Path(results)
     content = read_json(results, key="results", remedy="Give the file that tools/test.py wrote.")
@@ -122,11 +122,11 @@ def evaluation_of_file(
 def evaluation_with_config(
     results: str | Path, model: str, *, overrides: Collection[str] = (), trust: bool = False
 ) -> Evaluation:
-    """Score a results file on the validation data of a config, see `find_model`.
+    """Evaluate a results file on the validation data of a config, see `find_model`.
 
     Raises:
-        ConfigError: its evaluator reads no results.
-        DataError: the file is missing, truncated or wrong, or of other images.
+        ConfigError: the config's evaluator cannot load results.
+        DataError: the file is missing, truncated or invalid, or is for other images.
     """
     config = find_model(model, overrides=list(overrides), trust=trust).config
     require(config, "data.val", "evaluator")
@@ -146,10 +146,10 @@ def evaluation_with_config(
 def evaluation_of_run(
     run: str | Path, *, device: str | None = None, overrides: dict[str, Any] | None = None, trust: bool = False
 ) -> Evaluation:
-    """Score a run's best checkpoint; its results.json is used if it is newer than the checkpoint, else written.
+    """Return the evaluation of a run's best checkpoint, reusing results.json if that is newer than the checkpoint.
 
     Raises:
-        ConfigError: the folder is none of a run.
+        ConfigError: the folder does not contain a run.
     """
     folder = Path(run)
     if not (folder / CONFIG_NAME).is_file():
@@ -165,10 +165,10 @@ def evaluation_of_run(
 
 
 def check_image_ids(results: Any, dataset: Any, name: str) -> None:
-    """Check that results are of a dataset's images.
+    """Check that results are for a dataset's images.
 
     Raises:
-        DataError: some are not; it says how many match.
+        DataError: some are not; the error says how many match.
     """
     theirs, ours = {x for x in results if type(x) in (int, str)}, {int(x) if hasattr(x, "item") else x for x in dataset}
     matching = len(theirs & ours)
@@ -180,6 +180,6 @@ def check_image_ids(results: Any, dataset: Any, name: str) -> None:
 
 
 def sample_ids(evaluation: Evaluation) -> list[Any]:
-    """Return the ids of the images, or the numbers of the sentences, of an evaluation."""
+    """Return the ids of the images, or the indices of the sentences, of an evaluation."""
     dataset = evaluation.evaluator.dataset
     return list(dataset.image_ids) if isinstance(dataset, HasImageIds) else list(range(len(dataset)))

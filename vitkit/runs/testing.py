@@ -1,4 +1,4 @@
-"""A trained model evaluated on the validation data of a config."""
+"""Evaluates a trained model on the validation data of a config."""
 
 import math
 import statistics
@@ -29,24 +29,24 @@ from vitkit.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_js
 
 @dataclass(repr=False)
 class Evaluated:
-    """What an evaluation has given; complete on the main process alone."""
+    """The results of an evaluation; complete on the main process only."""
 
     metrics: dict[str, float]
-    """By name, such as "bbox/AP"."""
+    """Metrics by name, such as "bbox/AP"."""
     evaluator: Evaluator
-    """With all predictions; see its `per_class`, `details` and `score_thresholds`."""
+    """The evaluator with all predictions; see its `per_class`, `details` and `score_thresholds`."""
     report: LoadReport
-    """What loading the weights did."""
+    """How loading the weights went."""
     seconds_per_sample: float
-    """The median over batches but the first, without loading and scoring."""
+    """Median time per sample over all batches but the first, excluding loading and scoring."""
     sample: str
-    """What was counted: "image", "clip" or "sentence"."""
+    """The kind of samples: "image", "clip" or "sentence"."""
 
     def __repr__(self) -> str:
         return self.evaluator.table()
 
     def write(self, path: str | Path) -> list[Path]:
-        """Write the predictions in the format of the task; return the files."""
+        """Write the predictions in the format of the task; return the paths of the files."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         return self.evaluator.write_results(path) or [path]
@@ -64,14 +64,14 @@ def evaluate_config(
     """Build data and model, and predict every sample once. All ranks call it, in their process group.
 
     Args:
-        config: checked.
-        weights: a checkpoint, a name of the model zoo, or an exported file.
-        device: of this rank.
-        tta_scales: relative sizes of a semantic model's images, each also mirrored, over which scores are averaged.
-        tiling: predict the stored images in tiles, each of which passes the validation transforms.
-        split: which data; those of training are transformed as those of validation.
+        config: the checked config.
+        weights: a checkpoint, a name in the model zoo, or an exported file.
+        device: this rank's device.
+        tta_scales: for semantic models: relative image sizes, each also mirrored, over which scores are averaged.
+        tiling: predict the stored images in tiles, each of which goes through the validation transforms.
+        split: the split to evaluate; training data gets the transforms of validation.
     Raises:
-        VitkitError: see vitkit/errors.py; whatever a user can cause.
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
     """
     require(config, "model", "data.val" if split == "val" else "data", "evaluator", "train.epochs")
     if tiling is not None:
@@ -92,7 +92,7 @@ def evaluate_config(
     if tta_scales is not None:
         model = MultiScaleFlip(model, scales=tta_scales)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
-    # For text the criterion also measures how probable the references are; an exported model only writes.
+    # For text, the criterion also measures the likelihood of the references; an exported model can only generate.
     measures_references = vocabularies and "criterion" in config and not is_exported(weights)
     criterion = CRITERIA.build(config["criterion"]).to(device) if measures_references else None
     seconds: list[float] = []
@@ -105,7 +105,7 @@ def evaluate_config(
         criterion=criterion,
         seconds=seconds,
     )
-    # The first batch also pays for what is made once.
+    # The first batch includes one-time costs.
     median = statistics.median(seconds[1:] or seconds or [math.nan])
     sample = "sentence" if is_text else "clip" if isinstance(dataset, HasFrames) else "image"
     return Evaluated(metrics, evaluator, report, median, sample)
@@ -114,10 +114,10 @@ def evaluate_config(
 def _evaluate_tiles(
     config: Mapping[str, Any], weights: str | Path, device: torch.device, tiling: Tiling, split: Split
 ) -> Evaluated:
-    """Predict every stored image in tiles, each rank its share.
+    """Predict every stored image in tiles, divided among the ranks.
 
     Raises:
-        ConfigError: the dataset has no images, or the model predicts nothing that can be merged.
+        ConfigError: the dataset has no images, or the model's predictions cannot be merged.
     """
     dataset = DataSettings(**config["data"]).evaluated(split)
     if not (isinstance(dataset, ImageDataset) and isinstance(dataset, HasImageIds)):
@@ -147,10 +147,10 @@ def _evaluate_tiles(
 
 
 def use_saved_vocabularies(dataset: Any, checkpoint: str | Path) -> dict[str, Vocabulary]:
-    """Let a dataset of text encode with the vocabularies that the model was trained with; others have none.
+    """Make a text dataset encode with the vocabularies that the model was trained with; {} for other datasets.
 
     Raises:
-        CheckpointError: the checkpoint holds none.
+        CheckpointError: the checkpoint contains no vocabularies.
     """
     if not isinstance(dataset, HasVocabularies):
         return {}

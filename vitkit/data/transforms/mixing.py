@@ -1,4 +1,4 @@
-"""Random erasing, mixup and cutmix of batches that are on the model's device, through timm."""
+"""Random erasing, mixup and cutmix of batches on the model's device, using timm."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,12 +12,12 @@ from vitkit.structures import Batch
 
 
 class BatchMixing:
-    """Random erasing, then mixing of each batch with itself in reverse order, as for DeiT, Swin and MViT.
+    """Applies random erasing, then mixes each batch with itself in reverse order, as for DeiT, Swin and MViT.
 
-    Random numbers come from the global generators, whose states checkpoints hold.
+    Random numbers come from the global generators, whose states are saved in checkpoints.
 
     Args:
-        num_classes: of the labels.
+        num_classes: number of classes of the labels.
         erasing, mixup, cutmix: see `ClassificationTrainTransforms`.
     """
 
@@ -25,23 +25,24 @@ class BatchMixing:
         self.erasing = erasing
         self.mix = None
         if mixup or cutmix:
-            # The criterion smooths labels, those of batches that are not mixed too.
+            # The criterion smooths labels, including those of batches that are not mixed.
             self.mix = Mixup(mixup, cutmix, label_smoothing=0.0, num_classes=num_classes)
 
     def __call__(self, batch: Batch) -> Batch:
-        """Erase and mix the images of a batch; all frames of a clip alike.
+        """Erase and mix the images of a batch; all frames of a clip are treated the same.
 
         Args:
-            batch: images or clips, uint8, or float, already normalised; targets with `label`.
+            batch: images or clips, uint8, or float and already normalised; targets with `label`.
         Returns:
-            images float, normalised; if they are mixed, targets also with `class_weights`, (num_classes,) float32 that
-            sum to 1.
+            the batch with images float, normalised; if they are mixed, targets also have `class_weights`,
+            (num_classes,) float32
+                that sum to 1.
         Raises:
-            ConfigError: images are mixed in pairs, and their number is odd.
+            ConfigError: images are to be mixed in pairs, but their number is odd.
         """
         images, targets = normalize_images(batch.inputs["images"]), batch.targets
         shape = images.shape
-        images = images.flatten(1, -3)  # the frames of a clip as channels, so that all are treated alike
+        images = images.flatten(1, -3)  # the frames of a clip become channels, so that all are treated the same
         if self.erasing:
             images = RandomErasing(self.erasing, mode="pixel", device=images.device)(images)
         if self.mix is not None:

@@ -1,4 +1,4 @@
-"""Pipelines that augment and resize images with their boxes and masks, through albumentations."""
+"""Pipelines that augment and resize images with their boxes and masks, using albumentations."""
 
 import random
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from vitkit.data.transforms.crops import JitteredCrop, MultiScaleCrop, ShortSide
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import TRANSFORMS, check_names, nearest
 
-# Thinner boxes (pixels) are removed: rounding errors of boxes that end where a crop begins.
+# Boxes thinner than this (in pixels) are removed: they are rounding errors of boxes that end where a crop begins.
 _MIN_BOX_SIDE = 1e-3
 _GIVEN_TARGETS = {"image", "mask", "masks", "bboxes"}
-"""What a transform may ask for; those of several images ask for the others by a name of their own."""
+"""The inputs that a transform may request; transforms of several images request others, under names of their own."""
 
 
 class _Pipeline:
-    """A sequence of albumentations behind the interface of `Transforms`.
+    """A sequence of albumentations transforms, with the interface of `Transforms`.
 
     Args:
-        transforms: in order.
-        check_each_transform: remove boxes as soon as a transform moves them outside. Without it they are removed after
-            the last one, which is faster, and the same where nothing can bring them back.
-        min_visible: an object goes if a crop leaves a smaller share of its box than that.
-        min_box_side: an object goes if its box is narrower or lower than so many pixels of the result.
+        transforms: the transforms, in order.
+        check_each_transform: remove boxes as soon as a transform moves them outside. Otherwise they are removed after
+            the last transform, which is faster, and equivalent if no transform can bring them back.
+        min_visible: an object is removed if a crop leaves a smaller fraction of its box than this.
+        min_box_side: an object is removed if its box is narrower or lower than this many pixels of the result.
     Raises:
-        ConfigError: min_visible is not in 0..1, or min_box_side negative.
+        ConfigError: min_visible is not in 0..1, or min_box_side is negative.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class _Pipeline:
             raise ConfigError(f"{name}: min_visible is {min_visible}; expected a share of the box, 0 to 1.")
         if min_box_side < 0:
             raise ConfigError(f"{name}: min_box_side is {min_box_side}; expected pixels, from 0.")
-        # clip: float32 rounding may put the edge of a box a hair outside the image, which albumentations refuses.
+        # clip: float32 rounding may put the edge of a box slightly outside the image, which albumentations rejects.
         bbox_params = A.BboxParams(
             format="pascal_voc",
             clip=True,
@@ -61,8 +61,8 @@ class _Pipeline:
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
         """See `Transforms`."""
-        # Not set_random_seed: it gives every transform its own generator of the same seed, and all would draw the
-        # same numbers (a flip would always come with a crop). None takes fresh entropy, also in forked workers.
+        # Not set_random_seed: it gives every transform its own generator with the same seed, so that all would draw the
+        # same numbers (a flip would always come with a crop). None takes fresh entropy, even in forked workers.
         self._compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
         boxes_xyxy = np.zeros((0, 4), np.float32) if sample.boxes_xyxy is None else sample.boxes_xyxy
         visible = ((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]) > _MIN_BOX_SIDE).all(axis=1)
@@ -74,7 +74,7 @@ class _Pipeline:
             data["mask"] = sample.segment_map
         try:
             result = self._compose(**data)
-        except Exception as error:  # whatever a user's transform raises, such as at a crop larger than the image
+        except Exception as error:  # whatever a user's transform raises, such as for a crop larger than the image
             height, width = sample.image.shape[:2]
             raise DataError(
                 f"transforms: {type(error).__name__} on an image of {width}x{height} pixels (width x height) with "
@@ -102,12 +102,12 @@ class DETRTrainTransforms(_Pipeline):
     """Flip, multi-scale resize and crop: the training recipe of DETR (Carion et al. 2020, appendix A.4).
 
     Sizes and their frequencies are the original's. Pixels are interpolated once (see `MultiScaleCrop`) by OpenCV,
-    averaging when shrinking and linear otherwise, whereas the original resizes with Pillow up to twice.
+    averaging when shrinking and linear otherwise, whereas the original resizes with Pillow, up to twice.
 
     Args:
         scales, max_size, crop_scales, crop_range, crop_probability: see `MultiScaleCrop`; the defaults are for COCO.
         flip_probability: probability of a horizontal flip.
-        min_visible, min_box_side: drop slivers that a crop leaves of objects, see `ComposedTransforms`; the original
+        min_visible, min_box_side: remove slivers of objects that a crop leaves, see `ComposedTransforms`; the original
             keeps every box of positive area.
     """
 
@@ -140,18 +140,19 @@ class DETRTrainTransforms(_Pipeline):
 
 @TRANSFORMS.register
 class LargeScaleJitter(_Pipeline):
-    """Flip, scale and crop or pad to one size: how Mask2Former trains on COCO (Cheng et al. 2022, appendix A).
+    """Flip, scale and crop or pad to a fixed size, as Mask2Former trains on COCO (Cheng et al. 2022, appendix A).
 
-    The padding belongs to the image, as in the original: it is grey (about the mean colour, and so about 0 after
-    normalisation), lies in no mask, and is not in the batch's padding mask.
+    As in the original, the padding is part of the image: it is grey (about the mean colour, and so about 0 after
+    normalisation), is in no mask, and is not in the batch's padding mask.
 
     Args:
-        size: height and width of every result, pixels.
+        size: height and width of every result, in pixels.
         scale_range: range of the factor between the image and the largest that fits into `size`.
         flip_probability: probability of a horizontal flip.
         pad_value: value of all three channels.
         color_probability: probability of `ColorDistortion`.
-        min_visible, min_box_side: drop slivers that the crop leaves of objects, see `ComposedTransforms`; the original
+        min_visible, min_box_side: remove slivers of objects that the crop leaves, see `ComposedTransforms`; the
+            original
             keeps all that are not empty.
     """
 
@@ -182,17 +183,17 @@ class LargeScaleJitter(_Pipeline):
 
 @TRANSFORMS.register
 class SemanticTrainTransforms(_Pipeline):
-    """Scale, crop, flip and colours: how MaskFormer and Mask2Former train on ADE20K and Cityscapes.
+    """Scale, crop, flip and colour distortion, as MaskFormer and Mask2Former train on ADE20K and Cityscapes.
 
     An image smaller than the crop is padded, as in `LargeScaleJitter`.
 
     Args:
-        crop_size: (height, width) of every result, pixels.
+        crop_size: (height, width) of every result, in pixels.
         short_sides: sizes that the short side is resized to; None: from half to twice the crop's longer side in steps
-            of a tenth, as in the originals.
-        max_size: bound of the long side before the crop; None: four times the crop's longer side.
-        max_class_area: largest share of a crop's labelled pixels that one class may take, tried ten times (0.75 in
-            most recipes; the published MaskFormer and Mask2Former weights were trained with 1, which is no bound).
+            of a tenth of it, as in the originals.
+        max_size: upper bound of the long side before the crop; None: four times the crop's longer side.
+        max_class_area: largest fraction of a crop's labelled pixels that one class may take, with ten attempts (0.75 in
+            most recipes; the published MaskFormer and Mask2Former weights were trained with 1, which means no bound).
         flip_probability: probability of a horizontal flip.
         color_probability: probability of `ColorDistortion`.
         pad_value: value of all three channels.
@@ -230,11 +231,11 @@ class EvalResize:
     """The resize of DETR's evaluation: antialiased bilinear by Pillow, as used for the published numbers.
 
     Args:
-        short_side, max_size: of the result, pixels; see `resized_size`. With both the same an image is fitted into a
-            square; max_size=None is no bound.
-        rounding: "detr", as DETR rounds; "nearest", both sides to the nearest pixel, as EoMT does.
+        short_side, max_size: sizes of the result, in pixels; see `resized_size`. If both are equal, an image is fitted
+            into a square; max_size=None means no bound.
+        rounding: "detr" rounds as DETR does; "nearest" rounds both sides to the nearest pixel, as EoMT does.
     Raises:
-        ConfigError: `rounding` is another.
+        ConfigError: `rounding` is unknown.
     """
 
     def __init__(
@@ -280,14 +281,15 @@ def _resize_map(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 @TRANSFORMS.register
 class ComposedTransforms(_Pipeline):
-    """A sequence of any albumentations.
+    """A sequence of arbitrary albumentations transforms.
 
     Args:
         transforms: a list of `dict(type=NAME, **arguments)`, where NAME is a class of albumentations
             (https://explore.albumentations.ai), "MultiScaleCrop" or "ColorDistortion"; groups such as OneOf take
             `transforms` themselves.
-        min_visible: an object goes if a crop leaves a smaller share of its box than that: nobody could say what it is.
-        min_box_side: an object goes if its box is narrower or lower than so many pixels of the result.
+        min_visible: an object is removed if a crop leaves a smaller fraction of its box than this, as it could not be
+            recognised.
+        min_box_side: an object is removed if its box is narrower or lower than this many pixels of the result.
     Raises:
         ConfigError: a name or an argument is unknown, or the transform cannot move boxes.
     """

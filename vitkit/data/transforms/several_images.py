@@ -1,7 +1,7 @@
-"""Mosaic, copy-paste and mixup: images with boxes and masks made of several images of a dataset.
+"""Mosaic, copy-paste and mixup: combine several images of a dataset, with boxes and masks, into one.
 
 Written here rather than taken from albumentations: it has no copy-paste of objects and no mixup with boxes, and its
-mosaic wants the other images with boxes in a form of its own, which changed between its last versions.
+mosaic expects the other images' boxes in a form of its own, which has changed between recent versions.
 """
 
 from typing import NamedTuple
@@ -15,20 +15,20 @@ from vitkit.registry import TRANSFORMS, Spec
 
 _MIN_BOX_SIDE = 1e-3
 _CENTRES = (0.25, 0.75)
-"""Where a mosaic's four images meet, as shares of its height and width."""
+"""Range of the point where a mosaic's four images meet, as fractions of its height and width."""
 _PASTED_SHARE = 0.5
-"""The probability of each object of the other image to be pasted."""
+"""Probability that an object of the other image is pasted."""
 _MIXUP_ALPHA = 32.0
-"""Of the beta distribution of the first image's share: about one half, as both images' objects count in full."""
+"""Alpha of the beta distribution of the first image's weight: about one half, as both images' objects count in full."""
 
 
 class Visibility(NamedTuple):
-    """What must remain of an object that is cut or covered; less is dropped."""
+    """The least that must remain of an object that is cut or covered; otherwise it is removed."""
 
     share: float
-    """Of its box, or its mask where it is covered."""
+    """Fraction of its box, or of its mask if it is covered."""
     side: float
-    """Width and height of its box, pixels."""
+    """Width and height of its box, in pixels."""
 
 
 class _Objects(NamedTuple):
@@ -42,24 +42,25 @@ class _Objects(NamedTuple):
 
 @TRANSFORMS.register
 class MultiImageTransforms:
-    """Put other images of the dataset into each image, and transform them all like a single one.
+    """Combine each image with others of the dataset, and transform the result like a single image.
 
-    For detection and instance segmentation with few images. The three may be combined:
+    For detection and instance segmentation with few images. The three augmentations may be combined:
 
     - mosaic (Bochkovskiy et al. 2020, section 3.3, https://arxiv.org/abs/2004.10934): the image and three others around
       a random point of a canvas of the image's size, then `transforms`;
     - copy-paste (Ghiasi et al. 2021, https://arxiv.org/abs/2012.07177): each object of another image is pasted with
       probability 1/2, both after `transforms`, which is `LargeScaleJitter` in the paper; it needs masks;
-    - mixup (Zhang et al. 2019, https://arxiv.org/abs/1902.04103): about the mean of the image and another one, both
+    - mixup (Zhang et al. 2019, https://arxiv.org/abs/1902.04103): roughly the mean of the image and another one, both
       after `transforms`, with the objects of both.
 
     Args:
-        transforms: spec of the transforms of each single image; None: none.
-        mosaic, copy_paste, mixup: probability of each.
-        mosaic_scale: range of the factor between an image that fits the canvas and the same one in the mosaic.
-        min_visible: an object goes if a smaller share of its box is left by a cut, or of its mask by what covers it.
-        min_box_side: an object goes if its box becomes narrower or lower than so many pixels.
-        pad_value: of the mosaic's pixels without an image, all three channels.
+        transforms: spec of the transforms of each single image; None: no transforms.
+        mosaic, copy_paste, mixup: probability of each augmentation.
+        mosaic_scale: range of an image's scale in the mosaic, relative to the largest that fits the canvas.
+        min_visible: an object is removed if a smaller fraction of its box is left by a cut, or of its mask by what
+            covers it.
+        min_box_side: an object is removed if its box becomes narrower or lower than this many pixels.
+        pad_value: value of all three channels of the mosaic's pixels outside the images.
     Raises:
         ConfigError: a value is out of range, or all three probabilities are 0.
     """
@@ -96,13 +97,13 @@ class MultiImageTransforms:
         self.pad_value = pad_value
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
-        """Refuse a single image: see `mix`."""
+        """Raise an error, as a single image is not enough: see `mix`."""
         raise ConfigError(
             f"{type(self).__name__} is for a dataset's training images. For a single image use its `transforms`."
         )
 
     def check_source(self, source: ImageSource) -> None:
-        """Raise ConfigError if a dataset does not give what these transforms need."""
+        """Raise ConfigError if a dataset does not provide what these transforms need."""
         if self.copy_paste and not source.masks:
             raise ConfigError(
                 f"{type(self).__name__}: copy_paste={self.copy_paste} pastes objects by their masks, and this "
@@ -110,7 +111,7 @@ class MultiImageTransforms:
             )
 
     def mix(self, sample: AnnotatedImage, source: ImageSource, *, seed: int | None = None) -> AnnotatedImage:
-        """Transform an image with others; see `vitkit.data.transforms.annotated_image.MixesImages`."""
+        """Transform an image together with others; see `vitkit.data.transforms.annotated_image.MixesImages`."""
         random = np.random.default_rng(seed)
         if random.random() < self.mosaic:
             others = [_another(source, random) for _ in range(3)]
@@ -148,14 +149,14 @@ def make_mosaic(
     visibility: Visibility,
     pad_value: int = 128,
 ) -> AnnotatedImage:
-    """Put four images around a point, each with a corner at it, cut where its quarter of the canvas ends.
+    """Put four images around a point, each with a corner at it, cut off where its quarter of the canvas ends.
 
     Args:
         samples: top left, top right, bottom left, bottom right.
         size: (height, width) of the result.
         centre: (x, y) of the point, inside the canvas.
-        scales: of each image, 1 for the largest that fits the canvas.
-        pad_value: of pixels without an image.
+        scales: scale of each image, 1 for the largest that fits the canvas.
+        pad_value: value of pixels without an image.
     """
     (height, width), (x, y) = size, centre
     canvas = np.full((height, width, 3), pad_value, np.uint8)
@@ -179,9 +180,10 @@ def make_mosaic(
 def paste_objects(
     sample: AnnotatedImage, other: AnnotatedImage, chosen: np.ndarray, visibility: Visibility
 ) -> AnnotatedImage:
-    """Paste objects of another image by their masks, at the coordinates that they have there.
+    """Paste objects of another image by their masks, at the same coordinates.
 
-    What they cover goes from the masks of the image's own objects; boxes shrink to what remains of a mask.
+    The pixels that they cover are removed from the masks of the image's own objects; boxes shrink to what remains of a
+    mask.
 
     Args:
         chosen: (N,) bool, the objects of `other` to paste.
@@ -192,7 +194,7 @@ def paste_objects(
         return sample
     covered = pasted.masks.any(axis=0)
     image = sample.image.copy()
-    # Masks are empty beyond the other image.
+    # Masks are empty outside the other image.
     height, width = (min(a, b) for a, b in zip(size, other.image.shape[:2]))
     inside = covered[:height, :width]
     image[:height, :width][inside] = other.image[:height, :width][inside]
@@ -200,10 +202,10 @@ def paste_objects(
 
 
 def blend(sample: AnnotatedImage, other: AnnotatedImage, share: float, visibility: Visibility) -> AnnotatedImage:
-    """Average an image with another at its top left corner, where both are; the objects of both count.
+    """Average an image with another one, aligned at the top left, where they overlap; keep the objects of both.
 
     Args:
-        share: of `sample` in the mean.
+        share: weight of `sample` in the average.
     """
     size = sample.image.shape[:2]
     height, width = (min(a, b) for a, b in zip(size, other.image.shape[:2]))
@@ -241,7 +243,7 @@ def _resize(sample: AnnotatedImage, size: tuple[int, int]) -> AnnotatedImage:
 
 
 def _place(sample: AnnotatedImage, size: tuple[int, int], offset: tuple[int, int], visibility: Visibility) -> _Objects:
-    """Return the objects of an image whose top left corner is at `offset` (x, y) of a canvas, as far as visible there.
+    """Return the visible part of the objects of an image whose top left corner is at `offset` (x, y) of a canvas.
 
     Args:
         size: (height, width) of the canvas.
@@ -263,7 +265,7 @@ def _place(sample: AnnotatedImage, size: tuple[int, int], offset: tuple[int, int
 
 
 def _uncovered(sample: AnnotatedImage, covered: np.ndarray, visibility: Visibility) -> _Objects:
-    """Return the objects of an image without what is covered, (H, W) bool."""
+    """Return the objects of an image without the covered pixels; `covered` is (H, W) bool."""
     masks = sample.masks * ~covered
     boxes = sample.boxes_xyxy.copy()
     rows = np.ones(len(boxes), bool)
