@@ -1,4 +1,4 @@
-"""From trained weights to predictions that draw themselves.
+"""Load trained models; their predictions can be drawn, saved and converted.
 
 from vitkit.inference import load
 

@@ -1,4 +1,4 @@
-"""Work of threads beside the model: reading pictures before it needs them, drawing and writing after it."""
+"""Threads that work while the model runs: they read pictures before it needs them, and draw and write results."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,14 +11,14 @@ Item, Result = TypeVar("Item"), TypeVar("Result")
 def map_ahead(
     function: Callable[[Item], Result], items: Iterable[Item], *, workers: int = 2, ahead: int = 4
 ) -> Iterator[Result]:
-    """Yield `function(item)` for each item, in order, computed by threads while others are taken or used.
+    """Yield `function(item)` for each item, in order; threads compute the next results while the caller uses one.
 
-    Memory is bounded: an item is taken only once fewer than `ahead` wait for their turn. It pays where the function
-    lets other threads run, as decoding and encoding pictures, NumPy, OpenCV and PyTorch do.
+    Memory is bounded: a new item is taken only when fewer than `ahead` results wait to be yielded. This pays off where
+    the function releases the GIL, as decoding and encoding pictures, NumPy, OpenCV and PyTorch do.
 
     Args:
         workers: number of threads.
-        ahead: most items whose results have not been yielded.
+        ahead: the maximum number of items whose results have not been yielded.
     Raises:
         whatever `function` raises, when the item's turn comes.
     """

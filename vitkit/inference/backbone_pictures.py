@@ -22,14 +22,14 @@ from vitkit.visualization.panels import Panel, draw_rows
 Point = tuple[float, float]
 MAX_HEADS = 12
 MAX_LAYERS = 12
-MAX_PIXELS = 512**2  # of the model's input, up to which all layers are recorded
+MAX_PIXELS = 512**2  # the attention of all layers is recorded if the model's input has at most this many pixels
 NUM_ARROWS = 20  # as in figure 3 of https://arxiv.org/abs/1711.07971
 
 
 def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedAttention]:
     """Return the attention of a model's backbone in a picture (H, W, 3) uint8 RGB; see `located_attention`.
 
-    Of a large picture it is that of the first and the last layer alone: all would take gigabytes.
+    For a large picture only the first and the last layer are recorded, because all layers would take gigabytes.
     """
     inputs = predictor.prepare([image]).to(predictor.device).inputs
     most = 2 if inputs["images"][0, 0].numel() > MAX_PIXELS else None
@@ -37,12 +37,12 @@ def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedA
 
 
 def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
-    """Return where a pixel (x, y) of a picture lies in the picture as the model takes it, resized and cropped.
+    """Map a pixel (x, y) of a picture to its location in the model's input, which is resized and cropped.
 
     Raises:
-        DataError: it is cut off.
+        DataError: the crop cuts the pixel off.
     """
-    # Transforms take no points, so a white square is sent through them.
+    # Transforms take images only, so the point is sent through them as a white square.
     marked = np.zeros_like(image)
     radius = max(1, round(max(image.shape) / 100))
     x, y = (int(n) for n in point)
@@ -55,9 +55,9 @@ def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
 
 
 def has_located_attention(model: nn.Module) -> bool:
-    """Whether `draw_backbone` draws anything for a model of images.
+    """Whether `draw_backbone` draws anything for an image model.
 
-    Not EoMT, whose queries are tokens of its backbone; these are drawn as a decoder's.
+    It draws nothing for EoMT, whose queries are tokens of the backbone: its attention is drawn as a decoder's.
     """
     return not isinstance(model, EoMT) and any(isinstance(module, KINDS) for module in model.modules())
 
@@ -71,12 +71,13 @@ def has_class_token(model: nn.Module) -> bool:
 def draw_backbone(
     predictor: Predictor, image: np.ndarray, points: Sequence[Point], folder: Path, stem: str
 ) -> Iterator[Path]:
-    """Save the PNGs that have a meaning for a model's backbone, and yield their paths.
+    """Save the PNGs that apply to a model's backbone, and yield their paths.
 
     Args:
         image: (H, W, 3) uint8 RGB, the picture.
-        points: (x, y) of its pixels; none: its middle.
-        folder: of the PNGs, whose names begin with `stem`.
+        points: (x, y) in pixels of the picture; if empty, its centre.
+        folder: where the PNGs are saved.
+        stem: the beginning of their file names.
     """
     layers = backbone_attention(predictor, image)
     if not layers:
@@ -101,7 +102,7 @@ def draw_backbone(
 
 
 def short(layer: LocatedAttention) -> str:
-    """Return a layer's name without what all share."""
+    """Return a layer's name without the parts that all layers share."""
     names = layer.name.split(".")
     return ".".join(n for n in names if n not in ("backbone", "attn", "relation", "layers"))
 
@@ -143,10 +144,11 @@ def draw_class_token(image: np.ndarray, layers: Sequence[LocatedAttention], path
 
 
 def rollout_maps(layers: Sequence[LocatedAttention], row: int) -> list[Tensor]:
-    """Return (h, w) after each layer: how much of each location has reached a token, counted with those before them.
+    """Return the attention rollout of one token after each layer, each (h, w): how much of each location reached it.
 
     Args:
-        layers: all of a model, each global.
+        layers: all layers of a model, each with global attention.
+        row: index of the token, where tokens without a position come first.
     """
     first, weights = layers[0], [layer.weights[0] for layer in layers]
     reached = [rollout(weights[:last])[row, first.num_tokens :] for last in range(1, len(layers) + 1)]
@@ -175,7 +177,7 @@ def draw_rollout(
 def draw_kernels(
     image: np.ndarray, model: nn.Module, layers: Sequence[LocatedAttention], point: Point, path: Path
 ) -> Path:
-    """Save a PNG of LR-Net's kernels: of each layer the geometry prior alone, and the weights at a point."""
+    """Save a PNG of LR-Net's kernels: for each layer the geometry prior alone, and the weights at a point."""
     rows = []
     for layer in layers:
         prior = model.get_submodule(layer.name).prior().detach().float().cpu()  # (groups, k, k)
@@ -212,7 +214,7 @@ def draw_arrows(image: np.ndarray, layers: Sequence[LocatedAttention], points: S
 
 
 def mean_distances(predictor: Predictor, images: Iterable[np.ndarray]) -> dict[str, Tensor]:
-    """Return (heads,) of each layer: the mean attention distance over pictures, in pixels of the model's input.
+    """Return each layer's mean attention distance over pictures, (heads,) in pixels of the model's input.
 
     Raises:
         ConfigError: the backbone has no attention with locations.

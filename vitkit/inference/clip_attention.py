@@ -1,4 +1,4 @@
-"""What TimeSformer attends to in a clip: the steps of a block, joined to one map over space and time."""
+"""What TimeSformer attends to in a clip: the attention steps of a block, combined into one map over space and time."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,19 +12,19 @@ from vitkit.nn.attention import AttentionRecorder
 
 
 class ClipAttention(NamedTuple):
-    """Attention in one block, the mean of its heads."""
+    """The attention in one block, averaged over its heads."""
 
     class_token: Tensor
-    """(h, w, T) of the class token in the block's last step, in which each group of tokens is seen by itself."""
+    """(h, w, T): the class token's attention in the block's last step, computed separately for each group of tokens."""
     steps: Sequence[tuple[str, Tensor]]
-    """Each step with its weights (G, S, S) among the tokens of a group, without the class token."""
+    """The name of each step, and its attention weights (G, S, S) within each of G groups, without the class token."""
     size: Size
 
     def of_token(self, row: int, column: int, frame: int) -> Tensor:
-        """Return (h, w, T): how much a token attends to each other one through all steps of the block.
+        """Return (h, w, T): how much a token attends to every token through all steps of the block.
 
-        The weights of the steps are multiplied, the last one's first, since it takes what the earlier have gathered.
-        Residual paths, by which a token keeps its own values, are left out.
+        The weights of the steps are multiplied, beginning with the last step, which attends to the outputs of the
+        earlier ones. Residual connections, by which a token keeps its own values, are left out.
         """
         weights = torch.zeros(1, *self.size, 1)
         weights[0, row, column, frame] = 1.0
@@ -41,9 +41,9 @@ def clip_attention(model: nn.Module, clip: Tensor, block: int | None = None) -> 
     Args:
         model: a Classifier on a TimeSformer, in evaluation mode.
         clip: (1, 3, T, H, W) uint8, or float, normalised.
-        block: from 0; None: the last.
+        block: index from 0; None: the last.
     Raises:
-        ConfigError: the backbone is another, or has no such block.
+        ConfigError: the backbone is not a TimeSformer, or has no such block.
     """
     backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, TimeSformer):
@@ -61,7 +61,7 @@ def clip_attention(model: nn.Module, clip: Tensor, block: int | None = None) -> 
 
 
 def _joined(maps: Mapping[str, Tensor], scheme: str, size: Size) -> ClipAttention:
-    # Attention within frames runs as joint attention of clips of one frame: the groups are the frames.
+    # Attention within frames runs as joint attention over clips of one frame: the groups are the frames.
     names = ("spatial",) if scheme == "space" else SCHEMES[scheme]
     steps = []
     for step in names:

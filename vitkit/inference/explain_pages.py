@@ -1,4 +1,4 @@
-"""The layers of a page in which attention is seen by pointing, of each kind of model."""
+"""The layers of the interactive HTML page that shows attention under the pointer, for each kind of model."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ from vitkit.inference.text_attention import TextAttention
 from vitkit.visualization.explain_page import PageLayer
 
 MAX_ROWS = 14
-"""Locations along the longer side that can be pointed at."""
+"""The maximum number of locations along the longer side that can be pointed at."""
 MAX_COLUMNS = 28
-"""Cells along the longer side of the maps that these show; larger maps are pooled."""
+"""The maximum number of cells along the longer side of the attention maps; larger maps are pooled."""
 MAX_QUERIES = 100
 
 
@@ -24,7 +24,7 @@ Covered = tuple[float, float]
 
 
 def pooled(maps: Tensor, covered: Covered = (1.0, 1.0)) -> tuple[Tensor, Covered]:
-    """Return maps (..., h, w) of at most `MAX_COLUMNS` cells a side, summed over regions, and what they cover."""
+    """Sum-pool maps (..., h, w) to at most `MAX_COLUMNS` cells a side; return them and what they cover."""
     height, width = maps.shape[-2:]
     factor = -(-max(height, width) // MAX_COLUMNS)
     maps = F.pad(maps, (0, -width % factor, 0, -height % factor))
@@ -56,7 +56,7 @@ def query_page(attention: ImageAttention, queries: Sequence[int]) -> list[PageLa
     if attention.encoder is not None:
         layer, size = attention.encoder, attention.encoder.heads.shape[-2:]
         maps, covered = pooled(layer.heads, layer.covered)
-        # A location of each region that is pooled.
+        # One location from each pooled region.
         factor = -(-max(size) // MAX_COLUMNS)
         maps = maps.unflatten(1, size)[:, ::factor, ::factor]
         grid = tuple(maps.shape[-2:])
@@ -71,13 +71,13 @@ def query_page(attention: ImageAttention, queries: Sequence[int]) -> list[PageLa
 
 
 def _named(found: Queries, classes: Sequence[str], queries: Sequence[int]) -> tuple[list[str], list[list[float]]]:
-    """Return the names and the boxes of queries."""
+    """Return the names and the boxes, xyxy, of queries."""
     names = [f"{k}: {classes[found.labels[k]]} {found.scores[k]:.2f}" for k in queries]
     return names, found.boxes_xyxy[queries].tolist()
 
 
 def sampling_page(sampling: ImageSampling, queries: Sequence[int]) -> list[PageLayer]:
-    """Return where queries sample, layer by layer, each point's weight in its cell of a coarse map."""
+    """Return where queries sample, layer by layer: each point's weight is added to its cell of a coarse map."""
     height, width = sampling.image.shape[:2]
     size = [max(1, round(2 * MAX_ROWS * side / max(height, width))) for side in (height, width)]
     names, boxes = _named(sampling.queries, sampling.classes, queries)

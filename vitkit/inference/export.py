@@ -1,6 +1,6 @@
-"""One file that computes what a model does, without its code: ONNX, or a program of torch.export.
+"""Export a model to one file that runs without its code: ONNX, or a program of torch.export.
 
-A file gets its name only after it has been run on pictures and has given what the model gives.
+A file gets its final name only after it has been run on pictures and its outputs have matched the model's.
 """
 
 import copy
@@ -43,33 +43,34 @@ from vitkit.seq2seq import TextGenerator
 FORMATS = {"onnx": ONNX_SUFFIX, "torch": PROGRAM_SUFFIX}
 OPSETS = range(18, 24)
 TRACED_SIZE = (259, 515)
-"""Height and width of the images that are traced. At strides 4 to 32 they are no multiples of a window, and at 4 to 16
-odd, so that all padding is recorded."""
+"""Height and width of the traced images. At strides 4 to 32 they are not multiples of a window, and at strides 4 to 16
+they are odd, so that all padding is recorded."""
 TOLERANCES = {"fp32": 1e-3, "fp16": 5e-2, "int8": 0.5}
-"""By precision: the largest difference from the model in float32, relative to the largest value if that is above 1."""
+"""Precision -> the largest tolerated difference from the model in float32, relative to the largest absolute value if
+that is above 1."""
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What kind of file is written.
+    """The kind of file to write.
 
     Raises:
-        ConfigError: the settings exclude each other.
+        ConfigError: the settings exclude each other, or a number is out of range.
     """
 
     format: Literal["onnx", "torch"] = "onnx"
     half: bool = False
-    """Weights and computations are in float16."""
+    """Store weights and compute in float16."""
     quantize: Literal["int8"] | None = None
-    """Matrix products are of int8; of ONNX files."""
+    """Compute matrix products with weights in int8; ONNX files only."""
     size: tuple[int, int] | None = None
-    """Height and width of all images; None: any."""
+    """Height and width of all images in pixels; None: any size."""
     opset: int = 20
-    """Of ONNX files."""
+    """The ONNX operator set; ONNX files only."""
     tolerance: float | None = None
-    """See `TOLERANCES`."""
+    """The largest tolerated difference from the model; None: that of `TOLERANCES`."""
     overwrite: bool = False
-    """Replace files that are there."""
+    """Replace existing files."""
 
     def __post_init__(self) -> None:
         if self.half and self.quantize:
@@ -83,33 +84,33 @@ class ExportSettings:
 
     @property
     def precision(self) -> str:
-        """A key of `TOLERANCES`."""
+        """The precision as a key of `TOLERANCES`."""
         return "fp16" if self.half else self.quantize or "fp32"
 
 
 @dataclass(frozen=True)
 class Part:
-    """What becomes one file: a model, or the encoder or a step of one that writes text."""
+    """What becomes one file: a model, or the encoder or the decoding step of a model that writes text."""
 
     suffix: str
-    """Between the model's name and the ending of the file."""
+    """Text between the model's name and the file's extension."""
     graph: ExportGraph
     batches: Sequence[Inputs]
-    """On which the file is compared with the model."""
+    """Inputs on which the file is compared with the model."""
     example: Inputs
-    """On which it is traced."""
+    """Inputs with which the graph is traced."""
 
 
 @dataclass(frozen=True)
 class ExportedPart:
-    """A file that was written."""
+    """A file that was written, and how it compares with the model."""
 
     path: Path
     differences: list[Difference]
     shapes: list[tuple[int, ...]]
-    """Of the first input, in each batch of the comparison."""
+    """The shape of the first input in each batch of the comparison."""
     seconds: tuple[float, float]
-    """For the first batch: of the file, and of PyTorch."""
+    """Median run times for the first batch: the file's, and PyTorch's."""
 
 
 def export_model(
@@ -120,15 +121,15 @@ def export_model(
     pictures: Sequence[np.ndarray],
     metadata: Mapping[str, Any],
 ) -> list[ExportedPart]:
-    """Write a model to a file, and beside an ONNX file a program that runs it without torch.
+    """Write a model to a file; beside an ONNX file, also write a program that runs it without torch.
 
     Args:
-        out: the file; a model that writes text has a second one beside it, for the step of the decoder.
+        out: the file; for a model that writes text, a second file beside it holds the step of the decoder.
         pictures: (H, W, 3) uint8 RGB, at least one, on which the file is compared with the model.
         metadata: see `describe`.
     Raises:
         ConfigError: the format cannot carry the model, a package is missing, or the file's outputs differ from the
-            model's by more than is tolerated. Nothing is left at `out` then that was not there before.
+            model's by more than the tolerance. In these cases, nothing new is left at `out`.
     """
     check_out(out, settings)
     if isinstance(predictor, Predictor):
@@ -157,15 +158,16 @@ def export_model(
 
 
 def runner_path(out: Path) -> Path:
-    """Return where the program beside an ONNX file is written."""
+    """Return the path of the program that is written beside an ONNX file."""
     return out.with_name(f"run_{out.stem}.py")
 
 
 def check_out(out: Path, settings: ExportSettings) -> None:
-    """Check where a file is to be written.
+    """Check the path of a file that is to be written.
 
     Raises:
-        ConfigError: its ending is of another format, it cannot be there, or something is that must not be replaced.
+        ConfigError: its extension is that of another format, its folder cannot be made, or a file is in the way that
+            must not be replaced.
     """
     suffix = FORMATS[settings.format]
     if out.suffix != suffix:
@@ -180,7 +182,7 @@ def check_free(paths: Sequence[Path], settings: ExportSettings) -> None:
     """Check that nothing is at the paths, or that it may be replaced.
 
     Raises:
-        ConfigError: otherwise.
+        ConfigError: a path is a folder, or a file that may not be replaced.
     """
     for path in paths:
         if path.is_dir():
@@ -190,10 +192,10 @@ def check_free(paths: Sequence[Path], settings: ExportSettings) -> None:
 
 
 def parts_of(predictor: Loaded, settings: ExportSettings, pictures: Sequence[np.ndarray]) -> list[Part]:
-    """Return the parts of a model, with what they are traced and compared on.
+    """Return the parts of a model with the inputs for tracing and comparing them.
 
     Raises:
-        ConfigError: none are defined for this kind of model.
+        ConfigError: no parts are defined for this kind of model.
     """
     model = predictor.model
     if isinstance(predictor, LanguageModel):
@@ -231,7 +233,7 @@ def write_part(part: Part, path: Path, settings: ExportSettings, metadata: Mappi
     """Trace a part and write its file.
 
     Raises:
-        ConfigError: the format cannot carry it.
+        ConfigError: the format cannot carry the part.
     """
     graph = part.graph
     if settings.half:
@@ -247,10 +249,10 @@ def write_part(part: Part, path: Path, settings: ExportSettings, metadata: Mappi
 
 
 def trace(graph: ExportGraph, example: Inputs, *, fixed_size: bool) -> ExportedProgram:
-    """Record a graph by torch.export, for any length of its axes that have a name.
+    """Record a graph with torch.export; its named axes may have any length.
 
     Raises:
-        ConfigError: it cannot be recorded.
+        ConfigError: the graph cannot be recorded.
     """
     fixed = ("height", "width") if fixed_size else ()
     dynamic = {
@@ -260,7 +262,7 @@ def trace(graph: ExportGraph, example: Inputs, *, fixed_size: bool) -> ExportedP
     try:
         with torch.no_grad():
             return torch.export.export(graph, (), kwargs=example, dynamic_shapes=dynamic, strict=False)
-    except Exception as error:  # of many kinds, most of them internal
+    except Exception as error:  # torch.export raises many kinds, most of them internal
         raise not_carried("torch.export", error) from error
 
 
@@ -273,14 +275,15 @@ def write_onnx(
     axes: Axes,
     outputs: Sequence[str],
 ) -> None:
-    """Convert a program to ONNX; its metadata are `texts`.
+    """Convert a program to an ONNX file with the metadata `texts`.
 
     Raises:
-        ConfigError: ONNX has no form for one of its operations.
+        ConfigError: ONNX cannot express one of the program's operations.
     """
     onnx = optional_module("onnx")
     try:
-        # With gradients a learned bias would take another form of attention than the traced one, with other strides.
+        # With gradients, a learned bias would select another attention implementation than the traced one, whose
+        # strides differ.
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             converted = torch.onnx.export(
@@ -291,14 +294,14 @@ def write_onnx(
                 dynamo=True,
                 verbose=False,
             )
-    except Exception as error:  # the exporter's, and whatever its passes over the graph raise
+    except Exception as error:  # the exporter's own, and whatever its passes over the graph raise
         raise not_carried("ONNX", error) from error
     converted.save(path)
     if settings.quantize:
         quantize(path)
     model = onnx.load(path)
     name_axes(model.graph, axes)
-    del model.metadata_props[:]  # the quantiser's own
+    del model.metadata_props[:]  # entries that the quantiser adds
     for name, text in texts.items():
         entry = model.metadata_props.add()
         entry.key, entry.value = name, text
@@ -306,7 +309,7 @@ def write_onnx(
 
 
 def name_axes(graph: Any, axes: Axes) -> None:
-    """Call the axes of inputs, and of outputs as long, by their names in place of the tracer's symbols."""
+    """Name the axes of inputs, and those of other values with the same length, in place of the tracer's symbols."""
     names = {}
     for value in graph.input:
         for dim, name in zip(value.type.tensor_type.shape.dim, axes[value.name]):
@@ -319,7 +322,7 @@ def name_axes(graph: Any, axes: Axes) -> None:
 
 
 def quantize(path: Path) -> None:
-    """Let matrix products with weights run in int8: weights per channel, activations by their range at the time."""
+    """Quantise matrix products with weights to int8: weights per channel, activations dynamically by their range."""
     quantization = optional_module("onnxruntime.quantization")
     unquantized = path.with_name(f"unquantized_{path.name}")
     path.replace(unquantized)
@@ -337,7 +340,7 @@ _OPERATION = re.compile(r"\b(?:aten|torchvision|vitkit|prims|prim)(?:\.|::)\w+(?
 
 
 def not_carried(format_name: str, error: BaseException) -> ConfigError:
-    """Say which operation a format has no form for."""
+    """Return an error that names the operation that a format cannot express."""
     messages = []
     cause: BaseException | None = error
     while cause is not None:
@@ -350,10 +353,10 @@ def not_carried(format_name: str, error: BaseException) -> ConfigError:
 
 
 def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) -> ExportedPart:
-    """Run a file on the part's batches.
+    """Run a file on the part's batches and compare its outputs with the model's.
 
     Raises:
-        ConfigError: it differs from the model by more than is tolerated.
+        ConfigError: an output differs by more than the tolerance.
     """
     file = open_exported(path)
     tolerance = TOLERANCES[settings.precision] if settings.tolerance is None else settings.tolerance

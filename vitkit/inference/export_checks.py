@@ -1,4 +1,4 @@
-"""An exported file against its model: the same inputs of several sizes, and the largest difference of each output."""
+"""Compare an exported file with its model: the largest difference of each output, for inputs of several sizes."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,23 +23,24 @@ from vitkit.structures import BOS, EOS, PAD
 
 Inputs = dict[str, Tensor]
 NUM_RUNS = 3
-"""Of which the median time is taken."""
+"""The number of timed runs, of which the median is taken."""
 NUM_TOKENS = 5
-"""That are decoded."""
+"""The number of tokens that are decoded to compare a step."""
 
 
 @dataclass
 class Difference:
-    """How far one output of a file is from the model's."""
+    """The difference between one output of a file and the model's."""
 
     output: str
     largest: float
-    """Of numbers relative to the largest value where that is above 1; of labels the share that differs."""
+    """For floats the largest difference, relative to the largest absolute value if that is above 1; for integers the
+    fraction that differs."""
     tolerance: float
 
     @property
     def is_within(self) -> bool:
-        """Whether it is tolerated; NaN is not."""
+        """Whether the difference is within the tolerance; NaN is not."""
         return self.largest <= self.tolerance
 
     def __str__(self) -> str:
@@ -47,10 +48,10 @@ class Difference:
 
 
 def image_size(predictor: Predictor, size: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Return the height and width that all images must have: those that are asked for, or the only ones; None: any.
+    """Return the height and width that all images must have: `size`, or the model's only size; None: any.
 
     Raises:
-        ConfigError: the model takes images of one size, which is another one or not known.
+        ConfigError: the model takes images of a single size, which differs from `size` or is unknown.
     """
     model = predictor.model
     if isinstance(model, EoMT):
@@ -73,7 +74,7 @@ def image_size(predictor: Predictor, size: tuple[int, int] | None) -> tuple[int,
 
 
 def image_inputs(predictor: Predictor, pictures: Sequence[np.ndarray], size: tuple[int, int] | None) -> list[Inputs]:
-    """Return batches of pictures as the model's transforms make them: one, two together, and a part of one.
+    """Return batches of pictures after the model's transforms: a single one, a pair, and a crop of the first.
 
     Args:
         pictures: (H, W, 3) uint8 RGB, at least one.
@@ -90,16 +91,16 @@ def image_inputs(predictor: Predictor, pictures: Sequence[np.ndarray], size: tup
 
 
 def crop_of(predictor: Predictor) -> tuple[int, int] | None:
-    """Return the height and width of a classifier's images; None if they are not cropped to one size."""
+    """Return the height and width that a classifier's images are cropped to; None if they have no fixed size."""
     transforms = predictor.transforms
     return (transforms.size, transforms.size) if isinstance(transforms, ClassificationEvalTransforms) else None
 
 
 def check_crop(predictor: Predictor, size: tuple[int, int]) -> None:
-    """Check that a classifier's transforms make images of one size: it would take padding for a part of the image.
+    """Check that a classifier's transforms make images of one size, as it would treat padding as part of the image.
 
     Raises:
-        ConfigError: they do not, or of another one.
+        ConfigError: the images have any size, or a single size other than `size`.
     """
     crop = crop_of(predictor)
     if size == crop:
@@ -113,7 +114,7 @@ def check_crop(predictor: Predictor, size: tuple[int, int]) -> None:
 
 
 def fitted(batch: Inputs, size: tuple[int, int]) -> Inputs:
-    """Return images and their padding mask as they are used by a file of one size: shrunk if too large, then padded."""
+    """Fit images and their padding mask to a file that takes one size: shrink them if too large, then pad them."""
     height, width = batch["images"].shape[-2:]
     scale = min(1, size[0] / height, size[1] / width)
     height, width = max(1, int(height * scale)), max(1, int(width * scale))
@@ -123,7 +124,7 @@ def fitted(batch: Inputs, size: tuple[int, int]) -> Inputs:
 
 
 def text_inputs(vocabulary_size: int) -> list[Inputs]:
-    """Return batches of random texts of several lengths, padded."""
+    """Return batches of random token sequences of several lengths, padded."""
     generator = torch.Generator().manual_seed(0)
     batches = []
     for lengths in ([6], [4, 9, 7]):
@@ -139,8 +140,8 @@ def differences(
 ) -> list[Difference]:
     """Return the largest difference of each output over all batches.
 
-    Results that follow from other outputs are compared with what follows from the file's own, as a choice of the best
-    may come out otherwise where two are equal but for rounding.
+    Results that are derived from other outputs are compared with results derived from the file's outputs: where two
+    scores are equal but for rounding, a top-k selection may differ.
     """
     largest: dict[str, float] = {}
     for inputs in batches:
@@ -152,7 +153,7 @@ def differences(
 
 
 def decoded_inputs(encoder: ExportGraph, step: ExportGraph, batches: Sequence[Inputs]) -> Iterator[Inputs]:
-    """Yield the inputs of a step: those of each token while the model decodes greedily."""
+    """Yield the inputs of the step for each token while the model decodes greedily."""
     for batch in batches:
         state = run_graph(encoder, batch)
         tokens = torch.full((len(next(iter(batch.values()))),), BOS)
@@ -166,12 +167,12 @@ def decoded_inputs(encoder: ExportGraph, step: ExportGraph, batches: Sequence[In
 
 @torch.no_grad()
 def run_graph(graph: ExportGraph, inputs: Mapping[str, Tensor]) -> Inputs:
-    """Return the graph's outputs for those of the inputs that it takes."""
+    """Run the graph on those of the inputs that it takes."""
     return dict(graph(**{name: inputs[name] for name in graph.axes}))
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Return the median time of a few calls after a first one."""
+    """Return the median time of `NUM_RUNS` calls after a warm-up call."""
     function()
     times = []
     for _ in range(NUM_RUNS):
@@ -186,7 +187,7 @@ def _difference(actual: Tensor, expected: Tensor) -> float:
         return float("nan")
     if not actual.is_floating_point():
         return (actual != expected).float().mean().item() if actual.numel() else 0.0
-    hidden = torch.isneginf(expected) & torch.isneginf(actual.float())  # words that must not be written
+    hidden = torch.isneginf(expected) & torch.isneginf(actual.float())  # logits of forbidden words
     actual, expected = (x.float().masked_fill(hidden, 0) for x in (actual, expected))
     if not actual.numel():
         return 0.0

@@ -1,7 +1,7 @@
 """Models as functions of tensors by name: what an exported file takes and returns.
 
-Images come as uint8 RGB, padded with zeros at the right and bottom, and are normalised inside. Post-processing is
-inside as far as its results have one shape for all images of a batch; masks in each image's own size are not.
+Images come as uint8 RGB, padded with zeros at the right and bottom; the graph normalises them. It includes those parts
+of post-processing whose results have one shape for all images of a batch, but not masks at each image's own size.
 """
 
 import math
@@ -27,19 +27,19 @@ Axes = Mapping[str, tuple[str | None, ...]]
 IMAGES: Axes = {"images": ("batch", None, "height", "width")}
 PADDED_IMAGES: Axes = {**IMAGES, "padding_mask": ("batch", "height", "width")}
 FROM_MODEL = ("logits", "pred_logits", "pred_boxes", "pred_masks", "pred_semantic")
-"""Outputs of models that their `postprocess` reads."""
+"""The model outputs that `postprocess` reads."""
 
 
 class ExportGraph(nn.Module):
-    """A model, or a part of one, as a function of tensors by name.
+    """A model, or a part of one, as a function of named tensors.
 
-    `forward` takes the inputs of `axes`, in that order.
+    `forward` takes the inputs that `axes` lists, in that order.
     """
 
     axes: Axes
 
     def finish(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the results that follow from the model's outputs."""
+        """Return the results that are computed from the model's outputs."""
         return {}
 
 
@@ -50,7 +50,7 @@ class _ImageGraph(ExportGraph):
         self.dtype = next(model.parameters()).dtype
 
     def predict(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the model's outputs in float32, and the results that follow from them."""
+        """Return the model's outputs in float32, and the results that are computed from them."""
         images, padding_mask = inputs["images"], inputs.get("padding_mask")
         outputs = self.model(normalize_images(images, padding_mask).to(self.dtype), padding_mask)
         outputs = {name: outputs[name].float() for name in FROM_MODEL if name in outputs}
@@ -74,7 +74,8 @@ class ClassifierGraph(_ImageGraph):
 class DetectorGraph(_ImageGraph):
     """Returns scores, labels (B, N) and boxes_xyxy (B, N, 4) in pixels of the original images.
 
-    Beside them what they are made of, pred_logits and pred_boxes, and of models with masks pred_masks (B, Q, h, w).
+    It also returns the outputs that these are computed from, pred_logits and pred_boxes, and from models with masks
+    pred_masks (B, Q, h, w).
     """
 
     axes = {**PADDED_IMAGES, "image_sizes": ("batch", None)}
@@ -90,7 +91,7 @@ class DetectorGraph(_ImageGraph):
         return self.predict(dict(images=images, padding_mask=padding_mask, image_sizes=image_sizes))
 
     def finish(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the detections as the model's `postprocess` does, all images together."""
+        """Return the detections of all images as the model's `postprocess` computes them."""
         detections = self.model.detections(outputs)
         return dict(detections, boxes_xyxy=scale_boxes(detections["boxes_xyxy"], inputs["image_sizes"]))
 
@@ -98,7 +99,7 @@ class DetectorGraph(_ImageGraph):
 class SegmenterGraph(_ImageGraph):
     """Returns pred_logits (B, Q, C + 1) and pred_masks (B, Q, h, w), or pred_semantic (B, C, h, w).
 
-    Of semantic models also semantic (B, H, W) int64, the class of every pixel of the images as they come in.
+    For semantic models it also returns semantic (B, H, W) int64, the class of every pixel of the input images.
     """
 
     axes = PADDED_IMAGES
@@ -123,8 +124,8 @@ class SegmenterGraph(_ImageGraph):
 
 
 def mask_multiple(model: DensePredictionModel | EoMT) -> int:
-    """Return the number of pixels to whose multiples masks cover the image's height and width."""
-    if isinstance(model, EoMT):  # files of it take images of the size that it pads to
+    """Return the number of pixels to a multiple of which masks pad the image's height and width."""
+    if isinstance(model, EoMT):  # its files take images that already have the size that it pads to
         return 1
     stride = model.stride if isinstance(model, PerPixelClassification) else 1
     return math.lcm(model.padding_multiple, stride)
@@ -140,10 +141,10 @@ _GRAPHS = {
 
 
 def image_graph(model: nn.Module) -> ExportGraph:
-    """Return the graph of a model of images.
+    """Return the graph of an image model.
 
     Raises:
-        ConfigError: none is defined for this kind of model.
+        ConfigError: no graph is defined for this kind of model.
     """
     for kind, graph in _GRAPHS.items():
         if isinstance(model, kind):

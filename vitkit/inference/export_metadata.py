@@ -1,4 +1,4 @@
-"""What an exported file says of its model: preprocessing, classes, thresholds, licence, config."""
+"""The metadata of an exported file: preprocessing, classes, thresholds, licence, config."""
 
 import json
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ from vitkit.vocabulary import Vocabulary
 def describe(
     predictor: Predictor | Translator, config: Mapping[str, Any], *, name: str, licence: str | None
 ) -> dict[str, Any]:
-    """Return what there is to say of a model, as plain values.
+    """Return the metadata of a model as plain values.
 
     Args:
-        config: that the model was built from.
-        name: of the model.
-        licence: of its weights; None if that is not known.
+        config: the config that the model was built from.
+        name: the model's name.
+        licence: the licence of the weights; None if unknown.
     """
     about = {
         "vitkit": version("vitkit"),
@@ -64,10 +64,10 @@ def _preprocessing(predictor: Predictor) -> dict[str, Any]:
 
 
 def resize_of(predictor: Predictor) -> dict[str, Any] | None:
-    """Return how pictures are resized before the model; None if they stay as they are.
+    """Return how pictures are resized before the model; None if they keep their size.
 
     Raises:
-        ConfigError: by transforms that have no such description.
+        ConfigError: the transforms are of a kind that a file cannot describe.
     """
     transforms, sizes = predictor.transforms, predictor.image_sizes
     if isinstance(transforms, EvalResize):
@@ -85,7 +85,7 @@ def resize_of(predictor: Predictor) -> dict[str, Any] | None:
 
 
 def postprocessing(model: Any) -> dict[str, Any] | None:
-    """Return the settings of what is left to do with the outputs."""
+    """Return the settings of the post-processing that the file does not include; None if there is none."""
     if not isinstance(model, DensePredictionModel | EoMT):
         return None
     settings = {"tasks": [], "mask_multiple": mask_multiple(model)}

@@ -1,7 +1,7 @@
 """Captioners and translators as two functions of tensors: the encoder, and one step of the decoder.
 
 The encoder returns the state before the first token. A step takes each row's last token and the state, and returns the
-logits of the next token with those parts of the state that have changed. The first axis of all tensors are the rows.
+logits of the next token and those parts of the state that have changed. The first axis of all tensors is the rows.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from vitkit.seq2seq.transformer import TextState
 
 
 class _JoinedCache:
-    """A layer's keys and values (N, T, C), joined anew at each step, as a graph has no buffer to write into."""
+    """A layer's keys and values (N, T, C), concatenated anew at each step, as a graph has no buffer to write into."""
 
     def __init__(self, keys_values: Tensor):
         self.keys_values = keys_values
@@ -29,7 +29,7 @@ class _JoinedCache:
         return self.keys_values.shape[1]
 
     def append(self, keys_values: Tensor) -> Tensor:
-        """Append L tokens (N, L, C), and return those of all."""
+        """Append the keys and values of L tokens (N, L, C), and return those of all tokens."""
         self.keys_values = torch.cat([self.keys_values, keys_values], dim=1)
         return self.keys_values
 
@@ -44,7 +44,7 @@ class TextEncoderGraph(ExportGraph):
         self.model = model
 
     def forward(self, source: Tensor, source_padding: Tensor) -> dict[str, Tensor]:
-        """Encode (B, S) int64 that end with EOS, then PAD; source_padding is bool, True = padding."""
+        """Encode token ids (B, S) int64 that end with EOS, then PAD; source_padding is bool, True = padding."""
         return in_float32(state_tensors(self.model.start(source, source_padding)))
 
 
@@ -66,7 +66,7 @@ class ImageEncoderGraph(ExportGraph):
 
 class _StepGraph(ExportGraph):
     changing: tuple[str, ...]
-    """Parts of the state that a step returns."""
+    """The names of the state's tensors that a step changes and returns."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -74,14 +74,14 @@ class _StepGraph(ExportGraph):
         self.dtype = next(model.parameters()).dtype
 
     def advance(self, tokens: Tensor, state: State) -> dict[str, Tensor]:
-        """Return the logits (N, V) and what has changed."""
+        """Return the logits (N, V) and the changed parts of the state."""
         logits, state, _ = self.model.step(tokens, state)
         tensors = in_float32(state_tensors(state))
         return {"logits": logits.float()} | {f"{NEW}{name}": tensors[name] for name in self.changing}
 
 
 class TransformerStepGraph(_StepGraph):
-    """A step of a decoder that attends to what it has written."""
+    """A step of a decoder that attends to the tokens that it has written."""
 
     axes: Axes = {
         "tokens": ("batch",),
@@ -96,9 +96,9 @@ class TransformerStepGraph(_StepGraph):
 
         Args:
             tokens: (N,) int64.
-            cache: (N, layers, T, 2 * d_model), keys and values of the T tokens before.
+            cache: (N, layers, T, 2 * d_model), keys and values of the T previous tokens.
             memory: (N, layers, 2, heads, S, d), the projected memory.
-            memory_bias: (N, 1, 1, S).
+            memory_bias: (N, 1, 1, S), added to the attention logits.
         """
         caches = [_JoinedCache(layer) for layer in cache.to(self.dtype).unbind(1)]
         memories = [layer.transpose(0, 1) for layer in memory.to(self.dtype).unbind(1)]
@@ -121,13 +121,13 @@ class AttendTellStepGraph(_StepGraph):
     def forward(
         self, tokens: Tensor, annotations: Tensor, keys: Tensor, bias: Tensor, hidden: Tensor, cell: Tensor
     ) -> dict[str, Tensor]:
-        """Advance by one token, (N,) int64; the others are those of `CaptionState`."""
+        """Advance by one token, (N,) int64; the other arguments are the fields of `CaptionState`."""
         annotations, keys, hidden, cell = (x.to(self.dtype) for x in (annotations, keys, hidden, cell))
         return self.advance(tokens, CaptionState(annotations, keys, bias, hidden, cell))
 
 
 def state_tensors(state: State) -> dict[str, Tensor]:
-    """Return a state's tensors by name, rows first."""
+    """Return a state's tensors by name, with the rows as first axis."""
     if isinstance(state, CaptionState):
         names = ("annotations", "keys", "bias", "hidden", "cell")
         return {name: getattr(state, name) for name in names}
@@ -141,7 +141,7 @@ def state_tensors(state: State) -> dict[str, Tensor]:
 
 
 def in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors in the type that files have, whatever the model computes in."""
+    """Return the tensors in float32, the type of a file's inputs and outputs, whatever type the model computes in."""
     return {name: value.float() for name, value in tensors.items()}
 
 
@@ -149,7 +149,7 @@ def text_graphs(model: nn.Module) -> tuple[ExportGraph, ExportGraph]:
     """Return the encoder and the step of a captioner or translator.
 
     Raises:
-        ConfigError: none is defined for this kind of model.
+        ConfigError: no graph is defined for this kind of model.
     """
     if isinstance(model, Transformer):
         return TextEncoderGraph(model), TransformerStepGraph(model)

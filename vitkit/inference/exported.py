@@ -1,4 +1,4 @@
-"""Exported files, opened: as functions of tensors by name, and in place of their models."""
+"""Open exported files: as functions of named tensors, and in place of their models."""
 
 import importlib
 import inspect
@@ -23,13 +23,13 @@ from vitkit.seq2seq import State, TextGenerator
 
 ONNX_SUFFIX, PROGRAM_SUFFIX = ".onnx", ".pt2"
 NEW = "new_"
-"""Begins the names of those outputs of a step that take the place of inputs; ONNX wants them to differ."""
+"""Prefix of the outputs of a step that replace its inputs, as ONNX requires inputs and outputs to differ by name."""
 METADATA = "vitkit.json"
-"""What a program of torch.export holds beside its graph."""
+"""The name under which a program of torch.export stores its metadata."""
 
 
 def is_exported(path: Any) -> bool:
-    """Whether a name is that of an exported file."""
+    """Whether a path has the extension of an exported file."""
     return isinstance(path, str | Path) and Path(path).suffix in (ONNX_SUFFIX, PROGRAM_SUFFIX)
 
 
@@ -37,7 +37,7 @@ def optional_module(name: str) -> ModuleType:
     """Import a package of the extra "export".
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the package is not installed.
     """
     try:
         return importlib.import_module(name)
@@ -46,26 +46,29 @@ def optional_module(name: str) -> ModuleType:
 
 
 class ExportedFile(Protocol):
-    """A function of tensors by name."""
+    """An exported file as a function of named tensors."""
 
     path: str | Path
     metadata: Mapping[str, Any]
-    """What `describe` says of the model, and `ExportSettings` of the file."""
+    """The model's metadata from `describe`, and the settings of the file."""
     inputs: Sequence[str]
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """Return the outputs of these names on the CPU; None: all. Inputs that the file does not take are left out.
+        """Run the file and return its outputs on the CPU; it ignores inputs that it does not take.
 
+        Args:
+            inputs: tensors by name.
+            outputs: names of the outputs to return; None: all.
         Raises:
             DataError: the inputs have a shape that the file does not take.
         """
 
 
 class OnnxFile:
-    """A file that ONNX Runtime runs, on a GPU if its package can.
+    """An ONNX file, run by ONNX Runtime; on a GPU if the installed package supports it.
 
     Raises:
-        CheckpointError: it is no such file.
+        CheckpointError: ONNX Runtime cannot open the file.
     """
 
     def __init__(self, path: str | Path):
@@ -78,7 +81,7 @@ class OnnxFile:
         ]
         try:
             self._session = runtime.InferenceSession(str(path), options, providers=providers)
-        except Exception as error:  # ONNX Runtime has an exception for each of its states, without a common base
+        except Exception as error:  # ONNX Runtime's exceptions have no common base class
             raise CheckpointError(f"{path}: ONNX Runtime cannot open it ({_first_line(error)}).") from error
         self._options = runtime.RunOptions()
         self._options.only_execute_path_to_fetches = True
@@ -92,7 +95,7 @@ class OnnxFile:
         arrays = {name: inputs[name].cpu().numpy() for name in self.inputs}
         try:
             values = self._session.run(names, arrays, self._options)
-        except Exception as error:  # as above: a state's exception for whatever the file does not take
+        except Exception as error:  # as above
             raise _refused(self.path, inputs, error) from error
         return {name: torch.from_numpy(value) for name, value in zip(names, values)}
 
@@ -101,7 +104,7 @@ class ProgramFile:
     """A program of torch.export.
 
     Raises:
-        CheckpointError: it is no such file.
+        CheckpointError: torch.export cannot read the file.
     """
 
     def __init__(self, path: str | Path):
@@ -109,11 +112,11 @@ class ProgramFile:
         texts = {METADATA: ""}
         try:
             program = torch.export.load(path, extra_files=texts)
-        except Exception as error:  # of archives, JSON and pickles, according to where it is broken
+        except Exception as error:  # from reading archives, JSON or pickles, depending on where the file is damaged
             raise CheckpointError(f"{path}: torch.export cannot read it ({_first_line(error)}).") from error
         self.metadata = _parse(json.loads(texts[METADATA] or "{}"), path)
         self.inputs = list(self.metadata["inputs"])
-        # The tracer's guards rule out sizes that need no padding, which the graph computes all the same.
+        # The tracer's guards reject sizes that need no padding, although the graph computes them correctly.
         has_guards = "check_guards" in inspect.signature(program.module).parameters  # since PyTorch 2.9
         self._module = program.module(**({"check_guards": False} if has_guards else {}))
 
@@ -131,7 +134,7 @@ def open_exported(path: str | Path) -> ExportedFile:
     """Open an exported file.
 
     Raises:
-        CheckpointError: there is none, or it cannot be read.
+        CheckpointError: the file does not exist, or cannot be read.
         ConfigError: ONNX Runtime is not installed.
     """
     if not Path(path).is_file():
@@ -141,7 +144,7 @@ def open_exported(path: str | Path) -> ExportedFile:
 
 @lru_cache(maxsize=1)
 def _opened(path: str | Path, modified: int) -> ExportedFile:
-    """Open a file once for what it says of its model and for the model that is built after that, see `_modified`."""
+    """Open a file once for both its metadata and the model that is built from it; `modified` is from `_modified`."""
     return open_exported(path)
 
 
@@ -168,7 +171,7 @@ def _refused(path: str | Path, inputs: Mapping[str, Tensor], error: Exception) -
 
 
 def checkpoint_of(path: str | Path) -> dict[str, Any]:
-    """Return what an exported file says of its model, in the form of a run's checkpoint without weights.
+    """Return an exported file's metadata in the form of a run's checkpoint without weights.
 
     Raises:
         CheckpointError, ConfigError: see `open_exported`.
@@ -189,16 +192,16 @@ def exported_model(path: str | Path, model: nn.Module) -> nn.Module:
         CheckpointError, ConfigError: see `open_exported`.
     """
     file = _opened(path, _modified(path))
-    _opened.cache_clear()  # lest it lives as long as the process
+    _opened.cache_clear()  # otherwise the file would stay in memory as long as the process
     return ExportedGenerator(file, model) if isinstance(model, TextGenerator) else ExportedModel(file, model)
 
 
 class ExportedModel(nn.Module):
-    """An exported model of images, in place of the model itself; it runs on the CPU.
+    """An exported image model in place of the model itself; its outputs are on the CPU.
 
     Args:
-        file: opened.
-        model: of the same config, for its `postprocess`; its weights do not matter.
+        file: the opened file.
+        model: a model built from the same config, for its `postprocess`; its weights do not matter.
     """
 
     def __init__(self, file: ExportedFile, model: nn.Module):
@@ -208,7 +211,7 @@ class ExportedModel(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
-        """Return the outputs that `postprocess` reads; arguments as the model's."""
+        """Return the outputs that `postprocess` reads; the arguments are those of the model."""
         if padding_mask is None:
             padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
         image_sizes = unpadded_sizes(images, padding_mask)
@@ -222,7 +225,7 @@ class ExportedModel(nn.Module):
         return dict(outputs, input_size=input_size, image_sizes=image_sizes)
 
     def _padded(self, images: Tensor, padding_mask: Tensor, size: Sequence[int]) -> dict[str, Tensor]:
-        """Return images and mask padded at the right and bottom to the size that the file takes."""
+        """Pad images and mask at the right and bottom to the size that the file takes."""
         down, right = (limit - side for limit, side in zip(size, images.shape[-2:]))
         if min(down, right) < 0:
             raise DataError(
@@ -239,21 +242,21 @@ class ExportedModel(nn.Module):
 
 @dataclass
 class ExportedState(State):
-    """The decoding state of N rows: tensors by name, rows first."""
+    """The decoding state of N rows: tensors by name, with the rows as first axis."""
 
     tensors: dict[str, Tensor]
 
     def select(self, rows: Tensor) -> "ExportedState":
-        """Return the state of other rows."""
+        """Return the state of the rows with these indices."""
         return ExportedState({name: value[rows] for name, value in self.tensors.items()})
 
 
 class ExportedGenerator(TextGenerator):
-    """An exported captioner or translator, in place of the model itself; it runs on the CPU.
+    """An exported captioner or translator in place of the model itself; its outputs are on the CPU.
 
     Args:
-        encoder: opened; the file of a step lies beside it.
-        model: of the same config, for its vocabulary and how it decodes; its weights do not matter.
+        encoder: the opened encoder; the file of the decoding step lies beside it.
+        model: a model built from the same config, for its vocabulary and decoding settings; its weights do not matter.
     """
 
     def __init__(self, encoder: ExportedFile, model: TextGenerator):
@@ -272,7 +275,7 @@ class ExportedGenerator(TextGenerator):
         """Advance every row by one token.
 
         Raises:
-            ConfigError: attention is asked for, which the file does not return.
+            ConfigError: attention is requested, which the file does not return.
         """
         if with_attention:
             raise ConfigError(f"{self.encoder.path}: an exported model returns no attention. Use its checkpoint.")

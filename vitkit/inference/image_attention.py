@@ -1,4 +1,4 @@
-"""Where a model looks in a picture: what its locations and its queries attend to, and what each query predicted."""
+"""Where a model looks in a picture: what locations and queries attend to, and what each query predicted."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,51 +40,51 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class View:
-    """A model's outputs for one picture, and what was recorded meanwhile."""
+    """A model's outputs for one picture, and what a recorder kept of the forward pass."""
 
     image: np.ndarray
     """(H, W, 3) uint8 RGB, the picture."""
     outputs: dict[str, Any]
     records: dict[str, list]
-    """What the recorder kept, by module name."""
+    """Module name -> what the recorder kept of each of its calls."""
     feature_sizes: Mapping[str, Size]
-    """Of the neck's maps; empty for a model without one."""
+    """Name -> (height, width) of each of the neck's feature maps; empty for a model without a neck."""
     image_size: Size
-    """Of the picture as it was prepared for the model."""
+    """(height, width) of the picture as it was prepared for the model."""
     padded_size: Size
-    """Of the backbone's input, which some models pad to a multiple of the stride."""
+    """(height, width) of the backbone's input, which some models pad to a multiple of the stride."""
 
     @property
     def covered(self) -> tuple[float, float]:
-        """Height and width of the backbone's input relative to the picture in it: 1 without padding."""
+        """Height and width of the backbone's input relative to those of the picture in it; 1 without padding."""
         return self.padded_size[0] / self.image_size[0], self.padded_size[1] / self.image_size[1]
 
     def cropped(self, masks: Tensor) -> Tensor:
-        """Return what of maps (..., h, w) over the backbone's input covers the picture, in float32 on the CPU."""
+        """Crop maps (..., h, w) over the backbone's input to the picture, in float32 on the CPU."""
         height, width = (math.ceil(n / factor) for n, factor in zip(masks.shape[-2:], self.covered))
         return masks[..., :height, :width].float().cpu()
 
     def covered_at(self, feature: str) -> tuple[float, float]:
-        """Return the same for a map of the neck, whose locations padding is rounded to."""
+        """Return `covered` for a feature map of the neck, where the padding is rounded to the map's locations."""
         padding_mask = torch.ones(1, *self.padded_size, dtype=torch.bool)
         padding_mask[:, : self.image_size[0], : self.image_size[1]] = False
         return covered_by(resize_mask(padding_mask, self.feature_sizes[feature]))
 
 
 def covered_by(padding_mask: Tensor) -> tuple[float, float]:
-    """Return height and width of an image with its padding (1, H, W), relative to the image's: 1 without padding."""
+    """Return the height and width of a padding mask (1, H, W) relative to those of its image; 1 without padding."""
     image = ~padding_mask[0]
     return len(image) / int(image[:, 0].sum()), image.shape[1] / int(image[0].sum())
 
 
 @torch.no_grad()
 def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder | SamplingRecorder) -> View:
-    """Run the model on a picture (H, W, 3), prepared as the validation data is, under a recorder."""
+    """Run the model under a recorder on a picture (H, W, 3), prepared like the validation data."""
     model = predictor.model
     batch = predictor.prepare([image]).to(predictor.device)
     padded_sizes: list[Size] = []
     maps: dict[str, Tensor] = {}
-    # A ViT's blocks may be called by the model itself, and not by the backbone.
+    # Some models call a ViT's patch embedding and blocks themselves, without the backbone's forward.
     seeing = [model.backbone, child(model.backbone, "patch_embed")]
     hooks = [
         module.register_forward_pre_hook(lambda _, args: padded_sizes.append(tuple(args[0].shape[-2:])))
@@ -106,9 +106,9 @@ def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder 
 
 
 def encoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the self-attention of a map's locations, layer by layer; an empty list if the model has none.
+    """Return the self-attention modules over a feature map, layer by layer; an empty list if the model has none.
 
-    It is that of the head's encoder, of the neck's, or of a ViT's blocks that attend to all patches.
+    These are the layers of the head's encoder, of the neck's encoder, or the blocks of a ViT with global attention.
     """
     for part in ("head", "neck"):
         owner = child(model, part)
@@ -124,10 +124,10 @@ def encoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the attention from queries to the image, layer by layer; an empty list if the model has none."""
+    """Return the modules with which queries attend to the image, layer by layer; an empty list if there are none."""
     if isinstance(model, EoMT):
         return [block.attn for block in model.backbone.blocks[-model.num_blocks :]]
-    if isinstance(model, PerPixelClassification):  # queries, where it has any, predict nothing of their own
+    if isinstance(model, PerPixelClassification):  # its queries, if it has any, make no predictions themselves
         return []
     head = child(model, "head")
     decoder = None if head is None else child(head, "decoder") or head
@@ -140,10 +140,10 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def samples_points(model: nn.Module) -> bool:
-    """Return whether queries attend to sampled points, as Deformable DETR's, and not to every location, as DETR's.
+    """Whether queries attend to sampled points, as in Deformable DETR, rather than to every location, as in DETR.
 
     Raises:
-        ConfigError: the model has no attention in the image that can be drawn.
+        ConfigError: the model has no attention to the image that can be drawn.
     """
     decoder = decoder_layers(model)
     if not decoder and not encoder_layers(model):
@@ -157,31 +157,32 @@ def samples_points(model: nn.Module) -> bool:
 
 
 def class_scores(outputs: Mapping[str, Any], num_classes: int) -> Tensor:
-    """Return (Q, num_classes) in 0..1 of the first image; logits with a column for no object are for a softmax.
+    """Return the first image's class scores, (Q, num_classes) in 0..1.
 
-    Rows are in the queries' order; a model's `postprocess` may sort them or leave some out.
+    Logits with an extra column for "no object" go through a softmax, others through a sigmoid. Rows are in the order of
+    the queries, while a model's `postprocess` may sort them or leave some out.
     """
     logits = outputs["pred_logits"][0].float().cpu()
     return logits.softmax(dim=-1)[:, :-1] if logits.shape[-1] > num_classes else logits.sigmoid()
 
 
 class Queries(NamedTuple):
-    """What each query predicted in one picture, in the queries' order."""
+    """What each query predicted in one picture, in the order of the queries."""
 
     scores: Tensor
-    """(Q,) of the most probable class."""
+    """(Q,) score of the most probable class."""
     labels: Tensor
-    """(Q,)."""
+    """(Q,) the most probable class."""
     boxes_xyxy: Tensor
     """(Q, 4) in pixels of the picture; around the masks where the model predicts no boxes."""
     masks: Tensor | None
-    """(Q, h, w) bool, which cover the picture."""
+    """(Q, h, w) bool, over the full picture at a lower resolution; None if the model predicts no masks."""
     size: Size
-    """Of the picture."""
+    """(height, width) of the picture in pixels."""
 
     @classmethod
     def of(cls, view: View, num_classes: int) -> "Queries":
-        """Return those of a model's outputs."""
+        """Read the queries' predictions from a model's outputs."""
         scores, labels = class_scores(view.outputs, num_classes).max(dim=-1)
         size = view.image.shape[:2]
         masks = None
@@ -195,10 +196,10 @@ class Queries(NamedTuple):
         return cls(scores, labels, boxes_xyxy, masks, size)
 
     def at(self, point: Point, thresholds: ScoreThresholds) -> int | None:
-        """Return the query whose mask covers a point of the picture, or whose box where there are no masks.
+        """Return the query whose mask, or box if there are no masks, covers a point of the picture; None if none does.
 
-        Of several from their thresholds on it is the one with the smallest box, as those of other objects lie behind
-        it; of several below, the one that scores best. None if there is none.
+        Among several that reach their score thresholds it is the one with the smallest box, as the larger objects
+        usually lie behind it; if none reaches its threshold, the one with the highest score.
         """
         x, y = point
         if self.masks is not None:
@@ -218,43 +219,43 @@ class Queries(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """The attention of one layer to a map of the image."""
+    """The attention of one layer to a feature map of the image."""
 
     layer: int
     heads: Tensor
-    """(heads, N, h, w) of the map's h * w locations, row by row, or of the queries."""
+    """(heads, N, h, w) attention weights; the N sources are the map's h * w locations, row by row, or the queries."""
     covered: tuple[float, float]
-    """Height and width that the map covers, relative to those of the picture."""
+    """Height and width of the region that the map covers, relative to those of the picture."""
     gates: Tensor | None = None
-    """(N, h, w) bool, where each query may look; None: everywhere."""
+    """(N, h, w) bool, True where each query may attend; None: everywhere."""
 
     @property
     def maps(self) -> Tensor:
-        """(N, h, w), the mean of the heads."""
+        """(N, h, w) attention weights, averaged over the heads."""
         return self.heads.mean(dim=0)
 
 
 @dataclass(frozen=True)
 class ImageAttention:
-    """What one encoder layer and one decoder layer attended to in a picture."""
+    """What one encoder layer and one decoder layer attended to in a picture, with the queries' predictions."""
 
     image: np.ndarray
     classes: Sequence[str]
     encoder: LayerAttention | None
-    """None if the model has no such layer."""
+    """The attention of the chosen encoder layer; None if the model has none."""
     decoder: LayerAttention | None
     queries: Queries | None
-    """None without a decoder."""
+    """The queries' final predictions; None without a decoder."""
     decoder_layers: Sequence[LayerAttention]
-    """All of them; of EoMT the chosen one alone."""
+    """The attention of all decoder layers; for EoMT only that of the chosen one."""
     view: View
 
     def predictions(self, query: int) -> list[tuple[str, Tensor | None, Tensor | None]]:
-        """Return what a query predicted after each decoder layer; nothing where the model tells it of the last alone.
+        """Return what a query predicted after each decoder layer; an empty list if only the last layer predicts.
 
         Returns:
-            its class with the score; its box xyxy in pixels of the picture, or None; its mask, (h, w) bool over the
-            picture, or None.
+            for each layer: the class with its score; the box, xyxy in pixels of the picture, or None; the mask, (h, w)
+            bool over the picture, or None.
         """
         outputs = self.view.outputs
         layers = [*outputs.get("aux_outputs", ()), outputs][-len(self.decoder_layers) :]
@@ -295,11 +296,11 @@ class ImageAttention:
 
 
 def cell_of(point: Point, size: Size, map_size: Size, covered: tuple[float, float]) -> int:
-    """Return the index in a map, row by row, of the cell that a point of the image lies in.
+    """Return the row-major index of the map cell that contains a point of the image.
 
     Args:
-        size: of the image in pixels.
-        map_size: of the map.
+        size: (height, width) of the image in pixels.
+        map_size: (height, width) of the map in cells.
         covered: see `LayerAttention`.
     """
     (x, y), (height, width) = point, size
@@ -314,15 +315,16 @@ def image_attention(
     """Run a model whose queries attend to every location, or which has an encoder, on a picture (H, W, 3) uint8 RGB.
 
     Args:
-        encoder_layer: of `encoder_layers`; the last by default.
-        decoder_layer: of `decoder_layers`.
+        encoder_layer: index into `encoder_layers`; the last by default.
+        decoder_layer: index into `decoder_layers`; the last by default.
     Raises:
         ConfigError: the model takes the picture in windows.
     """
     model = predictor.model
     encoder, decoder = encoder_layers(model), decoder_layers(model)
     encoder_layer, decoder_layer = encoder_layer % max(1, len(encoder)), decoder_layer % max(1, len(decoder))
-    # Only these: the maps of all locations to each other in all layers would take gigabytes for a large image.
+    # One encoder layer only: for a large image, the maps between all pairs of locations in all encoder layers would
+    # take gigabytes.
     numbers = [decoder_layer] if isinstance(model, EoMT) else range(len(decoder))
     recorded = {str(i): decoder[i] for i in numbers if decoder}
     if encoder:
@@ -337,13 +339,13 @@ def image_attention(
 
     def attended(name: str, number: int) -> LayerAttention:
         size, covered = _attended_map(model, view, recorded[name], number)
-        # One module may be both, and is recorded once.
+        # One module may be both encoder and decoder layer; it is then recorded under one name only.
         weights = next(view.records[key] for key in (name, "encoder", str(decoder_layer)) if key in view.records)
         num_locations = math.prod(size)
-        weights = weights[0][0][..., -num_locations:].float().cpu()  # a ViT's class token and registers come first
+        weights = weights[0][0][..., -num_locations:].float().cpu()  # after a ViT's class token and registers
         if name == "encoder":
             return LayerAttention(number, weights[:, -num_locations:].unflatten(-1, size), covered)
-        if isinstance(model, EoMT):  # its queries come before these
+        if isinstance(model, EoMT):  # the queries come first in the sequence
             weights = weights[:, : model.head.query_embed.num_embeddings]
         gate = gates[number].unflatten(-1, size) if gates else None
         return LayerAttention(number, weights.unflatten(-1, size), covered, gate)
@@ -362,7 +364,7 @@ def image_attention(
 
 @contextmanager
 def _gates(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect where Mask2Former's queries may look, (Q, S) bool of the first image for each layer that runs."""
+    """Collect where Mask2Former's queries may attend: (Q, S) bool for the first image, one tensor per layer."""
     gates: list[Tensor] = []
     head = child(model, "head")
     layers = head.layers if isinstance(head, Mask2FormerHead) else ()
@@ -379,32 +381,32 @@ def _gates(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _attended_map(model: nn.Module, view: View, layer: nn.Module, number: int) -> tuple[Size, tuple[float, float]]:
-    """Return the size of the map that a layer attends to, and what it covers, see `LayerAttention`."""
-    if not isinstance(layer, MultiHeadAttention):  # of a ViT, which pads to full patches itself
+    """Return the size of the map that a layer attends to, and `covered` of `LayerAttention`."""
+    if not isinstance(layer, MultiHeadAttention):  # a layer of a ViT, which pads its input to full patches
         patch = model.backbone.patch_embed.patch_size
         height, width = (math.ceil(side / patch) for side in view.padded_size)
         return (height, width), (height * patch / view.image_size[0], width * patch / view.image_size[1])
     head, names = model.head, list(view.feature_sizes)
-    # Mask2Former's layers attend to the levels in turn, all others to the coarsest.
+    # Mask2Former's layers attend to the levels in turn, all other models' to the coarsest level.
     levels = head.level_names if isinstance(head, Mask2FormerHead) else names[-1:]
     return view.feature_sizes[levels[number % len(levels)]], view.covered
 
 
 @dataclass(frozen=True)
 class ImageSampling:
-    """Where the queries of all decoder layers sampled a picture, as Deformable DETR's do."""
+    """Where queries with deformable attention sampled a picture, in all decoder layers (Deformable DETR)."""
 
     image: np.ndarray
     classes: Sequence[str]
     queries: Queries
-    """After the last layer."""
+    """The predictions after the last decoder layer."""
     strides: Sequence[int]
-    """Of the levels."""
+    """The stride of each feature level in pixels."""
     view: View
 
     def layers(self, query: int) -> list[QueryLayer]:
         """Return what one query sampled and predicted, by layer."""
-        # Each level's padding is rounded to its own locations.
+        # The padding of each level is rounded to that level's locations.
         covered = torch.tensor([self.view.covered_at(name)[::-1] for name in self.view.feature_sizes])  # (levels, 2)
         layers = []
         for i, output in enumerate([*self.view.outputs["aux_outputs"], self.view.outputs]):

@@ -1,4 +1,4 @@
-"""Pictures from whatever holds or names them: arrays, files, addresses, folders, patterns, videos, cameras."""
+"""Read pictures from any source: arrays, files, web addresses, folders, patterns, videos, cameras."""
 
 import glob
 import hashlib
@@ -30,13 +30,14 @@ NamedPicture = tuple[str, Picture]
 
 @dataclass
 class Pictures:
-    """The pictures of a source, by name."""
+    """The named pictures of a source."""
 
     named: Iterable[NamedPicture]
     kind: Literal["one", "many", "stream"]
-    """A "stream" is read only as far as it is iterated: a generator, a video or a camera."""
+    """Whether the source is one picture, several, or a "stream", read only as it is iterated: a generator, a video or
+    a camera."""
     leaves_out_broken: bool = False
-    """Files that cannot be read are left out, as among those of a folder."""
+    """Whether unreadable files are left out with a warning, as for a folder or a pattern."""
 
 
 def find_pictures(source: Any) -> Pictures:
@@ -44,8 +45,8 @@ def find_pictures(source: Any) -> Pictures:
 
     Args:
         source: one picture (see `Picture`); or several: a list of them, a batch (B, 3, H, W) or (B, H, W, 3), a folder
-            (also what is deeper), a pattern such as "photos/*.jpg"; or a stream: a generator, a video file, the number
-            of a camera.
+            (including its subfolders), a pattern such as "photos/*.jpg"; or a stream: a generator, a video file, the
+            number of a camera.
     Raises:
         DataError: there is no such file, folder or camera, or nothing that could be a picture.
     """
@@ -67,11 +68,12 @@ def find_pictures(source: Any) -> Pictures:
 
 
 def find_videos(source: Any) -> Pictures:
-    """Return the videos of a source, for models of clips, likewise.
+    """Return the videos of a source, for models of clips.
 
     Args:
         source: one video: a file, its address, a folder of frames, an array (T, H, W, 3), a tensor (T, 3, H, W) or a
-            list of its frames; or several: a list of them, a folder of files (also deeper), a pattern or a generator.
+            list of its frames; or several: a list of them, a folder of files (including its subfolders), a pattern or
+            a generator.
     Raises:
         DataError: there is no such file or folder, or nothing that could be a video.
     """
@@ -131,7 +133,7 @@ def _pictures_named(source: str) -> Pictures:
 
 
 def numbered(pictures: Iterable[Picture | NamedPicture], what: str = "image") -> Iterator[NamedPicture]:
-    """Name pictures that have no name by their path or their number."""
+    """Yield pictures with names; those without a name are named by their path or their number."""
     for number, picture in enumerate(pictures):
         if isinstance(picture, tuple):
             yield picture
@@ -140,10 +142,10 @@ def numbered(pictures: Iterable[Picture | NamedPicture], what: str = "image") ->
 
 
 def pictures_in(folder: Path, *, extensions: Sequence[str] = IMG_EXTENSIONS) -> list[Path]:
-    """The pictures in a folder and below it, sorted.
+    """Return the picture files in a folder and its subfolders, sorted.
 
     Raises:
-        DataError: there is none.
+        DataError: the folder holds no picture.
     """
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in extensions)
     if not paths:
@@ -152,30 +154,30 @@ def pictures_in(folder: Path, *, extensions: Sequence[str] = IMG_EXTENSIONS) -> 
 
 
 def is_address(text: str) -> bool:
-    """Whether a name is an address of the web."""
+    """Whether a name is a web address."""
     return text.lower().startswith(("http://", "https://"))
 
 
 def download(address: str) -> Path:
-    """Return the local copy of a picture or a video; see `cached_file`.
+    """Download a picture or a video once and return the path of the local copy; see `cached_file`.
 
     Raises:
         CheckpointError: the address cannot be reached.
     """
-    # Many pictures are called image.jpg, so each address has a folder of its own.
+    # Many pictures are called image.jpg, so each address gets its own folder.
     return cached_file(
         address, folder=cache_folder().parent / "pictures" / hashlib.sha256(address.encode()).hexdigest()
     )
 
 
 def video_frames(source: int | str | Path, *, every: int = 1) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield frames of a video file or of a camera as (H, W, 3) uint8 RGB, by number.
+    """Yield the number and the array (H, W, 3) uint8 RGB of frames of a video file or a camera.
 
     Args:
         source: a file, or the number of a camera.
-        every: only each n-th frame.
+        every: yield only every n-th frame.
     Raises:
-        DataError: it cannot be opened, or has no frame.
+        DataError: the source cannot be opened, or has no frame.
     """
     what = f"camera {source}" if isinstance(source, int) else f"video '{source}'"
     remedy = "Is it connected, and not in use?" if isinstance(source, int) else "Is it in a format OpenCV knows?"
@@ -192,7 +194,7 @@ def video_frames(source: int | str | Path, *, every: int = 1) -> Iterator[tuple[
 
 
 def open_capture(source: int | str | Path) -> cv2.VideoCapture:
-    """Open a video file, or a camera by its number, without OpenCV's own lines where that fails."""
+    """Open a video file, or a camera by its number, without OpenCV's log messages if that fails."""
     level = cv2.utils.logging.getLogLevel()
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     try:
@@ -202,7 +204,7 @@ def open_capture(source: int | str | Path) -> cv2.VideoCapture:
 
 
 def read_frames(video: cv2.VideoCapture, every: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every `every`-th frame in RGB, by its number."""
+    """Yield the number and the RGB array of every `every`-th frame."""
     number = 0
     while video.grab():
         if number % every == 0:
@@ -216,7 +218,7 @@ def to_array(picture: Picture, name: str = "image", *, max_pixels: int = MAX_PIX
     """Read or convert a picture to an array (H, W, 3) uint8 RGB.
 
     Raises:
-        DataError: a file is missing or no image, or an array no image.
+        DataError: a file is missing, or a file or an array is not an image.
         CheckpointError: an address cannot be reached.
     """
     if isinstance(picture, str) and is_address(picture):
@@ -244,7 +246,7 @@ def to_array(picture: Picture, name: str = "image", *, max_pixels: int = MAX_PIX
 
 
 def _tensor_to_array(picture: Tensor) -> np.ndarray | Tensor:
-    """(3, H, W), uint8 or float in 0..1, as (H, W, 3) uint8; any other tensor stays as it is."""
+    """Convert a tensor (3, H, W), uint8 or float in 0..1, to an array (H, W, 3) uint8; return other tensors as is."""
     if picture.ndim != 3 or len(picture) != 3:
         return picture
     picture = picture.detach().cpu()

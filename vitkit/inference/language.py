@@ -17,18 +17,18 @@ from vitkit.structures import BOS, EOS, PAD, UNK
 from vitkit.vocabulary import MASK_TOKEN, SPACE, Vocabulary
 
 BATCH = 32
-"""Texts at once."""
+"""The default number of texts in a batch."""
 
 
 @dataclass
 class Continuation:
-    """A text as a model has continued it."""
+    """A model's continuation of a prompt."""
 
     prompt: str
     text: str
-    """The prompt and what follows it."""
+    """The prompt and its continuation."""
     score: float
-    """Of what follows, see `Hypothesis`."""
+    """The score of the continuation, see `Hypothesis`."""
 
     def __str__(self) -> str:
         return self.text
@@ -38,9 +38,9 @@ class LanguageModel:
     """Base of language models that are ready to use; made by `load`.
 
     Args:
-        model: on its device.
-        vocabularies: "target", of its text.
-        report: what loading the weights did.
+        model: the model, on its device.
+        vocabularies: "target" -> the vocabulary of its text.
+        report: the report of loading the weights.
     """
 
     def __init__(self, model: nn.Module, vocabularies: Mapping[str, Vocabulary], *, report: LoadReport | None = None):
@@ -51,10 +51,10 @@ class LanguageModel:
         self.device = next(model.parameters()).device
 
     def _check_length(self, ids: Sequence[int], number: int) -> int:
-        """Return the number of the model's positions.
+        """Return the number of positions that the model has.
 
         Raises:
-            DataError: text `number` has more tokens.
+            DataError: text `number` has more tokens than that.
         """
         limit = len(self.model.positions.codes)
         if len(ids) > limit:
@@ -66,7 +66,7 @@ class LanguageModel:
 
 
 class TextContinuer(LanguageModel):
-    """Continues text by a decoder-only model (CausalLanguageModel)."""
+    """Continues text with a decoder-only model (CausalLanguageModel)."""
 
     def __call__(
         self, prompt: str | Iterable[str], *, decoding: Mapping[str, Any] | DecodingSettings | None = None
@@ -75,12 +75,12 @@ class TextContinuer(LanguageModel):
 
         Args:
             prompt: the beginning of a text, which may be empty; or several.
-            decoding: `DecodingSettings` by name, which change those of the model's config.
+            decoding: fields of `DecodingSettings` by name, which override those of the model's config; or all settings.
         Returns:
-            the `n_best` continuations, the best first; of several prompts a list for each.
+            the `n_best` continuations, the best first; for several prompts, one list for each.
         Raises:
             ConfigError: a setting is wrong.
-            DataError: something else than text is given, or a prompt has more tokens than the model has positions.
+            DataError: a prompt is not text, or has more tokens than the model has positions.
         """
         if not isinstance(decoding, DecodingSettings):
             check_names(DecodingSettings, decoding or {}, "decoding")
@@ -92,17 +92,17 @@ class TextContinuer(LanguageModel):
     def stream(
         self, prompts: Iterable[str], settings: DecodingSettings, *, batch_size: int = BATCH
     ) -> Iterator[list[Continuation]]:
-        """Continue texts a batch at a time; see `__call__`. A text ends where the model's positions do."""
+        """Continue texts a batch at a time; see `__call__`. A text ends at the latest at the model's last position."""
         number = 0
         for texts in in_batches(_checked(prompts), batch_size):
             encoded = [[BOS, *ids] for ids in self.vocabulary.encode_all(texts)]
             rooms = [self._check_length(ids, number + k) - len(ids) + 1 for k, ids in enumerate(encoded, start=1)]
-            # A text with room for fewer tokens must not shorten the others.
+            # A text with room for fewer tokens must not shorten the others in its batch.
             size = batch_size if min(rooms) >= settings.max_length else 1
             for start in range(0, len(texts), size):
                 rows = slice(start, start + size)
                 changes = {
-                    "seed": settings.seed + (number + start) * settings.n_best,  # each text has draws of its own
+                    "seed": settings.seed + (number + start) * settings.n_best,  # each text samples with its own seeds
                     "max_length": min(settings.max_length, *rooms[rows]),
                 }
                 yield from self._continue(texts[rows], encoded[rows], replace(settings, **changes))
@@ -116,23 +116,23 @@ class TextContinuer(LanguageModel):
         for text, ids, hypotheses in zip(texts, encoded, decoded):
             known = len(self.vocabulary.decode(ids))
             whole = [self.vocabulary.decode([*ids, *hypothesis.tokens]) for hypothesis in hypotheses]
-            # What the prompt's own characters were, the vocabulary need not know.
+            # The prompt is returned as written, since decoding its tokens would lose characters not in the vocabulary.
             yield [Continuation(text, text.rstrip() + w[known:], h.score) for w, h in zip(whole, hypotheses)]
 
 
 @dataclass
 class Filling:
-    """A token that may stand at a mask."""
+    """A candidate token for a mask."""
 
     token: str
-    """As people read it, without the space before a word."""
+    """The token as readable text, without the space before a word."""
     probability: float
     text: str
-    """The text with it; its other masks stay."""
+    """The text with this token in place of the mask; other masks stay."""
 
 
 class MaskFiller(LanguageModel):
-    """Fills masks by an encoder-only model (MaskedLanguageModel)."""
+    """Fills masks with an encoder-only model (MaskedLanguageModel)."""
 
     def __call__(
         self, text: str | Iterable[str], *, n_best: int = 5
@@ -140,14 +140,13 @@ class MaskFiller(LanguageModel):
         """Find the most probable tokens at the masks of a text, or of several.
 
         Args:
-            text: with MASK_TOKEN ("<mask>") for each hidden token.
-            n_best: candidates for each mask.
+            text: a text with MASK_TOKEN ("<mask>") for each hidden token; or several.
+            n_best: number of candidates for each mask.
         Returns:
-            for each mask its candidates, the most probable first; of several texts a list for each.
+            for each mask its candidates, the most probable first; for several texts, one such list for each.
         Raises:
             ConfigError: n_best is below 1.
-            DataError: something else than text is given, or a text has no mask, or more tokens than the model has
-                positions.
+            DataError: an item is not text, has no mask, or has more tokens than the model has positions.
         """
         if isinstance(text, str):
             return next(self.stream([text], n_best=n_best))
@@ -168,7 +167,7 @@ class MaskFiller(LanguageModel):
         self._check_length(ids, number)
         tokens = torch.tensor([ids], device=self.device)
         probabilities = self.model.predict(tokens)[0, tokens[0] == self.model.mask_id].float().softmax(dim=-1)
-        special = [PAD, UNK, BOS, EOS, self.model.mask_id]  # none of them is a candidate
+        special = [PAD, UNK, BOS, EOS, self.model.mask_id]  # never candidates
         probabilities[:, special] = 0
         count = min(n_best, probabilities.shape[1] - len(special))
         return [self._fillings(text, mask, row, count) for mask, row in enumerate(probabilities)]
@@ -179,7 +178,7 @@ class MaskFiller(LanguageModel):
         values, ids = probabilities.topk(count)
         fillings = []
         for value, token in zip(values.tolist(), self.vocabulary.token_texts(ids.tolist())):
-            # Tokens of words bring the space before them along; characters do not.
+            # Tokens that begin a word include the space before it; characters do not.
             start = before if self.vocabulary.kind == "char" else before.rstrip()
             joined = (start + token.replace(SPACE, " ")).lstrip()
             fillings.append(Filling(token.replace(SPACE, ""), value, joined + after))
@@ -187,10 +186,10 @@ class MaskFiller(LanguageModel):
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts.
+    """Yield the texts.
 
     Raises:
-        DataError: one is none.
+        DataError: an item is not text.
     """
     for text in texts:
         if not isinstance(text, str):

@@ -1,4 +1,4 @@
-"""Find a model by any of its names: a zoo's model, a run's folder or checkpoint, a config and its weights."""
+"""Find and load a model by any of its names: a zoo name, a run's folder or checkpoint, a config and its weights."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,10 +33,10 @@ from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.vocabulary import vocabularies_from_json
 
 RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
-"""In a run's folder; the first weights that exist are loaded."""
+"""File names in a run's folder; the first weights that exist are loaded."""
 CONFIG_SUFFIXES = (".py", ".json")
 WEIGHTS_SUFFIXES = (".pth", ".pt", ".pkl", ".npz", ".bin", ".safetensors")
-"""A file that ends so is meant for weights, also if there is none."""
+"""A path with one of these endings is taken for weights, even if the file does not exist."""
 
 Loaded = Predictor | Translator | TextContinuer | MaskFiller
 """A model that is ready to use."""
@@ -58,14 +58,14 @@ def load(
     Args:
         source: see `find_model`.
         weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`.
-        overrides: `key.sub=value` of the config.
+        overrides: `key.sub=value` changes to the config.
         classes: names of the labels; None: those that it was trained on, see `trained_classes`.
         things: for panoptic models, whether each class has instances; None: as it was trained.
         device: such as "cpu", "cuda" or "mps".
-        precision: of autocast.
+        precision: the precision of autocast.
         trust: let a run's saved config import the code that it names, see `load_config`.
     Raises:
-        ConfigError: there is no such config or run, or it states no weights.
+        ConfigError: there is no such config or run, or it has no weights.
         CheckpointError: the weights cannot be read, or do not fit the model.
     """
     config, weights = find_trained(source, weights, overrides=overrides, trust=trust)
@@ -110,10 +110,10 @@ def load(
 
 
 def _check_things(name: str, weights: str | Path, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:
-    """Check that panoptic models of the transformers library, whose folders leave it open, know their things.
+    """Check that the things of a panoptic model are known, as folders of the transformers library may not state them.
 
     Raises:
-        ConfigError: it is not known which classes have instances.
+        ConfigError: it is unknown which classes have instances.
     """
     model = _section(config, "model")
     is_open = things is None and model.get("things") is None and "panoptic" in model.get("tasks", ())
@@ -125,7 +125,7 @@ def _check_things(name: str, weights: str | Path, config: Mapping[str, Any], thi
 
 
 def _measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) -> dict[str, Any]:
-    """What the evaluation of a run's checkpoint has shown of how to predict, as arguments of `Predictor`."""
+    """Return the score thresholds and image sizes that a run's evaluation measured, as arguments of `Predictor`."""
     measured = checkpoint.get("measured") or {}
     try:
         thresholds, sizes = measured.get("score_thresholds"), measured.get("image_sizes")
@@ -138,7 +138,7 @@ def _measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) 
 
 
 def own_checkpoint(weights: str | Path) -> dict[str, Any]:
-    """What a checkpoint holds beside its weights; nothing for a name of the zoo, whose files have none."""
+    """Return what a checkpoint holds besides its weights; empty for a zoo name, whose files hold weights only."""
     if str(weights) in model_zoo.index() and not exists(weights):
         return {}
     return checkpoint_of(weights) if is_exported(weights) else read_metadata(weights)
@@ -149,7 +149,7 @@ class FoundModel(NamedTuple):
 
     config: Mapping[str, Any]
     weights: str | Path | None
-    """A checkpoint's file, or a name of the model zoo; None: it has none, as a config alone."""
+    """A checkpoint's file, or a name of the model zoo; None if there are none, as for a config alone."""
 
 
 def find_model(
@@ -162,7 +162,7 @@ def find_model(
     """Find the config and the weights of a model, however it is named.
 
     Args:
-        source: the first of these that it is:
+        source: one of the following, tried in this order:
             a config that was loaded before;
             the folder of a run;
             a config file (.py, or .json as saved), or any other file: a run's checkpoint or an exported model
@@ -171,7 +171,7 @@ def find_model(
             a folder of the transformers library, or "hf:OWNER/NAME", a repository of its hub, downloaded once;
             the name of an installed config, such as "quickstart/detr".
         weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`, if it has any.
-        overrides: `key.sub=value` of the config.
+        overrides: `key.sub=value` changes to the config.
         trust: let a run's saved config import the code that it names, see `load_config`.
     Raises:
         ConfigError: there is no such model, or its config is wrong.
@@ -205,7 +205,7 @@ def find_model(
         return FoundModel(_config_in(path, overrides, trust), path)
     zoo = model_zoo.index()
     if name in zoo:
-        own = zoo[name].get("overrides", ())  # an official model whose config is that of a sibling
+        own = zoo[name].get("overrides", ())  # an official model that shares the config of another one
         return FoundModel(load_config(zoo[name]["config"], [*own, *overrides]), name if weights is None else weights)
     installed = config_names()
     if path.as_posix().removeprefix("configs/") in installed:
@@ -223,10 +223,10 @@ def find_trained(
     overrides: Sequence[str] = (),
     trust: bool = False,
 ) -> FoundModel:
-    """Find a model that has weights; arguments and errors as of `find_model`.
+    """Find a model that has weights; arguments and other errors are those of `find_model`.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the model has no weights.
     """
     model = find_model(source, weights, overrides=overrides, trust=trust)
     if model.weights is None:
@@ -236,7 +236,7 @@ def find_trained(
 
 
 def find_weights(source: str | Path, *, trust: bool = False) -> str | Path:
-    """Find the weights of a model, however it is named: a file that holds them, or a name of `find_trained`.
+    """Find the weights of a model, named by their file or by any source that `find_trained` takes.
 
     Raises:
         ConfigError: there is no such model, or it has no weights.
@@ -250,7 +250,7 @@ def find_weights(source: str | Path, *, trust: bool = False) -> str | Path:
 
 
 def names_config_alone(source: str | Path) -> bool:
-    """Whether `find_model` takes a name for a config without weights, so that these are to be given, too."""
+    """Whether `find_model` takes a name for a config without weights, so that weights must be given as well."""
     path = Path(source)
     if is_hub_name(source):
         return False
@@ -279,7 +279,7 @@ def _run_weights(folder: Path) -> Path:
 
 
 _KNOWN_NAMES = (80, 91, 133, 250, 1000)
-"""Numbers of classes of COCO, with and without stuff and as raw ids, and ImageNet."""
+"""Numbers of classes whose names are known: COCO's, with and without stuff and as raw ids, and ImageNet's."""
 
 
 class TrainedOn(NamedTuple):
@@ -287,15 +287,15 @@ class TrainedOn(NamedTuple):
 
     classes: Sequence[str]
     things: Sequence[bool] | None
-    """Whether each class has instances; None if that is not known."""
+    """Whether each class has instances; None if unknown."""
 
 
 def trained_classes(weights: str | Path, config: Mapping[str, Any]) -> TrainedOn:
-    """The classes that weights were trained on.
+    """Return the classes that weights were trained on.
 
-    A run's checkpoint holds them. Official files do not: theirs are the classes that the config's validation data
-    states, ImageNet's for a classifier, and COCO's for all others, panoptic or not as that data is; numbers where the
-    config's model has another number of classes than these.
+    A run's checkpoint holds them. For official files, which do not, they are the classes that the config's validation
+    data states, or else ImageNet's for a classifier and COCO's for all other models, panoptic or not as that data is.
+    Classes are named by their numbers if the config's model has a different number of classes.
     """
     return _trained_classes(own_checkpoint(weights), str(weights), config)
 
@@ -320,7 +320,7 @@ def _trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[s
 
 
 def _stated_classes(val: Mapping[str, Any]) -> TrainedOn:
-    """The classes that a dataset's config names; all have instances where the task is instance segmentation."""
+    """Return the classes that a dataset's config names; for instance segmentation, only those with instances."""
     classes, things = list(val["classes"]), val.get("things")
     if things is None:
         return TrainedOn(classes, None)
@@ -330,7 +330,7 @@ def _stated_classes(val: Mapping[str, Any]) -> TrainedOn:
 
 
 def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """The mapping below the keys; empty if there is nothing, or a plain name."""
+    """Return the mapping below the keys; empty if there is none, or a plain name in its place."""
     value: Any = config
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -1,4 +1,4 @@
-"""The attention of an image backbone with the pixels that its tokens stand for: windows, pooled maps, local kernels."""
+"""The attention of an image backbone with the locations of its tokens: windows, pooled maps, local kernels."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,24 +26,24 @@ Size = tuple[int, int]
 class LocatedAttention:
     """What one layer attended to in one image.
 
-    G groups of tokens attend among themselves: one, or a window each. T tokens without a position, such as the class
-    token, come before the L queries and S keys.
+    Tokens attend within each of G groups: all tokens are one group, or each window is one. T tokens without a position,
+    such as the class token, come before the L queries and the S keys.
     """
 
     name: str
-    """Of the module in the model."""
+    """The name of the attention module in the model."""
     weights: Tensor
-    """(G, heads, T + L, T + S) float32."""
+    """(G, heads, T + L, T + S) float32 attention weights."""
     queries: Tensor
-    """(G, L, 2) xy of their centres, in pixels of the model's input; nan for padding."""
+    """(G, L, 2) xy of the queries' centres, in pixels of the model's input; nan for padding."""
     keys: Tensor
-    """(G, S, 2) likewise."""
+    """(G, S, 2) xy of the keys' centres, in pixels of the model's input; nan for padding."""
     cell: int
-    """Pixels of a key's side."""
+    """The side of the square that one key covers, in pixels."""
     image_size: Size
-    """Of the model's input."""
+    """(height, width) of the model's input in pixels."""
     num_tokens: int = 0
-    """T."""
+    """T, the number of tokens without a position."""
 
     @property
     def is_global(self) -> bool:
@@ -57,27 +57,27 @@ class LocatedAttention:
 
     @property
     def covered(self) -> tuple[float, float]:
-        """Height and width that the maps cover, relative to the image's."""
+        """Height and width of the region that the maps cover, relative to those of the image."""
         (height, width), (rows, columns) = self.image_size, self.map_size
         return rows * self.cell / height, columns * self.cell / width
 
     def class_token(self) -> Tensor:
-        """Return (heads, h, w), what the class token attends to; only with `num_tokens`."""
+        """Return (heads, h, w), what the class token attends to; needs `num_tokens` above 0."""
         return self.on_map(0, self.weights[0, :, 0, self.num_tokens :])
 
     def at(self, point: tuple[float, float]) -> Tensor:
-        """Return (heads, h, w), what the token at (x, y), pixels of the model's input, attends to."""
+        """Return (heads, h, w), what the token nearest to (x, y), in pixels of the model's input, attends to."""
         far = (self.queries - torch.tensor(point)).square().sum(-1).nan_to_num(torch.inf)
         group, query = divmod(int(far.argmin()), far.shape[1])
         return self.on_map(group, self.weights[group, :, self.num_tokens + query, self.num_tokens :])
 
     def window_at(self, point: tuple[float, float]) -> tuple[int, int, int, int]:
-        """Return xyxy in pixels of the smallest box around all that the token at a point attends to."""
+        """Return the smallest box, xyxy in pixels, around everything that the token at a point attends to."""
         rows, columns = (self.at(point).sum(0) > 0).nonzero().T
         return tuple(int(n) * self.cell for n in (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1))
 
     def on_map(self, group: int, weights: Tensor) -> Tensor:
-        """Lay the weights (heads, S) of a group's keys on the map: (heads, h, w)."""
+        """Scatter the weights (heads, S) of a group's keys to the map (heads, h, w)."""
         rows, columns = self.map_size
         real = ~self.keys[group].isnan().any(-1)
         column, row = (self.keys[group, real] // self.cell).long().T
@@ -88,7 +88,7 @@ class LocatedAttention:
 
 
 def spread(layers: Sequence[Any], count: int) -> list[Any]:
-    """Return at most `count` layers, spread evenly from the first to the last."""
+    """Return at most `count` layers, evenly spaced from the first to the last."""
     step = (len(layers) - 1) / max(1, min(count, len(layers)) - 1)
     return [layers[round(i * step)] for i in range(min(count, len(layers)))]
 
@@ -100,10 +100,11 @@ def located_attention(
     """Run a model on one image, and return the attention of its backbone, layer by layer.
 
     Args:
-        model: in evaluation mode, on a ViT, Swin, SwinV2, MViT, LRNet or NonLocalResNet; others give an empty list.
+        model: in evaluation mode, with a ViT, Swin, SwinV2, MViT, LRNet or NonLocalResNet as backbone; others give an
+            empty list.
         images: (1, 3, H, W).
-        most: layers, spread from the first to the last; None: all.
-        inputs: further ones of the model.
+        most: the maximum number of layers, evenly spaced from the first to the last; None: all.
+        inputs: the model's other inputs.
     """
     modules = {name: module for name, module in model.named_modules() if isinstance(module, KINDS)}
     if not modules or images.ndim != 4:
@@ -115,12 +116,12 @@ def located_attention(
         module.register_forward_pre_hook(lambda module, args, name=name: calls.append((name, module, args)))
         for name, module in modules.items()
     ]
-    # Some models pad what they give to the backbone.
+    # Some models pad the backbone's input.
     seeing = child(model, "backbone") or model
     sizes: list[Size] = []
     hooks.append(seeing.register_forward_pre_hook(lambda _, args: sizes.append(tuple(args[0].shape[-2:]))))
     try:
-        # A list, so that names have no dots; modules in it keep their order.
+        # Names in a list have no dots, and its modules keep their order.
         with AttentionRecorder(nn.ModuleList(modules.values())) as maps:
             model(images, **inputs)
     finally:
@@ -136,18 +137,18 @@ def located_attention(
 
 
 def centres(size: Size, cell: int) -> Tensor:
-    """Return (h, w, 2), xy in pixels of the centres of a map's cells."""
+    """Return the centres of a map's cells, (h, w, 2) xy in pixels."""
     rows, columns = torch.meshgrid(*(torch.arange(length) for length in size), indexing="ij")
     return (torch.stack((columns, rows), dim=-1) + 0.5) * cell
 
 
 def _stride(size: Size, image_size: Size) -> int:
-    """Return the power of two that is the stride of a map of ceil(image / stride)."""
+    """Return the stride, a power of two, of a map whose size is ceil(image_size / stride)."""
     return 2 ** max(math.ceil(math.log2(side / cells)) for side, cells in zip(image_size, size))
 
 
 def _in_windows(positions: Tensor, window: int, shift: int = 0) -> Tensor:
-    """(h, w, 2) -> (windows, tokens, 2); nan for the padding."""
+    """Partition positions (h, w, 2) into windows: (windows, tokens, 2), nan for padding."""
     return window_partition(positions[None], window, shift=shift, padding_value=torch.full((2,), torch.nan))
 
 
@@ -211,4 +212,4 @@ _LOCATE: dict[type[nn.Module], Callable[..., dict[str, Any]]] = {
     NonLocalBlock: _locate_non_local,
 }
 KINDS = tuple(_LOCATE)
-"""Classes of the modules whose attention has locations in the picture."""
+"""The classes of modules whose attention can be mapped to locations in the picture."""

@@ -1,4 +1,4 @@
-"""Pictures of mask classification: each query's mask, the points of its loss, how masks merge into a panoptic map."""
+"""Pictures of mask classification: each query's mask, the points of the loss, how masks merge into a panoptic map."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ PER_ROW = 6
 
 
 def draw_queries(view: View, classes: Sequence[str], queries: Sequence[int], path: Path) -> Path:
-    """Save a PNG with the class and the mask of queries: its probability, and where it is above one half."""
+    """Save a PNG with the class and mask of each query: the mask's probability, and where it is above one half."""
     scores, labels = class_scores(view.outputs, len(classes)).max(dim=-1)
     probabilities = view.cropped(view.outputs["pred_masks"][0]).sigmoid()
     panels = [
@@ -63,7 +63,7 @@ def draw_loss_points(view: View, criterion: MaskCriterion, queries: Sequence[int
 
 
 def merging_rules(probabilities: Tensor, masks: Tensor, geometry: Geometry, settings: MaskSettings) -> Tensor:
-    """Return (H, W) int64, an index into `RULES` for each pixel of the original image; arguments as of `panoptic`."""
+    """Return (H, W) int64, an index into `RULES` for each pixel of the original image; arguments are `panoptic`'s."""
     assigned = assign_pixels(probabilities, masks, geometry, settings=settings)
     covering = torch.zeros(geometry.original, dtype=torch.int64)
     unsure = torch.zeros(geometry.original, dtype=torch.bool)
@@ -75,16 +75,17 @@ def merging_rules(probabilities: Tensor, masks: Tensor, geometry: Geometry, sett
         unsure |= inside[(is_object & ~is_confident)[chosen]].any(0)
     kept = torch.tensor(assigned.is_kept(settings), dtype=torch.bool)
     stays = kept[assigned.owner] if len(kept) else torch.zeros_like(unsure)
-    # Without `cut_masks` a pixel outside its owner's mask is the owner's, too.
+    # Without `cut_masks`, a pixel outside its owner's mask also belongs to the owner.
     mine = assigned.inside if settings.cut_masks else torch.full_like(unsure, len(kept) > 0)
     void = torch.where(mine, 2, torch.where(unsure & (covering == 0), 1, 0))
     return torch.where(stays & mine, torch.where(covering > 1, 3, 4), void)
 
 
 def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: Path) -> Path:
-    """Save a PNG of what merges into the panoptic map, and which pixels were lost to which rule.
+    """Save a PNG of how masks merge into the panoptic map, and which rule each void pixel is due to.
 
-    A row for each query above the object threshold: its mask, what it got, and what another query took of it.
+    It has a row for each query above the object threshold: its mask, the pixels that it was assigned, and those of its
+    mask that went to another query.
     """
     outputs = view.outputs
     geometry = geometry_of(outputs, 0, view.image.shape[:2])

@@ -1,4 +1,4 @@
-"""Predictions of overlapping tiles made into those of the image: objects, maps of classes, and panoptic maps."""
+"""Merge the predictions of overlapping tiles into those of the image: objects, semantic maps, and panoptic maps."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -20,68 +20,70 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vitkit")
 
 SAME = 0.5
-"""Least IoU, in what two tiles share, of two predictions of one object."""
+"""The smallest IoU, within the overlap of two tiles, at which two predictions count as one object."""
 INSIDE = 0.8
-"""Least share of a part of an object, cut off by its tile's border, that lies in another tile's prediction of it."""
+"""The smallest fraction of a part, cut off by its tile's border, that must lie in another tile's prediction for both to
+count as one object."""
 BORDER = 1 / 50
-"""Of a tile's size: as near to the border of its tile, a box counts as cut off, or a part as inside another box."""
+"""A tolerance as a fraction of a tile's size: a box this near to its tile's border counts as cut off, and a part may
+extend beyond another box by as much and still count as inside it."""
 MASK_BYTES = 4 << 30
-"""Masks of merged objects take at most so much memory, the best ones."""
+"""The memory limit for the masks of merged objects in bytes; objects with the highest scores are kept."""
 
 
 class Groups:
-    """Numbers that are joined into groups, each named by its least one."""
+    """Disjoint sets of numbers, each named by its smallest member (union-find)."""
 
     def __init__(self) -> None:
         self.parents: list[int] = []
 
     def new(self) -> int:
-        """Return a number that is alone in its group."""
+        """Return a new number in its own group."""
         self.parents.append(len(self.parents))
         return len(self.parents) - 1
 
     def of(self, number: int) -> int:
-        """Return the group of a number."""
+        """Return the name of a number's group."""
         while self.parents[number] != number:
             self.parents[number] = self.parents[self.parents[number]]
             number = self.parents[number]
         return number
 
     def join(self, a: int, b: int) -> None:
-        """Make one group of two."""
+        """Merge the groups of two numbers."""
         a, b = sorted((self.of(a), self.of(b)))
         self.parents[b] = a
 
 
 @dataclass
 class _Objects:
-    """What was found in one tile."""
+    """The N objects predicted in one tile."""
 
     tile: "Tile"
     first: int
-    """Number of the first object."""
+    """The number of the tile's first object among those of all tiles."""
     scores: Tensor
     labels: Tensor
     boxes_xyxy: Tensor
-    """In pixels of the image."""
+    """(N, 4) in pixels of the image."""
     is_cut: Tensor
-    """(N,) bool: the box reaches a border of the tile that is none of the image."""
+    """(N,) bool: the box reaches a border of the tile that is not a border of the image."""
     masks: list[dict[str, Any]] | None
-    """Run lengths, in the tile."""
+    """COCO run lengths of the masks, of the tile's size; None if the model predicts no masks."""
 
     def mask(self, index: int) -> np.ndarray:
-        """Return a mask, (h, w) bool of the tile."""
+        """Decode a mask, (h, w) bool of the tile's size."""
         return coco_mask.decode(self.masks[index]).astype(bool)
 
 
 class ObjectMerger:
-    """Boxes, and perhaps masks, of which each object has one.
+    """Merge boxes, and masks if there are any, so that each object has one.
 
-    Of two tiles that overlap, predictions of one class are of one object if what lies in both tiles agrees (IoU of the
-    masks, or else boxes, from `SAME`); each has one partner at most, so that neighbours stay apart, and within a tile
-    nothing is suppressed. A part that its tile cuts off also belongs to a prediction that it lies inside. Objects in
-    several tiles get the highest score, and the box and mask of the best prediction that no tile cuts off; or, if
-    there is none, all parts together.
+    In two overlapping tiles, predictions of one class belong to one object if they agree within the overlap: the IoU of
+    their masks, or of their boxes if there are no masks, is at least `SAME`. Each prediction has at most one partner,
+    so that neighbouring objects stay apart, and within a tile nothing is suppressed. A part that its tile cuts off also
+    belongs to a prediction that it lies inside. An object in several tiles gets the highest score, and the box and mask
+    of the best prediction that no tile cuts off, or the union of all parts if there is no such prediction.
 
     Args:
         size: (height, width) of the image.
@@ -93,7 +95,7 @@ class ObjectMerger:
         self.parts: list[_Objects] = []
 
     def add(self, tile: "Tile", result: "TileResult") -> None:
-        """Add what was predicted in a tile."""
+        """Add the predictions of a tile."""
         fields = result.fields
         boxes, masks = fields["boxes_xyxy"].float(), fields.get("masks")
         kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
@@ -130,7 +132,7 @@ class ObjectMerger:
         return torch.stack([(distance <= near) & inner for inner, distance in borders]).any(0)
 
     def result(self) -> dict[str, Tensor]:
-        """Return scores, labels, boxes_xyxy and, if there are any, masks, best first."""
+        """Return scores, labels, boxes_xyxy and, if there are any, masks, the highest score first."""
         members: dict[int, list[tuple[_Objects, int]]] = {}
         for part in self.parts:
             for index in range(len(part.scores)):
@@ -175,9 +177,9 @@ def _border(tile: "Tile") -> float:
 
 
 def _representatives(group: list[tuple[_Objects, int]]) -> list[tuple[_Objects, int]]:
-    """Return the best prediction of an object that is not cut off, or else all of its parts.
+    """Return the best prediction of an object that is not cut off, or all of its parts if there is none.
 
-    Those of less than half the highest score do not count: a doubtful box agrees with a good one by chance.
+    Predictions with less than half the highest score are ignored: a doubtful box may agree with a good one by chance.
     """
     best = max(float(part.scores[i]) for part, i in group)
     group = [(part, i) for part, i in group if float(part.scores[i]) >= best / 2]
@@ -186,7 +188,7 @@ def _representatives(group: list[tuple[_Objects, int]]) -> list[tuple[_Objects, 
 
 
 def _partners(a: _Objects, b: _Objects, common: "Tile") -> Iterator[tuple[int, int]]:
-    """Yield pairs of positions in two tiles that are of one object, see `ObjectMerger`."""
+    """Yield pairs of indices into two tiles' objects that are one object, see `ObjectMerger`."""
     edges = a.boxes_xyxy.new_tensor([common.left, common.top, common.right, common.bottom])
     clipped_a, clipped_b = (_clip(part.boxes_xyxy, edges) for part in (a, b))
     reach = (box_area(clipped_a) > 0)[:, None] & (box_area(clipped_b) > 0)
@@ -194,7 +196,7 @@ def _partners(a: _Objects, b: _Objects, common: "Tile") -> Iterator[tuple[int, i
     similarity = torch.where(comparable, box_iou(clipped_a, clipped_b), torch.zeros(()))
     if a.masks is not None:
         _refine_by_masks(similarity, a, b, common)
-    # Of several partners, those that the model is sure of belong together.
+    # Among several candidate pairs, those with high scores are matched first.
     weighted = similarity * (a.scores[:, None] * b.scores).sqrt()
     weighted[similarity < SAME] = 0
     free_a, free_b = torch.ones(len(a.scores), dtype=torch.bool), torch.ones(len(b.scores), dtype=torch.bool)
@@ -218,13 +220,13 @@ def _best_of_rows(shares: Tensor) -> list[tuple[int, int]]:
 
 
 def _clip(boxes_xyxy: Tensor, edges: Tensor) -> Tensor:
-    """Cut boxes to the rectangle `edges` (4,); those beyond it have no area."""
+    """Clip boxes to the rectangle `edges` (4,) xyxy; boxes outside it get zero area."""
     low, high = boxes_xyxy[:, :2].maximum(edges[:2]), boxes_xyxy[:, 2:].minimum(edges[2:])
     return torch.cat((low, high.maximum(low)), dim=1)
 
 
 def _inside(a: Tensor, b: Tensor, margin: float) -> Tensor:
-    """Return (N, M): which share of each box of `a` lies in each of `b`, if that is larger by `margin` all around."""
+    """Return (N, M): the fraction of each box of `a` inside each box of `b`, enlarged by `margin` on all sides."""
     wider = b + b.new_tensor([-margin, -margin, margin, margin])
     low = a[:, None, :2].maximum(wider[None, :, :2])
     high = a[:, None, 2:].minimum(wider[None, :, 2:])
@@ -232,7 +234,7 @@ def _inside(a: Tensor, b: Tensor, margin: float) -> Tensor:
 
 
 def _refine_by_masks(similarity: Tensor, a: _Objects, b: _Objects, common: "Tile") -> None:
-    """Replace the IoU of boxes that overlap by that of their masks in what the tiles share."""
+    """Replace the IoU of overlapping boxes with the IoU of their masks within the overlap of the tiles."""
     decoded: dict[tuple[int, int], np.ndarray] = {}
 
     def inside(part: _Objects, index: int) -> np.ndarray:
@@ -250,14 +252,14 @@ def _refine_by_masks(similarity: Tensor, a: _Objects, b: _Objects, common: "Tile
 
 
 class MapMerger:
-    """The class of each pixel by the mean of its scores in all tiles that it lies in.
+    """Merge semantic maps: the class of a pixel is that of its mean scores over all tiles that contain it.
 
-    The borders of all tiles cut the image into cells. Scores are kept of cells that lie in several tiles alone, and
-    only until the last of these has come.
+    The borders of all tiles cut the image into cells. Scores are kept only for cells that lie in several tiles, and
+    only until the last of these tiles has been added.
 
     Args:
         size: (height, width) of the image.
-        tiles: all, in the order in which they come.
+        tiles: all tiles, in the order in which they are added.
     """
 
     def __init__(self, size: tuple[int, int], tiles: Sequence["Tile"]):
@@ -271,7 +273,7 @@ class MapMerger:
         self.sums: dict[tuple[int, int], Tensor] = {}
 
     def _cells(self, tile: "Tile") -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """Yield the (first, end) of the rows and of the columns of the cells in a tile."""
+        """Yield the cells in a tile, each as (first, end) of its rows and (first, end) of its columns."""
         rows = [cut for cut in pairwise(self.row_cuts) if tile.top <= cut[0] < tile.bottom]
         columns = [cut for cut in pairwise(self.column_cuts) if tile.left <= cut[0] < tile.right]
         return product(rows, columns)
@@ -303,10 +305,11 @@ class MapMerger:
 
 
 class PanopticMerger:
-    """One panoptic map of those of all tiles.
+    """Merge the panoptic maps of all tiles into one.
 
-    Where tiles overlap, a pixel belongs to the segment that the tile says in whose inside it lies deeper. Things of one
-    class whose pixels in what two tiles share have an IoU above `SAME` are one, and so is all stuff of a class.
+    Where tiles overlap, a pixel takes its segment from the tile whose borders are farthest from it. Things of one class
+    are joined if the IoU of their pixels within the overlap of two tiles is above `SAME`; all stuff of one class
+    becomes one segment.
 
     Args:
         size: (height, width) of the image.
@@ -315,7 +318,7 @@ class PanopticMerger:
     def __init__(self, size: tuple[int, int]):
         self.ids = np.zeros(size, np.int32)
         self.depth = np.zeros(size, np.int32)
-        """How far each pixel is from the border of the tile that it has its segment of."""
+        """(H, W) distance in pixels from each pixel to the border of the tile that its segment comes from."""
         self.groups = Groups()
         self.groups.new()  # void
         self.segments: dict[int, dict[str, Any]] = {}
@@ -369,7 +372,7 @@ class PanopticMerger:
                     self.groups.join(a, b)
 
     def _depth(self, tile: "Tile") -> np.ndarray:
-        """How far each pixel of a tile is from its borders inside the image, (h, w) int32."""
+        """Return (h, w) int32, the distance of each pixel of a tile from those of its borders inside the image."""
         far = np.iinfo(np.int32).max
 
         def along(first: int, end: int, length: int) -> np.ndarray:

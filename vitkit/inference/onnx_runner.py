@@ -1,6 +1,6 @@
 """Predict with an exported ONNX file; needs numpy, Pillow and onnxruntime, and nothing else.
 
-`vitkit export` writes this program beside the file, run_NAME.py beside NAME.onnx, and it reads there what it must know.
+`vitkit export` writes this program, run_NAME.py, beside the file NAME.onnx, whose metadata it reads.
 
     python run_NAME.py street.jpg more.jpg --out drawn    (prints JSON, and draws into the folder)
     python run_NAME.py "zwei kleine Hunde"                (with a translator)
@@ -24,9 +24,9 @@ from PIL import Image, ImageDraw, ImageOps
 
 PAD, UNK, BOS, EOS = range(4)
 SPACE = "\u2581"
-"""Stands for the space in front of a word in vocabularies."""
+"""The character that stands for the space before a word in vocabularies."""
 NUM_LISTED = 5
-"""Classes of a classified image."""
+"""The number of classes that are listed for a classified image."""
 
 
 class Runner:
@@ -34,7 +34,7 @@ class Runner:
 
     Args:
         path: the .onnx file.
-        threshold: least score of the objects; None: as the file says.
+        threshold: the lowest score of objects that are returned; None: the thresholds of the file.
     """
 
     def __init__(self, path: str | Path, threshold: float | None = None):
@@ -50,8 +50,8 @@ class Runner:
         """Predict on one picture, or translate one text.
 
         Returns:
-            by task: labels, names and scores, of objects also boxes_xyxy and masks; semantic; panoptic and
-            segments_info; or text. Boxes and maps are in pixels of the picture.
+            depending on the task: labels, names and scores, and for objects also boxes_xyxy and masks; semantic;
+            panoptic and segments_info; or text. Boxes and maps are in pixels of the picture.
         """
         if "source" in self.inputs:
             tokens = np.array([self._encode(source)], np.int64)
@@ -136,7 +136,7 @@ class Runner:
         return {"labels": labels, "names": [self.info["classes"][label] for label in labels], "scores": scores}
 
     def _shown(self, scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Positions of the objects from the threshold on, best first."""
+        """Return the indices of the objects that reach their threshold, the highest score first."""
         order = np.argsort(-scores, kind="stable")
         return order[scores[order] >= self._thresholds(labels[order])]
 
@@ -147,13 +147,13 @@ class Runner:
         return np.array([by_class.get(self.info["classes"][label], overall) for label in labels])
 
     def _instances(self, logits: np.ndarray, mask_of: Any) -> dict[str, Any]:
-        """Mask2Former's instances: the best pairs of query and class, whose scores include their mask's confidence."""
+        """Return Mask2Former's instances: the best pairs of query and class, scored by class and mask confidence."""
         settings = self.info["postprocessing"]
         probabilities = softmax(logits)[:, :-1]
         pairs = np.argsort(-probabilities, axis=None, kind="stable")[: settings["num_instances"]]
         queries, labels = np.divmod(pairs, probabilities.shape[1])
         scores = probabilities[queries, labels]
-        # A mask's confidence is 1 at most, so that no pair below its threshold can be shown.
+        # Scores are multiplied by the mask's confidence, at most 1, so pairs below the threshold can be dropped here.
         keep = np.array(settings["things"])[labels] & (scores >= self._thresholds(labels))
         queries, labels, scores = queries[keep], labels[keep], scores[keep]
         masks = []
@@ -168,7 +168,7 @@ class Runner:
         return self._named(labels[chosen], scores[chosen]) | {"boxes_xyxy": boxes, "masks": masks}
 
     def _panoptic(self, logits: np.ndarray, mask_of: Any, original: tuple[int, int]) -> dict[str, Any]:
-        """Assign each pixel to the query of the most confident class and mask, as MaskFormer and Mask2Former do."""
+        """Assign each pixel to the query with the most confident class and mask, as MaskFormer and Mask2Former do."""
         settings, things = self.info["postprocessing"], self.info["postprocessing"]["things"]
         probabilities = softmax(logits)
         scores, labels = probabilities.max(-1), probabilities.argmax(-1)
@@ -199,7 +199,7 @@ class Runner:
     def _detr_panoptic(
         self, outputs: Mapping[str, np.ndarray], padded: Sequence[int], inside: Sequence[int], original: tuple[int, int]
     ) -> dict[str, Any]:
-        """Assign each pixel to the query of the highest mask; drop small segments and assign their pixels anew."""
+        """Assign each pixel to the query with the highest mask logit; drop small segments and reassign their pixels."""
         settings, probabilities = self.info["postprocessing"], softmax(outputs["pred_logits"])
         scores, labels = probabilities.max(-1), probabilities.argmax(-1)
         confident = (labels != probabilities.shape[-1] - 1) & (scores > settings["object_threshold"])
@@ -238,7 +238,7 @@ class Runner:
         return [*(ids.get(token, UNK) for token in text), EOS]
 
     def _write(self, inputs: dict[str, np.ndarray]) -> str:
-        """Decode greedily: encode once, then one step for each token."""
+        """Decode greedily: run the encoder once, then one step for each token."""
         state, tokens, written = _run(self.session, inputs), np.array([BOS]), []
         while len(written) < self.info["decoding"]["max_length"]:
             outputs = _run(self.step, {"tokens": tokens} | state)
@@ -265,14 +265,14 @@ def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, np.ndarray]
 
 
 def open_picture(source: Any) -> Image.Image:
-    """Return an upright RGB picture of a file, a Pillow image or an array (H, W, 3) uint8."""
+    """Return an upright RGB picture from a file, a Pillow image or an array (H, W, 3) uint8."""
     picture = Image.fromarray(source) if isinstance(source, np.ndarray) else source
     picture = picture if isinstance(picture, Image.Image) else Image.open(picture)
     return ImageOps.exif_transpose(picture).convert("RGB")
 
 
 def short_side_size(height: int, width: int, short_side: int, max_size: int | None = None) -> tuple[int, int]:
-    """Return (height, width) with that short side, or less if the long one would exceed `max_size`."""
+    """Return (height, width) with this short side, or a smaller one if the long side would exceed `max_size`."""
     short, long = min(height, width), max(height, width)
     if max_size is not None and long / short * short_side > max_size:
         short_side = round(max_size * short / long)
@@ -284,14 +284,14 @@ def short_side_size(height: int, width: int, short_side: int, max_size: int | No
 
 
 def _is_within(size: tuple[int, int], limits: Mapping[str, int] | None) -> bool:
-    """Whether a picture is no smaller and no larger than those that the model was evaluated on."""
+    """Whether a picture's size is within the range of those that the model was evaluated on."""
     if limits is None:
         return False
     return limits["least_short"] <= min(size) <= limits["most_short"] and max(size) <= limits["most_long"]
 
 
 def resize_bilinear(values: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """Resize (h, w) without antialiasing, pixels' centres at half."""
+    """Resize (h, w) bilinearly without antialiasing, with pixel centres at half-integer coordinates."""
     for axis, length in enumerate(size):
         last = values.shape[axis] - 1
         position = (((np.arange(length) + 0.5) * ((last + 1) / length)) - 0.5).clip(0, last).astype(np.float32)
@@ -303,30 +303,30 @@ def resize_bilinear(values: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
 
 def resize_nearest(values: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """Resize (h, w) by taking pixels, as PyTorch does (Pillow takes others)."""
+    """Resize (h, w) to the pixels that PyTorch's "nearest" mode takes (Pillow takes others)."""
     rows, columns = (np.arange(n) * (old / n) for n, old in zip(size, values.shape))
     return values[rows.astype(int)[:, None], columns.astype(int)]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Of the last axis."""
+    """Softmax over the last axis."""
     exponentials = np.exp(logits - logits.max(-1, keepdims=True))
     return exponentials / exponentials.sum(-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Of each value."""
+    """Elementwise sigmoid."""
     return 1 / (1 + np.exp(-logits.clip(-80, None)))
 
 
 def box_around(mask: np.ndarray) -> tuple[int, int, int, int]:
-    """Return (left, top, right, bottom) of a mask's pixels; zeros of an empty one."""
+    """Return the (left, top, right, bottom) around a mask's pixels; zeros for an empty mask."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) if len(rows) else (0, 0, 0, 0)
 
 
 def color_of(number: int) -> tuple[int, int, int]:
-    """Return the RGB of a class or segment, counted from 1, as vitkit draws it; black for 0."""
+    """Return the RGB color in which vitkit draws a class or segment, counted from 1; black for 0."""
     if number == 0:
         return 0, 0, 0
     hue, value = (0.02 + (number - 1) * 0.381966) % 1.0, (1.0, 0.75, 0.9)[(number - 1) // 8 % 3]
@@ -360,7 +360,7 @@ def draw(picture: Image.Image, result: Mapping[str, Any]) -> Image.Image:
 
 
 def as_json(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results as plain values; of maps and masks only how many pixels belong to what."""
+    """Return the results as plain values; maps and masks are replaced with their numbers of pixels."""
     plain = {}
     for name, value in result.items():
         if name in ("semantic", "panoptic"):
@@ -381,7 +381,7 @@ def main() -> None:
     parser.add_argument("--threshold", type=float, help="least score of the objects (as the file says)")
     parser.add_argument("--out", type=Path, help="a folder for drawn pictures")
     args = parser.parse_args()
-    # ONNX Runtime has an exception for each of its states, without a common base.
+    # ONNX Runtime's exceptions have no common base class.
     try:
         runner = Runner(args.model, args.threshold)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a model predicted in one image: as values, drawn, saved, or for other libraries."""
+"""A model's predictions for one image: as values, drawn, saved, or converted for other libraries."""
 
 import io
 import math
@@ -34,7 +34,7 @@ FIELDS = {
     "captioning": "text",
 }
 """Task -> the field that holds its predictions. A model with several tasks is drawn by the first of them."""
-_MOST_CLASSES = 5  # of a classified image
+_MOST_CLASSES = 5  # listed for a classified image
 _PER_OBJECT = ("scores", "labels", "boxes_xyxy", "masks")
 
 
@@ -42,8 +42,9 @@ _PER_OBJECT = ("scores", "labels", "boxes_xyxy", "masks")
 class Prediction:
     """The predictions of one image.
 
-    `fields` holds all that the model predicted. `boxes`, `labels`, `names`, `scores` and `masks`, what is drawn and
-    what is written are the objects from `thresholds` on, the best first; `filter` chooses others.
+    `fields` holds everything that the model predicted. `boxes`, `labels`, `names`, `scores` and `masks`, the drawing
+    and the written results contain only the objects that reach `thresholds`, the highest score first; `filter` selects
+    others.
     """
 
     name: str
@@ -55,16 +56,16 @@ class Prediction:
     classes: Sequence[str]
     thresholds: ScoreThresholds = field(default_factory=ScoreThresholds)
     category_ids: Sequence[int] | None = None
-    """The annotations' own number of each class, for `to_coco`; None: the labels."""
+    """The category id of each class in the annotations, for `to_coco`; None: the labels are used."""
 
     @property
     def task(self) -> str:
-        """The first of FIELDS that the model predicts."""
+        """The first task of FIELDS that the model predicts."""
         return next(task for task, name in FIELDS.items() if name in self.fields)
 
     @cached_property
     def _order(self) -> Tensor:
-        """Positions in `fields` of the objects from the thresholds on, best first."""
+        """Indices into `fields` of the objects that reach their thresholds, the highest score first."""
         scores = self.fields["scores"]
         order = scores.argsort(descending=True, stable=True)
         return order[(scores >= self.thresholds.of(self.fields["labels"]))[order]]
@@ -74,17 +75,17 @@ class Prediction:
 
     @property
     def boxes(self) -> Tensor | None:
-        """(N, 4) float32 xyxy in pixels of the image; None if the model predicts none."""
+        """(N, 4) float32 xyxy in pixels of the image; None if the model predicts no boxes."""
         return self._objects("boxes_xyxy")
 
     @property
     def masks(self) -> Tensor | None:
-        """(N, H, W) bool; None if the model predicts none."""
+        """(N, H, W) bool; None if the model predicts no masks."""
         return self._objects("masks")
 
     @property
     def labels(self) -> Tensor | None:
-        """(N,) int64: class of each object, or of each panoptic segment; or an image's five most probable ones."""
+        """(N,) int64: the class of each object or panoptic segment, or the five most probable classes of the image."""
         if "scores" in self.fields:
             return self._objects("labels")
         if "class_scores" in self.fields:
@@ -109,7 +110,7 @@ class Prediction:
 
     @property
     def panoptic(self) -> Tensor | None:
-        """(H, W) int32 segment ids, 0 is void; None if the model predicts none. `segments` says what they are."""
+        """(H, W) int32 segment ids, 0 is void; None if the model predicts no panoptic map. See also `segments`."""
         return self.fields.get("panoptic")
 
     @property
@@ -119,7 +120,7 @@ class Prediction:
 
     @property
     def semantic(self) -> Tensor | None:
-        """(H, W) int64 class of each pixel; None if the model predicts none."""
+        """(H, W) int64 class of each pixel; None if the model predicts no semantic map."""
         return self.fields.get("semantic")
 
     @property
@@ -137,11 +138,11 @@ class Prediction:
         return 0 if self.labels is None else len(self.labels)
 
     def filter(self, classes: Sequence[str] | str | None = None, *, score: float | None = None) -> "Prediction":
-        """The prediction with some objects alone; semantic maps, classes of an image and captions stay.
+        """Return the prediction with only the selected objects; semantic maps, image classes and captions stay.
 
         Args:
-            classes: names; None: all.
-            score: the least, for all classes; it may be lower than `thresholds`. None: these.
+            classes: names of the classes to keep; None: all.
+            score: the lowest score to keep, for all classes; it may be lower than `thresholds`. None: `thresholds`.
         Raises:
             ConfigError: the model has no such class.
         """
@@ -169,7 +170,7 @@ class Prediction:
         return self if score is None else self.filter(score=score)
 
     def summary(self) -> str:
-        """A line that says what was found, and from which score on; or what scored best, if nothing is above it."""
+        """Return one line with the predictions and their score threshold, or with the best score if none reaches it."""
         if self.text is not None:
             return f"{self.name}: {self.text}"
         if "class_scores" in self.fields:
@@ -189,11 +190,11 @@ class Prediction:
     __repr__ = summary
 
     def draw(self, *, task: str | None = None, score_threshold: float | None = None) -> np.ndarray:
-        """The image with its predictions drawn.
+        """Draw the predictions on the image.
 
         Args:
             task: one of the model's tasks; None: `self.task`.
-            score_threshold: objects below it are left out; None: those below `thresholds`.
+            score_threshold: objects with a lower score are left out; None: those below `thresholds`.
         Returns:
             (H', W', 3) uint8 RGB; small images are upscaled, and some tasks have a legend below.
         Raises:
@@ -207,10 +208,10 @@ class Prediction:
         return draw_prediction(self.image, chosen.fields, self.classes, FIELDS[task], thresholds=chosen.thresholds)
 
     def save(self, path: str | Path, *, task: str | None = None, score_threshold: float | None = None) -> None:
-        """Save `draw(...)`; the format follows the path's ending. PNG takes many times as long to write as JPEG.
+        """Save `draw(...)` in the format of the path's extension. PNG takes many times as long to write as JPEG.
 
         Raises:
-            ConfigError: as of `draw`, or the ending is none of a format of pictures.
+            ConfigError: see `draw`; or the extension is not that of an image format.
         """
         path = Path(path)
         if path.suffix.lower() not in Image.registered_extensions():
@@ -227,7 +228,7 @@ class Prediction:
         return buffer.getvalue()
 
     def crop(self) -> list[np.ndarray]:
-        """The part of the image in each of `boxes`, (h, w, 3) uint8 RGB, at least one pixel.
+        """Return the part of the image in each of `boxes`, (h, w, 3) uint8 RGB, each of at least one pixel.
 
         Raises:
             ConfigError: the model predicts no boxes.
@@ -246,7 +247,7 @@ class Prediction:
         return self.boxes
 
     def to_coco(self, image_id: int) -> list[dict[str, Any]]:
-        """The objects in COCO's result format: boxes are xywh in pixels, masks run lengths.
+        """Return the objects in COCO's result format: boxes are xywh in pixels, masks are run lengths.
 
         Raises:
             ConfigError: the model predicts no boxes.
@@ -266,7 +267,7 @@ class Prediction:
         ]
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A row for each of `labels`: class, label, score and, if there are boxes, x0, y0, x1, y1 in pixels.
+        """Return a row for each of `labels`: class, label, score and, if there are boxes, x0, y0, x1, y1 in pixels.
 
         Raises:
             ConfigError: pandas is not installed, or the model predicts no classes.
@@ -280,7 +281,7 @@ class Prediction:
         return pandas.DataFrame(columns)
 
     def to_supervision(self) -> "supervision.Detections":
-        """The objects as `supervision.Detections`.
+        """Return the objects as `supervision.Detections`.
 
         Raises:
             ConfigError: supervision is not installed, or the model predicts no boxes.
@@ -295,14 +296,14 @@ class Prediction:
         )
 
     def as_json(self, *, score_threshold: float | None = None) -> dict[str, Any]:
-        """The predictions as plain values.
+        """Return the predictions as plain values.
 
         Args:
-            score_threshold: objects below it are left out; None: those below `thresholds`.
+            score_threshold: objects with a lower score are left out; None: those below `thresholds`.
         Returns:
-            image, width, height, and by task
+            image, width, height, and depending on the task
             objects: class, score, box_xyxy in pixels and, if there are masks, mask as COCO's run lengths, best first;
-            threshold: from which score on they are, and its origin;
+            threshold: the score threshold of the objects, and its origin;
             segments: id, class, score and area in pixels of the panoptic map;
             areas: class -> share of the semantic map, largest first;
             classes: class and score, best first, at most five;
@@ -342,10 +343,10 @@ class Prediction:
 
 
 def asked_threshold(score: float) -> ScoreThresholds:
-    """Return the threshold that a caller asks for, of all classes.
+    """Return a single threshold for all classes, as requested by a caller.
 
     Raises:
-        ConfigError: it is no score.
+        ConfigError: the score is not in 0..1.
     """
     if not 0 <= score <= 1:
         raise ConfigError(f"threshold {score}: expected a score, 0 to 1.")
@@ -356,7 +357,7 @@ def _imported(module: str, method: str) -> Any:
     """Import a library that vitkit does not need itself.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the library is not installed.
     """
     try:
         return __import__(module)

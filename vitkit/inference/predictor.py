@@ -1,4 +1,4 @@
-"""A model with what its images need, from pictures to predictions."""
+"""A model with the preparation of its images: from pictures to predictions."""
 
 import logging
 import math
@@ -36,21 +36,21 @@ Read = TypeVar("Read")
 
 
 class Predictor:
-    """A model with what its images need; made by `load`.
+    """A model with the preparation of its images; made by `load`.
 
     Args:
         model: on its device, in evaluation mode.
         classes: names of its labels.
-        transforms: of its validation images.
-        precision: of autocast; "bf16" takes about half the memory.
-        max_image_pixels: largest width x height of a file that is decoded.
-        report: what loading the weights did.
-        thresholds: from which score on objects are shown.
-        category_ids: the training data's own number of each class.
-        image_sizes: of the images that the model was trained on, or evaluated on if it crops or resizes those. Where
-            `transforms` leave sizes as they are, an image that is smaller or larger than all of these is resized to
-            their median, as objects of other sizes than those trained on are hardly found.
-        sampling: of a model of clips: which frames make one; None for a model of images.
+        transforms: the transforms of its validation images.
+        precision: the precision of autocast; "bf16" takes about half the memory.
+        max_image_pixels: the largest width x height of a file that is decoded.
+        report: the report of loading the weights.
+        thresholds: the lowest scores of objects that are shown.
+        category_ids: the category id of each class in the training data.
+        image_sizes: the sizes of the images that the model was trained on, or evaluated on if training crops or resizes
+            them. If `transforms` do not resize, an image that is smaller or larger than all of these is resized to
+            their median, as the model would miss most objects of sizes that it was not trained on.
+        sampling: for a model of clips, which frames make a clip; None for a model of images.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Predictor:
 
     @property
     def _defining_model(self) -> nn.Module:
-        """The model whose class says what it predicts: itself, or what an exported file was made of."""
+        """The model whose class tells what it predicts: the model itself, or that of an exported file's config."""
         return self.model.model if isinstance(self.model, ExportedModel) else self.model
 
     @property
     def finds_objects(self) -> bool:
-        """Whether it predicts objects with scores, which `thresholds` are for, and not classes, maps or text alone."""
+        """Whether the model predicts objects with scores, to which `thresholds` apply, not just classes, maps or text."""
         model = self._defining_model
         if not isinstance(model, DenseModel) or isinstance(model, Classifier):
             return False
@@ -99,18 +99,18 @@ class Predictor:
     def __call__(
         self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
     ) -> Prediction | list[Prediction] | Iterator[Prediction]:
-        """Predict on whatever holds pictures or names them, see `find_pictures`; or videos, see `find_videos`.
+        """Predict on pictures from any source, see `find_pictures`; or on videos, see `find_videos`.
 
         Args:
             source: one picture; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
-                a video or the number of a camera. For a model of clips a video is one, and so is a list of frames.
-            threshold: least score of the objects that are shown; None: the model's own `thresholds`.
+                a video or the number of a camera. For a model of clips, a video or a list of frames is one input.
+            threshold: the lowest score of objects that are shown; None: the model's `thresholds`.
             batch_size, tiles: see `stream`.
         Returns:
             one `Prediction`, a list of them, or an iterator that predicts as it goes. Files of a folder or a pattern
-            that cannot be read are named in a warning and left out.
+            that cannot be read are left out with a warning.
         Raises:
-            DataError: there is nothing to read, or what was read is no picture.
+            DataError: there is nothing to read, or an item is not a picture.
         """
         kind = self._find(source).kind
         predictions = self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles)
@@ -121,7 +121,7 @@ class Predictor:
     def predict(
         self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
     ) -> list[Prediction]:
-        """Predict like a call, but return a list of one picture, too, and of a stream once it has ended."""
+        """Predict like `__call__`, but always return a list, also for one picture or for a stream once it has ended."""
         return list(self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles))
 
     def stream(
@@ -130,14 +130,14 @@ class Predictor:
         """Predict on the pictures a batch at a time, so that memory need not hold all of them.
 
         Args:
-            source: as of a call; its items may also be pairs of a name and a picture.
-            threshold: as of a call.
-            batch_size: with more than one, images of different sizes are padded, which changes the results of models
-                that do not isolate padding. With `tiles`, of which all have one size, tiles at once.
+            source: see `__call__`; its items may also be pairs of a name and a picture.
+            threshold: see `__call__`.
+            batch_size: pictures in a batch. Above 1, images of different sizes are padded, which changes the results of
+                models that do not isolate padding. With `tiles`, which all have one size, the tiles in a batch.
             tiles: predict in tiles of this many pixels, see `Tiling`, for pictures much larger than the model's.
         Raises:
-            DataError: as of a call.
-            ConfigError: what the model predicts has no tiles, or a number is out of range.
+            DataError: see `__call__`.
+            ConfigError: the model's predictions cannot be merged from tiles, or a number is out of range.
         """
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
         thresholds = self.thresholds if threshold is None else asked_threshold(threshold)
@@ -166,10 +166,10 @@ class Predictor:
         return predict_video(self, *named)
 
     def _readable(self, named: Iterable[NamedPicture], read: Callable[[NamedPicture], Read]) -> Iterator[Read]:
-        """Read what can be read, and warn of the others.
+        """Yield the pictures that can be read, and warn about the others.
 
         Raises:
-            DataError: none can.
+            DataError: no picture can be read.
         """
         num_read, error = 0, None
         for pair in named:
@@ -189,13 +189,13 @@ class Predictor:
         return to_array(picture, name, max_pixels=self.max_image_pixels)
 
     def run(self, pictures: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        """Predict on arrays (H, W, 3) uint8 RGB as one batch; returns what the model does for each, on the CPU."""
+        """Predict on arrays (H, W, 3) uint8 RGB as one batch; return the model's results for each, on the CPU."""
         if self.sampling is not None:
             raise ConfigError("the model classifies videos by the order of their frames, not pictures: give a video.")
         return self.run_batch(self.prepare(pictures), [picture.shape[:2] for picture in pictures])
 
     def run_tiles(self, picture: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
-        """Predict on an array (H, W, 3) uint8 RGB in tiles, see `predict_tiles`; on one of one tile as `run` does."""
+        """Predict on an array (H, W, 3) uint8 RGB in tiles, see `predict_tiles`; like `run` if it fits one tile."""
         if not isinstance(self.model, DenseModel) or self.sampling is not None:
             raise ConfigError(f"tiles: are for boxes, masks and maps; {type(self.model).__name__} predicts none.")
         if len(tiling.tiles(*picture.shape[:2])) == 1:
@@ -233,16 +233,16 @@ class Predictor:
         return [_on_cpu(result) for result in results]
 
     def prepare(self, pictures: Sequence[np.ndarray]) -> Batch:
-        """Collate arrays (H, W, 3) uint8 RGB as the model sees them, see `as_evaluated`."""
+        """Collate arrays (H, W, 3) uint8 RGB into a batch of model inputs, see `as_evaluated`."""
         return collate([{"image": to_tensor(self.as_evaluated(picture)), "target": {}} for picture in pictures])
 
     def as_evaluated(self, picture: np.ndarray) -> np.ndarray:
-        """Return an array (H, W, 3) uint8 RGB in a size of the model's images, after their validation transforms."""
+        """Resize an array (H, W, 3) uint8 RGB if necessary, see `image_sizes`, and apply the validation transforms."""
         picture = self._resized(picture)
         return picture if self.transforms is None else self.transforms(AnnotatedImage(picture), seed=0).image
 
     def _resized(self, picture: np.ndarray) -> np.ndarray:
-        """The picture in a size of the model's images; the first time, that is said."""
+        """Return the picture at a size like the model's images; the first resize is logged."""
         sizes = self.image_sizes
         if sizes is None or sizes.holds(*picture.shape[:2]):
             return picture
@@ -265,10 +265,12 @@ class Predictor:
 
 @contextmanager
 def _memory_explained(sizes: Sequence[tuple[int, int]]) -> Iterator[None]:
-    """Name the largest of a batch's pictures, of these (height, width), in an error that there is no memory left.
+    """Turn an out-of-memory error into one that names the largest picture in the batch.
 
+    Args:
+        sizes: (height, width) of the batch's pictures.
     Raises:
-        DataError: there is no memory left.
+        DataError: the device ran out of memory.
     """
     try:
         yield

@@ -8,7 +8,7 @@ from vitkit.visualization.panels import Panel, draw_rows
 
 
 def draw_point_heads(attention: ImageAttention, points: Sequence[Point], path: Path) -> Path:
-    """Save a PNG of what points attend to in the encoder: a row for each, a column for each head."""
+    """Save a PNG of what points attend to in the encoder: a row for each point, a column for each head."""
     layer, size = attention.encoder, attention.image.shape[:2]
     rows = []
     for i, point in enumerate(points):
@@ -23,7 +23,7 @@ def draw_point_heads(attention: ImageAttention, points: Sequence[Point], path: P
 
 
 def draw_query_heads(attention: ImageAttention, queries: Sequence[int], path: Path) -> Path:
-    """Save a PNG of what queries attend to in a decoder layer: a row for each, a column for each head."""
+    """Save a PNG of what queries attend to in a decoder layer: a row for each query, a column for each head."""
     layer, (scores, labels, boxes_xyxy, *_) = attention.decoder, attention.queries
     rows = []
     for i, query in enumerate(queries):
@@ -41,8 +41,8 @@ def draw_query_heads(attention: ImageAttention, queries: Sequence[int], path: Pa
 def draw_query_layers(attention: ImageAttention, query: int, path: Path) -> Path:
     """Save a PNG of one query through the decoder: a column for each layer.
 
-    Its rows are the region that gates its attention (Mask2Former), the attention, and the box or mask predicted after
-    the layer.
+    The rows show the region that the query may attend to (Mask2Former), its attention, and the box or mask predicted
+    after the layer.
     """
     layers, predictions = attention.decoder_layers, attention.predictions(query)
     rows = []

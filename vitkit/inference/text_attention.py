@@ -1,4 +1,4 @@
-"""What a model of text attends to, head by head, what it expects next, and the beams that it follows."""
+"""What a text model attends to, head by head, which tokens it expects next, and the beams that it follows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,29 +25,29 @@ class TextLayer(NamedTuple):
     """The attention of one layer among tokens."""
 
     kind: str
-    """"encoder", "decoder" (self-attention) or "cross" (from what is written to what is read)."""
+    """"encoder", "decoder" (self-attention) or "cross" (from the target's tokens to the source's)."""
     number: int
     weights: Tensor
     """(heads, L, S) float32."""
     rows: Sequence[str]
-    """L tokens that attend."""
+    """The L tokens that attend."""
     columns: Sequence[str]
-    """S tokens that are attended to."""
+    """The S tokens that are attended to."""
 
 
 class Expected(NamedTuple):
     """The most probable tokens at one step."""
 
     after: str
-    """The token before it; for a masked language model the token itself."""
+    """The previous token; for a masked language model the token at this step."""
     tokens: Sequence[str]
-    """Most probable first."""
+    """The most probable tokens, in descending order."""
     probabilities: Sequence[float]
 
 
 @dataclass(frozen=True)
 class TextAttention:
-    """What a model did with one sentence."""
+    """What a model attended to and expected in one sentence."""
 
     layers: Sequence[TextLayer]
     expected: Sequence[Expected]
@@ -60,7 +60,7 @@ class TextAttention:
 def load_text_model(
     config: Mapping[str, Any], weights: str | Path, *, device: str = "cpu"
 ) -> tuple[nn.Module, dict[str, Vocabulary]]:
-    """Load a translation or a language model with its vocabularies, "source" and "target" or the latter alone."""
+    """Load a translation model with its vocabularies "source" and "target", or a language model with only "target"."""
     loaded = load(config, weights, device=device)
     if isinstance(loaded, Predictor):
         raise ConfigError(f"--text: {type(loaded.model).__name__} reads no text; give a picture by --image.")
@@ -68,7 +68,7 @@ def load_text_model(
 
 
 def text_inputs(model: nn.Module, vocabularies: Mapping[str, Vocabulary], text: str) -> dict[str, Tensor]:
-    """Return a batch of one sentence: what a translation model reads, or what a decoder-only one continues."""
+    """Return a batch of one sentence: the source of a translation model, or the prompt of a decoder-only one."""
     device = next(model.parameters()).device
     if isinstance(model, CausalLanguageModel):
         return {"tokens": torch.tensor([[BOS, *vocabularies["target"].encode(text)]], device=device)}
@@ -80,19 +80,19 @@ def text_inputs(model: nn.Module, vocabularies: Mapping[str, Vocabulary], text: 
 def text_attention(
     model: nn.Module, vocabularies: Mapping[str, Vocabulary], text: str, *, num_expected: int = 5
 ) -> TextAttention:
-    """Run a model on a sentence; what a translation model writes is decoded greedily first.
+    """Run a model on a sentence; a translation model first decodes its output greedily.
 
     Args:
         model: in evaluation mode.
-        vocabularies: of the model.
-        text: the sentence that it reads.
-        num_expected: most probable tokens of each step.
+        vocabularies: the model's vocabularies.
+        text: the input sentence.
+        num_expected: the number of most probable tokens for each step.
     """
     device, target = next(model.parameters()).device, vocabularies["target"]
     source: list[str] = []
     if isinstance(model, MaskedLanguageModel):
         ids = target.encode(text)
-        # Called as a whole, it would mask some of the tokens.
+        # The model's `forward` would mask some of the tokens.
         predict = partial(model.predict, torch.tensor([ids], device=device))
     else:
         inputs = text_inputs(model, vocabularies, text)
@@ -109,17 +109,18 @@ def text_attention(
     with AttentionRecorder(model) as maps:
         logits = predict()
     expected = most_probable(logits[0], target, ids, num_expected)
-    # The source of a prefix language model stands in one sequence with what follows it.
+    # A prefix language model reads its source and its target as one sequence.
     tokens = [*(source if isinstance(model, PrefixLanguageModel) else ()), *target.token_texts(ids)]
     return TextAttention(_layers(model, maps, tokens, source), expected)
 
 
 @torch.no_grad()
 def caption_attention(model: Captioner, inputs: Mapping[str, Tensor], *, num_expected: int = 5) -> TextAttention:
-    """Run a captioner on one picture: its decoder's self-attention and what it expects next.
+    """Run a captioner on one picture; return its decoder's self-attention and the tokens that it expects next.
 
     Args:
-        inputs: of a batch of one.
+        inputs: the model's inputs, a batch of one.
+        num_expected: the number of most probable tokens for each step.
     """
     ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy"))[0][0].tokens]
     target_in = torch.tensor([ids], device=next(model.parameters()).device)
@@ -131,21 +132,21 @@ def caption_attention(model: Captioner, inputs: Mapping[str, Tensor], *, num_exp
 
 
 class WordAttention(NamedTuple):
-    """A caption, and where its words were read from."""
+    """A caption, and where the model looked for each of its words."""
 
     words: Sequence[str]
-    """N tokens of the caption."""
+    """The N tokens of the caption."""
     weights: Tensor
-    """(N, h, w), what each attended to on the map of the picture; of hard attention the one location that was read."""
+    """(N, h, w) attention of each token over the picture's feature map; for hard attention the one sampled location."""
 
 
 @torch.no_grad()
 def word_attention(model: Captioner, inputs: Mapping[str, Tensor]) -> WordAttention:
-    """Caption one picture as the model's config says.
+    """Caption one picture with the decoding settings of the model's config.
 
     Args:
         model: in evaluation mode.
-        inputs: of a batch of one.
+        inputs: the model's inputs, a batch of one.
     """
     best = decode(model, inputs, model.decoding, return_attention=True)[0][0]
     words = [token.replace(SPACE, "") for token in model.vocabulary.token_texts(best.tokens)]
@@ -154,7 +155,7 @@ def word_attention(model: Captioner, inputs: Mapping[str, Tensor]) -> WordAttent
 
 
 def most_probable(logits: Tensor, vocabulary: Vocabulary, ids: Sequence[int], count: int) -> list[Expected]:
-    """Return the most probable tokens by logits (T, V), after or at each of T tokens."""
+    """Return the `count` most probable tokens at each of T steps, from logits (T, V)."""
     best = logits.float().softmax(-1).topk(min(count, logits.shape[-1]))
     return [
         Expected(after, vocabulary.token_texts(tokens), [round(p, 4) for p in probabilities])
@@ -167,11 +168,11 @@ def most_probable(logits: Tensor, vocabulary: Vocabulary, ids: Sequence[int], co
 def _layers(
     model: nn.Module, maps: Mapping[str, list[Tensor]], tokens: Sequence[str], source: Sequence[str]
 ) -> list[TextLayer]:
-    """Return what was recorded, with the tokens of its rows and columns."""
+    """Return the recorded attention maps with the tokens of their rows and columns."""
     is_encoder_only = isinstance(model, MaskedLanguageModel)
     layers: list[TextLayer] = []
     for name, calls in maps.items():
-        # A recurrent decoder attends once for each token.
+        # A recurrent decoder calls its attention once for each token.
         weights = torch.cat(calls, dim=2)[0].float().cpu()
         if name.endswith("self_attn"):
             kind = "encoder" if name.startswith("encoder") else "decoder"
@@ -185,17 +186,17 @@ def _layers(
 
 
 class BeamNode(NamedTuple):
-    """A token on a beam."""
+    """One token of a beam."""
 
     step: int
-    """From 1."""
+    """The step at which the token was decoded, counted from 1."""
     token: int
     parent: int | None
-    """Position of the node before it among all nodes; None: the beginning."""
+    """The index of the previous node in the list of all nodes; None at the beginning."""
     log_prob: float
-    """Summed over the tokens so far."""
+    """The log probability, summed over the tokens so far."""
     is_best: bool
-    """Whether the best hypothesis goes through it."""
+    """Whether the best hypothesis goes through this node."""
 
 
 class _RecordedState(State):
@@ -211,7 +212,7 @@ class _RecordedState(State):
 
 
 class _RecordedSteps:
-    """A decodable model that notes the tokens, the logits and the parents of each step."""
+    """A decodable model that records the tokens, the log probabilities and the parents of each step."""
 
     def __init__(self, model: Decodable):
         self.model, self.steps, self.selections = model, [], []
@@ -231,8 +232,8 @@ def beam_tree(
     """Return the tokens that beam search followed for one source, each after its parent.
 
     Args:
-        inputs: of a batch of one.
-        settings: of decoding.
+        inputs: the model's inputs, a batch of one.
+        settings: the decoding settings.
         beams: number of beams, at least 2.
     """
     recorded = _RecordedSteps(model)
@@ -257,7 +258,7 @@ def beam_tree(
         for token in hypothesis.tokens:
             last = position.get((last, token))
         length = len(hypothesis.tokens) + 1
-        if length <= settings.max_length:  # not cut there
+        if length <= settings.max_length:  # the hypothesis ended with EOS, not by the length limit
             total = hypothesis.score * settings.penalty(length)
             nodes.append(BeamNode(length, EOS, last, total, number == 0))
     return nodes
@@ -270,9 +271,9 @@ def draw_beam_tree(
 
     Args:
         model: in evaluation mode.
-        vocabulary: of the text that it writes.
-        inputs: of a batch of one, such as `text_inputs`.
-        path: of the PNG; its folder is made.
+        vocabulary: the vocabulary of the text that it writes.
+        inputs: the model's inputs, a batch of one, such as that of `text_inputs`.
+        path: the PNG's path; its folder is made.
         beams: number of beams, at least 2.
     """
     nodes = beam_tree(model, inputs, model.decoding, beams=beams)

@@ -1,4 +1,4 @@
-"""Tiles of images that are much larger than those a model was trained on: where they lie, and how many."""
+"""Predict in tiles on images that are much larger than those a model was trained on."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ from vitkit.errors import ConfigError
 from vitkit.inference.merging import MapMerger, ObjectMerger, PanopticMerger
 
 LEAST_SIZE = 16
-"""Pixels of a tile's side."""
+"""The smallest side of a tile in pixels."""
 
 
 class Tile(NamedTuple):
@@ -25,16 +25,16 @@ class Tile(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """Rows of the image."""
+        """The tile's rows in the image."""
         return slice(self.top, self.bottom)
 
     @property
     def columns(self) -> slice:
-        """Columns of the image."""
+        """The tile's columns in the image."""
         return slice(self.left, self.right)
 
     def intersection(self, other: "Tile") -> "Tile | None":
-        """Return what two tiles share; None if nothing."""
+        """Return the overlap of two tiles; None if they do not overlap."""
         common = Tile(*map(max, self[:2], other[:2]), *map(min, self[2:], other[2:]))
         return common if common.top < common.bottom and common.left < common.right else None
 
@@ -46,8 +46,8 @@ class Tiling:
     size: int
     """Height and width of a tile in pixels of the image."""
     overlap: int | None = None
-    """The least that neighbours share, in pixels; None: a quarter of `size`. An object that is no larger lies whole in
-    one tile at least; one that is larger is put together of its parts."""
+    """The smallest overlap of neighbouring tiles in pixels; None: a quarter of `size`. An object no larger than this
+    lies completely in at least one tile; a larger one may be merged from its parts."""
 
     def __post_init__(self) -> None:
         if self.size < LEAST_SIZE:
@@ -63,7 +63,7 @@ class Tiling:
         return self.size // 4 if self.overlap is None else self.overlap
 
     def tiles(self, height: int, width: int) -> list[Tile]:
-        """Return the tiles of an image, spread evenly over it; neighbours along its shorter side follow each other."""
+        """Return evenly spaced tiles of an image; consecutive tiles are neighbours along its shorter side."""
         tiles = [
             Tile(top, left, min(top + self.size, height), min(left + self.size, width))
             for top in self._starts(height)
@@ -84,7 +84,8 @@ class TileResult(NamedTuple):
     fields: dict[str, Any]
     """What `postprocess` returned, in pixels of the tile."""
     class_scores: Iterable[tuple[range, Tensor]] | None
-    """Rows of the tile, and the scores (C, rows, w) of their pixels; None if the model makes no semantic map."""
+    """Pairs of a range of the tile's rows and the class scores (C, rows, w) of their pixels; None if the model makes no
+    semantic map."""
 
 
 def predict_tiles(
@@ -94,18 +95,18 @@ def predict_tiles(
     *,
     batch_size: int = 1,
 ) -> dict[str, Any]:
-    """Predict an image in tiles, and merge the predictions of all.
+    """Predict on an image in tiles, and merge the predictions of all tiles.
 
-    Boxes and masks that two tiles predict of one object become one (see `ObjectMerger`), the scores of pixels are
+    Boxes and masks that two tiles predict for one object become one (see `ObjectMerger`), the scores of pixels are
     averaged where tiles overlap (`MapMerger`), and segments that lie in several tiles are joined (`PanopticMerger`).
-    In memory are the merged result, `batch_size` tiles, and, of a semantic map, the scores of the pixels that are still
+    Memory holds the merged result, `batch_size` tiles, and, for a semantic map, the scores of the pixels that are still
     to be averaged.
 
     Args:
         image: (H, W, 3) uint8 RGB.
-        tiling: how to cut it.
-        predict: of pictures (h, w, 3) of one size.
-        batch_size: tiles at once.
+        tiling: how to cut the image.
+        predict: predicts on pictures (h, w, 3) of one size.
+        batch_size: the number of tiles in a batch.
     Returns:
         what a model's `postprocess` returns, in pixels of the image.
     Raises:

@@ -1,6 +1,6 @@
-"""From the `config.json` of a folder of the transformers library to vitkit's config of the same model.
+"""Convert the `config.json` of a folder of the transformers library to vitkit's config of the same model.
 
-What the model learns from and is scored by comes from vitkit's config of the official model of its kind.
+Data, losses and evaluation come from vitkit's config of the official model of the same kind.
 """
 
 import json
@@ -24,15 +24,15 @@ RESNETS = {
 }
 ATTENTION_TYPES = {"divided_space_time": "divided", "joint_space_time": "joint", "space_only": "space"}
 _PANOPTIC_DATA = ("ade20k", "cityscapes")
-"""Data sets beside COCO whose classes with instances the configs state."""
+"""Data sets other than COCO whose panoptic configs state which classes have instances."""
 _TASKS = ("semantic", "instance", "panoptic")
 
 
 def check_architecture(path: Path) -> str:
-    """Return the kind of the model that a `config.json` is of.
+    """Return the kind of model that a `config.json` describes.
 
     Raises:
-        ConfigError: vitkit has none of this kind.
+        ConfigError: vitkit has no model of this kind.
         CheckpointError: the file is damaged.
     """
     values, where = read_object(path), str(path)
@@ -47,29 +47,29 @@ def check_architecture(path: Path) -> str:
 
 
 def lacks_tokens(weights: Path) -> bool:
-    """Whether weights are a folder of the library with a model of text, but without the files of its tokens."""
+    """Whether weights are a folder of the library with a text model but without its tokenizer's files."""
     path = weights / CONFIG
     is_text = is_transformers_folder(weights) and path.is_file() and read_object(path).get("model_type") == "marian"
     return is_text and not tokens_in(weights)
 
 
 def config_of(folder: Path, name: str | None = None) -> Section:
-    """Build vitkit's config from a folder's `config.json`, not checked yet.
+    """Build vitkit's config, unchecked, from a folder's `config.json`.
 
     Args:
-        name: of the repository, whose last part may say the task; None: the folder's.
+        name: the repository's name, whose last part may contain the task; None: the folder's name.
     Raises:
-        ConfigError: a file is damaged, the architecture is none of vitkit's, or a setting is none that it has.
+        ConfigError: a file is damaged, or vitkit does not have the architecture or a setting.
     """
     path = folder / CONFIG
     if not path.is_file():
         raise ConfigError(f"'{folder}' has weights, but no {CONFIG}, which says of what model. Give a config, too.")
     kind = check_architecture(path)
     settings = Settings(_with_generation(folder, read_object(path)), str(path))
-    # Of an owner or the folders above nothing follows.
+    # The owner and the parent folders say nothing about the task.
     last_name = name.partition("@")[0].rpartition("/")[2] if name else folder.resolve().name
     base, model = BUILDERS[kind](settings, last_name)
-    if tokens_in(folder):  # whose vocabularies set the sizes
+    if tokens_in(folder):  # the sizes are those of the vocabularies
         del model["source_size"], model["target_size"]
     stated = stated_classes(path)
     things = settings.sub("vitkit").get("things")
@@ -86,15 +86,15 @@ def config_of(folder: Path, name: str | None = None) -> Section:
 
 
 def _with_generation(folder: Path, values: Section) -> Section:
-    """Add how text is decoded, which newer folders have in a file of its own."""
+    """Add the decoding settings, which newer folders have in a separate file."""
     path = folder / GENERATION
     return (read_object(path) if path.is_file() else {}) | values
 
 
 def _things_of(classes: Sequence[str]) -> Section:
-    """Return `things` of a data set that the classes are known from; nothing if there is none.
+    """Return `things` of the data set that has these classes; empty if no data set does.
 
-    Names are compared by their first synonym, of which repositories spell a few in their own way.
+    Names are compared by their first synonym, and three quarters must agree, as repositories spell a few differently.
     """
     first_names = [name.partition(",")[0].strip() for name in classes]
     for data in _PANOPTIC_DATA:
@@ -107,7 +107,7 @@ def _things_of(classes: Sequence[str]) -> Section:
 
 
 def _resnet(settings: Settings) -> Section:
-    """Return the section of the library's ResNet."""
+    """Return the section of a ResNet with the library's settings."""
     settings.expect(hidden_act="relu", downsample_in_first_stage=False, embedding_size=64)
     layer = str(settings.get("layer_type", "bottleneck"))
     depths = tuple(settings.numbers("depths", (3, 4, 6, 3)))
@@ -140,7 +140,7 @@ def _detector_backbone(settings: Settings) -> Section:
 
 
 def detr(settings: Settings, name: str) -> tuple[str, Section]:
-    """DETR, with masks where the architecture has them."""
+    """Return the config of DETR, with masks if the architecture has them."""
     settings.expect(position_embedding_type="sine", activation_function="relu")
     with_masks = "DetrForSegmentation" in settings.names("architectures")
     model = dict(
@@ -164,7 +164,7 @@ def detr(settings: Settings, name: str) -> tuple[str, Section]:
 
 
 def deformable_detr(settings: Settings, name: str) -> tuple[str, Section]:
-    """Deformable DETR and its variants."""
+    """Return the config of Deformable DETR and its variants."""
     settings.expect(position_embedding_type="sine", activation_function="relu")
     levels = settings.number("num_feature_levels")
     two_stage, refine = bool(settings.get("two_stage")), bool(settings.get("with_box_refine"))
@@ -221,14 +221,14 @@ def _mask_backbone(settings: Settings) -> Section:
 
 
 def _tasks(settings: Settings, name: str) -> list[str]:
-    """Return the tasks of a model of masks, which the library leaves to whoever calls it; vitkit writes them."""
+    """Return a mask model's tasks: those that vitkit wrote, or else a guess by name or classes: the library has none."""
     stated = settings.sub("vitkit").names("tasks") or [task for task in _TASKS if task in name.lower()][-1:]
     by_classes = {len(COCO_CLASSES): "instance", len(COCO_PANOPTIC_CLASSES): "panoptic"}
     return stated or [by_classes.get(len(settings.sub("id2label").values), "semantic")]
 
 
 def maskformer(settings: Settings, name: str) -> tuple[str, Section]:
-    """MaskFormer with its pyramid as pixel decoder."""
+    """Return the config of MaskFormer with an FPN as pixel decoder."""
     decoder = settings.sub("decoder_config")
     decoder.expect(model_type="detr", activation_function="relu")
     tasks = _tasks(settings, name)
@@ -258,7 +258,7 @@ def maskformer(settings: Settings, name: str) -> tuple[str, Section]:
 
 
 def mask2former(settings: Settings, name: str) -> tuple[str, Section]:
-    """Mask2Former."""
+    """Return the config of Mask2Former."""
     settings.expect(
         activation_function="relu",
         pre_norm=False,
@@ -302,13 +302,13 @@ def _require_classifier(settings: Settings) -> None:
 
 
 def swin(settings: Settings, name: str) -> tuple[str, Section]:
-    """A Swin Transformer as a classifier."""
+    """Return the config of a Swin Transformer as a classifier."""
     _require_classifier(settings)
     return "configs/swin_tiny_in1k.py", dict(type="Classifier", backbone=_swin(settings))
 
 
 def swinv2(settings: Settings, name: str) -> tuple[str, Section]:
-    """A Swin Transformer V2 as a classifier."""
+    """Return the config of a Swin Transformer V2 as a classifier."""
     _require_classifier(settings)
     windows = settings.numbers("pretrained_window_sizes", [0] * 4)
     backbone = _swin(settings) | dict(type="SwinV2")
@@ -330,19 +330,19 @@ def _sizes(settings: Settings) -> Section:
 
 
 def vit(settings: Settings, name: str) -> tuple[str, Section]:
-    """A ViT as a classifier."""
+    """Return the config of a ViT as a classifier."""
     _require_classifier(settings)
     return "configs/vit_b16_in1k.py", dict(type="Classifier", backbone=dict(type="ViT", **_sizes(settings)))
 
 
 def resnet(settings: Settings, name: str) -> tuple[str, Section]:
-    """A ResNet as a classifier."""
+    """Return the config of a ResNet as a classifier."""
     _require_classifier(settings)
     return "configs/resnet50_in1k.py", dict(type="Classifier", backbone=_resnet(settings) | dict(pretrained=False))
 
 
 def timesformer(settings: Settings, name: str) -> tuple[str, Section]:
-    """TimeSformer as a classifier of clips."""
+    """Return the config of TimeSformer as a classifier of clips."""
     _require_classifier(settings)
     scheme = str(settings.get("attention_type", "divided_space_time"))
     if scheme not in ATTENTION_TYPES:
@@ -357,7 +357,7 @@ def timesformer(settings: Settings, name: str) -> tuple[str, Section]:
 
 
 def marian(settings: Settings, name: str) -> tuple[str, Section]:
-    """Marian, whose tokens are those of the folder's SentencePiece models."""
+    """Return the config of Marian, whose tokens are those of the folder's SentencePiece models."""
     settings.expect(scale_embedding=True, static_position_embeddings=True, tie_word_embeddings=True)
     activation = {"swish": "silu"}.get(settings["activation_function"], settings["activation_function"])
     beams, length = settings.get("num_beams", 1), settings.number("max_position_embeddings")
@@ -390,4 +390,5 @@ BUILDERS: Mapping[str, Callable[[Settings, str], tuple[str, Section]]] = {
     "timesformer": timesformer,
     "marian": marian,
 }
-"""The library's `model_type` -> from its settings and the folder's name to the base config and the model section."""
+"""The library's `model_type` -> a function from its settings and the folder's name to the base config and the model
+section."""

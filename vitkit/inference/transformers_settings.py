@@ -1,4 +1,4 @@
-"""Settings of the transformers library's folders, and how their images are prepared."""
+"""Read settings, and the preparation of images, from folders of the transformers library."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,18 +9,19 @@ from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 Section = dict[str, Any]
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers."""
+"""Pillow's number of a resampling filter -> its name."""
 
 
 _LARGEST = 1 << 20
-"""No model has more of anything; a damaged file may say so, and building it would fill the memory."""
+"""The upper limit of any whole number: a damaged file may have a larger one, and building that model would exhaust the
+memory."""
 
 
 class Settings:
-    """A config of the library, whose values are asked for by name.
+    """A config of the library, whose values are read by name.
 
     Raises:
-        ConfigError: a value is missing, or one that vitkit's model has not.
+        ConfigError: a value is missing, or vitkit's model does not support it.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str):
@@ -36,7 +37,7 @@ class Settings:
         return default if value is None else value
 
     def sub(self, name: str, *, number_as: Sequence[str] = ()) -> "Settings":
-        """Return a section; a whole number in its place stands for the settings `number_as`."""
+        """Return a section; a whole number in its place sets all settings of `number_as`."""
         value = self.get(name, {})
         if number_as and isinstance(value, int):
             value = dict.fromkeys(number_as, value)
@@ -52,7 +53,7 @@ class Settings:
         return value
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
-        """Return a list of numbers; without a default it must be there."""
+        """Return a list of numbers; without a default it is required."""
         values = self[name] if default is None else self.get(name, default)
         if not isinstance(values, list | tuple) or not all(type(value) in (int, float) for value in values):
             raise ConfigError(f"{self.where}: {name}={values!r}: expected a list of numbers.")
@@ -66,14 +67,14 @@ class Settings:
         return list(values)
 
     def expect(self, **values: Any) -> None:
-        """Check values that vitkit's model has, and no others; None stands for the library's default, which it is."""
+        """Check that settings have the only values that vitkit's model supports; missing and null values pass."""
         for name, value in values.items():
             theirs = self.get(name, value)
             if theirs != value:
                 raise ConfigError(f"{self.where}: {name}={theirs!r}: vitkit's model has {value!r} alone.")
 
     def same(self, first: str, second: str) -> Any:
-        """Return the value that two settings have, which are one here."""
+        """Return the common value of two settings that are a single one in vitkit."""
         if self[first] != self[second]:
             raise ConfigError(
                 f"{self.where}: {first}={self[first]}, {second}={self[second]}: vitkit's model has one number for both."
@@ -82,7 +83,7 @@ class Settings:
 
 
 def preprocess(config: Section, values: Settings) -> None:
-    """Change how images are prepared where the folder says otherwise."""
+    """Replace the config's preparation of images with the folder's where they differ."""
     model, val = config["model"], config["data"]["val"]
     mean, std = values.numbers("image_mean", IMAGENET_MEAN), values.numbers("image_std", IMAGENET_STD)
     if len(mean) != 3 or len(std) != 3:
@@ -112,7 +113,7 @@ def preprocess(config: Section, values: Settings) -> None:
 
 
 def _resize_for_classes(val: Section, size: Settings, values: Settings) -> None:
-    """Images become squares, with or without a crop."""
+    """Make the transforms of a classifier resize images to squares, with or without a crop."""
     transforms = dict(val["transforms"])
     crop_pct = values.get("crop_pct")
     if "shortest_edge" in size.values:
@@ -126,7 +127,7 @@ def _resize_for_classes(val: Section, size: Settings, values: Settings) -> None:
             transforms.update(size=side, crop_pct=1.0)
     elif size.values:
         transforms.update(size=size.number("height"), crop_pct=1.0, squash=True)
-    if values.get("resample") in list(INTERPOLATIONS):  # which takes whatever a damaged file has
+    if values.get("resample") in list(INTERPOLATIONS):  # a list, as a damaged file may have an unhashable value
         transforms["interpolation"] = INTERPOLATIONS[values.get("resample")]
     val["transforms"] = transforms
 

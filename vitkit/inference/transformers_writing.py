@@ -1,4 +1,4 @@
-"""Folders of the transformers library from vitkit's models: the reverse of `transformers_configs`."""
+"""Write folders of the transformers library from vitkit's models: the reverse of `transformers_configs`."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -31,16 +31,17 @@ _NOT_COMPARED = (
     *("norm", "out_features", "num_classes", "source_size", "target_size", "output_bias", "tasks", "things"),
     *("pixel_mean", "pixel_std", "size_divisibility", "isolate_padding", "cut_masks", "decoding"),
 )
-"""Arguments that change how a model is trained, that its weights show, or what is done before and after it."""
+"""Arguments that are not compared: those of training, those that follow from the weights, and those of pre- and
+post-processing."""
 
 
 def write_folder(folder: Path, loaded: Predictor | Translator, spec: str | Mapping[str, Any]) -> Written:
-    """Write a model as a folder that the library's `from_pretrained` reads: settings, weights, and a text's tokens.
+    """Write a model as a folder for the library's `from_pretrained`: settings, weights, and a text model's tokens.
 
     Args:
-        spec: the config's section of the model.
+        spec: the model section of the config.
     Raises:
-        CheckpointError: the library has no such model, or not all of its parts; or the folder cannot be written.
+        CheckpointError: the library lacks the model or one of its parts, or the folder cannot be written.
     """
     result = written(loaded.model, "transformers")
     values = config_json(loaded, spec)
@@ -60,7 +61,7 @@ def _as_json(values: Mapping[str, Any]) -> bytes:
 
 
 def token_files(vocabularies: Mapping[str, Vocabulary]) -> dict[str, bytes]:
-    """Return the files of the library's MarianTokenizer; none for words and characters, which it has not."""
+    """Return the files of the library's MarianTokenizer; none for words and characters, which it does not support."""
     source, target = vocabularies["source"], vocabularies["target"]
     if source.pieces_model is None or target.pieces_model is None:
         return {}
@@ -79,7 +80,7 @@ def config_json(loaded: Predictor | Translator, spec: Mapping[str, Any]) -> Sect
     """Return the library's config of a model.
 
     Raises:
-        CheckpointError: a setting is none that the library has.
+        CheckpointError: the library does not support a setting.
     """
     model = _resolved(spec, MODELS)
     kind = _KINDS.get(model["backbone"]["type"] if model["type"] == "Classifier" else model["type"])
@@ -108,7 +109,7 @@ def config_json(loaded: Predictor | Translator, spec: Mapping[str, Any]) -> Sect
 
 
 def _resolved(spec: Any, registry: Registry) -> Section:
-    """Return the arguments of a spec and of those in it, defaults included."""
+    """Return all arguments of a spec and its nested specs, defaults included."""
     constructor, _ = registry.resolve(spec, "model")
     slots = slots_in(Slot(Any, registry=registry), spec, "model")
     values = {name: slot.default for name, slot in slots.items() if name != "type"}
@@ -119,7 +120,7 @@ def _resolved(spec: Any, registry: Registry) -> Section:
 
 
 def _difference(ours: Any, theirs: Any, where: str) -> str | None:
-    """Return the first setting in which two resolved specs differ, as key=value; None if they are one model."""
+    """Return the first setting in which two resolved specs differ, as key=value; None if they are the same model."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         keys = [key for key in (ours | theirs) if key not in _NOT_COMPARED]
         found = (_difference(ours.get(key), theirs.get(key), f"{where}.{key}") for key in keys)
@@ -299,13 +300,13 @@ def _marian(model: Section) -> Section:
 
 
 class _Theirs(NamedTuple):
-    """A model of the library."""
+    """How a kind of model is written for the library."""
 
     settings: Callable[[Section], Section]
-    """From the resolved section of vitkit's model."""
+    """Converts the resolved section of vitkit's model to the library's settings."""
     architecture: str
     processor: str = "BitImageProcessor"
-    """Of its images."""
+    """The library's class that prepares the images."""
 
 
 _THEIRS: Mapping[str, _Theirs] = {
@@ -320,7 +321,7 @@ _THEIRS: Mapping[str, _Theirs] = {
     "timesformer": _Theirs(_timesformer, "TimesformerForVideoClassification", "VideoMAEImageProcessor"),
     "marian": _Theirs(_marian, "MarianMTModel"),
 }
-"""By `model_type`."""
+"""`model_type` -> how the model is written."""
 _KINDS = {
     "DETR": "detr",
     "DETRSegmentation": "detr",
@@ -337,7 +338,7 @@ _KINDS = {
 
 
 def _preprocessor(loaded: Predictor, kind: str) -> Section:
-    """Return how the library prepares images: as `loaded` does."""
+    """Return the settings of the library's image processor that prepares images as `loaded` does."""
     model, transforms = loaded.model, loaded.transforms
     statistics = pixel_statistics(model if isinstance(model, Classifier) else model.backbone)
     values = dict(image_processor_type=_THEIRS[kind].processor, do_rescale=True, do_normalize=True)
@@ -360,7 +361,7 @@ def _resample(interpolation: str) -> int:
     """Return Pillow's number of an interpolation.
 
     Raises:
-        CheckpointError: of one that folders are not read with.
+        CheckpointError: folders with this interpolation could not be read back.
     """
     for number, name in INTERPOLATIONS.items():
         if name == interpolation:

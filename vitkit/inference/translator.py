@@ -16,19 +16,19 @@ from vitkit.structures import EOS, PAD
 from vitkit.vocabulary import Vocabulary
 
 BATCH = 32
-"""Sentences at once."""
+"""The default number of sentences in a batch."""
 
 
 @dataclass
 class Translation:
-    """What a model made of one sentence."""
+    """A model's translation of one sentence."""
 
     source: str
     text: str
     score: float
-    """Of the best translation, see `DecodingSettings`."""
+    """The score of the best translation, see `DecodingSettings`."""
     n_best: list[tuple[float, str]]
-    """Score and text of all that were asked for, the best first."""
+    """Score and text of the requested number of translations, the best first."""
 
     def __str__(self) -> str:
         return self.text
@@ -38,20 +38,20 @@ class Alignment(NamedTuple):
     """What each token of a translation attended to; the fields are the arguments of `draw_alignment`."""
 
     attention: Tensor
-    """(T, S) in 0..1; of a Transformer the mean of the heads of the last layer but one, as `TextDecoder.step` says."""
+    """(T, S) in 0..1; for a Transformer the mean over the heads of the second-to-last layer, see `TextDecoder.step`."""
     source_tokens: list[str]
-    """S, the end of the sentence among them."""
+    """The S source tokens, including the end of the sentence."""
     target_tokens: list[str]
-    """T."""
+    """The T tokens of the translation."""
 
 
 class Translator:
     """A translation model with its vocabularies; made by `load`.
 
     Args:
-        model: on its device.
-        vocabularies: "source" and "target".
-        report: what loading the weights did.
+        model: the model, on its device.
+        vocabularies: "source" and "target" -> their vocabularies.
+        report: the report of loading the weights.
     """
 
     def __init__(self, model: nn.Module, vocabularies: Mapping[str, Vocabulary], *, report: LoadReport | None = None):
@@ -63,17 +63,17 @@ class Translator:
     def __call__(
         self, source: str | Iterable[str], *, beams: int | None = None, n_best: int = 1, batch_size: int = BATCH
     ) -> Translation | list[Translation] | Iterator[Translation]:
-        """Translate a sentence, a list of them, or a generator's.
+        """Translate a sentence, a list of sentences, or those of a generator.
 
         Args:
-            source: sentences.
-            beams: of beam search; None: as the model's config says.
-            n_best: translations of each.
-            batch_size: sentences at once.
+            source: one sentence or several.
+            beams: number of beams of beam search; None: as the model's config says.
+            n_best: number of translations of each sentence.
+            batch_size: number of sentences in a batch.
         Returns:
             one `Translation`, a list of them, or an iterator that translates as it goes.
         Raises:
-            DataError: something else than text is given.
+            DataError: an item is not text.
         """
         is_one = isinstance(source, str)
         if not isinstance(source, Iterable):
@@ -84,7 +84,7 @@ class Translator:
         return list(translations) if isinstance(source, Sequence) else translations
 
     def predict(self, source: str | Iterable[str], **options: Any) -> list[Translation]:
-        """Translate like a call, but return a list in each case."""
+        """Translate like `__call__`, but always return a list."""
         return list(self.stream([source] if isinstance(source, str) else source, **options))
 
     def stream(
@@ -107,8 +107,8 @@ class Translator:
         """Translate a sentence, and return what each token of the best translation attended to.
 
         Raises:
-            ConfigError: the model has no attention from what it writes to what it reads.
-            DataError: there is no token in the text.
+            ConfigError: the model has no attention from its output to the source.
+            DataError: the text has no tokens.
         """
         source, target = self.vocabularies["source"], self.vocabularies["target"]
         ids = source.encode(text)
@@ -132,9 +132,9 @@ def translate(
     Args:
         model: in evaluation mode.
         encoded: token ids of each line, without EOS.
-        settings: of decoding.
-        attention: hypotheses carry their attention.
-        batch_size: lines at once.
+        settings: the decoding settings.
+        attention: whether hypotheses include their attention.
+        batch_size: number of lines in a batch.
     """
     device = next(model.parameters()).device
     for start in range(0, len(encoded), batch_size):
@@ -144,7 +144,7 @@ def translate(
         if non_empty:
             source = pad_tokens([torch.tensor([*encoded[row], EOS]) for row in non_empty]).to(device)
             inputs = {"source": source, "source_padding": source == PAD}
-            # Each batch samples with seeds of its own.
+            # Each batch samples with different seeds.
             batch_settings = replace(settings, seed=settings.seed + start * settings.n_best)
             hypotheses = decode(model, inputs, batch_settings, return_attention=attention)
             translations = dict(zip(non_empty, hypotheses))

@@ -1,4 +1,4 @@
-"""The classes of a video: clips that are spread over it, one after the other."""
+"""Classify a video by clips that are spread over it."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,15 +29,15 @@ class VideoScores:
     """What a model of clips predicted in a video."""
 
     numbers: np.ndarray
-    """(clips, T) numbers of the frames."""
+    """(clips, T) frame numbers."""
     times: np.ndarray
-    """(clips, 2) seconds of each clip's first and last frame."""
+    """(clips, 2) times of each clip's first and last frame, in seconds."""
     scores: Tensor
-    """(clips, classes) in 0..1; their mean is the video's."""
+    """(clips, classes) scores in 0..1; their mean is the score of the video."""
 
 
 class FrameList:
-    """A video of frames in memory; see `Video`."""
+    """A video whose frames are in memory; see `Video`."""
 
     def __init__(self, frames: Sequence[np.ndarray]):
         self._frames = frames
@@ -60,10 +60,10 @@ class FrameList:
 
 
 def open_source(predictor: "Predictor", source: Any, name: str = "video") -> Video:
-    """Open a video: a file, a folder of frames, or frames in memory, each as of `Predictor.to_array`.
+    """Open a video: a file, a folder of frames, or a sequence of frames that `Predictor.to_array` takes.
 
     Raises:
-        DataError: it cannot be read, or has no frame.
+        DataError: the video cannot be read, or has no frame.
     """
     if isinstance(source, str | Path):
         return open_video(source, "input", max_pixels=predictor.max_image_pixels)
@@ -74,14 +74,14 @@ def open_source(predictor: "Predictor", source: Any, name: str = "video") -> Vid
 
 
 def classify_video(predictor: "Predictor", source: Any, num_clips: int | None = None) -> VideoScores:
-    """Predict the classes of a video's clips; a clip's crops are averaged. One clip at a time is in memory.
+    """Predict the classes of a video's clips, averaging the crops of a clip. Only one clip at a time is in memory.
 
     Args:
-        predictor: of a model of clips.
+        predictor: the predictor of a clip model.
         source: see `open_source`.
-        num_clips: spread over the video; None: as many as follow each other in it.
+        num_clips: number of clips, spread over the video; None: as many consecutive clips as the video is long.
     Raises:
-        ConfigError: the model is one of images.
+        ConfigError: the model is an image model.
         DataError: the video cannot be read.
     """
     with open_source(predictor, source) as video:
@@ -99,14 +99,14 @@ def _classify(predictor: "Predictor", video: Video, num_clips: int | None) -> Vi
 
 
 def predict_video(predictor: "Predictor", name: str, source: Any) -> Prediction:
-    """Predict on a video: its scores of classes are the mean of the clips', its picture a strip of frames.
+    """Predict on a video: class scores are averaged over its clips, and its picture is a strip of frames.
 
     Args:
-        predictor: of a model of clips.
-        name: of the video, for its prediction and for errors.
+        predictor: the predictor of a clip model.
+        name: the video's name, for its prediction and for errors.
         source: see `open_source`.
     Raises:
-        DataError: it cannot be read.
+        DataError: the video cannot be read.
     """
     with open_source(predictor, source, name) as video:
         result = _classify(predictor, video, None)
@@ -117,7 +117,7 @@ def predict_video(predictor: "Predictor", name: str, source: Any) -> Prediction:
 
 
 def clip_of(predictor: "Predictor", path: str | Path) -> Tensor:
-    """Read the clip in the middle of a video, (crops, 3, T, H, W) uint8; arguments and errors of `classify_video`."""
+    """Read the clip in the middle of a video, (crops, 3, T, H, W) uint8; errors are those of `classify_video`."""
     sampling = _sampling_of(predictor)
     with open_video(path, "input", max_pixels=predictor.max_image_pixels) as video:
         return read_clips(video, _clips_of(sampling, video.times, 1), predictor.transforms, seed=0)[0]
@@ -130,7 +130,7 @@ def _sampling_of(predictor: "Predictor") -> ClipSampling:
 
 
 def _clips_of(sampling: ClipSampling, times: np.ndarray, num_clips: int | None) -> np.ndarray:
-    """Return the (clips, T) numbers of the frames."""
+    """Return the frame numbers of the clips, (clips, T)."""
     if sampling.sampling_rate is None:
         num_clips = 1  # segments of all of the video
     elif num_clips is None:
