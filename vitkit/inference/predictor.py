@@ -89,7 +89,7 @@ class Predictor:
 
     @property
     def finds_objects(self) -> bool:
-        """Whether the model predicts objects with scores, to which `thresholds` apply, not just classes, maps or text."""
+        """Whether the model predicts objects with scores that `thresholds` apply to, not just classes, maps or text."""
         model = self._defining_model
         if not isinstance(model, DenseModel) or isinstance(model, Classifier):
             return False

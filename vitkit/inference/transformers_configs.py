@@ -221,7 +221,7 @@ def _mask_backbone(settings: Settings) -> Section:
 
 
 def _tasks(settings: Settings, name: str) -> list[str]:
-    """Return a mask model's tasks: those that vitkit wrote, or else a guess by name or classes: the library has none."""
+    """Return a mask model's tasks: those that vitkit wrote, or guessed from name or classes; the library has none."""
     stated = settings.sub("vitkit").names("tasks") or [task for task in _TASKS if task in name.lower()][-1:]
     by_classes = {len(COCO_CLASSES): "instance", len(COCO_PANOPTIC_CLASSES): "panoptic"}
     return stated or [by_classes.get(len(settings.sub("id2label").values), "semantic")]
