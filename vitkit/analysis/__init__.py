@@ -1,1 +1,1 @@
-"""What a model costs: parameters, MACs and memory."""
+"""Count what a model costs: parameters, MACs and memory."""

@@ -1,4 +1,4 @@
-"""What a training step keeps of its activations, counted on fake tensors, which have shapes and take no memory."""
+"""Count the activations that a training step keeps, on fake tensors, which have shapes but take no memory."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -24,13 +24,13 @@ class Activations:
     """Bytes of activations that one process holds at the start of the backward pass."""
 
     saved: int
-    """By the forward pass, without losses."""
+    """Bytes saved by the forward pass, without losses."""
     recomputed: int = 0
-    """Of the block with the most, while activation checkpointing recomputes it."""
+    """Bytes of the block with the most activations, while activation checkpointing recomputes it."""
 
 
 def countable_device() -> Literal["cpu", "cuda"]:
-    """Return "cuda" where torch counts a GPU's kernels: 2.6 aborts the process if there is no GPU, 2.15 does not."""
+    """Return "cuda" if torch can count a GPU's kernels: without a GPU, 2.6 aborts the process, 2.15 does not."""
     needs_none = torch.version.cuda is not None and torch.__version__ >= (2, 15)
     return "cuda" if needs_none or torch.cuda.is_available() else "cpu"
 
@@ -43,16 +43,16 @@ def count_activations(
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     checkpointing: bool = False,
 ) -> Activations:
-    """Count without computing: the result needs neither the device nor its memory.
+    """Count activations without computing them, which needs neither the device nor its memory.
 
     Args:
         model: may be on "meta".
-        shape: of the images or clips, (B, 3, ..., H, W).
-        device: whose kernels count; on a GPU attention is that of a fused kernel. None: `countable_device()`.
-        precision: of autocast.
+        shape: shape of the images or clips, (B, 3, ..., H, W).
+        device: the device whose kernels are assumed; on a GPU, attention is a fused kernel. None: `countable_device()`.
+        precision: the precision of autocast.
         checkpointing: whether blocks recompute their activations in the backward pass.
     Raises:
-        ConfigError: with checkpointing, the model has no such block.
+        ConfigError: with checkpointing, the model has no block that supports it.
     """
     device = device or countable_device()
     model = copy.deepcopy(model).to("meta").train()
@@ -70,7 +70,7 @@ def count_activations(
 
 @contextmanager
 def _autocast(device: str, precision: str) -> Iterator[None]:
-    """Switch autocast on as torch.autocast does, which refuses where there is no GPU."""
+    """Switch autocast on like torch.autocast, which refuses to do so for "cuda" without a GPU."""
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     torch.set_autocast_enabled(device, precision != "fp32")
     torch.set_autocast_dtype(device, _DTYPES.get(precision, dtype))
@@ -83,7 +83,7 @@ def _autocast(device: str, precision: str) -> Iterator[None]:
 
 
 class FusedAttention(TorchFunctionMode):
-    """Count attention as a fused kernel's; PyTorch has none for such tensors, and would save the matrices."""
+    """Count attention as a fused kernel; for fake tensors PyTorch has none, and would save the attention matrices."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -101,7 +101,7 @@ class _SaveAsFused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        # In memory (B, L, heads, d), as the kernels' output is; beside it the logarithm of each row's sum.
+        # The output's memory layout is (B, L, heads, d), as that of the kernels. They also save each row's logsumexp.
         out = v.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
         ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32), bias)
         return out

@@ -1,4 +1,4 @@
-"""What backbones of clips cost against the number of frames and the crop, as in figure 3 of TimeSformer's paper."""
+"""Count what clip backbones cost by the number of frames and the crop size, as in figure 3 of TimeSformer's paper."""
 
 from dataclasses import dataclass
 
@@ -14,27 +14,29 @@ CLIPS = {
     "frames": [(frames, 224) for frames in (8, 16, 32, 64, 96)],
     "crop": [(8, size) for size in (224, 256, 288, 336, 448, 560)],
 }
-"""What changes -> frames, and side of the crop in pixels, of the clips."""
+"""The quantity that varies -> the (frames, side of the crop in pixels) of each clip."""
 
 
 @dataclass
 class ClipCost:
-    """Of a classifier and one clip."""
+    """The cost of a classifier on one clip."""
 
     macs: int
     saved_bytes: int
-    """What a training step saves in float32 for its backward pass, with a fused attention kernel."""
+    """Bytes that a training step in float32 saves for the backward pass, with a fused attention kernel."""
     attention_bytes: int
-    """Of all attention matrices in float32, which a fused kernel does not store."""
+    """Bytes of all attention matrices in float32, which a fused kernel does not store."""
 
 
 def clip_cost(name: str, frames: int, crop: int) -> ClipCost:
     """Count on the meta device, which takes neither memory nor much time.
 
     Args:
-        name: of a backbone of clips; its position tables are made for the clip.
+        name: name of a clip backbone; its position tables are made for the size of the clip.
+        frames: number of frames.
+        crop: side of the frames in pixels.
     Raises:
-        ConfigError: it takes no clips.
+        ConfigError: the backbone takes no clips.
     """
     constructor, _ = BACKBONES.resolve(name)
     made_for = dict(num_frames=frames, image_size=crop)

@@ -1,9 +1,9 @@
 """MACs (multiply-accumulate operations) of a model, by module and by operator.
 
-They are counted as in the papers of vision models and by fvcore: one for a multiplication with its addition, in matrix
-products, convolutions, attention and sampling, by the formulas of `torch.utils.flop_counter`; norms by fvcore's
-estimate (2 to 5 per value). Element-wise work, activations, softmax and reductions are not counted. An operator of none
-of these kinds is reported.
+They are counted as in papers on vision models and by fvcore: a multiplication with its addition counts one, in matrix
+products, convolutions, attention and sampling, by the formulas of `torch.utils.flop_counter`; norms count as in
+fvcore's estimate (2 to 5 per value). Element-wise operations, activations, softmax and reductions are not counted.
+Operators of any other kind are reported.
 """
 
 import functools
@@ -42,7 +42,8 @@ def _group_norm(x: Tensor, weight: Tensor | None, *args: Any, **kwargs: Any) -> 
 
 
 def _unfold(x: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
-    # Local relation multiplies each value of its windows once; what is inside the map is unfolded from one channel.
+    # Local relation multiplies each value of its windows once; the mask of the map's interior, with one channel, is
+    # unfolded without products.
     return out_val.numel() if x.shape[1] > 1 else 0
 
 
@@ -63,7 +64,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "aten.grid_sampler_2d": _per_output(4),
     "aten.im2col": _unfold,
 }
-"""MACs of what torch.utils.flop_counter does not count, from an operator's arguments and its output `out_val`."""
+"""Operator that torch.utils.flop_counter does not count -> its MACs, from its arguments and its output `out_val`."""
 
 _MOVES = (
     "_local_scalar_dense _pack_padded_sequence _to_copy _unsafe_view all any arange argmax argsort as_strided_ "
@@ -74,12 +75,12 @@ _MOVES = (
     "repeat repeat_interleave roll scalar_tensor scatter scatter_ sort stack topk transpose_ tril triu unsafe_split "
     "where zero_ zeros zeros_like"
 )
-"""Operators that make, move, choose or compare values; views are known as such."""
+"""Operators that create, move, select or compare values; views are recognised without this list."""
 _ARITHMETIC = (
     "_log_softmax _safe_softmax _softmax amax amin avg_pool1d cumsum linalg_vector_norm logsumexp max "
     "max_pool2d_with_indices max_pool3d_with_indices mean min prod std sum var var_mean"
 )
-"""Softmax, pooling and reductions, which papers do not count; element-wise operators are tagged as such."""
+"""Softmax, pooling and reductions, which papers do not count; element-wise operators are recognised by their tag."""
 
 
 @dataclass
@@ -89,9 +90,9 @@ class Macs:
     by_module: Counter[str]
     by_operator: Counter[str]
     uncounted: Counter[str]
-    """How often operators were called that papers do not count."""
+    """Number of calls of each operator that papers do not count."""
     unknown: Counter[str]
-    """How often operators were called that should perhaps be counted, and are not."""
+    """Number of calls of each operator that is not counted but perhaps should be."""
 
     @property
     def total(self) -> int:
@@ -100,20 +101,20 @@ class Macs:
 
 
 def count_macs(model: nn.Module, *inputs: Tensor, **named: Tensor) -> Macs:
-    """Run the model once, in evaluation mode and on its operators' plain definitions, and count.
+    """Run the model once, in evaluation mode and with the plain definitions of its operators, and count its MACs.
 
     Args:
-        inputs: of `forward`, on the model's device.
-        named: more of them, by name.
+        inputs: positional arguments of `forward`, on the model's device.
+        named: keyword arguments of `forward`.
     """
     return count_call(model, lambda: model(*inputs, **named))
 
 
 def count_call(model: nn.Module, call: Callable[[], Any], *, methods: Sequence[str] = ()) -> Macs:
-    """Count likewise what a call does, which runs the model or parts of it.
+    """Count the MACs of a call that runs the model or parts of it, as `count_macs` does.
 
     Args:
-        methods: names of methods beside `forward` that are counted for the module that they are of.
+        methods: names of methods besides `forward` whose operators are counted for their module.
     """
     was_training = model.training
     model.eval()
@@ -138,7 +139,7 @@ def count_call(model: nn.Module, call: Callable[[], Any], *, methods: Sequence[s
 def count_step(step: Callable[[], Tensor]) -> int:
     """Count the MACs of a forward pass and of the backward pass from the sum of its output.
 
-    Of norms and other parts that are no products, the backward pass counts nothing.
+    In the backward pass, norms and other operators that are not products count nothing.
     """
     with torch.enable_grad(), patch.dict(os.environ, VITKIT_KERNELS="plain"), _MacCounter([]) as counter:
         step().float().sum().backward()
@@ -147,7 +148,7 @@ def count_step(step: Callable[[], Tensor]) -> int:
 
 @contextmanager
 def running_modules(model: nn.Module, methods: Sequence[str] = ()) -> Iterator[list[str]]:
-    """Yield the list of the names of the modules whose forward pass, or another method, is running, innermost last."""
+    """Yield a list that holds the names of the modules whose `forward` or `methods` are running, innermost last."""
     running: list[str] = []
     handles = []
 
@@ -179,8 +180,8 @@ def running_modules(model: nn.Module, methods: Sequence[str] = ()) -> Iterator[l
 class _MacCounter(TorchDispatchMode):
     """Count each operator for the module that calls it.
 
-    torch's FlopCounterMode, whose formulas are used, tells nothing of operators that it has no formula for, and names
-    modules only below those that it saw being called.
+    torch's FlopCounterMode, whose formulas are used, does not report operators without a formula, and names modules
+    only below those that it saw being called.
     """
 
     def __init__(self, running: list[str]):

@@ -1,6 +1,6 @@
-"""What a model costs, by part: parameters, memory, time.
+"""Count and measure what a model costs, by part: parameters, memory, time.
 
-A part is a module under its dotted name, with all that is below it; "" is the whole model.
+A part is a module, named by its dotted name, with all of its submodules; "" is the full model.
 """
 
 import math
@@ -27,14 +27,14 @@ from vitkit.protocols import SupportsActivationCheckpointing
 
 @dataclass
 class Parameters:
-    """Numbers of weights."""
+    """Numbers of parameters."""
 
     total: int = 0
     trainable: int = 0
 
 
 def count_parameters(model: nn.Module) -> dict[str, Parameters]:
-    """Return the counts of every module; a parameter that it holds under several names counts once."""
+    """Return the counts of every module; a parameter that a module holds under several names counts once."""
     counts = {}
     for name, module in model.named_modules():
         trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
@@ -54,19 +54,19 @@ class Attention:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     """(B, heads, L, S) of each call."""
     fused: bool = False
-    """By a kernel that never stores them: it stores a number per row."""
+    """Whether a fused kernel computed them, which stores one number per row instead of the matrices."""
 
     def elements(self) -> int:
-        """Return the numbers of all matrices."""
+        """Return the number of elements of all matrices."""
         return sum(map(math.prod, self.shapes))
 
     def rows(self) -> int:
-        """Return the rows of all matrices."""
+        """Return the number of rows of all matrices."""
         return sum(math.prod(shape[:-1]) for shape in self.shapes)
 
 
 def attention_matrices(model: nn.Module, *inputs: Tensor) -> dict[str, Attention]:
-    """Return module name -> its attention matrices. On "meta", model and inputs cost neither memory nor time."""
+    """Return module name -> its attention matrices. With model and inputs on "meta" this takes no memory or time."""
     was_training = model.training
     model.eval()
     try:
@@ -79,7 +79,7 @@ def attention_matrices(model: nn.Module, *inputs: Tensor) -> dict[str, Attention
                 shapes = {name: [tuple(weights.shape) for weights in maps.pop(name)] for name in list(maps)}
     finally:
         model.train(was_training)
-    # Attention of other libraries is seen only where it calls the fused kernel.
+    # Attention in other libraries' modules is seen only if it calls the fused kernel.
     return {
         name: Attention(shapes.get(name, fused.get(name)), name in fused)
         for name, _ in model.named_modules()
@@ -88,7 +88,7 @@ def attention_matrices(model: nn.Module, *inputs: Tensor) -> dict[str, Attention
 
 
 class _FusedCalls(TorchFunctionMode):
-    """Note the calls of the fused attention kernel: module name -> shapes of the matrices that it does not store."""
+    """Record the calls of the fused attention kernel: module name -> shapes of the matrices that it does not store."""
 
     def __init__(self, running: list[str]):
         super().__init__()
@@ -107,21 +107,21 @@ class Cost:
     """Time and memory of one part, in a forward pass."""
 
     seconds: float = 0.0
-    """Median."""
+    """The median time."""
     peak_bytes: int = 0
-    """Most memory of tensors, above what there was at the part's start."""
+    """The peak memory of tensors, minus that at the start of the part."""
     saved_bytes: int = 0
-    """What a training step saves of it for the backward pass."""
+    """The memory that the part saves for the backward pass in a training step."""
 
 
 def measure(model: nn.Module, *inputs: Tensor, names: list[str], repeats: int = 5) -> dict[str, Cost]:
     """Measure time and memory of parts.
 
-    Memory is that of tensors between operators: an operator's own workspace is not seen.
+    Memory is that of tensors between operators; the workspace within an operator is not included.
 
     Args:
         names: the parts; those that are not called are left out.
-        repeats: of the timing.
+        repeats: number of timed runs.
     """
     device = inputs[0].device
     was_training = model.training
@@ -142,7 +142,7 @@ def measure(model: nn.Module, *inputs: Tensor, names: list[str], repeats: int = 
 def _around(
     model: nn.Module, names: list[str], enter: Callable[[], Any], leave: Callable[[str, Any], None]
 ) -> Iterator[None]:
-    """Call `enter()` before and `leave(name, what enter returned)` after each call of the modules."""
+    """Call `enter()` before each call of the modules, and `leave(name, result of enter)` after it."""
     handles, states = [], []
     for name in names:
         module = model.get_submodule(name)
@@ -193,7 +193,7 @@ def saved_by_part(model: nn.Module, inputs: tuple, names: list[str]) -> Counter[
     """Return the bytes that each part's forward pass saves for the backward pass.
 
     Args:
-        names: of the parts, as `parts` returns them.
+        names: names of the parts, as `parts` returns them.
     """
     by_part: Counter[str] = Counter()
     saved = _SavedTensors([*model.parameters(), *model.buffers(), *inputs])
@@ -211,7 +211,7 @@ def saved_bytes(step: Callable[[], Any], modules: Sequence[nn.Module]) -> int:
 
     Args:
         step: computes the loss.
-        modules: whose parameters and buffers do not count.
+        modules: modules whose parameters and buffers are not counted.
     """
     saved = _SavedTensors([tensor for module in modules for tensor in (*module.parameters(), *module.buffers())])
     with torch.enable_grad(), saved.watch():
@@ -220,33 +220,33 @@ def saved_bytes(step: Callable[[], Any], modules: Sequence[nn.Module]) -> int:
 
 
 OPTIMIZER_STATES = {"AdamW": 2, "Adam": 2, "SGD": 1}
-"""Numbers that an optimiser stores for each weight."""
+"""Optimiser -> the number of values that it stores for each parameter."""
 
 
 @dataclass
 class TrainingMemory:
-    """Bytes that each process of a run holds, besides what autograd saves."""
+    """Bytes that each process of a run holds, in addition to those that autograd saves."""
 
     weights: int
     gradients: int
     optimizer: int
     gathered: int = 0
-    """Weights and gradients of blocks that are unsharded while they compute."""
+    """Bytes of the unsharded weights and gradients of blocks while they compute."""
 
     @property
     def total(self) -> int:
-        """The sum."""
+        """The sum of all parts in bytes."""
         return self.weights + self.gradients + self.optimizer + self.gathered
 
 
 def training_memory(model: nn.Module, *, states: int, gpus: int = 1, sharded: bool = False) -> TrainingMemory:
-    """Calculate what weights, gradients and optimiser take; the model may be on "meta".
+    """Calculate the memory of weights, gradients and optimiser; the model may be on "meta".
 
     Args:
-        states: of the optimiser, see OPTIMIZER_STATES.
-        gpus: processes.
-        sharded: among them, block by block (FSDP2); else each has all of it (DDP). Blocks are modules that support
-            activation checkpointing.
+        states: values that the optimiser stores for each parameter, see OPTIMIZER_STATES.
+        gpus: number of processes.
+        sharded: whether the model is sharded among the processes, block by block (FSDP2); otherwise each process has
+            the full model (DDP). Blocks are modules that support activation checkpointing.
     """
     sizes = {parameter: parameter.numel() * parameter.element_size() for parameter in model.parameters()}
     if not sharded:
@@ -261,8 +261,8 @@ def training_memory(model: nn.Module, *, states: int, gpus: int = 1, sharded: bo
     inside = {parameter for block in blocks for parameter in block}
     rest = sum(size for parameter, size in sizes.items() if parameter not in inside)
     largest = max((sum(sizes[parameter] for parameter in block) for block in blocks), default=0)
-    # What is in no block stays unsharded from the forward to the end of the backward pass, with its gradients; beside
-    # it the block that computes, with its gradients, and the next one, whose weights arrive meanwhile.
+    # Parameters outside of blocks stay unsharded from the forward to the end of the backward pass, with their
+    # gradients. In addition, there are the block that computes, with its gradients, and the prefetched next block.
     return TrainingMemory(sum(shards.values()), trained, states * trained, 2 * rest + 3 * largest)
 
 
@@ -270,14 +270,14 @@ class _SavedTensors:
     """Count the storages that autograd saves, each once.
 
     Args:
-        excluded: tensors that do not count: parameters, buffers, inputs.
+        excluded: tensors that are not counted: parameters, buffers, inputs.
     """
 
     def __init__(self, excluded: Sequence[Tensor]):
         self.bytes = 0
-        # By their addresses in memory tensors on "meta" would all be one.
+        # Storages are told apart by object, as those of tensors on "meta" all have the same memory address.
         self._seen = {tensor.untyped_storage()._cdata for tensor in excluded}
-        self._alive: list[Tensor] = []  # so that no storage is freed and its number used again
+        self._alive: list[Tensor] = []  # so that no storage is freed and its identifier reused
 
     def watch(self) -> torch.autograd.graph.saved_tensors_hooks:
         return torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
@@ -297,7 +297,7 @@ class _LiveTensors(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.history = [0]
-        """The bytes after each change."""
+        """The number of bytes after each change."""
         self._alive: set[int] = set()
 
     def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

@@ -1,5 +1,5 @@
-"""What layers that mix the tokens of a sequence cost by its length (Vaswani et al. 2017, table 1,
-https://arxiv.org/abs/1706.03762), counted and timed."""
+"""Count and time what layers that mix the tokens of a sequence cost by its length (Vaswani et al. 2017, table 1,
+https://arxiv.org/abs/1706.03762)."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.sequence_convolution import SequenceConvolution
 
 RESTRICTED, KERNEL = 16, 3
-"""Neighbours of restricted self-attention, and tokens of a convolution's kernel."""
+"""The block size of restricted self-attention, and the kernel size of a convolution, in tokens."""
 
 
 class _SelfAttention(nn.Module):
-    """Each token attends to all, or to those of its block of `size` tokens alone."""
+    """Self-attention in which each token attends to all tokens, or only to those of its block of `size` tokens."""
 
     def __init__(self, d_model: int, num_heads: int, size: int | None = None):
         super().__init__()
@@ -36,20 +36,20 @@ class _SelfAttention(nn.Module):
 
 
 class LayerKind(NamedTuple):
-    """A kind of layer."""
+    """A kind of layer, a row of the paper's table."""
 
     build: Callable[[int, int], nn.Module]
-    """From d_model and the number of heads."""
+    """Builds the layer from d_model and the number of heads."""
     complexity: str
-    """As the paper's table has it."""
+    """The complexity in the paper's table."""
     formula: str
-    """MACs with their constants, by length n and channels d."""
+    """The MACs with their constants, as a formula of length n and channels d."""
     macs: Callable[[int, int], int]
-    """By this formula."""
+    """Computes the MACs by this formula, from length and channels."""
     sequential: str
-    """Operations that must follow each other."""
+    """The number of sequential operations in the paper's table."""
     path: str
-    """Longest way between two tokens, in layers."""
+    """The maximum path length between two tokens in the paper's table, in layers."""
 
 
 LAYER_KINDS = {
@@ -70,22 +70,23 @@ LAYER_KINDS = {
         "k n d^2", "k n d^2", lambda n, d: KERNEL * n * d * d, "1", "n/k",
     ),
 }  # fmt: skip
-"""The paper's complexities leave out projections: attention's (4 n d^2), and of a recurrent layer's input (n d^2)."""
+"""Name -> kind of layer. The paper's complexities leave out projections: those of attention (4 n d^2), and that of a
+recurrent layer's input (n d^2)."""
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What a layer costs at one length."""
+    """The cost of a layer at one sequence length."""
 
     kind: str
-    """One of LAYER_KINDS."""
+    """The layer's name in LAYER_KINDS."""
     length: int
     macs: int
-    """Counted: products, and norms as fvcore estimates them."""
+    """The counted MACs: of products, and of norms by fvcore's estimate."""
     formula: int
-    """MACs by the formula."""
+    """The MACs by the formula."""
     seconds: float
-    """Of the forward pass, the fastest of several; on the CPU processor time, to which other programs add nothing."""
+    """The fastest of several forward passes; on the CPU in processor time, which other programs do not affect."""
 
 
 def layer_costs(
@@ -96,9 +97,9 @@ def layer_costs(
     Args:
         lengths: numbers of tokens.
         d_model: channels of all layers.
-        num_heads: of attention.
-        repeats: of the timing.
-        device: that times are of; MACs are counted on the CPU.
+        num_heads: number of attention heads.
+        repeats: number of timed runs.
+        device: the device for the timing; MACs are counted on the CPU.
     """
     costs = []
     for kind, layer_kind in LAYER_KINDS.items():

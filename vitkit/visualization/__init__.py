@@ -1,1 +1,1 @@
-"""Pictures: boxes, masks, curves, attention."""
+"""Draw boxes, masks, curves and attention."""

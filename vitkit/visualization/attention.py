@@ -1,4 +1,4 @@
-"""What models look at: attention maps and sampling points on the image, and where each query looks for boxes."""
+"""Draw what models look at: attention maps and sampling points on the image, and where each query predicts boxes."""
 
 import math
 import textwrap
@@ -23,10 +23,10 @@ from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.visualization.boxes import draw_detections
 from vitkit.visualization.canvas import class_color, save_figure
 
-_CANVAS = 640  # pixels of the long side on which pictures are drawn
-_PANEL = 3.4  # inches of a panel's width
+_CANVAS = 640  # pixels of the long side of the canvas that pictures are drawn on
+_PANEL = 3.4  # width of a panel in inches
 _DPI = 130
-_TITLE_WIDTH = 36  # letters above a panel
+_TITLE_WIDTH = 36  # characters per line of a panel's title
 _MAX_COLUMNS = 4
 _SMALL_AREA = 0.04
 _SIZES = (
@@ -47,15 +47,15 @@ def overlay_attention(
     covered: tuple[float, float] = (1.0, 1.0),
     largest: float | None = None,
 ) -> np.ndarray:
-    """Lay an attention map over the grey image: the more weight, the more colour.
+    """Overlay an attention map on the grey image: the larger the weight, the stronger the colour.
 
     Args:
         image: (H, W, 3) uint8 RGB.
         weights: (h, w) float, at least 0.
         color: RGB in 0..255; None for a colour scale from dark to bright.
-        covered: height and width that the map covers, relative to those of the image; above 1 where padding at the
-            right and bottom is part of the map.
-        largest: the weight of full colour; None: the map's largest.
+        covered: height and width of the region that the map covers, relative to those of the image; above 1 if the map
+            includes padding at the right and bottom.
+        largest: the weight that is drawn in full colour; None: the map's largest.
     Returns:
         (H, W, 3) uint8 RGB.
     """
@@ -79,11 +79,11 @@ def draw_encoder_attention(
 
     Args:
         image: (H, W, 3) uint8 RGB.
-        points: N times (x, y), pixels of the image.
+        points: N points (x, y) in pixels of the image.
         weights: (N, h, w), each point's attention over the map.
-        path: of the PNG; its folder is made.
+        path: the PNG's path; its folder is made.
         covered: see `overlay_attention`.
-        title: of the figure.
+        title: the figure's title.
     """
     canvas, scale = scaled(image)
     pixels = [(x * scale, y * scale) for x, y in points]
@@ -104,9 +104,9 @@ def draw_word_attention(image: np.ndarray, words: Sequence[str], weights: Tensor
 
     Args:
         image: (H, W, 3) uint8 RGB.
-        words: N, of the caption.
+        words: the N words of the caption.
         weights: (N, h, w), each word's attention over the map.
-        path: of the PNG; its folder is made.
+        path: the PNG's path; its folder is made.
     """
     canvas, _ = scaled(image)
     figure, panels = _panels(1 + len(words), canvas.shape, textwrap.fill(" ".join(words), 80))
@@ -119,18 +119,18 @@ def draw_word_attention(image: np.ndarray, words: Sequence[str], weights: Tensor
 
 
 class QueryAttention(NamedTuple):
-    """What one decoder query predicted, and from what."""
+    """What one decoder query predicted, and what it attended to."""
 
     query: int
-    """Its number."""
+    """The query's index."""
     box_xyxy: Tensor
-    """(4,) pixels of the image."""
+    """(4,) predicted box in pixels of the image."""
     name: str
     """Name of the predicted class."""
     score: float
     """Score of that class, in 0..1."""
     weights: Tensor
-    """(h, w), its attention over the map."""
+    """(h, w), the query's attention over the map."""
 
 
 def draw_decoder_attention(
@@ -141,22 +141,22 @@ def draw_decoder_attention(
     covered: tuple[float, float] = (1.0, 1.0),
     title: str = "",
 ) -> None:
-    """Save a PNG with what each box was predicted from (figure 6 of https://arxiv.org/abs/2005.12872).
+    """Save a PNG of what each box was predicted from (figure 6 of https://arxiv.org/abs/2005.12872).
 
-    The first panel has all boxes, the others one each with its query's attention in the box's colour.
+    The first panel shows all boxes; each other panel shows one box with its query's attention in the box's colour.
 
     Args:
         image: (H, W, 3) uint8 RGB.
         queries: at least one.
-        path: of the PNG; its folder is made.
+        path: the PNG's path; its folder is made.
         covered: see `overlay_attention`.
-        title: of the figure.
+        title: the figure's title.
     """
     canvas, scale = scaled(image)
     boxes_xyxy = torch.stack([query.box_xyxy for query in queries]) * scale
     names, scores = [query.name for query in queries], torch.tensor([query.score for query in queries])
     figure, panels = _panels(1 + len(queries), canvas.shape, title)
-    # Colours tell boxes apart here, not classes.
+    # Colours here distinguish boxes, not classes.
     panels[0].imshow(draw_detections(canvas, boxes_xyxy, range(len(queries)), names, scores, min_side=1))
     panels[0].set_title("boxes")
     for k, (panel, query) in enumerate(zip(panels[1:], queries)):
@@ -168,18 +168,18 @@ def draw_decoder_attention(
 
 
 class QueryLayer(NamedTuple):
-    """One decoder layer's view of the image for one query. Points and boxes are relative to the un-padded image."""
+    """Where one query samples the image in one decoder layer. Points and boxes are relative to the un-padded image."""
 
     locations: Tensor
-    """(heads, levels, points, 2) xy, levels fine to coarse."""
+    """(heads, levels, points, 2) xy of the sampling points, with levels from fine to coarse."""
     weights: Tensor
-    """(heads, levels, points) in 0..1; those of a head sum to 1."""
+    """(heads, levels, points) attention weights in 0..1, which sum to 1 for each head."""
     reference: Tensor
-    """(2,) xy or (4,) cxcywh that the sampling started from."""
+    """(2,) xy or (4,) cxcywh, the reference of the sampling offsets."""
     box_cxcywh: Tensor
     """(4,) box predicted after the layer."""
     name: str
-    """Class predicted after the layer."""
+    """Name of the class predicted after the layer."""
     score: float
     """Score of that class, in 0..1."""
 
@@ -189,16 +189,16 @@ def draw_sampling_points(
 ) -> None:
     """Save a PNG with a query's reference point, sampling points and box (figure 6 of 2010.04159, appendix).
 
-    A row per decoder layer, a column per feature level and one for all levels together. The cross is the reference
-    point (with a dashed box where the reference is one), dots are sampling points, coloured by attention weight over
-    one scale for all layers, and the green box is what the layer predicts.
+    There is a row per decoder layer, a column per feature level and one for all levels together. The cross is the
+    reference point (with a dashed box if the reference is a box), dots are sampling points, coloured by attention
+    weight on one scale for all layers, and the green box is the layer's prediction.
 
     Args:
         image: (H, W, 3) uint8 RGB.
         layers: first to last, at least one.
-        path: of the PNG; its folder is made.
-        strides: of the levels.
-        title: of the figure.
+        path: the PNG's path; its folder is made.
+        strides: the stride of each level in pixels.
+        title: the figure's title.
     """
     canvas, _ = scaled(image)
     height, width = canvas.shape[:2]
@@ -244,18 +244,19 @@ def draw_query_slots(
 ) -> None:
     """Save a PNG with the boxes that each query predicted over a dataset (figure 7 of 2005.12872).
 
-    A panel per query, a dot per image at the centre of the query's box, whatever its class; colours tell its size.
+    Each panel shows one query, with a dot per image at the centre of the query's box, whatever its class, coloured by
+    the size of the box.
 
     Args:
         boxes_cxcywh: (N, Q, 4) in 0..1 of their images.
         kinds: (N, Q) indices into `names`, from `size_kinds`, or from `coco_sizes` with `COCO_SIZES`.
-        path: of the PNG; its folder is made.
-        queries: which of the Q to draw.
-        names: and colours of the kinds.
+        path: the PNG's path; its folder is made.
+        queries: indices of the queries to draw.
+        names: the name and the colour of each kind.
     """
     columns = min(len(queries), 5 if len(queries) <= 20 else 10)
     rows = math.ceil(len(queries) / columns)
-    # Room for the title and the legend, which are wider than a panel or two.
+    # The minimum width leaves room for the title and the legend, which are wider than a panel or two.
     figure = Figure(figsize=(max(7.5, 1.7 * columns), 1.9 * rows + 1.0), layout="constrained")
     figure.suptitle(f"Box centres of each query over {len(boxes_cxcywh)} images", fontsize="large")
     dot = min(9.0, max(1.0, 3000 / len(boxes_cxcywh)))
@@ -288,7 +289,7 @@ def coco_sizes(boxes_cxcywh: Tensor, areas: Tensor) -> Tensor:
 
     Args:
         boxes_cxcywh: (..., 4) in 0..1 of their images.
-        areas: of the images in pixels, broadcastable to (...).
+        areas: areas of the images in pixels, broadcastable to (...).
     Returns:
         (...) int64.
     """
@@ -299,7 +300,7 @@ def coco_sizes(boxes_cxcywh: Tensor, areas: Tensor) -> Tensor:
 def _spread(
     weights: Tensor, size: tuple[int, int], covered: tuple[float, float], largest: float | None = None
 ) -> np.ndarray:
-    """Upsample a map to (H, W) float32 in 0..1 over the image, its padding cut off."""
+    """Upsample a map to (H, W) float32 in 0..1 over the image, without the padding."""
     height, width = (round(side * factor) for side, factor in zip(size, covered))
     weights = F.interpolate(weights.float().cpu()[None, None], size=(height, width), mode="bilinear")[0, 0]
     weights = weights[: size[0], : size[1]]
@@ -307,7 +308,7 @@ def _spread(
 
 
 def scaled(image: np.ndarray, side: int = _CANVAS) -> tuple[np.ndarray, float]:
-    """Scale an image to a long side near `side`; integer factors keep pixels square. Return it and the factor."""
+    """Scale an image to a long side near `side`, enlarging by integers only; return the image and the factor."""
     scale = side / max(image.shape[:2])
     scale = math.floor(scale) if scale >= 2 else scale
     height, width = (max(1, round(side * scale)) for side in image.shape[:2])
@@ -316,7 +317,7 @@ def scaled(image: np.ndarray, side: int = _CANVAS) -> tuple[np.ndarray, float]:
 
 
 def _panels(number: int, shape: tuple[int, ...], title: str) -> tuple[Figure, list[Axes]]:
-    """Make a figure of `number` panels for pictures of a (height, width, 3)."""
+    """Make a figure of `number` panels for pictures of shape (height, width, 3)."""
     rows = math.ceil(number / _MAX_COLUMNS)
     columns = math.ceil(number / rows)
     figure = Figure(
@@ -330,11 +331,11 @@ def _panels(number: int, shape: tuple[int, ...], title: str) -> tuple[Figure, li
 
 
 def mark_point(panel: Axes, pixel: tuple[float, float], number: int) -> None:
-    """Mark a point (x, y) of a panel by a numbered dot in a colour of its own."""
+    """Mark a point (x, y) of a panel with a numbered dot whose colour depends on the number."""
     red, green, blue = class_color(number - 1)
     color = (red / 255, green / 255, blue / 255)
     panel.plot(*pixel, marker="o", markersize=13, color=color, markeredgecolor="white", markeredgewidth=1.5)
-    # The outline keeps it legible on bright colours.
+    # The outline keeps the number legible on bright colours.
     text = panel.annotate(str(number), pixel, color="white", fontsize=8, fontweight="bold", ha="center")
     text.set(va="center_baseline", path_effects=[withStroke(linewidth=2, foreground="black")])
 
@@ -345,7 +346,7 @@ def _draw_box(panel: Axes, box_xyxy: Tensor, color: object, style: str = "-") ->
 
 
 def _draw_query(panel: Axes, layer: QueryLayer, levels: slice, *, norm: Normalize) -> object:
-    """Draw a layer's sampling points on some levels, its reference and its box; return the dots."""
+    """Draw a layer's sampling points on the chosen levels, its reference and its box; return the dots."""
     height, width = panel.get_ylim()[0], panel.get_xlim()[1]
     size = torch.tensor([width, height])
     weights = layer.weights[:, levels].flatten()

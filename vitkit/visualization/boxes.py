@@ -37,8 +37,8 @@ def draw_detections(
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
         boxes_xyxy: (N, 4) pixels of the image.
         labels: (N,) indices into `class_names`.
-        scores: (N,) in 0..1, written behind the names; the highest is drawn last, on top.
-        min_side: an image with a shorter side below this is upscaled to it, so that text on it can be read.
+        scores: (N,) in 0..1, written after the names; the box with the highest score is drawn last, on top.
+        min_side: an image with a shorter side below this is upscaled to it, so that text on it is legible.
     Returns:
         (H', W', 3) uint8 RGB.
     """
@@ -54,7 +54,7 @@ def draw_detections(
     boxes = (torch.as_tensor(boxes_xyxy, dtype=torch.float32).reshape(-1, 4) * scale).tolist()
     for i in order:
         draw.rectangle(boxes[i], outline=named_color(labels[i], class_names), width=line)
-    # All names after all boxes, the best first: each takes the first free position around its box.
+    # Names are drawn after all boxes, the highest score first: each takes the first free position around its box.
     taken: list[tuple[float, float, float, float]] = []
     for i in reversed(order):
         tag = _tag_box(tag_size(draw, texts[i], font), boxes[i], canvas.size, taken)
@@ -64,7 +64,7 @@ def draw_detections(
 
 
 def target_boxes_xyxy(target: DetectionTarget, size: tuple[int, int]) -> Tensor:
-    """Return a target's (N, 4) boxes in pixels of an image of that (width, height)."""
+    """Return a target's boxes, (N, 4) in pixels of an image whose size is (width, height)."""
     return scale_boxes(cxcywh_to_xyxy(target["boxes_cxcywh"].cpu())[None], [size[::-1]])[0]
 
 
@@ -74,7 +74,7 @@ def _tag_box(
     canvas_size: tuple[int, int],
     taken: Sequence[tuple[float, float, float, float]],
 ) -> tuple[float, float, float, float]:
-    """Return the xyxy of a name tag: above its box, below it, or inside it, wherever it first meets no other tag."""
+    """Return the xyxy of a name tag: above, below or inside its box, at the first position without another tag."""
     width, height = size
     x0, y0, _, y1 = box
     left = min(max(0, x0), max(0, canvas_size[0] - width))

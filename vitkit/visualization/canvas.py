@@ -1,4 +1,4 @@
-"""What all drawings on images share: colours of classes, name tags, figures of pictures side by side."""
+"""Shared parts of all drawings on images: colours of classes, name tags, figures of pictures side by side."""
 
 import colorsys
 import math
@@ -18,7 +18,7 @@ _GAP = 12  # pixels between the panels of a figure
 
 
 def class_color(label: int) -> tuple[int, int, int]:
-    """Return the RGB of a class: adjacent labels get hues far apart, and every round of hues another brightness."""
+    """Return the RGB of a class: adjacent labels get distant hues, and the brightness changes every 8 labels."""
     hue = (0.02 + label * 0.381966) % 1.0
     value = (1.0, 0.75, 0.9)[label // 8 % 3]
     red, green, blue = colorsys.hsv_to_rgb(hue, 0.85, value)
@@ -42,14 +42,14 @@ _KNOWN_COLORS = {
     (235, 240, 250): ("snow",),
     (150, 110, 60): ("earth", "soil", "dirt", "mountain"),
 }
-"""RGB of what people expect to see in one colour."""
+"""RGB -> names of the classes that people expect in this colour."""
 _COLOR_OF_NAME = {name: color for color, names in _KNOWN_COLORS.items() for name in names}
 
 
 def named_color(label: int, class_names: Sequence[str]) -> tuple[int, int, int]:
-    """Return the RGB of a class: sky blue, plants green, road grey, ..., where its name tells, or else `class_color`.
+    """Return the RGB of a class: blue for sky, green for plants, ..., if its name is known, or else `class_color`.
 
-    Of several classes with one expected colour, such as tree and bush, the first has it.
+    If several classes have the same expected colour, such as tree and bush, only the first gets it.
     """
     colors = [_COLOR_OF_NAME.get(_plain_name(name)) for name in class_names]
     color = colors[label] if label < len(colors) else None
@@ -57,7 +57,7 @@ def named_color(label: int, class_names: Sequence[str]) -> tuple[int, int, int]:
 
 
 def _plain_name(name: str) -> str:
-    """Return a name without what datasets add to it: "sky-other-merged" and "Sky" are "sky"."""
+    """Normalise a class name: "sky-other-merged" and "Sky" become "sky"."""
     return re.sub(r"[-_](other|merged|stuff).*$", "", name.casefold()).strip()
 
 
@@ -67,7 +67,7 @@ def to_picture(image: np.ndarray | Tensor) -> Image.Image:
     Args:
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
     Raises:
-        ValueError: it is neither.
+        ValueError: the image is neither.
     """
     if isinstance(image, Tensor):
         image = image.detach().cpu().permute(1, 2, 0).numpy()
@@ -80,9 +80,9 @@ def to_picture(image: np.ndarray | Tensor) -> Image.Image:
 
 
 def enlarge(image: np.ndarray | Tensor, min_side: int = 320) -> tuple[Image.Image, int]:
-    """Convert an image for drawing, upscaled for its shorter side to reach `min_side`; return it and the factor.
+    """Convert an image for drawing, upscaled until its shorter side reaches `min_side`; return it and the factor.
 
-    Integers keep the pixels of a small image square.
+    Integer factors keep the pixels of a small image square.
     """
     picture = to_picture(image)
     factor = max(1, math.ceil(min_side / min(picture.size)))
@@ -90,7 +90,7 @@ def enlarge(image: np.ndarray | Tensor, min_side: int = 320) -> tuple[Image.Imag
 
 
 def labels_and_texts(labels: Labels, class_names: Sequence[str], scores: Scores | None) -> tuple[list[int], list[str]]:
-    """Return the labels of objects, and their names, each with its score behind it."""
+    """Return the labels of objects, and their names followed by their scores, if there are any."""
     labels = torch.as_tensor(labels).tolist()
     texts = [class_names[label] for label in labels]
     if scores is not None:
@@ -99,14 +99,14 @@ def labels_and_texts(labels: Labels, class_names: Sequence[str], scores: Scores 
 
 
 def font_for(picture: Image.Image) -> ImageFont.FreeTypeFont:
-    """Return the font for names on a picture of its size."""
+    """Return a font for names whose size suits the picture."""
     return ImageFont.load_default(max(13, round(min(picture.size) / 28)))
 
 
 def draw_tag(
     draw: ImageDraw.ImageDraw, box: Sequence[float], text: str, font: ImageFont.FreeTypeFont, color: Sequence[int]
 ) -> None:
-    """Draw a name in `box` (xyxy) on its colour."""
+    """Draw a name in `box` (xyxy) on a background of its colour."""
     bright = 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] > 140
     draw.rectangle(tuple(box), fill=tuple(color))
     draw.text((box[0] + 3, box[1] + 1), text, fill="black" if bright else "white", font=font, anchor="la")
@@ -120,21 +120,21 @@ def tag_size(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont)
 
 
 def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
-    """Return whether two xyxy boxes overlap."""
+    """Whether two xyxy boxes overlap."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def save_grid(
     pictures: Sequence[np.ndarray], titles: Sequence[str], path: str | Path, *, per_line: int = 4, panel: int = 420
 ) -> None:
-    """Save a PNG with pictures in lines, each under its title.
+    """Save a PNG with rows of pictures, each under its title.
 
     Args:
         pictures: (H, W, 3) uint8 RGB of any sizes, at least one.
-        titles: one for each; what is too long gets more lines.
-        path: of the PNG; its folder is made.
-        per_line: pictures on one line.
-        panel: most pixels of a picture's longer side.
+        titles: one for each picture; long titles are wrapped.
+        path: the PNG's path; its folder is made.
+        per_line: pictures per row.
+        panel: the maximum length of a picture's longer side in pixels.
     """
     font = ImageFont.load_default(max(11, round(panel / 26)))
     line_height = round(panel / 16)
@@ -159,7 +159,7 @@ def save_grid(
 
 
 def _lines(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
-    """Break a text into lines of at most `width` pixels, between words where it can."""
+    """Break a text into lines of at most `width` pixels, between words where possible."""
     lines = [""]
     for part in re.findall(r"\S+\s*|\s+", text):
         if lines[-1] and font.getlength(lines[-1] + part.rstrip()) > width:

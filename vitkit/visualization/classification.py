@@ -21,9 +21,9 @@ def draw_classes(
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
         class_scores: (C,) in 0..1.
         class_names: C names.
-        most: classes to list.
+        most: the maximum number of classes to list.
     Returns:
-        (H', W', 3) uint8 RGB, higher than the image by the list.
+        (H', W', 3) uint8 RGB, with the list below the image.
     """
     picture, _ = enlarge(image)
     font = font_for(picture)
@@ -42,12 +42,12 @@ def draw_classes(
 
 
 def draw_caption(image: np.ndarray | Tensor, text: str) -> np.ndarray:
-    """Draw the image above its caption, broken into lines of its width.
+    """Draw the image above its caption, wrapped to the image's width.
 
     Args:
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
     Returns:
-        (H', W', 3) uint8 RGB, higher than the image by the caption.
+        (H', W', 3) uint8 RGB, with the caption below the image.
     """
     picture, _ = enlarge(image)
     font = font_for(picture)

@@ -1,4 +1,4 @@
-"""Videos as pictures: strips of frames, the classes of clips over time, attention over space and time."""
+"""Draw videos as pictures: strips of frames, the classes of clips over time, attention over space and time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,19 +17,19 @@ _MOST_CLASSES = 5
 
 
 def draw_strip(frames: Sequence[np.ndarray] | Tensor, *, height: int = 112, per_line: int = _PER_LINE) -> np.ndarray:
-    """Draw frames side by side, in lines from left to right.
+    """Draw frames in rows, from left to right.
 
     Args:
         frames: (H, W, 3) uint8 RGB arrays of one size, or a clip (3, T, H, W) uint8.
-        height: of each frame in the strip, pixels.
-        per_line: frames on one line.
+        height: height of each frame in the strip, in pixels.
+        per_line: frames per row.
     Returns:
         (H', W', 3) uint8 RGB.
     """
     frames = list(frames.unbind(1)) if isinstance(frames, Tensor) else frames
     pictures = [to_picture(frame) for frame in frames]
     width = max(1, round(height * pictures[0].width / pictures[0].height))
-    # Enlarged pixels stay squares.
+    # Nearest-neighbour resampling keeps enlarged pixels sharp.
     resample = Image.Resampling.LANCZOS if pictures[0].height > height else Image.Resampling.NEAREST
     columns = min(per_line, len(pictures))
     lines = -(-len(pictures) // columns)
@@ -51,7 +51,7 @@ def draw_scores_over_time(
         times: (clips, 2) seconds at which each clip begins and ends.
         scores: (clips, C) in 0..1.
         class_names: C names.
-        path: of the PNG; its folder is made.
+        path: the PNG's path; its folder is made.
     """
     strip = draw_strip(frames, per_line=len(frames))
     figure = Figure(figsize=(10, 10 * strip.shape[0] / strip.shape[1] + 3), layout="constrained")
@@ -61,7 +61,7 @@ def draw_scores_over_time(
     mean, labels = scores.mean(dim=0).topk(min(_MOST_CLASSES, len(class_names)))
     for rank, (label, score) in enumerate(zip(labels.tolist(), mean.tolist())):
         color = np.array(class_color(rank)) / 255
-        # A clip is a horizontal line from its first frame to its last, and a point in its middle.
+        # Each clip is a horizontal line from its first frame to its last, with a point in the middle.
         below.hlines(scores[:, label], *times.T, color=color, alpha=0.4, linewidth=2)
         middle = times.mean(axis=1)
         below.plot(middle, scores[:, label], "o-", color=color, label=f"{class_names[label]}  {score:.2f}")
@@ -79,18 +79,18 @@ def draw_clip_attention(
     title: str = "",
     most_frames: int = 8,
 ) -> None:
-    """Save a PNG: the frames of a clip, the class token's map of each, and what chosen points attend to.
+    """Save a PNG: the frames of a clip, the class token's attention map for each, and what chosen points attend to.
 
-    (Figure 7 of https://arxiv.org/abs/2102.05095, in which brighter means more.) Maps of the class token are each as
-    bright as its largest weight in that frame; those of a point are on one scale over all frames.
+    (Figure 7 of https://arxiv.org/abs/2102.05095, in which brighter means more.) The class token's map of each frame is
+    scaled to its largest weight in that frame; the maps of a point share one scale over all frames.
 
     Args:
         clip: (3, T, H, W) uint8.
-        class_token: (h, w, T).
-        points: (frame, x, y), in pixels of the clip, and its attention (h, w, T).
-        path: of the PNG; its folder is made.
-        title: of the figure.
-        most_frames: frames to draw, spread over the clip; those of the points are among them.
+        class_token: (h, w, T), the class token's attention.
+        points: for each point its (frame, x, y), in pixels of the clip, and its attention (h, w, T).
+        path: the PNG's path; its folder is made.
+        title: the figure's title.
+        most_frames: the maximum number of frames to draw, spread over the clip and including those of the points.
     """
     num_frames = clip.shape[1]
     chosen = {frame for (frame, _, _), _ in points}

@@ -1,4 +1,4 @@
-"""Curves of what models cost."""
+"""Plot what models cost."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,15 +8,15 @@ from matplotlib.figure import Figure
 from vitkit.visualization.canvas import save_figure
 
 Curve = tuple[Sequence[float], Sequence[float]]
-"""Positions and values."""
+"""Positions along the x axis, and values."""
 
 
 def plot_costs(panels: Sequence[tuple[str, str, Mapping[str, Curve]]], out_path: str | Path) -> None:
-    """Save a PNG with two panels in a row, each over what changes and with a curve for each model.
+    """Save a PNG with two panels per row, each with a curve for each model.
 
     Args:
-        panels: the titles of the axes across and up, and the curves by their models' names.
-        out_path: of the PNG; its folder is made.
+        panels: for each panel the titles of the x axis and the y axis, and the curve of each model by its name.
+        out_path: the PNG's path; its folder is made.
     """
     rows = -(-len(panels) // 2)
     figure = Figure(figsize=(10.5, 4.0 * rows), layout="constrained")
@@ -33,11 +33,11 @@ def plot_costs(panels: Sequence[tuple[str, str, Mapping[str, Curve]]], out_path:
 
 
 def plot_layer_costs(kinds: Mapping[str, Sequence[tuple[int, float, float, float]]], out_path: str | Path) -> None:
-    """Save a PNG of what layers cost by length: MACs, counted and by formula, and time.
+    """Save a PNG of what layers cost by sequence length: MACs, counted and by formula, and time.
 
     Args:
-        kinds: by the layer's name, at each length: tokens, MACs, MACs by its formula, seconds.
-        out_path: of the PNG; its folder is made.
+        kinds: the layer's name -> for each length: tokens, MACs, MACs by the formula, seconds.
+        out_path: the PNG's path; its folder is made.
     """
     figure = Figure(figsize=(10.5, 4.2), layout="constrained")
     macs, times = figure.subplots(1, 2)

@@ -15,16 +15,16 @@ from vitkit.registry import nearest
 from vitkit.visualization.canvas import save_figure
 
 _HEADLINE = ("AP", "AP50", "AP75")
-_FEW = 10  # below this many points a curve shows each of them and is not smoothed
+_FEW = 10  # a curve with fewer points shows each of them and is not smoothed
 
 
 def read_log(log_path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Read the train and the validation records of a log, by step.
 
-    A line that an interrupted run left unfinished is skipped. Where a resumed run repeats a step, its record counts.
+    A line that an interrupted run left unfinished is skipped. If a resumed run repeats a step, the last record is kept.
 
     Raises:
-        DataError: no such file, or no record in it.
+        DataError: there is no such file, or it has no record.
     """
     path = Path(log_path)
     if not path.is_file():
@@ -43,18 +43,18 @@ def read_log(log_path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str,
 
 
 def plot_training(log_path: str | Path, out_path: str | Path) -> None:
-    """Save a PNG of a run over its epochs: total loss, its terms, validation metrics (AP, AP50 and AP75, or else all).
+    """Save a PNG of a run over its epochs: total loss, its terms, validation metrics (AP, AP50, AP75 if any, or all).
 
     Args:
         log_path: JSON lines `{"kind": "train", "step", "epoch", "loss", "losses": {...}}` and
             `{"kind": "val", "step", "epoch", "metrics": {...}}`.
-        out_path: of the PNG; its folder is made.
+        out_path: the PNG's path; its folder is made.
     Raises:
         DataError: the log is missing or empty.
     """
     train, val = read_log(log_path)
     losses = _loss_curves(train, val)
-    # The total has the terms of auxiliary layers, too: on its axis the terms would lie flat at the bottom.
+    # The total also includes the terms of auxiliary layers; on its axis the single terms would lie flat at the bottom.
     total = {name: losses.pop(name) for name in ("total", "validation total") if name in losses}
     panels = {"loss": total, "terms of the loss": losses if len(losses) > 1 else {}, "validation": _metric_curves(val)}
     lines = {
@@ -77,16 +77,16 @@ def plot_runs(
     """Save a PNG that compares runs: a panel for each loss and each validation metric, a colour for each run.
 
     Args:
-        logs: what a run is called in the picture -> its log; see `plot_training`.
-        out_path: of the PNG; its folder is made.
-        metrics: which validation metrics to draw; by default AP, AP50 and AP75, or all where there is none of these.
-        losses: which losses: "loss" is the total, beside it the validation total is drawn in dashes; or any term.
-        smoothing: the part of a curve of losses over which it is averaged, 0 for none; None: a fortieth.
-        x: over what.
+        logs: the name of a run in the figure -> its log; see `plot_training`.
+        out_path: the PNG's path; its folder is made.
+        metrics: the validation metrics to draw; None: AP, AP50 and AP75, or all metrics if a run has none of these.
+        losses: the losses to draw: "loss" is the total, with the validation total dashed; other names are its terms.
+        smoothing: the fraction of a loss curve over which it is averaged, 0 for none; None: a fortieth.
+        x: the unit of the x axis.
     Returns:
-        run -> metric -> its highest value, and where it was.
+        run -> metric -> its highest value, and the epoch or step at which it was reached.
     Raises:
-        DataError: a log is missing or empty, no run has a loss or metric that is asked for, or none has anything.
+        DataError: a log is missing or empty, no run has a requested loss or metric, or there is nothing to draw.
     """
     records = {name: read_log(path) for name, path in logs.items()}
     headline = dict.fromkeys(name for _, val in records.values() for name in _metric_curves(val, None, x))
@@ -116,16 +116,16 @@ def plot_runs(
 
 
 class Line(NamedTuple):
-    """A curve as it is drawn."""
+    """A curve to draw."""
 
     label: str
     color: str
     name: str
-    """Of what is measured."""
+    """The name of the loss or metric."""
     positions: np.ndarray
     """(K,) epochs or steps."""
     values: np.ndarray
-    """(K,)."""
+    """(K,) the loss or metric at each position."""
 
 
 def _draw_panels(
@@ -154,7 +154,7 @@ Curves = dict[str, tuple[np.ndarray, np.ndarray]]
 def _loss_curves(train: Sequence[dict[str, Any]], val: Sequence[dict[str, Any]], x: str = "epoch") -> Curves:
     points = {"total": [(record[x], record.get("loss")) for record in train]}
     points["validation total"] = [(record[x], record.get("metrics", {}).get("loss")) for record in val]
-    # The terms of auxiliary layers follow the final layer's and would only crowd the picture.
+    # The terms of auxiliary layers resemble the final layer's and would only crowd the figure.
     names = dict.fromkeys(name for record in train for name in record.get("losses", {}) if not name.startswith("aux"))
     for name in names:
         points[name] = [(record[x], record.get("losses", {}).get(name)) for record in train]
@@ -166,7 +166,7 @@ def _metric_curves(val: Sequence[dict[str, Any]], metrics: Sequence[str] | None 
         names = dict.fromkeys(name for record in val for name in record.get("metrics", {}) if name != "loss")
         metrics = [name for name in names if name.rpartition("/")[2] in _HEADLINE] or list(names)
     points = {name: [(record[x], record.get("metrics", {}).get(name)) for record in val] for name in metrics}
-    # COCO reports -1 where there is nothing to find.
+    # COCO reports -1 for a metric without any ground truth.
     return _finite({name: [(e, v) for e, v in pairs if v is None or v >= 0] for name, pairs in points.items()})
 
 
@@ -194,7 +194,7 @@ def _draw_curve(axes: Axes, line: Line, smoothing: float | None) -> None:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Return the centred moving average of (K,) values; near the ends, of fewer."""
+    """Return the centred moving average of (K,) values, over fewer values near the ends."""
     kernel = np.ones(window)
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
@@ -204,8 +204,8 @@ def plot_distances(models: Mapping[str, Mapping[str, np.ndarray]], path: str | P
 
     Args:
         models: name -> layer -> (heads,) in pixels of the model's input.
-        path: of the PNG; its folder is made.
-        num_images: that were averaged.
+        path: the PNG's path; its folder is made.
+        num_images: the number of images that were averaged.
     """
     widest = max(len(layers) for layers in models.values())
     figure = Figure(figsize=(max(4.5, 0.42 * widest + 1.5) * len(models), 4.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""One HTML file in which attention is seen by pointing: at a pixel, a query, a token, a head. It needs nothing else."""
+"""Write one self-contained HTML file that shows attention under the pointer: of a pixel, a query, a token or a head."""
 
 import base64
 import html
@@ -17,7 +17,7 @@ from vitkit.visualization.canvas import make_folder
 from vitkit.visualization.html import html_page, jpeg_url, script_json
 
 MAX_BYTES = 3_200_000
-"""Of all weights together; as base64, with the picture, the file is below 5 MB."""
+"""The limit for all weights together in bytes; with base64 and the picture, the file stays below 5 MB."""
 
 Grid = tuple[int, int]
 Labels = Sequence[str]
@@ -25,34 +25,34 @@ Labels = Sequence[str]
 
 @dataclass
 class PageLayer:
-    """The attention of one layer, from rows to columns: locations of the picture, or queries or tokens."""
+    """The attention of one layer from rows to columns, each of them locations of the picture, queries or tokens."""
 
     name: str
     weights: Tensor
-    """(heads, N, M), at least 0; the page adds the mean of the heads."""
+    """(heads, N, M) attention weights, at least 0; the page also shows the mean of the heads."""
     rows: Grid | Labels
-    """(height, width) of N locations, row by row; or N labels."""
+    """(height, width) of a grid of N locations, row by row; or N labels."""
     columns: Grid | Labels
-    """The same of the M."""
+    """(height, width) of a grid of M locations, row by row; or M labels."""
     covered: tuple[float, float] = (1.0, 1.0)
-    """Height and width that maps of locations cover, relative to the picture's."""
+    """Height and width of the region that grids of locations cover, relative to those of the picture."""
     boxes_xyxy: Sequence[Sequence[float]] = field(default_factory=list)
-    """Of labelled rows, in pixels of the picture; may be empty."""
+    """The boxes of labelled rows, in pixels of the picture; may be empty."""
 
 
 def write_explain_page(
     layers: Sequence[PageLayer], path: str | Path, *, title: str, image: np.ndarray | None = None, note: str = ""
 ) -> int:
-    """Write the page. Where weights are too many, single heads are kept of the last layers alone; the page says so.
+    """Write the page. If there are too many weights, only the last layers keep single heads, and the page says so.
 
     Args:
         layers: at least one; those with locations need an image.
-        path: of the HTML file; its folder is made.
-        title: of the page.
+        path: the HTML file's path; its folder is made.
+        title: the page's title.
         image: (H, W, 3) uint8 RGB.
         note: a sentence below the title.
     Returns:
-        bytes written.
+        the number of bytes written.
     Raises:
         ConfigError: there are too many weights even without single heads.
     """
@@ -85,7 +85,7 @@ def write_explain_page(
 
 
 def _layer(layer: PageLayer, heads: Sequence[str], weights: Tensor) -> dict[str, Any]:
-    """Return a layer for the page: each row's weights in 0..255 of its largest, which stands beside."""
+    """Return a layer as JSON data for the page: the weights of each row in 0..255 of its largest, and that weight."""
     largest = weights.amax(-1)
     levels = (weights / largest.clamp(min=1e-12)[..., None] * 255).round().clamp(0, 255).to(torch.uint8)
 

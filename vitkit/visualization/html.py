@@ -1,4 +1,4 @@
-"""What all HTML files of vitkit share: one file that needs nothing else and reaches no network."""
+"""Shared parts of vitkit's HTML files, each of which is self-contained and needs no network."""
 
 import base64
 import html
@@ -17,7 +17,7 @@ def html_page(title: str, body: str, *, style: str = "", script: str = "") -> st
 
     Args:
         title: plain text.
-        body, style, script: HTML, CSS and JavaScript, as they stand.
+        body, style, script: HTML, CSS and JavaScript, inserted verbatim.
     """
     return f"""<!doctype html>
 <html lang="en">
@@ -42,12 +42,12 @@ def html_page(title: str, body: str, *, style: str = "", script: str = "") -> st
 
 
 def script_json(data: Any) -> str:
-    """Return data as JSON that may stand inside a script element: a "<" could end it."""
+    """Return data as JSON that is safe inside a script element, with "<" escaped, as it could end the element."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def jpeg_url(picture: np.ndarray, quality: int = 85) -> str:
-    """Return an (H, W, 3) uint8 RGB picture as an address that holds it."""
+    """Return an (H, W, 3) uint8 RGB picture as a data URL."""
     data = io.BytesIO()
     Image.fromarray(picture).save(data, format="JPEG", quality=quality)
     return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode('ascii')}"

@@ -1,4 +1,4 @@
-"""Masks, semantic maps and panoptic maps over images, with class names and a legend."""
+"""Draw masks, semantic maps and panoptic maps over images, with class names and a legend."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +24,8 @@ from vitkit.visualization.canvas import (
 )
 
 _OPACITY = 0.35
-"""Light enough to see the picture below; the edges of masks are drawn in full colour."""
-_LEAST_NAMED = 0.002  # smaller parts of the image get no name
+"""The opacity of masks, low enough to see the picture below; their edges are drawn in full colour."""
+_LEAST_NAMED = 0.002  # regions below this fraction of the image get no name
 
 
 def draw_masks(
@@ -37,16 +37,16 @@ def draw_masks(
     *,
     min_side: int = 320,
 ) -> np.ndarray:
-    """Colour masks on a copy of the image, write their names on them, and list the classes below.
+    """Colour masks on a copy of the image, write their names on them, and add a legend of the classes below.
 
     Args:
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
-        masks: (N, H, W) bool; where several lie over each other, the smallest is on top.
+        masks: (N, H, W) bool; where masks overlap, the smallest is on top.
         labels: (N,) indices into `class_names`.
-        scores: (N,) in 0..1, written behind the names.
-        min_side: an image with a shorter side below this is upscaled to it, so that text on it can be read.
+        scores: (N,) in 0..1, written after the names.
+        min_side: an image with a shorter side below this is upscaled to it, so that text on it is legible.
     Returns:
-        (H', W', 3) uint8 RGB, higher than the image by the legend.
+        (H', W', 3) uint8 RGB, with the legend below the image.
     """
     canvas, _ = enlarge(image, min_side)
     drawn, size = np.array(canvas), canvas.size
@@ -56,7 +56,7 @@ def draw_masks(
     order = sorted((k for k, area in enumerate(areas) if area), key=lambda k: -areas[k])
     regions = {k: _region(masks[k], size) for k in order}
 
-    # One more than the position of the mask on top; 0 where there is none.
+    # One plus the index of the topmost mask; 0 where there is no mask.
     top = np.zeros(drawn.shape[:2], np.uint16)
     for k in order:
         mask, (x, y) = regions[k]
@@ -76,7 +76,7 @@ def draw_masks(
 
 
 def _region(mask: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:
-    """Resize a mask to (width, height); return the part of it that has all its pixels, and that part's (x, y)."""
+    """Resize a mask to (width, height); return its crop to the bounding box of its pixels, and the crop's (x, y)."""
     if mask.shape != size[::-1]:
         mask = cv2.resize(mask, size, interpolation=cv2.INTER_NEAREST)
     x, y, width, height = cv2.boundingRect(mask)
@@ -88,7 +88,7 @@ def draw_semantic(image: np.ndarray | Tensor, semantic: np.ndarray | Tensor, cla
 
     Args:
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
-        semantic: (H, W) indices into `class_names`; others, such as 255, stay uncoloured.
+        semantic: (H, W) indices into `class_names`; other values, such as 255, stay uncoloured.
     """
     semantic = torch.as_tensor(semantic).cpu().numpy()
     labels, _ = count_values(semantic)
@@ -107,7 +107,7 @@ def draw_panoptic(
     Args:
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
         panoptic: (H, W) segment ids; those that are not in `segments_info`, such as 0, stay uncoloured.
-        segments_info: label of each, index into `class_names`.
+        segments_info: the id of each segment, and its label, an index into `class_names`.
     """
     ids = np.array([segment["id"] for segment in segments_info], np.int64)
     masks = torch.as_tensor(panoptic).cpu().numpy()[None] == ids[:, None, None]
@@ -117,7 +117,7 @@ def draw_panoptic(
 def _write_names(
     picture: Image.Image, regions: Sequence[tuple[np.ndarray, tuple[int, int], str, tuple[int, int, int]]]
 ) -> None:
-    """Write each region's name where it is widest, unless another name is there."""
+    """Write each region's name where the region is widest, unless another name is already written there."""
     draw, font = ImageDraw.Draw(picture), font_for(picture)
     taken: list[Any] = []
     for mask, (x, y), text, color in regions:
@@ -136,7 +136,7 @@ def _write_names(
 
 
 def _with_legend(picture: Image.Image, labels: Sequence[int], class_names: Sequence[str]) -> np.ndarray:
-    """Add a line, or more, of the classes' colours and names below a picture."""
+    """Add one or more lines with the classes' colours and names below a picture."""
     if not labels:
         return np.asarray(picture)
     font = font_for(picture)

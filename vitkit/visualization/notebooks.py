@@ -1,21 +1,21 @@
-"""Saved pictures in notebooks."""
+"""Show saved pictures in notebooks."""
 
 import sys
 from pathlib import Path
 
 
 def show(path: str | Path, *, width: int | None = None) -> None:
-    """Show a saved picture below the cell of a notebook; where there is no notebook, print its path.
+    """Show a saved picture below the cell of a notebook; outside a notebook, print its path.
 
     Args:
-        path: of a PNG or JPEG.
-        width: pixels in the notebook; None: the picture's own.
+        path: path of a PNG or JPEG.
+        width: width in the notebook in pixels; None: that of the picture.
     Raises:
         FileNotFoundError: there is no such picture.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"show: no picture {str(path)!r}. Draw and save it first.")
-    # IPython is loaded wherever a notebook runs, and is needed nowhere else.
+    # A notebook has always imported IPython; elsewhere it is not needed.
     ipython = sys.modules.get("IPython")
     if ipython is None or ipython.get_ipython() is None:
         print(path)

@@ -15,34 +15,34 @@ from vitkit.visualization.attention import mark_point, overlay_attention, scaled
 from vitkit.visualization.canvas import class_color, save_figure
 
 SIDE = 224
-"""Pixels of the long side of a panel's picture."""
+"""The length of the long side of a panel's picture in pixels."""
 _INCH = 1.5
 
 
 class Panel(NamedTuple):
-    """A small picture with what is drawn on it. Positions are in pixels of the image."""
+    """A small picture and what is drawn on it. Positions are in pixels of the image."""
 
     title: str = ""
     weights: Tensor | None = None
-    """(h, w), laid over the grey image; None: the image itself."""
+    """(h, w) attention weights, overlaid on the grey image; None: the image itself is shown."""
     covered: tuple[float, float] = (1.0, 1.0)
-    """See `overlay_attention`."""
+    """Height and width of the region that `weights` cover, see `overlay_attention`."""
     largest: float | None = None
-    """The weight of full colour; None: the map's largest."""
+    """The weight that is drawn in full colour; None: the map's largest."""
     points: Sequence[tuple[float, float]] = ()
-    """Numbered from 1."""
+    """(x, y) of points that are drawn as numbered dots."""
     first_point: int = 0
-    """Number of the first point, from 0."""
+    """Index of the first point, from 0; its dot shows this number plus 1."""
     boxes_xyxy: Sequence[Sequence[float]] = ()
     outline: np.ndarray | None = None
-    """(H', W') bool, a region of the image, in any size, whose edge is drawn."""
+    """(H', W') bool mask over the image, at any resolution, whose outline is drawn."""
     arrows: Sequence[tuple[tuple[float, float], tuple[float, float], float]] = ()
-    """Where from, where to, and how strong, in 0..1."""
+    """For each arrow its start, its end, and its strength in 0..1."""
     dots: Tensor | None = None
-    """(N, 2) xy."""
+    """(N, 2) xy of small dots."""
     dot_colors: Sequence[str] | str = "#00c8ff"
     picture: np.ndarray | None = None
-    """Shown in place of the image: (H', W', 3) uint8 RGB that covers it, or (h, w) float with a scale of its own."""
+    """Replaces the image: (H', W', 3) uint8 RGB over the same area, or (h, w) float, drawn on its own scale."""
 
 
 def draw_rows(
@@ -57,11 +57,11 @@ def draw_rows(
     """Save a PNG of rows of panels.
 
     Args:
-        image: (H, W, 3) uint8 RGB, below all panels.
-        rows: the name and the panels of each, at least one; None: an empty panel.
-        path: of the PNG; its folder is made.
-        title: of the figure.
-        panel: inches of a panel's width.
+        image: (H, W, 3) uint8 RGB, the background of all panels.
+        rows: the name and the panels of each row, at least one; None: an empty panel.
+        path: the PNG's path; its folder is made.
+        title: the figure's title.
+        panel: width of a panel in inches.
         legend: texts and their RGB colours in 0..255.
     """
     canvas, scale = scaled(image, SIDE if panel < 2 else 2 * SIDE)
@@ -101,7 +101,7 @@ def _draw(axis: Axes, part: Panel, canvas: np.ndarray, scale: float) -> None:
             picture = overlay_attention(canvas, part.weights, covered=part.covered, largest=part.largest)
     axis.imshow(picture, extent=(0, width, height, 0), interpolation="nearest")
     if part.outline is not None and part.outline.any() and not part.outline.all():
-        # Half a pixel further out, where contours of the mask's edge lie.
+        # Padding moves the contour half a pixel outwards, to the edge of the mask's pixels.
         padded = np.pad(part.outline.astype(float), 1)
         ys, xs = ((np.arange(n) - 0.5) / (n - 2) * side for n, side in zip(padded.shape, (height, width)))
         axis.contour(xs, ys, padded, levels=[0.5], colors="#00ff9c", linewidths=1.0)

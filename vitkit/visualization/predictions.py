@@ -1,4 +1,4 @@
-"""Predictions drawn on their images, and beside the ground truth, whatever is predicted."""
+"""Draw predictions of any kind on their images, and beside the ground truth."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ from vitkit.visualization.clips import draw_strip
 from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 
 _COLUMNS = 4
-_FRAMES = 4  # of a video
-_TITLE_WIDTH = 36  # letters
+_FRAMES = 4  # frames that are drawn of a video
+_TITLE_WIDTH = 36  # characters per line
 _FIELDS = ("panoptic", "semantic", "masks", "boxes_xyxy", "class_scores", "text")
-"""Fields of predictions; the first that a prediction has is drawn."""
+"""Fields of predictions, of which the first that a prediction has is drawn."""
 
 
 def draw_prediction(
@@ -38,8 +38,8 @@ def draw_prediction(
     Args:
         image: (H, W, 3) uint8 RGB.
         prediction: what the model's `postprocess` returned, on the CPU, in pixels of the image.
-        field: which of it: "panoptic", "semantic", "masks", "boxes_xyxy", "class_scores" or "text".
-        thresholds: objects below theirs are left out; None: those below 0.5.
+        field: the field to draw: "panoptic", "semantic", "masks", "boxes_xyxy", "class_scores" or "text".
+        thresholds: objects below the threshold of their class are left out; None: those below 0.5.
     Returns:
         (H', W', 3) uint8 RGB; small images are upscaled, and some fields have a legend below.
     """
@@ -58,7 +58,7 @@ def draw_prediction(
 
 
 def draw_truth(image: np.ndarray, target: Mapping[str, Any], class_names: Sequence[str]) -> np.ndarray:
-    """Draw a target's masks, which cover the image in any size, or else its boxes."""
+    """Draw a target's masks, which cover the image at any resolution, or its boxes if it has no masks."""
     size = to_picture(image).size
     if "masks" not in target:
         return draw_detections(image, target_boxes_xyxy(target, size), target["labels"], class_names)
@@ -75,14 +75,15 @@ def draw_predictions(
     *,
     thresholds: ScoreThresholds | None = None,
 ) -> bool:
-    """Save a PNG of predictions beside their ground truth; of a video frames are drawn.
+    """Save a PNG of predictions beside their ground truth; for a video, frames are drawn.
 
     Args:
         samples: prediction and target of each image; the targets have `image_id`.
-        dataset: of the images.
-        thresholds: of the objects drawn; None: 0.5.
+        dataset: the dataset of the images.
+        path: the PNG's path; its folder is made.
+        thresholds: the score thresholds of the objects that are drawn; None: 0.5.
     Returns:
-        whether there is a figure for such predictions.
+        whether there is a figure for this kind of prediction.
     """
     field = next((field for field in _FIELDS if samples and field in samples[0][0]), None)
     if field is None or not isinstance(dataset, HasImageIds):
@@ -119,7 +120,7 @@ def save_pairs(
     *,
     thresholds: ScoreThresholds | None = None,
 ) -> None:
-    """Save a PNG with a field of each image's prediction beside its target, two pairs on a line."""
+    """Save a PNG with a field of each image's prediction beside its target, two pairs per row."""
     pictures = []
     for image, prediction, target in rows:
         drawn = draw_prediction(image, prediction, class_names, field, thresholds=thresholds)
@@ -134,8 +135,8 @@ def save_titled(images: Sequence[np.ndarray], titles: Sequence[tuple[str, str, s
 
     Args:
         images: (H, W, 3) uint8 RGB, at least one.
-        titles: of each image: the title, its colour, and what stands below the image.
-        path: of the PNG; its folder is made.
+        titles: for each image: the title, its colour, and the text below the image.
+        path: the PNG's path; its folder is made.
     """
     across = min(_COLUMNS, len(images))
     down = -(-len(images) // across)

@@ -1,4 +1,4 @@
-"""A report of pictures in one HTML file that needs nothing else: the images are in it."""
+"""Write a report of pictures as one self-contained HTML file, with the images embedded."""
 
 import html
 import json
@@ -36,19 +36,19 @@ class Card:
 
     title: str
     picture: np.ndarray
-    """(H, W, 3) uint8 RGB."""
+    """(H, W, 3) uint8 RGB, the picture."""
     text: str = ""
     classes: list[str] = field(default_factory=list)
-    """What is in it: the report can show only the pictures with one class."""
+    """Names of the classes in the picture, by which the report can be filtered."""
 
 
 def write_report(cards: Sequence[Card], path: str | Path, *, title: str, quality: int = 85) -> None:
-    """Write a report of pictures, from which those with one class can be chosen.
+    """Write a report of pictures that can be filtered by class.
 
     Args:
-        path: of the HTML file; its folder is made.
-        title: of the report.
-        quality: of the JPEG that the pictures become.
+        path: the HTML file's path; its folder is made.
+        title: the report's title.
+        quality: the JPEG quality of the embedded pictures.
     Raises:
         ValueError: there are no cards.
     """

@@ -1,4 +1,4 @@
-"""Samples as a dataset returns them: the transformed image with its boxes, masks, class or caption."""
+"""Draw samples as a dataset returns them: the transformed image with its boxes, masks, class or caption."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ def draw_sample(
 ) -> np.ndarray:
     """Draw the image of a sample with its target's boxes and their names; or with its masks, their names, and boxes.
 
-    Of a clip the frames are drawn, of several views those of the first.
+    For a clip, its frames are drawn; for several views, the frames of the first.
 
     Args:
-        sample: of a dataset; its image uint8.
-        class_names: of the target's labels.
-        with_boxes: also draws the boxes of masks.
-        min_side: an image with a shorter side below this is upscaled to it, so that text on it can be read.
+        sample: a dataset's sample with a uint8 image.
+        class_names: names of the target's labels.
+        with_boxes: whether the boxes of masks are drawn, too.
+        min_side: an image with a shorter side below this is upscaled to it, so that text on it is legible.
     Returns:
         (H', W', 3) uint8 RGB.
     """
@@ -48,7 +48,7 @@ def draw_sample(
 
 
 def classes_of(target: Mapping[str, Any], class_names: Sequence[str]) -> Counter[str]:
-    """Count the objects of each class of a target; for a mixed image, give its classes in hundredths."""
+    """Count the objects of each class in a target; for a mixed image, return the weights of its classes in percent."""
     if "class_weights" in target:
         weights = (100 * target["class_weights"]).round().int().tolist()
         return Counter({name: weight for name, weight in zip(class_names, weights) if weight})

@@ -1,4 +1,4 @@
-"""What a model that writes text attends to in the text that it reads."""
+"""Draw the attention, position encodings, expected tokens and beams of models that read or write text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,16 +17,16 @@ _LONGEST_SIDE = 24.0
 def draw_alignment(
     attention: Tensor, source_tokens: Sequence[str], target_tokens: Sequence[str], path: str | Path
 ) -> None:
-    """Save a PNG of an alignment matrix (Bahdanau et al. 2015, figure 3): a row for each written token, a column for
-    each token of the source, white where the row's token attended.
+    """Save a PNG of an alignment matrix (Bahdanau et al. 2015, figure 3): a row for each target token, a column for
+    each source token, white where the target token attended.
 
     Args:
         attention: (T, S) in 0..1.
         source_tokens: S tokens.
         target_tokens: T tokens.
-        path: of the PNG; its folder is made.
+        path: the PNG's path; its folder is made.
     Raises:
-        ValueError: the tokens are not as many as the rows and columns, or there are none.
+        ValueError: the numbers of tokens differ from those of the rows and columns, or there are no tokens.
     """
     shape = (len(target_tokens), len(source_tokens))
     if tuple(attention.shape) != shape or 0 in shape:
@@ -61,11 +61,11 @@ def draw_heads(
     """Save a PNG of attention matrices: a row of panels for each layer, a column for each head.
 
     Args:
-        layers: of each layer (heads, L, S), in 0..1.
+        layers: for each layer (heads, L, S), in 0..1.
         rows: L tokens that attend.
         columns: S tokens that are attended to.
-        path: of the PNG; its folder is made.
-        title: of the figure.
+        path: the PNG's path; its folder is made.
+        title: the figure's title.
     """
     most, largest = max(len(heads) for heads in layers), max(float(heads.max()) for heads in layers)
     width, height = (max(1.2, 0.16 * len(tokens)) for tokens in (columns, rows))
@@ -103,11 +103,11 @@ def draw_arcs(
 
     Args:
         heads: (heads, L, S) in 0..1.
-        rows: L tokens at the left, that attend.
-        columns: S tokens at the right, that are attended to.
-        path: of the PNG; its folder is made.
-        title: of the figure.
-        least: weights below it have no line.
+        rows: the L tokens on the left, which attend.
+        columns: the S tokens on the right, which are attended to.
+        path: the PNG's path; its folder is made.
+        title: the figure's title.
+        least: smaller weights get no line.
     """
     across = min(4, len(heads))
     down = -(-len(heads) // across)
@@ -132,8 +132,8 @@ def draw_positions(codes: Tensor, path: str | Path, *, title: str = "") -> None:
 
     Args:
         codes: (positions, d_model).
-        path: of the PNG; its folder is made.
-        title: of the figure.
+        path: the PNG's path; its folder is made.
+        title: the figure's title.
     """
     figure = Figure(figsize=(9, 5), layout="constrained")
     axis = figure.subplots()
@@ -154,10 +154,10 @@ def draw_expected(
     """Save a PNG of the most probable tokens of each step.
 
     Args:
-        steps: the token before it, the most probable tokens, and their probabilities.
-        path: of the PNG; its folder is made.
-        title: of the figure.
-        before: what stands above each panel before the token.
+        steps: for each step the previous token, the most probable tokens, and their probabilities.
+        path: the PNG's path; its folder is made.
+        title: the figure's title.
+        before: the word before the token in each panel's title.
     """
     across = min(6, len(steps))
     down = -(-len(steps) // across)
@@ -179,10 +179,10 @@ def draw_beams(nodes: Sequence[tuple[int, str, int | None, float, bool]], path: 
     """Save a PNG of the beams as a tree, the best hypothesis in green.
 
     Args:
-        nodes: step, token, position of the parent in `nodes` (None: the beginning), summed log probability, and whether
-            the best hypothesis goes through it.
-        path: of the PNG; its folder is made.
-        title: of the figure.
+        nodes: step, token, index of the parent in `nodes` (None: the beginning), summed log probability, and whether
+            the best hypothesis goes through the node.
+        path: the PNG's path; its folder is made.
+        title: the figure's title.
     """
     steps = max(step for step, *_ in nodes)
     ranks: dict[int, int] = {}
