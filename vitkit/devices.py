@@ -1,15 +1,15 @@
-"""What differs between devices: the CPU, and the accelerators that PyTorch names (cuda, mps, xpu, ...)."""
+"""Differences between devices: the CPU, and the accelerators that PyTorch names (cuda, mps, xpu, ...)."""
 
 import torch
 
 
 def accelerators() -> list[str]:
-    """Return the types of the accelerators that PyTorch finds here, at most one."""
+    """Return the types of the accelerators that PyTorch finds on this machine, at most one."""
     return [torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else []
 
 
 def default_device() -> str:
-    """Return the type of the device to compute on where none is named: the accelerator, if there is one."""
+    """Return the type of the default device: the accelerator if there is one, otherwise the CPU."""
     return next(iter(accelerators()), "cpu")
 
 
@@ -20,9 +20,9 @@ def synchronize(device: torch.device) -> None:
 
 
 def emulates_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 is computed by conversions, which makes a step up to ten times slower than in float32.
+    """Whether the device emulates bfloat16 by conversions, which makes a step up to ten times slower than in float32.
 
-    x86 processors have instructions for it from AVX-512 on.
+    x86 processors have bfloat16 instructions from AVX-512 on.
     """
     return device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
@@ -33,9 +33,9 @@ def accumulation_dtype(device: torch.device) -> torch.dtype:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes that the device's allocator held; None where it does not tell, as on the CPU.
+    """Return the peak number of bytes held by the device's allocator; None if it is not reported, as on the CPU.
 
-    Apple's GPU does not keep the peak, so that its present bytes are returned.
+    Apple's GPU does not report a peak, so the current number of bytes is returned.
     """
     if device.type == "cpu":
         return None
@@ -46,7 +46,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def total_memory(device: torch.device) -> int | None:
-    """Return the bytes of an accelerator's memory; None where it does not tell, as on the CPU."""
+    """Return the size of an accelerator's memory in bytes; None if it is not reported, as on the CPU."""
     if device.type == "cpu":
         return None
     module = torch.get_device_module(device)
@@ -56,7 +56,7 @@ def total_memory(device: torch.device) -> int | None:
 
 
 def device_name(device: torch.device) -> str:
-    """Return an accelerator's product name where PyTorch tells it, otherwise its type."""
+    """Return an accelerator's product name if PyTorch reports it, otherwise the device's type."""
     module = torch.get_device_module(device) if device.type != "cpu" else None
     return module.get_device_name(device) if hasattr(module, "get_device_name") else device.type
 

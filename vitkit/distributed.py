@@ -1,4 +1,4 @@
-"""The process group: started from torchrun's environment; every function also works without one."""
+"""The process group, started from torchrun's environment; every function also works without one."""
 
 import datetime
 import os
@@ -27,7 +27,7 @@ def init_distributed(device_type: str) -> torch.device:
         torch.accelerator.set_device_index(local_rank)
     if "RANK" in os.environ and not dist.is_initialized():
         backend = dist.get_default_backend_for_device(device.type)
-        # One rank may evaluate or write for long while the others wait for it.
+        # One rank may evaluate or write for a long time while the others wait for it.
         timeout = datetime.timedelta(minutes=60)
         store, rank_, size = next(dist.rendezvous("env://", timeout=timeout))
         store = store_of_this_attempt(store, rank_, size, timeout)
@@ -38,13 +38,13 @@ def init_distributed(device_type: str) -> torch.device:
 def store_of_this_attempt(store: dist.Store, number: int, size: int, timeout: datetime.timedelta) -> dist.Store:
     """Return the part of a store that only the ranks of this attempt write to and read from.
 
-    torchrun keeps its store when it starts the ranks again; a new rank would find there where an ended one listened,
-    and wait for it. Counts of restarts do not tell the attempts apart, because they differ between machines. So every
-    rank leaves a name that none had before, and rank 0 answers it with the attempt's. An ended rank's name is answered
-    too, but nobody takes that answer: rank 0 continues until each rank has.
+    torchrun keeps its store when it restarts the ranks; a new rank would find the address of an ended one in it, and
+    wait for that one. Restart counts do not tell the attempts apart, because they differ between machines. So every
+    rank stores a unique name, and rank 0 answers it with the name of the attempt. The name of an ended rank may be
+    answered too, but nobody takes that answer: rank 0 continues until each rank has taken one.
 
     Raises:
-        TimeoutError: a rank did not come within the timeout.
+        TimeoutError: a rank did not take an answer within the timeout.
     """
     if number > 0:
         name = uuid.uuid4().hex
@@ -66,13 +66,13 @@ def store_of_this_attempt(store: dist.Store, number: int, size: int, timeout: da
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Return whether a collective operation failed because another rank has ended."""
+    """Whether a collective operation failed because another rank has ended."""
     signs = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Broken pipe")
     return world_size() > 1 and isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def report_failure(error: BaseException) -> None:
-    """Let torchrun show this error when it says why it ended; others follow from the first one."""
+    """Record an error for torchrun, which reports the first rank's failure as the cause when it ends."""
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         get_error_handler().record_exception(error)
 
@@ -80,8 +80,8 @@ def report_failure(error: BaseException) -> None:
 def close_distributed() -> None:
     """Leave the process group, if there is one."""
     if dist.is_initialized():
-        # In torch 2.6 a thread of gloo may still need the interpreter to free the tensors of the last operation, and
-        # would wait for ever for this thread, which holds it while it waits for that one to end. It gets it here.
+        # In torch 2.6 a thread of gloo may still need the GIL to free the tensors of the last operation. It would wait
+        # for ever, as this thread holds the GIL while it waits for that thread to end. Sleeping releases the GIL.
         time.sleep(0.05)
         dist.destroy_process_group()
 
@@ -97,7 +97,7 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this is the one process that writes files and prints."""
+    """Whether this is the one process that writes files and prints."""
     return rank() == 0
 
 
@@ -124,7 +124,7 @@ def all_reduce_mean(value: Tensor) -> Tensor:
 def gather_objects(item: object) -> list:
     """Return the items of all ranks in rank order, on the main process; an empty list elsewhere.
 
-    Items travel pickled between our own processes.
+    Items are pickled for the transfer, which is only between processes of this run.
     """
     if world_size() == 1:
         return [item]
@@ -136,11 +136,11 @@ def gather_objects(item: object) -> list:
 def gather_dicts(entries: Mapping[Any, Any], *, at_once: int = 32) -> dict[Any, Any]:
     """Return the entries of all ranks in one dict, on the main process; an empty dict elsewhere.
 
-    A key that several ranks have is kept once. Entries travel in rounds, so that the main process never holds more than
-    a few of each rank beside the result; with NCCL they pass through the GPU's memory.
+    A key that several ranks have is kept once. Entries are sent in rounds, so that the main process never holds more
+    than a few entries of each rank in addition to the result; with NCCL they pass through the GPU's memory.
 
     Args:
-        at_once: entries of each rank in a round.
+        at_once: number of entries that each rank sends in a round.
     """
     numbers = broadcast_object(gather_objects(len(entries)))
     remaining, merged = iter(entries.items()), {}
@@ -151,14 +151,14 @@ def gather_dicts(entries: Mapping[Any, Any], *, at_once: int = 32) -> dict[Any, 
 
 
 def broadcast(value: Tensor) -> None:
-    """Overwrite a tensor with the main process's, which has the same shape."""
+    """Overwrite a tensor with that of the main process, which has the same shape."""
     if world_size() > 1:
         dist.broadcast(value, 0)
 
 
 @contextmanager
 def first_rank_first() -> Iterator[None]:
-    """Let one process per machine run the block before its others, such as to download what they then find."""
+    """Let one process per machine run the block before the others, for example to download a file for all of them."""
     is_first = int(os.environ.get("LOCAL_RANK", 0)) == 0
     if not is_first:
         barrier()

@@ -8,7 +8,7 @@ class VitkitError(ValueError):
 
 
 def error_line(error: Exception) -> str:
-    """An error as the tools end with it. Under torchrun it names the rank: they may fail for different reasons."""
+    """Return the line with which tools report an error; under torchrun it names the rank, as ranks may differ."""
     where = f" (rank {os.environ['RANK']})" if os.environ.get("RANK", "0") != "0" else ""
     return f"error{where}: {error}"
 

@@ -1,4 +1,4 @@
-"""Messages and progress on the console, and meters."""
+"""Messages and progress on the console, and running ratios."""
 
 import logging
 import os
@@ -20,12 +20,12 @@ from vitkit.errors import VitkitError, error_line
 LOG_NAME = "log.jsonl"
 CONSOLE_NAME = "console.txt"
 _said = logging.Logger("vitkit.said")
-"""Gets each line of `say`, for a `ConsoleCopy` alone."""
+"""Receives each line of `say`, for `ConsoleCopy` only."""
 _said.addHandler(logging.NullHandler())
 
 
 def setup_logging() -> None:
-    """Send the messages of the "vitkit" logger to standard error, from the main process alone."""
+    """Send the "vitkit" logger's messages to standard error; from processes other than the main one, only errors."""
     logger = logging.getLogger("vitkit")
     logger.setLevel(logging.INFO if is_main() else logging.ERROR)
     handler = next((h for h in logger.handlers if isinstance(h, logging.StreamHandler)), None)
@@ -34,17 +34,17 @@ def setup_logging() -> None:
         handler.setFormatter(logging.Formatter("%(levelname).1s %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
-    handler.stream = sys.stderr  # which may be another one than at the last call
+    handler.stream = sys.stderr  # it may have been replaced since the last call
 
 
 class RatioMeter:
-    """A ratio of two sums, such as right answers over answers. Adding never waits for the device."""
+    """A ratio of two sums, such as correct predictions over all predictions. Adding never waits for the device."""
 
     def __init__(self) -> None:
         self._sums: Tensor | None = None
 
     def add(self, numerator: Tensor, denominator: Tensor) -> None:
-        """Add two scalars to the sums; those of a batch whose loss is not finite count nothing."""
+        """Add two scalars to the sums; both are skipped if one is not finite, as in a batch with a non-finite loss."""
         dtype = accumulation_dtype(numerator.device)
         pair = torch.stack([value.detach().to(numerator.device, dtype) for value in (numerator, denominator)])
         pair = pair.where(pair.isfinite().all(), 0)
@@ -62,7 +62,7 @@ class RatioMeter:
         return (numerator / denominator if denominator else float("nan")), int(denominator)
 
     def reset(self) -> None:
-        """Forget what was added."""
+        """Reset both sums to zero."""
         self._sums = None
 
     def state_dict(self) -> dict[str, Tensor | None]:
@@ -75,9 +75,9 @@ class RatioMeter:
 
 
 def say(line: str) -> None:
-    """Print a line on the console, from the main process alone.
+    """Print a line on the console, from the main process only.
 
-    Where the output goes to a full disk, or to a pipe or terminal that was closed, it ends and the run does not.
+    If the output goes to a full disk, or to a closed pipe or terminal, the output ends but the run continues.
     """
     if not is_main():
         return
@@ -92,7 +92,7 @@ def say(line: str) -> None:
 class ConsoleCopy(AbstractContextManager):
     """A copy of the console in a file, on the main process: the lines of `say`, messages, and the error at the end.
 
-    Lines from before `begin` are kept until then. A disk that takes no more ends the copy, and nothing else.
+    Lines from before `begin` are kept in memory until then. If the disk is full, only the copy ends, not the run.
     """
 
     def __enter__(self) -> "ConsoleCopy":
@@ -103,7 +103,7 @@ class ConsoleCopy(AbstractContextManager):
         return self
 
     def begin(self, path: Path) -> None:
-        """Write to the end of a file from now on, beginning with what there was before."""
+        """Append to a file from now on, beginning with the lines so far."""
         file = _QuietFile(path, encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self._memory.setTarget(file)
@@ -126,15 +126,15 @@ class ConsoleCopy(AbstractContextManager):
 
 class _QuietFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Write nothing about a disk that takes no more: whatever else is written there says so."""
+        """Do not report a full disk: other writers to the same disk will."""
 
 
 class ProgressLines:
-    """Lines of how far a loop is and how long it takes, every few seconds and at the end.
+    """Prints the progress of a loop and its expected duration, every few seconds and at the end.
 
     Args:
-        total: number of items; 0 if it is not known.
-        items: what is counted, such as "images".
+        total: number of items; 0 if unknown.
+        items: name of the items, such as "images".
         every: seconds between lines.
     """
 
@@ -144,7 +144,7 @@ class ProgressLines:
         self.start = self.last = time.monotonic()
 
     def step(self) -> None:
-        """Count one item, and print a line if the last one is some seconds old."""
+        """Count one item, and print a line if the last line is more than `every` seconds old."""
         self.done += 1
         if time.monotonic() - self.last > self.every:
             self.last = time.monotonic()

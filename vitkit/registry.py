@@ -1,4 +1,4 @@
-"""Names to constructors: what the `type` strings of configs mean.
+"""Map names to constructors, which defines the `type` strings of configs.
 
 A class registers under its own name, so `git grep "class DETR("` finds what a config names. A family may add
 variants, which are names for a class with some arguments set: `BACKBONES.build("resnet50")`.
@@ -14,15 +14,15 @@ from typing import Any
 from vitkit.errors import ConfigError, VitkitError
 
 Spec = str | Mapping[str, Any]
-"""What builds an object: a registered name, or a dict with `type` and constructor arguments."""
+"""The specification of an object: a registered name, or a dict with `type` and constructor arguments."""
 
 
 MOST_NAMES = 40
-"""An error message lists no more."""
+"""The maximum number of names that an error message lists."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of an error message: the names nearest to a mistaken one, then the whole list."""
+    """Return the end of an error message: the names nearest to a mistaken one, then the full list."""
     names = sorted(names)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
@@ -31,7 +31,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:
-    """The named arguments that a constructor takes, in order; the fields of a settings argument in its place."""
+    """Return a constructor's named arguments, in order, with a settings argument replaced by its fields."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters, settings = {}, settings_of(constructor)
     for p in inspect.signature(constructor).parameters.values():
@@ -45,17 +45,17 @@ def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:
 
 
 def settings_of(constructor: Callable) -> dict[str, Any]:
-    """The arguments whose default is a dataclass of settings, whose fields specs set as arguments of their own."""
+    """Return the arguments whose default is a dataclass of settings; specs set its fields like separate arguments."""
     parameters = inspect.signature(constructor).parameters.values()
     return {p.name: p.default for p in parameters if dataclasses.is_dataclass(p.default)}
 
 
 class Registry:
-    """One kind of constructor by name.
+    """Constructors of one kind by name.
 
     Args:
         kind: what is registered, as error messages and config keys call it ("backbone").
-        packages: vitkit's own packages that register constructors of this kind; they are imported at the first look-up.
+        packages: vitkit's packages that register constructors of this kind; they are imported at the first look-up.
     """
 
     def __init__(self, kind: str, *packages: str):
@@ -66,7 +66,7 @@ class Registry:
         self._prefixes: dict[str, tuple[Callable, str]] = {}
 
     def register(self, target: Callable | None = None, *, name: str | None = None) -> Callable:
-        """Decorator: `@BACKBONES.register` or `@BACKBONES.register(name="other_name")`.
+        """Register a constructor, as a decorator: `@BACKBONES.register` or `@BACKBONES.register(name="other_name")`.
 
         Raises:
             ConfigError: the name is taken by another constructor.
@@ -78,7 +78,7 @@ class Registry:
         return target
 
     def register_variants(self, constructor: Callable, table: Mapping[str, Mapping[str, Any]]) -> None:
-        """Name each row of `table` (variant name -> constructor arguments)."""
+        """Register each row of `table` (variant name -> constructor arguments) as a name."""
         for name, arguments in table.items():
             self._claim(name, constructor)
             self._variants[name] = (constructor, dict(arguments))
@@ -86,13 +86,14 @@ class Registry:
     def register_prefix(self, prefix: str, constructor: Callable, *, argument: str) -> None:
         """Let every name that begins with `prefix` stand for `constructor`, with the rest of the name as `argument`.
 
-        A constructor that does not take any name says so in `check_arguments`, by which configs are checked.
+        A constructor that takes only certain names rejects the others in `check_arguments`, with which configs are
+        checked.
         """
         self._prefixes[prefix] = (constructor, argument)
 
     def _claim(self, name: str, constructor: Callable) -> None:
         taken = self._constructors.get(name) or self._variants.get(name, (None,))[0]
-        # A user's file that is imported twice registers the same class again; that is no clash.
+        # A user's file that is imported twice registers the same class again, which is not a conflict.
         same = taken is not None and (taken.__module__, taken.__qualname__) == (
             constructor.__module__,
             constructor.__qualname__,
@@ -101,13 +102,13 @@ class Registry:
             raise ConfigError(f"{self.kind} {name!r} is already registered by {taken.__module__}: choose another name.")
 
     def load_packages(self) -> None:
-        """Import vitkit's own packages, which register what they hold."""
+        """Import vitkit's packages, which register their constructors."""
         packages, self._packages = self._packages, ()
         for package in packages:
             importlib.import_module(package)
 
     def names(self) -> list[str]:
-        """All registered names, variants included, sorted; not those below a prefix."""
+        """Return all registered names, sorted, including variants but not names with a registered prefix."""
         self.load_packages()
         return sorted({*self._constructors, *self._variants})
 
@@ -116,7 +117,7 @@ class Registry:
         return name in self._constructors or name in self._variants or name.startswith(tuple(self._prefixes))
 
     def resolve(self, spec: Spec, where: str | None = None) -> tuple[Callable, dict[str, Any]]:
-        """The constructor that a spec names, and its arguments (a variant's own, overridden by the spec's).
+        """Return the constructor that a spec names, and its arguments (a variant's, overridden by the spec's).
 
         Args:
             where: the config key of the spec, named in errors.
@@ -143,11 +144,11 @@ class Registry:
         raise ConfigError(f"{where}: unknown {self.kind} {name!r:.300}. {nearest(name, self.names())}")
 
     def build(self, spec: Any, /, **arguments: Any) -> Any:
-        """Build what `spec` names; an object that is already built is returned as it is.
+        """Build the object that `spec` specifies; an object that is already built is returned as is.
 
         Args:
             spec: a name, or a dict with `type`.
-            arguments: more constructor arguments (those that a config leaves open, such as a head's `num_classes`).
+            arguments: further constructor arguments (those that a config leaves open, such as a head's `num_classes`).
         Raises:
             ConfigError: the name or an argument is unknown, given twice, or missing.
         """
@@ -180,10 +181,10 @@ class Registry:
 
 
 def check_names(constructor: Callable, arguments: Iterable[str], where: str) -> None:
-    """Check that a constructor takes arguments of these names.
+    """Check that a constructor takes arguments with these names.
 
     Raises:
-        ConfigError: the constructor takes no argument of one of these names; the nearest is named.
+        ConfigError: the constructor has no argument of one of these names; the message suggests the nearest.
     """
     parameters = parameters_of(constructor)
     for name in arguments:
@@ -224,4 +225,4 @@ REGISTRIES = {
         SECTIONS,
     )
 }
-"""Kind -> registry. A config key of that name holds a spec of that kind (`model.backbone`, `criterion.matcher`)."""
+"""Kind -> registry. A config key with the name of a kind holds a spec of it (`model.backbone`, `criterion.matcher`)."""

@@ -1,8 +1,8 @@
 """Text to token ids and back: words, characters, or subwords that are learned from the text.
 
-Subwords are trained and applied by the `sentencepiece` library rather than `tokenizers`: both its kinds come out the
-same in every process (the unigram pieces of `tokenizers` 0.23 do not), it needs no other package, and of Multi30k it
-trains and applies them in less time.
+Subwords are trained and applied by the `sentencepiece` library rather than `tokenizers`: both of its kinds are the same
+in every process (the unigram pieces of `tokenizers` 0.23 are not), it needs no other package, and on Multi30k it trains
+and applies them in less time.
 """
 
 import base64
@@ -24,27 +24,29 @@ VocabularyKind = Literal["word", "char", "bpe", "unigram"]
 SIDES = ("source", "target")
 SUBWORDS = ("bpe", "unigram")
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
-"""By id: PAD, UNK, BOS, EOS."""
+"""The special tokens in the order of their ids: PAD, UNK, BOS, EOS."""
 MASK_TOKEN = "<mask>"
 SPACE = "\u2581"
-"""Stands for the space in front of a word, so that the tokens alone say how they are joined."""
+"""The character that stands for the space before a word, so that a text can be joined from its tokens alone."""
 _HIDDEN = "\ufdd0"
-"""Stands for MASK_TOKEN while a text is split: no character of any text."""
+"""The character that stands for MASK_TOKEN while a text is split: a noncharacter, which no text contains."""
 _RESERVED = "\0\u2585"
-"""Lines that hold these are left out by sentencepiece, when it trains."""
+"""Characters that make sentencepiece leave out a line of the training text."""
 _WORDS = rf"{SPACE}?\w+|{SPACE}?[^\w{SPACE}]|{SPACE}"
 _LANGUAGE = re.compile(r">>.*?<<")
 _FORMAT = "vitkit vocabulary 1"
 _MAX_TRAINED_LENGTH = 1000
-"""Characters that sentencepiece sees at once when it trains: its time grows with the square of a repetitive line."""
+"""The maximum length of a line that sentencepiece is trained on, in characters: its time grows with the square of the
+length of a repetitive line."""
 _TRAINED_AT_ONCE = re.compile(rf".{{1,{_MAX_TRAINED_LENGTH}}}(?= |$)|.{{{_MAX_TRAINED_LENGTH}}}", re.DOTALL)
-"""Parts of a line, which end at a space where there is one."""
+"""Matches the parts of a line, which end before a space where possible."""
 _NORMALIZED_AT_ONCE = re.compile(r"[\x00-\x7f]*[^\x00-\x7f]{0,256}")
-"""Parts of a long text: a run of combining marks takes the square of its length to normalise, and ends at ASCII."""
+"""Matches the parts of a long text that are normalised separately: the time for a run of combining marks, which ends at
+an ASCII character, grows with the square of its length."""
 
 
 def normalize_text(text: str) -> str:
-    """Normalise text as every vocabulary does first: composed characters (NFC), single spaces, none at the ends.
+    """Normalise text, the first step of every vocabulary: composed characters (NFC), single spaces, none at the ends.
 
     The character that vocabularies use for a space becomes an underscore.
     """
@@ -54,21 +56,22 @@ def normalize_text(text: str) -> str:
 
 
 class Vocabulary:
-    """Tokens by id. `decode(encode(text))` is `normalize_text(text)` wherever every token is known.
+    """Tokens by id. `decode(encode(text))` equals `normalize_text(text)` if every token is in the vocabulary.
 
     Args:
-        kind: "word" splits at spaces and punctuation, "char" is every character, "bpe" are pieces by byte pair encoding
-            (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909), "unigram" by a unigram language model (Kudo 2018,
-            https://arxiv.org/abs/1804.10959). Pieces cross no space, and hold letters or punctuation.
-        tokens: by id, for "word" and "char"; SPECIAL_TOKENS first, and MASK_TOKEN after them if the vocabulary has one.
-            For "bpe" and "unigram" only where they are not those of `model` in its order, as with Marian: then a text
-            may also begin with a language, a token such as ">>fr<<".
-        model: for "bpe" and "unigram": sentencepiece's serialised model, which splits text.
-        lowercase: text is lower-cased first.
+        kind: "word" splits at spaces and punctuation, "char" at every character, "bpe" into pieces by byte pair
+            encoding (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909), "unigram" by a unigram language model
+            (Kudo 2018, https://arxiv.org/abs/1804.10959). Pieces do not cross spaces, and contain either letters or
+            punctuation.
+        tokens: the tokens in the order of their ids, for "word" and "char"; SPECIAL_TOKENS first, then MASK_TOKEN if
+            the vocabulary has one. For "bpe" and "unigram" only if they are not those of `model` in its order, as for
+            Marian; a text may then also begin with a language, a token such as ">>fr<<".
+        model: for "bpe" and "unigram", sentencepiece's serialised model, which splits text.
+        lowercase: whether text is lower-cased first.
 
     Attributes:
-        tokens: by id.
-        unknown: counts of what `encode` met and did not know: words for "word", characters for the other kinds.
+        tokens: the tokens in the order of their ids.
+        unknown: counts of what `encode` did not find in the vocabulary: words for "word", characters for other kinds.
     """
 
     def __init__(
@@ -103,11 +106,11 @@ class Vocabulary:
         """Learn the tokens of `texts`; the same texts give the same vocabulary.
 
         Args:
-            size: the most tokens, special ones included (fewer only where the text has no more subwords).
+            size: the maximum number of tokens, special ones included (there may be fewer if the text has no more).
                 None: all words or characters; subwords need a number.
-            min_count: rarer words or characters are unknown.
+            min_count: words or characters that occur less often become unknown tokens.
             lowercase: see the class.
-            mask: add MASK_TOKEN, for masked language models.
+            mask: whether to add MASK_TOKEN, for masked language models.
         Raises:
             ConfigError: `size` is missing, or too small for the characters of the text.
             DataError: there is no text.
@@ -126,7 +129,7 @@ class Vocabulary:
         split = _words if kind == "word" else _characters
         counts = Counter(token for text in prepared for token in split(text))
         _check_not_empty(counts)
-        # Equally frequent ones by their name, so that the order of the texts does not matter.
+        # Equally frequent tokens are sorted by name, so that the order of the texts does not matter.
         ranked = sorted((-count, token) for token, count in counts.items() if count >= min_count)
         if not ranked:
             raise ConfigError(f"vocabulary.min_count={min_count}: nothing in the text occurs as often.")
@@ -154,15 +157,15 @@ class Vocabulary:
 
     @property
     def unknown_count(self) -> int:
-        """The number of words or characters that `encode` has not known so far."""
+        """The number of unknown words or characters that `encode` has met so far."""
         return self.unknown.total()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text's tokens, without BOS and EOS; unknown ones are UNK, and counted in `unknown`."""
+        """Return the ids of a text's tokens, without BOS and EOS; unknown ones are UNK and counted in `unknown`."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Iterable[str]) -> list[list[int]]:
-        """`encode` many texts, several times faster for subwords than one by one."""
+        """Encode many texts; for subwords this is several times faster than encoding them one by one."""
         texts = [_prepared(text, self.lowercase) for text in texts]
         split = _words if self.kind == "word" else _characters
         if self._has_own_ids:
@@ -177,7 +180,7 @@ class Vocabulary:
         return encoded
 
     def encode_masked(self, text: str) -> list[int]:
-        """`encode` a text in which MASK_TOKEN stands for each hidden token, the space before a word being part of it.
+        """Encode a text in which MASK_TOKEN stands for each hidden token, including the space before a word.
 
         Raises:
             ConfigError: the vocabulary has no mask token.
@@ -190,37 +193,37 @@ class Vocabulary:
         if self._pieces is None:
             tokens = (_words if self.kind == "word" else _characters)(text)
         else:
-            # Unknown characters in a row are one piece.
+            # sentencepiece joins consecutive unknown characters to one piece, so pieces are split at the masks.
             pieces = self._pieces.encode(text, out_type=str)
             tokens = [part for piece in pieces for part in re.findall(f"{SPACE}?{_HIDDEN}|[^{_HIDDEN}]+", piece)]
             tokens = [token for token, after in zip(tokens, [*tokens[1:], ""]) if (token, after) != (SPACE, _HIDDEN)]
         return [self.mask_id if token.lstrip(SPACE) == _HIDDEN else self._known_id(token) for token in tokens]
 
     def _known_id(self, token: str) -> int:
-        """The id of a token; UNK, which is counted, where there is none."""
+        """Return the id of a token; an unknown token is counted, and its id is UNK."""
         if token not in self._ids:
             self.unknown[token.replace(SPACE, "")] += 1
         return self._ids.get(token, UNK)
 
     def _split(self, text: str) -> list[str]:
-        """Split into a language, if the text begins with one, and pieces."""
+        """Split a text into its language token, if it begins with one, and pieces."""
         language = _LANGUAGE.match(text)
         if language is None:
             return self._pieces.encode(text, out_type=str)
         return [language[0], *self._pieces.encode(text[language.end() :], out_type=str)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; special tokens other than UNK are left out."""
+        """Return the text of token ids, without special tokens other than UNK."""
         special = {PAD, BOS, EOS, self.mask_id}
         text = "".join(self.tokens[index] for index in ids if index not in special)
         return text.replace(SPACE, " ").strip()
 
     def token_texts(self, ids: Iterable[int]) -> list[str]:
-        """Each token as people read it: with SPACE where a word begins, special tokens by their names."""
+        """Return each token as text: with SPACE where a word begins, special tokens by their names."""
         return [self.tokens[index] for index in ids]
 
     def to_json(self) -> str:
-        """Everything that `from_json` needs; the counts of unknown tokens are left out."""
+        """Return everything that `from_json` needs, without the counts of unknown tokens."""
         content = {"format": _FORMAT, "kind": self.kind, "lowercase": self.lowercase}
         if self._pieces is None or self._has_own_ids:
             content["tokens"] = self.tokens
@@ -234,7 +237,7 @@ class Vocabulary:
         """Rebuild a vocabulary from `to_json`.
 
         Raises:
-            CheckpointError: it is not what `to_json` returns.
+            CheckpointError: the text is not a result of `to_json`.
         """
         try:
             content = json.loads(text)
@@ -255,22 +258,22 @@ class Vocabulary:
 
 
 def vocabularies_of(dataset: Any) -> dict[str, Vocabulary]:
-    """The vocabularies of a dataset of text, "source" and "target"; empty for other datasets."""
+    """Return the vocabularies of a text dataset, "source" and "target"; empty for other datasets."""
     by_side = {side: getattr(dataset, f"{side}_vocabulary", None) for side in SIDES}
     return {side: vocabulary for side, vocabulary in by_side.items() if vocabulary is not None}
 
 
 def set_vocabularies(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> None:
-    """Let a dataset of text use these vocabularies, such as a checkpoint's."""
+    """Set the vocabularies of a text dataset, for example to those of a checkpoint."""
     for side, vocabulary in vocabularies.items():
         setattr(dataset, f"{side}_vocabulary", vocabulary)
 
 
 def vocabularies_from_json(saved: Mapping[str, str] | None) -> dict[str, Vocabulary]:
-    """The vocabularies that a checkpoint holds under "vocabularies"; none for None, and equal ones become one object.
+    """Load the vocabularies that a checkpoint has under "vocabularies"; empty for None. Equal ones share one object.
 
     Raises:
-        CheckpointError: it holds something else there.
+        CheckpointError: the checkpoint has something else under that name.
     """
     if saved is None:
         return {}
@@ -286,7 +289,7 @@ def _check_kind(kind: str) -> None:
 
 
 def _check_tokens(tokens: Sequence[str]) -> None:
-    """Raise a ValueError unless tokens are different texts that begin with the special ones."""
+    """Raise a ValueError unless tokens are distinct texts that begin with the special tokens."""
     if not all(isinstance(token, str) for token in tokens) or len(set(tokens)) != len(tokens):
         raise ValueError("tokens: expected different texts.")
     if tuple(tokens[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
@@ -312,7 +315,7 @@ def _characters(text: str) -> list[str]:
 
 
 def _train_subwords(kind: str, texts: Iterable[str], special: list[str], size: int, min_count: int) -> bytes:
-    """sentencepiece's serialised model."""
+    """Train subwords; return sentencepiece's serialised model."""
     lines = list(texts)
     counts = Counter(character for text in lines for character in _characters(text))
     _check_not_empty(counts)
@@ -326,7 +329,7 @@ def _train_subwords(kind: str, texts: Iterable[str], special: list[str], size: i
             f"or more, and there are {len(special)} special tokens; expected at least {least}."
         )
     replacements = {ord(character): " " for character in counts.keys() - frequent}
-    # Spaces in place of rare characters: what sentencepiece leaves out by itself is at most 2 % of a text.
+    # Rare characters are replaced with spaces, since sentencepiece itself leaves out at most 2 % of a text.
     translated = (line.translate(replacements) for line in lines)
     parts = (part for line in translated for part in _TRAINED_AT_ONCE.findall(line))
     model = io.BytesIO()
