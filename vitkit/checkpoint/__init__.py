@@ -1,4 +1,4 @@
-"""Checkpoints: written completely or not at all, read without running code, and loaded into models with a report."""
+"""Checkpoints: written atomically, read without running code, and loaded into models with a report."""
 
 from vitkit.checkpoint.files import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.checkpoint.weights import LoadReport, classes_of, load_weights, state_dict_of

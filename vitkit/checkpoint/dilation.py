@@ -1,4 +1,4 @@
-"""Whether a checkpoint's backbone was dilated, which names and shapes of weights do not tell."""
+"""Checks whether a checkpoint's backbone was dilated, which its weights' names and shapes do not reveal."""
 
 import json
 import logging
@@ -19,15 +19,16 @@ logger = logging.getLogger("vitkit")
 def check_dilation(
     model: nn.Module, checkpoint: Mapping[str, Any], name: str, *, zoo_name: str | None, only_start: bool
 ) -> None:
-    """Compare a model's backbone with what is known of the checkpoint's, for a model that has one.
+    """Compare the dilation of a model's backbone with what is known about the checkpoint's, if the model has a
+    backbone.
 
     Args:
-        name: the checkpoint's file, for messages.
-        zoo_name: the checkpoint's name in the model zoo's index, if it is from there.
-        only_start: the weights are a start to train from.
+        name: name of the checkpoint's file, for messages.
+        zoo_name: the checkpoint's name in the model zoo's index, if it is listed there.
+        only_start: whether the weights are only a start for training.
     Raises:
-        CheckpointError: one of the two is dilated, by the model zoo or the checkpoint's own settings. A warning is
-            logged where only a file's name says so, or the weights are only a start.
+        CheckpointError: only one of the two is dilated, according to the model zoo or the checkpoint's own settings. A
+            warning is logged instead if only the file's name says so, or if the weights are only a start.
     """
     backbone = child(model, "backbone")
     if not isinstance(backbone, HasDilation):
@@ -51,14 +52,15 @@ def check_dilation(
 
 
 def _dilation_of(checkpoint: Mapping[str, Any]) -> bool | None:
-    """Return what the config of a run's checkpoint says, or an official one's settings; None if neither does."""
+    """Return whether the config in a run's checkpoint, or an official one's settings, sets dilation; None if
+    unknown."""
     arguments = checkpoint.get("args")
     if isinstance(arguments, Namespace) and "dilation" in arguments:
         return bool(arguments.dilation)
     try:
         backbone = json.loads(checkpoint["config"])["model"]["backbone"]
     except (KeyError, TypeError, ValueError):
-        return None  # a state dict, or a file of another project
+        return None  # a bare state dict, or a file of another project
     return bool(backbone.get("dilation", False)) if isinstance(backbone, Mapping) else False
 
 

@@ -1,4 +1,4 @@
-"""Published files by address: cached, resumed after a break, and checked."""
+"""Downloads published files by URL: cached, resumed after an interruption, and checked."""
 
 import errno
 import hashlib
@@ -17,25 +17,25 @@ logger = logging.getLogger("vitkit")
 
 CHUNK_BYTES = 1 << 20
 RECORD_SUFFIX = ".sha256"
-"""Ends the name of the file that holds a sum which was recorded at the first download, as `sha256sum -c` reads it."""
+"""Suffix of the file with the checksum recorded at the first download, in the format of `sha256sum -c`."""
 _STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
 def cache_folder() -> Path:
-    """Return where downloaded weights lie: torch hub's folder (set TORCH_HOME to move it)."""
+    """Return the folder of downloaded weights: torch hub's folder (set TORCH_HOME to move it)."""
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
 def cached_file(url: str, *, checksum: str | None = None, name: str | None = None, folder: Path | None = None) -> Path:
-    """Return the local copy of `url`, downloaded unless it exists. A broken download goes on where it stopped.
+    """Return the local copy of `url`, downloading it if needed. An interrupted download is continued.
 
     Args:
-        checksum: its algorithm and the first hexadecimal digits, such as "md5:3c8ec9"; "": none is published, so the
-            first download records the file's SHA-256 beside it, and later ones must agree; None: any file will do.
-        name: of the local copy; None: the end of the address.
-        folder: instead of `cache_folder()`.
+        checksum: algorithm and first hexadecimal digits, such as "md5:3c8ec9"; "": none is published, so the
+            first download records the file's SHA-256 beside it, and later ones must match; None: nothing is checked.
+        name: name of the local copy; None: the last part of the URL.
+        folder: folder to use instead of `cache_folder()`.
     Raises:
-        CheckpointError: the address cannot be reached, the file's checksum is another one, or the cache cannot be
+        CheckpointError: the URL cannot be reached, the file's checksum differs, or the cache cannot be
             written.
     """
     path = (folder or cache_folder()) / (name or url.rsplit("/", 1)[-1])
@@ -49,10 +49,10 @@ def cached_file(url: str, *, checksum: str | None = None, name: str | None = Non
         try:
             _check(part, path, checksum, url)
         except CheckpointError:
-            part.unlink()  # Going on from wrong bytes could never end well.
+            part.unlink()  # Continuing from wrong bytes could never succeed.
             raise
         os.replace(part, path)
-    except OSError as error:  # of the network, too
+    except OSError as error:  # including network errors
         if error.errno in _STORAGE_ERRORS:
             raise CheckpointError(
                 f"{error.filename or path}: cannot be written ({error.strerror}). Make room or set the rights there, "
@@ -66,13 +66,13 @@ def cached_file(url: str, *, checksum: str | None = None, name: str | None = Non
 
 
 def _fetch(url: str, part: Path) -> None:
-    """Append what is missing of `url` to `part`."""
+    """Append the missing part of `url` to `part`."""
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
         response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # The range begins at the end: everything had arrived.
+        if error.code == 416:  # The range begins at the end: the file was already complete.
             return
         raise
     with response:
@@ -92,14 +92,14 @@ def _fetch(url: str, part: Path) -> None:
 
 
 def _check(file: Path, path: Path, checksum: str | None, url: str) -> None:
-    """Check a file against the published checksum, or against the one that was recorded when it was first downloaded.
+    """Check a file against the published checksum, or against the one recorded when it was first downloaded.
 
     Args:
-        file: what is checked.
-        path: where it lies, or will.
+        file: the file to check.
+        path: its path, now or once it is complete.
         checksum: see `cached_file`.
     Raises:
-        CheckpointError: the file has another.
+        CheckpointError: the checksum differs.
     """
     if checksum is None:
         return

@@ -1,4 +1,4 @@
-"""Checkpoint files: written completely or not at all, and read without running code."""
+"""Checkpoint files: written atomically, and read without running code."""
 
 import os
 import pickle
@@ -26,36 +26,37 @@ from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Ends the names of files and folders that are being written; one that is left over belongs to a killed run."""
+"""Suffix of files and folders that are being written; one that is left over is from a killed run."""
 _STARTS = (b"PK", b"\x80")
-"""First bytes of checkpoints: of a zip archive, and of a pickle, as before PyTorch 1.6."""
+"""First bytes of checkpoints: those of a zip archive, and those of a pickle, the format before PyTorch 1.6."""
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
     """Write `state` to a temporary name and rename it, so that `path` is always a complete checkpoint.
 
     Raises:
-        CheckpointError: it cannot be written, such as on a full disk. What was at `path` before is still there.
+        CheckpointError: it cannot be written, for instance because the disk is full. An earlier file at `path` is still
+            intact.
     """
     _write(Path(path), lambda file: torch.save(dict(state), file))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write bytes likewise; see `save_checkpoint`."""
+    """Write bytes in the same way as `save_checkpoint`."""
     _write(path, lambda file: file.write(data))
 
 
 def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write a .safetensors file, complete or not at all.
+    """Write a .safetensors file atomically.
 
     Raises:
-        CheckpointError: it cannot be written, or the package is missing.
+        CheckpointError: it cannot be written, or the package is not installed.
     """
     try:
         from safetensors.torch import save
     except ImportError as error:
         raise CheckpointError(f"{path}: writing it needs safetensors: pip install 'vitkit[hub]'.") from error
-    # Each tensor is stored by itself, also where several are parts of one.
+    # Each tensor is stored separately, even if several are views of one.
     data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, {"format": "pt"})
     write_atomically(path, data)
 
@@ -74,7 +75,7 @@ def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def link_checkpoint(source: str | Path, target: str | Path) -> None:
-    """Give a checkpoint a second name, or copy it where the file system has no links; `target` is always complete.
+    """Give a checkpoint a second name, or copy it if the file system has no links; `target` is always complete.
 
     Raises:
         CheckpointError: see `save_checkpoint`.
@@ -96,12 +97,12 @@ def link_checkpoint(source: str | Path, target: str | Path) -> None:
 
 def _rename(temporary: Path, path: Path) -> None:
     os.replace(temporary, path)
-    temporary.unlink(missing_ok=True)  # it stays if both are names of one file
-    sync_folder(path.parent)  # the new name is on the disk once its folder is
+    temporary.unlink(missing_ok=True)  # os.replace keeps it if both are names of one file
+    sync_folder(path.parent)  # the new name is only on the disk when its folder is synced
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, as far as the system can tell."""
+    """Wait until the names in a folder are written to the disk, if the system supports it."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -113,7 +114,7 @@ def sync_folder(folder: Path) -> None:
 def _not_saved(path: Path, temporary: Path, error: BaseException) -> CheckpointError:
     with suppress(OSError):
         temporary.unlink(missing_ok=True)
-    cause: BaseException | None = error  # torch raises an error of its own while it handles that of a failed write
+    cause: BaseException | None = error  # torch raises an error of its own while handling that of a failed write
     while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
         cause = cause.__context__
     reason = cause.strerror if isinstance(cause, OSError) else str(error).splitlines()[0]
@@ -122,14 +123,14 @@ def _not_saved(path: Path, temporary: Path, error: BaseException) -> CheckpointE
 
 
 def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, Any]:
-    """Read a PyTorch file, arrays that numpy saved (.npz, .pkl), or weights of the transformers library (.safetensors,
-    the index of several files, a folder), on the CPU; tensors and plain values only.
+    """Read a PyTorch file, arrays saved by numpy (.npz, .pkl), or weights of the transformers library (.safetensors,
+    the index of several files, a folder), on the CPU; only tensors and plain values are read.
 
     Args:
-        with_shards: read the full tensors of a sharded checkpoint, too; else they are left out, and "shards" says where
-            they are.
+        with_shards: also read the full tensors of a sharded checkpoint; otherwise they are left out, and "shards" says
+            where they are.
     Raises:
-        CheckpointError: the file is missing, damaged, or holds pickled code (which is not run).
+        CheckpointError: the file is missing, damaged, or contains pickled code (which is not run).
     """
     path = Path(path)
     if os.path.isdir(path) and is_transformers_folder(path):
@@ -146,7 +147,7 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
     _check_checksums(path)
     state = _unpickle(path)
     if isinstance(state.get("shards"), Mapping):
-        # Few checkpoints are sharded, and importing what reads them takes a second.
+        # Few checkpoints are sharded, and importing the code that reads them takes a second.
         from vitkit.checkpoint.sharded import check_shards, read_full
 
         check_shards(path, state["shards"], checksums=with_shards)
@@ -155,10 +156,10 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """Read what a checkpoint holds beside its weights, such as its config and classes, for which none of these is read.
+    """Read the contents of a checkpoint other than its weights, such as its config and classes, without reading those.
 
     Raises:
-        CheckpointError: as of `read_checkpoint`, save that damaged weights are not found.
+        CheckpointError: as for `read_checkpoint`, except that damaged weights are not detected.
     """
     path = Path(path)
     if os.path.isdir(path) and is_transformers_folder(path):
@@ -167,12 +168,12 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     if path.suffix in (".safetensors", ".npz", ".pkl") or path.name.endswith(INDEX_SUFFIX):
         return {}
     _check_checksums(path, of_tensors=False)
-    # Memory-mapped tensors are read once they are used. Files from before PyTorch 1.6 cannot be mapped.
+    # Memory-mapped tensors are only read when used. Files from before PyTorch 1.6 cannot be mapped.
     return dict(_unpickle(path, mmap=zipfile.is_zipfile(path)))
 
 
 def shards_folder_of(path: Path) -> str | None:
-    """Return the name of the folder that holds a checkpoint's shards; None if it has none.
+    """Return the name of the folder that contains a checkpoint's shards, or None if it has none.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -184,7 +185,7 @@ def shards_folder_of(path: Path) -> str | None:
 def _check_exists(path: Path) -> None:
     if os.path.isfile(path):  # Path's own methods raise an OSError for a name that is too long
         return
-    # For a run's folder name its checkpoints, else those beside the missing file.
+    # If a run's folder was named, list its checkpoints; otherwise those beside the missing file.
     folder = path if os.path.isdir(path) else path.parent
     names = [file.name for file in folder.glob("*.pth")]
     others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} holds no .pth file."
@@ -195,7 +196,7 @@ def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
     try:
         with torch.serialization.safe_globals(SAFE_GLOBALS):
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # a damaged file, or one of text, can make the unpickler raise anything
+    except Exception as error:  # a damaged file, or a text file, can make the unpickler raise anything
         raise _unreadable(path, error) from error
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{path}: holds a {type(state).__name__}, expected a dict of tensors.")
@@ -203,13 +204,13 @@ def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
 
 
 def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
-    """Compare checksums of the file, which `torch.load` does not, so that damage cannot change weights unnoticed.
+    """Verify the checksums in the file, which `torch.load` does not, so that damage cannot change weights unnoticed.
 
     Raises:
-        CheckpointError: one is wrong.
+        CheckpointError: a checksum is wrong.
     """
     if not zipfile.is_zipfile(path):
-        return  # an older format, or truncated, which `torch.load` reports
+        return  # an older format, or a truncated file, which `torch.load` reports
     try:
         with zipfile.ZipFile(path) as file:
             if of_tensors:
@@ -218,7 +219,7 @@ def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
                 damaged = None
                 for name in file.namelist():
                     if name.endswith("data.pkl"):
-                        file.read(name)  # which raises BadZipFile
+                        file.read(name)  # which raises BadZipFile if the checksum is wrong
     except (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
     if damaged:
@@ -226,7 +227,7 @@ def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    """Say why a file could not be read, by its first bytes and by what torch raised."""
+    """Explain why a file could not be read, based on its first bytes and on the error that torch raised."""
     with path.open("rb") as file:
         start = file.read(24)
     if not start.startswith(_STARTS):
@@ -241,13 +242,13 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
             "Loading it could run anything. If you trust it, load it yourself with torch.load(..., "
             "weights_only=False), save its state dict with torch.save, and load that."
         )
-    # What the unpickler says of a damaged file ("pop from empty list") would help nobody.
+    # The unpickler's message about a damaged file ("pop from empty list") would not help anybody.
     is_telling = message and isinstance(error, OSError | RuntimeError | MemoryError)
     reason = f" ({message.splitlines()[0].partition('. ')[0]})" if is_telling else ""
     return CheckpointError(f"{path}: truncated or damaged{reason}. Get the file again.")
 
 
 def _global_name(message: str) -> str:
-    """Return the name that torch's error says it has refused."""
+    """Return the name that torch refused to load, according to its error message."""
     marker = "GLOBAL "
     return message.split(marker, 1)[1].split(" was not", 1)[0] if marker in message else "an unsupported object"

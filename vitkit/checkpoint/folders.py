@@ -1,6 +1,6 @@
 """Weights in files of the transformers library: safetensors, several files with an index, and folders of them.
 
-A folder has `config.json`, which says what the model is, and one of `WEIGHTS`.
+A folder has `config.json`, which describes the model, and one of the files in `WEIGHTS`.
 """
 
 import json
@@ -22,36 +22,36 @@ WEIGHTS = (
     "pytorch_model.bin",
     f"pytorch_model.bin{INDEX_SUFFIX}",
 )
-"""The first that exists is read."""
+"""Names of weights files; the first one that exists is read."""
 
 ReadFile = Callable[[Path], dict[str, Any]]
-"""Reads one file of weights."""
+"""Function that reads one file of weights."""
 
 _NUM_RAW_IDS, _NUM_PANOPTIC_IDS = 91, 250
-"""Classes of detectors with one for each of COCO's raw ids."""
+"""Numbers of classes of detectors that have one for each of COCO's raw category ids."""
 
 
 def weights_in(folder: Path) -> Path | None:
-    """Return the file or the index of a folder's weights; None if it is no such folder."""
+    """Return the file or the index of a folder's weights, or None if it is not such a folder."""
     return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
 
 
 def is_transformers_folder(folder: Path) -> bool:
-    """Whether a folder has the layout of the transformers library; a run's folder has not."""
+    """Whether a folder has the layout of the transformers library, unlike a run's folder."""
     path, has_weights = folder / CONFIG, weights_in(folder) is not None
     if not path.is_file():
         return has_weights
     try:
         return "model_type" in read_object(path)
-    except CheckpointError:  # whatever it is of, it is damaged
+    except CheckpointError:  # the file is damaged, so its kind is unknown
         return has_weights
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
+    """Read a JSON file that contains an object.
 
     Raises:
-        CheckpointError: it cannot be read, or holds something else.
+        CheckpointError: it cannot be read, or contains something else.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
-    """Read a folder's weights as a checkpoint, with the classes that its `config.json` states, or its vocabularies.
+    """Read a folder's weights as a checkpoint, with the classes stated in its `config.json`, or with its vocabularies.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -77,7 +77,7 @@ def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
 
 
 def read_folder_metadata(folder: Path) -> dict[str, Any]:
-    """Return what `read_folder` does beside the weights.
+    """Return the result of `read_folder` without the weights.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -86,7 +86,7 @@ def read_folder_metadata(folder: Path) -> dict[str, Any]:
 
 
 def tokens_in(folder: Path) -> dict[str, Tokens]:
-    """Return a translation model's tokens, "source" and "target"; none for other folders."""
+    """Return a translation model's tokens, "source" and "target"; an empty dict for other folders."""
     config = folder / CONFIG
     return read_tokens(folder, read_object(config), read_object) if config.is_file() else {}
 
@@ -98,10 +98,11 @@ def _metadata(folder: Path, tokens: Mapping[str, Tokens]) -> dict[str, Any]:
 
 
 def read_shards(index: Path, read: ReadFile) -> dict[str, Tensor]:
-    """Read the tensors of all files that an index names.
+    """Read the tensors of all files that an index lists.
 
     Raises:
-        CheckpointError: the index or a file is missing or damaged, or lacks a tensor that the index expects there.
+        CheckpointError: the index or a file is missing or damaged, or a file lacks a tensor that the index lists for
+            it.
     """
     files = _weight_map(index)
     state: dict[str, Tensor] = {}
@@ -116,10 +117,10 @@ def read_shards(index: Path, read: ReadFile) -> dict[str, Tensor]:
 
 
 def files_in_index(index: Path) -> list[str]:
-    """Return the names of the files that an index names, sorted.
+    """Return the names of the files that an index lists, sorted.
 
     Raises:
-        CheckpointError: the index is damaged, or names a file elsewhere.
+        CheckpointError: the index is damaged, or lists a file in another folder.
     """
     files = set(map(str, _weight_map(index).values()))
     elsewhere = [name for name in files if Path(name).name != name]
@@ -129,7 +130,7 @@ def files_in_index(index: Path) -> list[str]:
 
 
 def _weight_map(index: Path) -> Mapping[str, Any]:
-    """Return which file holds which tensor."""
+    """Return tensor name -> name of the file that contains it."""
     files = read_object(index).get("weight_map")
     if not isinstance(files, Mapping) or not files:
         raise CheckpointError(f"{index}: has no weight_map, which says which file holds which tensor. Get it again.")
@@ -140,7 +141,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Read a .safetensors file.
 
     Raises:
-        CheckpointError: it is damaged, or the package is missing.
+        CheckpointError: it is damaged, or the package is not installed.
     """
     try:
         from safetensors.torch import load_file
@@ -148,7 +149,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: reading it needs safetensors: pip install 'vitkit[hub]'.") from error
     try:
         return load_file(path)
-    except Exception as error:  # its errors are of its own kind
+    except Exception as error:  # the package's errors are of a type of its own
         reason = (str(error) or repr(error)).splitlines()[0]
         raise CheckpointError(
             f"{path}: truncated, damaged or no safetensors ({reason}). Get the file again."
@@ -156,9 +157,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def stated_classes(config: Path) -> dict[str, Any]:
-    """Return "classes" and, where it is known, "things" of a folder's `config.json`, as a checkpoint has them.
+    """Return "classes" and, if known, "things" from a folder's `config.json`, in the form that checkpoints have.
 
-    COCO's detectors have a class for each raw id there, of which many have no name: theirs are COCO's 80 or 133.
+    COCO detectors have a class for each raw id there, many without a name: they are mapped to COCO's 80 or 133 classes.
 
     Raises:
         CheckpointError: the file is damaged.

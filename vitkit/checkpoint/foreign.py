@@ -1,4 +1,4 @@
-"""Weights that others published as files of arrays (.npz, .pkl), read without running code."""
+"""Reads weights that others published as array files (.npz, .pkl), without running code."""
 
 import argparse
 import pickle
@@ -13,7 +13,7 @@ from vitkit.errors import CheckpointError
 
 
 class _Unread:
-    """Stands for an array or a number of numpy's in a PyTorch file: in no weights, and so nothing reads it."""
+    """Placeholder for a numpy array or number in a PyTorch file: weights contain none, so nothing reads it."""
 
     def __init__(self, *_: Any):
         pass
@@ -32,26 +32,26 @@ SAFE_GLOBALS = [
     _stand_in("numpy", "dtype"),
     *(_stand_in(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
 ]
-"""What a weights-only read of a PyTorch file takes beside tensors and plain values: argparse settings, which are plain
-values, in official training checkpoints; and numpy's numbers in fairseq's training statistics, which are left out."""
+"""Types allowed in a weights-only read of a PyTorch file besides tensors and plain values: argparse settings (plain
+values) in official training checkpoints; and numpy's numbers in fairseq's training statistics, which are left out."""
 
 
 def read_arrays(path: Path) -> dict[str, Tensor]:
-    """Return the arrays of an .npz file by name, such as the original Vision Transformers are published in.
+    """Return the arrays of an .npz file by name, the format in which the original Vision Transformers are published.
 
     Raises:
-        CheckpointError: it is damaged, or holds more than numbers.
+        CheckpointError: it is damaged, or contains something other than numbers.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: _tensor(name, arrays[name]) for name in arrays.files}
-    except Exception as error:  # a damaged file can make numpy raise anything, such as a MemoryError for its claims
+    except Exception as error:  # a damaged file can make numpy raise anything, such as a MemoryError for a claimed size
         reason = (str(error) or repr(error)).splitlines()[0]
         raise CheckpointError(f"{path}: damaged, or holds more than numbers ({reason}). Get the file again.") from error
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Makes arrays, numbers, text and containers, and calls nothing else, so that a file cannot run code."""
+    """Unpickles arrays, numbers, text and containers, and calls nothing else, so that a file cannot run code."""
 
     ALLOWED = frozenset(
         (f"{package}.{module}", name)
@@ -72,7 +72,7 @@ def read_pickled_arrays(path: Path) -> dict[str, Any]:
     """Return the arrays of a .pkl file, as detectron2 publishes its models: {"model": {name: array}, ...}.
 
     Raises:
-        CheckpointError: it is damaged, or holds more than arrays, numbers and text.
+        CheckpointError: it is damaged, or contains something other than arrays, numbers and text.
     """
     try:
         with path.open("rb") as file:
@@ -94,13 +94,13 @@ def read_pickled_arrays(path: Path) -> dict[str, Any]:
     bad = [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]
     if bad:
         raise CheckpointError(f"{path}: {bad[0]} is no array of numbers ({arrays[bad[0]].dtype}). Get the file again.")
-    # Saved on a machine with the other byte order, or by HDF5; torch reads its own.
+    # Arrays may be saved by a machine with the other byte order, or by HDF5; torch only reads the native order.
     return {name: torch.from_numpy(array.astype(array.dtype.newbyteorder("="))) for name, array in arrays.items()}
 
 
 def _tensor(name: str, array: Any) -> Tensor:
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{name} is no array")
-    if array.dtype == np.dtype("V2"):  # numpy does not know bfloat16, in which some arrays were saved
+    if array.dtype == np.dtype("V2"):  # numpy does not know bfloat16, which some arrays were saved in
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))

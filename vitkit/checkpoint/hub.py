@@ -1,4 +1,4 @@
-"""Repositories of the Hugging Face hub, as folders in its own cache; what has broken off goes on where it stopped."""
+"""Repositories of the Hugging Face hub, stored as folders in its own cache; interrupted downloads are continued."""
 
 import logging
 from collections.abc import Callable
@@ -15,22 +15,22 @@ logger = logging.getLogger("vitkit")
 PREFIX = "hf:"
 PREPROCESSOR, GENERATION = "preprocessor_config.json", "generation_config.json"
 _ENDPOINT: str | None = None
-"""Address of the hub; None: the client's own, which HF_ENDPOINT sets."""
+"""URL of the hub; None: the client's default, which HF_ENDPOINT overrides."""
 
 
 def is_hub_name(source: Any) -> bool:
-    """Whether a model's name is a repository's, "hf:OWNER/NAME" or "hf:OWNER/NAME@REVISION"."""
+    """Whether a model's name refers to a repository, as "hf:OWNER/NAME" or "hf:OWNER/NAME@REVISION"."""
     return isinstance(source, str) and source.startswith(PREFIX)
 
 
 def hub_folder(source: str, check: Callable[[Path], Any] = lambda config: None) -> Path:
-    """Return the local copy of a repository with a model of the transformers library; downloaded once.
+    """Return the local copy of a repository with a model of the transformers library, downloading it the first time.
 
     Args:
         source: see `is_hub_name`.
         check: called with the path of `config.json` before any weights are downloaded.
     Raises:
-        CheckpointError: there is no such repository, it holds no model, or it cannot be reached or written.
+        CheckpointError: there is no such repository, it contains no model, or it cannot be reached or written.
     """
     repository, _, revision = source.removeprefix(PREFIX).partition("@")
     download = _Download(source, repository, revision or None)
@@ -58,7 +58,7 @@ def hub_folder(source: str, check: Callable[[Path], Any] = lambda config: None) 
 
 
 class _Download:
-    """Fetches files of one repository through the hub's client, with its errors in one line."""
+    """Downloads files of one repository through the hub's client, with errors condensed to one line."""
 
     def __init__(self, source: str, repository: str, revision: str | None):
         try:
@@ -67,12 +67,12 @@ class _Download:
             raise CheckpointError(f"{source}: needs the hub's client: pip install 'vitkit[hub]'.") from error
         self.hub, self.source, self.repository, self.revision = huggingface_hub, source, repository, revision
         self.not_cached: list[str] = []
-        """Files of which it is not known offline whether the repository has them."""
+        """Files for which it is unknown, while offline, whether the repository has them."""
 
     def __call__(self, name: str, *, required: bool = False) -> Path | None:
-        """Return the local copy of a file; None if the repository has none of this name.
+        """Return the local copy of a file, or None if the repository has no file of this name.
 
-        Offline, what is not `required` is also None where the cache lacks it, with a warning.
+        When offline, the result is also None, with a warning, for files that are not `required` and not in the cache.
         """
         errors = self.hub.errors
         try:
@@ -100,7 +100,7 @@ class _Download:
             return None
         except errors.EntryNotFoundError:
             return None
-        # The errors of the client's HTTP library are the bases of its own; most are no OSError.
+        # The errors of the client's HTTP library are base classes of the client's own; most are not OSErrors.
         except (OSError, *errors.HfHubHTTPError.__bases__) as error:
             reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
             raise CheckpointError(
@@ -110,7 +110,7 @@ class _Download:
         return Path(path)
 
     def _is_known_to_lack(self, name: str) -> bool:
-        """Whether the hub has said before that the repository has no such file, as the cache notes."""
+        """Whether the cache records an earlier answer of the hub that the repository has no such file."""
         cache = self.hub.constants.HF_HUB_CACHE
         path = self.hub.try_to_load_from_cache(self.repository, name, cache_dir=cache, revision=self.revision)
         return path is self.hub._CACHED_NO_EXIST

@@ -1,7 +1,8 @@
-"""Tokens of the transformers library's Marian: pieces of two SentencePiece models, numbered by `vocab.json`.
+"""Tokens of the transformers library's Marian: the pieces of two SentencePiece models, numbered by `vocab.json`.
 
-vitkit's special tokens come first. Its BOS is what Marian's decoder starts with, which is also its padding; so the
-vocabulary has one token more, and the rows of the weights that belong to tokens follow its order.
+vitkit's special tokens come first. Its BOS is the token that Marian's decoder starts with, which is also Marian's
+padding;
+so the vocabulary has one more token, and the rows of the weights that belong to tokens are put into its order.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from vitkit.vocabulary import SPECIAL_TOKENS, Vocabulary
 
 FILES = ("source.spm", "target.spm", "vocab.json")
 TARGET_NUMBERS = "target_vocab.json"
-"""Where the target's pieces have numbers of their own."""
+"""File with the numbers of the target's pieces, if they are numbered separately."""
 _ROWS = {
     "source": ("model.encoder.embed_tokens.weight",),
     "target": ("model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
@@ -26,22 +27,22 @@ _BIAS = "final_logits_bias"
 _UNK = "<unk>"
 
 ReadObject = Callable[[Path], Mapping[str, Any]]
-"""Reads a JSON file that holds an object."""
+"""Function that reads a JSON file containing an object."""
 
 
 class Tokens(NamedTuple):
-    """A vocabulary, and the library's number of each token."""
+    """A vocabulary, and the number of each of its tokens in the transformers library."""
 
     vocabulary: Vocabulary
     numbers: list[int]
 
 
 def read_tokens(folder: Path, config: Mapping[str, Any], read: ReadObject) -> dict[str, Tokens]:
-    """Return the tokens of the source and of the target; none if the folder has no files of them.
+    """Return the tokens of the source and of the target; an empty dict if the folder has no token files.
 
     Args:
         config: the folder's `config.json`.
-        read: of `vocab.json`.
+        read: function that reads `vocab.json`.
     Raises:
         CheckpointError: a file is damaged, or does not fit the config.
     """
@@ -62,7 +63,7 @@ def read_tokens(folder: Path, config: Mapping[str, Any], read: ReadObject) -> di
 
 
 def _numbered(pieces: Mapping[int, str], config: Mapping[str, Any], model: Path, path: Path) -> Tokens:
-    """Put vitkit's special tokens in front of the others."""
+    """Return the vocabulary with vitkit's special tokens before the others."""
     unknown = next((number for number, piece in pieces.items() if piece == _UNK), None)
     special = [config.get("pad_token_id"), unknown, config.get("decoder_start_token_id"), config.get("eos_token_id")]
     for name, number in zip(SPECIAL_TOKENS, special):
@@ -79,7 +80,7 @@ def _numbered(pieces: Mapping[int, str], config: Mapping[str, Any], model: Path,
 
 
 def renumbered(state: Mapping[str, Tensor], tokens: Mapping[str, Tokens]) -> dict[str, Tensor]:
-    """Return weights whose rows are in the order of vitkit's tokens.
+    """Return the weights with rows in the order of vitkit's tokens.
 
     Raises:
         CheckpointError: there are fewer rows than tokens.

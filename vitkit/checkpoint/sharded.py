@@ -1,8 +1,9 @@
-"""Checkpoints of sharded models: a file, and beside it a folder into which each rank writes its shards.
+"""Checkpoints of sharded models: a file, and a folder beside it into which each rank writes its shards.
 
-The folder is written by `torch.distributed.checkpoint`, and any number of ranks reads it, or one process without a
-process group. The file holds whatever is not sharded, names the folder's files with sizes and checksums, and says in
-plain values what lies where in them.
+The folder is written by `torch.distributed.checkpoint` (dcp), and can be read by any number of ranks, or by one process
+without a process group. The file contains everything that is not sharded, the names, sizes and checksums of the
+folder's
+files, and a description, in plain values, of where each tensor is stored in them.
 """
 
 import math
@@ -32,20 +33,20 @@ from vitkit.distributed import broadcast_object, gather_objects, is_main, rank
 from vitkit.errors import CheckpointError
 
 SHARDS_SUFFIX = ".shards"
-"""Ends the names of the folders."""
+"""Suffix of the folders' names."""
 
 
 def write_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Let every rank write its shards of the state's DTensors into a folder that does not exist yet.
+    """Write the state's DTensors, each rank its own shards, into a folder that does not exist yet.
 
-    All ranks call it. Until all files are on the disk the folder has a temporary name.
+    All ranks must call it. The folder has a temporary name until all files are on the disk.
 
     Args:
         state: nested dicts.
     Returns:
-        the state without its DTensors, for the checkpoint's file, with "shards": what reading them takes.
+        the state without its DTensors, for the checkpoint's file, with "shards": the information for reading them.
     Raises:
-        CheckpointError: on all ranks, if one of them could not write. Nothing is left then.
+        CheckpointError: raised on all ranks if one of them could not write. Nothing is left on the disk then.
     """
     rest, sharded = _split(state)
     temporary = folder.with_name(folder.name + TEMPORARY_SUFFIX)
@@ -54,7 +55,7 @@ def write_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
         metadata = dcp.save(dict(sharded), storage_writer=dcp.FileSystemWriter(temporary))
         for path in temporary.glob(f"__{rank()}_*.distcp"):
             checksums[path.name] = [path.stat().st_size, _checksum(path)]
-    except (CheckpointException, OSError) as error:  # dcp raises that of any rank on all of them
+    except (CheckpointException, OSError) as error:  # dcp raises the error of any rank on all ranks
         problem = _reason(error)
     per_rank = gather_objects((problem, checksums))
     if is_main():
@@ -71,7 +72,7 @@ def write_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _complete(temporary: Path, folder: Path) -> str | None:
-    """Rename a folder whose files are complete; return the problem, if there was one."""
+    """Rename a folder whose files are complete; return a description of the problem, if any."""
     try:
         sync_folder(temporary)
         os.rename(temporary, folder)
@@ -82,14 +83,14 @@ def _complete(temporary: Path, folder: Path) -> str | None:
 
 
 def check_shards(checkpoint: Path, shards: Mapping[str, Any], *, checksums: bool) -> None:
-    """Check that the files which a checkpoint names are there.
+    """Check that the files that a checkpoint refers to exist.
 
     Args:
         checkpoint: the file beside the folder.
         shards: its entry "shards".
-        checksums: compare them, too, for which all files are read.
+        checksums: also verify the checksums, for which all files are read.
     Raises:
-        CheckpointError: files are missing or damaged; it names them.
+        CheckpointError: files are missing or damaged; the error names them.
     """
     try:
         folder = _folder(checkpoint, shards)
@@ -118,7 +119,7 @@ def read_full(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's state with its full tensors, read by this process alone.
 
     Args:
-        state: what the checkpoint's file holds; `check_shards` should have been called.
+        state: content of the checkpoint's file; `check_shards` should have been called.
     Raises:
         CheckpointError: the shards cannot be read.
     """
@@ -135,13 +136,13 @@ def read_full(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_local(checkpoint: Path, state: Mapping[str, Any], name: str, local: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `state[name]` of a checkpoint with DTensors of which each rank has read its own shards.
+    """Return `state[name]` of a checkpoint with its DTensors, for which each rank reads only its own shards.
 
     Args:
-        state: what the checkpoint's file holds; `check_shards` should have been called.
+        state: content of the checkpoint's file; `check_shards` should have been called.
         local: the same part of this run's state, whose DTensors are overwritten in place.
     Raises:
-        CheckpointError: its tensors are others than those of `local`, or a file cannot be read.
+        CheckpointError: its tensors do not match those of `local`, or a file cannot be read.
     """
     metadata = _metadata(checkpoint, state["shards"])
     tensors = _split({name: local})[1]
@@ -166,7 +167,7 @@ def read_local(checkpoint: Path, state: Mapping[str, Any], name: str, local: Map
 
 
 def _describe(metadata: Metadata) -> dict[str, Any]:
-    """Return which chunk of which tensor lies where, as plain values."""
+    """Return where each chunk of each tensor is stored, as plain values."""
     tensors = {}
     for key, tensor in metadata.state_dict_metadata.items():
         chunks = []
@@ -179,7 +180,7 @@ def _describe(metadata: Metadata) -> dict[str, Any]:
 
 
 class _StoredChunk(NamedTuple):
-    """Where dcp's reader finds a chunk of a tensor."""
+    """The location of a stored chunk of a tensor, for dcp's reader."""
 
     relative_path: str
     offset: int
@@ -188,10 +189,10 @@ class _StoredChunk(NamedTuple):
 
 
 def _metadata(checkpoint: Path, shards: Mapping[str, Any]) -> Metadata:
-    """Return what `_describe` was given.
+    """Return the metadata that was passed to `_describe`.
 
-    The pickle in which dcp itself describes the folder is never opened: it could run code, and torch 2.6 does not
-    understand what torch 2.15 writes there.
+    dcp's own description of the folder, a pickle, is never opened: it could run code, and torch 2.6 cannot read what
+    torch 2.15 writes there.
 
     Raises:
         CheckpointError: the description is incomplete.
@@ -213,7 +214,7 @@ def _metadata(checkpoint: Path, shards: Mapping[str, Any]) -> Metadata:
 
 
 def _fill(checkpoint: Path, shards: Mapping[str, Any], metadata: Metadata, tensors: Mapping[str, Tensor]) -> None:
-    """Read full tensors, or this rank's shards of DTensors. Unlike in `dcp.load` no rank waits for others.
+    """Read full tensors, or this rank's shards of DTensors. Unlike in `dcp.load`, no rank waits for the others.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -237,7 +238,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, DTensor]]:
-    """Return nested dicts without their DTensors, and those under their keys from the top, joined by slashes."""
+    """Return nested dicts without their DTensors, and these DTensors by their path of keys, joined by slashes."""
     rest: dict[str, Any] = {}
     sharded: dict[str, DTensor] = {}
     for key, value in state.items():
@@ -253,7 +254,7 @@ def _split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, DTensor]
 
 
 def _insert(state: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Put tensors into nested dicts from which `_split` has taken them."""
+    """Put tensors back into nested dicts from which `_split` has taken them."""
     for path, tensor in tensors.items():
         *parents, last = path.split("/")
         owner = state

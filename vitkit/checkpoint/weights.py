@@ -1,4 +1,4 @@
-"""Weights from any checkpoint into any model: official key names in, a report out."""
+"""Loads weights from any checkpoint into any model, converting official key names, and reports what was loaded."""
 
 import logging
 import os
@@ -22,21 +22,21 @@ logger = logging.getLogger("vitkit")
 
 @dataclass
 class LoadReport:
-    """What `load_weights` did."""
+    """The result of `load_weights`."""
 
     source: str
     converter: str | None = None
-    """The official format that was recognised; None for vitkit's own names."""
+    """The official format that was recognised; None if the names were vitkit's own."""
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     reinitialized: list[str] = field(default_factory=list)
-    """Class-head entries that were left as the model had them, because the classes differ."""
+    """Class-head entries of the model that were not loaded, because the classes differ."""
     new_parts: list[str] = field(default_factory=list)
-    """Prefixes of parts that were left as the model had them, because the checkpoint has nothing of them."""
+    """Prefixes of the model's parts that were not loaded, because the checkpoint has no entries for them."""
     left_out: list[str] = field(default_factory=list)
-    """Entries of a classifier that a backbone of feature maps has no use for: its head, its last norm."""
+    """A classifier's entries that a backbone of feature maps has no use for: its head, its last norm."""
     not_finite: list[str] = field(default_factory=list)
-    """Loaded entries that hold NaN, or as parameters infinity."""
+    """Loaded entries that contain NaN, or infinity if they are parameters."""
 
     def __str__(self) -> str:
         parts = [f"loaded {self.source}"]
@@ -56,9 +56,10 @@ class LoadReport:
         return "; ".join(parts)
 
     def compare(self, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-        """Note the keys that only one of the two has.
+        """Record the keys that only one of the two state dicts has.
 
-        Batch counters of batch norms are no difference: they mean nothing for frozen ones, and little for others.
+        The batch counters of batch norms are ignored: they are meaningless for frozen ones, and hardly matter for
+        others.
         """
         counters, fresh = "num_batches_tracked", (*self.reinitialized, *self.new_parts)
         self.missing = [k for k in expected if k not in state and not k.startswith(fresh) and not k.endswith(counters)]
@@ -76,19 +77,22 @@ def load_weights(
     """Load weights into `model`, whichever names they were published under.
 
     Args:
-        source: a checkpoint file, a name of the model zoo's index ("detr_r50", downloaded once), a folder of the
+        source: a checkpoint file, a name in the model zoo's index ("detr_r50", downloaded once), a folder of the
             transformers library or a repository of its hub ("hf:OWNER/NAME"), or a state dict (also wrapped as
-            {"model": ...}). From vitkit's own checkpoints the moving average is taken when there is one.
-        classes: the model's class names. A vitkit checkpoint that was trained on others does not fit then, even if
-            it has as many.
-        new_class_head: the weights are a start to train from: with other classes, keep the model's fresh class head
-            instead of raising; likewise its `new_parts`, if the checkpoint has nothing of them.
-        strict: raise on missing or unexpected keys instead of only reporting them. A classifier's head is not
-            unexpected for a backbone of feature maps, nor are the norms of these maps missing; the report names them.
+            {"model": ...}). From vitkit's own checkpoints the moving average is loaded if there is one.
+        classes: the model's class names. A vitkit checkpoint that was trained on other classes is then rejected, even
+            if
+            there are as many.
+        new_class_head: the weights are a start for training: if the classes differ, keep the model's fresh class head
+            instead of raising; likewise its `new_parts`, if the checkpoint has no entries for them.
+        strict: raise an error for missing or unexpected keys instead of only reporting them. For a backbone of feature
+            maps,
+            a classifier's head does not count as unexpected, nor the norms of the maps as missing; the report lists
+            them.
     Raises:
         CheckpointError: the file cannot be read, does not fit the model, or has none of its entries.
     """
-    # An import upwards: addresses and key names of official checkpoints lie beside the published figures.
+    # An import from a higher layer: URLs and key names of official checkpoints are kept with the published metrics.
     from vitkit import model_zoo
     from vitkit.model_zoo.converters import convert_official, describe
 
@@ -150,19 +154,20 @@ def load_weights(
 
 
 def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Return the entries that hold NaN, and the parameters that hold infinity (buffers may mask by it)."""
+    """Return the entries that contain NaN, and the parameters that contain infinity (buffers may use it for
+    masking)."""
     parameters = {name for name, _ in model.named_parameters()}
     floats = {key: value for key, value in state.items() if value.is_floating_point() and value.layout == torch.strided}
     return [key for key, v in floats.items() if not v.isfinite().all() and (key in parameters or v.isnan().any())]
 
 
 def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint, without what they are wrapped in: {"model": ...}, the prefix "module.".
+    """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, the prefix "module.".
 
     Args:
-        name: of the checkpoint, for errors.
+        name: name of the checkpoint, for errors.
     Raises:
-        CheckpointError: it has none.
+        CheckpointError: it contains no tensors.
     """
     state = checkpoint
     for key in ("ema", "model", "model_state", "state_dict"):
@@ -178,12 +183,12 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]
 
 
 def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:
-    """Return the classes that a checkpoint was trained on; None if it does not say.
+    """Return the classes that a checkpoint was trained on, or None if it does not state them.
 
     Args:
-        name: of the checkpoint, for errors.
+        name: name of the checkpoint, for errors.
     Raises:
-        CheckpointError: its classes are not names.
+        CheckpointError: its classes are not a list of names.
     """
     classes = checkpoint.get("classes")
     if classes is None:
@@ -198,14 +203,14 @@ def _class_head_of(model: nn.Module) -> tuple[str, ...]:
 
 
 def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
-    # Batch counters and class heads come and go; anything else that is missing may have another name.
+    # Batch counters and class heads may be absent; any other missing entry may have a different name.
     optional = _class_head_of(model)
     required = (k for k in model.state_dict() if not k.endswith("num_batches_tracked") and not k.startswith(optional))
     return all(key in state for key in required)
 
 
 def _is_of_another_model(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    """Whether most of what the model has besides its backbone is missing."""
+    """Whether most of the model's entries outside its backbone are missing."""
     keys = [key for key in expected if not key.startswith("backbone.")]
     return sum(key in state for key in keys) < 0.5 * len(keys)
 
@@ -217,17 +222,18 @@ def _head_of_other_classes(
     trained_classes: Sequence[str] | None,
     classes: Sequence[str] | None,
 ) -> list[str]:
-    """Return the keys of the checkpoint's class head, if it is for other classes than the model's."""
+    """Return the keys of the checkpoint's class head if its classes differ from the model's, else an empty list."""
     keys = [key for key in state if key in expected and key.startswith(_class_head_of(model))]
     differ = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
-    # Sizes beyond the first depend on the model, not on its classes: `_mismatch` names those.
+    # Sizes beyond the first depend on the model, not on its classes: `_mismatch` reports those.
     return keys if differ or any(state[key].shape[:1] != expected[key].shape[:1] for key in keys) else []
 
 
 def _without_classifier(
     model: MakesFeatures, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
 ) -> dict[str, Tensor]:
-    """Return a classifier's entries that a backbone of feature maps has; note what is left out and what it lacks."""
+    """Return a classifier's entries that a backbone of feature maps has; record the others, and those that are
+    missing."""
     report.left_out = model.needs_none_of([key for key in state if key not in expected])
     if report.left_out:
         lacking = [k for k in expected if k not in state and any(fnmatch(k, p) for p in model.optional_weights)]
@@ -236,7 +242,7 @@ def _without_classifier(
 
 
 def _check_variant(name: str, model: nn.Module, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse weights of another variant of a model that tells its variants apart, such as Deformable DETR."""
+    """Reject weights of another variant of a model that can tell its variants apart, such as Deformable DETR."""
     if not hasattr(model, "variant_of"):
         return
     theirs, ours = model.variant_of(state), model.variant_of(expected)
@@ -248,10 +254,10 @@ def _check_variant(name: str, model: nn.Module, state: Mapping[str, Tensor], exp
 
 
 def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
-    """Check that the parameters that start from random values are trained.
+    """Check that parameters that start from random values will be trained.
 
     Raises:
-        CheckpointError: some of these parameters would start anew and stay as they are.
+        CheckpointError: parameters would be initialised randomly and stay frozen.
     """
     trained = {key: parameter.requires_grad for key, parameter in model.named_parameters()}
     frozen = [key for key in keys if not trained.get(key, True)]
@@ -267,7 +273,7 @@ def _check_dtypes(name: str, state: Mapping[str, Tensor], expected: Mapping[str,
 
     Raises:
         CheckpointError: copying would silently turn integers or complex numbers into floats, or the reverse; or there
-            is nothing to copy.
+            is no data to copy.
     """
 
     def kind(tensor: Tensor) -> tuple:
@@ -293,7 +299,7 @@ def _mismatch(
     misshapen: list[str],
     origin: str | None,
 ) -> str:
-    """Return the message of an error: what of the checkpoint does not fit, and what it seems to be."""
+    """Return an error message that says what in the checkpoint does not fit, and what the checkpoint seems to be."""
     common = len(state.keys() & expected.keys())
     lines = [
         f"{report.source} does not fit {type(model).__name__}: {common} of the model's {len(expected)} entries are in "
@@ -322,12 +328,12 @@ def _shorten(items: Sequence) -> str:
 
 
 def _modules(keys: Sequence[str]) -> list[str]:
-    """Return the modules that entries belong to, each once."""
+    """Return the modules that contain the entries, each once."""
     return list(dict.fromkeys(key.rpartition(".")[0] or key for key in keys))
 
 
 def _other_classes(name: str, theirs: str, ours: str, origin: str | None) -> str:
-    """Return the message of an error: the checkpoint's class head is for other classes than the model's."""
+    """Return an error message that says that the checkpoint's class head is for other classes than the model's."""
     return (
         f"{name}: its class head is for other classes (checkpoint: {theirs}; model: {ours})."
         f"{f' It seems to be {origin}.' if origin else ''} Use the config of its classes and task; or, to "

@@ -1,4 +1,4 @@
-"""Configs: plain Python files that return nested dicts, checked whole before anything is built from them."""
+"""Configs: plain Python files that return nested dicts, checked completely before anything is built from them."""
 
 from vitkit.config.check import check_config
 from vitkit.config.load import Config, cfg_diff, config_names, load_config, load_saved_config, save_config

@@ -1,4 +1,4 @@
-"""Checks a config against the signatures of what it names, before anything is built."""
+"""Checks a config against the signatures of the classes that it names, before anything is built."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,16 +13,16 @@ COMMAND_LINE = "command line"
 
 
 def check_config(cfg: Mapping[str, Any]) -> None:
-    """Check every name, argument and value against the registered constructors' signatures; builds nothing.
+    """Check every name, argument and value against the registered constructors' signatures, building nothing.
 
     Raises:
-        ConfigError: an unknown key, type or argument, or a value of the wrong type; all of them are listed.
+        ConfigError: there are unknown keys, types or arguments, or values of a wrong type; all of them are listed.
     """
     raise_if_any(list(find_problems(cfg)), getattr(cfg, "path", "config"))
 
 
 def find_problems(cfg: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each unknown key, type or argument and for each value of the wrong type."""
+    """Yield a message for each unknown key, type or argument, and for each value of a wrong type."""
     for key, value in cfg.items():
         if key in TOP_LEVEL:
             yield from _problems_at(key, value, TOP_LEVEL[key], getattr(cfg, "origins", {}))
@@ -67,7 +67,7 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
         for problem in _problems_at(join_key(key, name), item, slots[name], origins)
     ]
     yield from inside
-    # What a signature does not say, a class may check itself, without building anything large.
+    # Constraints that a signature cannot express are checked by the class itself, without building anything large.
     if isinstance(constructor, ChecksArguments) and not unknown and not inside:
         check = constructor.check_arguments
         missing = [p.name for p in parameters_of(check).values() if p.default is p.empty and p.name not in arguments]
@@ -81,7 +81,7 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
 
 
 def raise_if_any(problems: list[str], path: str | Path) -> None:
-    """Raise one ConfigError that lists all problems, each once; none: do nothing."""
+    """Raise one ConfigError that lists all problems, each once; do nothing if there are none."""
     problems = list(dict.fromkeys(problems))
     if len(problems) == 1:
         raise ConfigError(f"{path}: {problems[0]}")

@@ -1,10 +1,10 @@
-"""Config keys of earlier versions, as saved runs still hold them."""
+"""Converts config keys of earlier versions, which saved runs may contain."""
 
 from typing import Any
 
 
 def upgrade(cfg: dict[str, Any]) -> None:
-    """Rename, in place, what a saved config calls by an earlier name; a config that is up to date stays as it is."""
+    """Rename, in place, the outdated names in a saved config; an up-to-date config stays unchanged."""
     optimizer, schedule = cfg.get("optimizer"), cfg.get("schedule")
     if isinstance(optimizer, dict):
         kinds = []

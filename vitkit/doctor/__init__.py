@@ -1,4 +1,4 @@
-"""Checks of a config's data and settings before hours are spent on a run."""
+"""Checks a config's data and settings before hours are spent on a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -36,12 +36,12 @@ def diagnose(
     """Check a config and its data.
 
     Args:
-        config: as `load_config` returns it; with `data` alone only the data is checked.
-        options: how thoroughly, and for which machine.
+        config: the result of `load_config`; if it only has `data`, only the data is checked.
+        options: how thorough the checks are, and for which machine.
         checks: names from CHECKS.
     """
     case = Case(config, options or Options())
-    if "annotations" not in checks:  # which reports these and more
+    if "annotations" not in checks:  # this check reports such errors, and more
         for statistics in case.statistics.values():
             if statistics.dataset is None:
                 yield from (issue for issue in statistics.issues if issue.check == "builds")

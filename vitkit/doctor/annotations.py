@@ -1,4 +1,4 @@
-"""All issues of annotation files: of COCO's boxes and masks, and of panoptic segments."""
+"""Issues in annotation files: COCO's boxes and masks, and panoptic segments."""
 
 import shlex
 from collections import Counter, defaultdict
@@ -21,12 +21,12 @@ from vitkit.ops.coco_schema import Fault, segmentation_faults
 from vitkit.ops.segmentations import encode_segmentation
 
 _MASK_TOLERANCE = 2.0
-"""Pixels by which a mask's extent may differ from its box: annotation tools round both."""
-_MIN_MASK_IOU = 0.5  # of a mask's extent and its box; below it one of them is wrong
+"""Pixels by which a mask's bounding box may differ from its annotated box: annotation tools round both."""
+_MIN_MASK_IOU = 0.5  # of a mask's bounding box and its annotated box; below it, one of them is wrong
 _TINY_AREA = 16.0  # pixels, 4 x 4
 _SAME_OBJECT_IOU = 0.8
 """IoU above which two boxes of one class probably label one object twice."""
-_MAX_MASKS = 50_000  # that are decoded to be compared with their boxes
+_MAX_MASKS = 50_000  # maximum number of masks decoded to be compared with their boxes
 
 
 def fault_issues(faults: Sequence[Fault], where: str, verdict: Verdict = "fail") -> Iterator[Issue]:
@@ -45,14 +45,14 @@ def fault_issues(faults: Sequence[Fault], where: str, verdict: Verdict = "fail")
 
 @dataclass(frozen=True)
 class DetectionFile:
-    """A detection annotation file in COCO's format, of which only entries without `detection_faults` are kept.
+    """A detection annotation file in COCO's format, keeping only the entries without `detection_faults`.
 
     Args:
-        name: of the file.
-        where: the config's key of the dataset.
-        images, annotations, categories: parts of the file.
-        needs_masks: the dataset loads masks.
-        drops_bad_boxes: the dataset drops boxes without an area in their image.
+        name: the file's name.
+        where: the dataset's key in the config.
+        images, annotations, categories: the lists in the file.
+        needs_masks: whether the dataset loads masks.
+        drops_bad_boxes: whether the dataset drops boxes without an area in their image.
     """
 
     name: str
@@ -63,10 +63,10 @@ class DetectionFile:
     needs_masks: bool
     drops_bad_boxes: bool
     data: AnnotatedImages
-    """The same as a dataset, for checks of the format."""
+    """The same content as a dataset, for checks of the format."""
 
     def command(self, *fixes: str) -> str:
-        """Return the command that mends the file."""
+        """Return the command that applies these fixes to the file."""
         source = self.data.source
         return (
             f"vitkit convert {shlex.quote(str(source))} --images {shlex.quote(str(self.data.folder))} "
@@ -75,17 +75,17 @@ class DetectionFile:
 
     @cached_property
     def content(self) -> dict[str, Sequence[Mapping[str, Any]]]:
-        """The parts by their names."""
+        """The lists in the file, by name."""
         return {"images": self.images, "annotations": self.annotations, "categories": self.categories}
 
     @cached_property
     def image_of(self) -> dict[int, Mapping[str, Any]]:
-        """The image entry of each image id."""
+        """Image id -> entry of the image."""
         return {image["id"]: image for image in self.images}
 
     @cached_property
     def bad_boxes(self) -> dict[int, Fault]:
-        """Boxes without an area in their image, by the position of their annotation."""
+        """Boxes without an area in their image, by the index of their annotation."""
         return {fault.position: fault for fault in bad_box_faults(self.content)}
 
     @cached_property
@@ -119,7 +119,7 @@ class DetectionFile:
             yield Issue("class names", "warn", message, self.where, {"names": names})
 
     def _format(self) -> Iterator[Issue]:
-        """Check whether the four numbers of the boxes are what the format says."""
+        """Check whether the four numbers of the boxes are in the order that the format prescribes."""
         fractions, order, expected = wrong_scale(self.data), likely_order(self.data), read_as(self.data)
         if sizes_exchanged(self.data) and order == expected:
             message = "the boxes fit their images only with width and height exchanged. Mend: " + self.command("sizes")
@@ -169,7 +169,7 @@ class DetectionFile:
             kinds = Counter(_box_problem(self.annotations[position]["bbox"]) for position in self.bad_boxes)
             counts = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
             ids = enumerate_items([self.annotations[position].get("id") for position in self.bad_boxes])
-            # They are a warning if they are dropped, and end a run otherwise.
+            # Bad boxes are a warning if the dataset drops them; otherwise they end a run.
             verdict = "warn" if self.drops_bad_boxes else "fail"
             hint = "they are left out" if self.drops_bad_boxes else "correct them, or drop them by bad_boxes='drop'"
             message = f"{len(self.bad_boxes)} boxes cannot be used: {counts} (annotation {ids}); {hint}"
@@ -220,7 +220,8 @@ class DetectionFile:
             yield Issue("duplicate boxes", "ok", "no box is there twice", self.where, {"boxes": 0})
 
     def _overlapping_pairs(self) -> list[tuple[Any, Any]]:
-        """Return the ids of pairs that seem to be one object of one image; pairs of equal boxes are not counted."""
+        """Return the ids of pairs of boxes that seem to label the same object; pairs of equal boxes are not
+        included."""
         groups: dict[tuple, list] = defaultdict(list)
         for annotation in self.usable:
             if not annotation.get("iscrowd"):
@@ -325,8 +326,8 @@ def panoptic_issues(
     """Check the segments of a panoptic file.
 
     Args:
-        entries: of `annotations`, one for each image.
-        categories, name: of the file.
+        entries: entries of `annotations`, one for each image.
+        categories, name: the file's categories and name.
     """
     segments = [segment for entry in entries for segment in entry["segments_info"]]
     thing_ids = {category["id"] for category in categories if category["isthing"]}

@@ -1,4 +1,4 @@
-"""What the checks examine: a config, its data, and how much of it they may load."""
+"""The input of the checks: a config, its data, and limits on how much of it they may load."""
 
 import functools
 from collections.abc import Mapping
@@ -27,22 +27,22 @@ class Options:
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     gpus: int = 1
-    """Number of training processes."""
+    """Number of training processes (GPUs)."""
     memory_gib: float | None = None
-    """Memory of the device that will train; None: of `device`."""
+    """Memory of the device that will train, in GiB; None: that of `device`."""
     init: str | None = None
-    """Weights to start from, as tools/train.py --init takes them."""
+    """Weights to start from, in the form that tools/train.py --init accepts."""
     max_images: int = 1000
-    """Images of each dataset that are loaded."""
+    """Maximum number of images to load from each dataset."""
     overfit_steps: int = 200
     overfit_seconds: float = 120.0
 
 
 class Case:
-    """One config with its data.
+    """A config with its data.
 
     Args:
-        config: as `load_config` returns it; missing sections are not checked.
+        config: the result of `load_config`; missing sections are not checked.
         options: see `Options`.
     """
 
@@ -61,22 +61,23 @@ class Case:
 
     @property
     def train(self) -> DatasetStatistics | None:
-        """Statistics of the training data, if there is any."""
+        """Statistics of the training data; None if there is none."""
         return self.statistics.get("data.train")
 
     @property
     def val(self) -> DatasetStatistics | None:
-        """Statistics of the validation data, if there is any."""
+        """Statistics of the validation data; None if there is none."""
         return self.statistics.get("data.val")
 
     @functools.cache  # noqa: B019 - a case lives as long as the program
     def scan(self, where: str) -> ImageScan:
-        """Load the images of a dataset, or as many as the options allow, once."""
+        """Load the images of a dataset, or as many as the options allow; the result is cached."""
         return scan_images(self.statistics[where], self.options.max_images)
 
     @functools.cached_property
     def initial_model(self) -> tuple[nn.Module | None, list[Issue]]:
-        """The model with the weights that a run would start from, if it can be built, and the issues of both."""
+        """The model with the weights that a run would start from, if it can be built, and issues with building or
+        loading it."""
         if "model" not in self.config or self.train is None or self.train.dataset is None:
             return None, []
         dataset, classes = self.train.dataset, self.train.classes or None
@@ -103,7 +104,7 @@ class Case:
         return model.to(self.options.device), [issue]
 
     def model_argument(self, name: str) -> Any:
-        """Return an argument of the model from the config or its default; None if the model has no such argument."""
+        """Return an argument of the model, from the config or its default; None if the model has no such argument."""
         if "model" not in self.config:
             return None
         constructor, arguments = MODELS.resolve(self.config["model"])

@@ -1,4 +1,4 @@
-"""Checks of the data: each takes a case and yields issues."""
+"""Checks of the data; each takes a case and yields issues."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,15 +21,15 @@ _UNBALANCED = 100.0
 
 
 def annotations(case: Case) -> Iterator[Issue]:
-    """Issues from building the datasets: unknown categories, wrong boxes and masks, ids."""
+    """Report issues from building the datasets: unknown categories, invalid boxes and masks, ids."""
     for statistics in case.statistics.values():
         yield from statistics.issues
 
 
 def images(case: Case) -> Iterator[Issue]:
-    """Files that are missing or damaged, colour formats, sizes, repeated images; maps and their classes.
+    """Report missing or damaged files, colour formats, sizes, repeated images, and the maps and their classes.
 
-    Of videos lengths and frame rates.
+    For videos, report lengths and frame rates.
     """
     for where, statistics in case.statistics.items():
         if isinstance(statistics.dataset, ClipDataset):
@@ -40,7 +40,7 @@ def images(case: Case) -> Iterator[Issue]:
 
 
 def same_classes(case: Case) -> Iterator[Issue]:
-    """Train and val have the same classes under the same ids."""
+    """Check that train and val have the same classes under the same ids."""
     if not case.train or not case.val or not (case.train.classes and case.val.classes):
         return
     train, val = (dict(zip(s.category_ids, s.classes)) for s in (case.train, case.val))
@@ -55,7 +55,7 @@ def same_classes(case: Case) -> Iterator[Issue]:
 
 
 def class_balance(case: Case) -> Iterator[Issue]:
-    """Classes without objects, or with few, and how unequal they are."""
+    """Report classes without objects or with few, and how unbalanced the classes are."""
     for where, statistics in case.statistics.items():
         if not len(statistics.labels):
             continue
@@ -89,7 +89,7 @@ def class_balance(case: Case) -> Iterator[Issue]:
 
 
 def empty_images(case: Case) -> Iterator[Issue]:
-    """Images without annotations."""
+    """Report images without annotations."""
     for where, statistics in case.statistics.items():
         detects = statistics.kind in ("detection", "instance", "panoptic")
         if not detects or statistics.sampled or not len(statistics.image_ids):
@@ -103,7 +103,8 @@ def empty_images(case: Case) -> Iterator[Issue]:
 
 
 def train_val_leakage(case: Case) -> Iterator[Issue]:
-    """The same file, the same pixels, or a similar image in train and val or test; for text the same sentence."""
+    """Report the same file, the same pixels or similar images in train and val or test; for text, the same
+    sentences."""
     test = case.statistics.get("data.test")
     if case.train and test and case.train.has_images and test.has_images:
         yield from leakage_issues(case.train, test, case.scan("data.train"), case.scan("data.test"))
@@ -122,7 +123,7 @@ def train_val_leakage(case: Case) -> Iterator[Issue]:
 
 
 def text(case: Case) -> Iterator[Issue]:
-    """Sentences and captions: number, length, empty or repeated ones, invisible characters."""
+    """Report the number and length of sentences and captions, empty or repeated ones, and invisible characters."""
     for where, statistics in case.statistics.items():
         dataset = statistics.dataset
         if isinstance(dataset, TextDataset):
@@ -147,7 +148,7 @@ def _line_issues(lines: Sequence[str], name: str, where: str) -> Iterator[Issue]
         "are empty": num_empty,
         "are there more than once": num_repeated,
         "begin or end with blanks": sum(line != line.strip() for line in lines),
-        # Invisible, and not split on by every tokenizer.
+        # They are invisible, and not every tokenizer splits at them.
         "no-break spaces": sum(line.count("\u00a0") for line in lines),
     }
     problems = [f"{count} {noun}" for noun, count in counts.items() if count]

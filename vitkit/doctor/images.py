@@ -1,4 +1,4 @@
-"""One pass over a dataset's images: which can be read, which are duplicates, and the contents of label maps."""
+"""A single pass over a dataset's images: which are readable, which are duplicates, and what label maps contain."""
 
 import hashlib
 from collections import Counter
@@ -22,32 +22,32 @@ from vitkit.structures import IGNORE_INDEX
 
 @dataclass
 class ImageScan:
-    """What a pass over images collected."""
+    """The results of a pass over images."""
 
     num_scanned: int = 0
     num_images: int = 0
     errors: list[str] = field(default_factory=list)
     readable: list[int] = field(default_factory=list)
-    """Positions of the images that can be read, to which the next four lists belong."""
+    """Indices of the images that can be read; entry i of the next four lists belongs to readable[i]."""
     sizes: list[tuple[int, int]] = field(default_factory=list)
-    """(height, width)."""
+    """(height, width) of each image, in pixels."""
     checksums: list[bytes] = field(default_factory=list)
-    """Checksums of the pixels."""
+    """Checksum of each image's pixels."""
     thumbnails: list[np.ndarray] = field(default_factory=list)
-    """(256,) uint8 grey values."""
+    """Thumbnail of each image, (256,) uint8 grey values."""
     modes: list[str] = field(default_factory=list)
-    """Pillow's names of the colour formats; empty for synthetic images."""
+    """Pillow's name for each image's colour format; empty for synthetic images."""
     num_rotated: int = 0
-    """Images that are rotated by their EXIF tag."""
+    """Number of images that their EXIF tag rotates."""
     label_pixels: Counter[int] = field(default_factory=Counter)
-    """Label -> pixels of the maps; 255 for none."""
+    """Label -> number of pixels in all maps; 255 for none."""
     num_classes: list[int] = field(default_factory=list)
-    """Classes in each of the semantic maps."""
+    """Number of classes in each semantic map."""
     map_errors: list[str] = field(default_factory=list)
 
     @property
     def extent(self) -> str:
-        """For messages: how many images were scanned, "" if all."""
+        """How many images were scanned, for messages; "" if all were."""
         return (
             ""
             if self.num_scanned == self.num_images
@@ -56,7 +56,7 @@ class ImageScan:
 
 
 def scan_images(statistics: DatasetStatistics, max_images: int) -> ImageScan:
-    """Load images, evenly spread over the dataset."""
+    """Load images that are evenly spread over the dataset."""
     dataset = statistics.dataset
     scan = ImageScan(num_images=len(statistics.image_ids))
     if not statistics.has_images:
@@ -113,7 +113,7 @@ def _scan_panoptic_map(statistics: DatasetStatistics, index: int, scan: ImageSca
 
 
 def _segment_errors(segment: Mapping[str, Any], ids: np.ndarray, area: int) -> Iterator[str]:
-    """Compare the area and box of a segment in the JSON with its map."""
+    """Compare the area and box of a segment listed in the JSON with its map."""
     if segment.get("area", area) != area:
         yield f"has area {segment['area']} in the JSON and {area} pixels in the map"
     if "bbox" in segment:
@@ -155,7 +155,7 @@ def image_issues(statistics: DatasetStatistics, scan: ImageScan) -> Iterator[Iss
 
 
 def map_issues(statistics: DatasetStatistics, scan: ImageScan) -> Iterator[Issue]:
-    """Report wrong label maps, and the share of each class in the pixels."""
+    """Report invalid label maps, and the fraction of pixels in each class."""
     where, semantic = statistics.where, statistics.kind == "semantic"
     total = sum(scan.label_pixels.values())
     if scan.map_errors:

@@ -1,4 +1,4 @@
-"""Issues: what a check reports, one line each with a verdict."""
+"""Issues reported by checks, one line each with a verdict."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ class Issue:
     """One line of the report."""
 
     check: str
-    """What was checked, such as "class balance"."""
+    """Name of the check, such as "class balance"."""
     verdict: Verdict
     message: str
     where: str = ""
-    """The config's section, such as "data.train"."""
+    """Section of the config, such as "data.train"."""
     details: dict[str, Any] = field(default_factory=dict)
-    """The numbers and texts behind the message, for programs."""
+    """Numbers and texts behind the message, for use by programs."""
 
 
 def report(issues: Sequence[Issue]) -> str:
-    """Format issues as text, by section, with the number of each verdict at the end."""
+    """Format issues as text, by section, with the number of issues per verdict at the end."""
     width = max((len(issue.check) for issue in issues), default=0)
     lines: list[str] = []
     for where in dict.fromkeys(issue.where for issue in issues):
@@ -43,6 +43,6 @@ def enumerate_items(items: Sequence[Any], limit: int = 5) -> str:
 
 
 def percent(part: float, total: float) -> str:
-    """Format a share: "12 %", "0.3 %"."""
+    """Format a fraction as a percentage: "12 %", "0.3 %"."""
     share = 100 * part / total if total else 0.0
     return f"{share:.0f} %" if share >= 10 or share == 0 else f"{share:.2g} %"

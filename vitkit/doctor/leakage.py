@@ -1,4 +1,4 @@
-"""Images that are both trained and evaluated on."""
+"""Finds images that are used for both training and evaluation."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from vitkit.doctor.statistics import DatasetStatistics
 def leakage_issues(
     train: DatasetStatistics, held_out: DatasetStatistics, train_scan: ImageScan, scan: ImageScan
 ) -> Iterator[Issue]:
-    """Compare the files, pixels, looks and names of training images and those that are evaluated on."""
+    """Compare the files, pixels, appearance and names of training images and evaluation images."""
     name, where = held_out.where.removeprefix("data."), f"{train.where}, {held_out.where}"
     if train.files is not None and held_out.files is not None:
         shared = sorted({str(p.resolve()) for p in train.files} & {str(p.resolve()) for p in held_out.files})
@@ -46,15 +46,15 @@ def leakage_issues(
 
 
 def _similar_pairs(train: ImageScan, val: ImageScan) -> Iterator[tuple[int, int]]:
-    """Find pairs of positions whose thumbnails hardly differ."""
+    """Yield pairs of indices whose thumbnails hardly differ."""
     if train.thumbnails and val.thumbnails:
         for a, b in similar_pairs(np.stack(train.thumbnails), np.stack(val.thumbnails)):
             yield train.readable[a], val.readable[b]
 
 
 def _shared_recordings(train: list[Path], val: list[Path], name: str, where: str) -> Iterator[Issue]:
-    """Report names such as RECORDING_FRAME which tell that both datasets have frames of one recording."""
-    stems = [Path(path.stem) for path in [*train, *val]]  # the datasets' folders are no recordings
+    """Report names such as RECORDING_FRAME that show that both datasets have frames of the same recording."""
+    stems = [Path(path.stem) for path in [*train, *val]]  # names of the datasets' folders are not recordings
     series = series_of(stems)
     if series is None:
         return

@@ -1,4 +1,4 @@
-"""Statistics of a dataset without loading its images: classes, objects, files, issues of the annotations.
+"""Statistics of a dataset without loading its images: classes, objects, files, annotation issues.
 
 They are collected even if the dataset itself cannot be built, so that all problems are reported at once.
 """
@@ -32,15 +32,16 @@ from vitkit.protocols import HasCategoryIds, HasClasses, HasImageIds, ImageDatas
 from vitkit.registry import DATASETS
 
 _MAX_SAMPLED = 500
-"""Images loaded for their objects, where no annotation file lists them."""
+"""Maximum number of images to load for their objects, if no annotation file lists them."""
 
 
 @dataclass
 class DatasetStatistics:
-    """One dataset. Objects are boxes, segments, or the class of a classified image; crowds are not counted."""
+    """Statistics of a dataset. Objects are boxes, segments, or an image's class in classification; crowds do not
+    count."""
 
     where: str
-    """The config's key, such as "data.train"."""
+    """The dataset's key in the config, such as "data.train"."""
     kind: str = "other"
     """"detection", "panoptic", "instance", "semantic", "classification", "captions", "text" or "other"."""
     dataset: Any = None
@@ -51,13 +52,13 @@ class DatasetStatistics:
     files: list[Path] | None = None
     """Files of the images; None if they are synthetic, or there are none."""
     image_indices: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(M,) position of each object's image."""
+    """(M,) index of each object's image."""
     labels: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(M,) position of each object's class."""
+    """(M,) index of each object's class."""
     sampled: bool = False
-    """The objects are those of the first images only."""
+    """Whether the objects are only those of the first images."""
     listed_segments: list[list[dict]] | None = None
-    """The segments of each image in a panoptic file."""
+    """For each image, its segments as listed in a panoptic file."""
     issues: list[Issue] = field(default_factory=list)
     """Issues of the annotations."""
 
@@ -67,7 +68,7 @@ class DatasetStatistics:
         return isinstance(self.dataset, ImageDataset)
 
     def objects_per_image(self) -> np.ndarray:
-        """(images,) number of objects."""
+        """(images,) number of objects in each image."""
         return np.bincount(self.image_indices, minlength=len(self.image_ids))
 
     def objects_per_class(self) -> dict[str, int]:
@@ -75,7 +76,7 @@ class DatasetStatistics:
         return dict(zip(self.classes, np.bincount(self.labels, minlength=len(self.classes)).tolist()))
 
     def set_objects(self, pairs: list[tuple[int, int]]) -> None:
-        """Set the objects, each as the positions of its image and its class."""
+        """Set the objects from pairs (image index, class index)."""
         self.image_indices, self.labels = np.array(pairs, np.int64).reshape(-1, 2).T
 
 
@@ -98,7 +99,7 @@ def dataset_statistics(data: DataSettings, split: str) -> DatasetStatistics:
             find_faults = panoptic_faults if issubclass(constructor, CocoPanoptic) else caption_faults
             statistics.issues += fault_issues(find_faults(read_json(arguments["annotations"])), where)
     except VitkitError as error:
-        if statistics.dataset is not None:  # otherwise it is the error of building again
+        if statistics.dataset is not None:  # otherwise `statistics` already has the error
             statistics.issues.append(Issue("annotations", "fail", str(error), where))
     return statistics
 
@@ -130,7 +131,7 @@ def _read_dataset(statistics: DatasetStatistics) -> None:
         statistics.kind = dataset.task
         pairs = [(k, segment["label"]) for k in sampled for segment in dataset.load_panoptic(k).segments_info]
     elif isinstance(dataset, SemanticFolder):
-        statistics.kind = "semantic"  # its classes are counted when its label maps are read with the images
+        statistics.kind = "semantic"  # classes are counted later, when the label maps are read with the images
     elif isinstance(dataset, CaptionDataset):
         statistics.kind = "captions"
     elif isinstance(dataset, TextDataset):
@@ -177,7 +178,7 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
 
 
 def _without_faults(content: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, list[dict]]:
-    """Return the parts of a file of boxes without the entries that have a fault or refer to such an entry."""
+    """Return the lists of a detection file without the entries that have a fault or refer to such an entry."""
     faulty = {(fault.part, fault.position) for fault in faults}
     parts = {
         part: [entry for position, entry in enumerate(content[part]) if (part, position) not in faulty]

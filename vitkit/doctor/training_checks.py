@@ -1,4 +1,4 @@
-"""Checks of what a run would do with the data: each takes a case and yields issues."""
+"""Checks of what a run would do with the data; each takes a case and yields issues."""
 
 import contextlib
 import dataclasses
@@ -23,18 +23,18 @@ from vitkit.registry import CRITERIA, OPTIMIZERS
 from vitkit.structures import Batch
 
 _NUM_SAMPLES = 48
-"""Samples whose sizes are measured."""
-_MAX_BATCHES = 20  # searched for one with an object
+"""Number of samples whose sizes are measured."""
+_MAX_BATCHES = 20  # number of batches searched for one with an object
 _GIB = 2**30
 
 
 class StepsNeeded(NamedTuple):
-    """Optimiser steps for which a model with random heads has to be trained."""
+    """Numbers of optimiser steps for training a model with random heads."""
 
     minimum: int
-    """Optimiser steps of the smallest runs that learned anything (configs/quickstart, configs/bccd)."""
+    """Optimiser steps of the smallest runs that learned anything at all (configs/quickstart, configs/bccd)."""
     published: int
-    """Optimiser steps of the published run, from a pretrained backbone."""
+    """Optimiser steps of the published run, which starts from a pretrained backbone."""
     source: str
 
 
@@ -45,16 +45,16 @@ STEPS_NEEDED = {
     "MaskClassification": StepsNeeded(1500, 160_000, "ADE20K, batch 16 (Mask2Former; on COCO 368,750)"),
     "Classifier": StepsNeeded(500, 375_000, "ImageNet, 300 epochs of batch 1024"),
 }
-"""Models whose number of steps is checked."""
+"""The models whose number of steps is checked."""
 
 
 def weights(case: Case) -> Iterator[Issue]:
-    """The model can be built for these classes, and the weights that it starts from exist."""
+    """Check that the model can be built for these classes, and that the weights that it starts from exist."""
     yield from case.initial_model[1]
 
 
 def queries(case: Case) -> Iterator[Issue]:
-    """No image has more objects than the model has queries."""
+    """Check that no image has more objects than the model has queries."""
     num_queries = case.model_argument("num_queries")
     if not isinstance(num_queries, int):
         return
@@ -78,7 +78,7 @@ def queries(case: Case) -> Iterator[Issue]:
 
 
 def _classes_per_image(case: Case, where: str) -> np.ndarray:
-    """Return the number of classes in each image; for label maps that are not listed, in each that was looked at."""
+    """Return the number of classes in each image or, for label maps that are not listed, in each scanned image."""
     statistics = case.statistics[where]
     if len(statistics.image_indices):
         pairs = np.unique(np.stack([statistics.image_indices, statistics.labels], axis=1), axis=0)
@@ -87,7 +87,7 @@ def _classes_per_image(case: Case, where: str) -> np.ndarray:
 
 
 def sizes_after_resizing(case: Case) -> Iterator[Issue]:
-    """How large objects are when the model sees them, compared with the stride of its finest map."""
+    """Report how large objects are when the model sees them, compared with the stride of its finest map."""
     stride = _finest_stride(case)
     for where, statistics in case.statistics.items():
         if statistics.dataset is None or statistics.kind not in ("detection", "instance", "panoptic"):
@@ -119,7 +119,7 @@ def sizes_after_resizing(case: Case) -> Iterator[Issue]:
 
 
 def _samples(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield a few transformed samples, evenly spread; those that cannot be read are reported by `images`."""
+    """Yield a few evenly spread transformed samples; unreadable ones are skipped, as `images` reports them."""
     for index in np.linspace(0, len(dataset) - 1, min(_NUM_SAMPLES, len(dataset))).astype(int).tolist():
         with contextlib.suppress(VitkitError):
             yield dataset[(index, index)]
@@ -135,7 +135,7 @@ def _finest_stride(case: Case) -> int | None:
 
 
 def step_budget(case: Case) -> Iterator[Issue]:
-    """The number of optimiser steps is enough for the model."""
+    """Check that the number of optimiser steps is sufficient for the model."""
     if case.settings is None or case.train is None or case.train.dataset is None:
         return
     batches = len(_loader(case))
@@ -162,7 +162,7 @@ def step_budget(case: Case) -> Iterator[Issue]:
 
 
 def learning_rate(case: Case) -> Iterator[Issue]:
-    """The learning rate is meant for the number of images per step."""
+    """Check that the learning rate suits the number of images per step."""
     optimizer = case.config.get("optimizer")
     if case.settings is None or not isinstance(optimizer, Mapping) or "lr" not in optimizer:
         return
@@ -189,7 +189,7 @@ def learning_rate(case: Case) -> Iterator[Issue]:
 
 
 def memory(case: Case) -> Iterator[Issue]:
-    """Memory of a training step, estimated from one image: saved activations, weights, gradients, optimiser."""
+    """Estimate the memory of a training step from one image: saved activations, weights, gradients, optimiser."""
     model = case.initial_model[0]
     if model is None or case.settings is None or "criterion" not in case.config:
         return
@@ -214,7 +214,7 @@ def memory(case: Case) -> Iterator[Issue]:
     states = OPTIMIZER_STATES.get(_type_name(case.config.get("optimizer", "")), 2)
     parameters = training_memory(model, states=states, gpus=case.options.gpus, sharded=sharded)
     fixed = parameters.total + (parameters.weights if case.settings.ema_decay is not None else 0)
-    # Workspaces of kernels, gaps of the allocator, and temporary gradients of activations.
+    # Allowance for kernel workspaces, allocator fragmentation, and temporary gradients of activations.
     total = fixed + 1.25 * activations
     message = f"about {total / _GIB:.2g} GiB a process: weights, gradients and optimiser {fixed / _GIB:.2g}"
     message += f" (sharded over {case.options.gpus}), " if sharded else ", "
@@ -238,13 +238,13 @@ def _type_name(spec: Any) -> str:
 
 
 def _largest_ratio(case: Case, batch: Batch) -> float:
-    """Return the ratio of the largest padded training image to the batch's image, in pixels."""
+    """Return the size of the largest padded training image relative to the batch's image, in pixels."""
     sizes = [tuple(batch.inputs["images"].shape[-2:])]
     sizes += [tuple(sample["image"].shape[-2:]) for sample in _samples(case.train.dataset)]
     groups = [[size for size in sizes if (size[1] >= size[0]) is wide] for wide in (True, False)]
     if not case.data.aspect_ratio_grouping:
         groups = [sizes]
-    # Images of a batch are padded to the largest height and the largest width among them.
+    # The images of a batch are padded to the largest height and the largest width among them.
     padded = [max(h for h, _ in group) * max(w for _, w in group) for group in groups if group]
     return max(padded) / math.prod(sizes[0])
 
@@ -263,7 +263,7 @@ def _capacity(case: Case) -> tuple[int | None, str]:
 
 
 def overfit(case: Case) -> Iterator[Issue]:
-    """The loss of one repeated batch comes near zero if labels, model, losses and learning rate are correct."""
+    """Train on one repeated batch: if labels, model, losses and learning rate are correct, the loss comes near zero."""
     model = case.initial_model[0]
     if model is None or case.settings is None or not {"criterion", "optimizer"} <= case.config.keys():
         return
@@ -281,7 +281,7 @@ def overfit(case: Case) -> Iterator[Issue]:
     rates = [group["lr"] for group in optimizer.param_groups]
     for step in range(case.options.overfit_steps + 1):
         with autocast(case.options.device, case.settings.precision):
-            # Without the targets: noise on them would be drawn anew in every step.
+            # The model gets no targets: the noise that it adds to them would differ in every step.
             batch_losses = criterion(model(**batch.inputs), batch.targets)
             loss = sum(batch_losses.values())
         losses.append(float(loss.detach()))
@@ -323,7 +323,7 @@ def _judge_overfit(losses: list[float], terms: dict[str, float], batch: Batch, s
 
 
 def _disable_dropout(model: nn.Module) -> None:
-    """Switch to evaluation without the batch norms, which need the batch's statistics while weights are random."""
+    """Set evaluation mode except for batch norms, which need the batch's statistics while weights are random."""
     model.eval()
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -336,7 +336,7 @@ def _loader(case: Case, **changes: Any) -> BatchLoader:
 
 
 def _first_batch(case: Case, *, images: int) -> Batch | None:
-    """Return the first training batch with an object, on the device; None if there is none."""
+    """Return the first training batch with an object, moved to the device; None if there is none."""
     loader = _loader(case, images_per_gpu=images)
     try:
         for number, batch in enumerate(loader):
@@ -346,5 +346,5 @@ def _first_batch(case: Case, *, images: int) -> Batch | None:
             if number == _MAX_BATCHES:
                 return None
     except VitkitError:
-        return None  # `images` names what cannot be read
+        return None  # `images` reports what cannot be read
     return None

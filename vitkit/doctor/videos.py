@@ -1,4 +1,4 @@
-"""One pass over a dataset's videos: which can be read, how long they are, and how many are shorter than a clip."""
+"""A single pass over a dataset's videos: which are readable, their lengths, and how many are shorter than a clip."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from vitkit.ops.video_files import VideoInfo
 
 
 def video_issues(statistics: DatasetStatistics, max_videos: int) -> Iterator[Issue]:
-    """Open videos, evenly spread over the dataset, and report lengths, frame rates, sizes and those that are wrong."""
+    """Open videos evenly spread over the dataset, and report lengths, frame rates, sizes and invalid videos."""
     dataset, where = statistics.dataset, statistics.where
     count = min(max_videos, len(dataset))
     infos: list[VideoInfo] = []

@@ -1,4 +1,4 @@
-"""A run's state in files: what is saved, which file is the newest, and how a run resumes from one."""
+"""Saves a run's state to files, finds the newest file, and resumes a run from it."""
 
 import json
 import logging
@@ -31,72 +31,74 @@ CONFIG_NAME = "config.json"
 STEP_NAME = "step_{:08d}.pth"
 _STEP_PATTERN = "step_*.pth"
 _UNFIT_STATE_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""What objects raise that are given the state of another kind of object."""
+"""The errors that objects raise when given the state of another kind of object."""
 
 
 @dataclass
 class Progress:
-    """How far a run has come: what a checkpoint counts."""
+    """The progress of a run, as counted in checkpoints."""
 
     epoch: int = 0
-    """Epochs that are complete, with their evaluation."""
+    """Number of completed epochs, including their evaluation."""
     step: int = 0
-    """Optimiser steps that are done."""
+    """Number of optimiser steps taken."""
     best: float = -math.inf
-    """The best metric so far, with the other sign where lower is better."""
+    """The best metric so far, negated if lower is better."""
     worse_in_a_row: int = 0
-    """Evaluations since then."""
+    """Number of evaluations since the best one."""
     best_metric: str = ""
-    """Which metric `best` is of; empty in checkpoints that do not say it."""
+    """Name of the metric that `best` is a value of; empty in checkpoints that do not state it."""
     batch: int = 0
-    """Batches of the next epoch that are done; a checkpoint is made after complete steps only."""
+    """Number of batches done in the next epoch; checkpoints are only made after complete steps."""
     num_batches: int = 0
-    """Batches of that epoch."""
+    """Number of batches in that epoch."""
     bad_in_a_row: int = 0
-    """Steps up to now that were skipped because something was not finite."""
+    """Number of the latest consecutive steps that were skipped because something was not finite."""
 
 
 @dataclass
 class RunCheckpoints:
     """Saves a run's state in its folder, and restores it.
 
-    last.pth is the newest state; best.pth holds the weights alone that scored best, the moving average's if there is
-    one. Each is written under another name and renamed, so that a run may be killed at any moment; older ones are
-    removed only then.
+    last.pth is the newest state; best.pth holds only the weights with the best metric, those of the moving average if
+    there
+    is one. Each file is written under another name and then renamed, and older ones are only removed afterwards, so
+    that a run
+    may be killed at any moment.
     """
 
     run_dir: Path
     parts: Mapping[str, Any]
-    """The objects of the run that have a state, by name; None for one that this run does not use."""
+    """The objects of the run that have a state, by name; None for those that this run does not use."""
     _: KW_ONLY
     meters: Mapping[str, RatioMeter]
-    """The criterion's; every rank has its own sums."""
+    """The criterion's meters; every rank has its own sums."""
     saved_with: Mapping[str, Any]
-    """Plain values that every checkpoint shall hold."""
+    """Plain values to store in every checkpoint."""
     measured: dict[str, Any] = field(default_factory=dict)
-    """Plain values that change with evaluations; resuming restores them."""
+    """Plain values that evaluations change; resuming restores them."""
     keep: int
-    """How many of the newest are also kept as step_00001234.pth."""
+    """Number of the newest checkpoints that are also kept as step_00001234.pth."""
     device: torch.device
-    """Where the meters count."""
+    """The device that the meters are on."""
     sharded: bool = False
-    """Each rank writes its shards of a sharded model, into a folder that the checkpoint names."""
+    """Whether each rank writes its shards of a sharded model, into a folder that the checkpoint names."""
     owns_folder: Callable[[], bool] = lambda: True
-    """Whether the folder still is this run's, and was not removed or replaced."""
+    """Whether the folder still belongs to this run, and was not removed or replaced."""
 
     def __post_init__(self) -> None:
         self.parts = {name: part for name, part in self.parts.items() if part is not None}
         self.sharded = self.sharded and is_sharded(self.parts["model"])
 
     def _plain_values(self, progress: Progress) -> dict[str, Any]:
-        """Return what a checkpoint holds beside tensors."""
+        """Return the contents of a checkpoint other than tensors."""
         measured = {"measured": dict(self.measured)} if self.measured else {}
         return {"progress": asdict(progress), **measured, **self.saved_with}
 
     def per_rank_state(self) -> list[dict[str, Any]]:
         """Return the state that differs between ranks, on the main process; an empty list elsewhere.
 
-        All ranks call it.
+        All ranks must call it.
         """
         sums = {name: meter.state_dict()["sums"] for name, meter in self.meters.items()}
         on_cpu = {name: None if value is None else value.cpu() for name, value in sums.items()}
@@ -110,17 +112,20 @@ class RunCheckpoints:
         raise_on_error: bool = False,
         per_rank: Sequence[Mapping[str, Any]] | None = None,
     ) -> set[str]:
-        """Write last.pth. All ranks call it; with `per_rank`, and full weights on every rank, the main one may alone.
+        """Write last.pth. All ranks must call it, or only the main one if it has `per_rank` and all ranks have full
+        weights.
 
         Args:
-            is_best: write best.pth, too, and first: a run that is killed between the two evaluates again.
-            raise_on_error: if it cannot be written; the state is saved in the temporary folder then. Otherwise that is
-                logged and training continues: the checkpoint before is intact, and there may be room for the next.
-            per_rank: the result of `per_rank_state` from earlier; None for now.
+            is_best: also write best.pth, and do so first: a run that is killed between the two then evaluates again.
+            raise_on_error: raise if the state cannot be written, after saving it in the temporary folder. Otherwise the
+                error is
+                logged and training continues: the previous checkpoint is intact, and there may be room for the next
+                one.
+            per_rank: an earlier result of `per_rank_state`; None: the current state.
         Returns:
-            which of best.pth and last.pth were written, on the main process.
+            the names out of best.pth and last.pth that were written, on the main process.
         Raises:
-            CheckpointError: see `raise_on_error`, or the folder is not this run's any more.
+            CheckpointError: see `raise_on_error`, or the folder no longer belongs to this run.
         """
         if per_rank is None:
             per_rank = self.per_rank_state()
@@ -137,7 +142,7 @@ class RunCheckpoints:
                 failure = self._agreed(self._write(name, parts, beside))
                 written |= set() if failure else {name}
         if is_main() and not is_lost:
-            # Those of a checkpoint that was replaced, or could not be completed.
+            # These are shards of a checkpoint that was replaced, or that could not be completed.
             remove_unused_shards(self.run_dir)
         if failure is not None and (raise_on_error or is_lost):
             raise CheckpointError(failure + self._rescue(progress, per_rank_lists))
@@ -146,17 +151,18 @@ class RunCheckpoints:
         return written
 
     def _agreed(self, failure: str | None) -> str | None:
-        """Return the main process's failure on all ranks where they save together, so that each then does the same."""
+        """Broadcast the main process's failure if all ranks save together, so that they all react in the same way."""
         return broadcast_object(failure) if is_sharded(self.parts["model"]) else failure
 
     def _lost_folder(self) -> str | None:
-        """Return the problem if the folder is not this run's any more."""
+        """Return a description of the problem if the folder no longer belongs to this run."""
         if not is_main() or self.owns_folder():
             return None
         return f"{self.run_dir}: was removed, or replaced by another run's, while this run was training."
 
     def _write(self, name: str, parts: Mapping[str, Any], beside: Mapping[str, Any]) -> str | None:
-        """Write the parts' states, and plain values beside them; return the problem, if any. All ranks call it."""
+        """Write the parts' states and plain values; return a description of the problem, if any. All ranks must call
+        it."""
         step = beside["progress"]["step"]
         try:
             state = self._gather(parts, step) | beside
@@ -169,7 +175,7 @@ class RunCheckpoints:
         return None
 
     def _gather(self, parts: Mapping[str, Any], step: int) -> dict[str, Any]:
-        """Return the parts' states for a file; shards are written into a folder beside it. All ranks call it."""
+        """Return the parts' states for a file; shards are written to a folder beside it. All ranks must call it."""
         model = self.parts["model"]
         state = {name: state_of(part, model, full=not self.sharded) for name, part in parts.items()}
         if not self.sharded:
@@ -187,7 +193,7 @@ class RunCheckpoints:
     def _rescue(self, progress: Progress, per_rank_lists: Mapping[str, Sequence]) -> str:
         """Save in the temporary folder what could not be saved in the run's; return a sentence that says where.
 
-        Of a sharded state the full weights alone: other machines' shards could not be written there.
+        Of a sharded model only the full weights are saved: the shards of other machines could not be written there.
         """
         if progress.step == 0:
             return ""
@@ -207,7 +213,7 @@ class RunCheckpoints:
                 (folder / CONFIG_NAME).write_text(str(self.saved_with.get("config", "{}")), encoding="utf-8")
                 return f" The run's state is in {path} instead: resume with --resume {folder}."
         except (CheckpointError, OSError):
-            pass  # there may be room for less
+            pass  # there may still be room for less
         try:
             save_checkpoint(path, {"model": state.get("ema", state["model"])} | values)
         except CheckpointError as error:
@@ -215,10 +221,10 @@ class RunCheckpoints:
         return f" The weights are in {path} instead: a new run starts from them with --init {path}."
 
     def resume(self, path: Path) -> Progress:
-        """Restore what `save` wrote. All ranks call it, and must see the same file.
+        """Restore what `save` wrote. All ranks must call it, and must see the same file.
 
         Raises:
-            CheckpointError: the file does not fit this run, or ranks read different ones.
+            CheckpointError: the file does not fit this run, or ranks have read different files.
         """
         state = read_checkpoint(path, with_shards=not is_sharded(self.parts["model"]))
         lacking = [name for name in (*self.parts, "progress", "rng") if name not in state]
@@ -258,7 +264,7 @@ class RunCheckpoints:
 
     def _load(self, name: str, part: Any, path: Path, state: Mapping[str, Any]) -> None:
         model, stored = self.parts["model"], state[name]
-        # Before its first step a sharded model's optimiser has no state.
+        # A sharded model's optimiser has no state before its first step.
         in_shards = "shards" in state and (name == "model" or (name == "optimizer" and "state" in stored))
         if in_shards:
             stored = read_local(path, state, name, local_state(part, model))
@@ -284,13 +290,13 @@ class RunCheckpoints:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the furthest checkpoint of a run that can be read and resumed from; None if there is none.
+    """Return the most advanced checkpoint of a run that can be read and resumed from; None if there is none.
 
-    One that is damaged is logged and passed over. best.pth is none of them.
+    Damaged checkpoints are logged and skipped. best.pth is not considered.
     """
     last, steps = folder / LAST_NAME, _step_checkpoints(folder)
     reached = _reached(last) if last.is_file() else None
-    # A run that was killed right after it wrote a checkpoint had no time to give it its second name.
+    # A run that was killed right after writing a checkpoint may not have given it its second name.
     for path in steps:
         if (reached is None or _step_of(path) > reached) and _reached(path) is not None:
             return path
@@ -298,7 +304,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove what a killed run was writing."""
+    """Remove the incomplete files that a killed run left."""
     for path in folder.glob(f"*.pth{TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)
     for path in folder.glob(f"*{SHARDS_SUFFIX}{TEMPORARY_SUFFIX}"):
@@ -307,21 +313,21 @@ def remove_stale(folder: Path) -> None:
 
 
 def remove_unused_shards(folder: Path) -> None:
-    """Remove the folders of shards that no checkpoint names any more."""
+    """Remove the folders of shards that no checkpoint refers to any more."""
     shard_folders = list(folder.glob(f"*{SHARDS_SUFFIX}"))
     if not shard_folders:
         return
     try:
         used = {shards_folder_of(path) for path in folder.glob("*.pth")}
     except CheckpointError:
-        return  # the damaged one may name any
+        return  # the damaged checkpoint may refer to any of them
     for path in shard_folders:
         if path.name not in used:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _free_folder(run_dir: Path, step: int) -> Path:
-    """Return a name for shards. A step may be saved several times, and the first folder is in use then."""
+    """Return an unused name for shards. A step may be saved several times, while the first folder is still in use."""
     number, folder = 1, run_dir / f"step_{step:08d}{SHARDS_SUFFIX}"
     while folder.exists():
         number += 1
@@ -330,7 +336,7 @@ def _free_folder(run_dir: Path, step: int) -> Path:
 
 
 def _reached(path: Path) -> int | None:
-    """Return the number of steps of a checkpoint; None if it cannot be read."""
+    """Return the number of steps of a checkpoint, or None if it cannot be read."""
     try:
         state = read_checkpoint(path, with_shards=False)
         if "shards" in state:
@@ -342,7 +348,7 @@ def _reached(path: Path) -> int | None:
 
 
 def _step_checkpoints(folder: Path) -> list[Path]:
-    """Return them newest first."""
+    """Return the step_*.pth checkpoints, newest first."""
     return sorted(folder.glob(_STEP_PATTERN), key=_step_of, reverse=True)
 
 
@@ -367,7 +373,7 @@ def _is_like(value: Any, default: int | float | str) -> bool:
 
 
 def _check_same(path: Path, progress: Progress) -> None:
-    """Check that all ranks have read the same state: each opens the path by itself."""
+    """Check that all ranks have read the same state, as each of them opens the path by itself."""
     per_rank = gather_objects((progress.step, progress.epoch, progress.batch))
     different = [(number, position) for number, position in enumerate(per_rank) if position != per_rank[0]]
     if different:
@@ -379,7 +385,7 @@ def _check_same(path: Path, progress: Progress) -> None:
 
 
 def _lengths(schedule_state: Mapping[str, Any]) -> list:
-    """Return the numbers of steps that a schedule of torch, or a sequence of them, was built with."""
+    """Return the numbers of steps that a torch schedule, or a sequence of schedules, was built with."""
     if not isinstance(schedule_state, Mapping):
         return [schedule_state]
     lengths = [schedule_state[name] for name in ("T_max", "total_iters", "milestones") if name in schedule_state]
@@ -399,7 +405,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Restore what `rng_state` returned."""
+    """Restore the state that `rng_state` returned."""
     torch.set_rng_state(state["torch"])
     set_accelerator_rng_state(state["cuda"])
     kind, keys, position, has_gauss, cached = state["numpy"]

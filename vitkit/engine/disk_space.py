@@ -1,4 +1,4 @@
-"""Whether a run's checkpoints fit on the disk: the first one is the smallest, as the optimiser has no state then."""
+"""Checks that a run's checkpoints fit on the disk; the first one is smaller, as the optimiser has no state yet."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -14,12 +14,12 @@ from vitkit.errors import ConfigError
 
 
 def check_disk_space(run: TrainRun) -> None:
-    """Check before a run that the disk has room for its checkpoints; the main process does.
+    """Check, before a run, that the disk has room for its checkpoints; only the main process does.
 
-    A checkpoint is written beside those that it replaces, so for a moment there is one more of them.
+    A checkpoint is written before the one that it replaces is removed, so for a moment there is one more of them.
 
     Raises:
-        ConfigError: there is less room than they will take.
+        ConfigError: there is less room than they need.
     """
     if not is_main():
         return
@@ -34,7 +34,7 @@ def check_disk_space(run: TrainRun) -> None:
     full = weights + state + (weights if run.ema is not None else 0)
     number = max(1, run.settings.keep_checkpoints) + 1
     needed = number * full + weights
-    if disk.total and disk.free + present < needed:  # some network disks say that they have 0 bytes in all
+    if disk.total and disk.free + present < needed:  # some network disks report a total size of 0 bytes
         average = " and their average" if run.ema is not None else ""
         raise ConfigError(
             f"{run.run_dir}: its disk has {_format(disk.free + present)} for checkpoints, and they will take "
@@ -45,9 +45,9 @@ def check_disk_space(run: TrainRun) -> None:
 
 
 def optimizer_state_bytes(optimizer: Optimizer) -> int:
-    """Return how many bytes an optimiser's state has, or, before its first step, about how many it will have.
+    """Return the size of an optimiser's state in bytes, or an estimate of it before the first step.
 
-    An optimiser of another kind than SGD and Adam, such as a user's own, counts as Adam.
+    Optimisers other than SGD and Adam, such as a user's own, are counted as Adam.
     """
     state = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     if state:
@@ -56,7 +56,7 @@ def optimizer_state_bytes(optimizer: Optimizer) -> int:
 
 
 def _num_states(group: Mapping[str, Any]) -> int:
-    """Return how many tensors of each parameter's size the state of a group will have."""
+    """Return the number of tensors of each parameter's size that the state of a group will have."""
     if "momentum" in group and "betas" not in group:
         return int(group["momentum"] > 0)
     return 2 + bool(group.get("amsgrad"))
@@ -67,7 +67,7 @@ def _num_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _size_of_checkpoints(folder: Path) -> int:
-    """Return the bytes of a resumed run's checkpoints, which new ones will replace; links of one file count once."""
+    """Return the bytes of a resumed run's checkpoints, which new ones will replace; hard links count once."""
     files = [path.stat() for pattern in ("*.pth*", "*.shards*/*") for path in folder.glob(pattern) if path.is_file()]
     return sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values())
 

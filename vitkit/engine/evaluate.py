@@ -31,15 +31,15 @@ def evaluate(
     on_batch: Callable[[list, Batch], None] | None = None,
     seconds: list[float] | None = None,
 ) -> dict[str, float]:
-    """Predict every batch and return the evaluator's metrics (on the main process), printing a line now and then.
+    """Predict every batch and return the evaluator's metrics (on the main process), logging progress regularly.
 
     Args:
-        model: a `DenseModel` or `GenerativeModel`, or any for an evaluator that takes outputs.
-        criterion: adds the mean loss per image as "loss", and its meters by name.
-        on_batch: called with the predictions and the batch, such as to draw them.
-        seconds: gets the time that each batch's predictions took per image, without loading and scoring.
+        model: a `DenseModel` or `GenerativeModel`, or any model if the evaluator takes outputs.
+        criterion: if set, the mean loss per image is added as "loss", and the criterion's meters by name.
+        on_batch: called with the predictions and the batch, for instance to draw them.
+        seconds: list to which the prediction time per image of each batch is appended, excluding loading and scoring.
     Raises:
-        TrainingError: there is no memory left for a batch.
+        TrainingError: there is not enough memory for a batch.
     """
     meters = criterion.meters if isinstance(criterion, HasMeters) else {}
     takes_outputs = isinstance(evaluator, TakesOutputs) and evaluator.takes_outputs
@@ -82,7 +82,7 @@ def evaluate(
 
 @contextmanager
 def _evaluation_mode(model: nn.Module, criterion: nn.Module | None, meters: Mapping[str, RatioMeter]) -> Iterator[None]:
-    """Set evaluation mode and empty meters within, and restore the former ones, also after an error."""
+    """Set evaluation mode and reset the meters inside the context, and restore both afterwards, even after an error."""
     modules = [module for module in (model, criterion) if module is not None]
     were_training = [module.training for module in modules]
     sums = {name: meter.state_dict() for name, meter in meters.items()}
@@ -100,10 +100,10 @@ def _evaluation_mode(model: nn.Module, criterion: nn.Module | None, meters: Mapp
 
 
 def _batches(loader: Iterable[Batch], model: nn.Module, *, generates: bool, precision: str) -> Iterator[Batch]:
-    """Yield the batches, and keep a sharded model in step with the other ranks, whose shards it needs.
+    """Yield the batches, keeping a sharded model in step with the other ranks, whose shards it needs.
 
-    A rank that has fewer batches than others predicts its last one again, which counts for nothing. Where ranks cannot
-    keep in step, as they generate texts of other lengths or have no batch, each gets the full weights.
+    A rank that has fewer batches than others repeats its last one, whose predictions are ignored. If ranks cannot
+    stay in step, because they generate texts of different lengths or have no batch, each one gets the full weights.
     """
     if not is_sharded(model):
         yield from loader
@@ -122,6 +122,6 @@ def _batches(loader: Iterable[Batch], model: nn.Module, *, generates: bool, prec
 
 
 def _now(device: torch.device) -> float:
-    """Return the time in seconds once the device has finished its work."""
+    """Return the time in seconds after the device has finished its work."""
     synchronize(device)
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""What to say of memory that runs out, and of the images at which something failed."""
+"""Error messages for running out of memory, and descriptions of the images with which something failed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,15 +13,15 @@ from vitkit.structures import Batch
 
 _MAX_IMAGES = 8
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError, RuntimeError)
-"""What `is_out_of_memory` tells apart from other errors."""
+"""The types of errors that `is_out_of_memory` examines."""
 
 
 @contextmanager
 def memory_explained(batch: Batch, remedies: Callable[[Batch], Sequence[str]]) -> Iterator[None]:
-    """Replace an error that there is no memory left, see `out_of_memory_error`.
+    """Replace an out-of-memory error by a more helpful one, see `out_of_memory_error`.
 
     Raises:
-        TrainingError: there is no memory left.
+        TrainingError: there is not enough memory.
     """
     try:
         yield
@@ -32,12 +32,12 @@ def memory_explained(batch: Batch, remedies: Callable[[Batch], Sequence[str]]) -
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a device, or this machine, had no memory left."""
+    """Return whether an error means that a device, or this machine, ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def out_of_memory_error(error: BaseException, batch: Batch, remedies: Sequence[str]) -> TrainingError:
-    """Return an error that names the batch which was too large, and what takes less memory."""
+    """Return an error that describes the batch that was too large, and how to use less memory."""
     sizes = ", ".join(f"{name} {'x'.join(map(str, value.shape))}" for name, value in batch.inputs.items())
     counts = [len(target["labels"]) for target in batch.targets if "labels" in target]
     objects = f" with {' + '.join(map(str, counts))} objects" if counts else ""
@@ -49,7 +49,7 @@ def out_of_memory_error(error: BaseException, batch: Batch, remedies: Sequence[s
 
 
 def training_remedies(batch: Batch, settings: TrainSettings) -> list[str]:
-    """Return what makes a training step take less memory."""
+    """Return the ways to make a training step use less memory."""
     remedies = [
         f"a smaller data.images_per_gpu (this batch has {len(batch)}) and as much larger a train.accumulate "
         f"(now {settings.accumulate}), which trains alike",
@@ -65,7 +65,7 @@ def training_remedies(batch: Batch, settings: TrainSettings) -> list[str]:
 
 
 def evaluation_remedies(batch: Batch, precision: str) -> list[str]:
-    """Return what makes an evaluation take less memory."""
+    """Return the ways to make an evaluation use less memory."""
     if "images" not in batch.inputs:
         remedies = ["a smaller data.tokens_per_gpu"]
     else:
@@ -75,7 +75,7 @@ def evaluation_remedies(batch: Batch, precision: str) -> list[str]:
 
 
 def describe_images(targets: Sequence[Mapping[str, Any]]) -> str:
-    """Return the identifiers of a batch's images, as far as a line holds them."""
+    """Return the identifiers of a batch's images, as many as fit in a line."""
     ids = [str(target.get("image_id", target.get("index", "?"))) for target in targets]
     more = f" and {len(ids) - _MAX_IMAGES} others" if len(ids) > _MAX_IMAGES else ""
     return f"image {', '.join(ids[:_MAX_IMAGES])}{more}"

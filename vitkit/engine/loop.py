@@ -31,21 +31,23 @@ def train(
     resume: Path | None = None,
     on_start: Callable[[], None] | None = None,
 ) -> Progress:
-    """Train until `settings.epochs`, evaluating and saving on the way.
+    """Train until `settings.epochs`, with evaluations and checkpoints in between.
 
-    A run that is interrupted or killed at any moment and resumed ends in the same weights as one that never was: what
-    is saved is the state between two optimiser steps, with the position in the epoch.
+    A run that is interrupted or killed at any moment and then resumed ends with the same weights as an uninterrupted
+    one: a
+    checkpoint holds the state between two optimiser steps, including the position in the epoch.
 
     Args:
         validate: takes the model to evaluate, returns metrics (an empty dict on ranks other than the main one).
         resume: a checkpoint of this run to resume from.
-        on_start: called once that checkpoint has proved to fit.
+        on_start: called after that checkpoint was found to fit.
     Raises:
-        ConfigError: there is no room for the run's checkpoints.
-        TrainingError: several steps in a row had a loss or a gradient that is not finite, there is no memory left, or
-            the loader ended early.
+        ConfigError: the disk has no room for the run's checkpoints.
+        TrainingError: several steps in a row had a loss or gradient that is not finite, memory ran out, or the loader
+            ended
+            early.
         CheckpointError: `resume` does not fit this run, or the last state cannot be written.
-        Interrupted: a signal asked for it, and the state is saved.
+        Interrupted: a signal requested the end, and the state is saved.
     """
     settings = run.settings
     run.hooks = default_hooks(settings)
@@ -56,7 +58,7 @@ def train(
     if on_start:
         on_start()
     if not resume:
-        # Then a run can be resumed from its first moment on; and a disk that is full is known before hours are spent.
+        # So a run can be resumed from its very beginning, and a full disk is noticed before hours of training.
         run.save(raise_on_error=True)
 
     with ExitStack() as spans:
@@ -76,7 +78,7 @@ def train(
 
 
 def train_epoch(run: TrainRun, epoch: int) -> None:
-    """Train on one epoch's batches, or on what is left of them."""
+    """Train on one epoch's batches, or on the rest of them after resuming."""
     progress = run.progress
     run.loader.set_position(epoch, progress.batch)
     progress.num_batches = len(run.loader)
@@ -99,7 +101,7 @@ def train_epoch(run: TrainRun, epoch: int) -> None:
 def evaluate_epoch(run: TrainRun, validate: Validate) -> None:
     """Evaluate the weights, or their moving average."""
     model = run.model if run.ema is None else run.ema.module
-    # Running statistics differ between ranks; what is saved is what is evaluated.
+    # Running statistics differ between ranks; they must be the same in the evaluation and in the checkpoint.
     for buffer in model.buffers():
         broadcast(buffer)
     train_metrics = {f"train_{name}": meter.compute(run.device)[0] for name, meter in run.meters.items()}
@@ -113,7 +115,7 @@ def evaluate_epoch(run: TrainRun, validate: Validate) -> None:
 
 
 def _timed(run: TrainRun, loader: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the loader's batches, adding to `run.data_seconds` how long each is waited for."""
+    """Yield the loader's batches, adding the time spent waiting for each one to `run.data_seconds`."""
     batches = iter(loader)
     while True:
         start = time.monotonic()
@@ -125,7 +127,7 @@ def _timed(run: TrainRun, loader: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _check_position(run: TrainRun) -> None:
-    """Continue at the same part of the epoch where it has another number of batches than the saved run had."""
+    """Continue at the same fraction of the epoch if it has a different number of batches than in the saved run."""
     progress = run.progress
     if progress.batch == 0:
         return

@@ -1,4 +1,4 @@
-"""Optimisers over groups of parameters, and learning-rate schedules with warm-up from torch's own."""
+"""Optimisers with parameter groups, and learning-rate schedules with warm-up, built on torch's own."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,45 +18,50 @@ from vitkit.registry import OPTIMIZERS, SCHEDULES, nearest
 _LAYER_KINDS = {"norms": (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm), "embeddings": (nn.Embedding,)}
 _VECTORS = "vectors"
 _BACKBONE = "backbone"
-"""What groups of the backbone's parameters are marked with."""
+"""The key that marks groups of the backbone's parameters."""
 
 
 @dataclass(kw_only=True)
 class OptimizerSettings(ABC):
-    """The keys that all optimisers share: they sort the trainable parameters into groups of one rate and weight decay.
+    """The settings common to all optimisers, which sort the trainable parameters into groups of equal rate and weight
+    decay.
 
     An optimiser adds its own, and registers in OPTIMIZERS: `OPTIMIZERS.build(config["optimizer"]).build(model)`.
     """
 
     lr: float
-    """The learning rate of every parameter that nothing else names."""
+    """The base learning rate, for parameters without a rate or factor below."""
     backbone_lr: float | None = None
-    """The rate of the parameters below `backbone`; 0 freezes it."""
+    """Learning rate of the parameters below `backbone`; 0 freezes them."""
     lr_multipliers: Mapping[str, float] | None = None
-    """Part of a parameter's dotted name -> factor on `lr`; the first that fits counts."""
+    """Part of a parameter's dotted name -> factor on `lr`; the first match applies."""
     layer_decay: float | None = None
-    """The factor on the rate from each block of the backbone to the one below it, from the last block down to the stem;
-    see `layer_factors`. It multiplies the other factors, and gives the backbone's parameters groups of their own."""
+    """Factor on the learning rate from each block of the backbone to the one below it, from the last block down to the
+    stem;
+    see `layer_factors`. It multiplies the other factors, and puts the backbone's parameters in groups of their own."""
     layer_decay_rule: Literal["beit", "eomt"] = "beit"
-    """"beit": the last block is a step below the rest of the model, and the stem a step below the first block; "eomt":
-    the last block has the full rate, and the stem the first block's."""
+    """"beit": the last block is one step below the rest of the model, and the stem one step below the first block;
+    "eomt":
+    the last block has the full rate, and the stem that of the first block."""
     full_rate_blocks: int = 0
-    """The backbone's last blocks that `layer_decay` leaves alone."""
+    """Number of the backbone's last blocks that `layer_decay` does not apply to."""
     weight_decay: float = 1e-4
     no_weight_decay: Sequence[str] = ()
-    """The parameters without weight decay: parts of their names, such as "pos_embed", or kinds of them: "vectors" (all
-    of one dimension or none: biases, scales of norms), "norms" (all of normalisation layers), "embeddings"."""
+    """Parameters without weight decay: parts of their names, such as "pos_embed", or kinds of parameters: "vectors"
+    (all
+    with at most one dimension: biases, scales of norms), "norms" (all of normalisation layers), "embeddings"."""
 
     @abstractmethod
     def build(self, model: nn.Module) -> Optimizer:
         """Return the optimiser of a model's trainable parameters."""
 
     def parameter_groups(self, model: nn.Module) -> list[dict]:
-        """Return the groups, as torch's optimisers take them.
+        """Return the parameter groups, in the form that torch's optimisers expect.
 
         Raises:
-            ConfigError: `backbone_lr` beside an `lr` of 0, a name in `lr_multipliers` or `no_weight_decay` fits no
-                parameter, or the backbone has no blocks to decay over.
+            ConfigError: `backbone_lr` is combined with an `lr` of 0, a name in `lr_multipliers` or `no_weight_decay`
+                matches no
+                parameter, or the backbone has no blocks for `layer_decay`.
         """
         multipliers = dict(self.lr_multipliers or {})
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -101,7 +106,7 @@ class OptimizerSettings(ABC):
 class AdamW(OptimizerSettings):
     """AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101).
 
-    With a weight decay of 0 it is Adam; the Transformer's has betas (0.9, 0.98) and eps 1e-9.
+    With a weight decay of 0 this is Adam; the Transformer's has betas (0.9, 0.98) and eps 1e-9.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -116,7 +121,7 @@ class AdamW(OptimizerSettings):
 @OPTIMIZERS.register
 @dataclass(kw_only=True)
 class SGD(OptimizerSettings):
-    """Stochastic gradient descent with momentum, which `nesterov` looks ahead by."""
+    """Stochastic gradient descent with momentum, optionally Nesterov's."""
 
     momentum: float = 0.9
     nesterov: bool = False
@@ -125,7 +130,7 @@ class SGD(OptimizerSettings):
         """Return torch's SGD.
 
         Raises:
-            ConfigError: Nesterov's form has no momentum.
+            ConfigError: `nesterov` is set without momentum.
         """
         if self.nesterov and self.momentum <= 0:
             raise ConfigError(f"optimizer.nesterov: needs momentum; got optimizer.momentum={self.momentum}.")
@@ -148,20 +153,21 @@ def _check_parts(
 def layer_factors(
     model: nn.Module, decay: float, rule: Literal["beit", "eomt"] = "beit", full_rate_blocks: int = 0
 ) -> dict[str, float]:
-    """Layer-wise learning rates, with which pretrained transformers are fine-tuned (https://arxiv.org/abs/2003.10555).
+    """Compute layer-wise learning rates for fine-tuning pretrained transformers (https://arxiv.org/abs/2003.10555).
 
-    The layers are the blocks of `model.backbone` (without one, of the model): modules with an attribute
-    `activation_checkpointing`, in the order in which they were made, or what a backbone itself calls its blocks
-    (`HasBlocks`). What lies before the first block is a layer below it (by the rule of EoMT,
-    https://arxiv.org/abs/2503.19108, of the same layer); what lies between two, such as downsampling, goes with the
-    lower; everything else is above the last block.
+    The layers are the blocks of `model.backbone` (or of the model, if it has none): modules with an attribute
+    `activation_checkpointing`, in the order of their creation, or what a backbone itself declares as its blocks
+    (`HasBlocks`). Parameters before the first block form a layer below it (by the rule of EoMT,
+    https://arxiv.org/abs/2503.19108, they belong to it); those between two blocks, such as downsampling, belong to the
+    lower one; all others are above the last block.
 
     Args:
-        decay: factor from each layer to the one below; 1 for none.
+        decay: factor from each layer to the one below it; 1 for no decay.
         rule, full_rate_blocks: see `OptimizerSettings`.
     Returns:
-        parameter name -> factor. By "beit" 1 above the last of N blocks, decay ** (N + 1) before the first; by "eomt" 1
-        from the last block on, decay ** (N - 1) in the first and before.
+        parameter name -> factor. By "beit" it is 1 above the last of N blocks and decay ** (N + 1) before the first; by
+        "eomt"
+            1 from the last block on and decay ** (N - 1) in the first and before it.
     Raises:
         ConfigError: decay is not in 0..1, there are no blocks, or fewer than `full_rate_blocks`.
     """
@@ -190,7 +196,7 @@ def layer_factors(
 
 
 def _block_names(model: nn.Module, inside: str) -> list[str]:
-    """Return the names of the blocks below the prefix `inside`, in their order."""
+    """Return the names of the blocks below the prefix `inside`, in order."""
     backbone = child(model, "backbone")
     if isinstance(backbone, HasBlocks):
         return [f"backbone.{name}" for name in backbone.block_names()]
@@ -213,7 +219,7 @@ def _warmup_steps(steps: int, epochs: float, steps_per_epoch: int) -> int:
 
 
 def _with_warmup(optimizer: Optimizer, schedule: Callable[[], LRScheduler], warmup_steps: int) -> LRScheduler:
-    """Return `schedule()`, begun after a linear rise from near zero over `warmup_steps` steps."""
+    """Return `schedule()`, preceded by a linear rise from near zero over `warmup_steps` steps."""
     if warmup_steps == 0:
         return schedule()
     rise = LinearLR(optimizer, start_factor=1 / (warmup_steps + 1), total_iters=warmup_steps)
@@ -231,7 +237,7 @@ def multi_step_lr(
     warmup_steps: int = 0,
     warmup_epochs: float = 0.0,
 ) -> LRScheduler:
-    """Multiply the rate by `gamma` after each of `drop_at_epochs`; a part of an epoch is rounded to whole steps."""
+    """Multiply the rate by `gamma` after each of `drop_at_epochs`; fractions of epochs are rounded to steps."""
     warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     # torch counts a schedule's steps from the end of the warm-up.
     drops = [max(1, round(epoch * steps_per_epoch) - warmup_steps) for epoch in drop_at_epochs]
@@ -239,10 +245,11 @@ def multi_step_lr(
 
 
 class _Cosine(LambdaLR):
-    """torch's CosineAnnealingLR ends every group at one rate, and groups have rates of their own."""
+    """A cosine schedule in which groups keep their own rates; torch's CosineAnnealingLR ends all groups at the same
+    rate."""
 
     def __init__(self, optimizer: Optimizer, steps: int, end_factor: float):
-        self.T_max = steps  # as torch's is called; a resumed run is compared by it
+        self.T_max = steps  # torch's name for it, by which a resumed run is compared
         super().__init__(
             optimizer, lambda step: end_factor + (1 - end_factor) * (1 + math.cos(math.pi * min(step / steps, 1))) / 2
         )
@@ -258,7 +265,7 @@ def cosine_lr(
     warmup_steps: int = 0,
     warmup_epochs: float = 0.0,
 ) -> LRScheduler:
-    """Let the rate fall as half a cosine from the full rate down to `end_factor` of it at the last step."""
+    """Decrease the rate along half a cosine, from the full rate down to `end_factor` of it at the last step."""
     warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     steps = max(1, epochs * steps_per_epoch - warmup_steps)
     return _with_warmup(optimizer, lambda: _Cosine(optimizer, steps, end_factor), warmup_steps)
@@ -274,7 +281,7 @@ def poly_lr(
     warmup_steps: int = 0,
     warmup_epochs: float = 0.0,
 ) -> LRScheduler:
-    """Let the rate fall as (1 - progress) ** power, as semantic segmentation is trained with."""
+    """Decrease the rate as (1 - progress) ** power, as is usual for semantic segmentation."""
     warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     steps = max(1, epochs * steps_per_epoch - warmup_steps)
     return _with_warmup(optimizer, lambda: PolynomialLR(optimizer, steps, power=power), warmup_steps)
@@ -282,7 +289,7 @@ def poly_lr(
 
 class _InverseSqrt(LambdaLR):
     def __init__(self, optimizer: Optimizer, warmup_steps: int):
-        self.warmup_steps = warmup_steps  # kept, so that a resumed run is compared by it
+        self.warmup_steps = warmup_steps  # stored so that a resumed run can be compared by it
         super().__init__(optimizer, lambda step: min((step + 1) / warmup_steps, (warmup_steps / (step + 1)) ** 0.5))
 
 
@@ -290,13 +297,14 @@ class _InverseSqrt(LambdaLR):
 def inverse_sqrt_lr(
     optimizer: Optimizer, steps_per_epoch: int, *, epochs: int, warmup_steps: int = 0, warmup_epochs: float = 0.0
 ) -> LRScheduler:
-    """Let the rate rise linearly to the optimiser's, then fall as 1 / sqrt(step) (Vaswani et al. 2017, section 5.3,
+    """Increase the rate linearly to the optimiser's, then decrease it as 1 / sqrt(step) (Vaswani et al. 2017, section
+    5.3,
     https://arxiv.org/abs/1706.03762).
 
-    The paper's rate is (d_model * warmup_steps) ** -0.5 at the peak: 7e-4 for the base model's 512 and 4000 steps.
+    The paper's peak rate is (d_model * warmup_steps) ** -0.5: 7e-4 for the base model's 512 channels and 4000 steps.
 
     Raises:
-        ConfigError: there is no warm-up, from which the fall is counted.
+        ConfigError: there is no warm-up, which determines the decrease.
     """
     warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     if warmup_steps < 1:
@@ -306,10 +314,10 @@ def inverse_sqrt_lr(
 
 class _TwoStageWarmup(LambdaLR):
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int, backbone_warmup: int, power: float):
-        self.total_iters = total_steps  # as torch's schedules call it; a resumed run is compared by it
+        self.total_iters = total_steps  # torch's name for it, by which a resumed run is compared
 
         def factor(step: int, start: int, rise: int) -> float:
-            """Return 0 up to `start`, then a linear rise over `rise` steps, then a polynomial fall to the end."""
+            """Return 0 up to `start`, then a linear rise over `rise` steps, then a polynomial decrease to the end."""
             if step < start + rise:
                 return max(0, step - start) / rise
             progress = (step - start - rise) / max(1, total_steps - start - rise)
@@ -335,14 +343,14 @@ def two_stage_warmup_poly_lr(
     backbone_warmup_steps: int = 1000,
     power: float = 0.9,
 ) -> LRScheduler:
-    """Warm up what is new while the backbone rests, then the backbone; each then falls as (1 - progress) ** power
+    """Warm up the new parts while the backbone rests, then the backbone; each then decreases as (1 - progress) ** power
     (EoMT, https://arxiv.org/abs/2503.19108).
 
     Args:
-        warmup_steps: from zero to the full rate of all but the backbone, whose rate is zero meanwhile.
-        backbone_warmup_steps: the backbone's rise after that.
+        warmup_steps: steps from zero to the full rate for all but the backbone, whose rate is zero meanwhile.
+        backbone_warmup_steps: steps of the backbone's warm-up after that.
     Raises:
-        ConfigError: the optimiser has no groups of the backbone, or the warm-ups leave no step to train at full rate.
+        ConfigError: the optimiser has no backbone groups, or the warm-ups leave no steps at the full rate.
     """
     if all(group.get("part") != _BACKBONE for group in optimizer.param_groups):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Models over several processes: full on each (DDP), or sharded among them (FSDP2)."""
+"""Models on several processes: a full copy on each (DDP), or sharded among them (FSDP2)."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,9 +32,10 @@ _SHARDED = StateDictOptions()
 
 
 def shard(model: nn.Module, device: torch.device) -> nn.Module:
-    """Shard a model's weights among the ranks, in place, before its optimiser is built, whose state is sharded alike.
+    """Shard a model's weights among the ranks, in place; to be called before building its optimiser, which is then
+    sharded too.
 
-    A block's weights are full only while it computes. Blocks are those that support activation checkpointing.
+    A block's weights are gathered only while it computes. Blocks are those that support activation checkpointing.
 
     Raises:
         ConfigError: there is no process group, or torch cannot shard this model, or cannot shard on this device.
@@ -64,19 +65,20 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def wrap(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.Module:
-    """Return the model as the loop calls it; parameters are shared with `model`."""
+    """Return the model as the loop calls it; its parameters are those of `model`."""
     if settings.compile:
         model = torch.compile(model)
     if world_size() > 1 and settings.strategy == "ddp":
         ids = None if device.index is None else [device.index]
-        # Gradients of 1x1 kernels come in channels-last strides, which for them are the same order of numbers.
+        # Gradients of 1x1 kernels have channels-last strides, which for them mean the same memory order.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
     return model
 
 
 def no_sync(trained: nn.Module) -> AbstractContextManager:
-    """Keep gradients local to each rank within it, as a later backward pass of the same step shares them."""
+    """Keep gradients local to each rank inside the context; a later backward pass of the same step synchronises
+    them."""
     if isinstance(trained, DistributedDataParallel):
         return trained.no_sync()
     return _no_sync_of_shards(trained) if is_sharded(trained) else nullcontext()
@@ -93,7 +95,7 @@ def _no_sync_of_shards(model: FSDPModule) -> Iterator[None]:
 
 @contextmanager
 def full_weights(model: nn.Module) -> Iterator[None]:
-    """Give every rank all weights within it, so that each computes by itself, such as other numbers of batches."""
+    """Give every rank the full weights inside the context, so that ranks may run different numbers of batches."""
     sharded = [module for module in model.modules() if is_sharded(module)]
     for module in sharded:
         module.set_reshard_after_forward(False, recurse=False)
@@ -107,33 +109,33 @@ def full_weights(model: nn.Module) -> Iterator[None]:
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return the norm of all gradients together, the same on every rank."""
+    """Return the norm over all gradients, the same on every rank."""
     norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def state_of(part: Any, model: nn.Module, *, full: bool = True) -> Mapping[str, Any]:
-    """Return the state of a part of a run as a checkpoint holds it; all ranks ask for it.
+    """Return the state of a part of a run in the form stored in checkpoints; all ranks must call it.
 
     Args:
-        full: gather what is sharded: the main process alone gets it, with full tensors. Else each rank gets its shards.
+        full: gather sharded tensors: only the main process gets them, in full. Otherwise each rank gets its shards.
     """
     if is_sharded(model) and isinstance(part, Optimizer) and not part.state:
-        return {}  # asked for its state before its first step, torch would make that step
+        return {}  # before its first step, torch would make a step to create the state
     if is_sharded(model) and (part is model or isinstance(part, Optimizer)):
         return local_state(part, model, options=_FULL if full else _SHARDED)
     return part.module.state_dict() if isinstance(part, AveragedModel) else part.state_dict()
 
 
 def local_state(part: Any, model: nn.Module, *, options: StateDictOptions = _SHARDED) -> Mapping[str, Any]:
-    """Return the state of a sharded model, or of its optimiser: each rank's shards, to be overwritten in place."""
+    """Return the state of a sharded model, or of its optimiser, as each rank's shards, to be overwritten in place."""
     if part is model:
         return get_model_state_dict(model, options=options)
     return get_optimizer_state_dict(model, part, options=options)
 
 
 def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, full: bool = True) -> None:
-    """Load what `state_of` returned; `full` as there, except that all ranks have it."""
+    """Load the result of `state_of`; `full` has the same meaning, except that all ranks have the full tensors."""
     options = _FULL if full else _SHARDED
     if is_sharded(model) and part is model:
         set_model_state_dict(model, dict(state), options=options)
@@ -141,9 +143,9 @@ def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, full: b
         if "state" in state:
             set_optimizer_state_dict(model, part, optim_state_dict=dict(state), options=options)
     elif isinstance(part, Optimizer):
-        # Which of its kernels it takes is this run's to say, not that of a run from before they were fused.
+        # This run chooses the optimiser's kernels, not the saved one, which may predate the fused kernels.
         groups, saved = part.param_groups, state["param_groups"]
-        if len(groups) == len(saved):  # else torch says what is wrong
+        if len(groups) == len(saved):  # otherwise torch reports the error
             kernels = [{"fused": group["fused"]} if "fused" in group else {} for group in groups]
             state = {**state, "param_groups": [group | kernel for group, kernel in zip(saved, kernels)]}
         part.load_state_dict(state)
@@ -153,9 +155,9 @@ def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, full: b
 
 
 def _lay_out_as_parameters(optimizer: Optimizer) -> None:
-    """Give state of another memory format its parameter's, which `train.channels_last` may have changed since.
+    """Convert optimiser state to the memory format of its parameter, which `train.channels_last` may have changed.
 
-    torch's fused optimisers read parameter, gradient and state in the order in which they lie in memory.
+    torch's fused optimisers read parameter, gradient and state in memory order.
     """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():

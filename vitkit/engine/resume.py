@@ -1,4 +1,4 @@
-"""What may change in a run that is resumed, how a repeated launch finds its run, and the command that resumes one."""
+"""Determines what may change in a resumed run, finds the run of a repeated launch, and formats the resume command."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ _LAUNCH_NAME = ".launch"
 _AGENT = "torchrun "
 _UNSET = "not set"
 
-# Their saved states hold these values: a change would have no effect, or would not fit.
+# Their saved states contain these values: a change would have no effect, or would not fit.
 _FIXED = ("optimizer", "schedule", "train.strategy")
 _WITHOUT_EFFECT_ON_STEPS = (
     "data.val",
@@ -44,10 +44,10 @@ _WITHOUT_EFFECT_ON_STEPS = (
 
 
 def report_changes(run_dir: Path, saved: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Warn which keys of a run's config have changed, and what that means.
+    """Warn about changed keys in a run's config, and explain the effects.
 
     Raises:
-        ConfigError: one of them cannot change.
+        ConfigError: one of the changed keys must not change.
     """
     changed = {key: f"{key}: {_value(saved, key)} -> {_value(config, key)}" for key in cfg_diff(saved, config)}
     fixed = {key: text for key, text in changed.items() if _is_in(key, _FIXED)}
@@ -78,16 +78,16 @@ def _value(config: Any, key: str) -> str:
 
 
 class Launch(NamedTuple):
-    """How a process was started."""
+    """How this process was launched."""
 
     names: frozenset[str]
-    """Each stays the same when the launch is repeated, and is another for each launch."""
+    """Names that stay the same when the launch is repeated, but differ between launches."""
     is_repeated: bool
-    """Whether torchrun (--max-restarts) or Slurm (--requeue) says that the same command runs again."""
+    """Whether torchrun (--max-restarts) or Slurm (--requeue) reports that the same command is running again."""
 
 
 def current_launch() -> Launch:
-    """Return how this process was started."""
+    """Return how this process was launched."""
     names = set()
     if "SLURM_JOB_ID" in os.environ:
         names.add(f"slurm {os.environ['SLURM_JOB_ID']} {os.environ.get('SLURM_STEP_ID', '')}")
@@ -98,29 +98,30 @@ def current_launch() -> Launch:
 
 
 def mark_launch(run_dir: Path, launches: Sequence[Launch]) -> None:
-    """Note in the run's folder who has started it, so that a repeated launch finds it again."""
+    """Record in the run's folder which launches started it, so that a repeated launch finds it again."""
     names = sorted(frozenset().union(*(launch.names for launch in launches)))
     if names:
         (run_dir / _LAUNCH_NAME).write_text("\n".join(names), encoding="utf-8")
 
 
 def repeated_run(launches: Sequence[Launch], *, run_dir: Path | None, default: Path) -> Path | None:
-    """Return the folder of the run that the launches started before; None if it is a new one."""
+    """Return the folder of the run that these launches started earlier, or None for a new run."""
     names = frozenset().union(*(launch.names for launch in launches))
     is_repeated = any(launch.is_repeated for launch in launches)
     marks = default.parent.glob(f"{default.name}*/{_LAUNCH_NAME}")
     for folder in [run_dir] if run_dir else sorted(mark.parent for mark in marks):
         mark = folder / _LAUNCH_NAME
         common = names & set(mark.read_text(encoding="utf-8").splitlines()) if mark.is_file() else frozenset()
-        # Where a process of another machine failed, or joined anew, torchrun's agent starts its own again and counts
-        # no restart; but it is the agent that started them before.
+        # If a process of another machine failed or rejoined, torchrun's agent restarts its own processes without
+        # counting a
+        # restart; but it is the same agent that started them before.
         if (is_repeated and (run_dir or common)) or any(name.startswith(_AGENT) for name in common):
             return folder
     return None
 
 
 def resume_command(run_dir: Path, *arguments: str) -> str:
-    """Return what to type, in the folder where this process was started, to resume the run in `run_dir`."""
+    """Return the command that resumes the run in `run_dir`, when typed in the folder where this process was started."""
     tool = [sys.argv[0]] if Path(sys.argv[0]).name == "train.py" else ["-m", "vitkit.tools.train"]
     command, note = ["python", *tool], ""
     if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -1,6 +1,6 @@
-"""A training run: what is trained and with what, how far it is, and the hooks that take part in it.
+"""A training run: its model and settings, its progress, and the hooks that take part in it.
 
-Hooks and the loop talk through the run's flags:
+Hooks and the loop communicate through the run's flags:
 
 | flag        | written by                                      | read by                                              |
 | ----------- | ----------------------------------------------- | ---------------------------------------------------- |
@@ -34,51 +34,54 @@ from vitkit.structures import Batch
 
 
 class Hook:
-    """What takes part in a run beside the steps themselves: every method is called on all ranks, unless it says not.
+    """Base of objects that take part in a run besides the steps; methods are called on all ranks unless stated
+    otherwise.
 
-    A subclass overrides the methods it needs. Those that return a context span a part of the run: write them as
-    generators with `@contextmanager`, with a `yield` where that part takes place.
+    A subclass overrides the methods it needs. Those that return a context enclose a part of the run: write them as
+    generators with `@contextmanager` that `yield` at the point where that part runs.
     """
 
     def during_training(self, run: "TrainRun") -> AbstractContextManager:
-        """Span the training. It is entered once the run is restored; an error that ends the run passes through it."""
+        """Enclose the training. It is entered after the run is restored; an error that ends the run passes through
+        it."""
         return nullcontext()
 
     def before_epoch(self, run: "TrainRun") -> None:
-        """Prepare for the first batch of an epoch, or of what is left of it."""
+        """Prepare for the first batch of an epoch, or of the rest of it after resuming."""
 
     def before_step(self, run: "TrainRun") -> None:
-        """Look at the gradients of `run.model`, which are complete and have the norm `run.grad_norm`."""
+        """Called when the gradients of `run.model` are complete; their norm is `run.grad_norm`."""
 
     def after_step(self, run: "TrainRun") -> None:
-        """Look at a step that is done, or was skipped if `run.should_step` is False."""
+        """Called after a step that was taken or, if `run.should_step` is False, skipped."""
 
     def on_log(self, run: "TrainRun", record: Mapping[str, Any]) -> None:
-        """Take a record of log.jsonl; called on the main process alone.
+        """Handle a record of log.jsonl; only called on the main process.
 
         Args:
             record: `kind` is "train", with step, epoch, loss, losses (by name), lr, it_s, data_share and memory_mb; or
-                "val", with step, epoch and metrics (by name). Both have minutes and processor_minutes of training, up
-                to there.
+                "val", with step, epoch and metrics (by name). Both have minutes and processor_minutes, the training
+                time so
+                far.
         """
 
     def after_epoch(self, run: "TrainRun") -> None:
-        """Look at an epoch whose batches are done; its evaluation comes next."""
+        """Called after an epoch's batches, before its evaluation."""
 
     def during_evaluation(self, run: "TrainRun") -> AbstractContextManager:
-        """Span an evaluation."""
+        """Enclose an evaluation."""
         return nullcontext()
 
     def after_evaluation(self, run: "TrainRun", metrics: Mapping[str, float]) -> None:
-        """Look at the evaluator's metrics; those of the training batches are there as train_NAME."""
+        """Called with the evaluator's metrics; metrics of the training batches are included as train_NAME."""
 
 
 @dataclass(kw_only=True)
 class TrainRun:
-    """What the loop, each step and all hooks work on."""
+    """The state that the loop, each step and all hooks work on."""
 
     model: nn.Module
-    """On `device`, and sharded already where `settings.strategy` says so."""
+    """The model on `device`, already sharded if `settings.strategy` says so."""
     criterion: nn.Module
     loader: Loader
     optimizer: Optimizer
@@ -87,38 +90,38 @@ class TrainRun:
     device: torch.device
     run_dir: Path
     saved_with: Mapping[str, Any] = field(default_factory=dict)
-    """Plain values that every checkpoint holds (config, classes)."""
+    """Plain values to store in every checkpoint (config, classes)."""
     measured: dict[str, Any] = field(default_factory=dict)
-    """Plain values that evaluations find and every checkpoint holds from then on (score thresholds, image sizes)."""
+    """Plain values that evaluations determine, stored in every later checkpoint (score thresholds, image sizes)."""
     owns_folder: Callable[[], bool] = lambda: True
-    """Whether the folder still is this run's, see `run_folder`."""
+    """Whether the folder still belongs to this run, see `run_folder`."""
 
     hooks: Sequence[Hook] = field(default=(), init=False)
     progress: Progress = field(default_factory=Progress, init=False)
     data_seconds: float = field(default=0.0, init=False)
-    """Time spent waiting for batches."""
+    """Time spent waiting for batches, in seconds."""
     is_best: bool = field(default=False, init=False)
-    """Whether the epoch's evaluation is the best so far, and not saved yet."""
+    """Whether the epoch's evaluation is the best so far and not saved yet."""
     best_before: float = field(default=-math.inf, init=False)
     """The best metric before the last evaluation."""
 
     batch: Batch | None = field(default=None, init=False)
-    """The batch under way; None between steps."""
+    """The current batch; None between steps."""
     targets: list[Sequence[Mapping[str, Any]]] = field(default_factory=list, init=False)
     """Targets of each batch of the step."""
     losses: list[dict[str, Tensor]] = field(default_factory=list, init=False)
     """Detached losses of each batch of the step."""
     grad_norm: Tensor | None = field(default=None, init=False)
-    """The norm of all gradients together, without the loss scale and before clipping."""
+    """Norm over all gradients, without the loss scale and before clipping."""
 
     should_step: bool = field(default=True, init=False)
-    """Whether the step under way is taken; all ranks decide together, see `StepGuard`."""
+    """Whether the current step is taken; all ranks decide together, see `StepGuard`."""
     should_save: bool = field(default=False, init=False)
-    """Whether to save after this step. One rank that asks before the step is enough."""
+    """Whether to save after this step. It is enough that one rank requests it before the step."""
     should_stop: bool = field(default=False, init=False)
-    """Whether to save and end the run after this step, to be resumed later. One rank is enough, as above."""
+    """Whether to save and end the run after this step, to be resumed later. One rank's request is enough."""
     should_end: bool = field(default=False, init=False)
-    """Whether the run is complete, though epochs are left."""
+    """Whether the run is complete although epochs are left."""
 
     def __post_init__(self) -> None:
         self.ema: AveragedModel | None = None
@@ -127,7 +130,7 @@ class TrainRun:
             self.ema = AveragedModel(self.model, multi_avg_fn=average, use_buffers=True)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
         self.meters = self.criterion.meters if isinstance(self.criterion, HasMeters) else {}
-        # Looking for them in every module can take as long as a step's norm of gradients.
+        # Collecting them from all modules can take as long as a step's norm of gradients.
         self.parameters = list(self.model.parameters())
         self.wrapped_model = wrap(self.model, self.settings, self.device)
         self.checkpoints = RunCheckpoints(
@@ -150,15 +153,16 @@ class TrainRun:
         self.saved_at = time.monotonic()
 
     def save(self, *, raise_on_error: bool = False) -> None:
-        """Save the state between two steps; all ranks call it.
+        """Save the state between two steps; all ranks must call it.
 
         Raises:
-            CheckpointError: it cannot be written, and `raise_on_error`; otherwise that is logged and training
-                continues. Or the folder is not this run's any more.
+            CheckpointError: the state cannot be written and `raise_on_error` is set (otherwise this is logged and
+                training
+                continues), or the folder no longer belongs to this run.
         """
         written = self.checkpoints.save(self.progress, is_best=self.is_best, raise_on_error=raise_on_error)
         if self.is_best and not broadcast_object(BEST_NAME in written):
-            # These weights will have changed by the next save. A later evaluation is compared with what best.pth holds.
+            # These weights will have changed by the next save. Later evaluations are compared with the one in best.pth.
             self.progress.best = self.best_before
         self.saved_at = time.monotonic()
         self.should_save = self.is_best = False

@@ -1,4 +1,4 @@
-"""The folder of a run: chosen, made and locked in one go, so that no two runs write into one."""
+"""The folder of a run: chosen, created and locked in one step, so that no two runs write into the same folder."""
 
 import datetime
 import errno
@@ -18,30 +18,31 @@ from vitkit.errors import ConfigError
 from vitkit.logging import LOG_NAME
 
 try:
-    import fcntl  # Unix alone has it
+    import fcntl  # only available on Unix
 except ImportError:
     fcntl = None
 
 logger = logging.getLogger("vitkit")
 LOCK_NAME = ".lock"
-# After a machine is lost its locks stay on an NFS server until their lease ends, by default within 90 seconds.
+# If a machine is lost, its locks stay on an NFS server until their lease ends, by default within 90 seconds.
 _LEASE_SECONDS = 120.0
 
 
 class FolderLock:
-    """A lock on a folder that this process writes a run into, until `release`.
+    """A lock on the folder that this process writes a run into, held until `release`.
 
-    It is a POSIX record lock on the folder's file `.lock`. The system drops it when the process ends, even by
-    SIGKILL; loading processes, which may outlive that by seconds, do not inherit it as they would one of `flock`; and
-    NFS passes it between machines, unless it is mounted with `nolock`.
+    It is a POSIX record lock on the folder's file `.lock`. The system releases it when the process ends, even by
+    SIGKILL; unlike a `flock` lock, it is not inherited by loading processes, which may outlive the process by seconds;
+    and
+    NFS shares it between machines, unless it is mounted with `nolock`.
 
     Args:
         path: the folder.
-        option: what named it, for error messages.
-        is_new: it was made for this run, and is removed if none begins.
-        wait: how many seconds to wait for another process's lock.
+        option: the command-line option that named the folder, for error messages.
+        is_new: whether the folder was created for this run, so that it is removed if no run begins.
+        wait: seconds to wait for another process's lock.
     Raises:
-        ConfigError: another process has locked it, or nothing can be written there.
+        ConfigError: another process has locked it, or the folder is not writable.
     """
 
     def __init__(self, path: Path, *, option: str, is_new: bool = False, wait: float = 0.0):
@@ -53,7 +54,7 @@ class FolderLock:
                 self._file = self._lock.open("a+", encoding="utf-8")
             try:
                 self._acquire(option)
-                if self.is_mine():  # and not removed between the two, by a process that ended
+                if self.is_mine():  # a process that ended may have removed it in between
                     return
             except ConfigError:
                 if time.monotonic() >= deadline:
@@ -81,22 +82,22 @@ class FolderLock:
                 f"{option} {self.path}: in use by {owner}. Wait until that run has ended, or end it. If its machine "
                 f"is gone and a network file system has kept the lock, remove {self._lock}."
             ) from error
-        with suppress(OSError):  # a full disk can still be locked
+        with suppress(OSError):  # a lock can be held even if the disk is full
             now = datetime.datetime.now().astimezone()
             owner = f"process {os.getpid()} on {socket.gethostname()} since {now:%Y-%m-%d %H:%M:%S %Z}"
             self._file.truncate(0)
-            os.write(self._file.fileno(), owner.encode())  # without a buffer, which closing would try to write again
+            os.write(self._file.fileno(), owner.encode())  # unbuffered, as closing would otherwise try to write again
 
     def is_mine(self) -> bool:
-        """Return whether the folder still is the one that was locked, and not removed or replaced by another."""
+        """Return whether the folder is still the one that was locked, and not removed or replaced by another."""
         try:
-            # Not by opening the file: closing it again would drop the lock.
+            # Not by opening the file: closing it again would release the lock.
             return os.path.samestat(os.fstat(self._file.fileno()), self._lock.stat())
         except OSError:
             return False
 
     def release(self) -> None:
-        """Let others use the folder; one that was made for a run that did not begin goes."""
+        """Release the lock; a folder that was created for a run that did not begin is removed."""
         with suppress(OSError):
             if self.is_mine():
                 self._lock.unlink()
@@ -107,16 +108,16 @@ class FolderLock:
 
 @dataclass
 class RunFolder:
-    """The folder of a run, as each rank knows it."""
+    """The folder of a run, as known to each rank."""
 
     path: Path
     checkpoint: Path | None
-    """What to resume from; None to start anew."""
+    """The checkpoint to resume from; None to start a new run."""
     lock: FolderLock | None
-    """Held by the main process."""
+    """The lock, held by the main process; None on other ranks."""
 
     def is_mine(self) -> bool:
-        """Return whether it still is the folder of this run, as far as this rank knows."""
+        """Return whether it is still this run's folder, as far as this rank knows."""
         return self.lock is None or self.lock.is_mine()
 
 
@@ -124,14 +125,14 @@ class RunFolder:
 def run_folder(
     launches: Sequence[Launch], *, resume: Path | None, run_dir: Path | None, default: Path
 ) -> Iterator[RunFolder]:
-    """Choose a run's folder, and keep it from other processes until the run ends. All ranks call it.
+    """Choose a run's folder, and lock it against other processes until the run ends. All ranks must call it.
 
     Args:
-        launches: of all ranks. Where they repeat an earlier one, its run is resumed.
+        launches: launches of all ranks. If they repeat an earlier one, its run is resumed.
         resume: the folder of the run to resume.
-        run_dir: the folder of a new run; None for `default`, with the first free number.
+        run_dir: the folder of a new run; None for `default`, numbered if it exists.
     Raises:
-        ConfigError: there is no run to resume, there is one in the new run's folder, or another process uses it.
+        ConfigError: there is no run to resume, the new run's folder contains a run, or another process uses it.
     """
     lock = chosen = None
     try:
@@ -153,7 +154,7 @@ def run_folder(
 def _lock_chosen(
     launches: Sequence[Launch], *, resume: Path | None, run_dir: Path | None, default: Path
 ) -> tuple[FolderLock, bool]:
-    """Lock a run's folder; return whether the run there continues, too."""
+    """Lock a run's folder; also return whether an existing run there continues."""
     if resume:
         return FolderLock(resume, option="--resume"), True
     repeated = repeated_run(launches, run_dir=run_dir, default=default)
@@ -171,7 +172,7 @@ def _lock_chosen(
 
 
 def _make(path: Path) -> bool:
-    """Make a folder; return False if the name is taken. Of several processes one makes it."""
+    """Create a folder; return False if it exists. If several processes try, only one succeeds."""
     with writing_into(path):
         try:
             path.mkdir(parents=True)
@@ -206,10 +207,10 @@ def check_resumable(run_dir: Path) -> None:
 
 @contextmanager
 def writing_into(path: Path, *, option: str = "--run-dir") -> Iterator[None]:
-    """Name the run's folder in an error that nothing can be written there.
+    """Convert an error in writing to the run's folder to one that names the folder.
 
     Raises:
-        ConfigError: such as on a read-only or a full disk.
+        ConfigError: the folder cannot be written to, for instance because the disk is read-only or full.
     """
     try:
         yield

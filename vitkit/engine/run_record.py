@@ -1,4 +1,4 @@
-"""What a run's folder says of how the run was started: run.json."""
+"""Records in a run's folder how the run was started: run.json."""
 
 import datetime
 import json
@@ -23,9 +23,10 @@ _PACKAGES = ("vitkit", "torch", "torchvision", "timm", "numpy", "albumentations"
 
 
 def record_start(run_dir: Path, device: torch.device) -> None:
-    """Add this start to the list in the run's `run.json`, which has one more for each time that the run was resumed.
+    """Append this start to the list in the run's `run.json`, which has one entry per start or resumption.
 
-    Each has the time, the command, its folder, the machine, versions, the state of the git repositories of vitkit and
+    An entry has the time, the command, its folder, the machine, versions, the state of the git repositories of vitkit
+    and
     of the folder (commit, branch, changed files), and the device.
     """
     path = run_dir / RECORD_NAME
@@ -53,8 +54,8 @@ def record_start(run_dir: Path, device: torch.device) -> None:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return the repository that a folder is in: folder, commit, branch, changed files; None if there is none, or no
-    git."""
+    """Return the repository that contains a folder: root folder, commit, branch, changed files; None if there is no
+    repository, or no git."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
@@ -78,7 +79,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _processor() -> str:
-    """Return the processor's name as Linux knows it, or what else the system calls it."""
+    """Return the processor's name as Linux reports it, or the best description that other systems give."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -14,50 +14,53 @@ logger = logging.getLogger("vitkit")
 @SECTIONS.register(name="train")
 @dataclass(kw_only=True)
 class TrainSettings:
-    """How a run is trained, whatever the task."""
+    """How a run is trained, for all tasks."""
 
     epochs: int
     seed: int = 42
     clip_grad_norm: float | None = None
-    """Largest norm of all gradients together; None leaves them."""
+    """Maximum norm over all gradients, to which they are clipped; None: no clipping."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Under "bf16" and "fp16" autocast chooses per operation; "fp16" also scales the loss."""
+    """Under "bf16" and "fp16", autocast chooses per operation; "fp16" also scales the loss."""
     accumulate: int = 1
-    """Batches whose gradients are averaged before each optimiser step; a criterion that divides by the number of
-    objects does so per batch."""
+    """Number of batches whose gradients are averaged before each optimiser step; a criterion that divides by the number
+    of
+    objects still does so per batch."""
     ema_decay: float | None = None
-    """Keep an exponential moving average of the weights, and evaluate and export that."""
+    """Decay of an exponential moving average of the weights, which is evaluated and exported in their place; None:
+    none."""
     activation_checkpointing: bool = False
-    """Recompute blocks in the backward pass: less memory, about a third more time."""
+    """Recompute blocks in the backward pass: uses less memory, and about a third more time."""
     compile: bool = False
-    """torch.compile the model: the first step takes minutes, and so does the second size of images, which serves all
-    others too; what it does is said meanwhile."""
+    """Use torch.compile on the model: the first step takes minutes, and so does the second size of images, whose result
+    then serves all other sizes; progress is logged meanwhile."""
     channels_last: bool = False
-    """Convolution weights in channels-last layout (faster with bf16 on GPUs)."""
+    """Store convolution weights in channels-last layout (faster with bf16 on GPUs)."""
     reference_batch_size: int | None = None
-    """Images per optimiser step for which `optimizer.lr` is declared; a run with another number warns."""
+    """Images per optimiser step for which `optimizer.lr` is meant; a run with a different number warns."""
     log_every: int = 50
-    """Steps between records of the log; the console also has a line after the first step, and every 20 seconds."""
+    """Steps between records of the log; the console also gets a line after the first step, and every 20 seconds."""
     eval_every: int = 1
     """Epochs between evaluations (the last epoch is always evaluated)."""
     best_metric: str = "bbox/AP"
-    """The number by which the best checkpoint is chosen: the highest; of loss, nll and perplexity the lowest."""
+    """The metric that selects the best checkpoint: the highest value, or the lowest of loss, nll and perplexity."""
     patience: int | None = None
-    """Stop after this many evaluations in a row without a better `best_metric`."""
+    """Stop after this many consecutive evaluations without a better `best_metric`."""
     save_every_minutes: float | None = 15.0
-    """Save within epochs, too, when this much time has passed; None: after epochs only."""
+    """Also save within epochs when this much time has passed; None: only after epochs."""
     save_every_steps: int | None = None
-    """Save within epochs after each so many steps."""
+    """Also save within epochs each time that this many steps are done."""
     keep_checkpoints: int = 0
-    """Besides the last and the best, keep so many of the newest checkpoints under names of their own."""
+    """Number of the newest checkpoints to keep under separate names, besides the last and the best."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """"ddp": every GPU holds the full model; "fsdp": weights, gradients and the optimiser's state are sharded over the
-    GPUs, for models that one cannot hold."""
+    GPUs, for models that do not fit on one."""
     sharded_checkpoints: bool = False
-    """With "fsdp": each GPU writes its shard, into a folder that the checkpoint names, so that no process holds the
-    full model; any number of GPUs can resume from it, and all tools read it."""
+    """With "fsdp": each GPU writes its shards, into a folder that the checkpoint refers to, so that no process holds
+    the
+    full model; any number of GPUs can resume from such a checkpoint, and all tools read it."""
     hooks: Sequence[Spec] = ()
-    """What else takes part in the run, see `vitkit.engine.hooks.Hook`."""
+    """Additional hooks of the run, see `vitkit.engine.hooks.Hook`."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "accumulate", "log_every", "eval_every"):
@@ -83,7 +86,8 @@ class TrainSettings:
             raise ConfigError(f"train.ema_decay: got {self.ema_decay}; expected 0 to 1, such as 0.9998.")
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Warn if `batch_size`, of an optimiser step, is another than the learning rate is declared for."""
+        """Warn if `batch_size`, the images per optimiser step, is not the number that the learning rate is meant
+        for."""
         reference = self.reference_batch_size
         if reference is not None and reference != batch_size:
             logger.warning(
@@ -96,12 +100,12 @@ class TrainSettings:
 
 
 def require(config: Mapping[str, Any], *keys: str) -> None:
-    """Check that a config sets what a tool needs.
+    """Check that a config sets the keys that a tool needs.
 
     Args:
-        keys: dotted, such as "train.epochs".
+        keys: dotted keys, such as "train.epochs".
     Raises:
-        ConfigError: some are absent or None; all of them are listed.
+        ConfigError: keys are absent or None; all of them are listed.
     """
     missing = []
     for key in keys:

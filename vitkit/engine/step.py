@@ -16,9 +16,9 @@ from vitkit.structures import Batch
 
 
 def train_step(run: TrainRun, batches: Iterator[Batch], num_batches: int) -> None:
-    """Train on the next `num_batches` batches: accumulate their gradients, clip them, and let the optimiser step.
+    """Train on the next `num_batches` batches: accumulate their gradients, clip them, and take an optimiser step.
 
-    Between the norm and the clipping, hooks decide `run.should_step`.
+    Between computing the norm and clipping, hooks set `run.should_step`.
 
     Raises:
         TrainingError: the loader has ended early.
@@ -26,7 +26,7 @@ def train_step(run: TrainRun, batches: Iterator[Batch], num_batches: int) -> Non
     run.targets, run.losses = [], []
     for index, batch in enumerate(islice(batches, num_batches), start=1):
         run.batch = batch = batch.to(run.device)
-        # Ranks share their gradients once a step, in its last backward pass.
+        # Ranks synchronise their gradients once per step, in its last backward pass.
         with nullcontext() if index == num_batches else no_sync(run.wrapped_model):
             with autocast(run.device, run.settings.precision):
                 outputs = run.wrapped_model(**training_inputs(run.model, batch))
@@ -60,6 +60,6 @@ def train_step(run: TrainRun, batches: Iterator[Batch], num_batches: int) -> Non
 
 
 def autocast(device: torch.device, precision: Literal["fp32", "bf16", "fp16"]) -> torch.autocast:
-    """Return the autocast context of a precision; it does nothing for "fp32"."""
+    """Return the autocast context for a precision; it does nothing for "fp32"."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")

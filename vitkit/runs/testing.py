@@ -61,7 +61,7 @@ def evaluate_config(
     tiling: Tiling | None = None,
     split: Split = "val",
 ) -> Evaluated:
-    """Build data and model, and predict every sample once. All ranks call it, in their process group.
+    """Build data and model, and predict every sample once. All ranks must call it, within their process group.
 
     Args:
         config: the checked config.

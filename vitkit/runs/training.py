@@ -1,4 +1,4 @@
-"""A config trained in a folder of its own: everything that the config names is built here."""
+"""Trains a config in its run folder: everything that the config names is built here."""
 
 import json
 import logging
@@ -51,9 +51,9 @@ from vitkit.visualization.predictions import draw_predictions
 from vitkit.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 
 NUM_DRAWN = 8
-"""Validation images whose predictions are drawn."""
+"""Number of validation images whose predictions are drawn."""
 NUM_SIZED = 16
-"""Training images that are looked at for whether transforms change their sizes."""
+"""Number of training images that are checked for whether transforms change their sizes."""
 logger = logging.getLogger("vitkit")
 
 
@@ -67,21 +67,21 @@ def train_config(
     init: str | None = None,
     trust: bool = False,
 ) -> Path:
-    """Choose the run's folder, and train in it. All ranks call it, in their process group.
+    """Choose the run's folder, and train in it. All ranks must call it, within their process group.
 
     Args:
-        config: checked.
-        device: of this rank.
-        default: the folder of a new run, numbered if it is taken.
-        run_dir: in place of it.
+        config: the checked config.
+        device: this rank's device.
+        default: the folder of a new run, numbered if it exists.
+        run_dir: the folder to use instead of `default`.
         resume: the folder of a run to resume.
         init: weights to start from, see `find_weights`.
         trust: see `load_config`.
     Returns:
         the run's folder.
     Raises:
-        VitkitError: see vitkit/errors.py; whatever a user can cause.
-        Interrupted: a signal asked for it, and the state is saved.
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
+        Interrupted: a signal requested the end, and the state is saved.
     """
     require(
         config, "model", "criterion", "data.train", "data.val", "optimizer", "schedule", "evaluator", "train.epochs"
@@ -108,7 +108,7 @@ def train_in(
     launches: Sequence[Launch],
     console: ConsoleCopy,
 ) -> None:
-    """Build everything the config names, train, and draw the curves."""
+    """Build everything that the config names, train, and draw the curves."""
     settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
     if settings.precision == "bf16" and emulates_bfloat16(device):
         logger.warning(
@@ -147,7 +147,7 @@ def train_in(
     )
     say(describe(train_run, train_set, val_set, vocabularies))
 
-    # Not earlier: a config that the checkpoint does not fit would replace the one that it does.
+    # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
     on_start = partial(prepare_run_dir, run_dir, config, device, launches=launches, console=console)
     validation = partial(
         validate,
@@ -170,7 +170,7 @@ def train_in(
 
 
 def describe(train_run: TrainRun, train_set: Any, val_set: Any, vocabularies: Mapping[str, Vocabulary]) -> str:
-    """Return the line that a run begins with: its folder, data, parameters and devices."""
+    """Return the first line of a run's output: its folder, data, parameters and devices."""
     if isinstance(train_set, HasClasses):
         sizes = [f"{len(train_set.classes)} classes"]
     else:
@@ -186,7 +186,7 @@ def describe(train_run: TrainRun, train_set: Any, val_set: Any, vocabularies: Ma
 def prepare_run_dir(
     run_dir: Path, config: Config, device: torch.device, *, launches: Sequence[Launch], console: ConsoleCopy
 ) -> None:
-    """Write the config, how the run was started and the console into its folder; the main process does."""
+    """Write the config, the launch command and the console output into the run's folder, from the main process."""
     if not is_main():
         return
     with writing_into(run_dir):
@@ -198,7 +198,7 @@ def prepare_run_dir(
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's random numbers."""
+    """Seed the random number generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -216,16 +216,16 @@ def build_datasets(data: DataSettings) -> tuple[Any, Any]:
 
 
 def build_train_loader(data: DataSettings, train_set: Any, seed: int, device: torch.device) -> Any:
-    """Return the loader of the training batches, which the dataset may transform on the device."""
+    """Return the loader of training batches, which are transformed on the device if the dataset asks for it."""
     loader = data.train_loader(train_set, seed)
     batch_transforms = getattr(train_set, "batch_transforms", None)
     return TransformedLoader(loader, batch_transforms, device) if batch_transforms else loader
 
 
 def share_vocabularies(train_set: Any, val_set: Any, checkpoint: str | Path | None) -> dict[str, Vocabulary]:
-    """Let datasets of text use one vocabulary for each side, and return these; other datasets have none.
+    """Set one vocabulary per side for text datasets, and return the vocabularies; {} for other datasets.
 
-    They are those of the checkpoint that the weights are from, or else made of the training text by the first rank.
+    They come from the checkpoint that provides the weights, or else are built from the training text by the first rank.
     """
     if not isinstance(train_set, HasVocabularies):
         return {}
@@ -241,7 +241,7 @@ def share_vocabularies(train_set: Any, val_set: Any, checkpoint: str | Path | No
 
 
 def dataset_metadata(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
-    """Return what a checkpoint must say of classes and vocabularies for the model to be used without the dataset."""
+    """Return the classes and vocabularies that a checkpoint needs for the model to be used without the dataset."""
     metadata = {"classes": dataset.classes} if isinstance(dataset, HasClasses) else {}
     if isinstance(dataset, HasCategoryIds):
         metadata["category_ids"] = dataset.category_ids
@@ -253,7 +253,7 @@ def dataset_metadata(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> di
 
 
 def load_initial_weights(model: nn.Module, init: str | Path | None, classes: Sequence[str] | None) -> None:
-    """Load the weights that a new run starts from: those of `--init`, or a pretrained backbone's."""
+    """Load the initial weights of a new run: those of `--init`, or of a pretrained backbone."""
     with first_rank_first():
         if init:
             logger.info(load_weights(model, init, classes=classes, new_class_head=True))
@@ -263,7 +263,7 @@ def load_initial_weights(model: nn.Module, init: str | Path | None, classes: Seq
 
 
 def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.Module:
-    """Move the model to the device, laid out and sharded as the settings say."""
+    """Move the model to the device, with the memory format and sharding that the settings specify."""
     if settings.activation_checkpointing:
         enable_activation_checkpointing(model)
     if settings.channels_last:
@@ -273,9 +273,9 @@ def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.devic
 
 
 def trained_sizes(train_set: Any) -> ImageSizes | None:
-    """Return the sizes at which a model is trained, if these are the images' own: None where transforms change them.
+    """Return the image sizes that a model is trained on, or None if transforms change the sizes of the images.
 
-    A crop says nothing of the size at which its objects are seen, and so the validated images tell it then.
+    With crops, the training sizes do not tell at what scale objects are seen; the validation images then tell it.
     """
     if not isinstance(train_set, HasImageSizes) or len(train_set) == 0:
         return None
@@ -283,8 +283,8 @@ def trained_sizes(train_set: Any) -> ImageSizes | None:
         try:
             target = train_set[index, 0].get("target", {})
         except DataError:
-            continue  # training says what is wrong with it
-        # Turned images keep their size.
+            continue  # training will report the error
+        # Rotating by quarter turns keeps the size.
         if "image_size" not in target or sorted(target["image_size"]) != sorted(target["original_size"]):
             return None
     return ImageSizes.of([train_set.image_size(index) for index in range(len(train_set))])
@@ -298,7 +298,7 @@ def validate(
     evaluator_spec: Spec,
     trained_sizes: ImageSizes | None = None,
 ) -> dict[str, float]:
-    """Return the metrics of a model, and draw what it predicts for images spread over the data."""
+    """Return the metrics of a model, and draw its predictions for images spread over the data."""
     evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
     samples: list[tuple[dict, dict]] = []
     sizes: list[tuple[int, int]] = []
@@ -333,12 +333,13 @@ def validate(
 
 
 def drawn_batches(num_batches: int) -> list[int]:
-    """Return which batches have images to draw, spread over all: the first images alone are often one scene."""
+    """Return the batches with images to draw, spread over all of them: the first images alone are often of one
+    scene."""
     return np.unique(np.linspace(0, num_batches - 1, min(NUM_DRAWN, num_batches)).round().astype(int)).tolist()
 
 
 def one_of_each_video(predictions: Sequence[dict], targets: Sequence[dict]) -> list[tuple[dict, dict]]:
-    """Return predictions with their targets; those of a video's views, which follow each other, are averaged."""
+    """Return predictions with their targets; those of a video's consecutive views are averaged."""
     samples: list[tuple[dict, dict]] = []
     for _, views in groupby(zip(predictions, targets), key=lambda pair: pair[1].get("image_id", id(pair[1]))):
         of_views, of_targets = zip(*views)
@@ -350,7 +351,7 @@ def one_of_each_video(predictions: Sequence[dict], targets: Sequence[dict]) -> l
 
 
 def measured_values(thresholds: ScoreThresholds | None, image_sizes: ImageSizes | None, dataset: Any) -> dict[str, Any]:
-    """Return what training and evaluation have shown of how to predict, as plain values for checkpoints."""
+    """Return prediction settings that training and evaluation have determined, as plain values for checkpoints."""
     measured = {}
     if thresholds is not None:
         measured["score_thresholds"] = thresholds.as_json(dataset.classes)
@@ -361,7 +362,7 @@ def measured_values(thresholds: ScoreThresholds | None, image_sizes: ImageSizes 
 
 @contextmanager
 def going_on_without(picture: Path) -> Iterator[None]:
-    """Say that a picture cannot be drawn, such as on a full disk, or of a log that could not be written."""
+    """Report that a picture cannot be drawn, e.g. because the disk is full or the log was not written, and continue."""
     try:
         yield
     except (OSError, DataError) as error:

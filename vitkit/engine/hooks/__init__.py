@@ -1,4 +1,4 @@
-"""What protects and reports a run: hooks, called at fixed moments of the loop, and those of a user's own."""
+"""Hooks, which protect and report a run: they are called at fixed points of the loop, and users can add their own."""
 
 from vitkit.engine.hooks.annealing import MaskAnnealing
 from vitkit.engine.hooks.compiling import CompileLog
@@ -14,7 +14,7 @@ __all__ = ["Hook", "Interrupted", "MaskAnnealing", "ScheduledSampling", "default
 
 
 def default_hooks(settings: TrainSettings) -> list[Hook]:
-    """Return the hooks of a run, a user's among them, in the order in which they are called."""
+    """Return the hooks of a run, including the user's, in the order in which they are called."""
     return [
         MemoryErrors(),
         BestMetric(),
@@ -24,5 +24,5 @@ def default_hooks(settings: TrainSettings) -> list[Hook]:
         *(HOOKS.build(spec) for spec in settings.hooks),
         Saving(),
         Signals(),
-        StepGuard(),  # the last before a step, as it makes what one rank asks for the decision of all
+        StepGuard(),  # last before a step, as it turns one rank's requests into decisions of all ranks
     ]

@@ -1,4 +1,4 @@
-"""Masked attention that training takes away."""
+"""Masked attention that training phases out."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,16 +12,16 @@ from vitkit.registry import HOOKS
 
 @HOOKS.register
 class MaskAnnealing(Hook):
-    """Mask fewer and fewer queries of a model with masked attention, one block after the other (EoMT, Kerssies et al.
+    """Mask fewer and fewer queries of a model with masked attention, one block after another (EoMT, Kerssies et al.
     2025, section 3.3, https://arxiv.org/abs/2503.19108).
 
-    A block masks all queries up to its start, then a share of (1 - progress) ** power, and none from its end on.
+    A block masks all queries until its start, then a fraction of (1 - progress) ** power, and none from its end on.
 
     Args:
         start_steps, end_steps: optimiser steps for each block, first to last. None: a sixth of the run each, spread
             evenly from a sixth to five sixths of it, as in the original's schedules.
     Raises:
-        ConfigError: only one of the two is set, they are of different lengths, or an end is not after its start.
+        ConfigError: only one of the two is set, their lengths differ, or an end is not after its start.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class MaskAnnealing(Hook):
         """See `Hook`.
 
         Raises:
-            ConfigError: the model has no masked attention, or another number of blocks.
+            ConfigError: the model has no masked attention, or a different number of blocks.
         """
         model = run.model
         if not isinstance(model, AnnealsMasks):
@@ -61,18 +61,18 @@ class MaskAnnealing(Hook):
         yield
 
     def after_step(self, run: TrainRun) -> None:
-        """Set what the next step masks."""
+        """Set the mask probabilities for the next step."""
         self._set(run)
 
     def _set(self, run: TrainRun) -> None:
         steps = run.settings.epochs * math.ceil(len(run.loader) / run.settings.accumulate)
         probabilities = self.probabilities(run.progress.step, steps, run.model.num_blocks)
         run.model.set_mask_probabilities(probabilities)
-        if run.ema is not None:  # it averages buffers, but this one is a setting
+        if run.ema is not None:  # the average includes buffers, but this buffer is a setting
             run.ema.module.set_mask_probabilities(probabilities)
 
     def probabilities(self, step: int, total_steps: int, num_blocks: int) -> list[float]:
-        """Return the share of queries that each block masks in the step after `step` steps."""
+        """Return the fraction of queries that each block masks in the step after `step` steps."""
         if self.start_steps is None:
             gap = total_steps / 2 / max(1, num_blocks - 1)
             starts = [total_steps / 6 + i * gap for i in range(num_blocks)]

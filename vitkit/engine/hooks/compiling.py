@@ -1,4 +1,4 @@
-"""What `train.compile=true` works on, and for how long."""
+"""Reports what `train.compile=true` is compiling, and for how long."""
 
 import threading
 import time
@@ -9,14 +9,14 @@ from vitkit.engine.run import Hook, TrainRun
 from vitkit.logging import say
 
 _SECONDS = 20.0
-"""Between two lines about a step that has not ended."""
+"""Seconds between two lines about a step that is still running."""
 
 
 class CompileLog(Hook):
-    """Says what torch.compile compiles, how long it has been at it, and when the first step is done.
+    """Logs what torch.compile compiles, how long it has been running, and when the first step is done.
 
-    torch.compile works within the first step, for minutes on a CPU, and again in a later one with images of another
-    size; it says nothing itself.
+    torch.compile works within the first step, for minutes on a CPU, and again in a later step whose images have another
+    size; it reports nothing itself.
 
     Args:
         every: seconds between lines.
@@ -29,7 +29,7 @@ class CompileLog(Hook):
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
-        """Say what is compiled, and watch the steps from a thread."""
+        """Report what is compiled, and watch the steps from a thread."""
         num_parameters = sum(parameter.numel() for parameter in run.parameters) / 1e6
         self._what = f"{type(run.model).__name__} ({num_parameters:.1f} M parameters)"
         say(f"train.compile: the first step compiles {self._what} for {run.device.type}, which can take minutes")
@@ -43,18 +43,18 @@ class CompileLog(Hook):
             watch.join()
 
     def before_epoch(self, run: TrainRun) -> None:
-        """Begin to count a step's time."""
+        """Start measuring a step's time."""
         self._began = time.monotonic()
 
     def after_step(self, run: TrainRun) -> None:
-        """Say how long the first step took, and begin to count the next one's time."""
+        """Report how long the first step took, and start measuring the next one's time."""
         if not self._has_stepped:
             say(f"train.compile: the first step took {time.monotonic() - self._began:.0f} s")
             self._has_stepped = True
         self._began = time.monotonic()
 
     def after_epoch(self, run: TrainRun) -> None:
-        """Count no evaluation, which is of the model as it is."""
+        """Stop measuring, as evaluations use the model without compilation."""
         self._began = None
 
     def _watch(self, run: TrainRun, ended: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""What a failed step ends with: losses or gradients that are not finite, and memory that runs out."""
+"""Handles steps that fail: losses or gradients that are not finite, and running out of memory."""
 
 import logging
 import math
@@ -26,14 +26,15 @@ MAX_SKIPPED_IN_A_ROW = 5
 
 
 class StepGuard(Hook):
-    """Skips a step unless every loss and gradient of every rank is finite, and names what is not.
+    """Skips a step unless every loss and gradient of every rank is finite, and reports which are not.
 
-    What a rank asks for in `run.should_save` and `run.should_stop` becomes the decision of all ranks, too. The running
-    statistics of batch norms, which the forward pass has changed by then, are restored where a step is skipped.
+    It also turns one rank's requests in `run.should_save` and `run.should_stop` into decisions of all ranks. The
+    running
+    statistics of batch norms, which the forward pass has already changed, are restored if a step is skipped.
     """
 
     def before_epoch(self, run: TrainRun) -> None:
-        """Copy the running statistics, to be restored after a skipped step."""
+        """Copy the running statistics, which are restored after a skipped step."""
         norms = [module for module in run.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         self._statistics = [buffer for norm in norms for buffer in norm.buffers()]
         self._last_good = [buffer.clone() for buffer in self._statistics]
@@ -44,14 +45,15 @@ class StepGuard(Hook):
         Raises:
             TrainingError: several steps in a row were skipped.
         """
-        # A sum is not finite if any of its terms is not. One transfer from the device tells all.
+        # A sum is not finite if any of its terms is not, so a single transfer from the device is enough.
         loss = torch.stack([value for losses in run.losses for value in losses.values()]).sum()
         not_finite = torch.stack([~loss.isfinite(), ~run.grad_norm.isfinite()]).float()
         requests = torch.tensor([run.should_save, run.should_stop], dtype=torch.float32)
         flags = torch.cat([not_finite, requests.to(not_finite.device, non_blocking=True)])
         bad_loss, bad_gradient, run.should_save, run.should_stop = (all_reduce_sum(flags) > 0).tolist()
         run.should_step = not (bad_loss or bad_gradient)
-        # Gradients may overflow because the loss scale is too high: it is lowered then, and that counts for nothing.
+        # Gradients may overflow because the loss scale is too high: it is then lowered, and the step does not count as
+        # bad.
         scale_is_too_high = bad_gradient and run.scaler.is_enabled() and run.scaler.get_scale() > 1
         if run.should_step:
             run.progress.bad_in_a_row = 0
@@ -90,11 +92,11 @@ class StepGuard(Hook):
 
 
 class MemoryErrors(Hook):
-    """Replaces an error that there is no memory left by one that names the batch and what takes less."""
+    """Replaces an out-of-memory error by one that describes the batch and how to use less memory."""
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
-        """Explain an error of the step under way."""
+        """Explain an error of the current step."""
         try:
             yield
         except OUT_OF_MEMORY as error:
@@ -111,7 +113,7 @@ def _describe_gradients(model: nn.Module, norm: float) -> str:
 
 
 def _describe_losses(losses: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> str:
-    """Return which losses of a batch are not finite, and its images; nothing if all are finite."""
+    """Return which losses of a batch are not finite, and its images; "" if all are finite."""
     values = {name: float(value) for name, value in losses.items()}
     bad = {name: value for name, value in values.items() if not math.isfinite(value)}
     if not bad:

@@ -1,4 +1,4 @@
-"""What a run reports while it trains: lines on the console, log.jsonl, TensorBoard."""
+"""Reports a run's progress during training: lines on the console, log.jsonl, TensorBoard."""
 
 import datetime
 import json
@@ -20,20 +20,22 @@ from vitkit.engine.run import Hook, TrainRun
 from vitkit.logging import LOG_NAME, say
 
 _MOST_SECONDS = 20.0
-"""Between two lines on the console."""
+"""Longest time between two lines on the console, in seconds."""
 
 
 class ProgressLog(Hook):
     """Logs the mean losses of every `train.log_every` steps, each epoch's meters, and the evaluations.
 
-    A record is a line on the console and one of log.jsonl, and goes to every hook's `on_log`. Where steps are slow, the
-    console has more lines: after the first step, and when the last one is 20 seconds old; their losses are of the main
-    process. Losses stay on the device until they are logged.
+    A record is printed as a line on the console, written to log.jsonl, and passed to every hook's `on_log`. If steps
+    are slow,
+    the console gets additional lines: after the first step, and when the last line is 20 seconds old; these show the
+    losses of
+    the main process only. Losses stay on the device until they are logged.
     """
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
-        """Open the log on the main process, and close it whatever ends the run; a resumed run appends."""
+        """Open the log on the main process, and close it however the run ends; a resumed run appends to it."""
         self._resumed = run.progress.step > 0
         self._printed_at = -math.inf
         self._evaluation_seconds: float | None = None
@@ -47,18 +49,18 @@ class ProgressLog(Hook):
         try:
             yield
         finally:
-            with suppress(OSError):  # what a full disk could not take fails again on closing
+            with suppress(OSError):  # a write that failed because the disk is full fails again on closing
                 self._file.close()
 
     def before_epoch(self, run: TrainRun) -> None:
-        """Begin a window of steps, so that the time of an evaluation is not part of it."""
+        """Start a window of steps, so that the time of an evaluation is not part of it."""
         self._start = time.monotonic()
         self._sums: dict[str, Tensor] = {}
         self._num_batches = 0
         run.data_seconds = 0.0
 
     def before_step(self, run: TrainRun) -> None:
-        """Note the rate with which the step is taken."""
+        """Store the learning rate that the step is taken with."""
         self._lr = max(run.schedule.get_last_lr())
 
     def after_step(self, run: TrainRun) -> None:
@@ -74,7 +76,7 @@ class ProgressLog(Hook):
             self._log_window(run)
             self.before_epoch(run)
         elif self._num_batches and is_main() and time.monotonic() - self._printed_at >= _MOST_SECONDS:
-            # Ranks disagree on the time, so this one does not wait for the others' losses.
+            # Clocks of different ranks disagree, so this line does not wait for the losses of the others.
             self._print(run, self._record(run, (torch.stack(list(self._sums.values())) / self._num_batches).tolist()))
 
     def after_epoch(self, run: TrainRun) -> None:
@@ -91,7 +93,8 @@ class ProgressLog(Hook):
         say(f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done  {line}")
 
     def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:
-        """Log the metrics; print those that are not in the evaluator's table, as bbox/AP is, and the main one."""
+        """Log the metrics; print the main one, and those that are not in the evaluator's table in the way bbox/AP
+        is."""
         epoch = run.progress.epoch + 1
         shown = {name: value for name, value in metrics.items() if "/" not in name or name == run.settings.best_metric}
         values = "  ".join(f"{name} {value:.4g}" if value != -1 else f"{name} –" for name, value in shown.items())
@@ -104,7 +107,7 @@ class ProgressLog(Hook):
         """Write a record to log.jsonl, with null for numbers that JSON cannot hold."""
         finite = json.loads(json.dumps(record), parse_constant=lambda name: None)
         line = (json.dumps(finite) + "\n").encode()
-        # After a line that a full disk cut off, the next one must not be its continuation.
+        # If a full disk cut a line off, the next one must not continue it.
         line = line if self._ends_with_newline else b"\n" + line
         try:
             self._ends_with_newline = self._file.write(line) == len(line)
@@ -114,7 +117,7 @@ class ProgressLog(Hook):
 
     @contextmanager
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
-        """Note how long it takes."""
+        """Measure how long the evaluation takes."""
         start = time.monotonic()
         with self._clock.stopped() if is_main() else nullcontext():
             yield
@@ -128,7 +131,7 @@ class ProgressLog(Hook):
         _give_to_hooks(run, record)
 
     def _record(self, run: TrainRun, means: Sequence[float]) -> dict[str, Any]:
-        """Return the record of the window, whose losses have these means."""
+        """Return the record of the window, given the mean losses."""
         progress = run.progress
         seconds = max(time.monotonic() - self._start, 1e-9)
         return {
@@ -145,7 +148,7 @@ class ProgressLog(Hook):
 
     def _print(self, run: TrainRun, record: Mapping[str, Any]) -> None:
         self._printed_at = time.monotonic()
-        # Auxiliary layers repeat the final one's terms, and are only in the file.
+        # Auxiliary layers repeat the final layer's terms, and are only written to the file.
         losses = record["losses"].items()
         terms = " ".join(f"{name} {value:.3f}" for name, value in losses if "aux" not in name)
         say(
@@ -155,7 +158,7 @@ class ProgressLog(Hook):
         )
 
     def _time_left(self, run: TrainRun, steps_per_second: float) -> str:
-        """Return the time that the run's steps and evaluations will take, these as long as the last one."""
+        """Estimate the time that the run's remaining steps and evaluations take, the latter as long as the last one."""
         settings, progress = run.settings, run.progress
         epochs_left = settings.epochs - progress.epoch - progress.batch / progress.num_batches
         seconds = epochs_left * math.ceil(progress.num_batches / settings.accumulate) / steps_per_second
@@ -168,23 +171,23 @@ class ProgressLog(Hook):
 
 
 class TrainingClock:
-    """Time spent in training, by the clock and of this process's processors; evaluations do not count.
+    """Time spent on training, by the clock and by this process's processor time; evaluations do not count.
 
     Args:
-        minutes, processor_minutes: of the run's earlier part, up to the last record that a resumed run keeps.
+        minutes, processor_minutes: those of the run's earlier part, up to the last record that a resumed run keeps.
     """
 
     def __init__(self, minutes: float, processor_minutes: float):
         self._start = time.monotonic() - 60 * minutes, time.process_time() - 60 * processor_minutes
 
     def minutes(self) -> dict[str, float]:
-        """Return the minutes so far, as records have them."""
+        """Return the minutes so far, as they are named in records."""
         wall, processor = time.monotonic() - self._start[0], time.process_time() - self._start[1]
         return {"minutes": round(wall / 60, 4), "processor_minutes": round(processor / 60, 4)}
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Let no time count meanwhile."""
+        """Exclude the time inside the context."""
         before = time.monotonic(), time.process_time()
         yield
         after = time.monotonic(), time.process_time()
@@ -192,12 +195,12 @@ class TrainingClock:
 
 
 class TensorBoard(Hook):
-    """Writes the numbers of every record for TensorBoard, where it is installed. A disk that takes no more ends that
-    alone."""
+    """Writes the numbers of every record for TensorBoard, if it is installed. If the disk is full, only this output
+    stops."""
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
-        """Open its folder on the main process; of a resumed run, later points are dropped."""
+        """Open its folder on the main process; for a resumed run, later points are removed."""
         self._writer = None
         with ExitStack() as stack:
             if is_main():
@@ -235,7 +238,8 @@ class TensorBoard(Hook):
 
 @contextmanager
 def _without_traceback_of_writer() -> Iterator[None]:
-    """Let TensorBoard's writing thread print no error of the disk: the next record raises the same in this thread."""
+    """Keep TensorBoard's writer thread from printing disk errors: the next record raises the same error in this
+    thread."""
     before = threading.excepthook
 
     def hook(problem: threading.ExceptHookArgs) -> None:
@@ -257,12 +261,12 @@ def _give_to_hooks(run: TrainRun, record: Mapping[str, Any]) -> None:
 
 
 def cut_log(path: Path, step: int, epoch: int) -> dict[str, Any]:
-    """Cut a log before its first record from after `step` steps or `epoch` complete epochs, or a partial line.
+    """Cut a log before its first record from after `step` steps or `epoch` complete epochs, or before a partial line.
 
-    A killed run wrote them after its last checkpoint, and writes them again when it is resumed.
+    A killed run wrote those after its last checkpoint, and writes them again when it is resumed.
 
     Returns:
-        the last record that is left; an empty one if there is none.
+        the last remaining record; an empty one if there is none.
     """
     length = 0
     last: dict[str, Any] = {}
@@ -286,7 +290,7 @@ def peak_memory_mb(device: torch.device) -> float:
     if (peak := devices.peak_memory(device)) is not None:
         return peak / 2**20
     try:
-        import resource  # Unix alone has it
+        import resource  # only available on Unix
     except ImportError:
         return 0.0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""A decoder that learns to go on from its own words."""
+"""Scheduled sampling, by which a decoder learns to continue from its own words."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +11,11 @@ from vitkit.registry import HOOKS
 
 @HOOKS.register
 class ScheduledSampling(Hook):
-    """Let the part of the words that a recurrent decoder reads as it has predicted them grow, linearly from epoch to
+    """Increase the fraction of words that a recurrent decoder reads from its own predictions, linearly from epoch to
     epoch (Bengio et al. 2015, section 2.4, https://arxiv.org/abs/1506.03099).
 
     Args:
-        end: the part in the last epoch; the first has none.
+        end: the fraction in the last epoch; it is zero in the first.
     Raises:
         ConfigError: `end` is out of range.
     """
@@ -37,5 +37,5 @@ class ScheduledSampling(Hook):
         yield
 
     def before_epoch(self, run: TrainRun) -> None:
-        """Set the part of the epoch."""
+        """Set the fraction for the epoch."""
         run.model.set_sampling(self.end * run.progress.epoch / max(1, run.settings.epochs - 1))

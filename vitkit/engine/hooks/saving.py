@@ -1,4 +1,4 @@
-"""What is kept of a run and when: the best epochs, checkpoints within epochs, and the end that a signal asks for."""
+"""Decides what of a run is saved and when: the best epochs, checkpoints within epochs, and the end by a signal."""
 
 import math
 import os
@@ -15,15 +15,15 @@ from vitkit.engine.run import Hook, TrainRun
 from vitkit.logging import say
 from vitkit.registry import nearest
 
-# torchrun passes ctrl-C on to processes that the terminal has told already.
+# torchrun forwards ctrl-C to processes to which the terminal has already sent it.
 _SAME_REQUEST_SECONDS = 1.0
 LOWER_IS_BETTER = ("loss", "nll", "perplexity")
 
 
 class Interrupted(SystemExit):
-    """A run has saved its state and ends, as a signal asked it to.
+    """Raised when a run has saved its state and ends because a signal requested it.
 
-    The exit status is 128 + the signal's number, 143 for SIGTERM and 130 for SIGINT, as shells have it: 0 would tell
+    The exit status is 128 + the signal's number, 143 for SIGTERM and 130 for SIGINT, as in shells: 0 would tell
     a scheduler that the run is complete, and 1 that it failed.
     """
 
@@ -33,11 +33,12 @@ class Interrupted(SystemExit):
 
 
 class BestMetric(Hook):
-    """Marks the best epochs by `train.best_metric`, and ends a run after `train.patience` evaluations without one."""
+    """Marks the best epochs by `train.best_metric`, and ends a run after `train.patience` evaluations without a new
+    best."""
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
-        """End a run at once that had been stopped early before it was resumed."""
+        """If the resumed run had been stopped early, end it at once."""
         name, progress = run.settings.best_metric, run.progress
         if progress.best_metric not in ("", name):
             say(
@@ -45,7 +46,7 @@ class BestMetric(Hook):
             )
             progress.best, progress.worse_in_a_row = -math.inf, 0
         elif name in LOWER_IS_BETTER and progress.best > 0:
-            # Earlier versions kept the highest of some of these, which are never below 0.
+            # Earlier versions kept the highest value for some of these metrics, which are never below 0.
             say(f"best.pth is kept by the lowest {name} from now on: it was kept by the highest")
             progress.best, progress.worse_in_a_row = -math.inf, 0
         if self._has_no_patience_left(run):
@@ -57,7 +58,7 @@ class BestMetric(Hook):
         yield
 
     def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:
-        """Compare the metric with the best one so far."""
+        """Compare the metric with the best value so far."""
         name, progress = run.settings.best_metric, run.progress
         if name not in metrics:
             say(f"train.best_metric={name}: not measured, so no best is kept. {nearest(name, metrics)}")
@@ -78,16 +79,16 @@ class BestMetric(Hook):
 
 
 class Saving(Hook):
-    """Saves every so many minutes and steps, before a run is interrupted, and if an evaluation fails."""
+    """Saves at intervals of minutes and of steps, before a run is interrupted, and if an evaluation fails."""
 
     def before_step(self, run: TrainRun) -> None:
-        """Ask for a checkpoint when it is time by this rank's clock, which may differ from another's."""
+        """Request a checkpoint when it is due by this rank's clock, which may differ from other ranks'."""
         minutes = run.settings.save_every_minutes
         every_seconds = math.inf if minutes is None else 60 * minutes
         run.should_save |= time.monotonic() - run.saved_at >= every_seconds
 
     def after_step(self, run: TrainRun) -> None:
-        """Save if a rank asked for it, or if it is this step's turn."""
+        """Save if a rank requested it, or if it is due by the number of steps."""
         every = run.settings.save_every_steps
         is_turn = run.should_step and every is not None and run.progress.step % every == 0
         if run.should_save or run.should_stop or is_turn:
@@ -95,21 +96,21 @@ class Saving(Hook):
 
     @contextmanager
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
-        """Keep the epoch whatever happens: random numbers and meters are those from before the evaluation."""
+        """Save the epoch if the evaluation fails, with the random states and meters from before the evaluation."""
         before = run.checkpoints.per_rank_state()
         sharded = is_sharded(run.model)
-        if sharded:  # then no rank can save when the others may have failed
+        if sharded:  # ranks cannot save a sharded model if others may have failed
             run.checkpoints.save(run.progress, per_rank=before)
         try:
             yield
-        except BaseException as error:  # also at ctrl-C and SystemExit; it is raised again
+        except BaseException as error:  # including ctrl-C and SystemExit; the exception is raised again
             if not sharded:
                 run.checkpoints.save(run.progress, raise_on_error=isinstance(error, Interrupted), per_rank=before)
             raise
 
 
 class Signals(Hook):
-    """Takes SIGTERM and SIGINT as requests to stop after the step; a second SIGINT stops at once."""
+    """Treats SIGTERM and SIGINT as requests to stop after the current step; a second SIGINT stops at once."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -120,7 +121,7 @@ class Signals(Hook):
     def during_training(self, run: TrainRun) -> Iterator[None]:
         """Handle the signals until the training ends."""
         handlers = {}
-        # Python delivers signals to the main thread alone, and lets no other one set handlers.
+        # Python delivers signals only to the main thread, and does not let other threads set handlers.
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -130,22 +131,22 @@ class Signals(Hook):
                 signal.signal(number, handler)
 
     def before_step(self, run: TrainRun) -> None:
-        """Ask for the end of the run if a signal came."""
+        """Request the end of the run if a signal was received."""
         run.should_stop |= self.received is not None
 
     def after_step(self, run: TrainRun) -> None:
-        """End the run once it is saved."""
+        """End the run after it was saved."""
         if run.should_stop:
-            raise Interrupted(self.received or signal.SIGTERM)  # it may be another rank that was told
+            raise Interrupted(self.received or signal.SIGTERM)  # another rank may have received the signal
 
     @contextmanager
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
-        """Let a request end the evaluation at once: it changes no weight, so the run can be saved without it.
+        """Let a request end the evaluation at once: it changes no weights, so the run can be saved without it.
 
         Raises:
-            Interrupted: at the request, or now if there was one.
+            Interrupted: a signal was received, during the evaluation or before it.
         """
-        self._interrupts = not is_sharded(run.model)  # whose ranks could not save, see `Saving`
+        self._interrupts = not is_sharded(run.model)  # ranks of a sharded model could not save, see `Saving`
         try:
             if self._interrupts and self.received is not None:
                 raise Interrupted(self.received)
@@ -158,7 +159,7 @@ class Signals(Hook):
         if self.received is None:
             self.received, self._received_at = signal.Signals(number), now
             if is_main():
-                # Whatever is being printed when the signal comes, this may not wait for it.
+                # Whatever is being printed when the signal arrives, this must not wait for it.
                 os.write(2, f"{self.received.name}: ending after this step, with a checkpoint\n".encode())
         elif number == signal.SIGINT and now - self._received_at > _SAME_REQUEST_SECONDS:
             raise KeyboardInterrupt
