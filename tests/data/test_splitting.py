@@ -161,3 +161,4 @@ def test_copies_are_known_in_other_brightness_and_size_and_plain_pictures_are_no
     changed = [(images[3][::2, ::2] * 0.8 + 30).astype(np.uint8), plain, images[1]]
     assert list(similar_pairs(a, np.stack([thumbnail(image) for image in changed]))) == [(3, 0), (1, 2)]
     assert list(similar_pairs(a[:0], a)) == []
+    assert list(similar_pairs(a[[0, 1, 0, 0]])) == [(0, 2), (0, 3), (2, 3)]

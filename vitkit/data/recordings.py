@@ -56,20 +56,19 @@ def thumbnail(image: np.ndarray) -> np.ndarray:
 
 
 def similar_pairs(a: np.ndarray, b: np.ndarray | None = None) -> Iterator[tuple[int, int]]:
-    """Yield the pairs (index in a, index in b) of thumbnails that hardly differ.
+    """Yield the pairs (index in a, index in b) of thumbnails that hardly differ, the nearest first for each of b.
 
     Args:
         a, b: (N, 256) and (M, 256) grey values, compared regardless of brightness and contrast. Without b, the pairs
-            are
-            an earlier and a later index in a.
+            are an earlier and a later index in a.
     """
     first = _standardised(a)
     for position, row in enumerate(first if b is None else _standardised(b)):
         others = first[:position] if b is None else first
         if len(others) and np.isfinite(row).all():  # plain-coloured images have no finite distance
             distances = np.abs(others - row).mean(axis=1)
-            if distances.min() < _MAX_DISTANCE:
-                yield int(distances.argmin()), position
+            near = np.flatnonzero(distances < _MAX_DISTANCE)
+            yield from ((int(other), position) for other in near[distances[near].argsort()])
 
 
 def _standardised(thumbnails: np.ndarray) -> np.ndarray:

@@ -36,7 +36,10 @@ def leakage_issues(
         message = f"no image of {name} has the pixels of one of train{train_scan.extent or scan.extent}"
         yield Issue("leakage", "ok", message, where, {"pixels": 0})
     identical = {b for _, b in same}
-    similar = [(a, b) for a, b in _similar_pairs(train_scan, scan) if b not in identical]
+    nearest: dict[int, int] = {}
+    for a, b in _similar_pairs(train_scan, scan):
+        nearest.setdefault(b, a)
+    similar = [(a, b) for b, a in nearest.items() if b not in identical]
     if similar:
         pairs = enumerate_items([f"{train.image_ids[a]} ~ {held_out.image_ids[b]}" for a, b in similar])
         message = f"{len(similar)} images of {name} look like one of train, saved again or the next frame: {pairs}"
