@@ -1,9 +1,9 @@
 """Compare speed and memory with other implementations.
 
-Random weights and images; nothing is downloaded. Implementations run in turn in one process, and ratios to the first
-row of each group are what counts: they hold from run to run, milliseconds do not. Each part runs in a process of its
-own, since earlier work decides where new memory comes from, and peak memory is measured in one more for each row. The
-parts of transformers' models take minutes each and need that package (pip install -e '.[benchmark]').
+Weights and images are random; nothing is downloaded. Implementations run in turn in one process. Compare their ratios
+to the first row of each group, which are reproducible, while milliseconds vary from run to run. Each part runs in a
+separate process, as earlier work affects memory allocation, and peak memory is measured in one more process per row.
+The parts with models of transformers take minutes each and need that package (pip install -e '.[benchmark]').
 
 Examples:
     vitkit benchmark --out benchmark.md                                # or: python tools/benchmark --out …
@@ -43,7 +43,7 @@ PARTS = {
     "translation": "text",
     "loader": "loader",
 }
-"""Part -> the module beside this one whose `measure(part, options)` returns its rows."""
+"""Part -> the module in this package whose `measure(part, options)` returns its rows."""
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(part: str, args: argparse.Namespace) -> list[Row]:
-    """The rows of one part, measured in this process."""
+    """Measure one part in this process; return its rows."""
     torch.set_num_threads(args.threads)
     options = Options(
         repeats=args.repeats,
@@ -132,7 +132,7 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
-    # The processes of the parts import what they are sent by its module's name, which is not "__main__".
+    # The parts' processes unpickle functions by the name of their module, which must not be "__main__".
     from vitkit.tools.benchmark.__main__ import main
 
     main()

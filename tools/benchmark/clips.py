@@ -1,4 +1,4 @@
-"""Clips: TimeSformer beside transformers', MViTv2-S beside torchvision's, and a clip read from a video file."""
+"""Compare clip models: TimeSformer with transformers', MViTv2-S with torchvision's; and reading a clip from a file."""
 
 import tempfile
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _FRAME_RATE, _SECONDS = 30, 10
 
 
 def measure(part: str, options: Options) -> list[Row]:
-    """Measure classifiers of 400 classes on one clip, without dropout and drop path, and then the decoding of files."""
+    """Measure classifiers with 400 classes on one clip, without dropout and drop path, and then decoding of files."""
     rows = []
     families = {
         "timesformer_divided, 8 frames": (
@@ -50,7 +50,7 @@ def measure(part: str, options: Options) -> list[Row]:
 
 
 def step(build: Callable[[], nn.Module], num_frames: int, training: bool, options: Options) -> Call:
-    """Return a call: inference, or forward and backward."""
+    """Return a call that runs inference, or forward and backward."""
     torch.manual_seed(0)
     model = build().to(options.device).train(training)
     clip = torch.randn(1, 3, num_frames, 224, 224, device=options.device)
@@ -96,7 +96,7 @@ class _FramesFirst(nn.Module):
 
 
 def write_video(path: Path, key_frame_distance: int) -> Path:
-    """Write an H.264 file with x264's defaults: a textured picture that moves, under some noise."""
+    """Write an H.264 file with x264's defaults: a moving textured picture with noise."""
     import av
     import cv2
 
@@ -115,7 +115,7 @@ def write_video(path: Path, key_frame_distance: int) -> Path:
 
 
 def decode_all(path: Path) -> Call:
-    """Return a call that decodes each frame to RGB, which is then thrown away."""
+    """Return a call that decodes each frame to RGB and discards it."""
     import av
 
     def call() -> None:
@@ -128,7 +128,7 @@ def decode_all(path: Path) -> Call:
 
 
 def decode_clip(path: Path) -> Call:
-    """Return a call that reads a clip for training: 8 frames, each 32nd, cropped."""
+    """Return a call that reads a clip for training: 8 frames, every 32nd, cropped."""
     sampling, transforms = ClipSampling(num_frames=8, sampling_rate=32), ClipTrainTransforms()
 
     def call() -> None:

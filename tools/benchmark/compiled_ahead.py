@@ -1,4 +1,4 @@
-"""The Triton kernels compiled without a GPU: what they take of one, and the least time that they can need.
+"""Compile the Triton kernels without a GPU: the resources that they use, and a lower bound of their time.
 
 python tools/benchmark/compiled_ahead.py
 """
@@ -20,22 +20,22 @@ from vitkit.kernels.deformable_attention import triton as deformable
 from vitkit.tools.benchmark.kernels import SHAPES_800X1333, DeformableCase, least_bytes
 
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
-"""Backend, architecture and threads of a warp: the A100; the H100 and H200; the MI300."""
+"""Target -> backend, architecture and threads of a warp: the A100; the H100 and H200; the MI300."""
 DTYPES = ("fp32", "bf16", "fp16")
 REGISTERS = {"sm_80": 65536, "sm_90": 65536, "gfx942": 4 * 512 * 64}
-"""32-bit registers of a multiprocessor (of a compute unit's four SIMDs)."""
+"""Target -> the number of 32-bit registers of a multiprocessor (of the four SIMDs of a compute unit)."""
 MOST_WARPS = {"sm_80": 64, "sm_90": 64, "gfx942": 32}
 BANDWIDTH = {"A100 80 GB": 2039e9, "H100 SXM": 3352e9, "H200": 4800e9}
-"""Bytes per second of the devices' memory, from their data sheets."""
+"""Device -> its memory bandwidth in bytes per second, from its data sheet."""
 
 
 class Resources(NamedTuple):
-    """What a compiled kernel takes."""
+    """The resources that a compiled kernel uses."""
 
     registers: int
-    """Per thread."""
+    """Registers per thread."""
     spilled: int
-    """Bytes per thread that had no register."""
+    """Bytes per thread that are spilled from registers to memory."""
     shared: int
     """Bytes of shared memory per program."""
 
@@ -44,7 +44,7 @@ def compile_ahead(name: str, target: str, dtype: str, *, tile: int, num_warps: i
     """Compile a kernel for 8 heads of 32 channels, 4 levels and 4 points.
 
     Args:
-        name: of `deformable.KERNELS`.
+        name: a name in `deformable.KERNELS`.
         tile, num_warps: see `deformable.LAUNCHES`.
     """
     kernel = deformable.KERNELS[name]
@@ -53,7 +53,7 @@ def compile_ahead(name: str, target: str, dtype: str, *, tile: int, num_warps: i
     types = {"maps": "*i32", "num_pixels": "i32", "num_queries": "i32", "grad_values": "*fp32"}
     types |= dict.fromkeys(("locations", "grad_locations"), "*fp32") | dict.fromkeys(constants, "constexpr")
     signature = {argument: types.get(argument, f"*{dtype}") for argument in kernel.arg_names}
-    # As torch allocates them.
+    # Pointers are aligned as torch allocates them.
     aligned = [i for i, kind in enumerate(signature.values()) if kind.startswith("*")]
     source = ASTSource(
         fn=kernel,
@@ -65,7 +65,7 @@ def compile_ahead(name: str, target: str, dtype: str, *, tile: int, num_warps: i
 
 
 def resources(compiled: CompiledKernel) -> Resources:
-    """Read what a kernel takes from its machine code."""
+    """Read the resources that a kernel uses from its machine code."""
     if "amdgcn" in compiled.asm:
         names = ("vgpr_count", "vgpr_spill_count", "group_segment_fixed_size")
         return Resources(*(int(re.search(rf"\.{name}:\s+(\d+)", compiled.asm["amdgcn"])[1]) for name in names))
@@ -78,15 +78,15 @@ def resources(compiled: CompiledKernel) -> Resources:
 
 
 def resident_warps(target: str, taken: Resources, num_warps: int) -> int:
-    """Return how many warps a multiprocessor holds at a time: the more, the less it waits for memory."""
+    """Return how many warps are resident on a multiprocessor; the more, the less it waits for memory."""
     threads = TARGETS[target][2]
-    # Registers are given out by eights.
+    # Registers are allocated in multiples of eight.
     by_registers = REGISTERS[target] // (-(-taken.registers // 8) * 8 * threads)
     return min(MOST_WARPS[target], by_registers) // num_warps * num_warps
 
 
 def resource_table(launches: dict[str, dict[str, int]]) -> str:
-    """Compile every kernel for every target and type, and format what they take in Markdown."""
+    """Compile every kernel for every target and type, and format their resources in Markdown."""
     lines = [
         "| kernel | target | type | registers | spilled | shared | resident warps |",
         "|---|---|---|--:|--:|--:|--:|",
@@ -101,7 +101,7 @@ def resource_table(launches: dict[str, dict[str, int]]) -> str:
 
 
 def limit_table(batch_sizes: Sequence[int] = (2, 16)) -> str:
-    """Format the least time of an encoder layer's deformable attention, 800x1333: its bytes by the bandwidth."""
+    """Format the minimum time of an encoder layer's deformable attention at 800x1333: its bytes over the bandwidth."""
     lines = [
         "| pass | batch | type | MB | " + " | ".join(BANDWIDTH) + " |",
         "|---|--:|---|--:" + "|--:" * len(BANDWIDTH) + "|",

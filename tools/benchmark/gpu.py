@@ -1,8 +1,8 @@
-"""Everything that needs a GPU by one command: what is right, how fast it is, what training reaches.
+"""Run everything that needs a GPU with one command: tests, speed, and what training reaches.
 
-Each part runs in a process of its own, for ten minutes at most, and adds its rows to a JSON file and a table beside it.
-Parts that this machine has done are skipped, and trainings resumed, so that the command can be stopped and started
-again. The parts of tests need the repository, those of training the small datasets (see README, "Data").
+Each part runs in a separate process, for ten minutes at most, and adds its rows to a JSON file and a table beside it.
+Parts that this machine has completed are skipped, and trainings are resumed, so that the command can be stopped and
+restarted. The parts with tests need the repository, those with training the small datasets (see README, "Data").
 
 Examples:
     python tools/benchmark/gpu.py                                   # all parts
@@ -90,11 +90,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run_part(part: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return a part's record: its rows, or why there are none."""
+    """Return a part's record: its rows, or the reason why there are none."""
     command = [sys.executable, __file__, part, "--in-this-process", "--device", args.device, "--out", str(args.out)]
     command += ["--data", str(args.data), *(["--tiny"] if args.tiny else [])]
     start = time.monotonic()
-    # A session of its own, so that what it has started in turn ends with it.
+    # A new process session, so that the child's own processes can be ended with it.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=60 * args.minutes)
@@ -122,7 +122,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def write(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Replace the file, and the table beside it."""
+    """Replace the file with the records, and the table beside it."""
     for target, text in ((path, json.dumps(records, indent=1)), (path.with_suffix(".md"), markdown(records))):
         temporary = target.with_name(target.name + ".part")
         temporary.write_text(text + "\n", encoding="utf-8")
@@ -130,7 +130,7 @@ def write(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def markdown(records: Sequence[Mapping[str, Any]]) -> str:
-    """Format records as a table: a line a row, a failed part's with its error."""
+    """Format records as a table: one line per row; a failed part has one line with its error."""
     lines = ["| part | what | figures | |", "|---|---|---|---|"]
     for record in records:
         for row in record.get("rows", [{"what": record.get("error", ""), "ok": False}]):

@@ -1,4 +1,4 @@
-"""The parts of gpu.py: tests, speed, training. Each returns its rows."""
+"""The parts of gpu.py: tests, speed, training. Each part is a function that returns its rows."""
 
 import os
 import statistics
@@ -25,24 +25,24 @@ from vitkit.visualization.curves import read_log
 
 ROOT = Path(__file__).resolve().parents[2]
 Row = dict[str, Any]
-"""`what`, and figures by name; `ok` where there is a goal."""
+"""`what` is measured, and figures by name; `ok` if there is a goal."""
 
 GOALS = {"detr": 1.3, "deformable_detr": 2.0, "mask2former": 2.0}
-"""Images per second beside transformers'; of memory at most 0.8."""
+"""Part -> the goal for images per second relative to transformers'; the goal for memory is at most 0.8 of it."""
 BATCH_SIZES = (2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How parts run."""
+    """Settings of all parts."""
 
     device: str
     tiny: bool
-    """The smallest form of each part, which proves that its code runs."""
+    """Whether to run the smallest form of each part, which only shows that its code runs."""
     data: Path
     """The folder of bccd, camvid and coco_tiny."""
     folder: Path
-    """Where parts may write."""
+    """The folder that parts may write to."""
 
 
 def run_tests(
@@ -51,8 +51,10 @@ def run_tests(
     """Run pytest in the repository; count its results.
 
     Args:
-        tiny: the arguments in place of those in the tiny form.
-        on_device: tests of the CPU, whose modules are to compute on the device, see tests/on_device.py.
+        arguments: pytest's arguments.
+        tiny: the arguments in the tiny form.
+        on_device: whether these are tests for the CPU whose modules are to compute on the device, see
+            tests/on_device.py.
     """
     report = options.folder / "tests.xml"
     environment = dict(os.environ, VITKIT_TEST_PRECISION=precision, PYTHONPATH=str(ROOT))
@@ -67,7 +69,7 @@ def run_tests(
 
 
 def tune(options: Options) -> list[Row]:
-    """Time the Triton kernels with other launch sizes; on the CPU compile one, and say what it takes."""
+    """Time the Triton kernels with other launch sizes; on the CPU, compile one and report its resources."""
     from vitkit.kernels.deformable_attention import triton as deformable
 
     if options.device == "cpu":
@@ -111,14 +113,14 @@ def measure_deformable(options: Options) -> list[Row]:
 
 
 def compiled_plain(case: kernels.DeformableCase, options: timing.Options) -> timing.Call:
-    """Return a call of the definition of deformable attention, compiled."""
+    """Return a call of the plain definition of deformable attention, compiled by torch.compile."""
     function = torch.compile(plain.deformable_attend)
     inputs = kernels.deformable_inputs(case, options)
     return kernels.operator_call(lambda x, *rest: function(x, case.shapes, *rest), inputs, training=case.training)
 
 
 def measure_training(part: str, options: Options) -> list[Row]:
-    """Measure a model's training in bf16, 800x1066, eager and compiled, beside transformers', for each batch size."""
+    """Measure a model's training in bf16 at 800x1066, eager, compiled, and transformers', for each batch size."""
     family = FAMILIES[part]
     reference, ours = list(family.builders)[:2]
     builders = {reference: family.builders[reference], ours: family.builders[ours]}
@@ -131,7 +133,7 @@ def measure_training(part: str, options: Options) -> list[Row]:
 
 
 def measure_backbones(options: Options) -> list[Row]:
-    """Measure each classifier's training step beside timm's, in bf16."""
+    """Measure each classifier's training step in bf16, and timm's."""
     rows = []
     for name, family in BACKBONE_FAMILIES.items():
         side = 256 if name.startswith("swinv2") else 224
@@ -142,7 +144,7 @@ def measure_backbones(options: Options) -> list[Row]:
 def measure_family(
     family: Family, cases: Sequence[Case], options: Options, goal: float | None = None, *, name: str = ""
 ) -> list[Row]:
-    """Measure all contestants of a family; the first one is what the others are compared with."""
+    """Measure all contestants of a family; the others are compared with the first one."""
     rows = []
     for case in cases:
         reference = None
@@ -167,7 +169,7 @@ def measure_family(
 
 
 def training_figures(family: Family, contestant: str, case: Case, options: Options) -> Row:
-    """Return images per second and, on a GPU, the most memory that training takes."""
+    """Return images per second and, on a GPU, the peak memory of training."""
     on_gpu = options.device == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()
@@ -185,7 +187,7 @@ def compiled(build: Callable[..., Contestant], num_classes: int, batch: models.B
 
 
 def measure_decoding(options: Options) -> list[Row]:
-    """Measure beam decoding by the benchmark's own part."""
+    """Measure beam decoding with the benchmark's part for it."""
     from vitkit.tools.benchmark import text
 
     timed = timing.Options(repeats=1 if options.tiny else 5, device=options.device, memory=False)
@@ -195,7 +197,7 @@ def measure_decoding(options: Options) -> list[Row]:
 
 
 def compare_curves(options: Options) -> list[Row]:
-    """Train DETR-R50 on coco_tiny without chance, 200 steps on the GPU and on the CPU, and compare the losses."""
+    """Train DETR-R50 on coco_tiny without randomness, 200 steps on the GPU and on the CPU, and compare the losses."""
     side, epochs = (64, 1) if options.tiny else (256, 8)
     curves = []
     for device in (options.device, "cpu"):
@@ -223,7 +225,7 @@ def compare_curves(options: Options) -> list[Row]:
 
 
 def train_to_the_end(config: str, data: str, metric: str, expected: float, options: Options) -> list[Row]:
-    """Train a small run, or resume it: its metric, minutes, and the share of time that it waited for data."""
+    """Train or resume a small run; return its metric, its minutes, and the fraction of time spent waiting for data."""
     settings, folder = {}, options.folder / data
     if options.tiny:
         small = dict(type="EvalResize", short_side=64, max_size=96)
@@ -251,7 +253,7 @@ def new_folder(options: Options, name: str) -> Path:
 
 
 def seconds(call: timing.Call, options: Options) -> float:
-    """Return the mean time of a call, after some to warm up and to compile."""
+    """Return the mean time of a call, after warm-up calls that include compilation."""
     warm_up, repeats = (1, 1) if options.tiny else (5, 20)
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     for _ in range(warm_up):

@@ -1,4 +1,4 @@
-"""Operators beside their published formulations: deformable attention, local relation."""
+"""Compare operators with their published formulations: deformable attention, local relation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,12 +19,12 @@ ORIGINAL, OURS, LIMIT = "original: grid_sample per level", "vitkit", "everything
 
 
 def measure(part: str, options: Options) -> list[Row]:
-    """Measure an operator, forward alone and with its backward."""
+    """Measure an operator, forward only and with its backward."""
     return {"deformable": measure_deformable, "local_relation": measure_local_relation}[part](options)
 
 
 def operator_call(function: Callable[..., Tensor], inputs: list[Tensor], *, training: bool) -> Call:
-    """Return a call of the function of the inputs, with its backward in training."""
+    """Return a call of the function on the inputs, with its backward in training."""
 
     def infer() -> None:
         with torch.inference_mode():
@@ -38,11 +38,11 @@ def operator_call(function: Callable[..., Tensor], inputs: list[Tensor], *, trai
 
 
 class DeformableCase(NamedTuple):
-    """What is run of deformable attention."""
+    """A case of deformable attention to run."""
 
     batch_size: int = 1
     num_queries: int | None = None
-    """As in a decoder; None: every location of the maps, as in an encoder."""
+    """The number of queries, as in a decoder; None: every location of the maps is a query, as in an encoder."""
     training: bool = False
     shapes: Shapes = SHAPES_800X1066
 
@@ -53,7 +53,7 @@ class DeformableCase(NamedTuple):
 
 
 def measure_deformable(options: Options) -> list[Row]:
-    """Measure both formulations; on a GPU, on maps of 800x1333 images, also as a share of the memory's bandwidth."""
+    """Measure both formulations; on a GPU, for 800x1333 images, ours also as a fraction of the memory bandwidth."""
     rows = []
     for case in deformable_cases(options.device):
         builders = {name: partial(attention, name, case, options) for name in (ORIGINAL, OURS)}
@@ -77,16 +77,16 @@ def deformable_cases(device: str) -> list[DeformableCase]:
 
 
 def attention(name: str, case: DeformableCase, options: Options) -> Call:
-    """Return a call of the original's formulation or ours, on the same data."""
+    """Return a call of the original formulation or ours, on the same data."""
     function = {ORIGINAL: grid_sample_attention, OURS: deformable_attend}[name]
     inputs = deformable_inputs(case, options)
     return operator_call(lambda values, *rest: function(values, case.shapes, *rest), inputs, training=case.training)
 
 
 def deformable_inputs(case: DeformableCase, options: Options) -> list[Tensor]:
-    """Return values, locations some cells around the references, and weights, of 8 heads with 4 points a level."""
+    """Return values, locations a few cells around the references, and weights, for 8 heads with 4 points per level."""
     generator = torch.Generator().manual_seed(0)
-    # The centre of every location, (S, 2) as (x, y) in 0..1.
+    # The centres of all locations, (S, 2) as (x, y) in 0..1.
     rows_and_columns = [[(torch.arange(length) + 0.5) / length for length in shape] for shape in case.shapes]
     references = torch.cat([torch.cartesian_prod(*centers).flip(-1) for centers in rows_and_columns])
     num_locations = len(references)
@@ -98,12 +98,12 @@ def deformable_inputs(case: DeformableCase, options: Options) -> list[Tensor]:
     weights = torch.randn(shape, generator=generator).flatten(3).softmax(-1).view(shape)
     values = torch.randn(case.batch_size, num_locations, 8, 32, generator=generator)
     dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
-    # Under autocast, too, locations stay in float32.
+    # As under autocast, locations stay in float32.
     return [values.to(options.device, dtype), locations.to(options.device), weights.to(options.device, dtype)]
 
 
 def grid_sample_attention(values: Tensor, shapes: Shapes, locations: Tensor, weights: Tensor) -> Tensor:
-    """Sample every level by `grid_sample`; stack, weight and sum, as the original without its compiled extension."""
+    """Sample every level with `grid_sample`; stack, weight and sum, like the original without its extension."""
     batch_size, _, heads, channels = values.shape
     queries = locations.shape[1]
     grids = (2 * locations - 1).to(values.dtype)
@@ -118,19 +118,19 @@ def grid_sample_attention(values: Tensor, shapes: Shapes, locations: Tensor, wei
 
 
 def copying(case: DeformableCase, options: Options) -> Call:
-    """Return a call that moves all bytes of inputs, outputs and gradients once: no way of computing takes less."""
+    """Return a call that moves all bytes of inputs, outputs and gradients once, which every implementation must."""
     source = torch.zeros(least_bytes(case, options.precision) // 2, dtype=torch.uint8, device=options.device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
 def least_bytes(case: DeformableCase, precision: str) -> int:
-    """Return the bytes of inputs, outputs and gradients, of 8 heads of 32 channels with 4 points a level."""
+    """Return the bytes of inputs, outputs and gradients, for 8 heads of 32 channels with 4 points per level."""
     size = {"fp32": 4, "bf16": 2}[precision]
     num_locations = sum(height * width for height, width in case.shapes)
     num_queries = case.num_queries or num_locations
     samples = num_queries * 8 * len(case.shapes) * 4
-    # Locations are two numbers of float32 at any precision.
+    # Locations are two float32 numbers at any precision.
     inputs = case.batch_size * (num_locations * 256 * size + samples * (8 + size))
     outputs = case.batch_size * num_queries * 256 * size
     # Backward reads inputs and the output's gradient, and writes the inputs' gradients.
@@ -138,10 +138,10 @@ def least_bytes(case: DeformableCase, precision: str) -> int:
 
 
 def measure_local_relation(options: Options) -> list[Row]:
-    """Measure local relation beside its definition, which lays every window out in memory."""
+    """Measure local relation and its definition, which stores every window in memory."""
     rows = []
     for training, passes in ((False, "forward"), (True, "forward and backward")):
-        # The second stage of a classifier, with the paper's window.
+        # The size is that of a classifier's second stage, with the paper's window.
         what = f"local relation, {passes}, 56x56x64, 7x7, m=8, batch 2"
         builders = {name: partial(relation, name, options.device, training=training) for name in FORMULATIONS}
         rows += compare(what, builders, options)

@@ -1,8 +1,8 @@
-"""Plant errors into the labels of boxes, and measure how many of the first suspicious labels are planted ones.
+"""Plant errors into the labels of boxes, and measure how many of the most suspicious labels are planted ones.
 
-A quarter of the errors each: boxes that are removed, random boxes that are added (of a label's size and class), classes
-that are exchanged, boxes that are shifted by 40 to 80 % of their size. Predictions do not depend on the labels, so that
-one file of results serves all seeds; the model must not have been trained on these images.
+The errors are, a quarter each: boxes that are removed, random boxes that are added (of a label's size and class),
+classes that are exchanged, boxes that are shifted by 40 to 80 % of their size. Predictions do not depend on the labels,
+so that one file of results serves all seeds; the model must not have been trained on these images.
 
 Example:
     python tools/benchmark/label_errors.py data/bccd/annotations/instances_val.json results.json
@@ -35,10 +35,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def plant(truth: dict[str, Any], part: float, seed: int) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    """Return a copy of the labels with errors, and kind -> what was right before.
+    """Return a copy of the labels with errors, and kind -> planted errors, with the original labels.
 
-    Each planted error holds the `id` of its annotation (but of a missing one), `image_id`, and the right `bbox` and
-    `category_id` (but of an extra one).
+    Each planted error holds the `id` of its annotation (except for a missing one), `image_id`, and the correct `bbox`
+    and `category_id` (except for an extra one).
     """
     rng = np.random.default_rng(seed)
     truth = copy.deepcopy(truth)
@@ -71,7 +71,7 @@ def plant(truth: dict[str, Any], part: float, seed: int) -> tuple[dict[str, Any]
 
 
 def shifted(bbox: list[float], size: tuple[int, int], rng: np.random.Generator) -> list[float]:
-    """Return a box moved by 40 to 80 % of its width, or height, and by less of the other; it stays in its image."""
+    """Return a box moved by 40 to 80 % along one axis and by up to 20 % along the other; it stays in its image."""
     x, y, width, height = bbox
     for _ in range(50):
         far, near = rng.uniform(0.4, 0.8) * rng.choice([-1, 1]), rng.uniform(-0.2, 0.2)
@@ -85,7 +85,7 @@ def shifted(bbox: list[float], size: tuple[int, int], rng: np.random.Generator) 
 def free_box(
     sides: list[float], size: tuple[int, int], others: list[list[float]], rng: np.random.Generator
 ) -> list[float]:
-    """Return a box at random that overlaps no other by an IoU of 0.3, if one is found in 50 attempts."""
+    """Return a random box whose IoU with every other is below 0.3; after 50 attempts, the last box in any case."""
     for _ in range(50):
         corner = [float(rng.uniform(0, max(side - length, 1e-3))) for side, length in zip(size, sides)]
         if not others or largest_iou([*corner, *sides], others) < 0.3:
@@ -104,9 +104,9 @@ def largest_iou(bbox: list[float], others: list[list[float]]) -> float:
 def is_planted(
     error: LabelError, truth: dict[str, Any], results: list[dict[str, Any]], planted: dict[str, list[dict[str, Any]]]
 ) -> str | None:
-    """Return the kind of the planted error that a suspicious label is; None if its label was not changed.
+    """Return the kind of planted error that a suspicious label reveals; None if the label was not changed.
 
-    A missing box is also that of a shifted one, at its right place, and a superfluous one also a shifted one.
+    A shifted box may be reported as a missing box at its correct location, or as a superfluous box.
     """
     if error.annotation >= 0:
         number = truth["annotations"][error.annotation]["id"]
@@ -121,16 +121,16 @@ def is_planted(
 
 
 class Measured(NamedTuple):
-    """What was planted and what of it is among the first suspicious labels, by kind."""
+    """Numbers of planted errors, and of those among the most suspicious labels, by kind."""
 
     planted: int
-    """Of each kind."""
+    """The number of planted errors of each kind."""
     hits: Counter[str]
-    """Planted errors among the first of all kinds."""
+    """Kind -> the number of its planted errors among the first labels of all kinds."""
     listed: Counter[str]
-    """The first of all kinds, by the kind that they are listed as."""
+    """Kind -> the number of the first labels of all kinds that are listed as this kind."""
     of_own: Counter[str]
-    """Kind -> planted errors among the first of the list of that kind alone, as many as were planted."""
+    """Kind -> the number of planted errors among the first `planted` labels that are listed as this kind."""
 
 
 def measure(truth: dict[str, Any], results: list[dict[str, Any]], *, part: float, first: int, seed: int) -> Measured:

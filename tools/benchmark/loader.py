@@ -1,4 +1,4 @@
-"""Time to load a training image by DETR's recipe: vitkit's pipeline against Pillow and torchvision's functions."""
+"""Time loading a training image with DETR's recipe: vitkit's pipeline against Pillow and torchvision's functions."""
 
 import random
 import statistics
@@ -27,9 +27,9 @@ _BATCH_SIZE, _ROUNDS = 2, 3
 
 
 def measure(part: str, options: Options) -> list[Row]:
-    """Times both pipelines on one core, three times over the images (at most 32), Pillow and torchvision first.
+    """Time both pipelines on one core, three times over the images (at most 32), Pillow and torchvision first.
 
-    Seconds are of processor time per image, from decoding to the padded batch; medians over all batches.
+    Seconds are processor time per image, from decoding to the padded batch, as the median over all batches.
 
     Raises:
         DataError: there is no JPEG in the folder.
@@ -52,7 +52,8 @@ def measure(part: str, options: Options) -> list[Row]:
             batches = [paths[start : start + _BATCH_SIZE] for start in range(0, len(paths), _BATCH_SIZE)]
             for load in pipelines.values():
                 load(batches[0])
-            # Full passes in turn, not batches: each pipeline finds memory as it left it, as in a long run.
+            # Pipelines alternate after full passes, not batches, so that each finds memory as it left it, as in a long
+            # run.
             for name, batch in ((name, batch) for _ in range(_ROUNDS) for name in pipelines for batch in batches):
                 start = time.process_time()
                 pipelines[name](batch)
@@ -66,7 +67,7 @@ def measure(part: str, options: Options) -> list[Row]:
 
 
 def _draw(folder: Path) -> list[Path]:
-    """Eight 640x480 JPEGs with about the detail of a photo (some 90 kB each)."""
+    """Write eight 640x480 JPEGs with about the detail of a photo (about 90 kB each)."""
     generator = np.random.default_rng(0)
     paths = [folder / f"{number}.jpg" for number in range(8)]
     for path in paths:
@@ -77,7 +78,7 @@ def _draw(folder: Path) -> list[Path]:
 
 
 def _boxes_xyxy(height: int, width: int) -> np.ndarray:
-    """Seven boxes, as a COCO image has on average."""
+    """Return seven boxes, the average number in a COCO image."""
     sides = np.array([width, height] * 2)
     return np.array([[0.1 * i, 0.05 * i, 0.1 * i + 0.3, 0.05 * i + 0.4] for i in range(7)], np.float32) * sides
 
@@ -97,7 +98,7 @@ def _vitkit_batch(paths: list[Path]) -> object:
 
 
 def _pillow_batch(paths: list[Path]) -> object:
-    """The recipe step by step on Pillow images, normalised to float on the CPU and padded."""
+    """Apply the recipe step by step to Pillow images, normalise them to float on the CPU, and pad them."""
     loaded = [_pillow_sample(path) for path in paths]
     height, width = (max(image.shape[axis] for image, _ in loaded) for axis in (1, 2))
     images = torch.zeros(len(loaded), 3, height, width)

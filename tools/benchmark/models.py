@@ -1,5 +1,5 @@
-"""Models beside others' of the same architecture: transformers', timm's and, as a known quantity, torchvision's Faster
-R-CNN; random weights, images and targets."""
+"""Compare models with others of the same architecture: transformers', timm's and, as a reference, torchvision's Faster
+R-CNN; weights, images and targets are random."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,11 +22,11 @@ from vitkit.registry import BACKBONES, CRITERIA
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare
 
 TARGETS_PER_IMAGE = 7
-"""About COCO's mean."""
+"""The number of targets in an image, about COCO's mean."""
 
 
 class Case(NamedTuple):
-    """What is run."""
+    """The image size, the batch size, and whether a training step or inference is run."""
 
     height: int
     width: int
@@ -39,20 +39,20 @@ class Case(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The same for all contestants: N targets of each of B images."""
+    """The data of all contestants: B images with N targets each."""
 
     images: Tensor
     """(B, 3, H, W) float."""
     labels: Tensor
-    """(B, N) int64, from 1 on."""
+    """(B, N) int64, counted from 1."""
     boxes_cxcywh: Tensor
     """(B, N, 4) float in 0..1."""
     masks: Tensor
-    """(B, N, H, W) bool: the boxes, filled."""
+    """(B, N, H, W) bool: the filled boxes."""
 
 
 class Contestant(NamedTuple):
-    """A model with what is called."""
+    """A model, and the functions that are timed."""
 
     model: nn.Module
     loss: Callable[[], Tensor]
@@ -63,10 +63,12 @@ class Family(NamedTuple):
     """Models that are compared with each other."""
 
     builders: Mapping[str, Callable[[int, Batch, Case], Contestant]]
-    """By the row's name, the reference first; from the number of classes, the data and what is run."""
+    """Name of the row -> a function that builds the contestant from the number of classes, the data and the case; the
+    reference comes first."""
     num_classes: int
     clip_grad_norm: float | None = None
-    """A training step is forward, loss, backward, clipping and AdamW; where this is None, it ends with backward."""
+    """The norm to which gradients are clipped: a training step is forward, loss, backward, clipping and AdamW. None: it
+    ends with backward."""
     cases: Sequence[Case] = (
         Case(480, 640),
         Case(800, 1066),
@@ -77,7 +79,7 @@ class Family(NamedTuple):
 
 
 def measure(part: str, options: Options) -> list[Row]:
-    """Measure all contestants of a family, or of every backbone's, on each case."""
+    """Measure all contestants of a family, or of every backbone's family, on each case."""
     rows = []
     for name, family in BACKBONE_FAMILIES.items() if part == "backbones" else [("", FAMILIES[part])]:
         for case in (*family.cases, *(family.gpu_cases if options.device == "cuda" else ())):
@@ -91,9 +93,9 @@ def compare_family(family: Family, case: Case, options: Options, *, what: str) -
 
 
 def step(family: Family, name: str, case: Case, options: Options) -> Call:
-    """Return a call of a contestant, inference or a training step, on its own model and the same data for all.
+    """Return a call of a contestant, inference or a training step, on the same data for all.
 
-    All forms of a model train the same layers, drop out at the same points and take the losses of all decoder layers.
+    All implementations train the same layers, have dropout at the same points and the losses of all decoder layers.
     """
     torch.manual_seed(0)
     batch = random_batch(case, family.num_classes, options.device)
@@ -145,7 +147,7 @@ def vitkit_model(
 
     Args:
         make_config: a config file's function.
-        is_padded: whether it gets a padding mask, as transformers' detectors do, and its models of masks do not.
+        is_padded: whether the model gets a padding mask, as transformers' detectors do but not its mask models.
     """
     config = make_config()
     # transformers leaves the padding to a multiple of 32 to its image processor.
@@ -165,7 +167,7 @@ def vitkit_model(
 
 
 def import_transformers() -> ModuleType:
-    """Import transformers; VitkitError with the remedy if it is missing."""
+    """Import transformers; raise a VitkitError with the remedy if it is missing."""
     try:
         import transformers
     except ImportError as error:
@@ -176,14 +178,15 @@ def import_transformers() -> ModuleType:
 
 
 DROPOUT = dict(attention_dropout=0.1, activation_dropout=0.1)
-"""The originals', which transformers leaves out of attention weights and feed-forward networks."""
+"""Dropout as in the original models; transformers' defaults have none in attention weights and feed-forward networks.
+"""
 
 
 def transformers_detector(name: str, num_classes: int, batch: Batch, case: Case, **options: Any) -> Contestant:
-    """Build transformers' DETR or Deformable DETR with its loss on the batch; the first stages are frozen as vitkit's.
+    """Build transformers' DETR or Deformable DETR with its loss on the batch; the first stages are frozen as in vitkit.
 
     Args:
-        name: what its classes are called before "Config" and "ForObjectDetection".
+        name: the beginning of its class names, before "Config" and "ForObjectDetection".
     """
     transformers = import_transformers()
     config = getattr(transformers, f"{name}Config")(
@@ -237,7 +240,7 @@ def transformers_maskformer(num_classes: int, batch: Batch, case: Case) -> Conte
 
     def loss() -> Tensor:
         outputs = model.model(batch.images, output_hidden_states=True)
-        # With its input, a decoder of six layers would have seven losses.
+        # The first hidden state is the decoder's input, which would add a seventh loss to those of its six layers.
         outputs.transformer_decoder_hidden_states = outputs.transformer_decoder_hidden_states[1:]
         classes, predicted, auxiliary = model.get_logits(outputs)
         return model.get_loss(model.get_loss_dict(predicted, classes, masks, labels, auxiliary))
@@ -267,7 +270,7 @@ def resnet50() -> Any:
 
 
 def unfreeze_residuals(backbone: nn.Module) -> None:
-    """Set the scales of batch norms to one: timm sets each block's last to zero, and so its gradients would be, too."""
+    """Set the scales of batch norms to one: timm sets those at the end of blocks to zero, which zeroes gradients."""
     for module in backbone.modules():
         if "BatchNorm" in type(module).__name__:
             nn.init.ones_(module.weight)
@@ -280,7 +283,7 @@ def freeze(*modules: nn.Module) -> None:
 
 
 def vitkit_backbone(name: str, num_classes: int, batch: Batch, case: Case) -> Contestant:
-    """Build vitkit's classifier, without drop path on either side, whose random numbers would differ."""
+    """Build vitkit's classifier, without drop path, as its random numbers would differ from timm's."""
     return classifier(BACKBONES.build(name, num_classes=num_classes, drop_path=0.0), batch)
 
 
@@ -288,7 +291,7 @@ def timm_backbone(name: str, num_classes: int, batch: Batch, case: Case) -> Cont
     """Build timm's classifier for images of the case's size."""
     size: Any = (case.height, case.width)
     if "mvit" in name:
-        size = max(size)  # a square alone, as the size that its tables are for; it takes any image
+        size = max(size)  # only the square that its position tables are made for; the model takes any image
     resized = {} if case.height == case.width else dict(img_size=size)
     return classifier(timm.create_model(name, num_classes=num_classes, drop_path_rate=0.0, **resized), batch)
 
@@ -300,7 +303,7 @@ def classifier(model: nn.Module, batch: Batch) -> Contestant:
 
 
 def backbone_family(name: str, timm_name: str, side: int = 224) -> Family:
-    """Return a backbone's two forms, on images of the size that it was made for and on larger ones."""
+    """Return a backbone's two implementations, with cases of the size that it was made for and of larger images."""
     sizes = ((side, side, 4), (480, 640, 1))
     return Family(
         {"timm": partial(timm_backbone, timm_name), "vitkit": partial(vitkit_backbone, name)},
@@ -310,7 +313,7 @@ def backbone_family(name: str, timm_name: str, side: int = 224) -> Family:
 
 
 DETECTION = dict(num_classes=91, clip_grad_norm=0.1)
-# The size that Mask2Former is trained at on COCO.
+# 1024x1024 is the size at which Mask2Former is trained on COCO.
 MASKS = dict(clip_grad_norm=0.01, gpu_cases=[Case(1024, 1024, batch_size=2, training=True)])
 FAMILIES = {
     "detr": Family(

@@ -1,5 +1,5 @@
-"""The Transformer beside others of the same size: its decoding beside transformers' MarianMT, its training step beside
-one with torch.nn.Transformer; random weights and tokens."""
+"""Compare the Transformer with others of the same size: its decoding with transformers' MarianMT, its training step
+with torch.nn.Transformer; weights and tokens are random."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ from vitkit.tools.benchmark.timing import Call, Options, Row, compare
 
 
 class Case(NamedTuple):
-    """What is run; the defaults are Transformer base on sentences of about 30 tokens."""
+    """The size of the model and of its texts; the defaults are Transformer base on sentences of about 30 tokens."""
 
     num_layers: int = 6
     d_model: int = 512
@@ -31,7 +31,7 @@ class Case(NamedTuple):
     batch_size: int = 32
     source_length: int = 32
     target_length: int = 64
-    """Tokens that are decoded; in training as many as the source has."""
+    """The number of decoded tokens; in training, the target is as long as the source."""
 
 
 BASE, BEAMS = Case(), (1, 4)
@@ -43,7 +43,7 @@ def measure(part: str, options: Options) -> list[Row]:
 
 
 def measure_decoding(options: Options, case: Case = BASE) -> list[Row]:
-    """Times decoding with caches, transformers first; each decodes `target_length` tokens whatever they are."""
+    """Time decoding with caches, transformers first; each model decodes exactly `target_length` tokens."""
     rows = []
     for beams in BEAMS:
         builders = {
@@ -57,7 +57,7 @@ def measure_decoding(options: Options, case: Case = BASE) -> list[Row]:
 
 
 def measure_training(options: Options, case: Case = BASE) -> list[Row]:
-    """Times a training step, torch.nn.Transformer first: forward, smoothed loss, backward, Adam."""
+    """Time a training step, torch.nn.Transformer first: forward, label-smoothed loss, backward, Adam."""
     builders = {
         "torch.nn.Transformer": partial(pytorch_training, case, options),
         "vitkit Transformer": partial(our_training, case, options),
@@ -67,7 +67,7 @@ def measure_training(options: Options, case: Case = BASE) -> list[Row]:
 
 
 def random_texts(case: Case, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Token ids (B, S) of texts from two thirds of the length on, and their padding mask."""
+    """Return token ids (B, S) of texts with two thirds to all of the source length, and their padding mask."""
     generator = torch.Generator().manual_seed(0)
     shape = (case.batch_size, case.source_length)
     tokens = torch.randint(EOS + 1, case.vocabulary_size, shape, generator=generator)
@@ -78,7 +78,7 @@ def random_texts(case: Case, device: str = "cpu") -> tuple[Tensor, Tensor]:
 
 
 def our_model(case: Case, *, final_norm: bool) -> Transformer:
-    """Build vitkit's Transformer of the case's size."""
+    """Build vitkit's Transformer in the case's size."""
     torch.manual_seed(0)
     size = case.vocabulary_size
     settings = TextSettings(case.num_heads, case.d_ffn, case.dropout, d_model=case.d_model, final_norm=final_norm)
@@ -102,7 +102,7 @@ def our_decoding(case: Case, beams: int, options: Options) -> Call:
 
 
 def marian_model(case: Case) -> nn.Module:
-    """Build transformers' Marian model of the case's size."""
+    """Build transformers' Marian model in the case's size."""
     transformers = import_transformers()
     transformers.utils.logging.set_verbosity_error()
     config = transformers.MarianConfig(
@@ -149,7 +149,7 @@ def marian_decoding(case: Case, beams: int, options: Options) -> Call:
 
 
 class PyTorchTransformer(nn.Module):
-    """torch.nn.Transformer between a table of embeddings and its transpose."""
+    """torch.nn.Transformer with an embedding table that is shared by its input and its output."""
 
     def __init__(self, case: Case):
         super().__init__()
@@ -162,7 +162,7 @@ class PyTorchTransformer(nn.Module):
         )
 
     def forward(self, source: Tensor, source_padding: Tensor, target_in: Tensor) -> Tensor:
-        """Return the logits of the tokens that follow, (B, T, V)."""
+        """Return the logits of the next tokens, (B, T, V)."""
         masked = torch.ones(target_in.shape[1], target_in.shape[1], dtype=torch.bool, device=source.device).triu(1)
         x = self.transformer(
             self._embed(source),
@@ -179,7 +179,7 @@ class PyTorchTransformer(nn.Module):
 
 
 def pytorch_training(case: Case, options: Options) -> Call:
-    """Return a training step of `torch.nn.Transformer`."""
+    """Return a call that does a training step of `torch.nn.Transformer`."""
     torch.manual_seed(0)
     model = PyTorchTransformer(case).to(options.device).train()
     tokens, padding = random_texts(case, options.device)
@@ -192,7 +192,7 @@ def pytorch_training(case: Case, options: Options) -> Call:
 
 
 def our_training(case: Case, options: Options) -> Call:
-    """Return a training step of vitkit's Transformer."""
+    """Return a call that does a training step of vitkit's Transformer."""
     model, criterion = our_model(case, final_norm=True).to(options.device).train(), SequenceLoss(label_smoothing=0.1)
     tokens, padding = random_texts(case, options.device)
     targets = [{"tokens": text[~hidden]} for text, hidden in zip(tokens, padding)]

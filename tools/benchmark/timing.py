@@ -1,4 +1,4 @@
-"""How the benchmarks measure: calls in turn, and peak memory in a process of its own."""
+"""Measurement for the benchmarks: calls are timed in turn, and peak memory is measured in a separate process."""
 
 import ctypes
 import multiprocessing
@@ -16,49 +16,49 @@ Call = Callable[[], object]
 Builder = Callable[[], Call]
 
 _MMAP_THRESHOLD = -3
-"""M_MMAP_THRESHOLD of the C library's malloc.h."""
+"""The value of M_MMAP_THRESHOLD in the C library's malloc.h."""
 
 
 class Row(NamedTuple):
-    """One way of doing what is measured. The first row of the same `what` is what the others are compared with."""
+    """One implementation of what is measured. Rows with the same `what` are compared with the first of them."""
 
     what: str
     name: str
     seconds: float
-    """Median over the rounds."""
+    """The median time over the rounds."""
     ratio: float
-    """Median over the rounds of the time's ratio to the first's in the same round."""
+    """The median over the rounds of the ratio of the time to that of the first row in the same round."""
     peak_mib: float | None = None
-    """Growth of the process's memory during the first two calls; None if not measured."""
+    """The growth of the process's memory during the first two calls, in MiB; None if not measured."""
     peak_ratio: float | None = None
 
 
 @dataclass(frozen=True)
 class Options:
-    """How every part measures."""
+    """Settings of the measurement in every part."""
 
     repeats: int = 9
-    """Rounds, after one to warm up."""
+    """The number of rounds, after a warm-up round."""
     device: str = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
     memory: bool = True
-    """Whether peak memory is measured too, in a new process for each row."""
+    """Whether peak memory is measured, too, in a new process for each row."""
     clock: Callable[[], float] = time.perf_counter
-    """`time.process_time` counts what the process computes, and not what it waits for others."""
+    """The clock; `time.process_time` counts only the time that the process computes, not the time that it waits."""
     images: Path | None = None
-    """A folder of JPEGs for the loader; None draws some."""
+    """A folder of JPEGs for the loader; None: images are generated."""
 
     def autocast(self) -> torch.autocast:
-        """The context of `precision` on `device`."""
+        """Return the autocast context of `precision` on `device`."""
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bf16")
 
 
 def compare(what: str, builders: Mapping[str, Builder], options: Options, *, memory: bool = True) -> list[Row]:
-    """Times calls in turn (A B C A B C), so that whatever else the machine does affects all of them.
+    """Time calls in turn (A B C A B C), so that other load on the machine affects all of them.
 
     Args:
-        builders: by name, what makes the call to measure; picklable, such as a partial of a module's function.
-        memory: whether the peak memory means something here.
+        builders: name -> a picklable function that makes the call to measure, such as a partial of a module's function.
+        memory: whether the peak memory is meaningful for these calls.
     """
     calls = {name: build() for name, build in builders.items()}
     rounds = []
@@ -86,13 +86,13 @@ def _seconds(call: Call, options: Options) -> float:
 
 
 def peak_memory(build: Builder, *, device: str = "cpu") -> float | None:
-    """The most memory that a call takes beyond what there was before it, in MiB.
+    """Measure the peak memory of a call, minus the memory before it, in MiB.
 
     Args:
-        build: makes the call, which runs twice, in a new process.
+        build: makes the call, which runs twice in a new process.
         device: on "cuda" only PyTorch's tensors count, on "cpu" all resident memory.
     Returns:
-        None where the system does not tell (Linux does).
+        None if the system does not report it (Linux does).
     """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_memory, (build, torch.device(device).type, torch.get_num_threads()))
@@ -102,17 +102,17 @@ def _peak_memory(build: Builder, device: str, threads: int) -> float | None:
     torch.set_num_threads(threads)
     measurable = Path("/proc/self/clear_refs").exists()
     if measurable:
-        # Large blocks go back to the system as soon as they are freed. The peak would else count the holes between
-        # them, which change it from run to run, by up to half.
+        # Return large blocks to the system as soon as they are freed. Otherwise the peak would include the holes
+        # between them, and vary from run to run by up to half.
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**20)
     call = build()
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
     elif measurable:
-        # What building the model has freed would otherwise serve the call, and not count.
+        # Otherwise the call could reuse memory that was freed after building the model, which would not be counted.
         ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = _status_bytes("VmRSS")
     else:
         return None
