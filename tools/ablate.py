@@ -1,8 +1,8 @@
 """Train a set of configs, several seeds each, and write their table and their plot.
 
-A set is a file with a function `ablation()`, see configs/ablations. Each arm with each seed is a run of tools/train.py
-in a folder of its own. A run that is in the results is not run again, an interrupted one is resumed; ctrl-C or SIGTERM
-stop after a step.
+A set is a file with a function `ablation()`, see configs/ablations. Each arm is run with each seed by tools/train.py in
+a separate folder. A run that is in the results is not repeated, an interrupted one is resumed; ctrl-C or SIGTERM stop
+after a step.
 
 Examples:
     vitkit ablate --list
@@ -43,25 +43,26 @@ from vitkit.visualization.curves import read_log
 _SETS = Path(vitkit.configs.ablations.__path__[0])
 _SHOWN = ("vitkit", "torch", "torchvision")
 Row = dict[str, Any]
-"""Of one run: set, arm, seed, epochs, steps, minutes, processor_minutes, evaluations, command, versions, threads."""
+"""The record of one run: set, arm, seed, epochs, steps, minutes, processor_minutes, evaluations, command, versions,
+threads."""
 
 
 @dataclass
 class Ablation:
-    """What a set's `ablation()` returns."""
+    """The fields that a set's `ablation()` returns."""
 
     base: str
-    """The config that arms change; an arm may have another `base`."""
+    """The config that the arms change; an arm may have its own `base`."""
     metrics: Sequence[str]
-    """Columns of the table; the first is plotted."""
+    """The columns of the table; the first metric is plotted."""
     arms: Mapping[str, Mapping[str, Any]]
-    """Name -> what the arm changes, by dotted key. It counts more than the command line."""
+    """Name -> the arm's changes to the config, by dotted key. They override those of the command line."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What all arms change."""
+    """Changes to the config that all arms share."""
     minutes: float | None = None
-    """Processor minutes of training of each arm, by which its epochs are chosen; None: the epochs of its config."""
+    """Processor minutes of training per arm, from which its epochs are computed; None: the epochs of its config."""
     evaluations: int = 4
-    """How often a run is evaluated."""
+    """The number of evaluations during a run."""
 
 
 _KEYS = f"dict({', '.join(f'{item.name}=…' for item in fields(Ablation))})"
@@ -80,7 +81,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plot-only", action="store_true", help="write table and plot of the runs that there are")
     add_device(parser)
     words = list(sys.argv[1:] if argv is None else argv)
-    # Taken out first: after --seeds or --arms they would be counted among those.
+    # Overrides are taken out first: after --seeds or --arms they would be parsed as values of these options.
     overrides = [word for word in words if is_override(word) and not word.startswith("-")]
     args = parser.parse_args([word for word in words if word not in overrides])
     args.overrides = overrides
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def set_files() -> list[Path]:
-    """List the installed sets."""
+    """List the files of the installed sets."""
     return sorted(path for path in _SETS.glob("*.py") if path.name != "__init__.py")
 
 
@@ -124,7 +125,7 @@ def find_set(name: str) -> Path:
     """Return the file of a set.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no set of that name.
     """
     path = Path(name) if name.endswith(".py") else _SETS / f"{name}.py"
     if not path.is_file():
@@ -136,7 +137,7 @@ def read_set(path: Path) -> Ablation:
     """Return the set in a file.
 
     Raises:
-        ConfigError: the file has no function `ablation()` that returns one.
+        ConfigError: the file has no function `ablation()` that returns the fields of a set.
     """
     try:
         return Ablation(**runpy.run_path(str(path))["ablation"]())
@@ -162,7 +163,7 @@ def train_command(ablation: Ablation, arm: str, overrides: Sequence[str]) -> lis
 
 
 def run_all(ablation: Ablation, name: str, args: argparse.Namespace) -> int:
-    """Run what is not among the results yet, all arms with the first seed first; return how many runs failed."""
+    """Run what is missing in the results, all arms with the first seed first; return the number of failed runs."""
     results, start, failures = args.out / f"{name}.json", time.monotonic(), 0
     for seed in args.seeds:
         for arm in args.arms or ablation.arms:
@@ -192,7 +193,7 @@ def run_all(ablation: Ablation, name: str, args: argparse.Namespace) -> int:
 
 
 def run_arm(command: list[str], folder: Path, *, seed: int, epochs: int | None, ablation: Ablation, device: str) -> Row:
-    """Train one arm to its end, from where it was interrupted; return its row.
+    """Train one arm to its end, resuming it if it was interrupted; return its row.
 
     Raises:
         TrainingError: the run failed.
@@ -225,7 +226,7 @@ def run_arm(command: list[str], folder: Path, *, seed: int, epochs: int | None, 
 
 
 def epochs_of(minutes: float, command: list[str], folder: Path, device: str) -> int:
-    """Return how many epochs an arm can be trained in so many processor minutes; raises like `time_steps`."""
+    """Return how many epochs an arm can be trained in `minutes` of processor time; raises like `time_steps`."""
     cost = time_steps([*command, "--device", device], folder)
     return max(1, round(minutes / cost.processor_minutes / cost.steps_per_epoch))
 
@@ -236,7 +237,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as JSON, a line each."""
+    """Write rows as JSON, one per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
@@ -244,7 +245,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
-    """Return the markdown page of a set: last evaluations of its arms, mean and standard deviation over seeds."""
+    """Return the markdown page of a set: the last evaluation of each arm, mean and standard deviation over seeds."""
     lines = [f"# {path.stem}", "", summary_of(path), ""]
     columns = ["arm", "seeds", "epochs", "steps", "processor minutes", *ablation.metrics]
     lines += ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
@@ -282,7 +283,7 @@ def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
         runs = [row["evaluations"] for row in rows if row["arm"] == arm]
         if not runs:
             continue
-        points = list(zip(*runs))  # by evaluation, one of each seed
+        points = list(zip(*runs))  # for each evaluation, the points of all seeds
         values = [[record["metrics"][metric] for record in point] for point in points]
         positions = [statistics.mean(record[x] for record in point) for point in points]
         style = dict(color=f"C{number % 10}", linestyle=("-", "--", ":")[number // 10])

@@ -1,10 +1,10 @@
-"""What a model costs, by part: parameters, MACs, attention matrices, time and memory.
+"""Report what a model costs, by part: parameters, MACs, attention matrices, time and memory.
 
-MODEL is a backbone's name, or a model: one of the zoo, the folder or a checkpoint of a run, a config. A
-backbone is a classifier unless num_classes=none. Of a model of text MACs are counted at several lengths.
+MODEL is a backbone's name, or a model: a name of the zoo, the folder or a checkpoint of a run, a config. A
+backbone is a classifier unless num_classes=none. For a text model, MACs are counted at several lengths.
 MACs (multiply-accumulate operations) are counted as in the papers: products, convolutions, attention and sampling,
-with norms as fvcore estimates them; element-wise work, activations and softmax are not counted. Operators that are
-unknown are listed.
+with norms as fvcore estimates them; element-wise operations, activations and softmax are not counted. Operators that
+are unknown are listed.
 
 Examples:
     python tools/analyze.py swin_tiny
@@ -17,8 +17,8 @@ Examples:
     python tools/analyze.py configs/translation_transformer_multi30k.py --lengths 16 64 256
     python tools/analyze.py --layers runs/layers.png
 
-How much memory the attention matrices take: a transformer of 48 layers of 16 heads on the pixels of an image, then on
-14 x 14 patches of one (768 GiB and 112 MiB):
+The memory of the attention matrices of a transformer with 48 layers of 16 heads, on the pixels of an image, and on its
+14 x 14 patches (768 GiB and 112 MiB):
     python tools/analyze.py ViT patch_size=1 depth=48 num_heads=16 d_model=1024 pooling=mean class_token=false \\
         --size 128 128 --attention
     python tools/analyze.py ViT patch_size=16 depth=48 num_heads=16 d_model=1024 pooling=mean class_token=false \\
@@ -63,7 +63,7 @@ from vitkit.tools.common import add_device, add_trust, errors_in_one_line, witho
 from vitkit.visualization.costs import plot_costs
 
 DETECTION_SIZE = (800, 1066)
-"""Short side 800 of COCO's most frequent aspect ratio."""
+"""Height and width of an image with short side 800 and COCO's most frequent aspect ratio."""
 FLOAT32 = 4
 MIB = 2**20
 
@@ -134,21 +134,21 @@ def main(argv: list[str] | None = None) -> None:
 
 @cache
 def published() -> dict[str, dict[str, Any]]:
-    """Return backbone variant -> what is published of it, and counted of its original, at which input."""
+    """Return backbone variant -> its published figures, those counted on the original code, and their input."""
     path = Path(model_zoo.__file__).parent / "backbones.json"
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def is_config(name: str) -> bool:
-    """Return whether a name is that of a model with a config, and not of a backbone."""
+    """Whether a name is that of a model with a config rather than that of a backbone."""
     return name not in BACKBONES
 
 
 def find_named(args: argparse.Namespace) -> FoundModel | None:
-    """Return the model that is named, with its config, which is loaded here alone; None of a backbone.
+    """Return the model that the arguments name, with its config, which is loaded only here; None for a backbone.
 
     Raises:
-        ConfigError: there is none of that name; it says what there is, backbones among it.
+        ConfigError: there is no model of that name; the message lists the known names, including backbones.
     """
     if not is_config(args.model):
         return None
@@ -188,7 +188,7 @@ def build_backbone(name: str, overrides: Sequence[str] = (), *, device: str) -> 
 
 
 def input_shape(args: argparse.Namespace, model: nn.Module) -> tuple[int, ...]:
-    """Return (N, 3, [T,] H, W)."""
+    """Return the shape of the input, (N, 3, [T,] H, W)."""
     default = (3, *DETECTION_SIZE) if is_config(args.model) and not isinstance(model, Classifier) else (3, 224, 224)
     channels, *frames, height, width = published().get(args.model, {}).get("input", default)
     frames = frames if args.frames is None else [args.frames]
@@ -223,7 +223,7 @@ def costs(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_costs(report: dict[str, Any], types: dict[str, str], device: str) -> None:
-    """Print a line for each part, and which operators were counted."""
+    """Print a line for each part, and the operators that were counted."""
     columns = [  # field, title, unit, format
         ("total", "parameters", 1, ",.0f"),
         ("trainable", "trainable", 1, ",.0f"),
@@ -263,7 +263,7 @@ def join_counts(counts: dict[str, int]) -> str:
 def print_table(
     report: dict[str, Any], what: str, lines: Sequence[Sequence[str]], notes: Sequence[str], *, left: int = 2
 ) -> None:
-    """Print what a report is about, its columns, the first `left` of them aligned to the left, and notes below."""
+    """Print a report's heading, its table with the first `left` columns left-aligned, and notes below."""
     print(f"{report['model']}, input {'x'.join(map(str, report['input']))}{what}\n")
     widths = [max(map(len, column)) for column in zip(*lines)]
     for line in lines:
@@ -274,7 +274,7 @@ def print_table(
 
 
 def attention(args: argparse.Namespace) -> dict[str, Any]:
-    """Report the memory of the attention matrices, in float32, found on the meta device."""
+    """Report the memory of the attention matrices in float32, computed on the meta device."""
     model = build(args, device="meta")
     shape = input_shape(args, model)
     matrices = attention_matrices(model, torch.zeros(shape, device="meta"))
@@ -314,7 +314,7 @@ def print_attention(report: dict[str, Any]) -> None:
 
 
 def training(args: argparse.Namespace) -> dict[str, Any]:
-    """Report the memory of a training step on each of several GPUs; nothing is computed, and none is needed."""
+    """Report the memory of a training step on each of several GPUs; nothing is run, and no GPU is needed."""
     model = build(args, device="meta")
     shape = input_shape(args, model)
     config = args.config or {}
@@ -338,7 +338,7 @@ def training(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_training(report: dict[str, Any]) -> None:
-    """Print what takes memory, beside each other for DDP and FSDP."""
+    """Print the memory of each component, with DDP and FSDP side by side."""
     titles = {
         "weights": "weights",
         "gradients": "gradients",
@@ -401,7 +401,7 @@ def variants_like(pattern: str) -> list[str]:
     """Return the variants that match a pattern.
 
     Raises:
-        ConfigError: none matches.
+        ConfigError: no variant matches.
     """
     names = fnmatch.filter(variants(), pattern)
     if not names:
@@ -410,7 +410,7 @@ def variants_like(pattern: str) -> list[str]:
 
 
 def clips(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Report and plot what backbones of clips cost against the number of frames and the crop."""
+    """Report and plot what clip backbones cost by the number of frames and the crop size."""
     names, report = variants_like(args.model), []
     width = max(map(len, names))
     form = f"{{:{width}}}  {{:>6}}  {{:>4}}  {{:>8}}  {{:>18}}  {{:>18}}".format
@@ -444,7 +444,7 @@ def clips(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def count_variant(name: str, *, macs: bool = True) -> dict[str, Any]:
-    """Count a backbone's parameters and, on the input that its figures are for, its MACs."""
+    """Count a backbone's parameters and its MACs on the input of its published figures."""
     model = build_backbone(name, device="cpu" if macs else "meta")
     figures = published().get(name, {})
     shape = figures.get("input", [3, 224, 224])

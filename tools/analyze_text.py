@@ -1,4 +1,4 @@
-"""What analyze.py reports of models of text, by length, and of the layers that such models are made of."""
+"""The reports of analyze.py for text models, by length, and for the layers that such models consist of."""
 
 import argparse
 import warnings
@@ -25,21 +25,21 @@ from vitkit.vocabulary import vocabularies_from_json
 
 TEXT_LENGTHS, LAYER_LENGTHS = (16, 32, 64), (16, 32, 64, 128, 256, 512, 1024)
 METHODS = ("start", "step", "attend_on", "attend_to", "project_memory", "encode", "look", "logits", "predict")
-"""Through which decoding runs parts of models."""
+"""Names of the methods through which decoding runs parts of models."""
 D_MODEL, NUM_HEADS = 512, 8
-"""Of the layers that are compared: the Transformer's base model."""
+"""The size of the layers that are compared, that of the Transformer's base model."""
 
 
 def takes_text(config: Mapping[str, Any]) -> bool:
-    """Return whether a config's model reads or writes text."""
+    """Whether a config's model reads or writes text."""
     return "target_vocabulary" in parameters_of(MODELS.resolve(config["model"], "model")[0])
 
 
 def build_text_model(found: FoundModel) -> nn.Module:
-    """Build a model of text, untrained, with the vocabularies of its checkpoint, or else of the sizes in its config.
+    """Build an untrained text model, with the vocabularies of its checkpoint or the vocabulary sizes in its config.
 
     Raises:
-        ConfigError: neither says how many tokens there are.
+        ConfigError: neither tells the number of tokens.
     """
     config = found.config
     saved = {} if found.weights is None else own_checkpoint(found.weights).get("vocabularies")
@@ -56,10 +56,10 @@ def build_text_model(found: FoundModel) -> nn.Module:
 
 
 def inputs_of(model: nn.Module, length: int, size: tuple[int, int]) -> dict[str, Tensor]:
-    """Return a batch of one text of a length; what it is translated to, or continued by, is as long.
+    """Return a batch of one text of this length; its translation or continuation has the same length.
 
     Args:
-        length: tokens, BOS or EOS included.
+        length: number of tokens, including BOS or EOS.
         size: height and width of the image that a captioner describes.
     """
     tokens = torch.full((1, length), EOS + 1)
@@ -71,19 +71,19 @@ def inputs_of(model: nn.Module, length: int, size: tuple[int, int]) -> dict[str,
 
 
 def write_text(model: nn.Module, inputs: Mapping[str, Tensor], length: int) -> None:
-    """Let a model write `length` tokens, one after another; a model that fills masks predicts all at once."""
+    """Let a model write `length` tokens one by one; a model that fills masks predicts all tokens at once."""
     if isinstance(model, MaskedLanguageModel):
         model.predict(inputs["tokens"])
         return
     if isinstance(model, CausalLanguageModel):
         inputs = {"tokens": torch.full((1, 1), BOS)}
-    # All but the last token must not be EOS.
+    # No token before the last may be EOS.
     decode(model, inputs, replace(model.decoding, method="greedy", n_best=1, max_length=length, min_length=length - 1))
 
 
 @contextmanager
 def without_onednn() -> Iterator[None]:
-    """Run PyTorch's own operators: oneDNN's LSTM is a single one, of which nothing can be counted."""
+    """Run PyTorch's native operators: oneDNN's LSTM is a single operator whose MACs cannot be counted."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="TF32 acceleration")
         with torch.backends.mkldnn.flags(enabled=False):
@@ -94,8 +94,8 @@ def text_costs(found: FoundModel, args: argparse.Namespace) -> dict[str, Any]:
     """Report parameters and MACs by part and by length.
 
     Raises:
-        ConfigError: an option is for models of images, or the number of tokens is not known.
-        DataError: a length is over the model's positions.
+        ConfigError: an option is for image models, or the number of tokens is unknown.
+        DataError: a length exceeds the model's number of positions.
     """
     chosen = {"--attention": args.attention, "--time": args.time, "--training": args.training is not None}
     if wrong := [name for name, is_chosen in chosen.items() if is_chosen]:

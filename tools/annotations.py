@@ -1,4 +1,4 @@
-"""What the tools on annotations share: reading, what is printed of it, and the sheet of pictures to look at."""
+"""Shared parts of the tools on annotations: reading, printing summaries, and drawing a sheet of pictures."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.masks import draw_masks
 
 NUM_DRAWN = 12
-"""Pictures of a sheet."""
+"""The default number of pictures on a sheet."""
 _SHOWN = 3
 
 
 def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -> None:
-    """Add what tells where annotations are; `read_source` reads them."""
+    """Add the options that tell where annotations are; `read_source` reads them."""
     text = "folder of the pictures (where the format usually has them)"
     parser.add_argument("--images", type=Path, metavar="DIR", help=text)
     text = "of the annotations, where they look like two: " + ", ".join(READERS)
@@ -31,7 +31,7 @@ def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -
 
 
 def read_source(source: str | Path, args: argparse.Namespace) -> AnnotatedImages:
-    """Read annotations as the options say, and print what they are and what was left out."""
+    """Read annotations as the options say, and print their format, their summary, and what was left out."""
     data = read_annotations(source, args.images, format=args.format)
     print(f"{source}: {FORMAT_NAMES[data.format]}: {data.summary()}")
     for note in data.notes:
@@ -41,7 +41,7 @@ def read_source(source: str | Path, args: argparse.Namespace) -> AnnotatedImages
 
 
 def require_new(out: Path) -> None:
-    """Raise a DataError if something is there: what an earlier split has left would be in the new one, too."""
+    """Raise a DataError if `out` exists and is not empty: its files would become part of the new dataset."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise DataError(f"--out {out}: is there already. Choose another name, or remove it.")
 
@@ -68,7 +68,7 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
 
 
 def print_left_out(left_out: Mapping[str, Sequence[str]], verb: str) -> None:
-    """Print each reason with the number of what was left out, and the first names."""
+    """Print each reason with the number of items that were left out, and the first names."""
     for reason, names in left_out.items():
         more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         print(f"  {verb}: {len(names)} {reason}: {', '.join(names[:_SHOWN])}{more}")

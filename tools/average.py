@@ -1,11 +1,11 @@
-"""Average the weights of several checkpoints of one model, such as a run's last five; or keep the weights of one alone.
+"""Average the weights of several checkpoints of one model, such as a run's last five; or keep only the weights of one.
 
 The mean of weights from the end of a run often scores better than each of them (Izmailov et al. 2018,
-https://arxiv.org/abs/1803.05407). The result loads as any checkpoint does. From checkpoints with a moving average that
-one is taken, as in evaluation. Where batch norms are not frozen, their statistics are averaged like weights.
+https://arxiv.org/abs/1803.05407). The result loads like any checkpoint. If checkpoints have a moving average, that is
+used, as in evaluation. The statistics of batch norms that are not frozen are averaged like weights.
 
-One checkpoint alone is slimmed: OUT has its weights, config and classes, but nothing that only resuming needs, such as
-the optimiser's state.
+A single checkpoint is slimmed: OUT has its weights, config and classes, but nothing that is only needed for resuming,
+such as the optimiser's state.
 
 Examples:
     python tools/average.py runs/detr/step_00009000.pth runs/detr/step_00009500.pth --out averaged.pth
@@ -29,7 +29,7 @@ from vitkit.errors import CheckpointError
 from vitkit.tools.common import errors_in_one_line
 
 TAKEN_OVER = ("config", "classes", "category_ids", "things", "vocabularies", "measured")
-"""What the result has of the last checkpoint, besides the weights."""
+"""Entries that the result takes over from the last checkpoint, besides the weights."""
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -70,10 +70,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def find_checkpoints(names: Sequence[str], last: int | None) -> list[Path]:
-    """Return the files that are meant; those of a pattern by the numbers in their names.
+    """Return the files that the names and patterns stand for; those of a pattern sorted by the numbers in their names.
 
     Raises:
-        CheckpointError: a pattern matches none, or a file is named twice.
+        CheckpointError: a pattern matches no file, or a file is named twice.
     """
     paths: list[Path] = []
     for name in names:
@@ -93,13 +93,13 @@ def find_checkpoints(names: Sequence[str], last: int | None) -> list[Path]:
 
 
 def average(paths: Sequence[Path], weights: Sequence[float]) -> dict[str, Any]:
-    """Return what the averaged checkpoint holds.
+    """Return the contents of the averaged checkpoint.
 
     Args:
-        weights: one for each, with the sum 1.
+        paths: the checkpoints.
+        weights: one for each checkpoint, with the sum 1.
     Raises:
-        CheckpointError: a file cannot be read, or is of another model, other classes or other vocabularies than the
-            first.
+        CheckpointError: a file cannot be read, or its model, classes or vocabularies differ from those of the first.
     """
     sums: dict[str, Tensor] = {}
     reference: dict[str, Any] = {}
@@ -110,9 +110,9 @@ def average(paths: Sequence[Path], weights: Sequence[float]) -> dict[str, Any]:
         check_alike(reference, checkpoint, paths[0], path)
         for name, value in state.items():
             if value.is_floating_point():
-                # In float64, so that many small parts are summed without loss.
+                # Sums are in float64, so that many small terms are added without loss.
                 sums[name] = sums.get(name, 0) + weight * value.double()
-    # Integers count something: they are the last one's.
+    # Integers are counters, which are taken from the last checkpoint.
     model = {name: sums[name].to(value.dtype) if name in sums else value for name, value in state.items()}
     bad = [name for name, value in model.items() if value.is_floating_point() and not torch.isfinite(value).all()]
     if bad:
@@ -125,7 +125,7 @@ def check_alike(reference: Mapping[str, Any], other: Mapping[str, Any], referenc
     """Check that two checkpoints can be averaged.
 
     Raises:
-        CheckpointError: they have other entries, entries of other shapes, other classes or other vocabularies.
+        CheckpointError: their entries, the shapes of these, their classes or their vocabularies differ.
     """
     expected, state = reference["model"], other["model"]
     unmatched = sorted(expected.keys() ^ state.keys())

@@ -1,10 +1,10 @@
-"""Look at a config's data as the model will see it: augmented images with their boxes, masks and names.
+"""Show a config's data as the model will see it: augmented images with their boxes, masks and names.
 
 OUT/figure_1.png, …    figures of several images
 OUT/index.html         a report with all of them in a single file; it can be filtered by class
 
-Images are chosen at random unless --images names them, and each is augmented --views times with different random
-numbers. The images of a classifier that mixes batches (mixup, cutmix) are shown mixed.
+Images are chosen at random unless --images names them, and each is augmented --views times with different seeds. The
+images of a classifier with batch transforms (mixup, cutmix) are shown mixed.
 
 Examples:
     python tools/browse.py configs/quickstart/detr.py
@@ -39,7 +39,7 @@ from vitkit.visualization.samples import classes_of, describe, draw_sample
 
 IMAGES_PER_LINE, IMAGES_PER_FIGURE = 4, 16
 MAX_SEARCHED = 5000
-"""Images searched for one with a class."""
+"""The maximum number of images that are searched for a class."""
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Choose images, draw them as they are loaded, and write the figures and the report."""
+    """Choose images, load and draw them, and write the figures and the report."""
     config = find_model(args.config, overrides=args.overrides, trust=args.trust).config
     require(config, f"data.{args.split}")
     data = DataSettings(**config["data"])
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
     if args.with_class is not None and args.with_class not in names:
         raise ConfigError(f"--class {args.with_class}: no class of the data. {nearest(args.with_class, names)}")
     torch.manual_seed(args.seed)
-    # Boxes around the segments of a map would only hide it.
+    # Boxes around the segments of a panoptic or semantic map would only hide it.
     with_boxes = isinstance(dataset, HasGroundTruth) and getattr(dataset, "task", "instance") == "instance"
     image_ids = dataset.image_ids if isinstance(dataset, HasImageIds) else range(len(dataset))
 
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def choose(dataset: Dataset, image_ids: Sequence[Any], names: Sequence[str], args: argparse.Namespace) -> list[int]:
-    """Choose the positions of the images to draw.
+    """Choose the images to draw, as indices into the dataset.
 
     Raises:
         DataError: a requested image does not exist, or no image has the class.
@@ -148,7 +148,7 @@ def seed_of(*numbers: int) -> int:
 def mixed_views(
     dataset: Dataset, transform: Callable[[Batch], Batch], index: int, seeds: Sequence[int]
 ) -> list[Sample]:
-    """Return views of a classified image after the transforms of batches, each mixed with another image."""
+    """Return views of a classifier's image after the batch transforms, each mixed with another image."""
     views = []
     for view, seed in enumerate(seeds, start=1):
         partner = (index + view) % len(dataset)

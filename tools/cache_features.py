@@ -1,7 +1,7 @@
 """Compute a frozen backbone's features of all images once, so that a captioner trains without the backbone.
 
-Training and validation then read the very numbers that the backbone gives for the images. No transform may be random:
-where a config augments its images, override it as in the examples.
+Training and validation then read exactly the numbers that the backbone computes for the images. No transform may be
+random: if a config augments its images, override its transforms as in the examples.
 
 Examples:
     python tools/cache_features.py configs/caption_sat_soft_flickr8k.py \\
@@ -88,7 +88,7 @@ def build_captioner(config: Config, dataset: Any) -> Captioner:
     """Build the config's captioner.
 
     Raises:
-        ConfigError: the model is no captioner with a frozen backbone.
+        ConfigError: the model is not a captioner with a frozen backbone.
     """
     if not isinstance(dataset, CaptionDataset):
         raise ConfigError(f"data.train: {type(dataset).__name__} has no captions; features are cached for captioners.")
@@ -109,7 +109,7 @@ def check_not_random(dataset: CaptionDataset, where: str) -> None:
     """
     if dataset.features is not None:
         raise ConfigError(f"{where}.features={dataset.features.path}: leave it out here, the images are needed.")
-    # Several seeds, since a random flip often gives the same image twice.
+    # Several seeds are tried, since a random flip often gives the same image twice.
     images = [dataset[(0, seed)]["image"] for seed in range(12)]
     if not all(torch.equal(image, images[0]) for image in images):
         raise ConfigError(

@@ -5,7 +5,7 @@ Examples:
     python tools/caption.py configs/quickstart/captioning.py best.pth pictures/ --beams 5 --n-best 3
     python tools/caption.py configs/quickstart/captioning.py best.pth pictures/ --attention drawn
 
-With --attention there is a PNG for each picture: what the model looked at for each word.
+With --attention, a PNG for each picture shows what the model looked at for each word.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def find_pictures(paths: Sequence[Path]) -> list[Path]:
-    """The files among the paths, and all pictures in the folders among them.
+    """Return the files among the paths, and all pictures in the folders among them.
 
     Raises:
         DataError: a path does not exist, or a folder holds no picture.
@@ -119,10 +119,10 @@ def find_pictures(paths: Sequence[Path]) -> list[Path]:
 
 
 def load_captioner(args: argparse.Namespace) -> Predictor:
-    """The captioner that the arguments name.
+    """Load the captioner that the arguments name.
 
     Raises:
-        ConfigError: the model is of another kind.
+        ConfigError: the model is not a captioner.
         CheckpointError: the checkpoint cannot be read, or does not fit.
     """
     predictor = load(args.model, args.weights, overrides=args.overrides, trust=args.trust, device=args.device)
@@ -134,7 +134,7 @@ def load_captioner(args: argparse.Namespace) -> Predictor:
 
 
 def group_by_size(pictures: Sequence[np.ndarray]) -> list[list[int]]:
-    """The indices of pictures of one size each: in a padded batch, a caption would depend on the other pictures."""
+    """Group the indices of pictures by size, as in a padded batch a caption would depend on the other pictures."""
     indices: dict[tuple[int, ...], list[int]] = {}
     for index, picture in enumerate(pictures):
         indices.setdefault(picture.shape, []).append(index)
@@ -149,7 +149,14 @@ def draw_attention(
     hypotheses: Sequence[Hypothesis],
     outputs: Sequence[Path],
 ) -> None:
-    """Save a PNG for each picture, as the model saw it."""
+    """Save a PNG for each picture, with what the model looked at for each word.
+
+    Args:
+        inputs: the batch of the pictures.
+        pictures: (H, W, 3) uint8 RGB, as the model saw them.
+        hypotheses: the caption of each picture, with attention.
+        outputs: the path of each PNG.
+    """
     map_size = model.look(inputs["images"], inputs["padding_mask"]).features.shape[-2:]
     for picture, hypothesis, output in zip(pictures, hypotheses, outputs):
         words = [token.replace(SPACE, "") for token in model.vocabulary.token_texts(hypothesis.tokens)]

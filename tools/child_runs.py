@@ -1,4 +1,4 @@
-"""Runs of `vitkit train` in processes of their own, and what a step of one costs."""
+"""Run `vitkit train` in separate processes, and measure the cost of its steps."""
 
 import shutil
 import signal
@@ -16,12 +16,13 @@ from vitkit.logging import LOG_NAME
 from vitkit.visualization.curves import read_log
 
 _TIMED_STEPS = 5
-"""Steps between the records by which a step's cost is measured: the first so many warm up, twice as many count."""
+"""Steps between the log records from which a step's cost is measured: this many warm up, and twice as many are timed.
+"""
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a training step costs."""
+    """The cost of a training step."""
 
     minutes: float
     processor_minutes: float
@@ -29,11 +30,11 @@ class StepCost:
 
 
 def time_steps(command: Sequence[str], folder: Path) -> StepCost:
-    """Train some steps, and return what one costs; the run is removed.
+    """Train a few steps, and return the cost of one; the run's folder is removed afterwards.
 
     Args:
         command: begins with "vitkit", "train"; without --run-dir.
-        folder: of the run.
+        folder: the run's folder.
     Raises:
         TrainingError: the run failed, or ended before enough steps were timed.
     """
@@ -56,12 +57,12 @@ def time_steps(command: Sequence[str], folder: Path) -> StepCost:
 
 
 class Child:
-    """A tool in a process of its own, to which ctrl-C and SIGTERM are passed on.
+    """A tool in a separate process, to which ctrl-C and SIGTERM are passed on.
 
     Args:
         command: begins with "vitkit".
-        output: the file for what it prints.
-        advice: what follows the word "interrupted".
+        output: the file for the tool's output.
+        advice: text after the word "interrupted" when a signal has ended the tool.
     """
 
     def __init__(self, command: list[str], output: Path, advice: str = ""):
@@ -69,7 +70,7 @@ class Child:
         output.parent.mkdir(parents=True, exist_ok=True)
         module = [sys.executable, "-m", f"vitkit.tools.{command[1]}", *command[2:]]
         with output.open("a", encoding="utf-8") as file:
-            # In a session of its own: ctrl-C reaches it once, from here.
+            # In a new process session ctrl-C reaches the tool only once, through `_forward`.
             self.process = subprocess.Popen(module, stdout=file, stderr=file, start_new_session=True)
 
     def __enter__(self) -> "Child":
@@ -91,10 +92,10 @@ class Child:
         self.process.send_signal(number)
 
     def finish(self) -> None:
-        """Wait for its end.
+        """Wait until the tool has ended.
 
         Raises:
-            TrainingError: it failed.
+            TrainingError: the tool failed.
         """
         if self.process.wait() != 0 and not self._signalled:
             lines = self.output.read_text(encoding="utf-8").strip().splitlines()

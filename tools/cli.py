@@ -13,10 +13,10 @@ from vitkit.registry import nearest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool that the first argument names, with the rest.
+    """Run the tool that the first argument names, with the remaining arguments.
 
     Returns:
-        The exit status.
+        the exit status.
     """
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name == "--version":
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def list_tools() -> dict[str, str]:
-    """Name -> first docstring line of the modules beside this one that have a `main`; none is imported."""
+    """Return name -> first docstring line of the modules in this folder that have a `main`, without importing them."""
     folder = Path(__file__).parent
     tools = {}
     for module in pkgutil.iter_modules([str(folder)]):

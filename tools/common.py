@@ -1,4 +1,4 @@
-"""What the tools share: the --device option, errors in one line, models and overrides among the arguments."""
+"""Shared parts of the tools: the --device option, errors in one line, models and overrides among the arguments."""
 
 import argparse
 import errno
@@ -18,7 +18,7 @@ from vitkit.inference.ahead import map_ahead
 
 
 def add_device(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
-    """Add --device: "cpu", or an accelerator that PyTorch finds, which is the default where there is one."""
+    """Add --device: "cpu", or an accelerator that PyTorch finds, which is then the default."""
     default = default or default_device()
     parser.add_argument("--device", type=_device, default=default, help=f"cpu, cuda, mps, ... ({default})")
 
@@ -30,20 +30,20 @@ MODEL_HELP = (
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, its weights if it is a config, and overrides; `sort_model` tells the last two apart."""
+    """Add MODEL, its weights if MODEL is a config, and overrides; `sort_model` tells weights and overrides apart."""
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("weights", nargs="?", help="of a config: a checkpoint, or a name of the model zoo")
     parser.add_argument("overrides", nargs="*", help="key.sub=value of the config, such as data.root=data/coco")
 
 
 def sort_model(args: argparse.Namespace) -> None:
-    """Count what was taken for the weights among the overrides if it is one."""
+    """Move an override that was parsed as the weights to the overrides."""
     if is_override(args.weights):
         args.weights, args.overrides = None, [args.weights, *args.overrides]
 
 
 def without_weights(overrides: Sequence[str]) -> list[str]:
-    """Return overrides without the weights in front, which belong to a config's name but not every tool needs."""
+    """Return overrides without the weights before them, which may follow a config's name but not every tool needs."""
     has_weights = overrides and (os.path.exists(overrides[0]) or overrides[0] in model_zoo.index())
     return list(overrides[1:] if has_weights else overrides)
 
@@ -60,7 +60,7 @@ def tiling_of(args: argparse.Namespace) -> Tiling | None:
     """Return how images are cut into tiles; None if they are not.
 
     Raises:
-        ConfigError: the sizes make no tiles.
+        ConfigError: the sizes are out of range, or an overlap is given without a size.
     """
     if args.tiles is None and args.tile_overlap is not None:
         raise ConfigError("--tile-overlap: give the size of the tiles, too (--tiles SIZE).")
@@ -68,7 +68,7 @@ def tiling_of(args: argparse.Namespace) -> Tiling | None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add --trust, without which a saved config imports only what the user has run or trusted before."""
+    """Add --trust, without which a saved config imports only code that the user has run or trusted before."""
     text = "import what a saved config names in `imports`, from now on until that code changes"
     parser.add_argument("--trust", action="store_true", help=text)
 
@@ -100,13 +100,13 @@ _SHOWN_OF_NAME = 200
 def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
     """End the program with one line, without a stack trace, at a VitkitError or another error that a user can cause.
 
-    Where the reader of its output has had enough, such as `head`, it ends without any, as if by SIGPIPE.
+    If the reader of its output has closed the pipe, such as `head`, the program ends without a line, as if by SIGPIPE.
     """
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is left in the buffer must not fail again when the interpreter ends.
+        # Flushing the rest of the buffer must not fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (VitkitError, *others) as error:
@@ -118,7 +118,7 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
 
 
 def storage_error_line(error: BaseException) -> str | None:
-    """Return an error of a file's name or place as the tools end with it; None for any other."""
+    """Return the line with which tools report an error of a file's name or storage; None for any other error."""
     if not isinstance(error, OSError) or error.errno not in _STORAGE_ERRORS | _NAME_ERRORS:
         return None
     name = str(error.filename or "a file")
@@ -133,14 +133,14 @@ def is_override(text: str | None) -> bool:
 
 
 def require_pictures(loaded: Loaded, name: str) -> None:
-    """Raise ConfigError if a model takes text, with the tool that it is for."""
+    """Raise a ConfigError that names the suitable tool if a model takes text."""
     if not isinstance(loaded, Predictor):
         tool = "translate" if isinstance(loaded, Translator) else "generate"
         raise ConfigError(f"{name}: reads text, not pictures. Use tools/{tool}.py.")
 
 
 def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Pictures by name; one that cannot be read is reported and noted, so that one file does not stop a thousand."""
+    """Yield pictures with their names; unreadable ones are reported and added to `broken`, without stopping."""
 
     def read(path: Path) -> tuple[str, np.ndarray] | DataError:
         try:
@@ -157,10 +157,10 @@ def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> 
 
 
 def report_unreadable(broken: Sequence[str], count: int, noun: str = "pictures") -> None:
-    """Say how many of `count` pictures, or what `noun` says, were left out since they cannot be read.
+    """Print how many of `count` pictures, or other items named by `noun`, were left out as unreadable.
 
     Raises:
-        DataError: all; with the reason of the first.
+        DataError: all of them; the message is that of the first.
     """
     if len(broken) == count:
         raise DataError(broken[0])
@@ -169,7 +169,7 @@ def report_unreadable(broken: Sequence[str], count: int, noun: str = "pictures")
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """The names, each repeated one with a number behind it."""
+    """Return the names, with a number appended to each repeated one."""
     taken: set[str] = set()
     unique = []
     for name in names:

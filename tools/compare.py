@@ -1,8 +1,8 @@
-"""Compare models on the same data: differences with their intervals, classes and images that won and lost, curves.
+"""Compare models on the same data: differences with intervals, classes and images that improved or got worse, curves.
 
-Each model is a run, whose best checkpoint is scored (RUN/results.json is used if it is newer, else written), or a
-results file that tools/test.py wrote. Results files need their data: --data CONFIG or RUN, or --annotations; beside a
-run they are scored on its data.
+Each model is a run, whose best checkpoint is scored (RUN/results.json is used if it is newer, otherwise written), or a
+results file that tools/test.py wrote. Results files need their data: --data CONFIG or RUN, or --annotations; if a run
+is among the models, they are scored on its data.
 
 Examples:
     python tools/compare.py runs/detr runs/dino
@@ -82,7 +82,7 @@ def evaluation_of(path: Path, args: argparse.Namespace) -> Evaluation:
     """Score a run, or a results file on the data that belongs to it.
 
     Raises:
-        ConfigError: nothing tells the data of a results file.
+        ConfigError: the data of a results file is unknown, or --data is given with a run.
     """
     if path.is_dir() and not args.data:
         return evaluation_of_run(path, device=args.device, trust=args.trust)
@@ -95,7 +95,7 @@ def evaluation_of(path: Path, args: argparse.Namespace) -> Evaluation:
 
 
 def config_differences(configs: Sequence[Any]) -> list[tuple[str, list[str]]]:
-    """Return the keys whose values differ between the first config and another, with the value in each."""
+    """Return the keys whose values differ between the first config and another one, with the value in each config."""
     if any(config is None for config in configs):
         return []
     keys = dict.fromkeys(key for other in configs[1:] for key in cfg_diff(configs[0], other))
@@ -103,7 +103,7 @@ def config_differences(configs: Sequence[Any]) -> list[tuple[str, list[str]]]:
 
 
 def value_at(config: Any, key: str) -> str:
-    """Return the value at a dotted key as text; "–" where there is none."""
+    """Return the value at a dotted key as text; "–" if there is none."""
     for part in key.split("."):
         if isinstance(config, dict) and part in config:
             config = config[part]
@@ -115,7 +115,7 @@ def value_at(config: Any, key: str) -> str:
 
 
 def curves_of(logs: dict[str, Path]) -> str:
-    """Return the training curves of runs on one sheet, as an address that holds them; "" for less than two runs."""
+    """Return the training curves of runs in one figure, as a data URL; "" for less than two runs."""
     if len(logs) < 2:
         return ""
     with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +125,7 @@ def curves_of(logs: dict[str, Path]) -> str:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print each model's metrics and their differences to the first."""
+    """Print each model's metrics and their differences from those of the first model."""
     width = max(map(len, comparison.differences[0]))
     for name, differences in zip(comparison.names[1:], comparison.differences):
         print(f"{name} against {comparison.names[0]}, on {len(comparison.sample_ids)} samples:")

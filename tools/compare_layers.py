@@ -1,7 +1,7 @@
 """Evaluate every decoder layer of a trained detector, with and without non-maximum suppression.
 
-A single layer cannot tell the queries on one object apart, and gains by suppression; later layers do so themselves
-(Carion et al. 2020, figure 4, https://arxiv.org/abs/2005.12872).
+A single layer predicts an object with several queries, so suppression helps; later layers suppress duplicates
+themselves (Carion et al. 2020, figure 4, https://arxiv.org/abs/2005.12872).
 
 Example:
     vitkit compare_layers runs/detr --out layers.png
@@ -29,7 +29,7 @@ from vitkit.visualization.canvas import save_figure
 
 METRICS = ("bbox/AP", "bbox/AP50")
 Rows = dict[bool, list[dict[str, float]]]
-"""With suppression or without -> the metrics of each decoder layer, the first one first."""
+"""Whether boxes are suppressed -> the metrics of each decoder layer, in order."""
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -63,7 +63,7 @@ def evaluate_layers(config: Mapping[str, Any], weights: Path, device: torch.devi
     """Predict the validation images once, and score each layer's boxes.
 
     Raises:
-        ConfigError: the model is no detector with decoder layers.
+        ConfigError: the model is not a detector with decoder layers.
     """
     data = DataSettings(**config["data"])
     dataset = data.dataset("val")
@@ -88,7 +88,7 @@ def evaluate_layers(config: Mapping[str, Any], weights: Path, device: torch.devi
 
 
 def suppress(detections: Detections, iou: float) -> Detections:
-    """Keep the boxes that overlap no better one of their class by more than `iou`."""
+    """Keep the boxes whose IoU with every better box of their class is at most `iou`."""
     boxes, scores, labels = detections["boxes_xyxy"], detections["scores"], detections["labels"]
     kept = batched_nms(boxes, scores, labels, iou)
     return Detections(scores=scores[kept], labels=labels[kept], boxes_xyxy=boxes[kept])

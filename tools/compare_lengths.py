@@ -1,6 +1,6 @@
-"""Draw BLEU or another metric by length of the source of several models, as Bahdanau et al. 2015 do of a fixed context.
+"""Draw BLEU or another metric by source length for several models, as Bahdanau et al. 2015 do (figure 2).
 
-Each RESULTS is the JSON that tools/test.py wrote of a translation model; its name is the curve's, or NAME=RESULTS.
+Each RESULTS is the JSON that tools/test.py wrote for a translation model; its file name, or NAME, names the curve.
 
 Example:
     python tools/compare_lengths.py rnn=rnn.json rnnsearch=rnnsearch.json transformer=transformer.json --out lengths.png
@@ -40,7 +40,7 @@ def read_curves(texts: Sequence[str]) -> tuple[str, dict[str, list[LengthGroup]]
     """Return the metric, and a curve's name -> its groups.
 
     Raises:
-        DataError: a file is no result of a translation model, its metric is another's, or two curves have one name.
+        DataError: a file is not a result of a translation model, the metrics differ, or two curves have the same name.
     """
     curves: dict[str, list[LengthGroup]] = {}
     metrics: set[str] = set()
@@ -61,7 +61,7 @@ def read_curve(text: str) -> tuple[str, str, list[LengthGroup]]:
     """Return the name of a curve, its metric and its groups.
 
     Raises:
-        DataError: the file is no result of a translation model.
+        DataError: the file is not a result of a translation model.
     """
     name, _, path = text.rpartition("=")
     try:

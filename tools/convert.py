@@ -2,13 +2,13 @@
 
 Weights (--to official, transformers, vitkit): SOURCE is anything that vitkit loads: a name of the model zoo, a run, a
 config with its weights, a folder of the transformers library or hf:OWNER/NAME. Reading the result back gives the same
-weights, bit for bit. Under vitkit's names a .pth file also holds the config, the classes or vocabularies, and what
-evaluation has measured, so that it is a model by itself. For the transformers library OUT may be a folder, which its
-from_pretrained reads: config.json, weights, how images are prepared, a text's tokens.
+weights, bit for bit. With vitkit's names, a .pth file also holds the config, the classes or vocabularies, and what
+evaluation has measured, so that it can be loaded by itself. For the transformers library OUT may be a folder, which its
+from_pretrained reads: config.json, weights, the preparation of images, a text model's tokens.
 
 Annotations (--to coco, yolo, voc): SOURCE is a file or a folder of COCO, YOLO (Ultralytics, Roboflow), Pascal VOC,
-LabelMe, CVAT, CSV, or label pictures. Numbers before and after, what was left out or lost and why are printed, and a
-sheet of pictures is drawn to look at. --fix mends what tools/doctor.py finds:
+LabelMe, CVAT, CSV, or label pictures. The tool prints the numbers before and after, and what was left out or lost and
+why, and draws a sheet of pictures for a visual check. --fix repairs what tools/doctor.py finds:
 
   fractions             boxes are fractions of their images
   xyxy, cxcywh, xywh    boxes are corners; centre and size; corner and size
@@ -53,7 +53,7 @@ from vitkit.tools.average import TAKEN_OVER
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
 
 NAMES = ("official", "transformers", "vitkit")
-"""Whose names weights get."""
+"""The formats whose names weights may get."""
 ENDINGS = (".pth", ".safetensors")
 
 
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Load the model and write its weights; or read, mend and write annotations."""
+    """Load the model and write its weights; or read, repair and write annotations."""
     if args.out.exists() and not args.overwrite:
         raise CheckpointError(f"--out {args.out}: is there already. Choose another name, or add --overwrite.")
     if args.to in WRITERS:
@@ -112,13 +112,13 @@ def run(args: argparse.Namespace) -> None:
         write(args.out, state, {"model": state, **beside_weights(loaded, config, weights)})
     else:
         state, names = written(loaded.model, args.to)
-        # The transformers library reads a file of weights alone.
+        # The transformers library reads files that contain only weights.
         write(args.out, state, state if args.to == "transformers" else {"model": state})
     print(f"{loaded.report}\nwrote {args.out}: {len(state)} entries, names of {names}")
 
 
 def mend(data: AnnotatedImages, fixes: Sequence[str]) -> None:
-    """Apply fixes in their order, and print what each did."""
+    """Apply fixes in order, and print what each changed."""
     for name in fixes:
         if name in FIXES:
             fix, meaning = FIXES[name]
@@ -129,7 +129,7 @@ def mend(data: AnnotatedImages, fixes: Sequence[str]) -> None:
 
 
 def write(path: Path, state: Mapping[str, Tensor], checkpoint: Mapping[str, Any]) -> None:
-    """Write a .safetensors file of weights alone, or a checkpoint."""
+    """Write a .safetensors file with only the weights, or a checkpoint."""
     if path.suffix == ".safetensors":
         write_safetensors(path, state)
     else:
@@ -137,7 +137,7 @@ def write(path: Path, state: Mapping[str, Tensor], checkpoint: Mapping[str, Any]
 
 
 def beside_weights(loaded: Predictor | Translator, config: Mapping[str, Any], weights: str | Path) -> dict[str, Any]:
-    """Return what makes a checkpoint a model by itself."""
+    """Return the entries besides the weights with which a checkpoint can be loaded by itself."""
     more = {key: value for key, value in own_checkpoint(weights).items() if key in TAKEN_OVER}
     more["config"] = json.dumps(config)
     if isinstance(loaded, Predictor) and loaded.classes:

@@ -1,11 +1,11 @@
 """Try a model in the browser: give it a picture or the camera, move the threshold, click to see where it looks.
 
 MODEL is a name of the model zoo, the folder or a checkpoint of a run, or a config, whose weights follow it: a
-classifier, a captioner, a detector or a model of masks. A click shows the attention at that point in the encoder, and
-that of the query whose box or mask covers the point; of a captioner that of each word.
+classifier, a captioner, a detector or a mask model. A click shows the encoder's attention at that point, and the
+attention of the query whose box or mask covers the point; for a captioner, the attention of each word.
 
-The page is served on this machine alone (--host), loads nothing from elsewhere and reports nothing. Its pictures lie in
-a temporary folder until it ends, at ctrl-C. It needs Gradio: pip install vitkit[demo].
+The page is served only on this machine (see --host), loads nothing from elsewhere and reports nothing. Its pictures are
+in a temporary folder until it ends, by ctrl-C. It needs Gradio: pip install vitkit[demo].
 
 Examples:
     python tools/demo.py detr_r50
@@ -79,7 +79,7 @@ def wait_for_ctrl_c() -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise ConfigError if nothing can be served there."""
+    """Raise a ConfigError if the page cannot be served at this address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -93,17 +93,17 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_model(predictor: Loaded, name: str) -> None:
-    """Raise ConfigError if a model does not answer to pictures."""
+    """Raise a ConfigError if a model does not take pictures."""
     require_pictures(predictor, name)
     if predictor.sampling is not None:
         raise ConfigError(f"{name}: classifies videos, not pictures. Use tools/predict.py.")
 
 
 def import_gradio(uploads: Path) -> ModuleType:
-    """Import Gradio, which writes the pictures that it is given below a folder, and reports nothing.
+    """Import Gradio, set to store uploaded pictures in a folder and to send no usage reports.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: Gradio is not installed.
     """
     os.environ |= {
         "GRADIO_TEMP_DIR": str(uploads),

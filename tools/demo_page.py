@@ -1,4 +1,4 @@
-"""The page of demo.py: what its controls do, and how they are laid out."""
+"""The page of demo.py: the layout and the events of its controls."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -18,9 +18,9 @@ from vitkit.tools.caption import draw_attention
 from vitkit.visualization.canvas import enlarge
 
 KEPT_FILES = 64
-"""Drawings that the page's folder keeps, the newest."""
+"""The number of drawings that the page's folder keeps, the newest ones."""
 KEPT_SECONDS = 3600
-"""How long a visitor's pictures and predictions stay without a visit."""
+"""The number of seconds for which a visitor's pictures and predictions are kept without a visit."""
 FONTS = ("system-ui", "sans-serif")
 HINT = "Click a point in one of the pictures to see where the model looks."
 
@@ -30,18 +30,18 @@ class Attended(NamedTuple):
 
     text: str
     encoder: Path | None = None
-    """Drawing of what the point attends to."""
+    """A drawing of what the point attends to in the encoder."""
     query: Path | None = None
-    """Drawing of what the query attends to that covers the point; or of a captioner's words."""
+    """A drawing of what the query that covers the point attends to; for a captioner, of what each word attends to."""
 
 
 @dataclass
 class Demo:
-    """What the page does with a model.
+    """Predicts and draws for the page.
 
     Args:
-        predictor: of pictures.
-        folder: of the drawings.
+        predictor: an image model's predictor.
+        folder: where drawings are saved.
     """
 
     predictor: Predictor
@@ -52,7 +52,7 @@ class Demo:
         """Predict on a picture's file.
 
         Raises:
-            DataError: it is no picture.
+            DataError: the file is not a picture.
         """
         path = Path(path)
         return next(self.predictor.stream([(path.name, path.read_bytes())]))
@@ -61,15 +61,15 @@ class Demo:
         """Draw a prediction.
 
         Args:
-            task: of `tasks_of` the prediction; None: the first.
-            threshold: the least score; None: the model's own.
+            task: one of the prediction's `tasks_of`; None: the first.
+            threshold: the lowest score to draw; None: the model's thresholds.
         """
         path = self._file("jpg")
         prediction.save(path, task=task, score_threshold=threshold)
         return path
 
     def attend(self, prediction: Prediction, x: float, y: float, threshold: float | None) -> Attended:
-        """Draw what the model looks at for a point of the picture, in its pixels.
+        """Draw what the model looks at for a point (x, y), in pixels of the picture.
 
         Raises:
             ConfigError: the model has no attention that can be drawn.
@@ -99,7 +99,7 @@ class Demo:
 
     @torch.inference_mode()
     def _attend_by_words(self, prediction: Prediction) -> Attended:
-        """Draw what a captioner looks at for each word, wherever the point is."""
+        """Draw what a captioner looks at for each word, which does not depend on the point."""
         model = self.predictor.model
         inputs = self.predictor.prepare([prediction.image]).to(self.predictor.device).inputs
         best = decode(model, inputs, model.decoding, return_attention=True)[0][0]
@@ -114,20 +114,21 @@ class Demo:
 
 
 def tasks_of(prediction: Prediction) -> list[str]:
-    """Return what of a prediction can be drawn, the default first."""
+    """Return the tasks of a prediction that can be drawn, the default first."""
     return [task for task, name in FIELDS.items() if name in prediction.fields]
 
 
 def text_of(prediction: Prediction, threshold: float | None) -> str:
-    """Return a line that says what is drawn from a score on; None: from the model's own."""
+    """Return a line that says what is drawn at a score threshold; None: at the model's thresholds."""
     return (prediction if threshold is None else prediction.filter(score=threshold)).summary()
 
 
 def point_in(prediction: Prediction, pixel: tuple[float, float], *, is_drawn: bool) -> tuple[float, float] | None:
-    """Return the point of a picture that was clicked, None outside of it.
+    """Return the point (x, y) of a picture that was clicked; None outside of it.
 
     Args:
-        pixel: (x, y) of the picture, or of its drawing, which may be larger and have a legend below.
+        pixel: (x, y) in the picture or in its drawing, which may be larger and have a legend below.
+        is_drawn: whether the drawing was clicked.
     """
     factor = enlarge(prediction.image)[1] if is_drawn else 1
     x, y = (value / factor for value in pixel)
@@ -136,13 +137,13 @@ def point_in(prediction: Prediction, pixel: tuple[float, float], *, is_drawn: bo
 
 
 class Handlers:
-    """The page's events: from values of its controls to their updates. What is wrong is said in the page."""
+    """The page's event handlers, from values of its controls to their updates. Errors are shown in the page."""
 
     def __init__(self, demo: Demo, gr: ModuleType):
         self.demo, self.gr = demo, gr
 
     def on_picture(self, path: str | None, threshold: float | None) -> list[Any]:
-        """Predict. Returns the prediction, and updates of drawing, answer, task, threshold and the three of a click."""
+        """Predict; return the prediction, and updates of drawing, answer, task, threshold and a click's outputs."""
         gr = self.gr
         hidden = [gr.update(visible=False)] * 2
         if path is None:
@@ -162,7 +163,7 @@ class Handlers:
         ]
 
     def on_choice(self, prediction: Prediction | None, task: str | None, threshold: float | None) -> list[Any]:
-        """Draw again with another task or threshold. Returns the drawing and the answer."""
+        """Draw again with another task or threshold; return the drawing and the answer."""
         if prediction is None:
             return [None, ""]
         return [self.demo.draw(prediction, task or None, threshold), text_of(prediction, threshold)]
@@ -170,7 +171,7 @@ class Handlers:
     def on_click(
         self, prediction: Prediction | None, threshold: float | None, pixel: tuple[float, float], *, is_drawn: bool
     ) -> list[Any]:
-        """Draw what the model looks at. Returns updates of the text and of the two drawings."""
+        """Draw what the model looks at; return updates of the text and of the two drawings."""
         if prediction is None:
             return self._unclicked("Give a picture first.")
         point = point_in(prediction, pixel, is_drawn=is_drawn)
@@ -188,14 +189,14 @@ class Handlers:
 
 
 def build_page(demo: Demo, name: str, gr: ModuleType) -> Any:
-    """Lay out the page of a model, whose name is shown; returns Gradio's `Blocks`."""
+    """Lay out the page of a model, whose name is shown; return Gradio's `Blocks`."""
     handlers = Handlers(demo, gr)
-    # Without Gradio's button that shares a picture with everybody.
+    # Gradio's button that shares a picture with everybody is left out.
     shown = dict(interactive=False, buttons=["download", "fullscreen"])
     with gr.Blocks(title=f"vitkit: {name}", analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
         gr.Textbox(name, label="vitkit demo", interactive=False)
         prediction = gr.State(time_to_live=KEPT_SECONDS)
-        chosen = gr.State()  # the threshold, once the slider was moved; until then the model's own, of each class
+        chosen = gr.State()  # the threshold once the slider was moved; until then, the model's threshold of each class
         with gr.Row():
             with gr.Column():
                 picture = gr.Image(
@@ -207,7 +208,7 @@ def build_page(demo: Demo, name: str, gr: ModuleType) -> Any:
                     buttons=["fullscreen"],
                     elem_id="picture",
                 )
-                # The file as it is: vitkit's own reader turns it upright, and says what is wrong with it.
+                # The file is passed on unchanged: vitkit's reader turns it upright and reports errors in it.
                 picture.preprocess = lambda payload: None if payload is None else payload.path
                 task = gr.Radio([], label="Show", visible=False, elem_id="task")
                 threshold = gr.Slider(
@@ -253,7 +254,7 @@ def _click_of(gr: ModuleType, handlers: Handlers, is_drawn: bool) -> Callable[..
 
 
 def launch(page: Any, gr: ModuleType, host: str, port: int) -> str:
-    """Serve a page until its `close`, without blocking; nothing of it comes from, or goes to, elsewhere."""
+    """Serve a page until its `close`, without blocking; it loads nothing from and sends nothing to other machines."""
     page.launch(
         server_name=host,
         server_port=port,

@@ -1,7 +1,7 @@
 """Check a config's data and settings before hours are spent on a run.
 
 Every line has a verdict: ok; note, worth knowing; warn, probably not intended; fail, training would end with an error,
-or could not learn its task. The exit status is 1 if anything fails (--strict: or is a warning), else 0.
+or could not learn its task. The exit status is 1 if anything fails (with --strict, also at a warning), otherwise 0.
 
 Examples:
     python tools/doctor.py configs/bccd/detr.py data.root=data/bccd

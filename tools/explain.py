@@ -1,12 +1,12 @@
 """Draw what a model looks at, as the papers' figures do: attention, sampling points, boxes of each query.
 
 DETR, for one image: encoder self-attention at points of the image, decoder cross-attention of each detected box.
-MaskFormer and Mask2Former, for one image: the same, of each mask; the masks and how they merge; the loss's points.
+MaskFormer and Mask2Former, for one image: the same for each mask; the masks and how they merge; the loss's points.
 Deformable DETR, for one image: reference point, sampling points and box of queries through the decoder's layers.
-All of them, with --dataset: where each query's boxes lie over the config's validation data.
-ViT, Swin, MViT, LR-Net, non-local ResNet, alone or below a head: the class token's maps of each head and layer,
-attention rollout, what points attend to in each layer, local kernels; with --images how far each head looks.
-Models of text, for one sentence, and captioners, for one image: attention of each head as matrices and arcs, position
+All of these, with --dataset: where each query's boxes lie over the config's validation data.
+ViT, Swin, MViT, LR-Net, non-local ResNet, alone or below a head: the class token's maps for each head and layer,
+attention rollout, what points attend to in each layer, local kernels; with --images, the attention distance of heads.
+Text models, for one sentence, and captioners, for one image: attention of each head as matrices and arcs, position
 encoding, next-token distributions, beams as a tree.
 TimeSformer, for one video: attention over space and time of points in a frame, and of the class token.
 
@@ -74,9 +74,9 @@ from vitkit.visualization.attention import COCO_SIZES, coco_sizes, draw_query_sl
 from vitkit.visualization.curves import plot_distances
 from vitkit.visualization.explain_page import PageLayer, write_explain_page
 
-MAX_BOXES = 7  # drawn unless queries are named; with the panel of all boxes two rows of four
+MAX_BOXES = 7  # boxes that are drawn unless --queries is given; with the panel of all boxes, two rows of four
 MAX_POINTS = 3
-MAX_SAMPLED = 3  # queries of Deformable DETR, a picture each
+MAX_SAMPLED = 3  # queries of Deformable DETR, with a figure for each
 MAX_MASKS = 12
 MAX_SLOTS = 20
 
@@ -187,7 +187,7 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
 
 
 def explain_image(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
-    """Draw all that has a meaning for the model: what its queries and its locations attend to."""
+    """Draw everything that applies to the model: what its queries and its locations attend to."""
     model = predictor.model
     if predictor.sampling is not None:
         raise ConfigError("--image: the model classifies clips, so a picture has no meaning for it. Give a --video.")
@@ -224,13 +224,13 @@ def explain_image(predictor: Predictor, image: np.ndarray, args: argparse.Namesp
 
 
 def write_page(layers: Sequence[PageLayer], path: Path, *, title: str, image: np.ndarray | None = None) -> str:
-    """Write the page of --html, and return the line that says so."""
+    """Write the page of --html, and return the line that reports it."""
     size = write_explain_page(layers, path, title=title, image=image)
     return f"wrote {path} ({size / 1e6:.1f} MB)"
 
 
 def explain_distances(predictor: Predictor, args: argparse.Namespace) -> None:
-    """Draw how far the heads of each layer look, of one model or two beside each other."""
+    """Draw the attention distances of each layer's heads, for one model or for two side by side."""
     paths = pictures_in(args.images)
     models = {str(args.model): predictor}
     if args.compare:
@@ -248,7 +248,7 @@ def read_picture(path: Path, points: Sequence[tuple[float, float]] | None, max_p
     """Read a picture as (H, W, 3) uint8 RGB, upright.
 
     Raises:
-        DataError: no such file, no image, or a point is outside it.
+        DataError: there is no such file, it is not an image, or a point is outside the image.
     """
     image = read_image(path, "--image", max_pixels=max_pixels)
     height, width = image.shape[:2]
@@ -261,10 +261,10 @@ def read_picture(path: Path, points: Sequence[tuple[float, float]] | None, max_p
 
 
 def choose_queries(args: argparse.Namespace, predictor: Predictor, queries: Queries, limit: int) -> list[int]:
-    """Return the queries asked for; or those from the threshold on, best first, or else the best one.
+    """Return the queries of --queries; otherwise those that reach the threshold, best first, or at least the best one.
 
     Args:
-        limit: of queries that were not asked for.
+        limit: the maximum number of queries if --queries is not given.
     """
     scores = queries.scores
     if args.queries:
@@ -281,7 +281,7 @@ def choose_queries(args: argparse.Namespace, predictor: Predictor, queries: Quer
 
 
 def check_queries(queries: Sequence[int], num_queries: int) -> list[int]:
-    """Return the queries; a ConfigError names one that the model does not have."""
+    """Return the queries; raise a ConfigError if the model does not have one of them."""
     for query in queries:
         if query >= num_queries:
             raise ConfigError(f"--queries: got {query}; the model's queries are 0 to {num_queries - 1}.")
@@ -289,7 +289,7 @@ def check_queries(queries: Sequence[int], num_queries: int) -> list[int]:
 
 
 def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
-    """Draw attention to every location: one figure for the encoder, one for the decoder, where the model has them."""
+    """Draw attention to every location: one figure for the encoder and one for the decoder, if the model has them."""
     model = predictor.model
     for option, value, layers in (
         ("--points", args.points, encoder_layers(model)),
@@ -308,7 +308,7 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
     if attention.encoder is not None:
         points = args.points or [(size[1] / 2, size[0] / 2)]
         if best and not args.points:
-            # Several queries may have found one object, and one point in it is enough.
+            # Several queries may have detected one object, for which one point is enough.
             distinct = nms(queries.boxes_xyxy[best], queries.scores[best], iou_threshold=0.5)[:MAX_POINTS]
             points = centres(queries.boxes_xyxy[best][distinct], size)
         path = args.out / f"{args.image.stem}_encoder.png"
@@ -344,7 +344,7 @@ def explain_masks(predictor: Predictor, attention: ImageAttention, args: argpars
 
 
 def layer_number(layers: Sequence[nn.Module], number: int | None, option: str) -> int:
-    """Return the layer asked for, the last by default; a ConfigError names one that the model does not have."""
+    """Return the requested layer, the last by default; raise a ConfigError if the model does not have it."""
     last = len(layers) - 1
     if number is not None and not 0 <= number <= last:
         what = f"the model's layers are 0 to {last}" if last >= 0 else "the model has no such layer"
@@ -353,7 +353,7 @@ def layer_number(layers: Sequence[nn.Module], number: int | None, option: str) -
 
 
 def centres(boxes_xyxy: Tensor, size: tuple[int, int]) -> list[tuple[float, float]]:
-    """Return (x, y) of the boxes' centres, pixels inside the image of that (height, width)."""
+    """Return (x, y) of the boxes' centres, clamped to the pixels of an image of size (height, width)."""
     height, width = size
     middle = (boxes_xyxy[:, :2] + boxes_xyxy[:, 2:]) / 2
     return [(min(max(x, 0), width - 1), min(max(y, 0), height - 1)) for x, y in middle.tolist()]
@@ -375,14 +375,14 @@ def explain_sampling(predictor: Predictor, image: np.ndarray, args: argparse.Nam
 
 @torch.no_grad()
 def explain_slots(model: nn.Module, loader: BatchLoader, args: argparse.Namespace) -> None:
-    """Draw the boxes of each query over the dataset: one figure."""
+    """Draw the boxes of each query over the dataset in one figure."""
     head = child(model, "head")
     if head is not None and child(head, "proposals") is not None:
         raise ConfigError(
             "--dataset: the queries of a two-stage model are each image's own proposals, so they have no position over "
             "a dataset. Leave --dataset out, or take a model without model.head.two_stage."
         )
-    # All queries' boxes in their order: a model's `postprocess` may sort them or leave some out.
+    # All queries' boxes, in order: a model's `postprocess` may sort them or leave some out.
     boxes, sizes = [], []
     progress = ProgressLines(len(loader), "batches")
     for batch in loader:

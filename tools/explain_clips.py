@@ -1,4 +1,4 @@
-"""What explain.py draws of models of clips."""
+"""The figures of explain.py for clip models."""
 
 import argparse
 
@@ -14,7 +14,7 @@ from vitkit.visualization.explain_page import write_explain_page
 
 
 def explain_clip(predictor: Predictor, args: argparse.Namespace) -> None:
-    """Draw what points of a frame, and the class token, attend to in the clip in a video's middle."""
+    """Draw what points of a frame, and the class token, attend to in the clip from the middle of a video."""
     views = clip_of(predictor, args.video)
     clip = views[len(views) // 2]  # the crop in the middle
     _, num_frames, height, width = clip.shape
@@ -41,12 +41,12 @@ def explain_clip(predictor: Predictor, args: argparse.Namespace) -> None:
 
 
 def brightest(weights: Tensor, size: tuple[int, int]) -> tuple[float, float]:
-    """Return (x, y), in pixels of an image of (height, width), of the middle of a map's largest value."""
+    """Return (x, y) of the centre of a map's largest cell, in pixels of an image of size (height, width)."""
     row, column = divmod(int(weights.flatten().argmax()), weights.shape[1])
     return (column + 0.5) * size[1] / weights.shape[1], (row + 0.5) * size[0] / weights.shape[0]
 
 
 def of_point(attention: ClipAttention, frame: int, x: float, y: float, size: tuple[int, int]) -> Tensor:
-    """Return the attention (h, w, T) of the token that a point of a frame lies in."""
+    """Return the attention (h, w, T) of the token that contains a point of a frame."""
     rows, columns, _ = attention.size
     return attention.of_token(int(y * rows / size[0]), int(x * columns / size[1]), frame)

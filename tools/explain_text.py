@@ -1,4 +1,4 @@
-"""What explain.py draws of models of text, and of the text that captioners write."""
+"""The figures of explain.py for text models, and for the captions of captioners."""
 
 import argparse
 import re
@@ -76,7 +76,7 @@ def explain_caption(predictor: Predictor, image, args: argparse.Namespace) -> It
 
 
 def draw_text(model: nn.Module, attention: TextAttention, stem: Path, args: argparse.Namespace) -> Iterator[Path]:
-    """Save the PNGs that have a meaning for a model of text, and yield their paths."""
+    """Save the PNGs that apply to a text model, and yield their paths."""
     chosen = {"encoder": args.encoder_layer, "decoder": args.decoder_layer, "cross": args.decoder_layer}
     for kind, title in KINDS.items():
         layers = attention.of_kind(kind)

@@ -1,12 +1,12 @@
 """Write a model as one file that runs without its code: ONNX, or a program of torch.export.
 
 MODEL is a name of the model zoo, the folder or a checkpoint of a run, or a config, whose weights follow it. The file
-takes images of any size and in any number, unless --size says otherwise, and holds what must be known to use it. It is
-compared with the model on pictures before it gets its name.
+takes images of any size and number, unless --size says otherwise, and contains the metadata needed to use it. It is
+compared with the model on pictures before it gets its final name.
 
-NAME.onnx           the model: uint8 images in, predictions out; of a captioner or translator the encoder
-NAME.step.onnx      of these one step of the decoder
-run_NAME.py         predicts by NAME.onnx; needs onnxruntime, numpy and Pillow alone
+NAME.onnx           the model: uint8 images in, predictions out; for a captioner or translator, only the encoder
+NAME.step.onnx      for a captioner or translator, one step of the decoder
+run_NAME.py         predicts with NAME.onnx; needs only onnxruntime, numpy and Pillow
 
 Examples:
     python tools/export.py runs/detr --images photos
@@ -58,7 +58,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def size(text: str) -> tuple[int, int]:
-    """ "480x640" -> (480, 640)."""
+    """Parse HEIGHTxWIDTH: "480x640" -> (480, 640)."""
     height, _, width = text.partition("x")
     if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
         raise argparse.ArgumentTypeError(f"{text!r}: expected HEIGHTxWIDTH in pixels, such as 480x640")
@@ -87,16 +87,16 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def zoo_licence(weights: str | Path | None) -> str | None:
-    """Return the licence of weights of the model zoo; None of all others, such as those fine-tuned from them."""
+    """Return the licence of weights of the model zoo; None for others, such as those fine-tuned from them."""
     is_file = weights is not None and Path(weights).exists()
     return None if is_file else model_zoo.index().get(str(weights), {}).get("licence")
 
 
 def read_pictures(source: str | None, predictor: Predictor) -> list[np.ndarray]:
-    """Return the first pictures of a source; without one, drawn pictures of the synthetic world.
+    """Return the first pictures of a source; without a source, generated pictures of the synthetic world.
 
     Raises:
-        DataError: there are none.
+        DataError: the source has no pictures.
     """
     if source is None:
         worlds = (World(image_size=480), World(image_size=320))
@@ -108,7 +108,7 @@ def read_pictures(source: str | None, predictor: Predictor) -> list[np.ndarray]:
 
 
 def show(part: ExportedPart, args: argparse.Namespace) -> None:
-    """Print where a file is, and how it compares with the model."""
+    """Print the path of a file, and how it compares with the model."""
     megabytes = part.path.stat().st_size / 2**20
     print(f"wrote {part.path} ({megabytes:.1f} MiB)")
     shapes = sorted(set(part.shapes))

@@ -1,11 +1,12 @@
 """Continue text with a decoder-only language model, or fill the masks of text with an encoder-only one.
 
-MODEL is any name that `vitkit.load` takes; the config and the vocabulary are in a run's checkpoint. Text is TEXT, the
-lines of --input, or what comes in by the pipe. How tokens are chosen is in the model's config (model.decoding); any of
---temperature, --top-k, --top-p and --seed makes them be drawn.
+MODEL is any name that `vitkit.load` takes; the config and the vocabulary are in a run's checkpoint. The text is TEXT,
+the lines of --input, or standard input. How tokens are chosen is set in the model's config (model.decoding); with any
+of --temperature, --top-k, --top-p and --seed, they are sampled.
 
-A continued text is one line, with --n-best a line each: score, tab, text, and an empty line behind each input's. At a
-mask there is a line for each candidate: probability, tab, token, tab, the text with it; an empty line behind each mask.
+A continued text is one line; with --n-best there is a line for each continuation (score, tab, text), and an empty line
+after those of each input. For a mask there is a line for each candidate (probability, tab, token, tab, the text with
+it), and an empty line after each mask.
 
 Examples:
     python tools/generate.py runs/language_model "Ein Mann"
@@ -35,7 +36,7 @@ from vitkit.tools.text_arguments import (
 )
 
 DECODING_OPTIONS = (*SAMPLING_OPTIONS, "greedy", "beams", "max_length", "min_length")
-"""What a model that fills masks does not take."""
+"""Names of the options that a model that fills masks does not take."""
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     """Continue or fill the lines of the input, and write the results.
 
     Raises:
-        ConfigError: the model is of another kind, or an option is none of its kind's.
+        ConfigError: the model is not a language model, or an option does not apply to its kind.
     """
     loaded = load(args.model, args.weights, device=args.device, trust=args.trust)
     check_kind(loaded, args.model)
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def check_kind(loaded: Loaded, name: str) -> None:
-    """Raise ConfigError if a model is no language model, with the tool that it is for."""
+    """Raise a ConfigError that names the suitable tool if a model is not a language model."""
     if isinstance(loaded, TextContinuer | MaskFiller):
         return
     kind = type(loaded.model).__name__
@@ -98,7 +99,7 @@ def check_kind(loaded: Loaded, name: str) -> None:
 
 
 def continued(model: TextContinuer, lines: Sequence[str], args: argparse.Namespace) -> Iterator[str]:
-    """Yield what is to write for each text."""
+    """Yield the output for each text."""
     for continuations in model.stream(lines, decoding_settings(model.model.decoding, args)):
         if args.n_best is None:
             yield f"{continuations[0]}\n"
@@ -107,10 +108,10 @@ def continued(model: TextContinuer, lines: Sequence[str], args: argparse.Namespa
 
 
 def decoding_settings(defaults: DecodingSettings, args: argparse.Namespace) -> DecodingSettings:
-    """The model's settings, changed by the arguments.
+    """Return the model's decoding settings, changed by the arguments.
 
     Raises:
-        ConfigError: a value is impossible.
+        ConfigError: a value is out of range.
     """
     names = (*SAMPLING_OPTIONS, "max_length", "min_length")
     changes = {name: value for name in names if (value := getattr(args, name)) is not None} | {"n_best": 1}
@@ -122,7 +123,7 @@ def decoding_settings(defaults: DecodingSettings, args: argparse.Namespace) -> D
 
 
 def filled(model: MaskFiller, lines: Sequence[str], args: argparse.Namespace) -> Iterator[str]:
-    """Yield what is to write for each mask.
+    """Yield the output for each mask.
 
     Raises:
         ConfigError: an option is for models that continue text.

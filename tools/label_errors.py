@@ -1,10 +1,10 @@
 """Find labels that a detector contradicts: missing and superfluous boxes, wrong classes, badly placed boxes.
 
-OUT.html    a page to go through them, the likeliest first, which exports the accepted corrections
+OUT.html    a page to review them, the most likely errors first, which exports the accepted corrections
 OUT.json    all of them as corrections, which `vitkit convert ANNOTATIONS --images DIR --fix OUT.json` applies
 
-A model that was trained on the labels has learned some of their errors: judge each part of the data by a model of the
-others.
+A model that was trained on the labels has learned some of their errors: judge each part of the data by a model that was
+trained on the others.
 
 Examples:
     python tools/label_errors.py runs/detr

@@ -5,7 +5,7 @@ OUT/annotations/instances_train2017.json     boxes, masks as RLE
 OUT/annotations/captions_train2017.json      one caption per image
 OUT/annotations/panoptic_train2017.json      segments, with maps in panoptic_train2017/*.png (id = R + 256 G + 65536 B)
 OUT/annotations/semantic_train2017/*.png     class index per pixel; the classes are those of panoptic_train2017.json
-and the same for val2017; OUT/shapes.json holds the settings it was made with.
+and the same for val2017; OUT/shapes.json holds the settings with which the data was made.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def write_split(out: Path, name: str, world: World, num_images: int, suffix: str
     annotations_folder = out / "annotations"
     folders = [out / name, annotations_folder / f"panoptic_{name}", annotations_folder / f"semantic_{name}"]
     for folder in folders:
-        # Images of a larger earlier run would otherwise stay behind.
+        # Otherwise images of a larger earlier run would remain.
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     image_folder, panoptic_folder, semantic_folder = folders
@@ -88,7 +88,7 @@ def make_shapes(arguments: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: a number is out of range.
-        DataError: OUT is a file, holds files of something else, or is written and may not be overwritten.
+        DataError: OUT is a file, has files of something else, or was written before and may not be overwritten.
     """
     out: Path = arguments.out
     worlds = {
@@ -106,7 +106,7 @@ def make_shapes(arguments: argparse.Namespace) -> None:
         raise DataError(f"OUT: {str(out)!r} is a file; expected a folder to write into.")
     if out.is_dir() and any(out.iterdir()):
         if not (out / _SETTINGS).is_file():
-            # Never another dataset of the same layout, such as COCO itself.
+            # Another dataset with the same layout, such as COCO itself, must never be overwritten.
             raise DataError(f"OUT: folder {str(out)!r} holds files that this tool did not write. Choose another.")
         if not arguments.overwrite:
             raise DataError(f"OUT: folder {str(out)!r} is already written. Choose another, or add --overwrite.")

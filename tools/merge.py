@@ -1,6 +1,6 @@
-"""Join several datasets into one: classes of one name are one class, and --map renames or drops others.
+"""Join several datasets into one: classes with the same name become one class, and --map renames or drops classes.
 
-Pictures are linked into OUT/images (copies where the disk has no links); splits are kept if every dataset has some.
+Pictures are linked into OUT/images (or copied if the disk has no links); splits are kept if every dataset has some.
 
 Examples:
     python tools/merge.py own.json roboflow/data.yaml --map "red cell=RBC" "white cell=WBC" --out cells

@@ -1,4 +1,4 @@
-"""A person's pictures and annotations as training and validation data, for `vitkit start`."""
+"""Turn a user's pictures and annotations into training and validation data, for `vitkit start`."""
 
 import json
 import statistics
@@ -24,38 +24,39 @@ from vitkit.structures import IGNORE_INDEX
 from vitkit.tools.annotations import print_left_out
 
 NO_CLASSES = {"void", "ignore", "ignored", "unlabelled", "unlabeled"}
-"""Names of classes of label maps that are neither trained nor evaluated."""
+"""Names of classes in label maps that are excluded from training and evaluation."""
 MAX_CLASSES = 256
 QUERIES_PER_OBJECT = 2.5
-"""Of the fullest image; COCO's fullest has 63 for the 100 queries of DETR and the 900 of DINO."""
+"""Queries per object in the image with the most objects; in COCO that is 63, for 100 queries in DETR and 900 in DINO.
+"""
 
 
 @dataclass(frozen=True)
 class OwnData:
-    """Data that is split, and how a config of configs/start names it."""
+    """Data that has been split, and the lines with which a config of configs/start uses it."""
 
     summary: str
     num_train: int
     num_val: int
     short_side: int
-    """Median of the images, pixels."""
+    """The median short side of the images in pixels."""
     config_lines: list[str]
-    """Python that sets `cfg`."""
+    """Lines of Python that set the data in `cfg`."""
 
 
 def read_own_data(task: str, images: Path, annotations: Path | None, *, share: float, out: Path) -> OwnData:
-    """Read annotations and split their images, unless they name a split train and one val.
+    """Read annotations and split their images, unless they already have the splits train and val.
 
-    Images that look the same, bursts and frames of one recording stay on one side, see `split_dataset`.
+    Images that look the same, bursts and frames of one recording stay in the same split, see `split_dataset`.
 
     Args:
         task: a key of READERS.
-        images: folder of the pictures; without `annotations`, what tells where they are.
+        images: folder of the pictures; without `annotations`, a file or folder that leads to pictures and annotations.
         annotations: a file or a folder.
-        share: of the images that validate.
-        out: folder for what has to be written.
+        share: the fraction of the images for validation.
+        out: folder for the files that have to be written.
     Raises:
-        DataError: they cannot be read, or are too few to split.
+        DataError: the data cannot be read, or has too few images to split.
     """
     if not images.exists():
         raise DataError(f"no file or folder '{images}'. Give the folder of the pictures, then their annotations.")
@@ -63,9 +64,9 @@ def read_own_data(task: str, images: Path, annotations: Path | None, *, share: f
 
 
 def read_detection(images: Path, annotations: Path | None, share: float, out: Path, masks: bool = False) -> OwnData:
-    """Read boxes, or masks of objects, in any format that `read_annotations` knows; write COCO's files.
+    """Read boxes, or masks of objects, in any format that `read_annotations` takes; write files in COCO's format.
 
-    Images that the format names as test images are left alone.
+    Images that the format marks as test images are not used.
     """
     data = read_annotations(annotations or images, images if annotations is not None else None)
     if masks and not all(annotation.get("segmentation") for annotation in data.annotations):
@@ -95,9 +96,9 @@ def read_instance(images: Path, annotations: Path | None, share: float, out: Pat
 
 
 def read_semantic(images: Path, labels: Path | None, share: float, out: Path) -> OwnData:
-    """Read pictures and label maps of the same names; write the names of each split.
+    """Read pictures and label maps with the same names; write the names of each split.
 
-    The classes are those of classes.txt or classes.json beside the label maps; without it, the values of the pixels.
+    The classes are those of classes.txt or classes.json beside the label maps; without such a file, the pixel values.
     """
     if labels is None:
         raise DataError(f"'{images}': give the folder of the label pictures, too.")
@@ -106,7 +107,7 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
     maps = (read_label_map(labels / f"{name}{suffixes['label_suffix']}") for name in names)
     values = [set(np.unique(label_map).tolist()) for label_map in maps]
     every_value = set().union(*values)
-    if every_value - {IGNORE_INDEX} != {0}:  # masks of 0 and 255 have two classes
+    if every_value - {IGNORE_INDEX} != {0}:  # in masks of only 0 and 255, 255 is a class
         every_value -= {IGNORE_INDEX}
     class_file = class_file_near(labels)
     if class_file is None and len(every_value) > MAX_CLASSES:
@@ -141,7 +142,7 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
 
 
 def read_panoptic(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
-    """Read COCO's panoptic file, whose maps lie in a folder of its name; write a file for each split."""
+    """Read COCO's panoptic file, whose maps are in a folder of the same name; write a file for each split."""
     if annotations is None:
         raise DataError(f"'{images}': give the panoptic JSON, too; its maps lie in a folder of its name.")
     content = read_panoptic_file(annotations)
@@ -162,7 +163,7 @@ def read_panoptic(images: Path, annotations: Path | None, share: float, out: Pat
 
 
 def read_classification(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
-    """Read folders of classes; link their pictures into folders of the splits, unless there are such."""
+    """Read a folder for each class; link the pictures into folders of the splits, unless these already exist."""
     if annotations is not None:
         raise DataError(f"'{annotations}': --task classification reads folders of classes, '{images}/CLASS/*.jpg'.")
     folders = {split: images / name for name, split in SPLIT_NAMES.items() if (images / name).is_dir()}
@@ -194,14 +195,15 @@ READERS: dict[str, Callable[..., OwnData]] = {
 def split_images(
     folder: Path, files: Sequence[str], classes: Sequence[Iterable[int | str]], share: float
 ) -> dict[str, list[int]]:
-    """Split images by `split_dataset`.
+    """Split images with `split_dataset`.
 
     Args:
-        files: names below the folder.
-        classes: those of each image.
-        share: of the images that validate.
+        folder: the folder of the images.
+        files: paths relative to the folder.
+        classes: the classes of each image.
+        share: the fraction of the images for validation.
     Returns:
-        positions of the images of "train" and "val".
+        the indices of the images of "train" and "val".
     """
     data = AnnotatedImages("coco", folder, folder)
     for file, of_image in zip(files, classes):
@@ -213,7 +215,11 @@ def split_images(
 
 
 def folders_of_splits(names: Sequence[str]) -> dict[str, list[int]] | None:
-    """Return the split that the folders train and val (or valid) make; None if they are not there."""
+    """Return the splits given by folders named train and val (or valid); None without both.
+
+    Raises:
+        DataError: there is a folder of test images, but not both of the others.
+    """
     folders = [SPLIT_NAMES.get(name.split("/")[0]) for name in names]
     splits = {part: [k for k, folder in enumerate(folders) if folder == part] for part in ("train", "val")}
     if "test" in folders and not all(splits.values()):
@@ -240,7 +246,7 @@ def _counts(splits: Mapping[str, Sequence[int]]) -> str:
 
 
 def _suffix_in(folder: Path) -> str:
-    """Return the most frequent ending of the pictures in a folder; say how many have another one."""
+    """Return the most frequent extension of the pictures in a folder; print how many have another one."""
     endings = Counter(path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not endings:
         raise DataError(

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def names_of(logs: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the logs' folders that differ."""
+    """Return the shortest endings of the logs' folder paths that are all different."""
     folders = [path.resolve().parent.parts for path in logs]
     for depth in range(1, max(map(len, folders)) + 1):
         names = ["/".join(parts[-depth:]) for parts in folders]

@@ -1,11 +1,11 @@
 """Predict on images or videos: drawn files, and all predictions as JSON.
 
 MODEL is a name of the model zoo, the folder or a checkpoint of a run, or a config, whose weights follow it.
-INPUT is a picture, a folder of pictures (also deeper), a pattern in quotes, or a video; several may be given. For a
-model of clips the pictures of each folder are the frames of a video.
+INPUT is a picture, a folder of pictures (including its subfolders), a pattern in quotes, or a video; several may be
+given. For a clip model, the pictures of each folder are the frames of a video.
 
 OUT/NAME.jpg              each picture with its predictions drawn; OUT/NAME.mp4 for a video
-OUT/NAME.png              from models of clips: frames of a video, and its best classes over time
+OUT/NAME.png              from clip models: frames of a video, and its best classes over time
 OUT/predictions.json      all predictions; masks as COCO's run lengths
 OUT/NAME_panoptic.png     from panoptic models: segment ids, R + 256 G + 65536 B
 OUT/NAME_semantic.png     from semantic models: the class of each pixel, its position in "classes" of the JSON
@@ -67,7 +67,7 @@ from vitkit.tools.common import (
 from vitkit.visualization.clips import draw_scores_over_time
 
 MAX_LISTED = 5
-"""Images without objects that are named, and classes of a video."""
+"""The maximum number of names that are listed: of images without objects, and of a video's classes."""
 FRAMES_SHOWN = 8
 
 
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 Named = list[tuple[Path, str]]
-"""Files, and the names below OUT, without endings, under which they are written."""
+"""Input files, and the names of their outputs, relative to OUT and without extensions."""
 
 
 def find_inputs(inputs: Sequence[str]) -> tuple[Named, Named]:
@@ -177,7 +177,7 @@ def is_camera(path: Path) -> bool:
 
 
 def frame_folders(inputs: Sequence[str], pictures: Named, videos: Named) -> tuple[Named, Named]:
-    """Make the folders of pictures that the inputs name, or that lie in these, videos in place of their pictures."""
+    """Turn the folders of pictures in the inputs, including subfolders, into videos in place of their pictures."""
     given = [Path(text) for text in inputs if Path(text).is_dir()]
     inside = {path for path, _ in pictures if any(path.is_relative_to(folder) for folder in given)}
     folders = sorted({path.parent for path in inside})
@@ -189,14 +189,14 @@ def frame_folders(inputs: Sequence[str], pictures: Named, videos: Named) -> tupl
 def predict_pictures(
     predictor: Predictor, pictures: Named, args: argparse.Namespace, tiling: Tiling | None
 ) -> list[dict[str, Any]]:
-    """Predict and draw each picture that can be read; returns its entries of the JSON.
+    """Predict and draw each picture that can be read; return their entries of the JSON.
 
     Raises:
-        DataError: none can, or what is drawn would overwrite one.
+        DataError: no picture can be read, or a drawing would overwrite one.
     """
     broken: list[str] = []
     names = dict(pictures)
-    inputs = {os.path.realpath(path) for path in names}  # Path.resolve fails at links that lead in a circle
+    inputs = {os.path.realpath(path) for path in names}  # Path.resolve fails at circular links
     overwritten = [path for path, name in pictures if os.path.realpath(args.out / f"{name}.{args.format}") in inputs]
     if overwritten and not args.no_draw:
         raise DataError(
@@ -218,7 +218,7 @@ def predict_pictures(
 
 
 def noting_empty(predictions: Iterable[Prediction], threshold: float | None, empty: list[str]) -> Iterator[Prediction]:
-    """The predictions; `empty` gets a line for each in which no object reaches the threshold."""
+    """Yield the predictions; add a line to `empty` for each in which no object reaches the threshold."""
     for prediction in predictions:
         shown = prediction if threshold is None else prediction.filter(score=threshold)
         if "scores" in prediction.fields and not len(shown):
@@ -227,7 +227,7 @@ def noting_empty(predictions: Iterable[Prediction], threshold: float | None, emp
 
 
 def write_picture(prediction: Prediction, names: Mapping[Path, str], args: argparse.Namespace) -> dict[str, Any]:
-    """Write what a picture's prediction has beside the JSON; returns its entry of the JSON."""
+    """Write the files of a picture's prediction; return its entry of the JSON."""
     name = names[Path(prediction.name)]
     result = prediction.as_json(score_threshold=args.json_threshold) | write_maps(prediction, args.out, name)
     if args.no_draw:
@@ -238,7 +238,7 @@ def write_picture(prediction: Prediction, names: Mapping[Path, str], args: argpa
 
 
 def write_maps(prediction: Prediction, folder: Path, name: str) -> dict[str, str]:
-    """Write the panoptic and semantic maps, and return their files by key of the JSON."""
+    """Write the panoptic and semantic maps; return key of the JSON -> file."""
     encoded = {}
     if "panoptic" in prediction.fields:
         encoded["panoptic_map"] = (f"{name}_panoptic.png", encode_ids(prediction.fields["panoptic"].numpy()))
@@ -255,10 +255,10 @@ def write_maps(prediction: Prediction, folder: Path, name: str) -> dict[str, str
 def predict_videos(
     predict: Callable[..., dict[str, Any]], predictor: Predictor, videos: Named, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Predict and draw each video that can be read; returns its entries of the JSON.
+    """Predict and draw each video that can be read; return their entries of the JSON.
 
     Raises:
-        DataError: none can.
+        DataError: no video can be read.
     """
     results, broken = [], []
     for path, name in videos:
@@ -275,10 +275,10 @@ def predict_videos(
 def predict_frames(
     predictor: Predictor, path: Path, name: str, args: argparse.Namespace, *, tiling: Tiling | None = None
 ) -> dict[str, Any]:
-    """Predict and draw a video's frames, or a camera's until ctrl-C; returns its entry of the JSON.
+    """Predict and draw a video's frames, or a camera's until ctrl-C; return its entry of the JSON.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the video or camera cannot be read.
     """
     video = open_capture(int(path.name) if is_camera(path) else path)
     frames, writer = [], None
@@ -310,10 +310,10 @@ def predict_frames(
 
 
 def predict_clips(predictor: Predictor, path: Path, name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Predict and draw the classes of a video's clips; returns its entry of the JSON.
+    """Predict and draw the classes of a video's clips; return its entry of the JSON.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the video cannot be read.
     """
     result = classify_video(predictor, path)
 
@@ -338,7 +338,7 @@ def predict_clips(predictor: Predictor, path: Path, name: str, args: argparse.Na
 def draw_frame(
     prediction: Prediction, rate: float, args: argparse.Namespace
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """A frame's entry of the JSON, and the frame with its predictions drawn, where that is wanted."""
+    """Return a frame's entry of the JSON, and the frame with its predictions drawn; None with --no-draw."""
     entry = prediction.as_json(score_threshold=args.json_threshold)
     del entry["image"]
     number = int(prediction.name)
@@ -347,15 +347,16 @@ def draw_frame(
 
 
 class VideoFile:
-    """Drawn frames as an MP4. Legends differ in height from frame to frame: what exceeds the first frame is cut off.
+    """Writes drawn frames as an MP4. Legends differ in height, so frames are cropped or padded to the first one's size.
 
     Args:
-        first_frame: a drawn frame, whose size all others get.
+        path: the file to write.
+        first_frame: a drawn frame, whose size is that of the video.
         rate: frames per second.
     """
 
     def __init__(self, path: Path, first_frame: np.ndarray, rate: float):
-        # Codecs want even sizes.
+        # Codecs require even sizes.
         self.height, self.width = (side + side % 2 for side in first_frame.shape[:2])
         path.parent.mkdir(parents=True, exist_ok=True)
         self.file = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), rate, (self.width, self.height))
@@ -363,7 +364,7 @@ class VideoFile:
             raise DataError(f"--out: OpenCV cannot write '{path}' (mp4v). Use --no-draw for the JSON alone.")
 
     def add(self, drawn: np.ndarray) -> None:
-        """Write one drawn frame, cut or padded with white to the video's size."""
+        """Write one drawn frame, cropped or padded with white to the video's size."""
         frame = np.full((self.height, self.width, 3), 255, np.uint8)
         drawn = drawn[: self.height, : self.width]
         frame[: drawn.shape[0], : drawn.shape[1]] = drawn

@@ -1,7 +1,7 @@
 """Write the report of a results file as one HTML page: numbers with intervals, curves, errors, pictures.
 
-Results of boxes or masks need their annotations, in COCO's format; those of classes and texts nothing else. For any
-other task, and for what a config says, use `tools/test.py CONFIG --eval-only RESULTS --report HTML`.
+Results with boxes or masks need their annotations in COCO's format; results with classes or texts need nothing else.
+For other tasks, and to use a config's settings, use `tools/test.py CONFIG --eval-only RESULTS --report HTML`.
 
 Examples:
     python tools/report.py results.json --annotations instances_val.json --images val2017

@@ -1,7 +1,7 @@
-"""Divide a dataset into training, validation and test images, of which every class has its share in each.
+"""Split a dataset into training, validation and test images, stratified by class.
 
-Images that look the same, bursts, and frames of one recording (by names such as RECORDING_000123) stay together, since
-of neighbours one tells the other. The pictures stay where they are; OUT gets instances_train.json and so on, or, of
+Images that look the same, bursts, and frames of one recording (by names such as RECORDING_000123) stay in one split, as
+similar images in two splits would leak. The pictures are not moved; OUT gets instances_train.json and so on, or, for
 label pictures of classes, train.txt and so on for `names=` of SemanticFolder.
 
 Examples:
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read the annotations, divide the images, and write each split."""
+    """Read the annotations, split the images, and write each split."""
     require_new(args.out)
     fractions, patterns = {}, {}
     for name in ("val", "test"):
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def print_splits(data: AnnotatedImages, noun: str) -> None:
-    """Print the number of images, and of objects of each class, of each split."""
+    """Print for each split the number of images, and of objects of each class."""
     counts = {split: data.split(split).class_counts() for split in data.splits}
     width = max((len(category["name"]) for category in data.categories), default=0)
     print(f"  {'':<{width}}" + "".join(f"{split:>10}" for split in counts))
@@ -88,7 +88,7 @@ def print_splits(data: AnnotatedImages, noun: str) -> None:
 
 
 def write_names(data: AnnotatedImages, out: Path) -> None:
-    """Write the names of each split's images, without their endings."""
+    """Write the names of each split's images, without extensions."""
     out.mkdir(parents=True, exist_ok=True)
     for split in data.splits:
         names = [PurePosixPath(image["file_name"]).with_suffix("").as_posix() for image in data.split(split).images]

@@ -1,11 +1,11 @@
-"""Train a model on own pictures within a time, from nothing but the pictures and their annotations.
+"""Train a model on your own pictures within a given time, from nothing but the pictures and their annotations.
 
-Reads the annotations in whatever format they have, splits and checks them, times a few steps, chooses weights, image
-size and epochs, writes the choices as a config with a comment on each, trains, evaluates, draws and writes a report.
-The models are those of configs/start; model_zoo/OWN_DATA.md tells what they reached in how long.
+It reads annotations in any of the formats below, splits and checks them, times a few steps, chooses weights, image size
+and epochs, writes a config with a comment on each choice, trains, evaluates, draws predictions and writes a report. The
+models are those of configs/start; model_zoo/OWN_DATA.md lists what they reached in which time.
 
-ANNOTATIONS is a file or a folder: COCO, YOLO, Pascal VOC, LabelMe, CVAT, CSV, or pictures of masks (--task semantic). A
-YOLO data.yaml, a folder whose parts tell which are pictures, and folders of classes need no second name.
+ANNOTATIONS is a file or a folder: COCO, YOLO, Pascal VOC, LabelMe, CVAT, CSV, or pictures of masks (--task semantic).
+It is not needed for a YOLO data.yaml, a folder with both pictures and annotations, or folders of classes.
 
 Examples:
     vitkit start photos labels.json --hours 1
@@ -38,22 +38,22 @@ from vitkit.tools.own_data import OwnData, read_own_data
 
 CONFIG = "config.py"
 TRAINING_SHARE = 0.85
-"""Share of the time that is for training; the rest is for evaluations, pictures and the report."""
+"""The fraction of the time for training; the rest is for evaluations, pictures and the report."""
 NUM_EVALUATIONS = 5
 CHECKS = ("annotations", "images", "same_classes", "class_balance", "empty_images", "train_val_leakage", "queries")
-"""Of vitkit.doctor, those that take seconds."""
+"""Names of the checks of vitkit.doctor that take only seconds."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is tried for a task."""
+    """The image sizes that are considered for a task."""
 
     sizes: tuple[int, ...]
-    """Short sides of images in validation, the smallest first."""
+    """Short sides of the validation images in pixels, the smallest first."""
     num_steps: int
-    """Steps that a larger size must leave time for."""
+    """The number of training steps that a larger size must leave time for."""
     evidence: str
-    """What has been measured, for the config."""
+    """The measurements that the recipe is based on, for a comment in the config."""
 
 
 RECIPES = {
@@ -67,19 +67,19 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What is trained."""
+    """The chosen settings of the training."""
 
     size: int
     precision: str
     weights: str
-    """A comment: where the backbone's first weights come from."""
+    """Where the backbone's initial weights come from, for a comment in the config."""
     pretrained: bool
     epochs: int = 1000
     cost: StepCost | None = None
 
     @property
     def steps(self) -> int:
-        """Training steps in all."""
+        """The total number of training steps."""
         return round(self.epochs * self.cost.steps_per_epoch)
 
 
@@ -113,10 +113,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def start(args: argparse.Namespace) -> None:
-    """Go from pictures to a report.
+    """Do everything from reading the pictures to writing the report.
 
     Raises:
-        VitkitError: see vitkit/errors.py; whatever a user can cause.
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
     """
     began, folder = time.monotonic(), free_folder(args.run_dir)
     data = read_own_data(args.task, args.images, args.annotations, share=args.val, out=folder / "data")
@@ -137,7 +137,7 @@ def start(args: argparse.Namespace) -> None:
 
 
 def train(args: argparse.Namespace, data: OwnData, choice: Choice, folder: Path) -> None:
-    """Train the choice, write the report, and print what was reached and how to go on."""
+    """Train with the chosen settings, write the report, and print the results and possible next steps."""
     config = load_config(folder / CONFIG, args.overrides)
     try:
         run = vitkit.train(config, run_dir=folder / "run", device=args.device)
@@ -161,7 +161,7 @@ def train(args: argparse.Namespace, data: OwnData, choice: Choice, folder: Path)
 
 
 def free_folder(path: Path) -> Path:
-    """Make the folder to write into, with a number behind its name if something is in it."""
+    """Make the folder to write into, with a number after its name if a folder with contents is in the way."""
     candidates = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
     folder = next(candidate for candidate in candidates if is_free(candidate))
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def free_folder(path: Path) -> Path:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether there is nothing, or an empty folder, as is left where data could not be read."""
+    """Whether there is nothing, or only an empty folder, such as a failed earlier start leaves behind."""
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
@@ -191,7 +191,7 @@ def imagenet_weights(overrides: Sequence[str]) -> tuple[bool, str]:
 def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
     """Time a few steps of the smallest size in each precision, then of the largest that leaves time for enough steps.
 
-    The cost of a larger size is taken to grow with its pixels, which is a little more than it does. The config of the
+    The cost of a larger size is estimated as proportional to its pixels, a slight overestimate. The config of the
     choice is written into the folder.
 
     Raises:
@@ -230,7 +230,7 @@ def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
 
 
 def write_config(path: Path, args: argparse.Namespace, data: OwnData, choice: Choice) -> None:
-    """Write the choices as a config, with the reason of each."""
+    """Write the choices as a config, with the reason for each."""
     recipe = RECIPES[args.task]
     reason = "timing" if choice.cost is None else (
         f"{60 * choice.cost.minutes:.2f} s a step: {choice.steps} steps in {TRAINING_SHARE:.0%} of {args.hours:g} h; "
@@ -261,10 +261,10 @@ def write_config(path: Path, args: argparse.Namespace, data: OwnData, choice: Ch
 
 
 def check(path: Path, args: argparse.Namespace) -> None:
-    """Print what the doctor finds.
+    """Print the doctor's warnings and failures.
 
     Raises:
-        DataError: something would end the training.
+        DataError: a check fails, so that training would end with an error.
     """
     issues = diagnose(load_config(path, args.overrides), Options(device=torch.device(args.device)), checks=CHECKS)
     issues = [issue for issue in issues if issue.verdict in ("warn", "fail")]

@@ -1,7 +1,7 @@
 """Evaluate a checkpoint on a config's validation data: its metrics, and results.json.
 
-Detectors give the COCO numbers, and results for pycocotools; panoptic and semantic models PQ or IoU, and a folder of
-maps beside results.json; classifiers also a picture of the confusion matrix.
+For detectors these are the COCO metrics, and results for pycocotools; for panoptic and semantic models PQ or IoU, and a
+folder of maps beside results.json; for classifiers there is also a picture of the confusion matrix.
 
 Examples:
     python tools/test.py configs/detr_r50.py detr-r50-e632da11.pth data.root=data/coco
@@ -103,7 +103,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def scales(text: str) -> tuple[float, ...]:
-    """ "0.5,1,1.5" -> (0.5, 1.0, 1.5)."""
+    """Parse scales: "0.5,1,1.5" -> (0.5, 1.0, 1.5)."""
     return tuple(float(number) for number in text.split(","))
 
 
@@ -145,7 +145,7 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace, device: t
 
 
 def score(config: Config, args: argparse.Namespace) -> None:
-    """Print the metrics of predictions that were written before."""
+    """Print the metrics of predictions that were written by an earlier evaluation."""
     require(config, "data.val" if args.split == "val" else "data", "evaluator")
     data = DataSettings(**config["data"])
     dataset = data.evaluated(args.split)
@@ -160,7 +160,7 @@ def score(config: Config, args: argparse.Namespace) -> None:
 
 
 def report(evaluator: Any, args: argparse.Namespace) -> None:
-    """Write the report that was asked for."""
+    """Write the report if it was requested."""
     if args.report is None:
         return
     facts = {"model": str(args.model), "results": str(args.eval_only or args.weights or "predicted now")}
@@ -169,7 +169,7 @@ def report(evaluator: Any, args: argparse.Namespace) -> None:
 
 
 def show(evaluator: Any, args: argparse.Namespace) -> None:
-    """Print the evaluator's table, and the details that were asked for."""
+    """Print the evaluator's table, and the requested details."""
     table = evaluator.table()
     print(table)
     thresholds = evaluator.score_thresholds() if isinstance(evaluator, FindsThresholds) else None
@@ -202,7 +202,7 @@ def show(evaluator: Any, args: argparse.Namespace) -> None:
 
 
 def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:
-    """Print each row's name, then the names and values of its numbers."""
+    """Print for each row its name, and the names and values of its numbers."""
     width = max(map(len, rows), default=0)
     for name, numbers in rows.items():
         scores = [(key, f"{value:.3f}" if value >= 0 else "–") for key, value in numbers.items() if key != "objects"]
@@ -211,7 +211,7 @@ def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def print_thresholds(evaluator: Any, thresholds: list[float], iou_type: str, iou: float) -> None:
-    """Print precision, recall and F1 at each threshold, and at the one with the highest F1."""
+    """Print precision, recall and F1 at each threshold, and at the threshold with the highest F1."""
     truth, results = evaluator.dataset.ground_truth(), evaluator.results()
     rows = threshold_rows(truth, results, thresholds, iou_type=iou_type, iou=iou)
     best = best_threshold(truth, results, iou_type=iou_type, iou=iou)

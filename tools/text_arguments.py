@@ -1,4 +1,4 @@
-"""What tools of text share: lines in, lines out, and how tokens are drawn."""
+"""Shared parts of the text tools: lines in, lines out, and the sampling options."""
 
 import argparse
 import sys
@@ -48,7 +48,7 @@ def read_lines(args: argparse.Namespace) -> Sequence[str]:
 
     Raises:
         ConfigError: there is nothing to read.
-        DataError: it is no UTF-8.
+        DataError: the text is not UTF-8.
     """
     if args.text:
         for number, text in enumerate(args.text, start=1):
@@ -70,7 +70,7 @@ def read_lines(args: argparse.Namespace) -> Sequence[str]:
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[TextIO]:
-    """Open a file to write text into, in a folder that is made; None: standard output."""
+    """Open a file for writing text, and make its folder; None: standard output."""
     if path is None:
         yield sys.stdout
         return
@@ -80,7 +80,7 @@ def opened(path: Path | None) -> Iterator[TextIO]:
 
 
 def report_unknown(vocabulary: Vocabulary) -> None:
-    """Say on standard error what the vocabulary did not know."""
+    """Report on standard error the words or characters that are not in the vocabulary."""
     if vocabulary.unknown_count:
         frequent = ", ".join(f"{token!r} {count}x" for token, count in vocabulary.unknown.most_common(10))
         print(f"{vocabulary.unknown_count} characters or words are not in the vocabulary: {frequent}", file=sys.stderr)

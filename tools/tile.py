@@ -1,7 +1,7 @@
-"""Cut large images into tiles with their annotations, to train on: objects keep their size in pixels.
+"""Cut large images and their annotations into tiles for training, so that objects keep their size in pixels.
 
-Tiles are spread evenly over each image and written into OUT/images, JPEG of quality 95, or PNG where the image is one.
-`vitkit predict --tiles SIZE` predicts such images whole.
+Tiles are spread evenly over each image and written into OUT/images, as JPEG of quality 95, or as PNG if the image is
+one. `vitkit predict --tiles SIZE` predicts on the full images.
 
 Examples:
     python tools/tile.py roofs.json --images aerial --size 800 --out tiles

@@ -10,8 +10,8 @@ The run's folder gets config.json (with the data's absolute paths), run.json (co
 each start), console.txt, log.jsonl and curves.png, checkpoints, and predictions.png of the last validation.
 
 SIGTERM (which Slurm sends) and SIGINT (ctrl-C) end the run after its step, with a checkpoint and the command that
-resumes it; the exit status is 143 or 130 then, 0 when the run is complete and 1 after an error. A second ctrl-C ends it
-at once. Restarted by torchrun --max-restarts, or requeued by Slurm, the same command resumes its run by itself.
+resumes it; the exit status is then 143 or 130, otherwise 0 when the run is complete and 1 after an error. A second
+ctrl-C ends it at once. If torchrun --max-restarts restarts the command, or Slurm requeues it, it resumes its run.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Train as the command line says; errors that a user can cause end it with one line."""
+    """Train as the command line says; errors that a user can cause end the program with one line."""
     args = parse_args(argv)
     try:
         if args.resume:
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
     except VitkitError as error:
         report_failure(error)
         sys.exit(error_line(error))
-    except Exception as error:  # torchrun shows whatever ended the run; it is raised again unless its cause is plain
+    except Exception as error:  # torchrun shows the error; it is raised again unless another rank caused it
         if lost_peer(error):
             sys.exit(f"error (rank {rank()}): another rank has ended, and this one with it; see that one's error.")
         report_failure(error)

@@ -1,6 +1,6 @@
-"""Translate text with a trained model: text in, text out, a line for each line.
+"""Translate text with a trained model: text in, text out, line by line.
 
-The config and the vocabularies are in the checkpoint. Text is TEXT, the lines of --input, or what comes in by the pipe.
+The config and the vocabularies are in the checkpoint. The text is TEXT, the lines of --input, or standard input.
 
 Examples:
     python tools/translate.py runs/translation/best.pth "one hundred twenty-three"
@@ -102,10 +102,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def load_translator(path: str | Path) -> tuple[nn.Module, dict[str, Vocabulary]]:
-    """The model and its vocabularies, "source" and "target", of a run's folder or its checkpoint.
+    """Load the model and its vocabularies, "source" and "target", from a run's folder or its checkpoint.
 
     Raises:
-        CheckpointError: it is no checkpoint of a translation model.
+        CheckpointError: it is not a checkpoint of a translation model.
     """
     path = find_trained(path).weights if Path(path).is_dir() else path
     checkpoint = read_checkpoint(path)
@@ -129,7 +129,7 @@ def load_translator(path: str | Path) -> tuple[nn.Module, dict[str, Vocabulary]]
 
 
 def decoding_settings(defaults: DecodingSettings, args: argparse.Namespace) -> DecodingSettings:
-    """The model's settings, changed by the arguments."""
+    """Return the model's decoding settings, changed by the arguments."""
     names = ("length_penalty", "max_length", *SAMPLING_OPTIONS)
     changes = {name: value for name, value in vars(args).items() if name in names and value is not None}
     if args.sample:
@@ -138,10 +138,10 @@ def decoding_settings(defaults: DecodingSettings, args: argparse.Namespace) -> D
 
 
 def encode(line: str, number: int, vocabulary: Vocabulary, args: argparse.Namespace) -> list[int]:
-    """Token ids without EOS; none for an empty line.
+    """Return the token ids of a line, without EOS; none for an empty line.
 
     Raises:
-        DataError: there are too many.
+        DataError: there are too many tokens.
     """
     ids = vocabulary.encode(line)
     if len(ids) < args.max_source:
@@ -156,7 +156,7 @@ def encode(line: str, number: int, vocabulary: Vocabulary, args: argparse.Namesp
 
 
 def as_text(hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary, n_best: int | None) -> str:
-    """A line with the best translation; or with n_best a line for each: score, tab, translation, then an empty one."""
+    """Return a line with the best translation; with n_best a line for each (score, tab, text), then an empty line."""
     texts = [vocabulary.decode(hypothesis.tokens) for hypothesis in hypotheses]
     if n_best is None:
         return f"{texts[0] if texts else ''}\n"
@@ -175,7 +175,7 @@ def draw(best: Hypothesis, source: list[int], vocabularies: dict[str, Vocabulary
 
 
 def numbered(path: Path, index: int, count: int) -> Path:
-    """PNG itself for one line; NAME_3.png for the third of several."""
+    """Return the path of a line's PNG: `path` itself for a single line; NAME_3.png for the third of several."""
     return path if count == 1 else path.with_name(f"{path.stem}_{index + 1}{path.suffix}")
 
 
