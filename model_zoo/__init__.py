@@ -1,4 +1,4 @@
-"""Published models: the index of their weights, and converters from and to others' key names."""
+"""Published models: the index of their weights, and converters from and to other projects' key names."""
 
 import json
 from pathlib import Path
@@ -10,17 +10,17 @@ _FOLDER = Path(__file__).parent
 
 
 def index() -> dict[str, dict[str, Any]]:
-    """Return the index: model name -> config, address and checksum of the weights, published figures, licence."""
+    """Return the index: model name -> config, URL and checksum of the weights, published figures, licence."""
     return json.loads((_FOLDER / "index.json").read_text(encoding="utf-8"))
 
 
 def unpublished() -> dict[str, str]:
-    """Return the configs that have no entry in the index: name -> why there is no file to name there."""
+    """Return the configs without an entry in the index: name -> why there is no published file."""
     return json.loads((_FOLDER / "unpublished.json").read_text(encoding="utf-8"))
 
 
 def published_weights(name: str) -> Path:
-    """Return the file with a listed model's weights, downloaded unless it is in the cache.
+    """Return the file with the weights of a model in the index, downloaded unless it is in the cache.
 
     Raises:
         CheckpointError: the address cannot be reached, or the file is damaged.

@@ -1,4 +1,4 @@
-"""Key names of the checkpoints of fundamentalvision/Deformable-DETR, and of IDEA-Research/DINO, built on it."""
+"""Key names of the checkpoints of fundamentalvision/Deformable-DETR, and of IDEA-Research/DINO, which extends it."""
 
 import re
 
@@ -8,8 +8,8 @@ from vitkit.model_zoo.converter import Converter, State
 
 
 def fit_variant(state: State, model: nn.Module) -> State:
-    """Move the box heads to where vitkit has them, without the second names of shared tensors."""
-    # Only a decoder that refines, or has a first stage before it, holds heads itself, as second names of them.
+    """Rename the box heads to vitkit's names, without the second names of shared tensors."""
+    # Only a decoder that refines boxes, or follows a first stage, also has the heads, under second names.
     refines = any(key.startswith("head.decoder.bbox_embed.") for key in state)
     two_stage = "head.proposals.enc_output.weight" in state
     num_heads = sum(key.startswith("head.class_embed.") and key.endswith(".bias") for key in state)
@@ -21,7 +21,7 @@ def fit_variant(state: State, model: nn.Module) -> State:
             name, index, rest = match.groups()
             if two_stage and int(index) == num_heads - 1:
                 moved[f"head.proposals.{name}.{rest}"] = value
-            elif refines or index == "0":  # else all layers share the first
+            elif refines or index == "0":  # otherwise all layers share the first head
                 moved[f"{owners[name]}.{index}.{rest}"] = value
         elif not key.startswith(("head.decoder.class_embed.", "head.decoder.bbox_embed.")):
             moved[key] = value
@@ -29,12 +29,12 @@ def fit_variant(state: State, model: nn.Module) -> State:
 
 
 def drop_second_names(state: State, model: nn.Module) -> State:
-    """Keep one name of each head: DINO has each under two, and those that layers share once for each layer."""
+    """Keep one name of each head: DINO has each head under two names, and shared heads once for each layer."""
     expected = model.state_dict()
     kept = {}
     for key, value in state.items():
         if re.match(r"head\.(class|bbox)_embed\.", key):
-            continue  # the decoder's are the same
+            continue  # the decoder's heads are the same
         key = re.sub(r"^head\.decoder\.class_embed\.", "head.class_embed.", key)
         is_shared = re.match(r"head\.(class_embed|decoder\.bbox_embed)\.[1-9]", key) and key not in expected
         if not is_shared:
@@ -59,7 +59,7 @@ def converters(classes: tuple[str, ...]) -> list[Converter]:
     """Return the converters.
 
     Args:
-        classes: COCO's, on which all were trained.
+        classes: COCO's classes, on which all official weights were trained.
     """
     return [
         Converter(

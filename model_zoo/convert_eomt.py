@@ -18,11 +18,11 @@ _TRANSFORMERS_VIT = (
     (r"^(backbone\.blocks\.\d+\.mlp)\.weights_in\.", r"\1.fc1."),
     (r"^(backbone\.blocks\.\d+\.mlp)\.weights_out\.", r"\1.fc2."),
 )
-"""transformers' names of DINOv2 and DINOv3 to timm's, but for projections that are apart there."""
+"""Renames from transformers' names of DINOv2 and DINOv3 to timm's, except for projections, which are separate there."""
 
 
 def _join_projections(state: State) -> State:
-    """Join queries, keys and values, and the gate of an MLP with what it lets pass."""
+    """Join the projections to queries, keys and values, and those of a gated MLP to gate and values."""
     joined: State = {}
     for key, value in state.items():
         match = re.match(r"(backbone\.blocks\.\d+)\.(attn\.[qkv]|mlp\.(?:gate|up|down))_proj\.(weight|bias)$", key)
@@ -42,10 +42,10 @@ def _join_projections(state: State) -> State:
 
 
 def _fit_official(state: State, model: nn.Module) -> State:
-    """Check how pixels are normalised, and drop what has no counterpart.
+    """Check how pixels are normalised, and drop entries without a counterpart.
 
     Raises:
-        CheckpointError: pixels are normalised otherwise than the model's backbone does.
+        CheckpointError: the weights expect another normalisation of pixels than the model's backbone.
     """
     for name, expected in dict(mean=model.backbone.pixel_mean, std=model.backbone.pixel_std).items():
         values = state.pop(f"encoder.pixel_{name}", None)
@@ -58,7 +58,7 @@ def _fit_official(state: State, model: nn.Module) -> State:
 
 
 def _fit_transformers(state: State, model: nn.Module) -> State:
-    """Give positions their batch axis, and drop what has no counterpart."""
+    """Give positions their batch axis, and drop entries without a counterpart."""
     positions = state.pop("position_embeddings", None)
     if positions is not None:
         state["backbone.pos_embed"] = positions[None]

@@ -1,9 +1,9 @@
 """Key names and token ids of fairseq's Transformers for translation (https://github.com/facebookresearch/fairseq).
 
-The model is a `Transformer` with `positions="fairseq"`, and `norm_first=True` where fairseq normalises before each
-block. fairseq's ids are `<s> <pad> </s> <unk>` and its dictionary's tokens, and its decoder starts from `</s>`: rows of
-the embeddings are put in vitkit's order, with the row of `</s>` for BOS and EOS alike. The row of `<s>`, which fairseq
-never uses, is left out.
+The model is a `Transformer` with `positions="fairseq"`, and with `norm_first=True` if fairseq normalises before each
+block. fairseq's ids are `<s> <pad> </s> <unk>` and its dictionary's tokens, and its decoder starts from `</s>`: the
+rows of the embeddings are put in vitkit's order, with the row of `</s>` for both BOS and EOS. The row of `<s>`, which
+fairseq never uses, is left out.
 """
 
 from pathlib import Path
@@ -16,14 +16,14 @@ from vitkit.model_zoo.converter import Converter, State
 
 _PAD, _EOS, _UNK = 1, 2, 3
 _ROWS = (_PAD, _UNK, _EOS, _EOS)
-"""fairseq's ids of vitkit's PAD, UNK, BOS, EOS."""
+"""fairseq's ids for vitkit's PAD, UNK, BOS, EOS."""
 _SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
-"""`SPECIAL_TOKENS` of vitkit.vocabulary, which is not imported here."""
+"""A copy of `SPECIAL_TOKENS` of vitkit.vocabulary, which is not imported here."""
 _UNUSED = ("version", "embed_positions._float_tensor")
 
 
 def fairseq_dictionary(path: str | Path) -> list[str]:
-    """Return the tokens of one of fairseq's dictionaries (dict.LANGUAGE.txt) by vitkit's ids, special ones first.
+    """Return the tokens of a fairseq dictionary (dict.LANGUAGE.txt) in the order of vitkit's ids, special ones first.
 
     Raises:
         DataError: a line is not a token, a space and a count.
@@ -42,7 +42,7 @@ def _convert(state: State, model: nn.Module) -> State:
     state = {key: value for key, value in state.items() if not key.endswith(_UNUSED)}
     embedding = state.get("decoder.embedding.weight")
     for key, same_as in (("source_embedding.weight", embedding), ("decoder.output.weight", embedding)):
-        # One table may serve source, target and output; fairseq saves it under each of their names.
+        # Source, target and output may share one table, which fairseq saves under each of their names.
         if key in state and key not in expected and same_as is not None and torch.equal(state[key], same_as):
             del state[key]
     for key in ("source_embedding.weight", "decoder.embedding.weight", "decoder.output.weight"):
@@ -56,7 +56,7 @@ def _reorder(table: Tensor) -> Tensor:
 
 
 def _pack_projections(state: State) -> State:
-    """Join the projections to queries, keys and values of each attention, as torch.nn.MultiheadAttention has them."""
+    """Join each attention's projections to queries, keys and values, as in torch.nn.MultiheadAttention."""
     packed = {}
     for key, value in state.items():
         prefix, projection, kind = key.rpartition("_proj.")

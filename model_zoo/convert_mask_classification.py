@@ -1,6 +1,6 @@
 """Key names of facebookresearch/MaskFormer and Mask2Former, with detectron2's ResNet or their own Swin.
 
-Those of their per-pixel baselines, too.
+This includes their per-pixel baselines.
 """
 
 import re
@@ -17,20 +17,20 @@ RESNET = (
     (r"^backbone\.res(\d)\.(\d+)\.conv(\d)\.norm\.", lambda m: f"backbone.layer{int(m[1]) - 1}.{m[2]}.bn{m[3]}."),
     (r"^backbone\.res(\d)\.(\d+)\.", lambda m: f"backbone.layer{int(m[1]) - 1}.{m[2]}."),
 )
-"""detectron2's names of a ResNet to torchvision's."""
+"""Renames from detectron2's names of a ResNet to torchvision's."""
 
 FIRST_NAMES = (
     (r"^sem_seg_head\.(?!pixel_decoder\.|predictor\.)", "sem_seg_head.pixel_decoder."),
     (r"^sem_seg_head\.predictor\.static_query\.", "sem_seg_head.predictor.query_feat."),
 )
-"""The names that the originals used at first, to their later ones, which these patterns do not match."""
+"""Renames from the names that the originals used at first to their later ones, which these patterns do not match."""
 
 PIXEL_DECODER = r"^sem_seg_head\.pixel_decoder\."
 PREDICTOR = r"^sem_seg_head\.predictor\."
 
 
 def fit_pixel_decoder(state: State, model: nn.Module) -> State:
-    """Name the pyramid's convolutions by their maps, and drop the buffers of the losses."""
+    """Name the FPN's convolutions by their feature maps, and drop the buffers of the losses."""
     lateral = re.compile(r"neck\.path\.lateral\.(\w+)\.0\.weight$")
     names = [match[1] for match in map(lateral.match, model.state_dict()) if match]
     fitted = {}
@@ -91,7 +91,7 @@ _PER_PIXEL = _MASKFORMER._replace(
 
 
 def _named_at_first(converter: Converter) -> Converter:
-    """Return the converter for files that were written before the pixel decoder had a name of its own."""
+    """Return the converter for files that were written before the pixel decoder had a separate name."""
     marks = tuple(mark.replace("sem_seg_head.pixel_decoder.", "sem_seg_head.") for mark in converter.marks)
     return converter._replace(marks=marks)
 

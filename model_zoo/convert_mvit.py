@@ -1,6 +1,6 @@
 """Key names of timm's, torchvision's and detectron2's MViT.
 
-Those of facebookresearch/mvit and SlowFast are vitkit's own.
+The names of facebookresearch/mvit and SlowFast are the same as vitkit's.
 """
 
 import re
@@ -18,13 +18,13 @@ def flatten_stages(state: State, model: nn.Module) -> State:
 
 
 def take_backbone(state: State, model: nn.Module) -> State:
-    """Move a detector's backbone to where `model` has its own, and drop the rest."""
+    """Move a detector's backbone to the prefix of the backbone in `model`, and drop the rest."""
     ours, theirs = prefix_of(model, "patch_embed.proj.weight"), "backbone.bottom_up."
     return {ours + key.removeprefix(theirs): value for key, value in state.items() if key.startswith(theirs)}
 
 
 def add_batch_axis(state: State, model: nn.Module) -> State:
-    """Give torchvision's class token and positions their first axis, of length 1."""
+    """Give torchvision's class token and positions a first axis of length 1."""
     for key, value in state.items():
         name = key.rpartition(".")[2]
         if name == "cls_token" or name.startswith("pos_embed_"):

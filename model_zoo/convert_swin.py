@@ -1,6 +1,6 @@
 """Key names of torchvision's Swin Transformers, and of the backbones of official detectors and segmenters.
 
-The official names and timm's are vitkit's own.
+The official names and timm's are the same as vitkit's.
 """
 
 from torch import nn
@@ -18,7 +18,7 @@ _TORCHVISION = (
 
 
 def _split_biases(state: State, model: nn.Module) -> State:
-    """Split the biases of torchvision's V2, which has one for keys, too, and sets it to zero in use."""
+    """Split the biases of torchvision's V2, which also stores one for keys but sets it to zero in use."""
     result = {}
     for key, value in state.items():
         if key.endswith("attn.qkv.bias"):
@@ -30,7 +30,7 @@ def _split_biases(state: State, model: nn.Module) -> State:
 
 
 def _backbone_alone(state: State, model: nn.Module) -> State:
-    """Take a detector's backbone for a model that is a backbone itself."""
+    """Take only a detector's backbone if the model is a backbone itself."""
     if "patch_embed.proj.weight" not in model.state_dict():
         return state
     return {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}

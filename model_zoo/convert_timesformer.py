@@ -1,4 +1,4 @@
-"""Key names of the original TimeSformer, which are a ViT's below `model.`."""
+"""Key names of the original TimeSformer, which are those of a ViT with the prefix `model.`."""
 
 from vitkit.model_zoo.converter import Converter
 

@@ -1,7 +1,7 @@
 """Key names of a `torch.nn.Transformer` called `transformer`, with its user's embeddings and output projection.
 
-One `embedding` serves source, target and output; or there are `source_embedding`, `target_embedding` and, if it is not
-the target's, `output`. The model is a `Transformer` with `final_norm`.
+Source, target and output share one `embedding`; or there are `source_embedding`, `target_embedding` and, if the target
+and the output do not share a table, `output`. The model is a `Transformer` with `final_norm`.
 """
 
 from vitkit.model_zoo.converter import Converter

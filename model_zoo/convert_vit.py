@@ -1,6 +1,6 @@
 """Key names of the original JAX Vision Transformers, torchvision's, and detectron2's ViTDet.
 
-timm's and DeiT's names are vitkit's own.
+timm's and DeiT's names are the same as vitkit's.
 """
 
 import re
@@ -46,7 +46,7 @@ def _from_jax(state: State, model: nn.Module, *, prefix: str) -> State:
         name = f"{_jax_name(layer)}.{_JAX_LEAVES[leaf]}" if leaf in _JAX_LEAVES else _jax_name(key)
         converted[name] = value
     for (block, leaf), parts in qkv.items():
-        # (d_model, heads, d) each, or (heads, d) of a bias.
+        # Each part is (d_model, heads, d), or (heads, d) for a bias.
         joined = torch.cat([parts[which].flatten(-2) for which in ("query", "key", "value")], dim=-1)
         converted[f"{_jax_name(block)}.attn.qkv.{_JAX_LEAVES[leaf]}"] = joined.T if leaf == "kernel" else joined
     return converted
@@ -75,14 +75,14 @@ def _jax_name(name: str) -> str:
 
 
 def _from_kernel(layer: str, kernel: Tensor) -> Tensor:
-    """Transpose a kernel: JAX multiplies from the other side, and has channels last."""
+    """Transpose a kernel: JAX multiplies from the other side, with channels last."""
     if kernel.ndim == 4:
         return kernel.permute(3, 2, 0, 1)
     return kernel.flatten(0, -2).T if layer.endswith("/out") else kernel.T
 
 
 def _from_vitdet(state: State, model: nn.Module) -> State:
-    """Move a detector's backbone and pyramid to wherever the model has them."""
+    """Move a detector's backbone and feature pyramid to their prefixes in the model."""
     vit, keys = prefix_of(model, "patch_embed.proj.weight"), model.state_dict()
     pyramid = next((k.partition("levels.res")[0] for k in keys if re.search(r"(^|\.)levels\.res\d\.\d", k)), "neck.")
     renamed = {}

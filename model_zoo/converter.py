@@ -1,4 +1,4 @@
-"""The converter of one official format: how it is recognised, and how its entries are renamed to vitkit's."""
+"""The converter of one official format: how it is recognised, and how its entries are renamed to vitkit's names."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,13 +13,13 @@ class Converter(NamedTuple):
     """How one official format is recognised and renamed."""
 
     name: str
-    """As in reports."""
+    """The format's name in reports."""
     marks: tuple[str, ...]
-    """Keys that only this format has together; below any prefix where they begin with a dot."""
+    """A set of keys that only this format has; a key that begins with a dot may have any prefix."""
     renames: tuple[tuple[str, str], ...] = ()
-    """Regular expression and replacement; all are applied in turn."""
+    """Pairs of a regular expression and its replacement, which are all applied in turn."""
     transform: Callable[[State, nn.Module], State] | None = None
-    """Does what renaming cannot, from the renamed state and the model that it will be loaded into."""
+    """Makes the changes that renaming cannot, from the renamed state and the model that it will be loaded into."""
     classes: tuple[str, ...] | None = None
     """The classes that the official weights were trained on, in the order of their head; None if they differ."""
 
@@ -42,5 +42,5 @@ class Converter(NamedTuple):
 
 
 def prefix_of(model: nn.Module, suffix: str) -> str:
-    """Return what precedes `suffix` in the first name of the model's state dict that ends so; "" if none does."""
+    """Return the part before `suffix` of the first key in the model's state dict that ends with it; "" if none does."""
     return next((key.removesuffix(suffix) for key in model.state_dict() if key.endswith(suffix)), "")

@@ -1,4 +1,4 @@
-"""Official checkpoints' key names to vitkit's."""
+"""Convert the key names of official checkpoints to vitkit's."""
 
 import json
 import re
@@ -26,7 +26,7 @@ COCO_CATEGORY_IDS = tuple(id_ for id_, name in enumerate(_COCO_NAMES) if name no
 """COCO's raw ids of its 80 classes, in the order of their contiguous labels."""
 
 COCO_CLASSES = tuple(_COCO_NAMES[id_] for id_ in COCO_CATEGORY_IDS)
-"""Their names."""
+"""The names of COCO's 80 classes, in the same order."""
 
 # fmt: off
 COCO_PANOPTIC_CATEGORY_IDS = (
@@ -35,7 +35,7 @@ COCO_PANOPTIC_CATEGORY_IDS = (
     155, 156, 159, 161, 166, 168, 171, 175, 176, 177, 178, 180, 181, 184, 185, 186, 187, 188, 189, 190, 191, 192, 193,
     194, 195, 196, 197, 198, 199, 200,
 )
-"""The raw ids of the 133 classes of its panoptic segmentation."""
+"""The raw ids of the 133 classes of COCO's panoptic segmentation."""
 
 COCO_PANOPTIC_CLASSES = (
     *COCO_CLASSES,
@@ -47,11 +47,11 @@ COCO_PANOPTIC_CLASSES = (
     "grass-merged", "dirt-merged", "paper-merged", "food-other-merged", "building-other-merged", "rock-merged",
     "wall-other-merged", "rug-merged",
 )
-"""Their names."""
+"""The names of the 133 classes of COCO's panoptic segmentation, in the same order."""
 # fmt: on
 
 _PANOPTIC_ROWS = 251
-"""Rows of the class head of DETR with masks: one for each raw id, if it has a class or not, and one for no object."""
+"""Rows of the class head of DETR with masks: one for each raw id, including unused ones, and one for "no object"."""
 
 FOCAL_MODELS = ("fundamentalvision/Deformable-DETR", "IDEA-Research/DINO")
 """Formats whose class heads have no row for "no object"."""
@@ -67,7 +67,7 @@ _DATASETS_BY_CLASSES = {
     250: "COCO panoptic's raw ids",
     847: "ADE20K full",
 }
-"""What official models of so many classes were trained on."""
+"""Number of classes -> the dataset that official models with that number were trained on."""
 
 
 DETR_RENAMES = (
@@ -111,17 +111,17 @@ CONVERTERS = [
 def convert_official(
     state: Mapping[str, Tensor], model: nn.Module, classes: Sequence[str] | None = None
 ) -> tuple[State, Converter | None]:
-    """Rename an official state dict for `model`; one that no converter knows is returned as it is.
+    """Rename an official state dict for `model`; one that no converter recognises is returned as is.
 
-    Where an official head has a row for each raw COCO id and the model has COCO's 80 classes, or the 133 of its
-    panoptic segmentation, their rows are taken.
+    If an official head has a row for each raw COCO id and the model has COCO's 80 classes, or the 133 of its panoptic
+    segmentation, the rows of these classes are selected.
 
     Args:
-        state: as stored; also wrapped as {"model": state}.
-        model: what it will be loaded into.
-        classes: the model's class names; None: 80 and 133 classes are taken for COCO's.
+        state: the stored state dict, possibly wrapped as {"model": state}.
+        model: the model that it will be loaded into.
+        classes: the model's class names; None: 80 and 133 classes are assumed to be COCO's.
     Returns:
-        the state dict, and its format (None: not official).
+        the state dict, and its converter (None: not official).
     """
     if isinstance(state.get("model"), Mapping):
         state = state["model"]
@@ -129,7 +129,7 @@ def convert_official(
         if converter.matches(state):
             state = converter.convert(state, model)
             if not has_coco_head(state):
-                # Someone's own classes, trained by the original code.
+                # The original code was trained on other classes.
                 converter = converter._replace(classes=None)
             elif classes is None or tuple(classes) == converter.classes:
                 state = select_coco_classes(state, model)
@@ -138,9 +138,9 @@ def convert_official(
 
 
 def select_coco_classes(state: State, model: nn.Module) -> State:
-    """Take the rows of COCO's classes, and the last, no object, where a head has a row for each of the raw ids.
+    """Take the rows of COCO's classes and the last row, "no object", of heads that have a row for each raw id.
 
-    Likewise of DINO's embedding of labels, whose last row is of no class either.
+    The same is done for DINO's label embedding, whose last row also stands for no class.
     """
     expected = model.state_dict()
     for key, value in state.items():
@@ -152,7 +152,7 @@ def select_coco_classes(state: State, model: nn.Module) -> State:
         elif rows == (92, 81):
             state[key] = value[[*COCO_CATEGORY_IDS, 91]]
         elif rows == (91, 80):
-            # A first stage that ranks locations by the first row, whatever class that is, must keep it the first.
+            # A first stage may rank locations by the first row, whatever its class; this row must then stay the first.
             by_first = "proposals" in key and key.replace("class_embed", "pos_trans") in expected
             first = 0 if by_first else COCO_CATEGORY_IDS[0]
             state[key] = value[[first, *COCO_CATEGORY_IDS[1:]]]
@@ -160,18 +160,18 @@ def select_coco_classes(state: State, model: nn.Module) -> State:
 
 
 def has_coco_head(state: State) -> bool:
-    """Whether a detector's classes are COCO's raw ids, as in all official ones."""
+    """Whether a detector's classes are COCO's raw ids, as in all official detectors."""
     heads = [value for key, value in state.items() if "class_embed" in key and key.endswith("weight")]
     return bool(heads) and all(len(value) in (91, 92, _PANOPTIC_ROWS) for value in heads)
 
 
 def describe(checkpoint: Mapping[str, Any], state: State, converter: Converter | None) -> str | None:
-    """Return what a checkpoint was trained as, for error messages; None if nothing tells.
+    """Describe the model and the classes of a checkpoint, for error messages; None if they are unknown.
 
     Args:
-        checkpoint: as stored.
-        state: its tensors, under the names they are stored by.
-        converter: of its official format, if it has one.
+        checkpoint: the stored checkpoint.
+        state: its tensors, under the stored names.
+        converter: the converter of its official format, if it has one.
     """
     run = _describe_run(checkpoint)
     if run or converter is None:
@@ -179,7 +179,7 @@ def describe(checkpoint: Mapping[str, Any], state: State, converter: Converter |
     head = next((value for key, value in state.items() if re.search(r"class_embed\.(?:\d+\.)?weight$", key)), None)
     if head is None:
         return converter.name
-    num_classes = len(head) - (converter.name not in FOCAL_MODELS)  # which has no row for "no object"
+    num_classes = len(head) - (converter.name not in FOCAL_MODELS)  # those have no row for "no object"
     dataset = _DATASETS_BY_CLASSES.get(num_classes)
     return f"{converter.name} with {num_classes} classes{f' ({dataset})' if dataset else ''}"
 

@@ -1,4 +1,4 @@
-"""Draw the README's figure: what an image and a sentence pass through, and the attention core under all of it.
+"""Draw the README's figure: the parts that images and sentences pass through, and the attention core below them.
 
 Run:  python model_zoo/draw_architecture.py model_zoo/architecture.png
 """
@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
-COLUMNS = {  # title, what the room holds, colour
+COLUMNS = {  # title -> text in the box, colour
     "backbones": ("ViT · Swin · Swin V2\nMViT · LR-Net · ResNet\nnon-local · any of timm", "#dbe9f6"),
     "necks": ("projection\npyramid\npixel decoders", "#e2f0d9"),
     "heads": ("DETR · MaskFormer\nDeformable DETR\nMask2Former · per pixel", "#fde9d9"),
@@ -27,7 +27,7 @@ LOOP = "engine: one loop for every task · DDP and FSDP2 · exact resume · hook
 
 
 def draw_box(axes: Axes, rectangle: tuple[float, float, float, float], title: str, text: str, color: str) -> None:
-    """A rounded box (left, bottom, width, height) with a bold title over its text."""
+    """Draw a rounded box (left, bottom, width, height) with a bold title above its text."""
     left, bottom, width, height = rectangle
     shape = "round,pad=0,rounding_size=0.12"
     axes.add_patch(FancyBboxPatch((left, bottom), width, height, boxstyle=shape, facecolor=color, edgecolor="#555555"))
@@ -44,7 +44,7 @@ def draw_arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float])
 
 
 def draw_architecture(path: Path) -> None:
-    """Write the figure to `path`, in the format of its suffix."""
+    """Write the figure to `path` in the format of its extension."""
     figure, axes = plt.subplots(figsize=(12, 5.2))
     axes.set(xlim=(0, 15.2), ylim=(0, 6.6), aspect="equal")
     axes.axis("off")
@@ -59,7 +59,7 @@ def draw_architecture(path: Path) -> None:
     axes.text(0.1, 2.6, "text", rotation=90, ha="center", va="center", fontsize=10, style="italic")
     draw_box(axes, (left + width + gap, 1.95, 2 * width + gap, 1.35), *SEQ2SEQ)
     draw_arrow(axes, (0.25, 2.6), (left + width + gap, 2.6))
-    draw_arrow(axes, (left + width / 2, 3.75), (left + width + gap, 2.95))  # captioners read a backbone's map
+    draw_arrow(axes, (left + width / 2, 3.75), (left + width + gap, 2.95))  # captioners read the backbone's feature map
     right = left + 3 * (width + gap)
     draw_arrow(axes, (right - gap, 2.6), (right + width / 2, 3.75))
     draw_box(axes, (0.2, 0.95, 14.8, 0.6), CORE, "", "#cfe2f3")

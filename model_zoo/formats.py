@@ -1,4 +1,4 @@
-"""Formats that are read and written: a table of key names, how files are recognised, and the models they are of."""
+"""Formats that can be read and written: a table of key names, how files are recognised, and which models they have."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,24 +10,24 @@ from vitkit.model_zoo.key_table import KeyTable
 
 
 class Format(NamedTuple):
-    """The names that another project has for one of vitkit's models."""
+    """The key names of another project for one of vitkit's models."""
 
     name: str
-    """As in reports."""
+    """The format's name in reports."""
     marks: Sequence[str]
-    """Keys that only this format has together, as of `Converter`."""
+    """A set of keys that only this format has, see `Converter`."""
     table: KeyTable
     model: str
-    """The class of the model; of a classifier, that of its backbone."""
+    """The name of the model's class; for a classifier, of its backbone's class."""
     ours: Sequence[str] = ()
-    """Keys that tell apart the models of one class."""
+    """vitkit's keys that distinguish the format's models from others of the same class."""
     classes: tuple[str, ...] | None = None
-    """As of `Converter`."""
+    """The classes that the official weights were trained on, see `Converter`."""
 
     def converter(self) -> Converter:
-        """Return what reads it."""
+        """Return the converter that reads the format."""
         return Converter(self.name, tuple(self.marks), transform=self.table.read, classes=self.classes)
 
     def is_of(self, model: nn.Module) -> bool:
-        """Whether a model, or a backbone alone, is one of these."""
+        """Whether a model, or a backbone without a model, has this format."""
         return type(model).__name__ == self.model and set(self.ours) <= model.state_dict().keys()

@@ -1,7 +1,8 @@
 """Tables that translate the entries of a state dict both ways: from another project's names to vitkit's, and back.
 
-A template is a piece of a key. `{i}`, `{j}` stand for numbers, `{leaf}` for "weight" or "bias", and a leading "^" for
-the key's start. The rules of a table are applied in turn; written back, in reverse.
+A template is a part of a key. `{i}`, `{j}` stand for numbers, `{leaf}` for "weight" or "bias", and a leading "^" for
+the key's start. The rules of a table are applied in turn for reading, and in reverse order for writing. "ours" are
+vitkit's names, "theirs" those of the other project.
 """
 
 import re
@@ -20,35 +21,35 @@ class Rule(Protocol):
     """One line of a table."""
 
     def read(self, state: State, model: nn.Module) -> State:
-        """Translate to vitkit's names; `model` is what the state will be loaded into."""
+        """Translate to vitkit's names; the state will be loaded into `model`."""
 
     def write(self, state: State, model: nn.Module) -> State:
-        """Translate back; `model` is what the state was taken from."""
+        """Translate back to the other project's names; the state was taken from `model`."""
 
 
 class Rename(NamedTuple):
-    """A piece of a key, here and there."""
+    """Renames a part of a key, in both directions."""
 
     theirs: str
     ours: str
 
     def read(self, state: State, model: nn.Module) -> State:
-        """Rename to ours."""
+        """Rename to vitkit's name."""
         return _renamed(state, self.theirs, self.ours)
 
     def write(self, state: State, model: nn.Module) -> State:
-        """Rename to theirs."""
+        """Rename to the other project's name."""
         return _renamed(state, self.ours, self.theirs)
 
 
 class Alias(NamedTuple):
-    """A second spelling of theirs, which is read and never written."""
+    """A second spelling of the other project's name, which is read but never written."""
 
     other: str
     theirs: str
 
     def read(self, state: State, model: nn.Module) -> State:
-        """Rename to their usual spelling."""
+        """Rename to the usual spelling of the other project."""
         return _renamed(state, self.other, self.theirs)
 
     def write(self, state: State, model: nn.Module) -> State:
@@ -57,12 +58,12 @@ class Alias(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Entries of theirs that follow from the settings, or that vitkit has no use for."""
+    """Drops entries that follow from the settings, or that vitkit does not use."""
 
     theirs: str
 
     def read(self, state: State, model: nn.Module) -> State:
-        """Leave them out."""
+        """Leave out the matching entries."""
         pattern = _pattern(self.theirs)
         return {key: value for key, value in state.items() if not pattern.search(key)}
 
@@ -72,14 +73,14 @@ class Drop(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Several entries of theirs, such as the projections to queries, keys and values, that are one entry here."""
+    """Joins several entries, such as the projections to queries, keys and values, that are one entry in vitkit."""
 
     theirs: Sequence[str]
-    """Templates of whole keys, as is `ours`."""
+    """Templates of the full keys of the entries to join; `ours` is also a template of a full key."""
     ours: str
 
     def read(self, state: State, model: nn.Module) -> State:
-        """Concatenate them along their first axis."""
+        """Concatenate the entries along their first axis."""
         state, first = dict(state), _pattern(f"{self.theirs[0]}$")
         for key in list(state):
             if match := first.search(key):
@@ -89,7 +90,7 @@ class Join(NamedTuple):
         return state
 
     def write(self, state: State, model: nn.Module) -> State:
-        """Split ours into equal parts."""
+        """Split vitkit's entry into equal parts along its first axis."""
         state, whole = dict(state), _pattern(f"{self.ours}$")
         for key in list(state):
             if match := whole.search(key):
@@ -100,7 +101,7 @@ class Join(NamedTuple):
 
 
 class Custom(NamedTuple):
-    """What no template says."""
+    """Any other translation, as a pair of functions."""
 
     reading: Callable[[State, nn.Module], State]
     writing: Callable[[State, nn.Module], State]
@@ -115,31 +116,31 @@ class Custom(NamedTuple):
 
 
 class KeyTable(NamedTuple):
-    """The rules between one format and vitkit's."""
+    """The rules that translate between one format and vitkit's names."""
 
     rules: Sequence[Rule]
 
     def read(self, state: State, model: nn.Module) -> State:
-        """Return their state dict under vitkit's names; `model` is what it will be loaded into."""
+        """Return the other project's state dict under vitkit's names; it will be loaded into `model`."""
         for rule in self.rules:
             state = rule.read(state, model)
         return state
 
     def write(self, state: State, model: nn.Module) -> State:
-        """Return vitkit's state dict under their names; `model` is what it was taken from."""
+        """Return vitkit's state dict, taken from `model`, under the other project's names."""
         for rule in reversed(self.rules):
             state = rule.write(state, model)
         return state
 
 
 def below(theirs: str, ours: str, pairs: Sequence[tuple[str, str]]) -> Iterator[Rename]:
-    """Yield renames of keys that begin with a prefix, theirs and ours; `pairs` are what follows it."""
+    """Yield renames of keys that begin with the prefix `theirs` or `ours`; `pairs` are the parts after the prefixes."""
     for their_piece, our_piece in pairs:
         yield Rename(f"^{theirs}{their_piece}", f"^{ours}{our_piece}")
 
 
 def aliases(rules: Sequence[Rule]) -> Iterator[Rule]:
-    """Yield rules that only read: what they read is another spelling of theirs."""
+    """Yield rules that only read; they read another spelling of the other project's names."""
     for rule in rules:
         yield Alias(rule.theirs, rule.ours) if isinstance(rule, Rename) else Custom(rule.read, lambda state, _: state)
 

@@ -1,4 +1,4 @@
-"""The formats of the original repositories, under whose names vitkit's weights are written; converters read them."""
+"""The formats of the original repositories, in which vitkit's weights can be written; converters read them."""
 
 from torch import nn
 
@@ -13,7 +13,7 @@ _PIXEL_DECODER, _PREDICTOR = "sem_seg_head.pixel_decoder.", "sem_seg_head.predic
 
 
 def _stacks(theirs: str, ours: str, *parts: str, cross: str = "multihead_attn.") -> list[Rule]:
-    """Rules of stacks of transformer layers, as torch.nn.Transformer names them; `cross` is their cross-attention."""
+    """Return rules for stacks of layers with the names of torch.nn.Transformer; `cross` names the cross-attention."""
     rules: list[Rule] = [Rename(f"^{theirs}{part}.", f"^{ours}{part}.") for part in parts]
     for part in parts:
         layer = f"{ours}{part}.layers.{{i}}."
@@ -22,7 +22,7 @@ def _stacks(theirs: str, ours: str, *parts: str, cross: str = "multihead_attn.")
 
 
 def _detr(prefix: str) -> KeyTable:
-    """facebookresearch/detr, whose model with masks has the other one below a prefix."""
+    """Return the table of facebookresearch/detr, whose model with masks has the detector below a prefix."""
     names = ("class_embed", "bbox_embed", "query_embed")
     return KeyTable(
         [
@@ -130,7 +130,7 @@ _MASK2FORMER: list[Rule] = [
 
 
 def _write_tables(state: State, model: nn.Module) -> State:
-    """Name the embedding by what it serves."""
+    """Name the embedding "embedding" if it is shared, otherwise "target_embedding"."""
     name = "target_embedding" if "source_embedding.weight" in state else "embedding"
     state[f"{name}.weight"] = state.pop("decoder.embedding.weight")
     return state

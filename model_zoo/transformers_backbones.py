@@ -1,6 +1,6 @@
 """Key names of the transformers library's ResNet, Swin, Swin V2, ViT and TimeSformer, both ways.
 
-Newer versions of the library spell some of them in another way in memory; files keep the spelling that is written here.
+Newer versions of the library spell some of them differently in memory; files keep the spelling that is written here.
 """
 
 import torch
@@ -11,12 +11,12 @@ from vitkit.model_zoo.key_table import Alias, Custom, Drop, Join, KeyTable, Rena
 
 
 def without_prefix(prefix: str, *pieces: str) -> list[Rule]:
-    """Rules for files of the model alone, without the head whose model calls it `prefix`."""
+    """Return rules for files that hold the model without its head, and so without `prefix`."""
     return [Alias(f"^{piece}", f"^{prefix}{piece}") for piece in pieces]
 
 
 def resnet_rules(theirs: str, ours: str) -> list[Rule]:
-    """Rules of a ResNet below these prefixes; ours are torchvision's names."""
+    """Return the rules of a ResNet below these prefixes; vitkit's names are torchvision's."""
     return [
         *below(f"{theirs}embedder.embedder.", ours, [("convolution.", "conv1."), ("normalization.", "bn1.")]),
         *(Rename(f"^{theirs}encoder.stages.{i}.layers.", f"^{ours}layer{i + 1}.") for i in range(4)),
@@ -38,11 +38,12 @@ def resnet_rules(theirs: str, ours: str) -> list[Rule]:
 
 
 def swin_rules(theirs: str, ours: str, *, second: bool = False, stage: str = "stage") -> list[Rule]:
-    """Rules of a Swin Transformer below these prefixes; ours are the official names.
+    """Return the rules of a Swin Transformer below these prefixes; vitkit's names are the official ones.
 
     Args:
-        second: of Swin V2.
-        stage: what the number of a map's norm follows, counted from 1; "": counted from 0.
+        theirs, ours: prefixes of the backbone.
+        second: whether it is Swin V2.
+        stage: the text before the number of a feature map's norm, counted from 1; "": counted from 0.
     """
     block = f"{ours}layers.{{i}}.blocks.{{j}}."
     newer = [
@@ -86,12 +87,12 @@ def swin_rules(theirs: str, ours: str, *, second: bool = False, stage: str = "st
 
 
 def _joined(theirs: str, ours: str, leaf: str = "{leaf}") -> Join:
-    """Join the projections of an attention."""
+    """Return the rule that joins the projections of an attention to queries, keys and values."""
     return Join([f"^{theirs}{name}.{leaf}" for name in ("query", "key", "value")], f"^{ours}{leaf}")
 
 
 def _second_attention(block: str) -> list[Rule]:
-    """Rules of Swin V2's attention, whose keys have no bias."""
+    """Return the rules of Swin V2's attention, whose keys have no bias."""
     return [
         _joined(f"{block}attention.self.", f"{block}attention.self.qkv.", "weight"),
         *below(
@@ -103,10 +104,10 @@ def _second_attention(block: str) -> list[Rule]:
 
 
 def without_last_norm(ours: str) -> Custom:
-    """Leave out the classifier's last norm where the model, below the prefix, has none."""
+    """Return the rule that leaves out the classifier's last norm if the model has none below the prefix."""
 
     def read(state: State, model: nn.Module) -> State:
-        # A classifier has its backbone below "backbone.", and puts the state there later.
+        # A classifier's backbone has the prefix "backbone.", which is added to the state later.
         missing = not {f"{ours}norm.weight", f"backbone.{ours}norm.weight"} & model.state_dict().keys()
         return {key: v for key, v in state.items() if not (missing and key.startswith(f"{ours}norm."))}
 
@@ -114,7 +115,7 @@ def without_last_norm(ours: str) -> Custom:
 
 
 def with_counters(theirs: str) -> Custom:
-    """Write the batch counters that frozen batch norms, below the prefix, have not."""
+    """Return the rule that writes batch counters for batch norms below the prefix, as frozen ones have none."""
 
     def write(state: State, model: nn.Module) -> State:
         norms = [key.removesuffix("running_mean") for key in state if key.endswith("running_mean")]

@@ -21,20 +21,20 @@ DEFORMABLE_DECODER_LAYER = (
     ("encoder_attn_layer_norm.", "norm1."),
     ("final_layer_norm.", "norm3."),
 )
-"""The norms of a layer; the last one's are counted from the cross-attention on."""
+"""Names of a layer's norms in the library and in vitkit."""
 
 
 def layer_rules(theirs: str, ours: str, norms: Sequence[tuple[str, str]], *, joined: Sequence[str]) -> list[Rule]:
-    """Rules of a stack of transformer layers.
+    """Return the rules of a stack of transformer layers.
 
     Args:
         theirs, ours: prefixes of the stack.
-        norms: their names and ours.
-        joined: the attentions whose projections to queries, keys and values are one matrix here.
+        norms: names of the norms in the library and in vitkit.
+        joined: the attentions whose projections to queries, keys and values are one matrix in vitkit.
     """
     old, new = f"{theirs}layers.{{i}}.", f"{ours}layers.{{i}}."
     return [
-        # As newer versions of the library have it in memory.
+        # Newer versions of the library have these names in memory.
         *(Alias(f"^{old}{name}.o_proj.", f"^{old}{name}.out_proj.") for name in ("self_attn", "encoder_attn")),
         *(Alias(f"^{old}mlp.fc{k}.", f"^{old}fc{k}.") for k in (1, 2)),
         Rename(f"^{old}", f"^{new}"),
@@ -48,7 +48,7 @@ def layer_rules(theirs: str, ours: str, norms: Sequence[tuple[str, str]], *, joi
 
 
 def backbone_rules(prefix: str) -> list[Rule]:
-    """Rules of a detector's ResNet: timm's, or the library's own."""
+    """Return the rules of a detector's ResNet, timm's or the library's."""
     timm = f"{prefix}backbone.conv_encoder.model."
     return [
         Alias(f"^{prefix}backbone.model.", f"^{timm}"),
@@ -59,7 +59,7 @@ def backbone_rules(prefix: str) -> list[Rule]:
 
 
 def detr_rules(prefix: str) -> list[Rule]:
-    """Rules of DETR below a prefix."""
+    """Return the rules of DETR below a prefix."""
     model = f"{prefix}model."
     return [
         *backbone_rules(model),
@@ -101,19 +101,19 @@ DETR_WITH_MASKS = KeyTable(
 )
 
 _HEADS = {"class_embed": "head.class_embed", "bbox_embed": "head.decoder.bbox_embed"}
-"""Where vitkit has the heads of the decoder's layers."""
+"""The library's name of the heads of the decoder's layers -> vitkit's name."""
 _THEIR_HEAD = re.compile(r"(?:model\.decoder\.)?(class_embed|bbox_embed)\.(\d+)\.(.*)")
 
 
 def read_heads(state: State, model: nn.Module) -> State:
-    """Sort the heads of Deformable DETR: theirs stand under two names, and copies of the first may be left out."""
+    """Rename the heads of Deformable DETR: the library has each under two names, and may omit copies of the first."""
     heads: dict[tuple[str, str], State] = {}
     for key in list(state):
         if match := _THEIR_HEAD.fullmatch(key):
             name, index, rest = match.groups()
             heads.setdefault((name, rest), {})[index] = state.pop(key)
     num_layers = len({key.split(".")[3] for key in state if key.startswith("head.decoder.layers.")})
-    # Without refinement all layers share the first.
+    # Without refinement, all layers share the first head.
     refines = any(not torch.equal(value, each.get("0", value)) for each in heads.values() for value in each.values())
     for (name, rest), each in heads.items():
         for i in range(num_layers if refines else 1):
@@ -124,7 +124,7 @@ def read_heads(state: State, model: nn.Module) -> State:
 
 
 def write_heads(state: State, model: nn.Module, *, decoder: str = "model.decoder.") -> State:
-    """Write the heads under all names that they have there; `decoder` is the prefix of the second ones."""
+    """Write the heads under all of the library's names; `decoder` is the prefix of the second names."""
     num_layers = len({key.split(".")[3] for key in state if key.startswith("head.decoder.layers.")})
     written = {}
     for key in list(state):

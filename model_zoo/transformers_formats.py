@@ -15,7 +15,7 @@ _RESNET, _SWIN = "backbone.conv1.weight", "backbone.layers.0.blocks.0.attn.relat
 
 
 def formats(coco: tuple[str, ...], coco_panoptic: tuple[str, ...]) -> list[Format]:
-    """Return the formats, the first that a file's marks fit being its.
+    """Return the formats; a file has the first one whose marks it contains.
 
     Args:
         coco, coco_panoptic: the classes that the published detectors were trained on.

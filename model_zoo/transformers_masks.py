@@ -15,17 +15,17 @@ _ENCODER = "model.pixel_level_module.encoder."
 _PIXEL_DECODER = "model.pixel_level_module.decoder."
 _TRANSFORMER = "model.transformer_module."
 _COARSE_TO_FINE = ("res4", "res3", "res2")
-"""The maps that MaskFormer's pyramid adds to, in the order of its layers."""
+"""The backbone maps that MaskFormer's FPN adds, in the order of its layers."""
 
 
 def write_empty_weight(state: State, model: nn.Module) -> State:
-    """Write the weights of the classes in the loss, which are a buffer there."""
+    """Write the loss weights of the classes, which are a buffer in the library."""
     rows = len(state["head.class_embed.bias"])
     return state | {"criterion.empty_weight": torch.tensor([1.0] * (rows - 1) + [0.1])}
 
 
 def write_position_indices(state: State, model: nn.Module) -> State:
-    """Write which entry of a window's table each pair of its pixels has, which is a buffer of MaskFormer's Swin."""
+    """Write each pixel pair's index into a window's bias table, which is a buffer in MaskFormer's Swin."""
     indices = {}
     for key, table in state.items():
         if key.endswith(".relative_position_bias_table"):
@@ -42,7 +42,7 @@ def _only_writing(write: Callable[[State, nn.Module], State]) -> Custom:
 
 
 def unused_norm(theirs: str) -> Custom:
-    """Write the last norm of a Swin Transformer whose map nothing reads: they have one, vitkit has not."""
+    """Write the unused last norm of a Swin Transformer, which the library has and vitkit does not."""
 
     def write(state: State, model: nn.Module) -> State:
         norm = state.get("backbone.norm3.weight")
@@ -54,7 +54,7 @@ def unused_norm(theirs: str) -> Custom:
 
 
 def resnet_backbone() -> list[Rule]:
-    """Rules of the library's own ResNet, and of timm's."""
+    """Return the rules of the library's ResNet and of timm's."""
     return [
         with_counters(_ENCODER),
         Alias(f"^{_ENCODER}_backbone.", f"^{_ENCODER}"),
@@ -94,7 +94,7 @@ MASKFORMER_SWIN = KeyTable(
     [
         _only_writing(write_position_indices),
         *swin_rules(f"{_ENCODER}model.", "backbone.", stage=""),
-        # The norms of the maps stand outside the model whose maps they are.
+        # The norms of the feature maps are outside of the Swin model that computes these maps.
         *below(_ENCODER, "backbone.", [(f"hidden_states_norms.{i}.", f"norm{i}.") for i in range(4)]),
         without_last_norm("backbone."),
         unused_norm(f"{_ENCODER}model."),

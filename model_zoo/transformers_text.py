@@ -1,7 +1,7 @@
 """Key names of the transformers library's Marian, both ways.
 
-Its position codes are all sines, then all cosines; vitkit's alternate, as the paper writes them. As nothing else tells
-the channels of the residual stream apart, they are put in the other order in all weights that read or write it.
+Its position codes are all sines, then all cosines; vitkit's alternate, as in the paper. Since nothing else depends on
+the order of the residual stream's channels, they are reordered in all weights that read or write the stream.
 """
 
 import torch
@@ -13,13 +13,13 @@ from vitkit.model_zoo.key_table import Custom, KeyTable, Rename
 from vitkit.model_zoo.transformers_detectors import DECODER_LAYER, ENCODER_LAYER, layer_rules
 
 _READ = ("in_proj_weight", "linear1.weight", "embedding.weight", "output.weight")
-"""Ends of the names of weights whose second axis is the residual stream."""
+"""Endings of the names of weights whose second axis is the residual stream."""
 _WRITTEN = ("out_proj.weight", "out_proj.bias", "linear2.weight", "linear2.bias")
-"""Of those whose first axis is; that of norms is, too."""
+"""Endings of the names of weights whose first axis is the residual stream; that of norms is, too."""
 
 
 def alternating(d_model: int) -> Tensor:
-    """Return the order in which channels of all sines, then all cosines, alternate."""
+    """Return the channel order with which codes of all sines, then all cosines, become alternating."""
     return torch.arange(d_model).unflatten(0, (2, -1)).T.flatten()
 
 
@@ -35,10 +35,10 @@ def _reordered(state: State, order: Tensor) -> State:
 
 
 def read_embeddings(state: State, model: nn.Module) -> State:
-    """Take one copy of what the library stores under several names.
+    """Take one copy of each table that the library stores under several names.
 
     Raises:
-        CheckpointError: the output has a bias, which the model has not.
+        CheckpointError: the output has a bias, which the model does not have.
     """
     bias = state.pop("final_logits_bias", None)
     if "decoder.output_bias" in model.state_dict() and bias is not None:
@@ -63,7 +63,7 @@ def read_embeddings(state: State, model: nn.Module) -> State:
 
 
 def write_embeddings(state: State, model: nn.Module) -> State:
-    """Store what the library has under several names under all of them."""
+    """Store each table under all names that the library has for it."""
     order = alternating(state["decoder.embedding.weight"].shape[1]).argsort()
     state = _reordered(state, order)
     target = state.pop("decoder.embedding.weight")

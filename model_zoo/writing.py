@@ -1,4 +1,4 @@
-"""vitkit's weights under the names of the original repositories, or of the transformers library."""
+"""Write vitkit's weights with the names of the original repositories, or of the transformers library."""
 
 from typing import Literal, NamedTuple
 
@@ -11,25 +11,25 @@ from vitkit.model_zoo.official_formats import FORMATS as OFFICIAL_FORMATS
 
 _FORMATS = {"official": OFFICIAL_FORMATS, "transformers": TRANSFORMERS_FORMATS}
 _OURS = ("head.", "neck.", "encoder.", "decoder.")
-"""How names begin that no other project has."""
+"""Beginnings of the names that no other project uses."""
 
 
 class Written(NamedTuple):
-    """Weights under another project's names."""
+    """Weights with another project's names."""
 
     state: State
     format: str
-    """Whose names they are."""
+    """The name of the format, whose names they have."""
 
 
 def written(model: nn.Module, target: Literal["official", "transformers"]) -> Written:
-    """Return a model's weights under others' names.
+    """Return a model's weights with another project's names.
 
     Args:
-        model: of a classifier, the backbone is written.
+        model: the model; for a classifier, its backbone is written.
         target: the original repository of the model, or the transformers library.
     Raises:
-        CheckpointError: they have no such model, or not all of its parts.
+        CheckpointError: the target does not have the model, or lacks one of its parts.
     """
     is_classifier = type(model).__name__ == "Classifier"
     part = model.get_submodule("backbone") if is_classifier else model
