@@ -74,7 +74,7 @@ def load_weights(
     new_class_head: bool = False,
     strict: bool = True,
 ) -> LoadReport:
-    """Load weights into `model`, whichever names they were published under.
+    """Load weights into `model`, whatever names they were published under.
 
     Args:
         source: a checkpoint file, a name in the model zoo's index ("detr_r50", downloaded once), a folder of the

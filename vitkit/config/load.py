@@ -1,4 +1,4 @@
-"""Configs: plain Python files that return nested dicts, checked whole before anything is built from them."""
+"""Configs: plain Python files that return nested dicts, checked completely before anything is built from them."""
 
 import hashlib
 import importlib
@@ -26,7 +26,7 @@ class Config(dict):
     """A resolved config: nested dicts and lists of plain values.
 
     Attributes:
-        path: the file it was loaded from.
+        path: the file that the config was loaded from.
         origins: where each value was set, by dotted key: the file's path or "command line".
     """
 
@@ -40,20 +40,20 @@ class Config(dict):
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, check: bool = True, trust: bool = False) -> Config:
-    """Loads a config file, applies overrides, and checks the result.
+    """Load a config file, apply overrides, and check the result.
 
     Args:
         path: a Python file with a function `config()` that returns nested dicts, or a config saved as `.json`. A path
-            below `configs/` that is not there is looked for among the installed configs, and so is a name without an
-            ending, such as "detr_r50" or "quickstart/detr".
-        overrides: "key.sub=value" each, applied in order. Values are Python literals (`true`, `false` and `none` too),
-            anything else is a string; a list's item is named by its index.
-        check: whether `check_config` runs.
-        trust: let a saved config (.json) import what it names in `imports`, now and later, see `vitkit.config.trust`.
+            below `configs/` that does not exist is looked up among the installed configs, and so is a name without an
+            extension, such as "detr_r50" or "quickstart/detr".
+        overrides: "key.sub=value" each, applied in order. Values are Python literals (also `true`, `false` and `none`),
+            anything else is a string; items of a list are addressed by index.
+        check: whether to run `check_config`.
+        trust: let a saved config (.json) import the code listed in `imports`, now and later, see `vitkit.config.trust`.
             A config file in Python, and overrides, are the user's own: what they import is trusted.
     Raises:
-        ConfigError: the file is missing or wrong, or keys, types or values do not fit; all problems are listed. Or it
-            was saved, and imports code that the user has neither run nor trusted.
+        ConfigError: the file is missing or invalid, or keys, types or values do not fit; all problems are listed. Or it
+            is a saved config that imports code which the user has neither run nor trusted.
     """
     path = _find(Path(path))
     return _resolve(_read(path), path, overrides, is_saved=path.suffix == ".json", check=check, trust=trust)
@@ -62,11 +62,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, check: bool 
 def load_saved_config(
     text: str, path: str | Path, overrides: Sequence[str] = (), *, check: bool = True, trust: bool = False
 ) -> Config:
-    """Load a config from the JSON text that a checkpoint holds; otherwise like `load_config`.
+    """Load a config from JSON text stored in a checkpoint; otherwise like `load_config`.
 
     Args:
         text: JSON of a resolved config.
-        path: the file that held it, for messages.
+        path: the file that contained it, for messages.
     """
     return _resolve(_parse(text, path), Path(path), overrides, is_saved=True, check=check, trust=trust)
 
@@ -74,7 +74,7 @@ def load_saved_config(
 def _resolve(
     values: Mapping[str, Any], path: Path, overrides: Sequence[str], *, is_saved: bool, check: bool, trust: bool
 ) -> Config:
-    """Apply overrides to a config, import what it names, and check it."""
+    """Apply overrides to a config, import the code that it lists, and check it."""
     try:
         cfg = plain_copy(values, "")
     except RecursionError as error:
@@ -82,7 +82,7 @@ def _resolve(
     overrides = [split_override(text) for text in overrides]
     problems = []
 
-    # Files named in `imports` register classes, which the other overrides are then read against.
+    # Files listed in `imports` register classes, which the other overrides may refer to.
     for stage in (True, False):
         for key, raw in overrides:
             if (key.split(".")[0] == "imports") is stage:
@@ -99,7 +99,7 @@ def _resolve(
             _import_code(code)
             if code:
                 remember(code)
-                # Paths are absolute, so that the saved config finds them from anywhere.
+                # Paths are made absolute, so that they are valid for the saved config in any working directory.
                 cfg["imports"] = [item.name for item in code]
 
     cfg = Config(cfg, path=path, overridden=[key for key, _ in overrides])
@@ -108,19 +108,19 @@ def _resolve(
 
 
 def save_config(cfg: Mapping[str, Any], path: str | Path) -> None:
-    """Write a config as JSON (tuples become lists); `load_config` reads it back."""
+    """Write a config as JSON (tuples become lists); `load_config` can read it."""
     Path(path).write_text(json.dumps(cfg, indent=2) + "\n", encoding="utf-8")
 
 
 def cfg_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The dotted keys whose values differ between two configs, or that only one has; a tuple equals its list."""
+    """Return the dotted keys whose values differ between two configs, or that only one has; a tuple equals its list."""
     old, new = (json.loads(json.dumps(cfg)) for cfg in (old, new))
     old, new = dict(_leaves(old)), dict(_leaves(new))
     return sorted(key for key in old.keys() | new.keys() if old.get(key, MISSING) != new.get(key, MISSING))
 
 
 def config_names() -> list[str]:
-    """The names of the installed configs, such as "detr_r50" and "quickstart/detr"."""
+    """Return the names of the installed configs, such as "detr_r50" and "quickstart/detr"."""
     files = [file.relative_to(folder) for folder in _installed_folders() for file in folder.rglob("*.py")]
     return sorted(file.with_suffix("").as_posix() for file in files if _is_run(file))
 
@@ -135,7 +135,7 @@ def _installed_folders() -> list[Path]:
 
 
 def _find(path: Path) -> Path:
-    """The file; "configs/detr_r50.py", or the name "detr_r50", is also found among the installed configs."""
+    """Return the file; "configs/detr_r50.py", or the name "detr_r50", is also looked up among the installed configs."""
     if isfile(path) or path.is_absolute():  # Path.is_file raises an OSError for a name that is too long
         return path
     if path.parts[:1] == ("configs",):
@@ -170,7 +170,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _parse(text: str | bytes, path: str | Path) -> dict[str, Any]:
-    """The config in JSON text, with today's names."""
+    """Parse the config in JSON text, and update outdated names in it."""
     try:
         cfg = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
@@ -183,7 +183,7 @@ def _parse(text: str | bytes, path: str | Path) -> dict[str, Any]:
 
 @contextmanager
 def _naming_line(path: Path) -> Iterator[None]:
-    """Turns any exception from a user's file into a ConfigError that names the file's line."""
+    """Convert any exception from a user's file to a ConfigError that names the file's line."""
     try:
         yield
     except Exception as error:  # whatever a user's file raises
@@ -193,10 +193,10 @@ def _naming_line(path: Path) -> Iterator[None]:
 
 
 def _run(path: Path, source: bytes | None = None) -> types.ModuleType:
-    """Runs a Python file as a module of its own; its folder does not become importable.
+    """Run a Python file as a separate module, without making its folder importable.
 
     Args:
-        source: its content, if that was read before.
+        source: the file's content, if it was already read.
     """
     name = f"vitkit_user_{path.stem}_{hashlib.sha1(str(path.resolve()).encode()).hexdigest()[:12]}"
     module = types.ModuleType(name)
@@ -208,9 +208,9 @@ def _run(path: Path, source: bytes | None = None) -> types.ModuleType:
 
 
 def _imported_code(cfg: dict[str, Any], folder: Path) -> list[ImportedCode]:
-    """What `imports` names, with the content of its files; nothing is run."""
+    """Return the code listed in `imports`, with the content of its files, without running anything."""
     if not TOP_LEVEL["imports"].accepts(cfg.get("imports", [])):
-        return []  # reported by the check
+        return []  # `check_config` reports it
     code = []
     for i, name in enumerate(cfg.get("imports", [])):
         source = None
@@ -224,14 +224,14 @@ def _imported_code(cfg: dict[str, Any], folder: Path) -> list[ImportedCode]:
 
 
 def _import_code(code: Sequence[ImportedCode]) -> None:
-    """Imports modules, and runs files as they were read."""
+    """Import the modules, and run the files as they were read."""
     for item in code:
         if item.source is not None:
             _run(Path(item.name), item.source)
             continue
         try:
             importlib.import_module(item.name)
-        except Exception as error:  # whatever a user's module raises, not only that it is not there
+        except Exception as error:  # whatever a user's module raises, not only that it is missing
             raise ConfigError(
                 f"{item.key}: importing {item.name!r} failed: {type(error).__name__}: {error}. "
                 "Name an installed module, or a file that ends in .py."
@@ -239,7 +239,7 @@ def _import_code(code: Sequence[ImportedCode]) -> None:
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything that is no dict; lists are opened only where they hold dicts."""
+    """Yield the dotted key and value of everything that is not a dict; lists are only opened if they contain dicts."""
     if isinstance(value, Mapping) and (value or not key):
         for name, item in value.items():
             yield from _leaves(item, join_key(key, name))

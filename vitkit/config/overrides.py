@@ -1,4 +1,4 @@
-"""Overrides from the command line: `key.sub=value`, typed by what the key may hold."""
+"""Overrides from the command line: `key.sub=value`, converted to the type that the key expects."""
 
 import ast
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from vitkit.registry import nearest
 
 
 def split_override(text: str) -> tuple[str, str]:
-    """Key and value text of "key.sub=value".
+    """Split "key.sub=value" into the key and the text of the value.
 
     Raises:
         ConfigError: the text has no "=" or an empty key.
@@ -33,13 +33,13 @@ def split_override(text: str) -> tuple[str, str]:
 
 
 def apply_override(cfg: dict[str, Any], key: str, raw: str) -> None:
-    """Set one value in `cfg`. What the config omits on the way to it starts from the constructor's defaults.
+    """Set one value in `cfg`. Parts that the config omits on the way to the key start from the constructor's defaults.
 
-    Args:
+    key: dotted key; lists are indexed by number.
         key: dotted; lists are indexed by number.
-        raw: a Python literal, `dict(name=value)` being one here, true, false, none, or any text.
+        raw: a Python literal, where `dict(name=value)` is allowed, or true, false, none, or any text.
     Raises:
-        ConfigError: the key is unknown (the nearest is named), or its slot takes no such value.
+        ConfigError: the key is unknown (the nearest one is suggested), or does not accept such a value.
     """
     *parents, last = key.split(".")
     node, slot, where = cfg, None, ""
@@ -54,7 +54,7 @@ def apply_override(cfg: dict[str, Any], key: str, raw: str) -> None:
 
 
 def _slot_in(slot: Slot | None, node: Any, part: str, where: str) -> Slot:
-    """The slot of key `part` below `slot` (None: the config's top), which holds `node`."""
+    """Return the slot of key `part` below `slot` (None: the config's top level), which contains `node`."""
     slots = TOP_LEVEL if slot is None else slots_in(slot, node, where)
     if slot is not None and slot.registry is None and isinstance(node, Mapping):
         slots = slots | settings_slots(slot.annotation)
@@ -66,7 +66,7 @@ def _slot_in(slot: Slot | None, node: Any, part: str, where: str) -> Slot:
 
 
 def _open(node: dict | list, part: str, slot: Slot, where: str) -> dict | list:
-    """The dict or list at a key, put there first where the config has a name, a tuple or nothing."""
+    """Return the dict or list at a key, creating it if the config has a name, a tuple or nothing there."""
     index = int(part) if isinstance(node, list) else part
     value = node[index] if isinstance(node, list) or index in node else _default(slot)
     if slot.registry is not None and isinstance(value, str):
@@ -90,7 +90,7 @@ def _default(slot: Slot) -> Any:
 
 
 def _value(raw: str, slot: Slot, current: Any, key: str) -> Any:
-    """An override's text as the type that its slot wants: a string field may well be given 2017 or none."""
+    """Convert an override's text to the type that its slot expects: a string field may well be set to 2017 or none."""
     if slot.annotation is Any and slot.registry is None and current is not None:
         slot = Slot(float if type(current) is int else type(current))
     for value in (_literal(raw), raw):
@@ -100,7 +100,7 @@ def _value(raw: str, slot: Slot, current: Any, key: str) -> Any:
 
 
 class _DictCalls(ast.NodeTransformer):
-    """Turns `dict(name=value)`, as configs have it, into the literal that it stands for."""
+    """Convert calls `dict(name=value)`, as configs use them, to the literals that they stand for."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         is_dict = isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args
@@ -117,7 +117,7 @@ def _literal(raw: str) -> Any:
     try:
         return plain_copy(ast.literal_eval(_DictCalls().visit(ast.parse(raw.strip(), mode="eval"))), "")
     except (ValueError, SyntaxError, TypeError):
-        # A shell eats quotes: [res4,res5] means a list of two names.
+        # Shells remove quotes: [res4,res5] means a list of two names.
         if raw[:1] + raw[-1:] in ("[]", "()"):
             return [_literal(item.strip()) for item in raw[1:-1].split(",")]
         return raw

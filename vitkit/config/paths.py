@@ -1,4 +1,4 @@
-"""Paths of data in configs."""
+"""Makes the data paths of configs absolute."""
 
 import json
 import os
@@ -13,7 +13,7 @@ _ROOT = "{root}"
 
 
 def make_data_paths_absolute(cfg: dict[str, Any]) -> None:
-    """Make the paths of a checked config's data absolute, in place, so that a saved config finds it from any folder.
+    """Make the paths of a checked config's data absolute, in place, so that a saved config is valid in any folder.
 
     These are `data.root`, and the arguments of `data.train`, `data.val` and `data.test` that their datasets annotate
     with `Path`.

@@ -1,4 +1,4 @@
-"""What a config key may hold, read from the signatures of the registered constructors."""
+"""The values that each config key accepts, determined from the signatures of the registered constructors."""
 
 import dataclasses
 import inspect
@@ -19,25 +19,25 @@ _UNIONS = (Union, types.UnionType)
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """What one config key may hold."""
+    """What values a config key accepts."""
 
     annotation: Any = Any
     default: Any = MISSING
-    """What an omitted key stands for: the variant's preset, or the constructor's default."""
+    """The value of an omitted key: the variant's preset, or the constructor's default."""
     registry: Registry | None = None
-    """The kind of the spec (or list of specs) held here; None for plain values."""
+    """The registry of the spec (or list of specs) that the key accepts; None for plain values."""
     section: str | None = None
-    """The name in `registry` that a dict here stands for: sections have no `type`."""
+    """The name in `registry` that a dict here stands for; sections have no `type`."""
 
     def accepts(self, value: Any) -> bool:
-        """Whether the value is of the right type. The insides of a spec are looked at key by key instead."""
+        """Return whether the value has the right type. The contents of a spec are checked key by key instead."""
         if self.registry is not None and isinstance(value, Mapping if self.section else str | Mapping):
             return True
         return fits(value, self.annotation)
 
     @property
     def expected(self) -> str:
-        """What an error message says of the right type."""
+        """Return a description of the expected type, for error messages."""
         if self.section:
             return "a dict of settings"
         if self.registry is not None and self.annotation in (Spec, Any):
@@ -55,13 +55,13 @@ TOP_LEVEL = {
 
 
 def slots_in(slot: Slot, value: Any, where: str) -> dict[str, Slot]:
-    """The keys that may stand below a config value: a spec's arguments, a dict's keys, a list's indices.
+    """Return the keys allowed below a config value: a spec's arguments, a dict's keys, a list's indices.
 
     Args:
-        value: what is held at `slot`.
-        where: the dotted key, named in errors.
+        value: the value at `slot`.
+        where: the dotted key, for errors.
     Raises:
-        ConfigError: the value is a spec without `type`, or of an unknown one.
+        ConfigError: the value is a spec without `type`, or with an unknown one.
     """
     if isinstance(value, list | tuple):
         if slot.registry is not None:
@@ -77,7 +77,7 @@ def slots_in(slot: Slot, value: Any, where: str) -> dict[str, Slot]:
 
 
 def resolve(slot: Slot, value: Any, where: str) -> tuple[Callable, dict[str, Any]]:
-    """The constructor of the spec or section at `slot`, and its arguments, a variant's presets included.
+    """Return the constructor of the spec or section at `slot`, and its arguments, including a variant's presets.
 
     Raises:
         ConfigError: the value has no `type`, or the type is unknown.
@@ -86,7 +86,7 @@ def resolve(slot: Slot, value: Any, where: str) -> tuple[Callable, dict[str, Any
 
 
 def settings_slots(annotation: Any) -> dict[str, Slot]:
-    """The keys of an argument that is annotated as a dict or a dataclass of settings, `Mapping[...] | Settings`."""
+    """Return the keys of an argument annotated as a dict or a dataclass of settings, `Mapping[...] | Settings`."""
     members = typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
     settings = next((member for member in members if dataclasses.is_dataclass(member)), None)
     if settings is None:
@@ -100,7 +100,7 @@ def _argument_slots(registry: Registry, constructor: Callable, arguments: Mappin
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):
-        hints = {}  # names that only a type checker sees: such arguments count as unannotated
+        hints = {}  # names that only a type checker can resolve: such arguments are treated as unannotated
     for settings in settings_of(constructor).values():
         hints |= typing.get_type_hints(type(settings))
     factories = {
@@ -114,21 +114,21 @@ def _argument_slots(registry: Registry, constructor: Callable, arguments: Mappin
         annotation = hints.get(name, Any if default in (MISSING, None) else type(default))
         slots[name] = Slot(annotation, arguments.get(name, default), registry=_kind_of(name, annotation, registry))
     if registry is DATASETS:
-        slots["fraction"] = Slot(float | None, arguments.get("fraction"))  # of any dataset, see DataSettings
+        slots["fraction"] = Slot(float | None, arguments.get("fraction"))  # allowed for any dataset, see DataSettings
     return slots
 
 
 def _kind_of(name: str, annotation: Any, owner: Registry) -> Registry | None:
-    """The registry of the specs that an argument holds; None if it holds something else."""
+    """Return the registry of the specs that an argument accepts, or None if it accepts something else."""
     if not fits("name", annotation) and not fits(["name"], annotation):
-        return None  # say, `transforms: list[dict]` of another library's transforms
+        return None  # for instance `transforms: list[dict]` of another library's transforms
     if owner is SECTIONS:
         return {"train": DATASETS, "val": DATASETS, "hooks": HOOKS}.get(name)
     return REGISTRIES.get(name)
 
 
 def element_type(annotation: Any, key: int | str) -> Any:
-    """The annotation of what a list's index or a dict's key holds; Any where nothing is said."""
+    """Return the annotation of the elements of a list or dict; Any if the annotation does not specify it."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return element_type(arguments[0], key)
@@ -146,7 +146,7 @@ def element_type(annotation: Any, key: int | str) -> Any:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether a config's value is of an annotated type: an int is a float too, and lists and tuples are one."""
+    """Return whether a config's value has an annotated type: an int is also a float, and a list counts as a tuple."""
     if annotation in (Any, MISSING, object):
         return True
     if annotation in (None, type(None)):
@@ -170,8 +170,8 @@ def fits(value: Any, annotation: Any) -> bool:
             return False
         return not arguments or all(fits(k, arguments[0]) and fits(v, arguments[1]) for k, v in value.items())
     if isinstance(annotation, type) and origin is None:
-        return annotation in type(value).__mro__  # isinstance() refuses protocols
-    # A TypeVar or the like says nothing of the value; a Callable[...] or type[...] is nothing that a config holds.
+        return annotation in type(value).__mro__  # isinstance() rejects protocols
+    # TypeVars and the like do not restrict the value; configs never contain a Callable[...] or type[...].
     return origin is None
 
 
@@ -184,7 +184,7 @@ def _elements_fit(values: Sequence, origin: Any, arguments: tuple) -> bool:
 
 
 def type_name(annotation: Any) -> str:
-    """An annotation as an error message shows it."""
+    """Return the text for an annotation in error messages."""
     if typing.get_origin(annotation) is Literal:
         return " or ".join(repr(choice) for choice in typing.get_args(annotation))
     if typing.get_origin(annotation) in _UNIONS:
@@ -196,10 +196,10 @@ def type_name(annotation: Any) -> str:
 
 
 def plain_copy(value: Any, key: str) -> Any:
-    """A copy of a config's value, which no other config shares.
+    """Return a copy of a config's value that is not shared with other configs.
 
     Raises:
-        ConfigError: something in it is no plain value, so that it could not be saved.
+        ConfigError: it contains something other than plain values, which could not be saved.
     """
     if isinstance(value, dict):
         for name in value:
@@ -218,5 +218,5 @@ def plain_copy(value: Any, key: str) -> Any:
 
 
 def join_key(key: str, name: str | int) -> str:
-    """The dotted key of `name` below `key`."""
+    """Return the dotted key of `name` below `key`."""
     return f"{key}.{name}" if key else str(name)

@@ -1,4 +1,4 @@
-"""The listing of a config: every value, defaults included, and where each was set."""
+"""Lists a config: every value, including defaults, and where each was set."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,9 +8,10 @@ from vitkit.config.schema import MISSING, TOP_LEVEL, Slot, join_key, resolve, sl
 
 
 def format_config(cfg: Config) -> str:
-    """A listing of a checked config: every value, omitted arguments with their defaults too, and where it was set."""
+    """Return a listing of a checked config: every value, including defaults of omitted arguments, and where it was
+    set."""
     lines = [line for key, value in cfg.items() for line in _lines(cfg, key, value, TOP_LEVEL[key])]
-    # A few very long values shall not push all comments out of sight.
+    # A few very long values must not push all comments out of sight.
     column = max((len(text) for text, _ in lines if len(text) <= 60), default=0)
     return "\n".join(f"{text:<{column}}  # {origin}" if origin else text for text, origin in lines)
 
@@ -18,7 +19,7 @@ def format_config(cfg: Config) -> str:
 def _lines(
     cfg: Config, key: str, value: Any, slot: Slot, depth: int = 0, origin: str | None = None
 ) -> Iterator[tuple[str, str]]:
-    """The text and origin of each line of `format_config` for one key and all below it."""
+    """Yield the text and origin of each line of `format_config` for a key and everything below it."""
     indent, name = "    " * depth, key.rpartition(".")[2]
     if slot.registry is not None and isinstance(value, str | Mapping):
         _, arguments = resolve(slot, value, key)

@@ -1,4 +1,4 @@
-"""Code that saved configs may import: what the user has run or trusted before, known by its content."""
+"""Decides which code saved configs may import: what the user has run or trusted before, identified by its content."""
 
 import hashlib
 import importlib.util
@@ -11,23 +11,23 @@ from pathlib import Path
 from vitkit.errors import ConfigError
 
 _trusted_here: set[str] = set()
-"""Checksums of what this process has imported, whether or not they could be remembered."""
+"""Checksums of the code that this process has imported, whether or not they could be stored."""
 
 
 @dataclass(frozen=True)
 class ImportedCode:
-    """What one item of a config's `imports` stands for."""
+    """The code that an item of a config's `imports` refers to."""
 
     key: str
-    """The config's key, "imports.0"."""
+    """The item's key in the config, such as "imports.0"."""
     name: str
-    """An installed module, or the absolute path of a file that ends in .py."""
+    """Name of an installed module, or absolute path of a file that ends in .py."""
     source: bytes | None
     """The file's content; None for a module."""
 
     @property
     def checksum(self) -> str:
-        """SHA-256 of the file; of a module, of its name and where it is installed."""
+        """Return the SHA-256 of the file or, for a module, of its name and its install location."""
         if self.source is not None:
             return hashlib.sha256(self.source).hexdigest()
         try:
@@ -47,12 +47,12 @@ def trust_file() -> Path:
 
 
 def require_trust(code: Sequence[ImportedCode], path: Path) -> None:
-    """Check that the user has run or trusted what a saved config imports.
+    """Check that the user has run or trusted all code that a saved config imports.
 
     Args:
-        path: of the config, for the error.
+        path: path of the config, for the error.
     Raises:
-        ConfigError: something of it is unknown; all of that is named.
+        ConfigError: code is unknown; all of it is listed.
     """
     trusted = _trusted_here | _remembered().keys()
     unknown = [item for item in code if item.checksum not in trusted]
@@ -66,7 +66,7 @@ def require_trust(code: Sequence[ImportedCode], path: Path) -> None:
 
 
 def remember(code: Sequence[ImportedCode]) -> None:
-    """Note that the user runs or trusts code, in this process and in `trust_file`, if that can be written."""
+    """Record that the user runs or trusts code, in this process and, if it can be written, in `trust_file`."""
     checksums = {item.checksum: item.name for item in code}
     _trusted_here.update(checksums)
     remembered = _remembered()
@@ -77,15 +77,15 @@ def remember(code: Sequence[ImportedCode]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(remembered | checksums, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)  # whole, whichever of several processes is last
+        temporary.replace(path)  # atomic, whichever of several processes comes last
     except OSError:
-        return  # a home that cannot be written: the next process asks again
+        return  # the home folder cannot be written: the next process will ask again
 
 
 def _remembered() -> dict[str, str]:
-    """Checksum -> the name under which it was trusted; empty where the list is missing or no list."""
+    """Return checksum -> name under which it was trusted; empty if the list is missing or invalid."""
     try:
         content = json.loads(trust_file().read_bytes())
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: nested too deep, or no home
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: nested too deeply, or no home folder
         return {}
     return content if isinstance(content, dict) else {}

@@ -50,7 +50,7 @@ def diagnose(
             yield from CHECKS[name](case)
         except VitkitError as error:
             yield Issue(name.replace("_", " "), "fail", str(error))
-        except (RuntimeError, MemoryError) as error:  # of the model: shapes that do not fit, no memory left
+        except (RuntimeError, MemoryError) as error:  # from the model: wrong shapes, or no memory left
             yield Issue(name.replace("_", " "), "fail", f"ends with {type(error).__name__}: {error}")
 
 

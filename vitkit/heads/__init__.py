@@ -1,4 +1,4 @@
-"""From features to predictions."""
+"""Heads, which predict from features."""
 
 from vitkit.heads.deformable_detr import DeformableDETRHead
 from vitkit.heads.detr import DETRHead

@@ -26,42 +26,44 @@ from vitkit.registry import HEADS
 from vitkit.structures import DetectionTarget, FeatureInfo
 
 PRIOR_PROBABILITY = 0.01
-"""Probability of a class at the start of training: so low that the many empty queries do not swamp the focal loss."""
+"""Initial class probability: so low that the many empty queries do not dominate the focal loss."""
 
 
 @dataclass(frozen=True)
 class DeformableDETRSettings(DecoderSettings):
-    """An encoder and a decoder with deformable attention."""
+    """Settings of an encoder and a decoder with deformable attention."""
 
     d_model: int = 256
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
     two_stage: bool = False
-    """Queries start from the encoder's best boxes instead of learned ones; needs `refine_boxes`."""
+    """Whether queries start from the encoder's best boxes instead of learned ones; needs `refine_boxes`."""
     mixed_selection: bool = False
-    """Of the two stages' queries the boxes are selected and the content is learned (DINO, section 3.4); needs
-    `box_positions`. Locations are ranked by their likeliest class, and the loss is that of the selected."""
+    """For two stages: the queries' boxes are selected, but their content is learned (DINO, section 3.4); needs
+    `box_positions`. Locations are ranked by their most probable class, and the loss is computed for the selected
+    ones."""
     position_offset: float = -0.5
     position_temperature: float = 10000.0
-    """Of the encoder's sine positions; DINO has 0 and 20."""
+    """Temperature of the encoder's sine positions; DINO uses 0 and 20."""
 
 
 @HEADS.register
 class DeformableDETRHead(nn.Module):
-    """Zhu et al. 2021, https://arxiv.org/abs/2010.04159. Reads all maps of the neck.
+    """Deformable DETR's head (Zhu et al. 2021, https://arxiv.org/abs/2010.04159), which reads all maps of the neck.
 
-    With the options that name it, DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605). With `box_positions` in
-    one stage, queries are learned anchor boxes (DAB-DETR, Liu et al. 2022, https://arxiv.org/abs/2201.12329).
+    With the options that name it, this is DINO's (Zhang et al. 2022, https://arxiv.org/abs/2203.03605). With
+    `box_positions` in one stage, queries are learned anchor boxes (DAB-DETR, Liu et al. 2022,
+    https://arxiv.org/abs/2201.12329).
 
     Args:
-        feature_info: of the neck's maps, fine to coarse; each must have `d_model` channels.
-        num_classes: the logits per query; there is none for "no object".
-        num_queries: boxes predicted per image.
+        feature_info: description of the neck's maps, fine to coarse; each must have `d_model` channels.
+        num_classes: number of logits per query; there is none for "no object".
+        num_queries: number of boxes predicted per image.
         denoising: see `DenoisingSettings`; queries must start from boxes.
         query_groups: further queries in training (Group DETR, H-DETR). With two stages, the best locations are the
-            usual queries, the next best those of the further groups.
+            usual queries, and the next best those of the further groups.
     Raises:
-        ConfigError: a map has other than `d_model` channels, or the options exclude each other.
+        ConfigError: a map does not have `d_model` channels, or the options exclude each other.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class DeformableDETRHead(nn.Module):
             self.query_embed = nn.Embedding(num_queries, 2 * d_model)
             channels = 2 * d_model
             self.reference_points = nn.Linear(d_model, 2)
-            # A box begins around its point a tenth of the image wide.
+            # Initial boxes are a tenth of the image wide, around their point.
             nn.init.constant_(self.decoder.bbox_embed[0].layers[-1].bias[2:], -2.0)
         nn.init.normal_(self.level_embed)
         init_deformable(self.encoder.layers, self.decoder.layers)
@@ -112,7 +114,7 @@ class DeformableDETRHead(nn.Module):
 
     @property
     def uses_targets(self) -> bool:
-        """Whether there is denoising."""
+        """Whether training adds denoising queries, which are made from the targets."""
         return self.denoising.is_enabled
 
     def forward(
@@ -125,16 +127,16 @@ class DeformableDETRHead(nn.Module):
         """Predict a box and class logits per query.
 
         Args:
-            targets: in training alone: what noised queries are made from, if there is denoising.
+            targets: only in training, if there is denoising: the targets that noised queries are made from.
         Returns:
             pred_logits: (B, Q, num_classes), one sigmoid per class.
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
             reference_points: (B, Q, 2 or 4), what the layer sampled around: points (x, y) or boxes cxcywh in 0..1.
-            aux_outputs: the same three of each decoder layer but the last, first layer first.
-            enc_outputs: with two stages, pred_logits and pred_boxes of every location (B, S, ...).
-            selected_outputs: with mixed selection, in place of those, the same of the selected locations (B, Q, ...).
-            denoising: with targets, the first four of the noised queries, see `QueryLayout`.
-            groups, one_to_many: in training, of further groups of queries, see there.
+            aux_outputs: the same three for each decoder layer but the last, first layer first.
+            enc_outputs: with two stages, pred_logits and pred_boxes for every location (B, S, ...).
+            selected_outputs: with mixed selection, instead of those, the same for the selected locations (B, Q, ...).
+            denoising: with targets, the first four for the noised queries, see `QueryLayout`.
+            groups, one_to_many: in training, the same for further groups of queries, see `QueryLayout`.
         Raises:
             DataError: with two stages, the maps have fewer locations than there are queries.
         """
@@ -172,7 +174,7 @@ class DeformableDETRHead(nn.Module):
         return {**layout.outputs(layers), **first_stage}
 
     def _queries(self, memory: Tensor, levels: Levels) -> tuple["Queries", dict[str, Any]]:
-        """Return further groups of queries and the usual ones, and the outputs of a first stage that a loss is for."""
+        """Return further groups of queries and the usual ones, and the first stage's outputs that have a loss."""
         if self.settings.two_stage:
             return self.proposals(memory, levels, self.group_queries)
         learned = self.query_embed.weight
@@ -190,22 +192,22 @@ class DeformableDETRHead(nn.Module):
 
 
 class Queries(NamedTuple):
-    """What the decoder starts from, L queries."""
+    """The L queries that the decoder starts from."""
 
     content: Tensor
     """(B, L, d_model)."""
     references: Tensor
-    """(B, L, 2) points or (B, L, 4) boxes cxcywh, in 0..1."""
+    """(B, L, 2) points (x, y) or (B, L, 4) boxes cxcywh, in 0..1."""
     positions: Tensor | None = None
-    """(B, L, d_model); None where the decoder makes them from boxes."""
+    """(B, L, d_model); None if the decoder computes them from boxes."""
 
     def after(self, first: "Queries") -> "Queries":
-        """Return both, `first` first."""
+        """Return the queries of both, those of `first` first."""
         return Queries(*(None if a is None else torch.cat((a, b), dim=1) for a, b in zip(first, self)))
 
 
 class EncoderProposals(nn.Module):
-    """The first of two stages (Zhu et al. 2021, appendix A.4): each location proposes a box, the best are decoded."""
+    """The first of two stages (Zhu et al. 2021, appendix A.4): each location proposes a box; the best are decoded."""
 
     def __init__(self, d_model: int, num_classes: int, *, num_queries: int):
         super().__init__()
@@ -218,18 +220,18 @@ class EncoderProposals(nn.Module):
         self.make_content(d_model)
 
     def make_content(self, d_model: int) -> None:
-        """Make what the queries' content comes from: here, as their positions, from their boxes."""
+        """Create the layers for the queries' content, which like their positions is computed from their boxes."""
         self.pos_trans = nn.Linear(2 * d_model, 2 * d_model)
         self.pos_trans_norm = nn.LayerNorm(2 * d_model)
         nn.init.xavier_uniform_(self.pos_trans.weight)
 
     def forward(self, memory: Tensor, levels: Levels, groups: GroupQueries) -> tuple[Queries, dict[str, Any]]:
-        """Propose a box at each location, and select the best; the next best for the further groups.
+        """Propose a box at each location, and select the best ones; the next best go to the further groups.
 
         Args:
-            memory: (B, S, d_model), the encoded levels.
+            memory: (B, S, d_model), the encoded maps.
         Returns:
-            the queries, their boxes without gradient; and the outputs for the loss, see `DeformableDETRHead.forward`.
+            the queries, with boxes without gradient; and the outputs for the loss, see `DeformableDETRHead.forward`.
         Raises:
             DataError: there are fewer locations than queries.
         """
@@ -246,7 +248,8 @@ class EncoderProposals(nn.Module):
         return self.select(memory.masked_fill(unusable, 0), anchor_logits, groups)
 
     def select(self, memory: Tensor, anchor_logits: Tensor, groups: GroupQueries) -> tuple[Queries, dict[str, Any]]:
-        """Select queries from the locations' memory and anchors, (B, S, 4): by the first class, which is any object."""
+        """Select queries from the locations' memory and anchors, (B, S, 4), by the first class, which means any
+        object."""
         logits, box_logits = self.predict(memory, anchor_logits)
         best = self.best_locations(logits[..., 0], groups)
         references = gather_rows(box_logits.detach(), best).sigmoid()
@@ -255,21 +258,22 @@ class EncoderProposals(nn.Module):
         return Queries(content, references, positions), dict(enc_outputs=outputs)
 
     def best_locations(self, scores: Tensor, groups: GroupQueries) -> Tensor:
-        """Return the decoder's rows in the order of the scores (B, S), those of the usual queries last: (B, rows)."""
+        """Return the decoder's rows in the order of the scores (B, S), with those of the usual queries last: (B,
+        rows)."""
         best = scores.topk(groups.layout().num_rows, dim=1).indices
         return best.roll(-self.num_queries, dims=1)
 
     def predict(self, memory: Tensor, anchor_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return class and box logits of locations."""
+        """Return the class and box logits of locations."""
         x = self.project(memory)
         return self.class_embed(x), self.bbox_embed(x).float() + anchor_logits
 
     def project(self, memory: Tensor) -> Tensor:
-        """Return what the heads read."""
+        """Return the input of the prediction heads."""
         return self.enc_output_norm(self.enc_output(memory))
 
     def encode(self, boxes_cxcywh: Tensor) -> tuple[Tensor, Tensor]:
-        """Return positions and content of queries that start from boxes."""
+        """Return the positions and the content of queries that start from boxes."""
         code = sine_positions_boxes(boxes_cxcywh, self.enc_output.in_features).to(self.pos_trans.weight.dtype)
         return self.pos_trans_norm(self.pos_trans(code)).chunk(2, dim=-1)
 
@@ -278,12 +282,12 @@ class MixedProposals(EncoderProposals):
     """DINO's mixed query selection (Zhang et al. 2022, section 3.4): boxes are selected, the content is learned."""
 
     def make_content(self, d_model: int) -> None:
-        """Make the learned content."""
+        """Create the learned content."""
         self.content = nn.Embedding(self.num_queries, d_model)
         nn.init.xavier_uniform_(self.content.weight)
 
     def select(self, memory: Tensor, anchor_logits: Tensor, groups: GroupQueries) -> tuple[Queries, dict[str, Any]]:
-        """Select by the likeliest class; boxes, and all gradients, are those of the selected alone."""
+        """Select by the most probable class; only the selected locations contribute boxes and gradients."""
         with torch.no_grad():
             scores = self.class_embed(self.project(memory)).amax(-1)
         best = self.best_locations(scores, groups)
@@ -295,14 +299,14 @@ class MixedProposals(EncoderProposals):
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Return the rows (B, Q, C) of x, (B, S, C), that an index (B, Q) names."""
+    """Select rows of x, (B, S, C), by an index (B, Q): (B, Q, C)."""
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def _check_settings(
     feature_info: Mapping[str, FeatureInfo], num_queries: int, settings: DeformableDETRSettings
 ) -> None:
-    """Raise ConfigError if a map has other channels, there are no queries, or the options exclude each other."""
+    """Raise ConfigError if a map has the wrong channels, there are no queries, or the options exclude each other."""
     for name, info in feature_info.items():
         if info.channels != settings.d_model:
             raise ConfigError(
@@ -322,11 +326,11 @@ def _check_settings(
 
 
 def anchor_boxes(levels: Levels) -> tuple[Tensor, Tensor]:
-    """Return the box that each location starts from: around its centre, 0.05 of the image wide, doubled per level.
+    """Return the initial box of each location: around its centre, 0.05 of the image wide, doubling with each level.
 
     Returns:
         boxes_cxcywh: (B, S, 4) in 0..1 of the un-padded image.
-        unusable: (B, S, 1) bool: padded, or nearer than 0.01 to an end of the range.
+        unusable: (B, S, 1) bool: padding, or a coordinate within 0.01 of 0 or 1.
     """
     centres = levels.centers()
     widths = torch.cat([centres.new_full((n, 2), 0.05 * 2**level) for level, n in enumerate(levels.sizes())])

@@ -6,7 +6,7 @@ from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
 
 
 def box_l1_loss(pred_cxcywh: Tensor, target_cxcywh: Tensor) -> Tensor:
-    """Sum of the four absolute differences.
+    """Compute the sum of the four absolute differences.
 
     Args:
         pred_cxcywh: (..., 4) float in 0..1.
@@ -18,7 +18,7 @@ def box_l1_loss(pred_cxcywh: Tensor, target_cxcywh: Tensor) -> Tensor:
 
 
 def box_giou_loss(pred_cxcywh: Tensor, target_cxcywh: Tensor) -> Tensor:
-    """1 - GIoU (Rezatofighi et al. 2019, https://arxiv.org/abs/1902.09630).
+    """Compute 1 - GIoU (Rezatofighi et al. 2019, https://arxiv.org/abs/1902.09630).
 
     Args:
         pred_cxcywh: (..., 4) float, any one length unit.

@@ -1,4 +1,4 @@
-"""The loss of captions by attention over the image (Xu et al. 2015, https://arxiv.org/abs/1502.03044)."""
+"""The loss for captions with attention over the image (Xu et al. 2015, https://arxiv.org/abs/1502.03044)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,25 +18,27 @@ _BASELINE_MOMENTUM = 0.9
 
 @CRITERIA.register
 class CaptionLoss(nn.Module):
-    """The cross entropy of the words, and terms that shape the attention.
+    """Cross entropy of the words, and terms that shape the attention.
 
-    doubly_stochastic (equation 14): over a caption the attention to every location of the image should sum to 1; the
-    squared difference, summed over the locations.
+    doubly_stochastic (equation 14): over a caption, the attention to each location of the image should sum to 1; the
+    term
+    is the squared difference, summed over the locations.
 
-    reinforce and entropy (section 4.1) train hard attention: the gradient of the log weights of the drawn locations,
-    times by how much the caption's log probability exceeded its moving average; and of the weights' entropy, which is
-    to be large.
+    reinforce and entropy (section 4.1) train hard attention. The first follows the gradient of the log weights of the
+    sampled locations, multiplied by the amount by which the caption's log probability exceeds its moving average; the
+    second
+    maximises the entropy of the weights.
 
-    As in the paper each term belongs to a caption, beside the log probability of all its words; all are divided by the
+    As in the paper, each term is per caption, like the log probability of all its words; all are divided by the
     number of words, as is the cross entropy.
 
     Args:
         label_smoothing: see `SequenceLoss`.
         doubly_stochastic: lambda, the weight of that term.
-        reinforce: lambda_r; for models with hard attention alone, as is `entropy`.
+        reinforce: lambda_r; only for models with hard attention, as is `entropy`.
         entropy: lambda_e.
     Raises:
-        ConfigError: a weight is negative; or, when it is called, the model shows no attention.
+        ConfigError: a weight is negative; or, when called, the model's outputs have no attention.
     """
 
     def __init__(
@@ -61,10 +63,10 @@ class CaptionLoss(nn.Module):
         """Compute the losses.
 
         Args:
-            outputs: of `ShowAttendTell`.
+            outputs: outputs of `ShowAttendTell`.
             targets: B targets with `tokens` (T_i,).
         Returns:
-            the terms of `SequenceLoss`, `doubly_stochastic`, and of hard attention `reinforce` and `entropy`.
+            the terms of `SequenceLoss`, `doubly_stochastic`, and for hard attention `reinforce` and `entropy`.
         """
         if "attention" not in outputs:
             raise ConfigError(
@@ -85,9 +87,9 @@ class CaptionLoss(nn.Module):
         return losses
 
     def _normalizer(self, real: Tensor) -> Tensor:
-        """Return the words of a rank on average."""
+        """Return the average number of words per rank."""
         num_words = real.sum().float()
-        # In evaluation ranks do not wait for each other, as in SequenceLoss.
+        # In evaluation, ranks do not wait for each other, as in SequenceLoss.
         return (all_reduce_mean(num_words) if self.training else num_words).clamp(min=1)
 
     def _hard_losses(
@@ -98,7 +100,7 @@ class CaptionLoss(nn.Module):
         rewards = (log_probs * real).sum(1)
         drawn = (outputs["sampled_log_weights"].float() * real).sum(1)
         advantages = rewards - self._moving_average(outputs["reward_baseline"], rewards.mean())
-        # Clamped: locations without weight, such as padding, would have infinite gradients.
+        # Clamped: locations without weight, such as padding, would give infinite gradients.
         entropy = -(attention * attention.clamp(min=1e-12).log()).sum()
         return {
             "reinforce": -self.reinforce * (advantages * drawn).sum() / num_words,
@@ -106,7 +108,7 @@ class CaptionLoss(nn.Module):
         }
 
     def _moving_average(self, baseline: Tensor, reward: Tensor) -> Tensor:
-        """Update the moving average of the rewards in training, which starts at the first batch's; return it."""
+        """Return the moving average of the rewards, updated in training; it starts at the first batch's reward."""
         value, count = baseline.clone().unbind()
         if self.training:
             reward = all_reduce_mean(reward)

@@ -1,9 +1,9 @@
-"""Sigmoid class losses of a set prediction: every class of every query is a yes-or-no question.
+"""Sigmoid class losses of a set prediction: a binary decision for every class of every query.
 
 All take the logits (L, B, Q, C) of L decoder layers and return (L,) sums over images, queries and classes, which the
-criterion divides by the number of targets. The answer is yes for the label of each matched query, and no elsewhere.
-The losses that weigh by the prediction take that weight as a constant, as their use in DETRs does; the focal loss
-differentiates it, as published.
+criterion divides by the number of targets. The target is positive for the label of each matched query, and negative
+elsewhere. Losses that weight by the prediction treat that weight as a constant, as their use in DETRs does; only the
+focal loss differentiates it, as published.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ PUBLISHED = {
     "varifocal": dict(alpha=0.75, gamma=2.0),
     "mal": dict(gamma=1.5),
 }
-"""Class losses and their arguments with the published values."""
+"""Name of each class loss -> its arguments with the published values."""
 
 
 def sigmoid_settings(class_loss: str, **settings: float | None) -> dict[str, float]:
-    """Return the arguments of a class loss: those given, and for None the published ones.
+    """Return the arguments of a class loss, with the published values for those that are None.
 
     Raises:
-        ConfigError: the loss is unknown, or has no such argument, or it is negative.
+        ConfigError: the loss is unknown, or has no such argument, or a value is negative.
     """
     if class_loss not in PUBLISHED:
         raise ConfigError(f"criterion.class_loss: unknown loss {class_loss!r}. {nearest(class_loss, PUBLISHED)}")
@@ -45,7 +45,7 @@ def sigmoid_settings(class_loss: str, **settings: float | None) -> dict[str, flo
 def sigmoid_loss(
     name: str, logits: Tensor, where: Sequence[Tensor], labels: Tensor, ious: Tensor, **settings: float
 ) -> Tensor:
-    """Return the sums of the loss of that name; arguments as of `varifocal_loss`, settings of `sigmoid_settings`."""
+    """Return the sums of the loss `name`; arguments as in `varifocal_loss`, settings as from `sigmoid_settings`."""
     if name == "focal":
         return focal_loss(logits, where, labels, **settings)
     loss = {"varifocal": varifocal_loss, "mal": matchability_aware_loss}[name]
@@ -53,14 +53,14 @@ def sigmoid_loss(
 
 
 def focal_loss(logits: Tensor, where: Sequence[Tensor], labels: Tensor, *, alpha: float, gamma: float) -> Tensor:
-    """Sigmoid focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002).
+    """Compute the sigmoid focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002).
 
     Args:
         logits: (L, B, Q, C).
-        where: layer, image and query of the matched ones, each (L, M).
+        where: layer, image and query indices of the matched queries, each (L, M).
         labels: (L, M) int64.
         alpha: weight of the labels of matched queries; all others have 1 - alpha.
-        gamma: exponent by which the loss reduces what is well classified.
+        gamma: exponent by which the loss down-weights well classified examples.
     Returns:
         (L,) sums.
     """
@@ -71,15 +71,16 @@ def focal_loss(logits: Tensor, where: Sequence[Tensor], labels: Tensor, *, alpha
 def varifocal_loss(
     logits: Tensor, where: Sequence[Tensor], labels: Tensor, ious: Tensor, *, alpha: float, gamma: float
 ) -> Tensor:
-    """Varifocal loss (Zhang et al. 2021, https://arxiv.org/abs/2008.13367, equation 2).
+    """Compute the varifocal loss (Zhang et al. 2021, https://arxiv.org/abs/2008.13367, equation 2).
 
-    With p the predicted probability and q the IoU of a matched box, a label costs q times the cross entropy of p with
-    the answer q, and everything else, a match of IoU 0 included, alpha p^gamma times that with the answer 0. So a query
-    learns to predict how well its box fits, and well fitting ones weigh more.
+    With p the predicted probability and q the IoU of a matched box, a matched label costs q times the cross entropy of
+    p
+    with target q, and everything else (including a match of IoU 0) alpha p^gamma times that with target 0. So a query
+    learns to predict how well its box fits, and well fitting boxes weigh more.
 
     Args:
-        ious: (L, M) in 0..1 of the matched boxes; the others as of `focal_loss`.
-        alpha: weight of what is no object.
+        ious: (L, M) in 0..1 of the matched boxes; the other arguments as in `focal_loss`.
+        alpha: weight of negatives.
     Returns:
         (L,) sums.
     """
@@ -92,14 +93,16 @@ def varifocal_loss(
 def matchability_aware_loss(
     logits: Tensor, where: Sequence[Tensor], labels: Tensor, ious: Tensor, *, gamma: float
 ) -> Tensor:
-    """Matchability-aware loss, MAL (Huang et al. 2025, https://arxiv.org/abs/2412.04234, equation 3).
+    """Compute the matchability-aware loss, MAL (Huang et al. 2025, https://arxiv.org/abs/2412.04234, equation 3).
 
-    A label costs the cross entropy of p with the answer q^gamma, whatever the IoU q, and everything else p^gamma times
-    that with the answer 0. The varifocal loss all but ignores a poorly fitting match; here it counts as much as others,
-    which lowers a confident prediction that fits badly.
+    A matched label costs the cross entropy of p with target q^gamma, whatever the IoU q, and everything else p^gamma
+    times
+    that with target 0. The varifocal loss nearly ignores a poorly fitting match; here it counts as much as others,
+    which
+    lowers a confident prediction that fits badly.
 
     Args:
-        ious: (L, M) in 0..1 of the matched boxes; the others as of `focal_loss`.
+        ious: (L, M) in 0..1 of the matched boxes; the other arguments as in `focal_loss`.
     Returns:
         (L,) sums.
     """
@@ -111,7 +114,7 @@ def matchability_aware_loss(
 
 
 def _at_labels(logits: Tensor, where: Sequence[Tensor], labels: Tensor, values: Tensor | float) -> Tensor:
-    """Return zeros like the logits, with the values at the labels of the matched queries."""
+    """Return a tensor of zeros like the logits, with the values at the labels of the matched queries."""
     answers = logits.new_zeros(logits.shape)
     answers[(*where, labels)] = values
     return answers

@@ -14,13 +14,15 @@ from vitkit.registry import CRITERIA
 
 @CRITERIA.register
 class ClassificationLoss(nn.Module):
-    """Cross entropy with labels, or with class weights where images are mixed.
+    """Cross entropy with labels, or with class weights if images are mixed.
 
-    `meters["accuracy"]` counts the images whose most probable class is right; a mixed image's is that of most weight.
+    `meters["accuracy"]` counts the images whose most probable class is right; for mixed images, that of the largest
+    weight.
 
     Args:
-        label_smoothing: part of each target that is spread over all classes (https://arxiv.org/abs/1512.00567), in
-            training alone.
+        label_smoothing: part of each target that is spread over all classes (https://arxiv.org/abs/1512.00567); only
+            used
+            in training.
     Raises:
         ConfigError: it is not in 0..1.
     """
@@ -39,8 +41,8 @@ class ClassificationLoss(nn.Module):
             outputs: logits (B, C).
             targets: B targets with `label` in 0..C-1, or with `class_weights` (C,) that sum to 1.
         Returns:
-            cross_entropy: the mean over the batch. All ranks train on batches of one size, so the mean of their
-            gradients is that of the joined batch.
+            cross_entropy: the mean over the batch. All ranks train on batches of equal size, so the mean of their
+                gradients is that of the joined batch.
         Raises:
             DataError: a label is out of range.
         """

@@ -33,7 +33,7 @@ TERMS = ("labels", "mask", "dice")
 
 @CRITERIA.register
 class MaskCriterion(nn.Module):
-    """Cross entropy of every query, mask and dice losses of the matched ones, for every decoder layer.
+    """Cross entropy of every query, and mask and dice losses of the matched ones, for every decoder layer.
 
     `meters["matched_accuracy"]` counts how many of the last layer's matched queries predict their target's class.
 
@@ -43,11 +43,11 @@ class MaskCriterion(nn.Module):
         no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
         mask_loss: "points": binary cross entropy and dice at points, most of them where the prediction is uncertain
             (Mask2Former); "focal": focal loss and dice over full masks at the targets' size (MaskFormer).
-        num_points: of "points", per mask.
-        oversample: candidates drawn per point, from which the uncertain ones are chosen.
-        importance: the share of uncertain points; the others are uniform.
+        num_points: number of points per mask, for "points".
+        oversample: number of candidates drawn per point, from which the uncertain ones are chosen.
+        importance: fraction of uncertain points; the others are uniform.
     Raises:
-        ConfigError: a term or `mask_loss` is unknown, a term is missing, or a number is out of its range.
+        ConfigError: a term or `mask_loss` is unknown, a term is missing, or a number is out of range.
     """
 
     def __init__(
@@ -83,16 +83,18 @@ class MaskCriterion(nn.Module):
         self._warn_of_surplus = SurplusWarning()
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
-        """Match, and compute the losses of every layer.
+        """Match queries to targets, and compute the losses of every layer.
 
         Args:
-            outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks as `matched_masks` takes them;
-                input_size (height, width) that the images were padded to, which the masks cover; aux_outputs, a list of
-                such dicts of the earlier layers, optional; groups, one_to_many and denoising as of `SetCriterion`.
+            outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks in the form that `matched_masks`
+                takes;
+                input_size (height, width) that the images were padded to, which the masks cover; optionally
+                aux_outputs, a list of
+                such dicts for the earlier layers, and groups, one_to_many and denoising as in `SetCriterion`.
             targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images.
         Returns:
-            Weighted scalars whose sum is the loss: `labels mask dice` of the last layer, `aux0_labels ...` of the
-            others, each the mean over the groups; `many_labels ...`, `dn_labels ...` of one-to-many and denoising. The
+            Weighted scalars whose sum is the loss: `labels mask dice` for the last layer, `aux0_labels ...` for the
+            others, each averaged over the groups; `many_labels ...` for one-to-many, `dn_labels ...` for denoising. The
             keys are the same for any targets, and each term depends on the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
@@ -128,11 +130,11 @@ class MaskCriterion(nn.Module):
         copies: int = 1,
         accuracy: RatioMeter | None = None,
     ) -> dict[str, Tensor]:
-        """Return the weighted losses of L layers, whose keys are the prefixes of their losses.
+        """Return the weighted losses of L layers; the keys of `layers` are the prefixes of their losses.
 
         Args:
-            copies: how many queries each target is matched with.
-            accuracy: counts the first layer's matched queries that predict their target's class.
+            copies: number of queries that each target is matched with.
+            accuracy: meter that counts the first layer's matched queries that predict their target's class.
         """
         prefixes, outputs = list(layers), list(layers.values())
         logits = torch.stack([layer["pred_logits"] for layer in outputs]).float()  # (L, B, Q, C + 1)
@@ -164,7 +166,7 @@ class MaskCriterion(nn.Module):
         return losses
 
     def draw_points(self, purpose: Literal["over", "rand"], layer: int, num_masks: int, count: int, device) -> Tensor:
-        """Draw (num_masks, count, 2) uniform in 0..1: candidates ("over"), or points that are not chosen ("rand")."""
+        """Draw (num_masks, count, 2) uniform in 0..1: candidates ("over"), or points to use as they are ("rand")."""
         return torch.rand(num_masks, count, 2, device=device)
 
     def _mask_losses(
@@ -179,7 +181,7 @@ class MaskCriterion(nn.Module):
 
         Args:
             logits: (M, h, w) of the matched queries.
-            chosen: of each image, the indices of their targets.
+            chosen: for each image, the indices of the matched targets.
         """
         if not len(logits):
             return logits.sum(), logits.sum()
@@ -196,7 +198,7 @@ class MaskCriterion(nn.Module):
 
     @property
     def num_uncertain(self) -> int:
-        """How many of `num_points` are the most uncertain; these come first."""
+        """The number of `num_points` that are the most uncertain ones, which come first."""
         return int(self.importance * self.num_points)
 
     def choose_points(self, layer: int, logits: Tensor) -> Tensor:
@@ -211,14 +213,14 @@ class MaskCriterion(nn.Module):
 def matched_masks(
     layers: Sequence[Mapping[str, Any]], image: Tensor, query: Tensor, counts: Sequence[int]
 ) -> Sequence[Tensor]:
-    """Return each layer's mask logits of the matched queries, (M, h, w) float32; no others are computed.
+    """Return each layer's mask logits of the matched queries, (M, h, w) float32; only these are computed.
 
     Args:
         layers: with pred_masks (B, Q, h, w), or mask_embed (B, Q, C) and mask_features (B, C, h, w), which may be the
-            same in all layers.
-        image: (M,) of the matched queries, in ascending order.
-        query: (L, M) of them in each layer.
-        counts: how many of them each image has.
+            same for all layers.
+        image: (M,) image index of the matched queries, in ascending order.
+        query: (L, M) their query index in each layer.
+        counts: number of matched queries in each image.
     """
     if "mask_embed" not in layers[0]:
         return [layer["pred_masks"][image, index].float() for layer, index in zip(layers, query)]
@@ -228,7 +230,7 @@ def matched_masks(
         return [
             _product(embed[None], layer["mask_features"].float(), counts)[0] for embed, layer in zip(embeds, layers)
         ]
-    # One product per image for all layers: each would have a gradient as large as the features.
+    # One product per image for all layers: separate ones would each have a gradient as large as the features.
     return _product(torch.stack(embeds), features.float(), counts).unbind()
 
 

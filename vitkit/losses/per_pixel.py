@@ -1,4 +1,4 @@
-"""The loss of models that classify each pixel by itself."""
+"""The loss of models that classify each pixel independently."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ _NO_CLASS = -1
 
 @CRITERIA.register
 class PerPixelCriterion(nn.Module):
-    """The mean cross entropy of the labelled pixels of all ranks, for every decoder layer.
+    """Mean cross entropy over the labelled pixels of all ranks, for every decoder layer.
 
     `meters["pixel_accuracy"]` counts the pixels whose class has the highest logit in the last layer.
     """
@@ -31,12 +31,14 @@ class PerPixelCriterion(nn.Module):
         """Compute the losses.
 
         Args:
-            outputs: pred_semantic (B, C, h, w) logits; input_size (height, width) that they cover; aux_outputs, a list
-                of such dicts of the earlier layers, optional.
+            outputs: pred_semantic (B, C, h, w) logits; input_size (height, width) that they cover; optionally
+                aux_outputs, a
+                list of such dicts for the earlier layers.
             targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images; a pixel that
-                is in no mask counts for nothing, of a pixel in several the first counts.
+                is in
+                no mask is ignored, and one in several masks belongs to the first.
         Returns:
-            `semantic` of the last layer, `aux0_semantic` ... of the others, scalars. The keys are the same for any
+            `semantic` for the last layer, `aux0_semantic` ... for the others, scalars. The keys are the same for any
             targets, and each term depends on the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
@@ -58,7 +60,7 @@ class PerPixelCriterion(nn.Module):
 
 
 def label_map(target: DetectionTarget, size: tuple[int, int]) -> Tensor:
-    """Return (*size) int64, the class of every pixel, -1 for none; masks are padded at the right and bottom."""
+    """Return (*size) int64, the class of every pixel, -1 for none; the map is padded at the right and bottom."""
     masks = target["masks"]
     if not len(masks):
         return target["labels"].new_full(size, _NO_CLASS)
@@ -68,7 +70,7 @@ def label_map(target: DetectionTarget, size: tuple[int, int]) -> Tensor:
 
 
 def _count_labelled(labels: Tensor, targets: Sequence[DetectionTarget], *, num_classes: int) -> int:
-    """Return how many pixels have a class; one transfer from the device tells that, and if one is out of range."""
+    """Return the number of pixels with a class; the same transfer from the device checks that none is out of range."""
     wrong = (labels < _NO_CLASS) | (labels >= num_classes)
     num_wrong, num_labelled = torch.stack([wrong.sum(), (labels != _NO_CLASS).sum()]).tolist()
     if num_wrong:

@@ -1,4 +1,4 @@
-"""The loss of text that is predicted token by token."""
+"""The loss for text that is predicted token by token."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,14 +16,15 @@ from vitkit.structures import PAD
 
 @CRITERIA.register
 class SequenceLoss(nn.Module):
-    """Cross entropy of every token but padding, averaged over the tokens of all ranks.
+    """Cross entropy of every token except padding, averaged over the tokens of all ranks.
 
-    `meters["token_accuracy"]` counts the tokens that are the most probable ones, `meters["nll"]` is the negative log
+    `meters["token_accuracy"]` counts the tokens that were the most probable ones; `meters["nll"]` is the mean negative
+    log
     probability of a token, in nats and not smoothed: its exponential is the perplexity.
 
     Args:
         label_smoothing: part of each target that is spread over the whole vocabulary
-            (https://arxiv.org/abs/1512.00567), in training alone.
+            (https://arxiv.org/abs/1512.00567); only used in training.
     Raises:
         ConfigError: it is not in 0..1.
     """
@@ -39,13 +40,13 @@ class SequenceLoss(nn.Module):
         """Compute the loss.
 
         Args:
-            outputs: logits (B, T, V); masked (B, T) bool, optional: only these tokens count, as in masked language
+            outputs: logits (B, T, V); optionally masked (B, T) bool: only these tokens count, as in masked language
                 models.
             targets: B targets with `tokens`, (T_i,) int64 with T the longest.
         Returns:
             cross_entropy: the mean over the tokens of all ranks.
         Raises:
-            DataError: the targets' lengths are not the logits'.
+            DataError: the targets' lengths do not match the logits.
         """
         logits = outputs["logits"]
         tokens = pad_sequence([target["tokens"] for target in targets], batch_first=True, padding_value=PAD)
@@ -72,8 +73,9 @@ class SequenceLoss(nn.Module):
         return {"cross_entropy": loss / self._normalizer(count)}
 
     def _normalizer(self, count: Tensor) -> Tensor:
-        """Return the mean tokens of a rank, so that the mean of the ranks' gradients is that of the joined batch."""
+        """Return the average number of tokens per rank, so that the mean of the ranks' gradients is the joined
+        batch's."""
         if not self.training:
-            # In evaluation ranks may have different numbers of batches, so one cannot wait for the others.
+            # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
             return count.float().clamp(min=1)
         return all_reduce_mean(count.float()).clamp(min=1 / world_size())

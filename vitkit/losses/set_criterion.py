@@ -34,19 +34,19 @@ MASK_TERMS = ("mask", "dice")
 
 
 class Layers(NamedTuple):
-    """The outputs of L decoder layers, and what they are to predict."""
+    """The outputs of L decoder layers, with what the loss needs to know about them."""
 
     prefixes: Sequence[str]
-    """Of the layers' losses."""
+    """Prefixes of the layers' losses."""
     logits: Tensor
-    """(L, B, Q, C [+ 1]) float32."""
+    """(L, B, Q, C) or, with "no object", (L, B, Q, C + 1); float32."""
     boxes: Tensor
     """(L, B, Q, 4) cxcywh float32."""
     targets: Sequence[DetectionTarget]
 
     @classmethod
     def of(cls, layers: Mapping[str, Mapping[str, Tensor]], targets: Sequence[DetectionTarget]) -> "Layers":
-        """Stack the layers' outputs, which are given by prefix."""
+        """Stack the outputs of layers, a dict by prefix."""
         logits = torch.stack([layer["pred_logits"] for layer in layers.values()]).float()
         boxes = torch.stack([layer["pred_boxes"] for layer in layers.values()]).float()
         return cls(list(layers), logits, boxes, targets)
@@ -54,25 +54,28 @@ class Layers(NamedTuple):
 
 @CRITERIA.register
 class SetCriterion(nn.Module):
-    """A class loss of every query, L1 and GIoU losses of the matched ones, for every decoder layer.
+    """Class loss of every query, and L1 and GIoU losses of the matched ones, for every decoder layer.
 
-    Each layer is matched by itself and all layers weigh the same. `meters["matched_accuracy"]` counts how many of the
-    last layer's matched queries predict their target's class.
+    Each layer is matched separately and all layers have the same weight. `meters["matched_accuracy"]` counts how many
+    of
+    the last layer's matched queries predict their target's class.
 
     Args:
         matcher: a spec of the matcher (see `HungarianMatcher`), or the matcher.
-        weights: the weight of each of the terms labels, l1, giou; and of mask (focal) and dice for a model that
-            predicts masks, in its last layer.
-        class_loss: "cross_entropy", whose last logit is "no object" (DETR); or a sigmoid loss of every class over the
-            number of targets: "focal" (Deformable DETR), or one of those that teach a class's probability to tell how
-            well the box fits, "varifocal" and "mal". See `class_losses`.
+        weights: the weight of each of the terms labels, l1, giou; and, for a model that predicts masks, of mask (focal)
+            and dice, which are computed for its last layer.
+        class_loss: "cross_entropy", whose last logit is "no object" (DETR); or a sigmoid loss of every class, divided
+            by the
+            number of targets: "focal" (Deformable DETR), or "varifocal" or "mal", which teach the class probability to
+            reflect
+            how well the box fits. See `class_losses`.
         no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
-        focal_alpha: of the focal loss, the weight of a matched query's class, all others having 1 - alpha (0.25 if
-            None); of varifocal, the weight of what is no object (0.75 if None); mal has none.
-        focal_gamma: the exponent by which a sigmoid loss reduces what is well classified: 2, of mal 1.5, if None.
+        focal_alpha: for the focal loss, the weight of a matched query's class, all others having 1 - alpha (0.25 if
+            None); for varifocal, the weight of negatives (0.75 if None); mal has none.
+        focal_gamma: exponent by which a sigmoid loss down-weights well classified examples; if None 2, or 1.5 for mal.
     Raises:
-        ConfigError: the class loss or a term is unknown, a term is missing, no_object_weight is not positive, an
-            argument is given to a class loss without it, or the matcher's costs are for other logits.
+        ConfigError: the class loss or a term is unknown, a term is missing, no_object_weight is not positive, the class
+            loss does not have an argument that is set, or the matcher's costs are for other logits.
     """
 
     def __init__(
@@ -109,27 +112,32 @@ class SetCriterion(nn.Module):
         self._warn_of_surplus = SurplusWarning()
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
-        """Match, and compute the losses of every layer.
+        """Match queries to targets, and compute the losses of every layer.
 
         Args:
             outputs: pred_logits (B, Q, C + 1), the last class being "no object", or (B, Q, C) for sigmoid losses;
-                pred_boxes (B, Q, 4) cxcywh in 0..1; aux_outputs, a list of such dicts of the earlier layers, optional;
-                enc_outputs, such a dict of the first of two stages, optional, for which every target has class 0
-                (an object of any class); selected_outputs, such a dict of a first stage that tells the classes apart,
-                optional; denoising, optional: such a dict, with aux_outputs, of queries that are matched already, with
-                the matches of a layer and num_groups, the number of times that each target is matched; groups, a list
-                of such dicts, optional, of queries like the usual ones, that are matched by themselves; one_to_many,
-                such a dict, optional, of queries that each target is matched to `repeats` times; with mask terms also
-                pred_masks (B, Q, h, w) logits and input_size (height, width) that they cover.
-            targets: B targets with labels in 0..C-1, with mask terms also masks (N, H, W) bool.
+                pred_boxes (B, Q, 4) cxcywh in 0..1; and optionally: aux_outputs, a list of such dicts for the earlier
+                layers;
+                enc_outputs, such a dict for the first of two stages, for which every target has class 0 (an object of
+                any class);
+                selected_outputs, such a dict for a first stage that distinguishes the classes; denoising, such a dict,
+                with
+                aux_outputs, for queries that are already matched, with the matches of a layer and num_groups, the
+                number of times
+                that each target is matched; groups, a list of such dicts for groups of queries that are matched
+                separately like
+                the usual ones; one_to_many, such a dict for queries that each target is matched to `repeats` times.
+                With mask
+                terms also pred_masks (B, Q, h, w) logits and input_size (height, width) that they cover.
+            targets: B targets with labels in 0..C-1 and, for mask terms, masks (N, H, W) bool.
         Returns:
-            Weighted scalars whose sum is the loss: `labels l1 giou` (`mask dice`) of the last layer, `aux0_labels ...`
-            of the others, each the mean over the groups; `enc_labels ...` of the first stage; `many_labels ...
-            many_aux0_labels ...` of one-to-many; `dn_labels ... dn_aux0_labels ...` of the denoising. The keys are the
+            Weighted scalars whose sum is the loss: `labels l1 giou` (`mask dice`) for the last layer, `aux0_labels ...`
+            for the others, each averaged over the groups; `enc_labels ...` for the first stage; `many_labels ...
+            many_aux0_labels ...` for one-to-many; `dn_labels ... dn_aux0_labels ...` for denoising. The keys are the
             same for any targets, and each term depends on the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
-            ConfigError: there are weights of mask terms, but the model predicts no masks.
+            ConfigError: mask terms have weights, but the model predicts no masks.
         """
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
@@ -151,7 +159,7 @@ class SetCriterion(nn.Module):
         return losses
 
     def _matched_sets(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> list[Layers]:
-        """Return the layers that are to be matched, the usual ones first."""
+        """Return the sets of layers to be matched, the usual queries first."""
         sets = [Layers.of(layers_of_groups(outputs), targets)]
         if "enc_outputs" in outputs:
             objects = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
@@ -167,11 +175,11 @@ class SetCriterion(nn.Module):
     def _layer_losses(
         self, layers: Layers, matches: Matches, *, copies: int = 1, accuracy: RatioMeter | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the weighted losses of the layers, and what sums over the matched queries are divided by.
+        """Return the weighted losses of the layers, and the normaliser of sums over the matched queries.
 
         Args:
-            copies: how many queries each target is matched with.
-            accuracy: counts the first layer's matched queries that predict their target's class.
+            copies: number of queries that each target is matched with.
+            accuracy: meter that counts the first layer's matched queries that predict their target's class.
         """
         prefixes, logits, boxes, targets = layers
         counts = [len(target["labels"]) for target in targets]
@@ -191,7 +199,7 @@ class SetCriterion(nn.Module):
         where = (layer, image, query)
         if self.class_loss == "cross_entropy":
             losses = set_cross_entropy(logits, where, labels, no_object_weight=self.no_object_weight)
-            class_losses = losses / class_normalizer.clamp(min=1e-6)  # it is 0 where no rank has queries to denoise
+            class_losses = losses / class_normalizer.clamp(min=1e-6)  # 0 if no rank has queries to denoise
         else:
             ious = box_iou(cxcywh_to_xyxy(matched_boxes.detach()), cxcywh_to_xyxy(target_boxes))
             losses = sigmoid_loss(self.class_loss, logits, where, labels, ious, **self.sigmoid_settings)
@@ -211,7 +219,7 @@ class SetCriterion(nn.Module):
     def _mask_losses(
         self, layer: Mapping[str, Any], matches: Sequence[tuple[Tensor, Tensor]], targets: Sequence[DetectionTarget]
     ) -> dict[str, Tensor]:
-        """Return the sums over the matched queries of one layer, of full masks at the input's size."""
+        """Return the mask terms of one layer as sums over its matched queries, for full masks at the input's size."""
         if "pred_masks" not in layer:
             raise ConfigError(
                 "criterion.weights: mask and dice are of a model that predicts masks (model.type=DETRSegmentation); "

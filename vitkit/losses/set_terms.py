@@ -1,4 +1,4 @@
-"""Parts of every set prediction's loss: indices of the matched queries, the class term, normalisers."""
+"""Functions shared by set prediction losses: indices of the matched queries, the class term, normalisers."""
 
 import itertools
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger("vitkit")
 
 
 class SurplusWarning:
-    """Warn once that an image has more targets than the model has queries, so that some stay unmatched."""
+    """Warns once if an image has more targets than the model has queries, so that targets stay unmatched."""
 
     def __init__(self):
         self.warned = False
@@ -42,15 +42,16 @@ class SurplusWarning:
 
 
 def decoder_layers(outputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return each layer's outputs by the prefix of its losses: "" of the last, "aux0_", "aux1_" ... of the others."""
+    """Return each layer's outputs by the prefix of its losses: "" for the last, "aux0_", "aux1_" ... for the others."""
     return {"": outputs} | {f"aux{i}_": layer for i, layer in enumerate(outputs.get("aux_outputs", ()))}
 
 
 def layers_of_groups(outputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the outputs of each layer of the usual queries and of all groups like them.
+    """Return the outputs of each layer for the usual queries and for all groups like them.
 
-    The losses of such groups are averaged by `mean_of_groups`, so that their scale is that of one group. The keys are
-    those of `decoder_layers` after the number of the group, of which the usual queries have 0 and come first.
+    The losses of the groups are averaged by `mean_of_groups`, so that they have the scale of one group. The keys are
+    those
+    of `decoder_layers`, preceded by the number of the group; the usual queries have number 0 and come first.
     """
     groups = [outputs, *outputs.get("groups", ())]
     return {f"{i}/{name}": layer for i, group in enumerate(groups) for name, layer in decoder_layers(group).items()}
@@ -65,7 +66,7 @@ def mean_of_groups(losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def repeat_targets(targets: Sequence[DetectionTarget], times: int) -> list[DetectionTarget]:
-    """Return targets that have each object so many times."""
+    """Return the targets with each object repeated `times` times."""
     names = ("labels", "boxes_cxcywh", "masks")
     return [
         {**target, **{name: torch.cat([target[name]] * times) for name in names if name in target}}
@@ -74,7 +75,7 @@ def repeat_targets(targets: Sequence[DetectionTarget], times: int) -> list[Detec
 
 
 def check_weights(weights: Mapping[str, float], terms: Sequence[str], *, optional: Sequence[str] = ()) -> None:
-    """Raise ConfigError unless there is a weight for each term, and for all or none of the optional ones."""
+    """Raise ConfigError unless each term has a weight, and all or none of the optional ones."""
     for name in weights:
         if name not in (*terms, *optional):
             raise ConfigError(f"criterion.weights: unknown term {name!r}. {nearest(name, (*terms, *optional))}")
@@ -87,17 +88,17 @@ def check_weights(weights: Mapping[str, float], terms: Sequence[str], *, optiona
 
 
 def matched_indices(matches: Matches, counts: Sequence[int], device: torch.device) -> Tensor:
-    """Return the indices of the M matched queries of each layer and of their targets, in one transfer.
+    """Return the indices of the M matched queries of each layer and of their targets, using a single transfer.
 
     Args:
-        matches: of a matcher.
-        counts: targets of each image.
+        matches: result of a matcher.
+        counts: number of targets in each image.
     Returns:
         (4, L, M) int64 on the device: layer, image, query, and target among those of the whole batch.
     """
     starts = list(itertools.accumulate(counts, initial=0))
     layer = torch.arange(len(matches))[:, None]
-    # Every layer matches the same number of an image's queries: as many as it has targets, or all.
+    # Every layer matches the same number of an image's queries: as many as it has targets, or all queries.
     image = torch.cat([torch.full_like(query, i) for i, (query, _) in enumerate(matches[0])])
     query = torch.stack([torch.cat([query for query, _ in images]) for images in matches])
     target = torch.stack([torch.cat([t + start for (_, t), start in zip(images, starts)]) for images in matches])
@@ -111,31 +112,31 @@ def count_correct_classes(meter: RatioMeter, matched_logits: Tensor, labels: Ten
 
 
 def normalizers(class_weight_sum: float, num_targets: int, device: torch.device, *, training: bool) -> list[Tensor]:
-    """Return the means over all ranks of the class losses' weights and of the targets, the latter at least one in all.
+    """Return the means over ranks of the class losses' weight sum and of the number of targets (at least one in total).
 
-    The original averages the cross entropy per rank, and clamps the mean number of targets at 1. With the sums of
-    all ranks as normalisers, the gradients that DDP averages are those of one process on the joined batch; on one rank
-    both are the same.
+    The original averages the cross entropy per rank, and clamps the mean number of targets at 1. With sums over all
+    ranks as normalisers, the gradients averaged by DDP equal those of a single process on the joined batch; on one rank
+    both definitions are the same.
     """
     sums = torch.tensor([class_weight_sum, num_targets], dtype=torch.float32).to(device, non_blocking=True)
     if not training:
-        # In evaluation ranks may have different numbers of batches, so one cannot wait for the others.
+        # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
         return [sums[0], sums[1].clamp(min=1)]
     classes, targets = all_reduce_mean(sums)
     return [classes, targets.clamp(min=1 / world_size())]
 
 
 def class_weight_sum(num_queries: int, num_matched: int, no_object_weight: float) -> float:
-    """Return the sum of the cross entropy's weights."""
+    """Return the sum of the cross entropy's weights over all queries."""
     return num_matched + no_object_weight * (num_queries - num_matched)
 
 
 def set_cross_entropy(logits: Tensor, where: Sequence[Tensor], labels: Tensor, *, no_object_weight: float) -> Tensor:
-    """Cross entropy of every query; the target of an unmatched one is "no object", the last class.
+    """Compute the cross entropy of every query; the target of an unmatched one is "no object", the last class.
 
     Args:
         logits: (L, B, Q, C + 1).
-        where: layer, image and query of the matched ones, each (L, M).
+        where: layer, image and query indices of the matched queries, each (L, M).
         labels: (L, M) int64.
         no_object_weight: the weight of unmatched queries; matched ones have 1.
     Returns:

@@ -1,4 +1,5 @@
-"""One query for each class, in place of a matching (Cheng et al. 2021, section 4.3, https://arxiv.org/abs/2107.06278)."""
+"""A fixed query for each class in place of matching (Cheng et al. 2021, section 4.3,
+https://arxiv.org/abs/2107.06278)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from vitkit.structures import DetectionTarget, Matches, describe_image
 
 @MATCHERS.register
 class FixedMaskMatcher(nn.Module):
-    """Assign the target of class c to query c, for semantic segmentation with as many queries as classes."""
+    """Assigns the target of class c to query c, for semantic segmentation with as many queries as classes."""
 
     def match_all(
         self,
@@ -23,7 +24,7 @@ class FixedMaskMatcher(nn.Module):
         """See `HungarianMaskMatcher`.
 
         Raises:
-            DataError: an image has two targets of a class, or there are fewer queries than classes.
+            DataError: an image has two targets of the same class, or there are fewer queries than classes.
         """
         return [[self._match(layers[0], targets)] * len(layers) for layers, targets in cases]
 

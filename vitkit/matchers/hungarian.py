@@ -19,15 +19,16 @@ logger = logging.getLogger("vitkit")
 
 @MATCHERS.register
 class HungarianMatcher(nn.Module):
-    """Assign each target the query with the least total cost of its image.
+    """Assigns queries to the targets of each image so that the total cost is minimal.
 
     The cost of a pair is `cost_class * class + cost_l1 * |box - target|_1 - cost_giou * GIoU`, with the L1 distance
-    taken between relative cxcywh boxes. Every image's queries are compared with its own targets alone.
+    computed between relative cxcywh boxes. An image's queries are only compared with its own targets.
 
     Args:
-        class_cost: what `class` is: "softmax", minus the label's probability, where the last logit is "no object"; or
-            "focal", what the focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002) with alpha 0.25 and gamma 2
-            would change by if the label were true, where each logit is a class.
+        class_cost: the definition of `class`: "softmax": minus the label's probability, for logits whose last class is
+            "no object"; "focal": the change of the focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002) with
+            alpha
+            0.25 and gamma 2 if the label were positive rather than negative, for one sigmoid logit per class.
     """
 
     def __init__(
@@ -43,12 +44,12 @@ class HungarianMatcher(nn.Module):
         self.class_cost = class_cost
 
     def forward(self, pred_logits: Tensor, pred_boxes: Tensor, targets: Sequence[DetectionTarget]) -> Matches:
-        """Match every decoder layer by itself.
+        """Match every decoder layer separately.
 
         Args:
-            pred_logits: of L decoder layers, (L, B, Q, C + 1) for "softmax", (L, B, Q, C) for "focal".
+            pred_logits: logits of L decoder layers, (L, B, Q, C + 1) for "softmax", (L, B, Q, C) for "focal".
             pred_boxes: (L, B, Q, 4) cxcywh in 0..1.
-            targets: B targets, of any number of objects (none, or more than queries).
+            targets: B targets with any number of objects (none, or more than queries).
         Raises:
             DataError: a label is not in 0..C-1.
         """
@@ -56,7 +57,7 @@ class HungarianMatcher(nn.Module):
 
     @torch.no_grad()
     def match_all(self, cases: Sequence[tuple[Tensor, Tensor, Sequence[DetectionTarget]]]) -> list[Matches]:
-        """Match several sets of layers, each with the arguments of `forward`, by one transfer from the device."""
+        """Match several sets of layers, each with the arguments of `forward`, in a single transfer from the device."""
         costs = [self._costs(*case) for case in cases]
         # The step's only transfer from the device; scipy computes in float64.
         flat = torch.cat([cost.flatten() for cost, _ in costs]).cpu().double().split([c.numel() for c, _ in costs])
@@ -90,16 +91,16 @@ class HungarianMatcher(nn.Module):
             "giou": generalized_box_iou(cxcywh_to_xyxy(boxes), cxcywh_to_xyxy(target_boxes)[:, None]),
         }
         cost = sum(self.weights[name] * term for name, term in terms.items())
-        # The check below finds a wrong label by its NaN, without a transfer of its own.
+        # The check below recognises an invalid label by its NaN, without another transfer.
         return cost.masked_fill(~is_class[:, None], torch.nan), terms
 
 
 def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
-    """Return minus the probability of each target's label.
+    """Return the negative probability of each target's label.
 
     Args:
         pred_logits: (L, B, Q, C + 1).
-        image: (T,) the index in the batch of each target's image.
+        image: (T,) index in the batch of each target's image.
         labels: (T,).
     Returns:
         (L, T, Q).
@@ -108,7 +109,8 @@ def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
 
 
 def focal_cost(pred_logits: Tensor, image: Tensor, labels: Tensor, *, alpha: float = 0.25, gamma: float = 2) -> Tensor:
-    """Return what the focal loss would change by if the label were true; shapes as of `softmax_cost`, of C logits."""
+    """Return the change of the focal loss if the label were positive; shapes as in `softmax_cost`, but with C
+    logits."""
     p = _logits_of_labels(pred_logits, image, labels).sigmoid()
     return alpha * (1 - p) ** gamma * -(p + 1e-8).log() - (1 - alpha) * p**gamma * -(1 - p + 1e-8).log()
 
@@ -124,9 +126,9 @@ CLASS_COSTS = {"softmax": softmax_cost, "focal": focal_cost}
 def _report_non_finite(
     cost: np.ndarray, terms: dict[str, Tensor], targets: Sequence[DetectionTarget], *, num_classes: int
 ) -> None:
-    """Name the first non-finite cost of (L, T, Q): an error for a label out of range, else a warning.
+    """Report the first non-finite cost of (L, T, Q): an error for a label out of range, else a warning.
 
-    The loss of diverged predictions is not finite either, and what trains decides what becomes of the step.
+    The loss of diverged predictions is not finite either, and the training loop decides whether to take the step.
     """
     layer, row, query = np.argwhere(~np.isfinite(cost))[0].tolist()
     image, index = [(i, j) for i, target in enumerate(targets) for j in range(len(target["labels"]))][row]

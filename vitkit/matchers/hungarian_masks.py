@@ -20,17 +20,17 @@ logger = logging.getLogger("vitkit")
 
 @MATCHERS.register
 class HungarianMaskMatcher(nn.Module):
-    """Assign each target the query with the least total cost of its image.
+    """Assigns queries to the targets of each image so that the total cost is minimal.
 
     The cost of a pair is `-cost_class * p(label) + cost_mask * mask + cost_dice * dice`.
 
     Args:
-        mask_cost: what `mask` is: "points", the mean cross entropy at random points that all pairs of an image share
-            (Mask2Former); or "focal", the mean focal loss over full masks at the predictions' size (MaskFormer).
+        mask_cost: the definition of `mask`: "points": the mean cross entropy at random points shared by all pairs of an
+            image (Mask2Former); "focal": the mean focal loss over full masks at the predictions' size (MaskFormer).
             The dice term is computed at the same points or pixels.
-        num_points: of "points".
+        num_points: number of points, for "points".
     Raises:
-        ConfigError: `mask_cost` is another, or there are no points.
+        ConfigError: `mask_cost` is unknown, or there are no points.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class HungarianMaskMatcher(nn.Module):
     def forward(
         self, layers: Sequence[Mapping[str, Any]], targets: Sequence[DetectionTarget], *, input_size: tuple[int, int]
     ) -> Matches:
-        """Match queries and targets so that their total cost is least, in each layer.
+        """Match queries and targets with minimal total cost, separately in each layer.
 
         Args:
             layers: pred_logits (B, Q, C + 1) of each decoder layer, the last class being "no object", and masks:
                 pred_masks (B, Q, h, w), or their factors mask_embed (B, Q, C) and mask_features (B, C, h, w).
-            targets: B targets with labels in 0..C-1 and masks (N, H, W) bool; none, or more than queries, will do.
+            targets: B targets with labels in 0..C-1 and masks (N, H, W) bool; none, or more than queries, are allowed.
             input_size: (height, width) that the images were padded to, which the predicted masks cover.
         Raises:
             DataError: a label is not in 0..C-1.
@@ -73,7 +73,7 @@ class HungarianMaskMatcher(nn.Module):
         *,
         input_size: tuple[int, int],
     ) -> list[Matches]:
-        """Match several sets of layers, each with the arguments of `forward`, by one transfer from the device."""
+        """Match several sets of layers, each with the arguments of `forward`, in a single transfer from the device."""
         all_terms = []
         with torch.autocast(cases[0][0][0]["pred_logits"].device.type, enabled=False):
             for layers, targets in cases:
@@ -105,7 +105,7 @@ class HungarianMaskMatcher(nn.Module):
     def _terms(
         self, index: int, layer: Mapping[str, Any], image: int, target: DetectionTarget, input_size: tuple[int, int]
     ) -> dict[str, Tensor]:
-        """Return class, mask and dice, each (N, Q), unweighted."""
+        """Return the class, mask and dice terms, each (N, Q), unweighted."""
         probabilities = layer["pred_logits"][image].float().softmax(-1)
         if not len(target["labels"]):
             return {"class": probabilities.new_zeros(0, len(probabilities))}
@@ -123,7 +123,7 @@ class HungarianMaskMatcher(nn.Module):
         labels = target["labels"]
         is_class = (labels >= 0) & (labels < probabilities.shape[-1] - 1)
         cost_class = -probabilities[:, labels.where(is_class, 0)].T
-        # A wrong label is found by its NaN, without a transfer of its own.
+        # An invalid label is recognised later by its NaN, without another transfer.
         cost_class = cost_class.masked_fill(~is_class[:, None], torch.nan)
         return {"class": cost_class, "mask": cost_mask, "dice": dice_of_pairs(logits, target_masks)}
 
@@ -139,7 +139,7 @@ def _check_labels(layer: Mapping[str, Any], image: int, target: DetectionTarget)
 
 
 def _warn_of_non_finite(index: int, image: int, target: DetectionTarget, terms: Mapping[str, Tensor]) -> None:
-    """Name what costs of a layer and an image are not finite."""
+    """Warn of the costs of a layer and an image that are not finite."""
     bad = ", ".join(name for name, term in terms.items() if not term.isfinite().all())
     logger.warning(
         f"matching: non-finite cost in layer {index}, {describe_image(image, target)}: "
