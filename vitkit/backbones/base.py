@@ -1,4 +1,4 @@
-"""What all backbones share: the choice of features, frozen stages, pretrained weights."""
+"""Functionality of all backbones: the choice of features, frozen stages, pretrained weights."""
 
 import logging
 import math
@@ -25,33 +25,34 @@ from vitkit.structures import FeatureInfo
 logger = logging.getLogger("vitkit")
 
 STAGES = ("res2", "res3", "res4", "res5")
-"""The maps of a backbone of four stages, at strides 4 to 32."""
+"""The maps of a backbone with four stages, at strides 4 to 32."""
 
 
 @dataclass(frozen=True)
 class BackboneSettings:
-    """What all backbones can be told, beside their own arguments."""
+    """Settings of all backbones, in addition to their own arguments."""
 
     out_features: Sequence[str] | None = None
-    """The maps to return, and no deeper stage is made; all if None."""
+    """Names of the maps to return; deeper stages are not created. None: all maps."""
     num_classes: int | None = None
-    """Makes it a classifier."""
+    """Number of classes of a classifier; None: return feature maps."""
     frozen_stages: int = 0
-    """How many stages are not trained; 1 is the stem and res2, as in DETR; of a plain transformer, blocks and all that
-    is before them. Norms of returned maps are trained."""
+    """Number of stages that are not trained: 1 is the stem and res2, as in DETR; for a plain transformer, the number of
+    blocks, including everything before them. Norms of returned maps are always trained."""
     drop_path: float = 0.0
-    """The last block's probability of being skipped in training (https://arxiv.org/abs/1603.09382); it grows from 0
+    """The last block's probability of being skipped in training (https://arxiv.org/abs/1603.09382); it increases from 0
     over the blocks."""
     pretrained: bool | str = False
-    """What `load_pretrained` loads: False, nothing; a file; "https://...#sha256=PREFIX", an address with the first
-    digits of its checksum; "timm/NAME", timm's weights of that name; True, the family's own choice."""
+    """The weights that `load_pretrained` loads: False: none; a file; "https://...#sha256=PREFIX", a URL with the first
+    digits of its checksum; "timm/NAME", timm's weights of that name; True: the default of the backbone's family."""
     pixel_mean: Sequence[float] = IMAGENET_MEAN
-    """Of RGB values in 0..1 that the weights expect, as is `pixel_std`; models normalise images by them."""
+    """Mean of RGB values in 0..1 that the weights expect, and `pixel_std` their deviation; models normalise images by
+    them."""
     pixel_std: Sequence[float] = IMAGENET_STD
 
 
 def four_stages(channels: int) -> dict[str, FeatureInfo]:
-    """Return the maps of four stages, each of twice the channels of the one before, at strides 4 to 32."""
+    """Return the maps of four stages, each with twice the channels of the previous one, at strides 4 to 32."""
     return {name: FeatureInfo(channels * 2**i, 4 * 2**i) for i, name in enumerate(STAGES)}
 
 
@@ -61,12 +62,12 @@ def choose_features(
     """Return the features that a backbone returns, fine to coarse.
 
     Args:
-        owner: the backbone's name in messages.
-        available: all it could return, fine to coarse.
-        out_features: the names asked for; None for all.
-        num_classes: of a classifier, which returns logits and no features.
+        owner: the backbone's name, for messages.
+        available: all features that it could return, fine to coarse.
+        out_features: the requested names; None for all.
+        num_classes: number of classes of a classifier, which returns logits and no features.
     Raises:
-        ConfigError: a name is unknown, no name is asked for, or one of a classifier's; or it has no classes.
+        ConfigError: a name is unknown, the list is empty, or a classifier is asked for features or has no classes.
     """
     if num_classes is not None and num_classes < 1:
         raise ConfigError(f"{owner}: num_classes={num_classes}: expected at least 1, or None for features.")
@@ -83,10 +84,11 @@ def choose_features(
 
 
 def drop_path_rates(owner: str, drop_path: float, num_blocks: int) -> list[float]:
-    """Return each block's probability to be skipped in training (https://arxiv.org/abs/1603.09382): 0 to `drop_path`.
+    """Return each block's probability of being skipped in training (https://arxiv.org/abs/1603.09382): 0 to
+    `drop_path`.
 
     Raises:
-        ConfigError: it is not in 0..1.
+        ConfigError: `drop_path` is not in 0..1.
     """
     if not 0 <= drop_path < 1:
         raise ConfigError(f"{owner}: drop_path={drop_path}: expected 0 up to, not with, 1.")
@@ -97,9 +99,9 @@ def check_images(owner: str, images: Tensor, *, least: int = 1, clips: bool = Fa
     """Raise DataError if images have a wrong shape, or are too small.
 
     Args:
-        owner: the backbone's name in messages.
-        least: the smallest height and width it takes, in pixels.
-        clips: it takes (B, 3, T, H, W) rather than (B, 3, H, W).
+        owner: the backbone's name, for messages.
+        least: minimum height and width, in pixels.
+        clips: whether it takes (B, 3, T, H, W) rather than (B, 3, H, W).
     """
     expected = "(B, 3, T, H, W)" if clips else "(B, 3, H, W)"
     if images.ndim != 4 + clips or images.shape[1] != 3:
@@ -112,10 +114,11 @@ def check_images(owner: str, images: Tensor, *, least: int = 1, clips: bool = Fa
 
 
 def check_feature_info(backbone: nn.Module) -> None:
-    """Compare a backbone's `feature_info` with the maps that it returns for a small image of zeros.
+    """Check a backbone's `feature_info` against the maps that it returns for a small image of zeros.
 
-    It takes about as long as one training image of 64x96 pixels (the meta device would take two to six times as long),
-    and draws no random number. A backbone that refuses the image's size (DataError) is not checked. Nor is one
+    This takes about as long as one training image of 64x96 pixels (the meta device would take two to six times as
+    long),
+    and draws no random numbers. A backbone that rejects the image's size (DataError) is not checked, nor is one
     that raises another error, which is logged.
 
     Raises:
@@ -131,7 +134,7 @@ def check_feature_info(backbone: nn.Module) -> None:
     try:
         with torch.no_grad():
             maps = backbone(torch.zeros(1, 3, *size, device=device))
-    except DataError:  # it refuses this size
+    except DataError:  # it does not accept this size
         return
     except Exception as error:  # whatever a user's backbone raises
         reason = f"{type(error).__name__}: {error}"
@@ -164,14 +167,14 @@ def check_feature_info(backbone: nn.Module) -> None:
 
 
 def pixel_statistics(backbone: nn.Module) -> dict[str, Sequence[float]]:
-    """Return `mean` and `std` for `normalize_images`: the backbone's, or ImageNet's if it says nothing."""
+    """Return `mean` and `std` for `normalize_images`: the backbone's, or ImageNet's if it specifies none."""
     if not isinstance(backbone, HasPixelStatistics):
         return {}
     return dict(mean=backbone.pixel_mean, std=backbone.pixel_std)
 
 
 class ModelOnBackbone(nn.Module):
-    """Base of models on a backbone, whose pretrained weights are theirs."""
+    """Base of models with a backbone, whose pretrained weights are the backbone's."""
 
     backbone: nn.Module
 
@@ -181,27 +184,28 @@ class ModelOnBackbone(nn.Module):
 
 
 class BackboneBase(nn.Module):
-    """Base of vitkit's backbones: `backbone(images: (B, 3, H, W)) -> dict[str, Tensor]`, or logits of a classifier.
+    """Base of vitkit's backbones: `backbone(images: (B, 3, H, W)) -> dict[str, Tensor]`, or a classifier's logits.
 
-    Images are float, normalised, of any height and width no less than the first map's stride. The maps are those of
+    Images are float, normalised, of any height and width not below the first map's stride. The maps are those in
     `feature_info`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to coarse; a classifier returns
-    (B, num_classes). Images of another shape, or too small, are a DataError.
+    (B, num_classes). Images of another shape, or too small ones, raise a DataError.
 
-    A subclass calls `configure` first and `freeze` last in its constructor. Its stem and the stages after it are `stem`
-    and `layers`, an `nn.ModuleDict`; or it answers `stages` and `drop_stages_after` in its own way.
+    A subclass calls `configure` first and `freeze` last in its constructor. Its stem and the following stages are
+    `stem`
+    and `layers`, an `nn.ModuleDict`; otherwise it overrides `stages` and `drop_stages_after`.
     """
 
     class_head: tuple[str, ...] = ()
-    """Prefixes of a classifier's parameters whose size follows `num_classes`."""
+    """Prefixes of a classifier's parameters whose size depends on `num_classes`."""
     classifier_parts: tuple[str, ...] = ()
-    """Prefixes of what else a classifier has and feature maps do not need, such as its last norm."""
+    """Prefixes of a classifier's other parts that feature maps do not need, such as its last norm."""
     stage_pattern: str | None = None
-    """Regular expression of the prefix of a stage's entries; None if stages are never left out."""
+    """Regular expression for the prefix of a stage's state dict entries; None if stages are never left out."""
     optional_weights: tuple[str, ...] = ()
-    """Patterns ("*.rel_pos_h") of the entries that pretrained weights may lack."""
+    """Patterns ("*.rel_pos_h") of the state dict entries that pretrained weights may lack."""
 
     feature_info: dict[str, FeatureInfo]
-    """What it returns, fine to coarse."""
+    """The maps that it returns, fine to coarse."""
     pretrained: bool | str = False
     frozen_stages: int = 0
     is_classifier: bool = False
@@ -209,7 +213,7 @@ class BackboneBase(nn.Module):
     pixel_std: Sequence[float] = IMAGENET_STD
 
     def configure(self, settings: BackboneSettings, available: Mapping[str, FeatureInfo]) -> list[str]:
-        """Take the settings; return the names of the stages down to the deepest that is needed.
+        """Store the settings; return the names of the stages down to the deepest that is needed.
 
         Args:
             available: all maps that it could return, fine to coarse.
@@ -225,17 +229,17 @@ class BackboneBase(nn.Module):
         return list(available)[: list(available).index(list(self.feature_info)[-1]) + 1]
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
-        """Return what may be frozen: the stem, then each stage."""
+        """Return the parts that may be frozen: the stem, then each stage."""
         return [[self.stem], *([layer] for layer in self.layers.values())]
 
     def norm_of(self, feature: str) -> str | None:
-        """Return the name of the norm that only this feature passes; None if there is none."""
+        """Return the name of the norm that is applied to this feature alone, or None if there is none."""
         return None
 
     def keep_features(self, names: Iterable[str]) -> None:
-        """Return no other features any more: a model says what its neck reads.
+        """Return only these features from now on; a model calls this with those that its neck reads.
 
-        What only the others needed would never get a gradient, which DDP does not forgive, so it is removed.
+        The parts needed only by other features are removed: they would never get a gradient, which DDP does not allow.
         """
         names, deepest = set(names), list(self.feature_info)[-1]
         for name in self.feature_info.keys() - names:
@@ -246,13 +250,13 @@ class BackboneBase(nn.Module):
             self.drop_stages_after(list(self.feature_info)[-1])
 
     def drop_stages_after(self, feature: str) -> None:
-        """Remove what is deeper than this feature."""
+        """Remove the stages deeper than this feature."""
         names = list(self.layers)
         for name in names[names.index(feature) + 1 :]:
             del self.layers[name]
 
     def needs_none_of(self, names: Sequence[str]) -> list[str]:
-        """Return those entries of a classifier that feature maps are made without: its head and deeper stages."""
+        """Return a classifier's entries that feature maps do not need: its head and deeper stages."""
         if self.is_classifier:
             return []
         kept = self.state_dict().keys()
@@ -265,12 +269,12 @@ class BackboneBase(nn.Module):
         return [name for name in names if name.startswith(parts) or is_deeper(name)]
 
     def freeze(self) -> None:
-        """Take the first `frozen_stages` out of training.
+        """Exclude the first `frozen_stages` from training.
 
         Raises:
-            ConfigError: there are not so many.
+            ConfigError: there are fewer stages than that.
         """
-        # The stem counts with the first stage, as DETR counts.
+        # The stem belongs to the first stage, as in DETR.
         num_stages = len(self.stages()) - 1
         if not 0 <= self.frozen_stages <= num_stages:
             raise ConfigError(f"{type(self).__name__}: frozen_stages {self.frozen_stages}: expected 0 to {num_stages}.")
@@ -282,20 +286,21 @@ class BackboneBase(nn.Module):
         return [part for stage in stages for part in stage]
 
     def train(self, mode: bool = True) -> "BackboneBase":
-        """Set the training mode, which frozen stages never enter."""
+        """Set the training mode, except for frozen stages, which always stay in evaluation mode."""
         super().train(mode)
         for part in self._frozen():
             if isinstance(part, nn.Module):
-                part.eval()  # running statistics are frozen, too, and nothing is dropped
+                part.eval()  # its running statistics are frozen, too, and it has no dropout
         return self
 
     def load_pretrained(self) -> str | None:
-        """Load what `pretrained` names. A run calls this at its start, unless a checkpoint follows anyway.
+        """Load the weights that `pretrained` specifies. A run calls this at its start, unless a checkpoint follows
+        anyway.
 
         Returns:
             where the weights came from, or None if `pretrained` is False.
         Raises:
-            CheckpointError: the weights cannot be had, or are of another network.
+            CheckpointError: the weights are not available, or are for another network.
         """
         if not self.pretrained:
             if self.frozen_stages:
@@ -306,7 +311,7 @@ class BackboneBase(nn.Module):
                 )
             return None
         source = self._address() if self.pretrained is True else self.pretrained
-        # A backbone has no use for the classifier, nor a classifier for one of other classes.
+        # A backbone does not need the classifier, and a classifier for other classes cannot use it.
         report = load_weights(self, _find(source), new_class_head=True, strict=False)
         missing = [name for name in report.missing if not any(fnmatch(name, p) for p in self.optional_weights)]
         missing = [name for name in missing if not name.startswith(self.class_head or ("\0",))]
@@ -319,7 +324,7 @@ class BackboneBase(nn.Module):
         return source.partition("#sha256=")[0]
 
     def _address(self) -> str:
-        """Return what `pretrained=True` means."""
+        """Return the source of weights that `pretrained=True` stands for."""
         raise ConfigError(
             f"model.backbone.pretrained=True: {type(self).__name__} has no weights of its own. Expected a file, an "
             "address ('https://...#sha256=PREFIX') or a name of timm's ('timm/NAME')."
@@ -327,7 +332,7 @@ class BackboneBase(nn.Module):
 
 
 def _find(source: str) -> Path | dict[str, Any]:
-    """Return the file or state dict that `pretrained` means."""
+    """Return the file or state dict that a value of `pretrained` refers to."""
     random_instead = "or start from random weights (model.backbone.pretrained=False)."
     if source.startswith("timm/"):
         return _timm_weights(source.removeprefix("timm/"), random_instead)

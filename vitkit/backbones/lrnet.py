@@ -13,7 +13,7 @@ from vitkit.registry import BACKBONES
 _DEPTHS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
 LRNET_VARIANTS = {f"lrnet{depth}": dict(depth=depth) for depth in _DEPTHS}
-"""The paper's table 1: 7 x 7 windows, m = 8."""
+"""The variants of the paper's table 1: 7 x 7 windows, m = 8."""
 for _depth in (26, 50):
     for _size in (3, 5, 9):
         LRNET_VARIANTS[f"lrnet{_depth}_k{_size}"] = dict(depth=_depth, kernel_size=_size)
@@ -22,19 +22,19 @@ for _depth in (26, 50):
 
 _STEM_CHANNELS = 64
 _WIDTHS = {"res2": 100, "res3": 200, "res4": 400, "res5": 800}
-"""Channels of the local relations."""
+"""Channels of the local relations in each stage."""
 _STEM_STRIDE = 4
 
 
 class RelationBlock(nn.Module):
-    """ResNet's bottleneck with a local relation in place of its 3x3 convolution.
+    """ResNet's bottleneck with a local relation instead of its 3x3 convolution.
 
     Args:
-        in_channels: of the input.
+        in_channels: number of input channels.
         width: channels of the local relation.
-        out_channels: of the output.
+        out_channels: number of output channels.
         relation: further arguments of the `LocalRelation`.
-        stride: of the output on the input.
+        stride: stride of the output relative to the input.
         drop_path: probability of skipping the block in training.
     """
 
@@ -77,16 +77,16 @@ class RelationBlock(nn.Module):
 class LRNet(BackboneBase):
     """LR-Net: maps "res2" to "res5" at strides 4 to 32, or a classifier.
 
-    The paper's table 1 with the widths that give its number of parameters: 100, 200, 400 and 800.
+    It follows the paper's table 1, with the widths that give its number of parameters: 100, 200, 400 and 800.
 
     Args:
         depth: 26, 50 or 101.
         kernel_size: side of the windows; odd.
-        channels_per_weight: m, how many channels share a weight.
-        similarity: of a query and a key; see `vitkit.kernels.local_relation.SIMILARITIES`.
+        channels_per_weight: m, the number of channels that share a weight.
+        similarity: similarity of a query and a key; see `vitkit.kernels.local_relation.SIMILARITIES`.
         geometry_prior: see `LocalRelation`.
     Raises:
-        ConfigError: an argument is impossible.
+        ConfigError: an argument is invalid.
     """
 
     class_head = ("fc.",)
@@ -144,7 +144,7 @@ class LRNet(BackboneBase):
         self.freeze()
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
-        """Compute the features, or a classifier's logits, of images from 4 pixels."""
+        """Compute the features, or a classifier's logits, of images of at least 4 pixels."""
         check_images("LRNet", images, least=_STEM_STRIDE)
         x = self.stem(images)
         features = {}
@@ -157,7 +157,7 @@ class LRNet(BackboneBase):
 
 
 def _init_weights(module: nn.Module) -> None:
-    """Initialise convolutions as He et al. do; those of queries and keys keep small values, for a wide softmax."""
+    """Initialise convolutions as He et al. do; those of queries and keys get small values, for a flat softmax."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     if isinstance(module, LocalRelation):

@@ -1,5 +1,5 @@
 """Multiscale Vision Transformers: MViT (Fan et al. 2021, https://arxiv.org/abs/2104.11227) and improved MViT
-(Li et al. 2022, https://arxiv.org/abs/2112.01526), of images and clips."""
+(Li et al. 2022, https://arxiv.org/abs/2112.01526), for images and clips."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ MVIT_VARIANTS = {
     "mvitv2_small": dict(depths=(1, 2, 11, 2), drop_path=0.1),
     "mvitv2_base": dict(depths=(2, 3, 16, 3), drop_path=0.3),
     "mvitv2_large": dict(**_LARGE, expand_in_attention=False, drop_path=0.5),
-    # The same paper's networks for ImageNet-21k, which have a class token; the huge one has no other form.
+    # The same paper's networks for ImageNet-21k, which have a class token; the huge one only exists in this form.
     "mvitv2_small_cls": dict(depths=(1, 2, 11, 2), class_token=True, drop_path=0.1),
     "mvitv2_base_cls": dict(depths=(2, 3, 16, 3), class_token=True, drop_path=0.3),
     "mvitv2_large_cls": dict(**_LARGE, class_token=True, drop_path=0.5),
@@ -51,19 +51,19 @@ FRAME_STRIDE = 2
 
 @dataclass(frozen=True)
 class StageSettings:
-    """The sizes of the four stages."""
+    """Sizes of the four stages."""
 
     depths: Sequence[int] = (1, 2, 5, 2)
-    """Blocks of each stage."""
+    """Number of blocks in each stage."""
     embed_dim: int = 96
-    """Channels of res2; each stage doubles them."""
+    """Channels of res2; they double with each stage."""
     num_heads: int = 1
-    """Of res2; each stage doubles them."""
+    """Number of heads in res2; it doubles with each stage."""
     kv_stride: int = 4
-    """Pooling stride of keys and values in res2; each stage halves it."""
+    """Pooling stride of keys and values in res2; it is halved with each stage."""
 
     def check(self) -> None:
-        """Raise ConfigError if a size is impossible."""
+        """Raise ConfigError if a size is invalid."""
         if len(self.depths) != len(STAGES) or min(self.depths) < 1:
             raise ConfigError(f"MViT: depths={tuple(self.depths)}: expected at least one block in each of 4 stages.")
         for name, value in dict(embed_dim=self.embed_dim, kv_stride=self.kv_stride).items():
@@ -75,24 +75,24 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class BlockSettings:
-    """What all blocks have in common."""
+    """Settings common to all blocks."""
 
     pool: str = "conv"
-    """One of "conv", "max" and "avg"."""
+    """Kind of pooling: "conv", "max" or "avg"."""
     pool_kernel: int | None = 3
-    """Side of the pooling kernels; None for stride + 1."""
+    """Side of the pooling kernels; None: stride + 1."""
     residual_pooling: bool = True
-    """Pools the queries of every block and adds them to its output."""
+    """Whether the pooled queries of every block are added to its output."""
     expand_in_attention: bool = True
-    """Channels grow in a stage's first attention, not in the last network of the one before."""
+    """Whether channels increase in a stage's first attention, rather than in the last MLP of the previous stage."""
     positions: str = "relative"
-    """Either "relative" (decomposed) or "absolute" (added to the patches; of clips space and time apart)."""
+    """Either "relative" (decomposed) or "absolute" (added to the patches; for clips, separately for space and time)."""
     class_token: bool = False
-    """A classifier reads a class token, not the mean of all tokens."""
+    """Whether a classifier reads a class token rather than the mean of all tokens."""
 
 
 class BlockShape(NamedTuple):
-    """The settings that differ from block to block."""
+    """The settings that differ between blocks."""
 
     stage: int
     in_channels: int
@@ -101,12 +101,12 @@ class BlockShape(NamedTuple):
     q_stride: tuple[int, ...]
     kv_stride: tuple[int, ...]
     size: tuple[int, ...]
-    """Size of the input map, for images of the size that the network was made for."""
+    """Size of the input map, for images of the size that the network was created for."""
     window: int | None
 
 
 class PatchEmbed(nn.Module):
-    """Overlapping patches of 7 x 7 pixels (and 3 frames) to tokens, at strides of 4 (and 2)."""
+    """Embeds overlapping patches of 7 x 7 pixels (and 3 frames) as tokens, at strides of 4 (and 2)."""
 
     def __init__(self, channels: int, axes: int):
         super().__init__()
@@ -118,14 +118,14 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """(B, 3, H, W) or (B, 3, T, H, W) -> (B, tokens, channels), and the map's size."""
-        # Then the tokens lie one after another in memory already.
+        # With channels last, the tokens are already consecutive in memory.
         channels_last = torch.channels_last if images.ndim == 4 else torch.channels_last_3d
         maps = self.proj(images.contiguous(memory_format=channels_last))
         return maps.flatten(2).transpose(1, 2), tuple(maps.shape[2:])
 
 
 class MViTBlock(nn.Module):
-    """Pooling attention, then the two-layer network, each after its norm; the first of a stage pools the map.
+    """Pooling attention, then the MLP, each preceded by its norm; the first block of a stage pools the map.
 
     Args:
         shape: channels, heads, strides and window.
@@ -173,7 +173,7 @@ class MViTBlock(nn.Module):
 
         Args:
             x: (B, [1 +] tokens, in_channels).
-            size: of the map.
+            size: size of the map.
         Returns:
             (B, [1 +] pooled tokens, out_channels), and the pooled map's size.
         """
@@ -190,26 +190,28 @@ class MViTBlock(nn.Module):
 
 
 def kernels(kernel: int | None, strides: Sequence[int]) -> tuple[int, ...]:
-    """Return the pooling kernel along each axis; None means stride + 1, and 1 where the stride is 1."""
+    """Return the pooling kernel along each axis; None means stride + 1, but 1 along axes with stride 1."""
     return tuple(kernel or (s + 1 if s > 1 else 1) for s in strides)
 
 
 @BACKBONES.register
 class MViT(BackboneBase):
-    """MViT: maps "res2" to "res5" at strides 4 to 32, or a classifier; official state dicts of both forms fit.
+    """MViT: maps "res2" to "res5" at strides 4 to 32, or a classifier; loads official state dicts of both forms.
 
     The classifier attends to the full map, with pooled keys. The backbone is the paper's for detection (section 4.3):
-    the blocks attend within windows, except for the last ones of res3, res4 and res5, of which the first two pool
-    their keys twice as much; no class token; a norm for each map that is returned. With clips both attend to the full
+    the blocks attend within windows, except for the last ones of res3, res4 and res5 (of these, the first two pool
+    their keys twice as much); it has no class token, and a norm for each returned map. With clips, both attend to the
+    full
     map.
 
     Args:
-        image_size: side of the images, in pixels, that the position tables are made for. They are resized for others.
-        num_frames: the same of clips, which are then the input; None for images.
-        window_size: side of res2's windows in tokens; each stage halves it. None: the full map.
-        dropout: share of a classifier's inputs dropped in training.
+        image_size: side of the images, in pixels, that the position tables are made for; they are resized for other
+            images.
+        num_frames: number of frames likewise, if the input is clips; None for images.
+        window_size: side of res2's windows in tokens, halved with each stage. None: attend to the full map.
+        dropout: fraction of a classifier's inputs that is dropped in training.
     Raises:
-        ConfigError: an argument is impossible.
+        ConfigError: an argument is invalid.
     """
 
     class_head = ("head.",)
@@ -279,7 +281,7 @@ class MViT(BackboneBase):
         self.freeze()
 
     def _make_positions(self, channels: int) -> None:
-        """Make absolute positions: tables of space, time and class token for clips, a single one for images."""
+        """Create absolute positions: tables for space, time and class token for clips, a single one for images."""
         tokens = math.prod(self.grid[-2:])
         if self.axes == 2:
             self.pos_embed = nn.Parameter(torch.zeros(1, tokens + self.class_token, channels))
@@ -298,7 +300,7 @@ class MViT(BackboneBase):
                 nn.init.zeros_(module.bias)
 
     def _stem_parameters(self) -> list[nn.Parameter]:
-        """The class token and absolute positions."""
+        """Return the class token and absolute positions."""
         return list(self.parameters(recurse=False))
 
     def norm_of(self, feature: str) -> str:
@@ -312,7 +314,7 @@ class MViT(BackboneBase):
         self.blocks = self.blocks[: len(self.stage_of_block)]
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
-        """List what may be frozen: the stem, then each stage."""
+        """Return the parts that may be frozen: the stem, then each stage."""
         blocks = [[] for _ in range(self.stage_of_block[-1] + 1)]
         for stage, block in zip(self.stage_of_block, self.blocks):
             blocks[stage].append(block)
@@ -322,12 +324,12 @@ class MViT(BackboneBase):
         """Compute the features, or a classifier's logits.
 
         Args:
-            images: (B, 3, H, W) float, normalised, any H and W from 4; of clips (B, 3, T, H, W), any T.
+            images: (B, 3, H, W) float, normalised, any H and W from 4; for clips (B, 3, T, H, W), any T.
         Returns:
-            the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), of clips
-            (B, channels, ceil(T / 2), ...), fine to coarse; a classifier returns (B, num_classes) logits.
+            the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), for clips
+                (B, channels, ceil(T / 2), ...), fine to coarse; a classifier returns (B, num_classes) logits.
         Raises:
-            DataError: the images have not three channels, or are smaller than the patches' stride.
+            DataError: the images do not have three channels, or are smaller than the patches' stride.
         """
         check_images("MViT", images, least=PATCH_STRIDE, clips=self.axes == 3)
         x, size = self.patch_embed(images)
@@ -345,7 +347,7 @@ class MViT(BackboneBase):
         return self.head(x[:, 0] if self.class_token else x.mean(1))
 
     def _add_positions(self, x: Tensor, size: tuple[int, ...]) -> Tensor:
-        """Add absolute positions, and put the class token before the others."""
+        """Add absolute positions, and prepend the class token."""
         class_token = self.cls_token
         if self.pos_embed is not None:
             token_position, table = self.pos_embed.split([int(self.class_token), math.prod(self.grid)], dim=1)
@@ -359,7 +361,7 @@ class MViT(BackboneBase):
         return x if class_token is None else torch.cat((class_token.expand(x.shape[0], -1, -1), x), dim=1)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Fit official weights of another image size, or of the other form, to this network."""
+        """Convert official weights for another image size, or in the other form, to this network's."""
         merge_projections(state, prefix)
         if not self.class_token:
             state.pop(f"{prefix}cls_token", None)
@@ -370,7 +372,7 @@ class MViT(BackboneBase):
                 continue
             value = state[key]
             if value.ndim == parameter.ndim + 1 and value.ndim == 5 and value.shape[2] == 1:
-                state[key] = value.squeeze(2)  # kernels of one frame
+                state[key] = value.squeeze(2)  # kernels for one frame
             elif "rel_pos_" in name and value.ndim == 2:
                 state[key] = resize_positions_1d(value, len(parameter))
             elif name == "pos_embed_temporal":
@@ -379,10 +381,10 @@ class MViT(BackboneBase):
                 state[key] = self._adapt_positions(value, has_token=name == "pos_embed" and self.class_token)
 
     def _adapt_positions(self, value: Tensor, *, has_token: bool) -> Tensor:
-        """Resize the table of another image size, with or without a row for the class token before it, to this grid."""
+        """Resize a table for another image size, with or without a row for the class token before it, to this grid."""
         side = math.isqrt(value.shape[1])
         if value.shape[1] - side**2 not in (0, 1):
-            return value  # not of a square image: `load_weights` reports the shapes
+            return value  # not for a square image: `load_weights` reports the shapes
         token, table = value[:, : value.shape[1] - side**2], value[:, value.shape[1] - side**2 :]
         table = resize_positions_2d(table, (side, side), self.grid[-2:], mode="bilinear")
         return torch.cat((token, table), dim=1) if has_token else table
@@ -391,7 +393,7 @@ class MViT(BackboneBase):
 def block_shapes(
     stages: StageSettings, *, grid: tuple[int, ...], expand_in_attention: bool, window: int | None
 ) -> list[BlockShape]:
-    """List the channels, heads, strides and windows of all blocks, in order (tables 1 of both papers)."""
+    """Return the channels, heads, strides and windows of all blocks, in order (tables 1 of both papers)."""
 
     def along_axes(stride: int) -> tuple[int, ...]:
         return (1,) * (len(grid) - 2) + (stride, stride)
@@ -415,7 +417,7 @@ def block_shapes(
                     q_stride=along_axes(2 if first else 1),
                     kv_stride=along_axes(keys),
                     size=size,
-                    # A stage's first block still has the map, and so the windows, of the one before.
+                    # A stage's first block still has the map, and so the windows, of the previous stage.
                     window=None if window is None or hybrid else window >> (stage - first),
                 )
             )
@@ -426,12 +428,12 @@ def block_shapes(
 
 
 def norm_name(feature: str) -> str:
-    """Return the official detectors' name for the norm of a returned map."""
+    """Return the name that the official detectors use for the norm of a returned map."""
     return f"scale{feature.removeprefix('res')}_norm"
 
 
 def merge_projections(state: dict[str, Tensor], prefix: str) -> None:
-    """Join the projections of queries, keys and values, which are three in older official weights."""
+    """Concatenate the projections of queries, keys and values, which older official weights store separately."""
     for key in list(state):
         if not key.startswith(prefix) or ".attn.q." not in key:
             continue

@@ -1,4 +1,4 @@
-"""DETR's head: a transformer over one map's locations, and a set of queries that become boxes."""
+"""DETR's head: a transformer over one map's locations, and a set of queries that it turns into boxes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,20 +20,20 @@ from vitkit.structures import DetectionTarget, FeatureInfo
 
 POSITIONS = ("sine", "sine_input", "learned", "none")
 NUM_LEARNED = 50
-"""Rows and columns with a learned position, as in the original; those beyond have the last one's."""
+"""Number of rows and columns with a learned position, as in the original; rows and columns beyond use the last one."""
 
 
 class Decoded(NamedTuple):
-    """What the transformer returns."""
+    """The transformer's results."""
 
     states: Tensor
-    """(layers, B, Q, d_model)."""
+    """(layers, B, Q, d_model), the decoded queries of each layer."""
     memory: Tensor
     """(B, d_model, h, w), the encoded map."""
     padding_mask: Tensor | None
     """(B, h, w) bool, True = padding."""
     layout: QueryLayout
-    """What the Q rows are."""
+    """The groups that the Q rows belong to."""
 
 
 class TransformerHead(nn.Module):
@@ -42,7 +42,7 @@ class TransformerHead(nn.Module):
     def make_transformer(
         self, num_queries: int, settings: EncoderDecoderSettings, query_groups: GroupSettings = GroupSettings()
     ) -> None:
-        """Make queries, an encoder and a decoder."""
+        """Create the queries, an encoder and a decoder."""
         self.d_model = settings.d_model
         self.encoder = TransformerEncoder(settings.num_encoder_layers, self.d_model, settings)
         self.decoder = TransformerDecoder(settings.num_decoder_layers, self.d_model, settings)
@@ -61,7 +61,7 @@ class TransformerHead(nn.Module):
     def transform(
         self, image: Tensor, padding_mask: Tensor | None = None, noised: DenoisingQueries | None = None
     ) -> Decoded:
-        """Encode a map (B, d_model, h, w) and decode the queries, those from noised targets first."""
+        """Encode a map (B, d_model, h, w) and decode the queries, with those from noised targets first."""
         size = image.shape[-2:]
         bias = None
         if padding_mask is not None:
@@ -89,7 +89,7 @@ class TransformerHead(nn.Module):
         return Decoded(states, memory.transpose(1, 2).unflatten(2, size), padding_mask, layout)
 
     def encode_positions(self, size: tuple[int, int], padding_mask: Tensor | None, image: Tensor) -> Tensor | None:
-        """Return the positions of a map's locations, (B or 1, h * w, d_model); None if there are none."""
+        """Return the positions of a map's locations, (B or 1, h * w, d_model); None if the head uses no positions."""
         if self.positions == "none":
             return None
         if self.positions == "learned":
@@ -102,16 +102,16 @@ class TransformerHead(nn.Module):
 
 @HEADS.register
 class DETRHead(TransformerHead):
-    """Carion et al. 2020, https://arxiv.org/abs/2005.12872. Reads the coarsest map.
+    """DETR's head (Carion et al. 2020, https://arxiv.org/abs/2005.12872), which reads the coarsest map.
 
     Args:
-        feature_info: of the neck's maps; the coarsest must have `d_model` channels.
-        num_classes: without the no-object class.
-        num_queries: boxes predicted per image.
+        feature_info: description of the neck's maps; the coarsest must have `d_model` channels.
+        num_classes: number of classes, without "no object".
+        num_queries: number of boxes predicted per image.
         denoising: see `DenoisingSettings` (DN-DETR).
         query_groups: further queries in training (Group DETR, H-DETR).
     Raises:
-        ConfigError: the map has other than `d_model` channels.
+        ConfigError: the map does not have `d_model` channels.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class DETRHead(TransformerHead):
 
     @property
     def uses_targets(self) -> bool:
-        """Whether there is denoising."""
+        """Whether training adds denoising queries, which are made from the targets."""
         return self.denoising.is_enabled
 
     def forward(
@@ -155,23 +155,23 @@ class DETRHead(TransformerHead):
         """Predict a box and class logits per query.
 
         Args:
-            targets: in training alone: what noised queries are made from, if there is denoising.
+            targets: only in training, if there is denoising: the targets that noised queries are made from.
         Returns:
-            pred_logits: (B, Q, num_classes + 1), the last for no object.
+            pred_logits: (B, Q, num_classes + 1), the last class being "no object".
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
-            aux_outputs: the same two of each decoder layer but the last, first layer first.
-            denoising: with targets, the same three of the noised queries, see `QueryLayout`.
-            groups, one_to_many: in training, of further groups of queries, see there.
+            aux_outputs: the same two for each decoder layer but the last, first layer first.
+            denoising: with targets, the same three for the noised queries, see `QueryLayout`.
+            groups, one_to_many: in training, the same for further groups of queries, see `QueryLayout`.
         """
         noised = self.denoising(targets) if self.denoising.is_enabled and targets is not None else None
         return self.predict(self.transform(features[self.feature_name], padding_mask, noised))
 
     def decode(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Decoded:
-        """Return the decoded queries, before classes and boxes are predicted; arguments as of `forward`."""
+        """Return the decoded queries, before classes and boxes are predicted; arguments as in `forward`."""
         return self.transform(features[self.feature_name], padding_mask)
 
     def predict(self, decoded: Decoded) -> dict[str, Any]:
-        """Return classes and boxes of all layers as `forward` does."""
+        """Predict classes and boxes from all layers, returned as by `forward`."""
         logits, boxes = self.class_embed(decoded.states), self.bbox_embed(decoded.states).sigmoid()
         layers = [dict(pred_logits=l, pred_boxes=b) for l, b in zip(logits.unbind(), boxes.unbind())]
         return decoded.layout.outputs(layers)

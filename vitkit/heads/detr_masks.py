@@ -13,7 +13,7 @@ from vitkit.nn.padding import extend_edges, group_norm, zero_padding
 
 
 class BoxAttention(nn.Module):
-    """Attention weights of each query on the encoded map, per head; there are no values."""
+    """Computes attention weights of each query on the encoded map, per head; there are no values."""
 
     def __init__(self, d_model: int, num_heads: int):
         super().__init__()
@@ -46,13 +46,13 @@ class BoxAttention(nn.Module):
 
 
 class MaskConvHead(nn.Module):
-    """Convolutions from the attention of each query up to stride 4, to which the backbone's maps are added.
+    """Convolutions from the attention maps of each query up to stride 4, adding the backbone's maps on the way.
 
     Args:
-        channels: of the first map: the width of the transformer and one for each head.
-        context: width of the transformer; those of the layers are fractions of it.
-        feature_channels: of the backbone's maps, coarse to fine.
-        num_groups: of the group norms.
+        channels: channels of the first map: the transformer's width plus one for each head.
+        context: the transformer's width; the layers' channels are fractions of it.
+        feature_channels: channels of the backbone's maps, coarse to fine.
+        num_groups: number of groups in the group norms.
     Raises:
         ConfigError: the groups do not divide the channels.
     """
@@ -88,8 +88,8 @@ class MaskConvHead(nn.Module):
             image: (B, d_model, h, w), the projected map that the transformer read.
             attention: (B, Q, heads, h, w).
             features: the backbone's three finer maps, coarse to fine, each (B, channels, H, W).
-            padding_mask: (B, H', W') bool of the images, True = padding, which is kept out of the image; None: it
-                counts like the image, as in the original.
+            padding_mask: (B, H', W') bool at the size of the images, True = padding, which is kept from affecting the
+                image; None: padding is treated like the image, as in the original.
         Returns:
             (B, Q, H, W) logits at the finest map's size.
         """

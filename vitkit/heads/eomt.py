@@ -1,4 +1,4 @@
-"""What EoMT adds to a plain ViT: queries, and their classes and masks."""
+"""EoMT's additions to a plain ViT: queries, and layers that predict their classes and masks."""
 
 import math
 
@@ -10,7 +10,7 @@ from vitkit.nn.layers import Linear
 
 
 class ScaleBlock(nn.Module):
-    """Double the height and width of a map."""
+    """Doubles the height and width of a map."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -20,20 +20,21 @@ class ScaleBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, h, w) -> (B, C, 2 * h, 2 * w)."""
-        # Tokens make channels-last maps; with such weights a CPU upscales them in 0.87 of the time.
+        # Maps made from tokens are channels-last; with such weights a CPU upscales them in 0.87 of the time.
         weight = self.conv1.weight.contiguous(memory_format=torch.channels_last)
         x = self.conv2(F.gelu(F.conv_transpose2d(x, weight, self.conv1.bias, stride=2)))
         return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class EoMTHead(nn.Module):
-    """Queries that join the tokens of a ViT, and what becomes of both (Kerssies et al. 2025, section 3.2).
+    """The queries that join the tokens of a ViT, and predictions from both (Kerssies et al. 2025, section 3.2).
 
     Args:
         d_model: width of the ViT.
-        num_classes: without the no-object class.
-        num_queries: masks predicted per image.
-        patch_size: of the ViT, in pixels; masks have a quarter of the image's height and width for patches of 16.
+        num_classes: number of classes, without "no object".
+        num_queries: number of masks predicted per image.
+        patch_size: the ViT's patch size, in pixels; for patches of 16, masks have a quarter of the image's height and
+            width.
     """
 
     def __init__(self, d_model: int, num_classes: int, *, num_queries: int, patch_size: int):
@@ -53,8 +54,8 @@ class EoMTHead(nn.Module):
             x: (B, L, d_model), queries first and patches last.
             size: (h, w) of the patches.
         Returns:
-            pred_logits: (B, Q, num_classes + 1), the last for no object.
-            mask_embed, mask_features: (B, Q, d_model) and (B, d_model, H, W), whose product are the masks.
+            pred_logits: (B, Q, num_classes + 1), the last class being "no object".
+            mask_embed, mask_features: (B, Q, d_model) and (B, d_model, H, W), whose product is the masks.
         """
         queries = x[:, : self.query_embed.num_embeddings]
         patches = x[:, -math.prod(size) :].transpose(1, 2).unflatten(2, size)

@@ -24,7 +24,7 @@ from vitkit.structures import DetectionTarget, FeatureInfo
 
 
 class MaskedDecoderLayer(nn.Module):
-    """Cross-attention before self-attention, post-norm (Cheng et al. 2022, section 3.2)."""
+    """Decoder layer with cross-attention before self-attention, post-norm (Cheng et al. 2022, section 3.2)."""
 
     activation_checkpointing = False
 
@@ -49,15 +49,15 @@ class MaskedDecoderLayer(nn.Module):
         memory_bias: Tensor,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Attend to the memory, then to each other.
+        """Let the queries attend to the memory, then to each other.
 
         Args:
             x: (B, Q, d_model).
             memory: (B, S, d_model), the values of the cross-attention.
             memory_keys: (B, S, d_model), memory with its positions.
-            positions: (B or 1, Q, d_model) of `x`.
-            memory_bias: float, (B, 1, Q, S): where each query may look.
-            bias: of the self-attention, float, broadcastable to (B, heads, Q, Q).
+            positions: (B or 1, Q, d_model), the positions of `x`.
+            memory_bias: float, (B, 1, Q, S), which masks the locations that a query may not attend to.
+            bias: bias of the self-attention, float, broadcastable to (B, heads, Q, Q).
         """
         attended = self.cross_attn(x + positions, memory_keys, memory, bias=memory_bias)
         x = self.norm1(x + self.dropout(attended))
@@ -68,32 +68,35 @@ class MaskedDecoderLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Mask2FormerSettings(LayerSettings):
-    """A decoder with masked attention."""
+    """Settings of a decoder with masked attention."""
 
     dropout: float = 0.0
     d_model: int = 256
     num_decoder_layers: int = 9
-    """Each attends to one level, coarse to fine, in turn."""
+    """Number of layers; they attend to one level each, coarse to fine, in turn."""
     num_levels: int = 3
-    """How many of the coarsest maps are attended to."""
+    """Number of the coarsest maps that are attended to."""
     masked_attention: bool = True
-    """Queries attend within the masks predicted before; False: everywhere (the paper's table 4a)."""
+    """Whether queries attend only within the masks predicted before; False: everywhere (the paper's table 4a)."""
     learned_queries: bool = True
-    """What queries begin with is learned, and predicts masks before the first layer; False: it is zero (table 4b)."""
+    """Whether the queries' initial content is learned, and predicts masks before the first layer; False: zero (table
+    4b)."""
 
 
 @HEADS.register
 class Mask2FormerHead(nn.Module):
-    """Cheng et al. 2022, https://arxiv.org/abs/2112.01527.
+    """Mask2Former's head (Cheng et al. 2022, https://arxiv.org/abs/2112.01527).
 
     Args:
-        feature_info: of a pixel decoder's maps: "mask_features" first, then, fine to coarse, what queries attend to.
-        num_classes: without the no-object class.
-        num_queries: masks predicted per image.
+        feature_info: description of a pixel decoder's maps: "mask_features" first, then, fine to coarse, the maps to
+            attend to.
+        num_classes: number of classes, without "no object".
+        num_queries: number of masks predicted per image.
         denoising: see `MaskDenoisingSettings` (MP-Former).
         query_groups: further queries in training (Group DETR, H-DETR).
     Raises:
-        ConfigError: there is no map for masks, too few others, or none to attend to; or of queries in training.
+        ConfigError: there is no mask-feature map, too few others, or none to attend to; or the training queries are
+            invalid.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class Mask2FormerHead(nn.Module):
 
     @property
     def uses_targets(self) -> bool:
-        """Whether there is denoising."""
+        """Whether training adds denoising queries, which are made from the targets."""
         return self.denoising is not None
 
     def forward(
@@ -151,15 +154,16 @@ class Mask2FormerHead(nn.Module):
         """Predict class logits and a mask per query.
 
         Args:
-            targets: in training alone, with masks of the padded images: what known queries are made from, if there is
-                denoising.
+            targets: only in training, if there is denoising: the targets, with masks of the padded images, that known
+                queries
+                are made from.
         Returns:
-            pred_logits: (B, Q, num_classes + 1), the last for no object.
-            pred_masks: (B, Q, h, w) logits at the stride of the map for masks.
-            mask_embed: (B, Q, channels), and mask_features: (B, channels, h, w), whose product they are.
-            aux_outputs: the same of the queries themselves and of each decoder layer but the last, without pred_masks.
-            denoising: with targets, the same of the known queries, and of decoder layers alone; see `QueryLayout`.
-            groups, one_to_many: in training, of further groups of queries, see there.
+            pred_logits: (B, Q, num_classes + 1), the last class being "no object".
+            pred_masks: (B, Q, h, w) logits at the stride of the mask features.
+            mask_embed, mask_features: (B, Q, channels) and (B, channels, h, w), whose product is pred_masks.
+            aux_outputs: the same, without pred_masks, for the initial queries and each decoder layer but the last.
+            denoising: with targets, the same for the known queries, but only for decoder layers; see `QueryLayout`.
+            groups, one_to_many: in training, the same for further groups of queries, see `QueryLayout`.
         """
         mask_features = features["mask_features"]
         memories, keys, paddings, small_features = [], [], [], []
@@ -172,7 +176,7 @@ class Mask2FormerHead(nn.Module):
             memories.append(memory)
             keys.append(memory + positions.flatten(1, 2).to(x.dtype))
             paddings.append(padding)
-            # Resizing and the product with the queries commute, so the features are resized, once, and not every mask.
+            # Resizing and the product with the queries commute, so the features are resized once instead of every mask.
             small_features.append(
                 F.interpolate(mask_features, size=size, mode="bilinear", align_corners=False).detach()
             )
@@ -204,14 +208,14 @@ class Mask2FormerHead(nn.Module):
             layers.append(self._predict(x))
         outputs = layout.outputs(layers)
         if known is not None:
-            # Before the first layer a known query has seen its class alone, which says nothing of its mask.
+            # Before the first layer, a known query has only its class, which says nothing about its mask.
             outputs["denoising"]["aux_outputs"] = outputs["denoising"]["aux_outputs"][1:]
         if not self.settings.learned_queries:
             outputs["aux_outputs"] = outputs["aux_outputs"][1:]
         return with_masks(outputs, mask_features)
 
     def _queries(self, batch_size: int, known: KnownQueries | None) -> tuple[Tensor, Tensor]:
-        """Return content and positions of all rows, (B, L, d_model) each; known queries have no position."""
+        """Return content and positions of all queries, (B, L, d_model) each; known queries have no position."""
         learned = torch.cat((self.query_feat.weight, self.query_embed.weight), dim=1)
         content, positions = self.group_queries.before(learned).expand(batch_size, -1, -1).chunk(2, dim=-1)
         if known is None:
@@ -225,14 +229,14 @@ class Mask2FormerHead(nn.Module):
 
 
 def outside_masks(mask_embed: Tensor, small_features: Tensor) -> Tensor:
-    """Return the locations outside each query's mask, (B, Q, S) bool."""
+    """Return which locations are outside each query's mask, (B, Q, S) bool."""
     return mask_logits(mask_embed.detach(), small_features).flatten(2) < 0
 
 
 def hide_padding(outside: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Return the locations that each query may not attend to, (B, Q, S) bool: padding, and what is outside its mask.
+    """Return which locations each query may not attend to, (B, Q, S) bool: padding, and those outside its mask.
 
-    (`mask_bias` lets a query attend everywhere where that is all; here padding stays masked then.)
+    (`mask_bias` lets a query whose locations are all masked attend everywhere; here padding then stays masked.)
     """
     if padding_mask is None:
         return outside

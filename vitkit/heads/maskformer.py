@@ -1,4 +1,4 @@
-"""MaskFormer's head: DETR's transformer, whose queries become classes and masks."""
+"""MaskFormer's head: DETR's transformer, whose queries predict classes and masks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,15 +17,16 @@ from vitkit.structures import FeatureInfo
 
 @HEADS.register
 class MaskFormerHead(TransformerHead):
-    """Cheng et al. 2021, https://arxiv.org/abs/2107.06278. Reads the map for masks and the coarsest map.
+    """MaskFormer's head (Cheng et al. 2021, https://arxiv.org/abs/2107.06278), for mask features and the coarsest map.
 
     Args:
-        feature_info: of a pixel decoder's maps: "mask_features" first, then what the queries attend to.
-        num_classes: without the no-object class.
-        num_queries: masks predicted per image.
+        feature_info: description of a pixel decoder's maps: "mask_features" first, then those that the queries attend
+            to.
+        num_classes: number of classes, without "no object".
+        num_queries: number of masks predicted per image.
         query_groups: further queries in training (Group DETR, H-DETR).
     Raises:
-        ConfigError: there is no map for masks, or no other.
+        ConfigError: there is no mask-feature map, or no other map.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class MaskFormerHead(TransformerHead):
         """Predict class logits and a mask per query.
 
         Returns:
-            pred_logits: (B, Q, num_classes + 1), the last for no object.
-            pred_masks: (B, Q, h, w) logits at the stride of the map for masks.
-            mask_embed: (B, Q, channels), and mask_features: (B, channels, h, w), whose product they are.
-            aux_outputs: the same of each decoder layer but the last, first layer first; without pred_masks, as the
-                losses need only the masks that are matched, at a few points.
-            groups, one_to_many: in training, of further groups of queries, see `QueryLayout`.
+            pred_logits: (B, Q, num_classes + 1), the last class being "no object".
+            pred_masks: (B, Q, h, w) logits at the stride of the mask features.
+            mask_embed, mask_features: (B, Q, channels) and (B, channels, h, w), whose product is pred_masks.
+            aux_outputs: the same for each decoder layer but the last, first layer first; without pred_masks, as the
+                losses
+                only need the matched masks, at a few points.
+            groups, one_to_many: in training, the same for further groups of queries, see `QueryLayout`.
         """
         decoded = self.decode(features, padding_mask)
         layers = [
@@ -69,12 +71,13 @@ class MaskFormerHead(TransformerHead):
         return with_masks(decoded.layout.outputs(layers), features["mask_features"])
 
     def decode(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Decoded:
-        """Return the decoded queries, before classes and masks are predicted; arguments as of `forward`."""
+        """Return the decoded queries, before classes and masks are predicted; arguments as in `forward`."""
         return self.transform(self.input_proj(features[self.feature_name]), padding_mask)
 
 
 def with_masks(outputs: dict[str, Any], mask_features: Tensor) -> dict[str, Any]:
-    """Return outputs, as `QueryLayout` has told them apart, with both factors of all masks; and the usual masks."""
+    """Add the mask features to all groups of outputs separated by `QueryLayout`, and pred_masks to the usual
+    queries'."""
     parts = [outputs, *outputs.get("groups", ())]
     parts += [outputs[name] for name in ("denoising", "one_to_many") if name in outputs]
     for part in parts:
@@ -84,7 +87,7 @@ def with_masks(outputs: dict[str, Any], mask_features: Tensor) -> dict[str, Any]
 
 
 def check_pixel_decoder(owner: str, feature_info: Mapping[str, FeatureInfo], *, num_levels: int) -> None:
-    """Raise ConfigError unless there is a map for masks and `num_levels` others."""
+    """Raise ConfigError unless there is a mask-feature map and at least `num_levels` others."""
     names = list(feature_info)
     if "mask_features" not in names or len(names) - 1 < num_levels:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Heads that classify each pixel by itself, which mask classification is compared with."""
+"""Heads that classify each pixel independently, as baselines for mask classification."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +14,14 @@ from vitkit.structures import FeatureInfo
 
 @HEADS.register
 class PerPixelBaselineHead(nn.Module):
-    """A 1x1 convolution from the map for masks to classes (Cheng et al. 2021, section 4.2,
+    """A 1x1 convolution from mask features to classes (Cheng et al. 2021, section 4.2,
     https://arxiv.org/abs/2107.06278).
 
     Args:
-        feature_info: of a pixel decoder's maps.
-        num_classes: of the pixels.
+        feature_info: description of a pixel decoder's maps.
+        num_classes: number of classes of the pixels.
     Raises:
-        ConfigError: there is no map for masks.
+        ConfigError: there is no mask-feature map.
     """
 
     def __init__(self, feature_info: Mapping[str, FeatureInfo], num_classes: int):
@@ -42,14 +42,15 @@ class PerPixelBaselineHead(nn.Module):
 
 @HEADS.register
 class PerPixelBaselinePlusHead(MaskFormerHead):
-    """MaskFormer's decoder with a query for each class, whose mask holds the logits of that class (Cheng et al. 2021,
+    """MaskFormer's decoder with one query per class, whose mask is the map of logits of that class (Cheng et al. 2021,
     section 4.2, https://arxiv.org/abs/2107.06278).
 
     Args:
-        feature_info: of a pixel decoder's maps: "mask_features" first, then what the queries attend to.
-        num_classes: of the pixels.
+        feature_info: description of a pixel decoder's maps: "mask_features" first, then those that the queries attend
+            to.
+        num_classes: number of classes of the pixels.
     Raises:
-        ConfigError: there is no map for masks, or no other.
+        ConfigError: there is no mask-feature map, or no other map.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class PerPixelBaselinePlusHead(MaskFormerHead):
 
         Returns:
             pred_semantic: (B, num_classes, h, w) logits.
-            aux_outputs: the same of each decoder layer but the last, first layer first.
+            aux_outputs: the same for each decoder layer but the last, first layer first.
         """
         embeddings = self.mask_embed(self.decode(features, padding_mask).states)  # (L, B, num_classes, channels)
         *earlier, last = (dict(pred_semantic=mask_logits(x, features["mask_features"])) for x in embeddings)

@@ -1,4 +1,4 @@
-"""Between backbone and head: projections, pyramids."""
+"""Necks, between backbone and head: projections and pyramids."""
 
 from vitkit.necks.pixel_decoders import DeformablePixelDecoder, FPNPixelDecoder, TransformerPixelDecoder
 from vitkit.necks.projection import ChannelProjection

@@ -1,7 +1,7 @@
-"""Pixel decoders: a map for masks at the finest stride, and maps for the queries to attend to.
+"""Pixel decoders: mask features at the finest stride, and maps for the queries to attend to.
 
-With a padding mask, (B, H, W) bool of the images with True = padding, padding does not reach into an image; without one
-it counts like the image, as in the originals.
+With a padding mask, (B, H, W) bool at the size of the images with True = padding, padding does not affect an image;
+without one it is treated like the image, as in the originals.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from vitkit.registry import NECKS
 from vitkit.structures import FeatureInfo
 
 MASK_FEATURES = "mask_features"
-"""The name of the map whose product with a query's embedding is its mask."""
+"""Name of the map whose product with a query's embedding is the query's mask."""
 
 
 class ConvNorm(Conv2dNormActivation):
-    """Convolution without bias, group norm of 32 groups, ReLU if asked for."""
+    """Convolution without bias, group norm with 32 groups, and optionally ReLU."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, *, relu: bool):
         super().__init__(
@@ -51,7 +51,7 @@ class ConvNorm(Conv2dNormActivation):
 
 
 class MaskProjection(nn.Conv2d):
-    """The convolution to the map for masks, which may be resized bilinearly."""
+    """The convolution to the mask features, which are then resized bilinearly if needed."""
 
     def __init__(self, in_channels: int, out_channels: int, *, kernel_size: int):
         super().__init__(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
@@ -67,7 +67,7 @@ class TopDownPath(nn.Module):
     """A feature pyramid (Lin et al. 2017, https://arxiv.org/abs/1612.03144): coarse maps are added to finer ones.
 
     Args:
-        feature_info: of the maps to add to, fine to coarse.
+        feature_info: description of the maps to add to, fine to coarse.
         mode: how a coarse map is upsampled, "nearest" or "bilinear".
     """
 
@@ -80,13 +80,14 @@ class TopDownPath(nn.Module):
         self.output = nn.ModuleDict({name: ConvNorm(channels, channels, 3, relu=True) for name in feature_info})
 
     def forward(self, features: Mapping[str, Tensor], coarse: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Carry `coarse` (B, channels, h, w) down to the finest of the features."""
+        """Propagate `coarse` (B, channels, h, w) down to the finest of the features."""
         options = {} if self.mode == "nearest" else dict(align_corners=False)
-        for name in reversed(list(self.lateral.keys())):  # torch 2.6 compiles no list of the modules themselves
+        for name in reversed(list(self.lateral.keys())):  # torch 2.6 cannot compile iterating over the list of modules
             if self.mode == "bilinear":
                 coarse = extend_edges(coarse, padding_mask)
-            # At the finest stride these are the largest tensors of all: summed in place, and none kept for the layers
-            # after the one that reads it.
+            # At the finest stride these are the largest tensors of all, so they are added in place, and none is kept
+            # after the
+            # layer that reads it.
             x = self.lateral[name](features[name], padding_mask)
             x += F.interpolate(coarse, size=x.shape[-2:], mode=self.mode, **options)
             convolution, norm, relu = self.output[name]
@@ -101,10 +102,10 @@ class FPNPixelDecoder(nn.Module):
     """MaskFormer's pyramid (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
 
     Args:
-        feature_info: of the backbone's maps, fine to coarse.
-        out_channels: of the pyramid.
-        mask_channels: of the map for masks.
-    Returns of `forward`: "mask_features" at the finest stride, and the backbone's coarsest map for the queries.
+        feature_info: description of the backbone's maps, fine to coarse.
+        out_channels: channels of the pyramid.
+        mask_channels: channels of the mask features.
+    `forward` returns "mask_features" at the finest stride, and the backbone's coarsest map for the queries.
     """
 
     def __init__(self, feature_info: Mapping[str, FeatureInfo], out_channels: int, *, mask_channels: int = 256):
@@ -128,12 +129,12 @@ class FPNPixelDecoder(nn.Module):
 
 @NECKS.register
 class TransformerPixelDecoder(nn.Module):
-    """MaskFormer's pyramid over a transformer encoder on the coarsest map, as its COCO models have it.
+    """MaskFormer's pyramid over a transformer encoder on the coarsest map, as in its COCO models.
 
     Args:
         feature_info, out_channels, mask_channels: see `FPNPixelDecoder`.
-        num_layers, settings: of the encoder.
-    Returns of `forward`: as `FPNPixelDecoder`, but the coarsest map is the encoder's.
+        num_layers, settings: number of layers and settings of the encoder.
+    `forward` returns the same as `FPNPixelDecoder`, but the coarsest map is the encoder's.
     """
 
     def __init__(
@@ -177,17 +178,17 @@ class TransformerPixelDecoder(nn.Module):
 @NECKS.register
 class DeformablePixelDecoder(nn.Module):
     """Mask2Former's pixel decoder (Cheng et al. 2022, https://arxiv.org/abs/2112.01527): deformable attention over the
-    coarse maps, one pyramid step to the finest.
+    coarse maps, then one pyramid step to the finest.
 
-    Under autocast it computes in the lower precision, where the original keeps to float32; sampling locations stay in
-    float32.
+    Under autocast it computes in the lower precision, where the original stays in float32; sampling locations are
+    kept in float32.
 
     Args:
-        feature_info: of the backbone's maps, fine to coarse; the last `num_levels` are attended to.
-        out_channels: of the encoder and the pyramid.
-        mask_channels: of the map for masks.
-        num_layers, settings: of the encoder.
-    Returns of `forward`: "mask_features" at the finest stride, then the encoder's maps, fine to coarse.
+        feature_info: description of the backbone's maps, fine to coarse; the last `num_levels` are attended to.
+        out_channels: channels of the encoder and the pyramid.
+        mask_channels: channels of the mask features.
+        num_layers, settings: number of layers and settings of the encoder.
+    `forward` returns "mask_features" at the finest stride, then the encoder's maps, fine to coarse.
     Raises:
         ConfigError: the backbone has too few maps.
     """
@@ -206,14 +207,14 @@ class DeformablePixelDecoder(nn.Module):
         names = list(feature_info)
         if not 1 <= num_levels < len(names):
             arguments = dict(out_channels=out_channels, mask_channels=mask_channels, num_layers=num_layers)
-            arguments["num_levels"] = max(1, min(num_levels, 3))  # of the pyramid's four
+            arguments["num_levels"] = max(1, min(num_levels, 3))  # out of the pyramid's four
             pyramid = pyramid_in_front_of("DeformablePixelDecoder", **arguments, **dataclasses.asdict(settings))
             raise ConfigError(
                 f"DeformablePixelDecoder: num_levels={num_levels} needs that many coarse maps and a finer one, but the "
                 f"backbone gives {len(names)} ({', '.join(names)}). Set model.neck.num_levels or "
                 f"model.backbone.out_features; of a backbone with one map make several: {pyramid}"
             )
-        # Coarse to fine, as the original numbers its levels.
+        # Coarse to fine, in the order of the original's level numbers.
         self.levels = names[: -num_levels - 1 : -1]
         self.input_proj = nn.ModuleList(
             nn.Sequential(

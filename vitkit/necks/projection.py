@@ -1,4 +1,4 @@
-"""Projection of one feature map to the width of a transformer."""
+"""Projects feature maps to the width of a transformer."""
 
 from collections.abc import Mapping
 
@@ -11,12 +11,12 @@ from vitkit.structures import FeatureInfo
 
 @NECKS.register
 class ChannelProjection(nn.Module):
-    """A 1x1 convolution of the coarsest map (DETR), or of each map that is named.
+    """A 1x1 convolution of the coarsest map (DETR), or of each of the named maps.
 
     Args:
-        feature_info: of the backbone's maps, fine to coarse.
+        feature_info: description of the backbone's maps, fine to coarse.
         out_channels: channels of each output.
-        in_features: names of maps; the coarsest if None.
+        in_features: names of the maps to project; None: only the coarsest.
     Raises:
         ConfigError: the backbone has no map of that name.
     """
@@ -38,5 +38,5 @@ class ChannelProjection(nn.Module):
         )
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """name -> (B, channels, H, W) to name -> (B, out_channels, H, W). Padding cannot reach into an image."""
+        """name -> (B, channels, H, W) to name -> (B, out_channels, H, W). Padding cannot affect the image."""
         return {name: project(features[name]) for name, project in self.projections.items()}

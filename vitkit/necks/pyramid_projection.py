@@ -1,4 +1,4 @@
-"""Several feature maps at the width of a transformer, and coarser ones made from the last."""
+"""Projects several feature maps to the width of a transformer, and derives coarser ones from the last."""
 
 from collections.abc import Iterable, Mapping
 
@@ -15,15 +15,16 @@ from vitkit.structures import FeatureInfo
 class PyramidProjection(nn.Module):
     """Deformable DETR's levels (Zhu et al. 2021, section 4.1, https://arxiv.org/abs/2010.04159).
 
-    A 1x1 convolution of each map; then, up to `num_levels`, 3x3 convolutions of stride 2, the first on the raw coarsest
-    map, each next one on the level before. Every level has a group norm.
+    A 1x1 convolution of each map; then, up to `num_levels`, 3x3 convolutions with stride 2, the first on the
+    unprojected
+    coarsest map, each further one on the previous level. Every level has a group norm.
 
     Args:
-        feature_info: of the backbone's maps, fine to coarse.
+        feature_info: description of the backbone's maps, fine to coarse.
         out_channels: channels of each level.
-        in_features: names of maps, fine to coarse; all if None.
-        num_levels: at least as many as maps; as many if None.
-        num_groups: of the group norms.
+        in_features: names of the maps to use, fine to coarse; None: all.
+        num_levels: number of levels, at least the number of maps; None: the number of maps.
+        num_groups: number of groups in the group norms.
     Raises:
         ConfigError: the backbone has no map of that name, there are more maps than levels, or the groups do not divide
             the channels.
@@ -79,8 +80,9 @@ class PyramidProjection(nn.Module):
 
         Args:
             features: name -> (B, channels, H, W).
-            padding_mask: (B, H, W) bool of the images, True = padding, which is then kept out of convolutions and
-                norms; None: it counts like the image, as in the original.
+            padding_mask: (B, H, W) bool at the size of the images, True = padding, which then does not affect
+                convolutions
+                and norms; None: it is treated like the image, as in the original.
         Returns:
             name -> (B, out_channels, H, W), fine to coarse.
         """
@@ -97,7 +99,7 @@ class PyramidProjection(nn.Module):
 
 
 def free_name(stride: int, taken: Iterable[str]) -> str:
-    """Return res{log2 stride}, or the next number that is free: a dilated res5 has the stride of res4."""
+    """Return res{log2 stride}, or the next number that is not taken: a dilated res5 has the stride of res4."""
     number = stride.bit_length() - 1
     while f"res{number}" in taken:
         number += 1

@@ -1,4 +1,4 @@
-"""ViTDet's pyramid from a single map."""
+"""ViTDet's pyramid, made from a single map."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from vitkit.structures import FeatureInfo
 
 
 def pyramid_in_front_of(neck: str, **arguments: object) -> str:
-    """Return the override, to paste on a command line, that makes several levels of one map for a neck.
+    """Return the config override (for a command line) that puts a pyramid from a single map in front of a neck.
 
     Args:
-        neck: its registered name.
-        arguments: of the neck.
+        neck: the neck's registered name.
+        arguments: arguments of the neck.
     """
     parts = [f"type={neck!r}", *(f"{name}={value!r}" for name, value in arguments.items())]
     return f"\"model.neck=dict(type='SimpleFeaturePyramid', neck=dict({', '.join(parts)}))\""
@@ -37,18 +37,20 @@ class ConvNorm(nn.Conv2d):
 
 @NECKS.register
 class SimpleFeaturePyramid(nn.Module):
-    """Maps "res2" to "res5" (res{log2 stride}), each made from one map, so that a plain ViT serves heads that read
-    several levels (Li et al. 2022, section 3, https://arxiv.org/abs/2203.16527).
+    """Maps "res2" to "res5" (res{log2 stride}), each made from the same map, so that a plain ViT can be used with heads
+    that read several levels (Li et al. 2022, section 3, https://arxiv.org/abs/2203.16527).
 
-    Finer maps come by transposed convolutions, coarser ones by max pooling; a 1x1 and a 3x3 convolution follow, each
+    Finer maps are made by transposed convolutions, coarser ones by max pooling; a 1x1 and a 3x3 convolution follow,
+    each
     with a layer norm.
 
     Args:
-        feature_info: of the backbone's maps.
+        feature_info: description of the backbone's maps.
         out_channels: channels of each map.
-        in_feature: name of the map to start from; the coarsest if None. Its stride is a power of 2.
-        strides: of the maps, powers of 2.
-        neck: spec or module of a neck that reads these maps, such as a pixel decoder; None: they are the result.
+        in_feature: name of the map to start from, whose stride must be a power of 2; None: the coarsest.
+        strides: strides of the maps, powers of 2.
+        neck: spec or module of a neck that reads these maps, such as a pixel decoder; None: they are returned as they
+            are.
     Raises:
         ConfigError: the backbone has no map of that name, or a stride does not fit.
     """
@@ -97,15 +99,15 @@ class SimpleFeaturePyramid(nn.Module):
         self.feature_info = levels if neck is None else self.neck.feature_info
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the pyramid, or what `neck` makes of it.
+        """Return the pyramid, or the outputs of `neck` for it.
 
         Args:
             features: name -> (B, channels, h, w).
-            padding_mask: (B, H, W) bool, True = padding, zeroed before kernels that reach over an image's border;
-                None: it counts like the image.
+            padding_mask: (B, H, W) bool, True = padding, which is zeroed before kernels that extend beyond an image's
+                border; None: it is treated like the image.
         Returns:
-            name -> (B, out_channels, ceil(h * s), ceil(w * s)) with s = stride of the map / stride of the level; or
-            what `neck` makes of these.
+            name -> (B, out_channels, ceil(h * s), ceil(w * s)) with s = stride of the map / stride of the level; or the
+                outputs of `neck` for these.
         """
         x = zero_padding(features[self.in_feature], padding_mask)
         maps = {}
@@ -119,7 +121,8 @@ class SimpleFeaturePyramid(nn.Module):
 
 
 def _rescale(channels: int, stride: int, new_stride: int, out_channels: int) -> list[nn.Module]:
-    """Return the layers from a map of `stride` to one of `new_stride`; doubling the map's size halves its channels."""
+    """Return the layers from a map of `stride` to one of `new_stride`; each doubling of the size halves the
+    channels."""
     layers: list[nn.Module] = []
     while stride > new_stride:
         if layers:
@@ -127,7 +130,7 @@ def _rescale(channels: int, stride: int, new_stride: int, out_channels: int) -> 
         layers.append(nn.ConvTranspose2d(channels, channels // 2, kernel_size=2, stride=2))
         channels, stride = channels // 2, stride // 2
     if stride < new_stride:
-        # The last row or column of an odd map is pooled alone.
+        # If the map's size is odd, the last row or column is pooled by itself.
         layers += [
             nn.MaxPool2d(kernel_size=2, stride=2, ceil_mode=True) for _ in range(int(math.log2(new_stride // stride)))
         ]

@@ -1,1 +1,1 @@
-"""Layers."""
+"""Layers and building blocks of models."""

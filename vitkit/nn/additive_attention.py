@@ -1,8 +1,8 @@
-"""Alignment scores: how well a query fits each key, in the forms that have been compared in the literature.
+"""Alignment scores: how well a query fits each key, in the forms compared in the literature.
 
-A score is a module of two steps: `score.keys(x)` prepares the keys, once per sentence or picture, and
-`score(queries, keys)` compares queries with them, at every step of a decoder. Their softmax is
-`attention.attention_weights`; `AlignmentAttention` puts both together.
+A score is a module of two steps: `score.keys(x)` prepares the keys, once per sentence or image, and
+`score(queries, keys)` compares queries with them at every step of a decoder. The softmax of the scores is
+`attention.attention_weights`; `AlignmentAttention` combines both.
 """
 
 import torch
@@ -15,10 +15,10 @@ from vitkit.registry import nearest
 
 
 class AlignmentScore(nn.Module):
-    """The base of all scores: a dot product of queries and prepared keys."""
+    """Base of all scores: a dot product of queries and prepared keys."""
 
     def keys(self, keys: Tensor) -> Tensor:
-        """Prepare keys: (B, S, d_key) -> (B, S, ...), as `forward` takes them."""
+        """Prepare keys for `forward`: (B, S, d_key) -> (B, S, ...)."""
         return keys
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class AlignmentScore(nn.Module):
 
 
 class DotScore(AlignmentScore):
-    """q . k (Luong et al. 2015, https://arxiv.org/abs/1508.04025).
+    """The score q . k (Luong et al. 2015, https://arxiv.org/abs/1508.04025).
 
     Raises:
         ConfigError: queries and keys have different sizes.
@@ -56,7 +56,7 @@ class DotScore(AlignmentScore):
 
 
 class ScaledDotScore(DotScore):
-    """q . k / sqrt(d) (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
+    """The score q . k / sqrt(d) (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the score of each pair of a query and a key."""
@@ -64,9 +64,9 @@ class ScaledDotScore(DotScore):
 
 
 class CosineScore(DotScore):
-    """strength * cos(q, k) (Graves et al. 2014, section 3.3.1, https://arxiv.org/abs/1410.5401).
+    """The score strength * cos(q, k) (Graves et al. 2014, section 3.3.1, https://arxiv.org/abs/1410.5401).
 
-    The strength is learned, and starts at 10: the softmax of mere cosines could never choose one key among many.
+    The strength is learned, and starts at 10: the softmax of plain cosines could never select one key among many.
     """
 
     def __init__(self, d_query: int, d_key: int):
@@ -74,7 +74,7 @@ class CosineScore(DotScore):
         self.strength = nn.Parameter(torch.tensor(10.0))
 
     def keys(self, keys: Tensor) -> Tensor:
-        """Return what `compare` compares the queries with."""
+        """Return the normalised keys, for `compare`."""
         return F.normalize(keys, dim=-1)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -83,22 +83,22 @@ class CosineScore(DotScore):
 
 
 class GeneralScore(AlignmentScore):
-    """q W k, bilinear (Luong et al. 2015, https://arxiv.org/abs/1508.04025)."""
+    """The bilinear score q W k (Luong et al. 2015, https://arxiv.org/abs/1508.04025)."""
 
     def __init__(self, d_query: int, d_key: int):
         super().__init__()
         self.of_keys = nn.Linear(d_key, d_query, bias=False)
 
     def keys(self, keys: Tensor) -> Tensor:
-        """Return what `compare` compares the queries with."""
+        """Return the projected keys, for `compare`."""
         return self.of_keys(keys)
 
 
 class AdditiveScore(AlignmentScore):
-    """v . tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473).
+    """The score v . tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473).
 
     Args:
-        d_attention: channels of the sum; those of the queries if None.
+        d_attention: channels of the sum; None: those of the queries.
     """
 
     def __init__(self, d_query: int, d_key: int, d_attention: int | None = None):
@@ -109,7 +109,7 @@ class AdditiveScore(AlignmentScore):
         self.of_sums = nn.Linear(d_attention, 1, bias=False)
 
     def keys(self, keys: Tensor) -> Tensor:
-        """Return what `compare` compares the queries with."""
+        """Return the projected keys, for `compare`."""
         return self.of_keys(keys)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -128,10 +128,10 @@ SCORES = {
 
 
 class AlignmentAttention(nn.Module):
-    """Single-head attention by any alignment score.
+    """Single-head attention with any alignment score.
 
     Args:
-        score: one of `SCORES`.
+        score: a key of `SCORES`.
         d_query: channels of the queries.
         d_key: channels of the keys.
     Raises:
@@ -147,13 +147,13 @@ class AlignmentAttention(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, *, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend from queries to keys that are prepared already.
+        """Attend from queries to keys that are already prepared.
 
         Args:
             queries: (B, L, d_query).
             keys: the result of `self.score.keys`.
             values: (B, S, d_value).
-            padding_mask: (B, S) bool, True = padding, which gets no weight.
+            padding_mask: (B, S) bool, True = padding, which gets zero weight.
         Returns:
             the weighted values (B, L, d_value), and the weights (B, L, S) float32.
         """

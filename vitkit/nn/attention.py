@@ -1,4 +1,4 @@
-"""The attention core: every mechanism of the toolbox computes its weights or its output here.
+"""The core of attention: every mechanism in the toolbox computes its weights or its output here.
 
 Shapes: B batch, L queries, S keys, d channels per head. Masks are bool with True = masked.
 """
@@ -20,15 +20,16 @@ from vitkit.nn.layers import Linear
 def attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, dropout_p: float = 0.0, scale: float | None = None
 ) -> Tensor:
-    """Scaled dot-product attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762) by the fastest kernel.
+    """Compute scaled dot-product attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762) by the fastest
+    kernel.
 
     Args:
         q: (B, heads, L, d).
         k: (B, heads, S, d).
         v: (B, heads, S, d_v).
         bias: float, added to the scores; broadcastable to (B, heads, L, S). See `padding_bias`.
-        dropout_p: share of the weights to drop; the caller passes 0 in evaluation.
-        scale: factor of the scores; 1 / sqrt(d) if None.
+        dropout_p: fraction of the weights to drop; the caller passes 0 in evaluation.
+        scale: factor on the scores; None: 1 / sqrt(d).
     Returns:
         (B, heads, L, d_v).
     """
@@ -40,7 +41,7 @@ def attend(
 
 
 def padding_bias(padding_mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the bias that hides padded keys.
+    """Return the additive bias that masks padded keys.
 
     Args:
         padding_mask: (B, S) bool, True = padding.
@@ -51,7 +52,7 @@ def padding_bias(padding_mask: Tensor, dtype: torch.dtype = torch.float32) -> Te
 
 
 def mask_bias(masked: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the additive bias of a mask: 0 where a key is visible, very negative where it is masked.
+    """Return the additive bias for a mask: 0 where a key is visible, very negative where it is masked.
 
     A row with every key masked would softmax to nan, so it may attend everywhere.
 
@@ -59,17 +60,17 @@ def mask_bias(masked: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         masked: (..., S) bool, True = masked.
     """
     masked = masked & ~masked.all(dim=-1, keepdim=True)
-    # Finite, unlike -inf, and half the range, so that two such biases may be added and still give no nan.
+    # Finite, unlike -inf, and half the range, so that adding two such biases still gives no nan.
     return torch.zeros_like(masked, dtype=dtype).masked_fill_(masked, torch.finfo(dtype).min / 2)
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention between projections; batch first; state dicts of `nn.MultiheadAttention` load.
+    """Multi-head attention between projections; batch first; loads state dicts of `nn.MultiheadAttention`.
 
     Args:
         d_model: channels of queries, keys, values and output.
-        num_heads: a divisor of `d_model`.
-        dropout: share of attention weights dropped in training.
+        num_heads: number of heads, a divisor of `d_model`.
+        dropout: fraction of attention weights dropped in training.
     Raises:
         ConfigError: `num_heads` does not divide `d_model`.
     """
@@ -102,14 +103,15 @@ class MultiHeadAttention(nn.Module):
             queries: (B, L, d_model).
             keys: (B, S, d_model).
             values: (B, S, d_model).
-            bias: float, added to the scores; broadcastable to (B, heads, L, S). Layers that share a mask
-                compute its `padding_bias` once and pass it here.
+            bias: float, added to the scores; broadcastable to (B, heads, L, S). Layers that share a mask compute
+                `padding_bias` once and pass it here.
             padding_mask: (B, S) bool, True = padded key.
             attention_mask: bool, True = masked; (L, S) or (B, heads, L, S).
         Returns:
             (B, L, d_model).
         """
-        # Masks are joined before they become a bias: only together may they mask a whole row.
+        # Masks are combined before they become a bias, so that rows masked completely only by both together are
+        # recognised.
         if padding_mask is not None:
             padding_mask = padding_mask[:, None, None, :]
             attention_mask = padding_mask if attention_mask is None else padding_mask | attention_mask
@@ -122,7 +124,7 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(output.transpose(1, 2).flatten(2))
 
     def attend_on(self, x: Tensor, cache: KeyValueCache, *, bias: Tensor | None = None) -> Tensor:
-        """Attend from the next tokens of a sequence to those in the cache and themselves, and add them to the cache.
+        """Let new tokens of a sequence attend to the cached ones and to themselves, and append them to the cache.
 
         Args:
             x: (B, L, d_model), the tokens that follow the cached ones.
@@ -136,7 +138,7 @@ class MultiHeadAttention(nn.Module):
         return self._attend(q, k, v, bias)[0]
 
     def project_memory(self, memory: Tensor) -> Tensor:
-        """Project (B, S, d_model) to the keys and values of `attend_to`, (2, B, heads, S, d)."""
+        """Project a memory (B, S, d_model) to keys and values for `attend_to`, (2, B, heads, S, d)."""
         d_model = memory.shape[-1]
         keys_values = linear(memory, self.in_proj_weight[d_model:], self.in_proj_bias[d_model:])
         return self._heads(keys_values).contiguous()
@@ -144,15 +146,15 @@ class MultiHeadAttention(nn.Module):
     def attend_to(
         self, queries: Tensor, memory: Tensor, *, bias: Tensor | None = None, with_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend to keys and values that are projected already.
+        """Attend to keys and values that are already projected.
 
         Args:
             queries: (B, L, d_model).
             memory: (2, B, heads, S, d), from `project_memory`.
             bias: float, broadcastable to (B, heads, L, S).
-            with_weights: whether the second result is wanted.
+            with_weights: whether to return the weights.
         Returns:
-            (B, L, d_model), and the weights (B, heads, L, S).
+            (B, L, d_model), and the weights (B, heads, L, S) or None.
         """
         d_model = queries.shape[-1]
         q = linear(queries, self.in_proj_weight[:d_model], self.in_proj_bias[:d_model])
@@ -161,7 +163,7 @@ class MultiHeadAttention(nn.Module):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, with_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from projected queries (B, L, d_model) to keys and values (B, heads, S, d), as in evaluation."""
+        """Attend from projected queries (B, L, d_model) to keys and values (B, heads, S, d), without dropout."""
         q = q.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         output, weights = attend_explicit(q, k, v, bias) if with_weights else (attend(q, k, v, bias), None)
         return self.out_proj(output.transpose(1, 2).flatten(2)), weights
@@ -171,7 +173,7 @@ class MultiHeadAttention(nn.Module):
         return keys_values.unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
 
     def _project(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-        """q, k, v: (B, length, d_model); inputs that are the same tensor share one matrix product."""
+        """Project to q, k and v: (B, length, d_model); inputs that are the same tensor share one matrix product."""
         inputs = [queries, keys, values]
         groups = [[queries]]
         for x in inputs[1:]:
@@ -187,14 +189,14 @@ class MultiHeadAttention(nn.Module):
 
 
 class AttentionRecorder:
-    """Collect the attention weights of any model, unchanged, while the `with` block lasts.
+    """Records the attention weights of any model, leaving the model unchanged, inside a `with` block.
 
         with AttentionRecorder(model) as maps:
             model(images, padding_mask)
         maps["head.decoder.layers.5.cross_attn"][0]  # (B, heads, L, S) float32
 
-    `maps` has one list per calling module, under its dotted name, with one entry per call. Weights stay in the
-    autograd graph. Compiled models run uncompiled meanwhile.
+    `maps` has one list per calling module, under its dotted name, with one entry per call. The weights stay in the
+    autograd graph. Compiled models run uncompiled inside the block.
     """
 
     def __init__(self, model: nn.Module):
@@ -224,7 +226,7 @@ class AttentionRecorder:
             handle.remove()
 
     def add(self, weights: Tensor) -> None:
-        """Add the weights of a call. Attention outside the recorded model has no running module and is left out."""
+        """Add the weights of one call; attention outside the recorded model has no running module and is ignored."""
         if self._running:
             self.maps.setdefault(self._running[-1], []).append(weights)
 
@@ -236,12 +238,12 @@ _recorder: AttentionRecorder | None = None
 
 
 def recording() -> bool:
-    """Return whether an `AttentionRecorder` is at work."""
+    """Return whether an `AttentionRecorder` is active."""
     return _recorder is not None
 
 
 def record_weights(weights: Tensor) -> None:
-    """Show a running `AttentionRecorder` the weights of a mechanism that does not call `attend`.
+    """Pass the weights of a mechanism that does not call `attend` to the active `AttentionRecorder`.
 
     Args:
         weights: (B, heads, L, S).

@@ -1,7 +1,7 @@
 """Multi-scale deformable attention (Zhu et al. 2021, https://arxiv.org/abs/2010.04159) without a compiled extension.
 
-Shapes: B batch, L queries, S locations of all levels together. Sampling locations are (x, y) in 0..1 of a level's map,
-corner to corner; masks are bool with True = padding.
+Shapes: B batch, L queries, S locations on all levels together. Sampling locations are (x, y) in 0..1 of a level's map,
+from corner to corner; masks are bool with True = padding.
 """
 
 import math
@@ -18,13 +18,13 @@ from vitkit.nn.layers import Linear
 
 
 class MultiScaleDeformableAttention(nn.Module):
-    """Attention of each query to a few locations around its reference point on every level, at offsets it predicts.
+    """Attention of each query to a few locations per level around its reference point, at offsets that it predicts.
 
     Args:
         d_model: channels of queries, memory and output.
-        num_heads: a divisor of `d_model`.
-        num_levels: maps in the memory.
-        num_points: locations per head and level.
+        num_heads: number of heads, a divisor of `d_model`.
+        num_levels: number of maps in the memory.
+        num_points: number of locations per head and level.
     Raises:
         ConfigError: `num_heads` does not divide `d_model`.
     """
@@ -49,9 +49,10 @@ class MultiScaleDeformableAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start with equal weights at 1, 2, ... pixels from the reference point, each head in its own direction.
+        """Initialise with equal weights at 1, 2, ... pixels from the reference point, each head in a different
+        direction.
 
-        A model that initialises all its matrices in one way calls this again afterwards.
+        A model that initialises all its matrices in the same way has to call this again afterwards.
         """
         angles = torch.arange(self.num_heads, dtype=torch.float32) * (2 * math.pi / self.num_heads)
         directions = torch.stack((angles.cos(), angles.sin()), dim=-1)
@@ -80,14 +81,14 @@ class MultiScaleDeformableAttention(nn.Module):
 
         Args:
             queries: (B, L, d_model).
-            memory: (B, S, d_model), the levels one after the other.
+            memory: (B, S, d_model), the levels concatenated.
             reference_points: (B, L, levels, 2) as (x, y), or (B, L, levels, 4) as cxcywh, in 0..1 of each level's map.
-            shapes: (H, W) per level.
-            padding_mask: (B, S) bool, True = padding, which reads as 0.
+            shapes: (H, W) of each level.
+            padding_mask: (B, S) bool, True = padding, whose values count as 0.
         Returns:
             (B, L, d_model).
         Raises:
-            ValueError: the number of levels, locations or coordinates is not as above.
+            ValueError: the number of levels, locations or coordinates does not match the shapes above.
         """
         values = self.value_proj(memory)
         if padding_mask is not None:
@@ -103,7 +104,7 @@ class MultiScaleDeformableAttention(nn.Module):
     def _sampling_locations(
         self, queries: Tensor, reference_points: Tensor, shapes: Sequence[tuple[int, int]]
     ) -> Tensor:
-        """Return (B, L, heads, levels, points, 2), at least in float32."""
+        """Return the sampling locations, (B, L, heads, levels, points, 2), in float32 or higher precision."""
         if len(shapes) != self.num_levels or reference_points.shape[2] != self.num_levels:
             raise ValueError(
                 f"MultiScaleDeformableAttention: num_levels={self.num_levels}, but got {len(shapes)} shapes and "
@@ -114,7 +115,7 @@ class MultiScaleDeformableAttention(nn.Module):
         offsets = offsets.unflatten(-1, (self.num_heads, -1))
         centers = self._for_points(reference_points[..., :2])
         if reference_points.shape[-1] == 2:
-            # Filled one by one: an exported graph would keep what new_tensor makes of sizes as constants.
+            # Filled one by one: an exported graph would store sizes that were passed to new_tensor as constants.
             sides = [offsets.new_full((1,), side) for height, width in shapes for side in (width, height)]
             sizes = torch.cat(sides).view(-1, 2)
             locations = centers + offsets / self._for_points(sizes)
@@ -129,12 +130,13 @@ class MultiScaleDeformableAttention(nn.Module):
         return locations.unflatten(-1, (self.num_levels, self.num_points, 2))
 
     def _for_points(self, x: Tensor) -> Tensor:
-        """(..., levels, 2) -> (..., 1, levels * points * 2), as long rows take a fraction of the time."""
+        """Repeat (..., levels, 2) as (..., 1, levels * points * 2): operations on long rows are several times
+        faster."""
         return x[..., None, :, None, :].expand(*x.shape[:-2], 1, -1, self.num_points, -1).flatten(-3)
 
 
 class SamplingRecorder:
-    """Record where a model's deformable attention looks, and with what weights, within a `with` block.
+    """Records where a model's deformable attention looks, and with what weights, inside a `with` block.
 
         with SamplingRecorder(model) as samples:
             model(images, padding_mask)
@@ -142,7 +144,7 @@ class SamplingRecorder:
 
     `samples` has one list per `MultiScaleDeformableAttention`, under its dotted name, with one entry per call:
     locations (B, L, heads, levels, points, 2) and weights (B, L, heads, levels, points), both in the autograd graph.
-    Compiled models run uncompiled meanwhile.
+    Compiled models run uncompiled inside the block.
     """
 
     def __init__(self, model: nn.Module):

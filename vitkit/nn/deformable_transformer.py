@@ -1,7 +1,7 @@
 """Transformer layers on multi-scale deformable attention (Zhu et al. 2021, https://arxiv.org/abs/2010.04159).
 
-Reference points and boxes are relative to the un-padded image; `valid_ratios`, (B, levels, 2), is the share of each
-level's width and height that is not padding, and maps them to the padded maps. S counts the tokens of all levels.
+Reference points and boxes are relative to the un-padded image; `valid_ratios`, (B, levels, 2), is the fraction of each
+level's width and height that is not padding, and converts them to the padded maps. S counts the tokens of all levels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,30 +24,31 @@ from vitkit.ops.images import resize_mask
 
 @dataclass(frozen=True)
 class DeformableSettings(LayerSettings):
-    """Layers with multi-scale deformable attention."""
+    """Settings of layers with multi-scale deformable attention."""
 
     d_ffn: int = 1024
     num_points: int = 4
-    """Locations that each head samples on each level."""
+    """Number of locations that each head samples on each level."""
 
 
 @dataclass(frozen=True)
 class DecoderSettings(DeformableSettings):
-    """How a decoder's layers follow each other; what DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605) changes
-    is named by its sections."""
+    """Settings of a decoder's layers; the changes introduced by DINO (Zhang et al. 2022,
+    https://arxiv.org/abs/2203.03605) are marked by the sections of its paper."""
 
     refine_boxes: bool = False
-    """Iterative bounding box refinement: each layer's boxes are the next one's references."""
+    """Iterative bounding box refinement: the boxes of each layer are the references of the next one."""
     share_heads: bool = False
-    """All layers predict by the same heads, also where they refine boxes."""
+    """Whether all layers predict with the same heads, even if they refine boxes."""
     box_positions: bool = False
-    """The positions of queries are made from their boxes, anew for each layer (section 3.1); needs `refine_boxes`."""
+    """Whether the queries' positions are computed from their boxes for each layer (section 3.1); needs
+    `refine_boxes`."""
     look_forward_twice: bool = False
-    """The loss of a layer's boxes also trains the layer before it (section 3.5); needs `refine_boxes`."""
+    """Whether the loss of a layer's boxes also trains the previous layer (section 3.5); needs `refine_boxes`."""
     norm_outputs: bool = False
-    """Predictions are made from normalised outputs, refined boxes from the outputs as they are."""
+    """Whether predictions are made from normalised outputs; refined boxes are made from the unnormalised ones."""
     logit_eps: float = 1e-5
-    """Boxes nearer than this to 0 or 1 count as this near, so that their logits are finite."""
+    """Distance to 0 and 1 to which box coordinates are clamped, so that their logits are finite."""
 
 
 class Levels(NamedTuple):
@@ -56,13 +57,13 @@ class Levels(NamedTuple):
     tokens: Tensor
     """(B, S, d_model)."""
     positions: Tensor
-    """(B or 1, S, d_model), the level's embedding included."""
+    """(B or 1, S, d_model), including the level embedding."""
     shapes: list[tuple[int, int]]
     """(H, W) of each level."""
     padding_mask: Tensor | None
     """(B, S) bool, True = padding."""
     valid_ratios: Tensor
-    """(B or 1, levels, 2): width, height."""
+    """(B or 1, levels, 2): width and height."""
 
     def sizes(self) -> list[int]:
         """Return the number of tokens of each level."""
@@ -91,14 +92,14 @@ def flatten_levels(
     position_offset: float,
     temperature: float = 10000.0,
 ) -> Levels:
-    """Concatenate maps to one sequence, with their positions and padding.
+    """Concatenate maps into one sequence, with their positions and padding.
 
     Args:
         features: maps (B, d_model, H, W) in the order of the sequence.
         level_embed: (levels, d_model).
-        padding_mask: (B, H, W) bool of the images, True = padding.
-        position_offset: of `sine_positions_2d`; Deformable DETR has -0.5.
-        temperature: of `sine_positions_2d`.
+        padding_mask: (B, H, W) bool at the size of the images, True = padding.
+        position_offset: offset for `sine_positions_2d`; Deformable DETR uses -0.5.
+        temperature: temperature for `sine_positions_2d`.
     """
     maps = list(features.values())
     shapes = [(x.shape[-2], x.shape[-1]) for x in maps]
@@ -120,14 +121,16 @@ def flatten_levels(
 
 
 def _valid_ratio(mask: Tensor) -> Tensor:
-    """(B, H, W) bool -> (B, 2): the share of the width and height that is not padding, on the first row and column."""
-    # An image that is all padding counts as one pixel: no division by 0.
+    """Return the fraction of width and height without padding, by the first row and column: (B, H, W) bool -> (B,
+    2)."""
+    # An image that is all padding counts as one pixel, to avoid a division by 0.
     sides = (mask[:, 0, :], mask[:, :, 0])
     return torch.stack([(~side).float().mean(1).clamp(min=1 / side.shape[1]) for side in sides], dim=-1)
 
 
 def in_padded_maps(references: Tensor, valid_ratios: Tensor) -> Tensor:
-    """(B, L, 2 or 4) points or cxcywh boxes of the un-padded image -> (B, L, levels, 2 or 4) of each level's map."""
+    """Convert (B, L, 2 or 4) points or cxcywh boxes of the un-padded image to each level's map: (B, L, levels, 2 or
+    4)."""
     return references[:, :, None] * valid_ratios.repeat(1, 1, references.shape[-1] // 2)[:, None]
 
 
@@ -154,7 +157,7 @@ class DeformableEncoderLayer(nn.Module):
         shapes: Sequence[tuple[int, int]],
         padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Attend and transform.
+        """Apply attention and the feed-forward network.
 
         Args:
             x: (B, S, d_model).
@@ -170,14 +173,14 @@ class DeformableEncoderLayer(nn.Module):
 
 
 class DeformableEncoder(nn.Module):
-    """Encoder in which each token of each level attends around itself on all levels."""
+    """Encoder in which each token of each level attends to locations around itself on all levels."""
 
     def __init__(self, num_layers: int, d_model: int, num_levels: int, settings: DeformableSettings):
         super().__init__()
         self.layers = nn.ModuleList(DeformableEncoderLayer(d_model, num_levels, settings) for _ in range(num_layers))
 
     def forward(self, levels: Levels) -> Tensor:
-        """Encode the levels: (B, S, d_model)."""
+        """Return the encoded levels, (B, S, d_model)."""
         x = levels.tokens
         reference_points = in_padded_maps(levels.centers(), levels.valid_ratios).expand(x.shape[0], -1, -1, -1)
         for layer in self.layers:
@@ -219,17 +222,17 @@ class DeformableDecoderLayer(nn.Module):
         padding_mask: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Attend to the queries, then to the memory, and transform.
+        """Apply self-attention, cross-attention to the memory, and the feed-forward network.
 
         Args:
             x: (B, L, d_model).
             memory: (B, S, d_model).
             positions: (B or 1, L, d_model).
             reference_points: (B, L, levels, 2 or 4), see `in_padded_maps`.
-            padding_mask: (B, S) bool of the memory, True = padding.
-            bias: of the self-attention, float, broadcastable to (B, heads, L, L).
+            padding_mask: (B, S) bool, padding of the memory, True = padding.
+            bias: bias of the self-attention, float, broadcastable to (B, heads, L, L).
         """
-        # The norms are applied in this order, but the original counts them from the cross-attention on.
+        # The norms are applied in this order, but the original numbers them from the cross-attention on.
         qk = x + positions
         x = self.norm2(x + self.dropout(self.self_attn(qk, qk, x, bias=bias)))
         attended = self.cross_attn(
@@ -251,12 +254,12 @@ class DecodedLayer(NamedTuple):
 
 
 class DeformableDecoder(nn.Module):
-    """Decoder whose queries attend around their reference points, and predict boxes relative to them.
+    """Decoder whose queries attend to locations around their reference points, and predict boxes relative to them.
 
     Without `refine_boxes` all layers share one box head and the initial references.
 
     Raises:
-        ConfigError: an option needs another.
+        ConfigError: an option is set without another one that it needs.
     """
 
     def __init__(self, num_layers: int, d_model: int, num_levels: int, settings: DecoderSettings):
@@ -291,7 +294,7 @@ class DeformableDecoder(nn.Module):
             memory: (B, S, d_model), the encoded `levels`.
             references: (B, L, 2) points as (x, y) or (B, L, 4) boxes cxcywh, in 0..1 of the un-padded image.
             positions: (B, L, d_model); None with `box_positions`.
-            bias: of the self-attention, float, broadcastable to (B, heads, L, L).
+            bias: bias of the self-attention, float, broadcastable to (B, heads, L, L).
         """
         outputs: list[DecodedLayer] = []
         predicted_from = references
@@ -319,14 +322,14 @@ class DeformableDecoder(nn.Module):
         return outputs
 
     def _positions(self, reference_points: Tensor, x: Tensor) -> Tensor:
-        """Return the positions of boxes (B, L, levels, 4) of the padded maps, of which the finest counts."""
+        """Return the positions of boxes (B, L, levels, 4) in the padded maps; those of the first level are used."""
         cx, cy, width, height = reference_points[:, :, 0].unbind(-1)
-        boxes = torch.stack((cy, cx, width, height), dim=-1)  # as DINO's weights have it
+        boxes = torch.stack((cy, cx, width, height), dim=-1)  # in the order that DINO's weights expect
         return self.ref_point_head(sine_positions_boxes(boxes, x.shape[-1]).to(x.dtype))
 
 
 def init_deformable(*stacks: nn.Module) -> None:
-    """Initialise layers as the original does: Xavier's distribution, and deformable attention in its own way."""
+    """Initialise layers as the original does: by Xavier's distribution, but deformable attention by its own rule."""
     init_xavier(*stacks)
     for module in (module for stack in stacks for module in stack.modules()):
         if isinstance(module, MultiScaleDeformableAttention):
@@ -334,7 +337,7 @@ def init_deformable(*stacks: nn.Module) -> None:
 
 
 def box_head(d_model: int) -> MLP:
-    """Make a box head that, when initialised, predicts the reference itself."""
+    """Create a box head that initially predicts the reference itself."""
     head = MLP((d_model, d_model, d_model, 4))
     nn.init.zeros_(head.layers[-1].weight)
     nn.init.zeros_(head.layers[-1].bias)
@@ -342,11 +345,11 @@ def box_head(d_model: int) -> MLP:
 
 
 def boxes_around(references: Tensor, deltas: Tensor, *, eps: float = 1e-5) -> Tensor:
-    """Add deltas to reference points or boxes, in logits.
+    """Add deltas to reference points or boxes, in logit space.
 
     Args:
         references: (..., 2) points or (..., 4) boxes cxcywh in 0..1.
-        deltas: (..., 4), added to them before the sigmoid; of a point's box they give the size alone.
+        deltas: (..., 4), added before the sigmoid; for a reference point they alone determine the size.
         eps: see `inverse_sigmoid`.
     Returns:
         (..., 4) float32 cxcywh in 0..1.

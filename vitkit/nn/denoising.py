@@ -1,8 +1,9 @@
 """Known queries: noised targets that the decoder learns to restore (DN-DETR and DINO).
 
-DN-DETR (Li et al. 2022, https://arxiv.org/abs/2203.01305) turns the labels and boxes of the targets, with noise, into
-queries, whose answer is known without matching. DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605, section 3.3)
-adds to each copy a second one with so much noise that the answer is "no object".
+DN-DETR (Li et al. 2022, https://arxiv.org/abs/2203.01305) makes queries from the noised labels and boxes of the
+targets,
+so that they need no matching. DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605, section 3.3) adds to
+each copy a second one with so much noise that it has to be classified as "no object".
 """
 
 import itertools
@@ -21,43 +22,44 @@ from vitkit.ops.boxes import cxcywh_to_xyxy, inverse_sigmoid, xyxy_to_cxcywh
 from vitkit.structures import DetectionTarget
 
 EDGE = 1e-3
-"""Noised boxes keep about this distance to 0 and 1."""
+"""Noised boxes keep approximately this distance to 0 and 1."""
 
 
 @dataclass(frozen=True)
 class DenoisingSettings:
-    """How targets become queries in training."""
+    """How targets are turned into queries in training."""
 
     denoising_queries: int | None = None
-    """Copies of the targets, as many as fit into this number of queries where each image has as many targets as the one
-    with the most; at least one. None: no denoising."""
+    """Number of queries to fill with copies of the targets, counted by the image with the most targets; at least one
+    copy is
+    made. None: no denoising."""
     contrastive: bool = True
-    """Each copy has a second one beside it, with more noise, which shall be no object (DINO)."""
+    """Whether each copy is accompanied by one with more noise, which has to be classified as "no object" (DINO)."""
     label_noise: float = 0.5
-    """Half of this share of the labels is drawn anew."""
+    """Fraction of labels of which half is replaced by random ones."""
     box_noise: float = 1.0
-    """How far each corner of a box moves at most, in halves of its width and height; more by 1 for "no object"."""
+    """Maximum shift of a box's corners, in halves of its width and height; larger by 1 for "no object"."""
 
 
 class Noise(NamedTuple):
-    """The random numbers of K copied targets."""
+    """The random numbers for K copied targets."""
 
     label_chance: Tensor
-    """(K,) in 0..1; a label is replaced where it is below half of `label_noise`."""
+    """(K,) in 0..1; a label is replaced if this is below half of `label_noise`."""
     new_labels: Tensor
-    """(K,) int64."""
+    """(K,) int64, the replacement for each label."""
     signs: Tensor
-    """(K, 4) 1 or -1: the direction in which each coordinate of the corners moves."""
+    """(K, 4), 1 or -1: the direction in which each coordinate of the corners moves."""
     shares: Tensor
-    """(K, 4) in 0..1: how far."""
+    """(K, 4) in 0..1: how far it moves, as a fraction of the maximum."""
 
 
 class BoxDenoising(TrainingOnly):
-    """Make queries from noised labels and boxes.
+    """Makes queries from noised labels and boxes.
 
     Args:
-        num_classes: of the targets.
-        embeds_boxes: it has `positions` for a decoder that makes none from boxes.
+        num_classes: number of the targets' classes.
+        embeds_boxes: provide `positions`, for a decoder that does not compute them from boxes.
     Raises:
         ConfigError: there are no queries or no classes, or a kind of noise is out of range.
     """
@@ -80,7 +82,7 @@ class BoxDenoising(TrainingOnly):
                 f"model.head: label_noise={settings.label_noise}, box_noise={settings.box_noise}: expected 0 to 2, and "
                 "at least 0."
             )
-        # The row after the classes is in the original's weights, too; no query has it.
+        # The row after the classes exists in the original's weights, too; no query uses it.
         self.label_embed = nn.Embedding(num_classes + 1, d_model)
         if embeds_boxes:
             self.box_embed = MLP((2 * d_model, d_model, d_model))
@@ -94,12 +96,13 @@ class BoxDenoising(TrainingOnly):
         """Return the positions (B, P, d_model) of queries that start from boxes."""
         return self.box_embed(sine_positions_boxes(noised.boxes_cxcywh, noised.content.shape[-1]))
 
-    @torch.compiler.disable  # of another number of targets it would be compiled anew
+    @torch.compiler.disable  # a different number of targets would cause a recompilation
     def forward(self, targets: Sequence[DetectionTarget]) -> DenoisingQueries:
-        """Draw noise and make the queries of a batch.
+        """Draw noise and make the queries for a batch.
 
-        With m targets in the image that has the most, target j of an image is in row c * m + j of its copy c. Fewer
-        targets leave rows empty, which are queries like the others: zero content, a box in the middle.
+        With m the largest number of targets in an image, target j of an image is in row c * m + j of its copy c. Rows
+        without
+        a target are queries like the others, with zero content and a box in the middle.
         """
         device = self.label_embed.weight.device
         counts = [len(target["labels"]) for target in targets]
@@ -115,7 +118,7 @@ class BoxDenoising(TrainingOnly):
         labels = labels.where(noise.label_chance >= self.settings.label_noise / 2, noise.new_labels)
         boxes = noised_boxes(boxes, noise.signs * (noise.shares + negative) * self.settings.box_noise)
 
-        # A label out of range is for the matcher to report, which can name its image.
+        # Labels out of range are reported by the matcher, which can name the image.
         content = self.label_embed(labels.clamp(0, self.num_classes - 1))
         rows = copied_rows(counts, copies).to(device, non_blocking=True)
         shape = len(targets), copies * most
@@ -127,7 +130,7 @@ class BoxDenoising(TrainingOnly):
         )
 
     def draw(self, count: int, device: torch.device) -> Noise:
-        """Draw the random numbers of `count` copied targets."""
+        """Draw the random numbers for `count` copied targets."""
         return Noise(
             torch.rand(count, device=device),
             torch.randint(self.num_classes, (count,), device=device),
@@ -137,20 +140,20 @@ class BoxDenoising(TrainingOnly):
 
 
 def noised_boxes(boxes_cxcywh: Tensor, moves: Tensor) -> Tensor:
-    """Move the corners of boxes.
+    """Shift the corners of boxes.
 
     Args:
         boxes_cxcywh: (K, 4) in 0..1.
-        moves: (K, 4) of x0, y0, x1, y1, in halves of the width and height.
+        moves: (K, 4) shifts of x0, y0, x1, y1, in halves of the width and height.
     Returns:
-        (K, 4) cxcywh; corners stay in the image, and a box that would turn inside out gets the least size.
+        (K, 4) cxcywh; corners stay in the image, and a box that would be inverted gets the minimum size.
     """
     corners = cxcywh_to_xyxy(boxes_cxcywh) + moves * boxes_cxcywh[:, 2:].repeat(1, 2) / 2
     return inverse_sigmoid(xyxy_to_cxcywh(corners.clamp(0, 1)), eps=EDGE).sigmoid()
 
 
 def copied_rows(counts: Sequence[int], copies: int) -> Tensor:
-    """Return image and row of each copied target, (2, K): copy after copy, image after image."""
+    """Return the image and row of each copied target, (2, K), copy by copy and image by image."""
     most = max(counts)
     image = [i for i, count in enumerate(counts) for _ in range(count)] * copies
     row = [copy * most + j for copy, count in itertools.product(range(copies), counts) for j in range(count)]
@@ -158,7 +161,7 @@ def copied_rows(counts: Sequence[int], copies: int) -> Tensor:
 
 
 def known_rows(count: int, most: int, is_negative: Sequence[bool]) -> tuple[Tensor, Tensor]:
-    """Return the rows of an image that shall predict a target, and which."""
+    """Return the rows of an image that have to predict a target, and the index of that target."""
     positive = [copy for copy, negative in enumerate(is_negative) if not negative]
     row = [copy * most + j for copy in positive for j in range(count)]
     return torch.tensor(row, dtype=torch.int64), torch.arange(count).repeat(len(positive))

@@ -1,21 +1,22 @@
-"""A cache of the keys and values of the tokens that a decoder has written, so that each step computes only its own."""
+"""A cache of the keys and values of a decoder's previous tokens, so that each step only computes those of the new
+ones."""
 
 import torch
 from torch import Tensor
 
 
 class KeyValueCache:
-    """The keys and values of one layer for N rows, in a buffer that is written in place and doubled when it is full.
+    """The keys and values of one layer for N rows, in a buffer that is written in place and doubled when full.
 
     Args:
-        capacity: how many tokens there is room for at first.
+        capacity: initial number of tokens that fit.
     """
 
     def __init__(self, *, capacity: int = 32):
         self.length = 0
         self._capacity = capacity
         self._buffer: Tensor | None = None  # (N, capacity, C)
-        self._spare: Tensor | None = None  # where `select` writes to, with at least N rows
+        self._spare: Tensor | None = None  # buffer that `select` writes to, with at least N rows
 
     def append(self, keys_values: Tensor) -> Tensor:
         """Append L tokens.
@@ -23,7 +24,7 @@ class KeyValueCache:
         Args:
             keys_values: (N, L, C).
         Returns:
-            (N, length, C), those of all tokens; a view that is valid until the next call.
+            (N, length, C), the keys and values of all tokens, as a view that is valid until the next call.
         """
         end = self.length + keys_values.shape[1]
         if self._buffer is None or end > self._buffer.shape[1]:
@@ -33,10 +34,10 @@ class KeyValueCache:
         return self._buffer[:, :end]
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows: repeated, in another order, or fewer.
+        """Keep only these rows, which may be repeated, reordered, or fewer.
 
         Args:
-            rows: (M,) int64, of 0..N-1.
+            rows: (M,) int64, in 0..N-1.
         """
         if self._buffer is None:
             return

@@ -21,7 +21,7 @@ from vitkit.protocols import SupportsActivationCheckpointing
 
 
 def init_xavier(*modules: nn.Module) -> None:
-    """Draw all matrices and kernels, but no vector, from Xavier's uniform distribution."""
+    """Initialise all matrices and kernels, but not vectors, from Xavier's uniform distribution."""
     for module in modules:
         for parameter in module.parameters():
             if parameter.dim() > 1:
@@ -29,7 +29,7 @@ def init_xavier(*modules: nn.Module) -> None:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` by the processor's fastest matrix product."""
+    """`nn.Linear` with the processor's fastest matrix product."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
@@ -61,9 +61,9 @@ class FeedForward(nn.Module):
     """The two-layer network of a transformer layer, with an activation and dropout between.
 
     Args:
-        activation: "relu", as published; "gelu" or "silu", as some later models have.
+        activation: "relu", as published; "gelu" or "silu", as in some later models.
     Raises:
-        ConfigError: the activation is none of these.
+        ConfigError: the activation is unknown.
     """
 
     def __init__(self, d_model: int, d_ffn: int, *, dropout: float = 0.0, activation: str = "relu"):
@@ -83,13 +83,13 @@ class FeedForward(nn.Module):
         elif self.training and self.dropout:
             x = relu_dropout(x, self.dropout)
         else:
-            # In place, the gradient of `linear`'s view would be copied; what ReLU reads is not kept in either case.
+            # In place, the gradient of `linear`'s view would be copied; the input of ReLU is not stored in either case.
             x = F.relu(x) if x.requires_grad else F.relu_(x)
         return self.linear2(x)
 
 
 class TokenMLP(Mlp):
-    """The two-layer network of a block of a vision transformer, with GELU between."""
+    """The two-layer network in a block of a vision transformer, with GELU in between."""
 
     def __init__(self, d_model: int, d_hidden: int, d_out: int | None = None):
         super().__init__(d_model, d_hidden, d_out)
@@ -103,7 +103,7 @@ class TokenMLP(Mlp):
 class SwiGLU(nn.Module):
     """The gated two-layer network of large vision transformers (Shazeer 2020, https://arxiv.org/abs/2002.05202).
 
-    `fc1` makes the gate, then what it lets pass. DINOv2's and DINOv3's names, and timm's separate layers, load.
+    `fc1` computes the gate, then the values. The names of DINOv2 and DINOv3, and timm's separate layers, can be loaded.
     """
 
     def __init__(self, d_model: int, d_hidden: int):
@@ -116,7 +116,7 @@ class SwiGLU(nn.Module):
         return self.fc2(F.silu(gate) * value)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Join gate and value, and take the originals' names."""
+        """Concatenate gate and value, and rename the originals' entries."""
         for leaf in ("weight", "bias"):
             for gate, value in (("fc1_g", "fc1_x"), ("w1", "w2")):
                 if f"{prefix}{gate}.{leaf}" in state:
@@ -140,7 +140,7 @@ class LayerScale(nn.Module):
 
 
 def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> int:
-    """Let the blocks of a model free their activations and recompute them in the backward pass.
+    """Make the blocks of a model discard their activations and recompute them in the backward pass.
 
     A block takes part if its class has the attribute `activation_checkpointing = False` and its owner calls it through
     `checkpoint_block`.
@@ -160,7 +160,7 @@ def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> i
 
 
 def checkpoint_block(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Return `block(...)`, its activations recomputed in the backward pass where that is enabled."""
+    """Return `block(...)`, recomputing its activations in the backward pass if that is enabled."""
     if not (block.activation_checkpointing and block.training):
         return block(*args, **kwargs)
     if torch.compiler.is_compiling():
@@ -170,13 +170,13 @@ def checkpoint_block(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _checkpoint_contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
-    """Return the contexts of a block's forward pass and of its recomputation."""
+    """Return the contexts for a block's forward pass and for its recomputation."""
     return nullcontext(), _keep_statistics(block)
 
 
 @contextmanager
 def _keep_statistics(block: nn.Module) -> Iterator[None]:
-    """Keep batch norms from counting a batch a second time when it is recomputed."""
+    """Keep batch norms from counting a batch twice when it is recomputed."""
     norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     before = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
     for norm in norms:

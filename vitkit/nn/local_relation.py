@@ -1,4 +1,4 @@
-"""The local relation layer (Hu et al. 2019, https://arxiv.org/abs/1904.11491): a weighted mean of each window."""
+"""The local relation layer (Hu et al. 2019, https://arxiv.org/abs/1904.11491): a weighted mean over each window."""
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,10 @@ def local_relation(
     scale: float = 1.0,
     similarity: str = "product",
 ) -> Tensor:
-    """`vitkit.kernels.local_relation`, whose arguments it checks; an `AttentionRecorder` sees the weights.
+    """Call `vitkit.kernels.local_relation` with checked arguments, and pass the weights to an active
+    `AttentionRecorder`.
 
-    Those are (B, G, h * w, k * k).
+    The weights are (B, G, h * w, k * k).
 
     Raises:
         ConfigError: the similarity is unknown, or a shape does not fit the others.
@@ -59,12 +60,12 @@ def _check(query: Tensor, key: Tensor, value: Tensor, prior: Tensor, stride: int
 
 
 class GeometryPrior(nn.Module):
-    """A small network from relative positions to a score of each: what the layer expects where, before it looks.
+    """A small network from relative positions to scores, which add to the weights independently of the content.
 
     Args:
-        num_groups: scores per position.
-        kernel_size: side of the window. The network has the same parameters for any.
-        dilation: distance of the window's locations.
+        num_groups: number of scores per position.
+        kernel_size: side of the window. The number of the network's parameters does not depend on it.
+        dilation: distance between neighbouring locations of the window.
     """
 
     positions: Tensor
@@ -82,7 +83,7 @@ class GeometryPrior(nn.Module):
 
 
 class NoPrior(nn.Module):
-    """Zeros in place of the geometry prior: appearance alone decides."""
+    """Zeros in place of the geometry prior, so that weights depend on content alone."""
 
     zeros: Tensor
 
@@ -96,19 +97,19 @@ class NoPrior(nn.Module):
 
 
 class LocalRelation(nn.Module):
-    """The local relation layer, which stands where a network would have a k x k convolution.
+    """The local relation layer, a replacement for a k x k convolution.
 
     Queries and keys have one channel per group; the values are the input itself, and a 1x1 convolution mixes the
     channels of the output.
 
     Args:
-        channels: of input and output.
+        channels: number of input and output channels.
         kernel_size: side of the window; odd.
-        channels_per_weight: m, how many neighbouring channels share a weight. The last group may have fewer.
-        stride: of outputs on the map.
-        dilation: distance of the window's locations.
+        channels_per_weight: m, the number of neighbouring channels that share a weight. The last group may have fewer.
+        stride: distance between outputs on the map.
+        dilation: distance between neighbouring locations of the window.
         similarity: one of `SIMILARITIES`.
-        geometry_prior: whether weights depend on where a location lies in the window (the paper's table 4).
+        geometry_prior: whether weights depend on a location's position in the window (the paper's table 4).
     Raises:
         ConfigError: a size is impossible, or the similarity is unknown.
     """

@@ -1,8 +1,9 @@
 """Known queries for masked attention: noised labels and masks of the targets (MP-Former).
 
 MP-Former (Zhang et al. 2023, https://arxiv.org/abs/2303.07336) makes queries from embeddings of the targets' classes
-and lets each decoder layer attend within the targets' masks, in place of the masks that it predicted before. What they
-shall predict is known without matching. Some labels are replaced, and some points of the masks flipped.
+and lets each decoder layer attend within the targets' masks, instead of the masks that it predicted before. They need
+no
+matching, as their targets are known. Labels are replaced at random, and points of the masks flipped.
 """
 
 from collections.abc import Sequence
@@ -20,35 +21,37 @@ from vitkit.structures import DetectionTarget
 
 @dataclass(frozen=True)
 class MaskDenoisingSettings:
-    """How targets become queries in training."""
+    """How targets are turned into queries in training."""
 
     denoising_queries: int | None = None
-    """Copies of the targets, as many as fit into this number of queries where each image has as many targets as the one
-    with the most; at least one. None: no denoising."""
+    """Number of queries to fill with copies of the targets, counted by the image with the most targets; at least one
+    copy is
+    made. None: no denoising."""
     label_flips: float = 0.2
-    """The share of labels that are drawn anew."""
+    """Fraction of labels that are replaced by random ones."""
     mask_flips: float = 0.2
-    """Points that are flipped in a mask, on average, as a share of the points in it. They lie anywhere in the image."""
+    """Average number of flipped points per mask, relative to the number of points in it; they can be anywhere in the
+    image."""
 
 
 @dataclass(frozen=True)
 class PilotQueries(KnownQueries):
-    """Known queries with the masks that they attend in."""
+    """Known queries with the masks within which they attend."""
 
     masks: Sequence[Tensor]
-    """Of each level, (B, P, h, w) bool; empty in rows that only fill up."""
+    """For each level, (B, P, h, w) bool; empty for padding rows."""
     mask_flips: float
 
     def outside(self, level: int) -> Tensor:
-        """Return where a layer may not attend, (B, P, h, w) bool, with noise that is drawn anew."""
+        """Return where a layer may not attend, (B, P, h, w) bool, with newly drawn noise."""
         return ~flip_points(self.masks[level], self.mask_flips)
 
 
 class MaskDenoising(TrainingOnly):
-    """Make queries from noised labels and masks.
+    """Makes queries from noised labels and masks.
 
     Args:
-        num_classes: of the targets.
+        num_classes: number of the targets' classes.
     Raises:
         ConfigError: there are no queries or no classes, or a kind of noise is out of range.
     """
@@ -68,15 +71,15 @@ class MaskDenoising(TrainingOnly):
         self.num_classes = num_classes
         self.label_embed = nn.Embedding(num_classes, d_model)
 
-    @torch.compiler.disable  # of another number of targets it would be compiled anew
+    @torch.compiler.disable  # a different number of targets would cause a recompilation
     def forward(self, targets: Sequence[DetectionTarget], sizes: Sequence[tuple[int, int]]) -> PilotQueries:
-        """Draw noise and make the queries of a batch.
+        """Draw noise and make the queries for a batch.
 
-        With m targets in the image that has the most, target j of an image is in row c * m + j of its copy c.
+        With m the largest number of targets in an image, target j of an image is in row c * m + j of its copy c.
 
         Args:
-            targets: with labels, and masks (N, H, W) of the padded images.
-            sizes: of the maps that layers attend to.
+            targets: targets with labels, and masks (N, H, W) of the padded images.
+            sizes: sizes of the maps that layers attend to.
         """
         counts = [len(target["labels"]) for target in targets]
         most = max(counts)
@@ -96,12 +99,12 @@ class MaskDenoising(TrainingOnly):
     def _noised(self, labels: Tensor) -> Tensor:
         flipped = torch.rand(len(labels), device=labels.device) < self.settings.label_flips
         new = torch.randint(self.num_classes, (len(labels),), device=labels.device)
-        # A label out of range is for the matcher to report, which can name its image.
+        # Labels out of range are reported by the matcher, which can name the image.
         return new.where(flipped, labels.clamp(0, self.num_classes - 1))
 
 
 def resized_masks(targets: Sequence[DetectionTarget], most: int, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Return the targets' masks in each size, (B, most, *size) bool, resized as predicted masks are."""
+    """Return the targets' masks in each size, (B, most, *size) bool, resized in the same way as predicted masks."""
     by_image = [
         [F.pad(resize(target["masks"], size), (0, 0, 0, 0, 0, most - len(target["masks"]))) for size in sizes]
         for target in targets
@@ -117,7 +120,7 @@ def resize(masks: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def flip_points(masks: Tensor, share: float) -> Tensor:
-    """Flip random points of masks (..., h, w), on average `share` times as many as are in the mask."""
+    """Flip random points of masks (..., h, w), on average `share` times as many as there are in the mask."""
     inside = masks.sum((-2, -1), keepdim=True)
     chance = share * inside / (masks.shape[-2] * masks.shape[-1])
     return masks ^ (torch.rand(masks.shape, device=masks.device) < chance)

@@ -1,4 +1,5 @@
-"""Non-local blocks (Wang et al. 2018, https://arxiv.org/abs/1711.07971): every location of a map or clip sees all."""
+"""Non-local blocks (Wang et al. 2018, https://arxiv.org/abs/1711.07971): each location of a map or clip sees all
+others."""
 
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from vitkit.nn.attention import attend, mask_bias, record_weights
 from vitkit.registry import nearest
 
 PAIRWISE = ("gaussian", "embedded_gaussian", "dot_product", "concatenation")
-"""The paper's four functions of two locations (its equations 2 to 5)."""
+"""The paper's four pairwise functions of locations (its equations 2 to 5)."""
 
 _CONVS = {2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -19,22 +20,24 @@ _POOLS = {2: F.max_pool2d, 3: F.max_pool3d}
 
 
 class NonLocalBlock(nn.Module):
-    """x + norm(W y), where y of a location is the mean of g over all locations, weighted by a function of both.
+    """x + norm(W y), where y at each location is the mean of g over all locations, weighted by a function of both
+    locations.
 
-    The norm's scale starts at zero, so that the block starts as the identity and may be put into a trained network.
-    State dicts of SlowFast's blocks fit, whose "softmax" is "embedded_gaussian".
+    The norm's scale starts at zero, so that the block is initially the identity and can be inserted into a trained
+    network.
+    State dicts of SlowFast's blocks can be loaded; its "softmax" is "embedded_gaussian".
 
     Args:
-        channels: of input and output.
-        inner_channels: of queries, keys and values; half of `channels` if None.
+        channels: number of input and output channels.
+        inner_channels: channels of queries, keys and values; None: half of `channels`.
         pairwise: one of `PAIRWISE`. The Gaussian ones are softmaxes over the locations; the others are divided by
             the number of locations. "gaussian" compares the inputs themselves.
-        scaled: divides the Gaussian ones' scores by the square root of the number of compared channels, as SlowFast
-            does; the paper does not.
-        pool: sizes of the max pooling of what keys and values are made from, one per axis; None for none.
+        scaled: divide the scores of the Gaussian functions by the square root of the number of compared channels, as
+            SlowFast does; the paper does not.
+        pool: window sizes of the max pooling applied before keys and values, one per axis; None for no pooling.
         axes: 2 for maps, 3 for clips.
     Raises:
-        ConfigError: an argument is impossible.
+        ConfigError: an argument is invalid.
     """
 
     activation_checkpointing = False
@@ -77,13 +80,13 @@ class NonLocalBlock(nn.Module):
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Add to each location what it sees of all others.
+        """Add to each location the weighted mean over all locations.
 
         Args:
             x: (B, channels, [T,] H, W).
-            padding: (B, 1, [T,] H, W) bool, True = padding, which no location sees and which comes out zero; or None.
+            padding: (B, 1, [T,] H, W) bool, True = padding, which is masked as a key and zero in the output; or None.
         Returns:
-            as `x`.
+            a tensor of the same shape as `x`.
         """
         pooled = self._pooled(x)
         q = _tokens(x if self.pairwise == "gaussian" else self.conv_theta(x))
@@ -98,7 +101,7 @@ class NonLocalBlock(nn.Module):
         return x if padding is None else x.masked_fill(padding, 0.0)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, masked: Tensor | None) -> Tensor:
-        """Return y, (B, 1, locations, inner_channels); `masked` (B, 1, locations) bool, True = not to be seen."""
+        """Return y, (B, 1, locations, inner_channels); `masked` is (B, 1, locations) bool, True = masked."""
         if "gaussian" in self.pairwise:
             bias = None if masked is None else mask_bias(masked[:, :, None], q.dtype)
             return attend(q, k, v, bias, scale=None if self.scaled else 1.0)
@@ -115,7 +118,7 @@ class NonLocalBlock(nn.Module):
         return weights.to(v.dtype) @ v
 
     def _pooled(self, x: Tensor, *, lowest: bool = False) -> Tensor:
-        """Return `x` after max or min pooling; an axis that is shorter than its window becomes one location."""
+        """Return `x` after max or min pooling; an axis that is shorter than its window is pooled to one location."""
         if self.pool is None:
             return x
         size = [min(window, length) for window, length in zip(self.pool, x.shape[2:])]
@@ -123,7 +126,7 @@ class NonLocalBlock(nn.Module):
         return -pool(-x, size) if lowest else pool(x, size)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Reshape a clip's 1x1x1 kernels for a map's block, or the reverse, in place."""
+        """Reshape the 1x1x1 kernels of a clip's block for a map's block, or the reverse, in place."""
         for name in ("conv_theta", "conv_phi", "conv_g", "conv_out"):
             key = f"{prefix}{name}.weight"
             if key in state and state[key].shape[2:].numel() == 1:
@@ -131,5 +134,5 @@ class NonLocalBlock(nn.Module):
 
 
 def _tokens(x: Tensor) -> Tensor:
-    """(B, C, ...) -> (B, 1, locations, C), the tokens of one head."""
+    """Flatten to the tokens of one head: (B, C, ...) -> (B, 1, locations, C)."""
     return x.flatten(2).transpose(1, 2)[:, None]

@@ -1,7 +1,7 @@
-"""What keeps padding out of an image in convolutions, norms and resizing.
+"""Keeps padding from affecting an image in convolutions, norms and resizing.
 
 Maps are (B, C, H, W). A padding mask is (B, H', W') bool of any size, True = padding, which is resized to the map's;
-with None everything counts, as in the original models.
+with None, padding is treated like the image, as in the original models.
 """
 
 import torch
@@ -11,12 +11,12 @@ from vitkit.ops.images import resize_mask
 
 
 def zero_padding(x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Zero the padding, before a kernel that reaches over an image's border reads it."""
+    """Set padding to zero, before a kernel that extends beyond an image's border reads it."""
     return x if padding_mask is None else x.masked_fill(resize_mask(padding_mask, x.shape[-2:])[:, None], 0)
 
 
 def group_norm(x: Tensor, padding_mask: Tensor | None, norm: nn.GroupNorm) -> Tensor:
-    """`norm(x)`, with the statistics of the locations that are no padding."""
+    """Return `norm(x)`, with statistics computed only over locations that are not padding."""
     if padding_mask is None:
         return norm(x)
     padding = resize_mask(padding_mask, x.shape[-2:])[:, None, None]  # (B, 1, 1, H, W)
@@ -30,7 +30,7 @@ def group_norm(x: Tensor, padding_mask: Tensor | None, norm: nn.GroupNorm) -> Te
 
 
 def extend_edges(x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Repeat an image's last row and column in its padding, which bilinear resizing then reads as it would a border."""
+    """Repeat an image's last row and column in its padding, so that bilinear resizing treats it like a border."""
     if padding_mask is None:
         return x
     padding = resize_mask(padding_mask, x.shape[-2:])

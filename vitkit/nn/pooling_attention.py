@@ -1,7 +1,7 @@
 """Pooling attention (Fan et al. 2021, https://arxiv.org/abs/2104.11227; Li et al. 2022, https://arxiv.org/abs/2112.01526).
 
-Shapes: B batch, L queries and S keys after pooling, d channels per head. `size` is a map's, (H, W), or a clip's,
-(T, H, W); a class token, where there is one, precedes its tokens and is never pooled.
+Shapes: B batch, L queries and S keys after pooling, d channels per head. `size` is that of a map, (H, W), or a clip,
+(T, H, W); a class token, if there is one, comes before the other tokens and is never pooled.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ Size = tuple[int, ...]
 
 
 def make_pool(kind: str, channels: int, kernel: Sequence[int], stride: Sequence[int]) -> nn.Module | None:
-    """Make the layer that pools each channel of a map to ceil(size / stride); None where it would change nothing.
+    """Create a layer that pools each channel of a map to ceil(size / stride), or return None if it would change
+    nothing.
 
     Raises:
         ConfigError: the kind is not in `POOLS`, or a kernel is even.
@@ -44,13 +45,13 @@ def make_pool(kind: str, channels: int, kernel: Sequence[int], stride: Sequence[
 
 
 def pool_tokens(x: Tensor, size: Size, pool: nn.Module | None, *, class_token: bool) -> tuple[Tensor, Size]:
-    """Pool the tokens of a map, given as a sequence.
+    """Pool the tokens of a map that is stored as a sequence.
 
     Args:
         x: (..., [1 +] tokens, C).
-        size: of the map.
-        pool: a pooling layer; None for none.
-        class_token: the sequence begins with one, which is not pooled.
+        size: size of the map.
+        pool: a pooling layer; None for no pooling.
+        class_token: whether the sequence begins with a class token, which is not pooled.
     Returns:
         (..., [1 +] pooled tokens, C), and the pooled map's size.
     """
@@ -70,9 +71,9 @@ class Pooling:
 
     Attributes:
         kind: "conv" (one kernel per channel, shared by the heads, then a norm), "max" or "avg".
-        q_kernel, q_stride: of the queries, along each axis.
-        kv_kernel, kv_stride: of keys and values.
-        residual: adds the pooled queries to the output (residual pooling).
+        q_kernel, q_stride: kernel and stride for the queries, along each axis.
+        kv_kernel, kv_stride: kernel and stride for keys and values.
+        residual: whether the pooled queries are added to the output (residual pooling).
     """
 
     kind: str = "conv"
@@ -84,20 +85,21 @@ class Pooling:
 
 
 class PoolingAttention(nn.Module):
-    """Attention over a map whose queries, keys and values are pooled, each head by itself.
+    """Attention over a map whose queries, keys and values are pooled, separately for each head.
 
     Args:
-        in_channels: of the input.
-        out_channels: of queries, keys, values and output.
-        num_heads: a divisor of `out_channels`.
-        pooling: kernels and strides.
-        positions: adds relative positions, decomposed; the length of the longer of queries and keys along each axis.
-            The tables `rel_pos_t` (of clips), `rel_pos_h` and `rel_pos_w` are resized for other maps. None for none.
-        class_token: the sequences begin with one.
+        in_channels: number of input channels.
+        out_channels: channels of queries, keys, values and output.
+        num_heads: number of heads, a divisor of `out_channels`.
+        pooling: how queries, keys and values are pooled.
+        positions: for decomposed relative positions, the length of the longer of queries and keys along each axis; None
+            for no positions. The tables `rel_pos_t` (for clips), `rel_pos_h` and `rel_pos_w` are resized for other
+            maps.
+        class_token: whether the sequences begin with a class token.
         window: side of the windows that attention is restricted to, in tokens of the input map, which is padded
-            with zeros that are attended to; None for the full map.
+            with zeros that are attended to; None: attend over the full map.
     Raises:
-        ConfigError: heads do not divide the channels, or strides the window.
+        ConfigError: the heads do not divide the channels, or the strides do not divide the window.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class PoolingAttention(nn.Module):
 
         Args:
             x: (B, [1 +] tokens, in_channels).
-            size: of the map.
+            size: size of the map.
         Returns:
             (B, [1 +] pooled tokens, out_channels), and the pooled map's size.
         """
@@ -175,7 +177,7 @@ class PoolingAttention(nn.Module):
         return attend_relative(q, k, v, tables, q_size, k_size, class_token=self.class_token)
 
     def _attend_windows(self, q: Tensor, k: Tensor, v: Tensor, q_size: Size, k_size: Size) -> Tensor:
-        """Attend within windows: (B, heads, L, d) of the full map to the same."""
+        """Attend within windows; queries (B, heads, L, d), keys, values and the output are those of the full map."""
         q_window, k_window = self.window // self.q_stride[0], self.window // self.kv_stride[0]
         q, k, v = (
             window_partition(x.unflatten(2, size).permute(0, 2, 3, 1, 4).flatten(3), window)

@@ -17,9 +17,9 @@ def sine_positions_1d(length: int, d_model: int, *, temperature: float = 10000.0
 
 
 def fairseq_positions_1d(length: int, d_model: int, *, temperature: float = 10000.0, device=None) -> Tensor:
-    """Return fairseq's sines and cosines of the position, which translation models are published with.
+    """Return fairseq's sines and cosines of the position, used by published translation models.
 
-    Positions count from 2, as two numbers are kept for padding, and frequencies fall from 1 to exactly 1 / temperature.
+    Positions count from 2, as two numbers are reserved for padding; frequencies fall from 1 to exactly 1 / temperature.
 
     Returns:
         (length, d_model) float32; the first half of the channels are sines, the second cosines of the same frequencies.
@@ -41,7 +41,7 @@ def sine_positions_2d(
 ) -> Tensor:
     """Return DETR's encoding of a map's locations (Carion et al. 2020, appendix A.4, https://arxiv.org/abs/2005.12872).
 
-    Row and column, counted from 1 over the un-padded locations and divided by the last of them, become angles in
+    Row and column numbers, counted from 1 over the un-padded locations and divided by the last one, become angles in
     0..2 pi; the first half of the channels encodes the row, the second half the column.
 
     Args:
@@ -73,13 +73,13 @@ def sine_positions_boxes(boxes: Tensor, d_model: int, *, temperature: float = 10
         boxes: (..., 4) in 0..1.
         d_model: channels for two of the four numbers, a multiple of 4.
     Returns:
-        (..., 2 * d_model) float32, number after number.
+        (..., 2 * d_model) float32, the encodings of the four numbers concatenated.
     """
     return _sines(boxes.float() * (2 * math.pi), d_model // 2, temperature).flatten(-2)
 
 
 def _sines(angles: Tensor, channels: int, temperature: float) -> Tensor:
-    """(...) -> (..., channels): sine and cosine, interleaved, at channels / 2 falling frequencies."""
+    """Encode (...) as (..., channels): sine and cosine, interleaved, at channels / 2 decreasing frequencies."""
     exponents = torch.arange(0, channels, 2, dtype=torch.float32, device=angles.device) / channels
     angles = angles[..., None] / temperature**exponents
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
@@ -88,15 +88,17 @@ def _sines(angles: Tensor, channels: int, temperature: float) -> Tensor:
 def rotary_positions_2d(
     size: tuple[int, int], channels: int, *, temperature: float = 100.0, scale: float | Tensor = 1.0, device=None
 ) -> Tensor:
-    """Return DINOv3's rotations of a map's locations (Simeoni et al. 2025, section 3.2, https://arxiv.org/abs/2508.10104;
-    rotary positions: Su et al. 2021, https://arxiv.org/abs/2104.09864).
+    """Return DINOv3's rotations for a map's locations (Simeoni et al. 2025, section 3.2,
+    https://arxiv.org/abs/2508.10104; rotary positions: Su et al. 2021, https://arxiv.org/abs/2104.09864).
 
-    Row and column of each centre, from -1 to 1 over the map, turn pairs of channels at falling frequencies: a quarter
-    of the channels by the row, the next by the column; the second half is turned as the first, which it is paired with.
+    Row and column of each location's centre, from -1 to 1 over the map, rotate pairs of channels at decreasing
+    frequencies:
+    the first quarter of the channels by the row, the next by the column; the second half holds the partners of the
+    first.
 
     Args:
         size: (H, W) of the map.
-        channels: of a head, a multiple of 4.
+        channels: number of channels of a head, a multiple of 4.
         scale: factor on the coordinates.
     Returns:
         (2, H * W, channels) float32, cosines and sines, for `rotate`.
@@ -109,7 +111,7 @@ def rotary_positions_2d(
 
 
 def pad_rotations(rotations: Tensor | None, count: int) -> Tensor | None:
-    """Put `count` tokens that are not rotated before the others: (2, L, channels) -> (2, count + L, channels)."""
+    """Insert `count` tokens without rotation before the others: (2, L, channels) -> (2, count + L, channels)."""
     if rotations is None:
         return None
     unrotated = rotations.new_zeros(2, count, rotations.shape[2])
@@ -118,11 +120,11 @@ def pad_rotations(rotations: Tensor | None, count: int) -> Tensor | None:
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
-    """Rotate each channel of the first half with its partner of the second.
+    """Rotate each channel of the first half together with its partner in the second half.
 
     Args:
         x: (..., L, channels).
-        rotations: (2, L, channels), cosines and sines, of `rotary_positions_2d`.
+        rotations: (2, L, channels), cosines and sines, from `rotary_positions_2d`.
     """
     cosines, sines = rotations
     first, second = x.chunk(2, dim=-1)
@@ -143,8 +145,8 @@ def resize_positions_2d(
 
     Args:
         table: (1, h * w, C) for the grid (h, w).
-        size: (H, W), the other grid.
-        mode, antialias: of `torch.nn.functional.interpolate`.
+        size: (H, W), the new grid.
+        mode, antialias: arguments of `torch.nn.functional.interpolate`.
     Returns:
         (1, H * W, C).
     """

@@ -1,8 +1,8 @@
-"""Further groups of queries in training, which match each target several times. Inference does not know of them.
+"""Additional groups of queries in training, by which each target is matched several times. Inference has none.
 
 Group DETR (Chen et al. 2022, https://arxiv.org/abs/2207.13085) has K equal groups with their own learned queries, each
-matched one to one; the decoder is shared, and its self-attention kept within each group. H-DETR (Jia et al. 2022,
-https://arxiv.org/abs/2207.13080) has one more, larger group, in which each target is matched to several queries.
+matched one-to-one; they share the decoder, and self-attention is restricted to each group. H-DETR (Jia et al. 2022,
+https://arxiv.org/abs/2207.13080) has one additional, larger group, in which each target is matched to several queries.
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from vitkit.nn.training_queries import KnownQueries, QueryLayout, TrainingOnly
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """Groups of queries beside those that predict."""
+    """Groups of queries in training, in addition to those used for predictions."""
 
     groups: int = 1
-    """Groups of `num_queries` queries in training, of which inference uses one; the mean of their losses counts."""
+    """Number of groups of `num_queries` queries in training, one of which inference uses; their losses are averaged."""
     one_to_many_queries: int = 0
-    """Queries of one more group in training, whose losses are added to the others as terms of their own."""
+    """Number of queries in one more group in training, whose losses are added as separate terms."""
     one_to_many_repeats: int = 6
-    """Queries of that group that each target is matched to; a divisor of their number."""
+    """Number of queries in that group that each target is matched to; a divisor of its size."""
 
     def check(self) -> None:
-        """Raise ConfigError for numbers out of range."""
+        """Raise ConfigError if a number is out of range."""
         queries, repeats = self.one_to_many_queries, self.one_to_many_repeats
         if self.groups < 1:
             raise ConfigError(f"model.groups: got {self.groups}; expected at least 1, the queries that predict.")
@@ -42,25 +42,25 @@ class GroupSettings:
             )
 
     def sizes(self, num_queries: int) -> list[int]:
-        """Return the queries of each further group."""
+        """Return the number of queries in each additional group."""
         many = [self.one_to_many_queries] if self.one_to_many_queries else []
         return [num_queries] * (self.groups - 1) + many
 
 
 @dataclass(frozen=True)
 class QuerySettings(GroupSettings):
-    """A model's queries."""
+    """Settings of a model's queries."""
 
     num_queries: int = 100
-    """Objects predicted per image, at most."""
+    """Number of queries, and so the maximum number of objects predicted per image."""
 
 
 class GroupQueries(TrainingOnly):
-    """The further groups of a head, and their learned vectors.
+    """The additional groups of a head, and their learned vectors.
 
     Args:
-        num_queries: those that predict.
-        channels: of a query's vector; 0 if queries have none.
+        num_queries: number of queries used for predictions.
+        channels: length of a query's vector; 0 if queries have none.
     """
 
     def __init__(self, settings: GroupSettings, num_queries: int, channels: int):
@@ -72,7 +72,7 @@ class GroupQueries(TrainingOnly):
         self.embed = nn.Embedding(self.num_further, channels) if self.num_further and channels else None
 
     def layout(self, known: KnownQueries | None = None) -> QueryLayout:
-        """Return what a decoder's rows are: known queries, further groups in training, the usual queries."""
+        """Return the layout of a decoder's rows: known queries, additional groups in training, the usual queries."""
         settings = self.settings
         if not self.training or not self.num_further:
             return QueryLayout(self.num_queries, known)
@@ -80,5 +80,5 @@ class GroupQueries(TrainingOnly):
         return QueryLayout(self.num_queries, known, settings.sizes(self.num_queries), repeats)
 
     def before(self, usual: Tensor) -> Tensor:
-        """Return the vectors of the further groups, in training, and the usual (Q, channels) after them."""
+        """Return the vectors of the additional groups, in training, followed by the usual ones, (Q, channels)."""
         return torch.cat([self.embed.weight, usual]) if self.training and self.embed is not None else usual

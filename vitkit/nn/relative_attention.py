@@ -1,10 +1,10 @@
 """Attention with relative positions that are a sum over the axes (Li et al. 2022, https://arxiv.org/abs/2112.01526,
 section 4.1; ViTDet, https://arxiv.org/abs/2203.16527).
 
-Defined with a bias, and computed so while it is small. A large one is never made: MViTv2-S on clips of 16 frames takes
-0.82 of its time in inference, 0.85 in a training step, and saves 0.82 of its memory for the backward pass (CPU seconds
-of one thread of an Intel Xeon). For images the bias is faster: 0.94 of a training step's time of MViTv2-T at 480x640,
-0.96 in inference (of an AMD EPYC).
+It is defined by a bias, and computed with one if that is small. A large bias is never materialised: without it, MViTv2-S
+on clips of 16 frames takes 0.82 of the time in inference, 0.85 in a training step, and stores 0.82 of the memory for the
+backward pass (CPU seconds of one thread of an Intel Xeon). For images the bias is faster: 0.94 of a training step's time
+of MViTv2-T at 480x640, 0.96 in inference (on an AMD EPYC).
 
 Shapes: B batch, L queries and S keys of maps (h, w) or clips (t, h, w), d channels per head.
 """
@@ -22,21 +22,21 @@ from vitkit.nn.position import resize_positions_1d
 Size = tuple[int, ...]
 
 MAX_BIAS = 2**20
-"""Scores of a head and an image up to which they get a bias; those of clips get none."""
+"""Number of scores per head and image up to which images use a bias; clips never do."""
 
 
 def attend_relative(
     q: Tensor, k: Tensor, v: Tensor, tables: Sequence[Tensor], q_size: Size, k_size: Size, *, class_token: bool = False
 ) -> Tensor:
-    """Add q . R_h[dy] + q . R_w[dx] (+ q . R_t[dt]) to the scores, and attend.
+    """Attend with q . R_h[dy] + q . R_w[dx] (+ q . R_t[dt]) added to the scores.
 
     Args:
         q: (B, heads, L, d).
         k, v: (B, heads, S, d).
-        tables: for each axis (2 * length - 1, d), the encoding of each distance; other lengths are resized.
-        q_size: lengths of the queries' axes.
-        k_size: lengths of the keys' axes.
-        class_token: queries and keys begin with one, which has no position.
+        tables: for each axis (2 * length - 1, d), the encoding of each distance; tables of other lengths are resized.
+        q_size: size of the queries' map, along each axis.
+        k_size: size of the keys' map, along each axis.
+        class_token: whether queries and keys begin with a class token, which has no position.
     Returns:
         (B, heads, L, d).
     """
@@ -44,7 +44,7 @@ def attend_relative(
     if plain_only() or (len(tables) == 2 and q.shape[2] * k.shape[2] <= MAX_BIAS):
         bias = spread_scores(scores, k_size)
         return attend(q, k, v, F.pad(bias, (1, 0, 1, 0)) if class_token else bias)
-    # As channels of q and k the positions need no (heads, L, S) bias. The fused kernel needs v as wide.
+    # With the positions as channels of q and k, no (heads, L, S) bias is needed. The fused kernel needs v as wide.
     places = one_hot_positions(k_size, k)
     if class_token:
         scores, places = F.pad(scores, (0, 0, 1, 0)), F.pad(places, (0, 0, 1, 0))
@@ -54,11 +54,11 @@ def attend_relative(
 
 
 def relative_scores(q: Tensor, tables: Sequence[Tensor], q_size: Size, k_size: Size) -> Tensor:
-    """Return what each query adds to the scores of the keys at each index of each axis.
+    """Return what each query contributes to the scores of keys at each index along each axis.
 
     Args:
         q: (B, heads, L, d), not scaled.
-        tables, q_size, k_size: as `attend_relative` has them.
+        tables, q_size, k_size: see `attend_relative`.
     Returns:
         (B, heads, L, sum of `k_size`).
     """
@@ -72,7 +72,7 @@ def relative_scores(q: Tensor, tables: Sequence[Tensor], q_size: Size, k_size: S
 
 
 def spread_scores(scores: Tensor, k_size: Size) -> Tensor:
-    """Add up what the indices of each key add: (B, heads, L, sum of `k_size`) -> (B, heads, L, S)."""
+    """Sum the contributions along all axes for each key: (B, heads, L, sum of `k_size`) -> (B, heads, L, S)."""
     bias = scores.new_zeros(())
     for axis, part in enumerate(scores.split(k_size, dim=-1)):
         shape = [length if i == axis else 1 for i, length in enumerate(k_size)]
@@ -81,7 +81,7 @@ def spread_scores(scores: Tensor, k_size: Size) -> Tensor:
 
 
 def one_hot_positions(size: Size, k: Tensor) -> Tensor:
-    """Return the index of each key along each axis, one-hot: (B, heads, S, sum of `size`), in the dtype of the keys."""
+    """Return each key's index along each axis as one-hot vectors, (B, heads, S, sum of `size`), in the keys' dtype."""
     indices = torch.meshgrid(*(torch.arange(length, device=k.device) for length in size), indexing="ij")
     places = [
         torch.eye(length, dtype=k.dtype, device=k.device)[index.flatten()] for index, length in zip(indices, size)
@@ -90,12 +90,12 @@ def one_hot_positions(size: Size, k: Tensor) -> Tensor:
 
 
 def relative_rows(table: Tensor, q_length: int, k_length: int) -> Tensor:
-    """Return the row of each query and key along one axis: (rows, d) -> (q_length, k_length, d).
+    """Return the table's row for each query and key along one axis: (rows, d) -> (q_length, k_length, d).
 
-    The locations of the shorter side are spread over the longer one; distances are truncated to whole rows.
+    The locations of the shorter axis are spread over the longer one; distances are truncated to integers.
     """
     table = resize_positions_1d(table, 2 * max(q_length, k_length) - 1)
-    # Quotients of tensors, as ONNX has no products with numbers that depend on the size.
+    # Quotients of tensors, as ONNX does not support products with numbers that depend on the size.
     q_total, k_total = (torch.full((), length, dtype=torch.float64) for length in (q_length, k_length))
     q_step, k_step = (k_total / q_total).clamp(min=1), (q_total / k_total).clamp(min=1)
     q_positions = torch.arange(q_length, device=table.device)[:, None] * q_step.float()

@@ -1,4 +1,4 @@
-"""A convolution over the tokens of a text, the layer beside recurrence and attention (Gehring et al. 2017,
+"""A convolution over the tokens of a text, an alternative to recurrence and attention (Gehring et al. 2017,
 https://arxiv.org/abs/1705.03122)."""
 
 import torch.nn.functional as F
@@ -8,15 +8,15 @@ from vitkit.errors import ConfigError
 
 
 class SequenceConvolution(nn.Module):
-    """Mix each token with its neighbours: a convolution, ReLU, dropout, a residual sum and a norm.
+    """Mixes each token with its neighbours by a convolution, ReLU, dropout, a residual sum and a norm.
 
     Args:
         d_model: channels.
-        kernel_size: tokens that one output sees.
-        causal: see only the token itself and those before it, as a decoder must.
-        dropout: share of the values that is dropped.
+        kernel_size: number of tokens that one output depends on.
+        causal: depend only on the token itself and those before it, as a decoder must.
+        dropout: fraction of the values that are dropped.
     Raises:
-        ConfigError: the kernel's size is below 1, or even where it is to have a middle.
+        ConfigError: kernel_size is below 1, or even for a layer that is not causal.
     """
 
     def __init__(self, d_model: int, kernel_size: int = 3, *, causal: bool = False, dropout: float = 0.1):
@@ -36,7 +36,7 @@ class SequenceConvolution(nn.Module):
 
         Args:
             x: (B, S, d_model).
-            padding_mask: (B, S) bool, True = padding, which no token sees.
+            padding_mask: (B, S) bool, True = padding, which does not affect other tokens.
         """
         seen = x if padding_mask is None else x.masked_fill(padding_mask[..., None], 0)
         mixed = self.conv(F.pad(seen.transpose(1, 2), (self.before, self.after))).transpose(1, 2)

@@ -1,10 +1,10 @@
 """Transformer layers and stacks (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), with DETR's positions.
 
-Positions are added to queries and keys of every layer, never to values
-(Carion et al. 2020, appendix A.3, https://arxiv.org/abs/2005.12872). Leave them out (None) where the input has them.
+Positions are added to the queries and keys of every layer, never to values
+(Carion et al. 2020, appendix A.3, https://arxiv.org/abs/2005.12872). Pass None if the input already contains them.
 
 Dropout follows each attention and feed-forward network. Post-norm normalises after each residual sum; pre-norm
-(`norm_first`) normalises the input of each branch, and the stack's output once at its end.
+(`norm_first`) normalises the input of each branch, and the output of the stack once.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from vitkit.nn.layers import FeedForward, checkpoint_block
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """What the layers of a transformer have in common."""
+    """Settings common to all transformer layers."""
 
     num_heads: int = 8
     d_ffn: int = 2048
@@ -31,29 +31,30 @@ class LayerSettings:
 
 @dataclass(frozen=True)
 class TransformerSettings(LayerSettings):
-    """Layers whose norms may stand in two ways."""
+    """Settings of layers whose norms can be in either of two places."""
 
     norm_first: bool = False
-    """Normalise the input of each branch (Xiong et al. 2020, https://arxiv.org/abs/2002.04745), in place of each sum,
-    as published."""
+    """Normalise the input of each branch (Xiong et al. 2020, https://arxiv.org/abs/2002.04745) instead of each residual
+    sum, as originally published."""
     activation: Literal["relu", "gelu", "silu"] = "relu"
-    """Of the feed-forward network; "relu", as published."""
+    """Activation of the feed-forward network; "relu" as originally published."""
 
 
 @dataclass(frozen=True)
 class EncoderDecoderSettings(TransformerSettings):
-    """An encoder and a decoder."""
+    """Settings of an encoder and a decoder."""
 
     d_model: int = 256
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
     positions: Literal["sine", "sine_input", "learned", "none"] = "sine"
-    """Of a map's locations (DETR, table 3): sines added to the keys and queries of every attention, or once to the
-    encoder's input; a learned vector for each row and column in place of the sines; or none."""
+    """Encoding of a map's locations (DETR, table 3): sines added to the keys and queries of every attention, or once to
+    the
+    encoder's input; a learned vector for each row and column instead of the sines; or none."""
 
 
 def with_positions(x: Tensor, positions: Tensor | None) -> Tensor:
-    """Return x + positions, or x without any."""
+    """Return x + positions, or x if positions is None."""
     return x if positions is None else x + positions
 
 
@@ -88,7 +89,7 @@ class TransformerEncoderLayer(nn.Module):
         return self._with_residuals(x, self_attention)
 
     def step(self, x: Tensor, cache: KeyValueCache, *, bias: Tensor | None = None) -> Tensor:
-        """Encode the tokens (B, L, d_model) that follow those in the cache, and add them to it.
+        """Encode the tokens (B, L, d_model) that follow those in the cache, and append them to it.
 
         See `MultiHeadAttention.attend_on`.
         """
@@ -135,9 +136,9 @@ class TransformerDecoderLayer(nn.Module):
             x: (B, L, d_model).
             memory: (B, S, d_model), the values of the cross-attention.
             memory_keys: (B, S, d_model), its keys: memory with its positions.
-            positions: (B or 1, L, d_model) of `x`.
-            bias: of the self-attention, float, broadcastable to (B, heads, L, L).
-            memory_bias: of the cross-attention, float, broadcastable to (B, heads, L, S).
+            positions: (B or 1, L, d_model), the positions of `x`.
+            bias: bias of the self-attention, float, broadcastable to (B, heads, L, L).
+            memory_bias: bias of the cross-attention, float, broadcastable to (B, heads, L, S).
         """
 
         def self_attention(x: Tensor) -> Tensor:
@@ -158,21 +159,21 @@ class TransformerDecoderLayer(nn.Module):
         memory_bias: Tensor | None = None,
         with_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Decode the one token that follows those in the cache, and add it to the cache.
+        """Decode the single token that follows those in the cache, and append it to the cache.
 
         Args:
-            x: (N, 1, d_model); N is a multiple of B, and the rows that share a memory stand together.
+            x: (N, 1, d_model); N is a multiple of B, and rows that share a memory are consecutive.
             memory: (2, B, heads, S, d), from `MultiHeadAttention.project_memory`.
             memory_bias: float, broadcastable to (B, heads, 1, S).
-            with_weights: whether the second result is wanted.
+            with_weights: whether to return the weights.
         Returns:
-            (N, 1, d_model), and the weights of the cross-attention (N, heads, S).
+            (N, 1, d_model), and the weights of the cross-attention (N, heads, S) or None.
         """
         weights = None
 
         def cross_attention(x: Tensor) -> Tensor:
             nonlocal weights
-            # As queries of one sequence, the rows that share a memory read it together.
+            # Rows that share a memory are passed as queries of one sequence, so that the memory is read once for all.
             grouped = x.view(memory.shape[1], -1, x.shape[-1])
             output, weights = self.cross_attn.attend_to(grouped, memory, bias=memory_bias, with_weights=with_weights)
             return output.view_as(x)
@@ -196,8 +197,8 @@ class TransformerEncoder(nn.Module):
     """A stack of encoder layers.
 
     Args:
-        final_norm: whether the output is normalised; None: with `norm_first` alone, as published. PyTorch's own
-            `nn.Transformer` always does.
+        final_norm: whether the output is normalised; None: only with `norm_first`, as published. PyTorch's own
+            `nn.Transformer` always normalises it.
     """
 
     def __init__(self, num_layers: int, d_model: int, settings: TransformerSettings, *, final_norm: bool | None = None):
@@ -207,7 +208,7 @@ class TransformerEncoder(nn.Module):
         self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, bias: Tensor | None = None) -> Tensor:
-        """Encode tokens: (B, S, d_model) -> (B, S, d_model); arguments as a layer's."""
+        """Encode tokens: (B, S, d_model) -> (B, S, d_model); arguments as in a layer."""
         for layer in self.layers:
             x = checkpoint_block(layer, x, positions, bias=bias)
         return self.norm(x)
@@ -217,9 +218,9 @@ class TransformerDecoder(nn.Module):
     """A stack of decoder layers.
 
     Args:
-        final_norm: whether the output is normalised, by one norm that the outputs of all layers share; None: with
-            `norm_first` alone.
-        all_layers: whether the outputs of all layers are returned, as losses after each of them need.
+        final_norm: whether the output is normalised, by one norm shared by the outputs of all layers; None: only with
+            `norm_first`.
+        all_layers: whether to return the outputs of all layers, for losses after each of them.
     """
 
     def __init__(
@@ -250,10 +251,10 @@ class TransformerDecoder(nn.Module):
         """Decode tokens with every layer.
 
         Args:
-            memory_positions: (B or 1, S, d_model). The others as a layer's.
+            memory_positions: (B or 1, S, d_model). The other arguments are as in a layer.
         Returns:
-            (layers, B, L, d_model), every layer's output, normalised; (B, L, d_model), the last one's, without
-            `all_layers`.
+            (layers, B, L, d_model), every layer's output, normalised; without `all_layers` (B, L, d_model), the last
+                layer's.
         """
         memory_keys = with_positions(memory, memory_positions)
         outputs = []
