@@ -1,4 +1,4 @@
-"""ResNets with non-local blocks (Wang et al. 2018, https://arxiv.org/abs/1711.07971), of images and of clips."""
+"""ResNets with non-local blocks (Wang et al. 2018, https://arxiv.org/abs/1711.07971), for images and for clips."""
 
 import re
 from collections import OrderedDict
@@ -18,10 +18,11 @@ from vitkit.nn.non_local import NonLocalBlock
 from vitkit.registry import BACKBONES, nearest
 
 FIVE_BLOCKS = {"res3": (1, 3), "res4": (1, 3, 5)}
-"""The paper's section 4: after every second block of res3 and res4 of a 50-layer network."""
+"""The configuration of the paper's section 4: after every second block of res3 and res4 of a 50-layer network."""
 
 NON_LOCAL_RESNET_VARIANTS = {"nonlocal_resnet50": dict(depth=50), "nonlocal_resnet101": dict(depth=101)}
-"""The paper's table 5, one block before the last of res4, has `positions={"res4": (4,)}`."""
+"""The networks for images; the paper's table 5, with one block before the last of res4, has `positions={"res4":
+(4,)}`."""
 
 _PAPER_POSITIONS = {
     (50, 1): {"res4": (4,)},
@@ -29,10 +30,10 @@ _PAPER_POSITIONS = {
     (50, 10): {"res3": range(4), "res4": range(6)},
     (101, 1): {"res4": (21,)},
     (101, 5): {"res3": (1, 3), "res4": (6, 13, 20)},
-    # Not in the authors' code; spread as evenly as their five.
+    # Not in the authors' code; distributed as evenly as their five.
     (101, 10): {"res3": range(4), "res4": (3, 6, 10, 13, 17, 20)},
 }
-"""Depth and number of blocks -> positions, by section 5.1 of the paper and the authors' code."""
+"""Depth and number of blocks -> positions, according to section 5.1 of the paper and the authors' code."""
 
 CLIP_RESNET_VARIANTS = {
     "c2d_r50": dict(depth=50, inflation="c2d", positions={}),
@@ -51,13 +52,14 @@ CLIP_RESNET_VARIANTS = {
         for (depth, count), positions in _PAPER_POSITIONS.items()
     },
 }
-"""SlowFast's configs/Kinetics: C2D, I3D and SLOW, with and without _NLN_; then the networks of the paper's tables 1
-and 2 (c, e), made for clips of 32 frames and more.
+"""The networks of SlowFast's configs/Kinetics: C2D, I3D and SLOW, with and without _NLN_; then those of the paper's
+tables
+1 and 2 (c, e), made for clips of 32 frames and more.
 """
 
 _DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
-# The frames that kernels span: in the stem, then in the blocks of each stage in turn; whether frames are halved after
-# res2.
+# Numbers of frames that kernels span: in the stem, then in the blocks of each stage in turn; and whether the number
+# of frames is halved after res2.
 _INFLATIONS = {
     "c2d": (1, ((1,), (1,), (1,), (1,)), True),
     "i3d": (5, ((3,), (3, 1), (3, 1), (1, 3)), True),
@@ -67,25 +69,25 @@ _INFLATIONS = {
 
 @dataclass(frozen=True)
 class NonLocalSettings:
-    """Where non-local blocks stand, and how they compare locations."""
+    """Where non-local blocks are inserted, and how they compare locations."""
 
     positions: Mapping[str, Sequence[int]] = field(default_factory=lambda: FIVE_BLOCKS)
-    """Stage -> the blocks, counted from 0, that a non-local block follows."""
+    """Stage -> indices (from 0) of the blocks that are followed by a non-local block."""
     pairwise: str = "embedded_gaussian"
-    """One of `PAIRWISE`, as `NonLocalBlock` says."""
+    """A pairwise function of `PAIRWISE`, see `NonLocalBlock`."""
     scaled: bool = True
-    """Divide the Gaussian ones' scores by the square root of the number of compared channels, as SlowFast does."""
+    """Whether Gaussian scores are divided by the square root of the number of compared channels, as in SlowFast."""
 
 
 @BACKBONES.register
 class NonLocalResNet(ResNet):
-    """`ResNet` with non-local blocks between its blocks; torchvision's weights fit, without those of the new blocks.
+    """`ResNet` with non-local blocks between its blocks; loads torchvision's weights, which lack the new blocks.
 
     Args:
         depth, norm, dilation, settings: see `ResNet`.
-        pool: side of the max pooling of keys and values; 1 for none.
+        pool: side of the max pooling of keys and values; 1 for no pooling.
     Raises:
-        ConfigError: an argument is impossible, or a block does not exist.
+        ConfigError: an argument is invalid, or a block does not exist.
     """
 
     optional_weights = (
@@ -111,7 +113,7 @@ class NonLocalResNet(ResNet):
         for name, after in check_positions("NonLocalResNet", non_local.positions, counts).items():
             stage = STAGES.index(name)
             channels = 64 * 2**stage * layers[name][0].expansion
-            # Named after the blocks that they follow, so that all others keep their names.
+            # Non-local blocks are named after the blocks that they follow, so that all others keep their names.
             blocks: dict[str, nn.Module] = {}
             for i, block in enumerate(layers[name]):
                 blocks[str(i)] = block
@@ -126,7 +128,7 @@ class NonLocalResNet(ResNet):
 def check_positions(
     owner: str, positions: Mapping[str, Sequence[int]], counts: Mapping[str, int]
 ) -> dict[str, set[int]]:
-    """Check the positions and select those of the stages in `counts`; others may lie beyond the deepest feature.
+    """Check the positions and return those of the stages in `counts`; others may be beyond the deepest feature.
 
     Raises:
         ConfigError: a stage or block does not exist.
@@ -141,13 +143,13 @@ def check_positions(
 
 
 class ClipBottleneck(nn.Module):
-    """ResNet's bottleneck on clips: the first convolution may span frames, the second spans the image.
+    """ResNet's bottleneck for clips: the first convolution may span frames, the second one spans rows and columns.
 
     Args:
-        in_channels: of the input.
-        width: of the inner convolutions; the output has four times as many channels.
-        frames: that the first convolution spans.
-        stride: of the output on the input, in space.
+        in_channels: number of input channels.
+        width: channels of the inner convolutions; the output has four times as many.
+        frames: number of frames that the first convolution spans.
+        stride: stride of the output relative to the input, in space.
         drop_path: probability of skipping the block in training.
     """
 
@@ -182,21 +184,22 @@ class ClipBottleneck(nn.Module):
 
 @BACKBONES.register
 class ClipResNet(BackboneBase):
-    """ResNet of clips: C2D, I3D or SlowFast's slow pathway, with non-local blocks; SlowFast's state dicts fit.
+    """ResNet for clips: C2D, I3D or SlowFast's slow pathway, with non-local blocks; loads SlowFast's state dicts.
 
-    Maps "res2" to "res5" at strides 4 to 32 in space; frames are halved after res2, but for "slow". torchvision's
-    ImageNet weights of a ResNet are inflated (section 4 of the paper): each frame of a kernel has an equal share.
+    Maps "res2" to "res5" at strides 4 to 32 in space; except for "slow", the number of frames is halved after res2.
+    torchvision's ImageNet weights of a ResNet are inflated (section 4 of the paper): each frame of a kernel has an
+    equal share.
 
     Args:
         depth: 50 or 101.
         inflation: which convolutions span frames: "c2d" (none), "i3d" or "slow".
-        pool: frames, rows and columns of the max pooling of keys and values; (1, 1, 1) for none.
-        paper_pooling: halves the frames as the paper's table 1 does, in the stem's convolution, its pooling and after
-            res2, where SlowFast only does the last.
-        dropout: share of a classifier's last features dropped in training.
+        pool: frames, rows and columns of the max pooling of keys and values; (1, 1, 1) for no pooling.
+        paper_pooling: halve the number of frames as in the paper's table 1, in the stem's convolution, its pooling and
+            after res2, whereas SlowFast only does the last.
+        dropout: fraction of a classifier's final features dropped in training.
         settings: see `BackboneSettings`; pretrained=True means torchvision's ImageNet weights.
     Raises:
-        ConfigError: an argument is impossible, or a block does not exist.
+        ConfigError: an argument is invalid, or a block does not exist.
     """
 
     class_head = ("fc.",)
@@ -257,13 +260,14 @@ class ClipResNet(BackboneBase):
         """Compute the features, or a classifier's logits.
 
         Args:
-            clips: (B, 3, T, H, W) float, normalised; any H and W from 4, and T from 2 where frames are halved.
+            clips: (B, 3, T, H, W) float, normalised; any H and W from 4, and T from 2 if the number of frames is
+                halved.
         Returns:
             the maps named by `out_features`, each (B, channels, frames, ceil(H / stride), ceil(W / stride)), fine to
-            coarse: T frames in res2, T // 2 or (slow) T in the others, with `paper_pooling` ceil(T / 4) and
-            ceil(T / 8); a classifier returns (B, num_classes) logits.
+                coarse: T frames in res2, T // 2 or (for "slow") T in the others, with `paper_pooling` ceil(T / 4) and
+                ceil(T / 8); a classifier returns (B, num_classes) logits.
         Raises:
-            DataError: the clips have not three channels, or are too small.
+            DataError: the clips do not have three channels, or are too small.
         """
         least = 2 if self.halves_frames and not self.paper_pooling else 1
         check_images("ClipResNet", clips, least=4, clips=True)
@@ -287,7 +291,7 @@ class ClipResNet(BackboneBase):
         return self.fc(self.dropout(x.mean((2, 3, 4)))) if self.is_classifier else features
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Rename torchvision's ResNet, and inflate kernels of images."""
+        """Rename the entries of torchvision's ResNet, and inflate kernels for images."""
         if f"{prefix}layer1.0.conv1.weight" in state:
             for key in [key for key in state if key.startswith(prefix)]:
                 name = key.removeprefix(prefix)

@@ -17,39 +17,40 @@ from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 
 RESNET_VARIANTS = {f"resnet{depth}": dict(depth=depth) for depth in (18, 34, 50, 101)}
-"""The paper's table 1."""
+"""The variants of the paper's table 1."""
 
 
 def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
-    """Return `norm(conv(x))`; a norm that is a fixed scale and shift costs next to nothing."""
+    """Return `norm(conv(x))`, merging a norm that is a fixed scale and shift into it at almost no cost."""
     if not isinstance(norm, FrozenBatchNorm2d):
         return norm(conv(x))
     scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
     shift = norm.bias - norm.running_mean * scale
     if torch.is_grad_enabled() and conv.weight.requires_grad:
-        # Scaled weights would be kept for the backward pass, as many as the network has; so scale in place.
+        # Scaled weights would be stored for the backward pass, as many as the network has; so scale the output in
+        # place.
         return conv(x).mul_(scale.view(1, -1, 1, 1)).add_(shift.view(1, -1, 1, 1))
     weight = conv.weight * scale.view(-1, 1, 1, 1)
     return F.conv2d(x, weight, shift, conv.stride, conv.padding, conv.dilation)
 
 
 def zero(x: Tensor, padding: Tensor | None) -> Tensor:
-    """Zero the padding, (B, 1, H, W) bool, so that no kernel carries it into the image."""
+    """Set padding, (B, 1, H, W) bool, to zero, so that no kernel carries it into the image."""
     return x if padding is None else x.masked_fill(padding, 0.0)
 
 
 def relu(x: Tensor, padding: Tensor | None) -> Tensor:
-    """ReLU in place, zero in the padding."""
+    """Apply ReLU in place, and set padding to zero."""
     return zero(x, padding).relu_()
 
 
 def subsample(padding: Tensor | None, stride: int) -> Tensor | None:
-    """Return the padding of a map after a step of `stride`: location i was i * stride before."""
+    """Return the padding of a map after a layer of `stride`: location i was i * stride before."""
     return None if padding is None else padding[..., ::stride, ::stride]
 
 
 class BasicBlock(tv.BasicBlock):
-    """torchvision's, with `conv_norm`, padding and, set by the network, `drop_path`."""
+    """torchvision's block with `conv_norm`, padding and `drop_path`, which the network sets."""
 
     activation_checkpointing = False
 
@@ -63,12 +64,12 @@ class BasicBlock(tv.BasicBlock):
 
 
 class Bottleneck(tv.Bottleneck):
-    """torchvision's, with `conv_norm`, padding and, set by the network, `drop_path`."""
+    """torchvision's block with `conv_norm`, padding and `drop_path`, which the network sets."""
 
     activation_checkpointing = False
 
     def stride_in_first(self) -> None:
-        """Move the stride from the 3x3 convolution to the 1x1 before it."""
+        """Move the stride from the 3x3 convolution to the preceding 1x1 convolution."""
         self.conv1.stride, self.conv2.stride = self.conv2.stride, self.conv1.stride
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
@@ -93,18 +94,19 @@ _NORMS = {"bn": nn.BatchNorm2d, "frozen_bn": FrozenBatchNorm2d}
 
 @BACKBONES.register
 class ResNet(BackboneBase, tv.ResNet):
-    """Maps "res2" to "res5" at strides 4 to 32; torchvision's state dicts fit.
+    """ResNet: maps "res2" to "res5" at strides 4 to 32, or a classifier; loads torchvision's state dicts.
 
     Args:
         depth: 18, 34, 50 or 101.
         norm: "bn", or "frozen_bn": a fixed scale and shift, for training with few images per GPU.
-        dilation: the last stage keeps res4's stride of 16 and dilates its kernels (DC5).
-        stride_in_1x1: stages stride in their first 1x1 convolution, as the paper's own weights, detectron2's "MSRA" and
-            Keras's want it, rather than in the 3x3 after it, as torchvision's do. The names and shapes of weights are
-            the same, so that nothing but worse results tells if it is set wrongly.
+        dilation: keep res4's stride of 16 in the last stage and dilate its kernels (DC5).
+        stride_in_1x1: put the stride of a stage in its first 1x1 convolution, as required by the paper's own weights,
+            detectron2's "MSRA" and Keras's, rather than in the 3x3 convolution after it, as by torchvision's. The names
+            and
+            shapes of weights are the same, so a wrong setting only shows in worse results.
         settings: see `BackboneSettings`; pretrained=True means torchvision's ImageNet weights (IMAGENET1K_V1).
     Raises:
-        ConfigError: an argument is none of these.
+        ConfigError: an argument is invalid.
     """
 
     class_head = ("fc.",)
@@ -151,7 +153,7 @@ class ResNet(BackboneBase, tv.ResNet):
         self.depth = depth
         self.is_dilated = dilation
 
-        # What is not needed is not kept: it would never get a gradient, which DDP does not forgive.
+        # Parts that are not needed are removed: they would never get a gradient, which DDP does not allow.
         self.drop_stages_after(stage_names[-1])
         if not self.is_classifier:
             del self.avgpool, self.fc
@@ -159,7 +161,7 @@ class ResNet(BackboneBase, tv.ResNet):
 
     @property
     def layers(self) -> dict[str, nn.Sequential]:
-        """The stages by the names of their maps; torchvision calls them layer1 to layer4."""
+        """The stages by the names of their maps; torchvision names them layer1 to layer4."""
         layers = {name: child(self, f"layer{i}") for i, name in enumerate(STAGES, start=1)}
         return {name: layer for name, layer in layers.items() if layer is not None}
 
@@ -173,16 +175,16 @@ class ResNet(BackboneBase, tv.ResNet):
             delattr(self, f"layer{i + 1}")
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor] | Tensor:
-        """Return feature maps, or logits.
+        """Compute the feature maps, or a classifier's logits.
 
         Args:
             images: (B, 3, H, W) float, normalised; any H and W.
-            padding_mask: (B, H, W) bool, True = padding, zeroed before every kernel reads it, so that an image's
-                part of the maps is what it would be alone. None: it counts like the image.
+            padding_mask: (B, H, W) bool, True = padding, which is set to zero before every kernel reads it, so that an
+                image's part of the maps is the same as for the image alone. None: padding is treated like the image.
         """
         check_images(type(self).__name__, images)
         padding = None if padding_mask is None else padding_mask[:, None]
-        # DETR is 5 to 10 % faster with it on a CPU, and tensor cores want it.
+        # Channels last makes DETR 5 to 10 % faster on a CPU, and tensor cores require it.
         x = images.contiguous(memory_format=torch.channels_last)
         x = zero(x, padding)
         padding = subsample(padding, 2)
@@ -203,7 +205,7 @@ class ResNet(BackboneBase, tv.ResNet):
 
 
 def resnet_address(depth: int) -> str:
-    """Return the address of torchvision's ImageNet weights, with their checksum."""
+    """Return the URL of torchvision's ImageNet weights, with their checksum."""
     url = torchvision.models.get_model_weights(f"resnet{depth}")["IMAGENET1K_V1"].url
     return f"{url}#sha256={Path(url).stem.split('-')[1]}"
 

@@ -33,7 +33,7 @@ SWIN_VARIANTS = {
     "swin_base_384": dict(**_BASE, window=12),
     "swin_large_384": dict(**_LARGE, window=12),
 }
-"""The paper's section 3.3; those without a number are for images of 224 pixels."""
+"""The variants of the paper's section 3.3; those without a number are for images of 224 pixels."""
 
 _WEIGHTS = {
     (96, 6, 7): "v1.0.0/swin_tiny_patch4_window7_224",
@@ -43,18 +43,18 @@ _WEIGHTS = {
     (128, 18, 12): "v1.0.0/swin_base_patch4_window12_384",
     (192, 18, 12): "v1.0.0/swin_large_patch4_window12_384_22kto1k",
 }
-"""The official ImageNet-1k weights by width, blocks of the third stage and window; no checksums are published."""
+"""Official ImageNet-1k weights by (width, blocks of the third stage, window); no checksums are published."""
 
 _COMPUTED = ("relative_position_index", "relative_coords_table", "attn_mask")
-"""Suffixes of official buffers that follow from the settings."""
+"""Suffixes of official buffers that are computed from the settings."""
 
 PATCH = 4
 _GRID = (56, 56)
-"""What absolute positions are made for: images of 224 pixels."""
+"""Size of the map that absolute positions are made for: that of images of 224 pixels."""
 
 
 class PatchEmbed(nn.Module):
-    """Linear projection of patches of 4 x 4 pixels, then a norm."""
+    """Embeds patches of 4 x 4 pixels by a linear projection and a norm."""
 
     def __init__(self, d_model: int):
         super().__init__()
@@ -70,7 +70,7 @@ class PatchEmbed(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Patch merging: four pixels become one of twice the channels."""
+    """Patch merging: 2 x 2 pixels become one with twice the channels."""
 
     def __init__(self, d_model: int):
         super().__init__()
@@ -83,7 +83,7 @@ class PatchMerging(nn.Module):
 
 
 def merge_patches(x: Tensor) -> Tensor:
-    """Concatenate the channels of 2 x 2 pixels: the left two, from above, then the right two.
+    """Concatenate the channels of 2 x 2 pixels: the left two, top to bottom, then the right two.
 
     (B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 4 * C).
     """
@@ -96,7 +96,7 @@ def merge_patches(x: Tensor) -> Tensor:
 
 
 class BaseWindowAttention(nn.Module):
-    """Attention in windows; a subclass says how its weights depend on the offset between query and key."""
+    """Attention in windows; a subclass defines how its scores depend on the offset between query and key."""
 
     def __init__(self, d_model: int, num_heads: int, *, qkv_bias: bool = True):
         super().__init__()
@@ -107,7 +107,7 @@ class BaseWindowAttention(nn.Module):
         self.proj = Linear(d_model, d_model)
 
     def position_bias(self, window: int) -> Tensor:
-        """Return the bias of each query and key of a window, (heads, N, N)."""
+        """Return the bias for each query and key of a window, (heads, N, N)."""
         raise NotImplementedError
 
     def qkv_bias(self) -> Tensor:
@@ -115,7 +115,7 @@ class BaseWindowAttention(nn.Module):
         return self.qkv.bias
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """(B * M, heads, N, d) each, and the bias broadcastable to (B * M, heads, N, N), to (B * M, heads, N, d)."""
+        """Attend: q, k and v are (B * M, heads, N, d), the bias broadcastable to (B * M, heads, N, N)."""
         return attend(q, k, v, bias)
 
     def forward(self, x: Tensor, window: int, shift: int, mask_bias: Tensor | None) -> Tensor:
@@ -124,15 +124,15 @@ class BaseWindowAttention(nn.Module):
         Args:
             x: (B, H, W, C).
             window: side of the windows, in pixels of the map.
-            shift: by how many pixels the windows are shifted.
-            mask_bias: (M, 1, N, N), the `shift_bias`; None without a shift.
+            shift: number of pixels by which the windows are shifted.
+            mask_bias: (M, 1, N, N), from `shift_bias`; None without a shift.
         Returns:
             (B, H, W, C).
         """
         batch_size, height, width, _ = x.shape
         qkv_bias = self.qkv_bias()
         if height % window or width % window:
-            # Padding is zero, so its projection is the bias, which need not be computed.
+            # Padding is zero, so its projection is just the bias and need not be computed.
             qkv = linear(x, self.qkv.weight, qkv_bias)
             qkv = window_partition(qkv, window, shift=shift, padding_value=qkv_bias)
         else:
@@ -146,7 +146,7 @@ class BaseWindowAttention(nn.Module):
 
 
 class WindowAttention(BaseWindowAttention):
-    """Window attention with a bias learned for each offset between query and key (section 3.2)."""
+    """Window attention with a learned bias for each offset between query and key (section 3.2)."""
 
     def __init__(self, d_model: int, num_heads: int, *, window: int):
         super().__init__(d_model, num_heads)
@@ -155,7 +155,7 @@ class WindowAttention(BaseWindowAttention):
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
 
     def position_bias(self, window: int) -> Tensor:
-        """Return the bias of each query and key of a window, (heads, N, N)."""
+        """Return the bias for each query and key of a window, (heads, N, N)."""
         table = self.relative_position_bias_table
         if window < self.window:
             inner = slice(self.window - window, self.window + window - 1)
@@ -163,7 +163,7 @@ class WindowAttention(BaseWindowAttention):
         return table[relative_position_index(window, table.device)].permute(2, 0, 1).contiguous()
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Resample a table that was learned for windows of another size."""
+        """Resample a bias table that was learned for windows of another size."""
         key = f"{prefix}relative_position_bias_table"
         if key in state:
             old, new = (math.isqrt(len(table)) for table in (state[key], self.relative_position_bias_table))
@@ -171,7 +171,7 @@ class WindowAttention(BaseWindowAttention):
 
 
 class SwinBlock(nn.Module):
-    """Window attention, then the two-layer network, each after its norm."""
+    """Window attention, then the MLP, each preceded by its norm."""
 
     activation_checkpointing = False
     attention = WindowAttention
@@ -190,16 +190,17 @@ class SwinBlock(nn.Module):
         return self.add(x, self.mlp(self.norm2(x)))
 
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
-        """Return `x + branch`, in the branch's memory where possible; training drops the branch of some images."""
+        """Return `x + branch`, in the branch's memory if possible; training drops the branch for a random part of the
+        images."""
         if self.training and self.drop_path.p:
-            # Applied to ones it gives the factor of each image: one pass over memory in place of two.
+            # Applied to ones, it gives the factor of each image: one pass over memory instead of two.
             return torch.addcmul(x, branch, self.drop_path(x.new_ones(len(x), 1, 1, 1)))
-        # Under autocast the sum keeps the precision of `x`.
+        # Under autocast, the sum keeps the precision of `x`.
         return branch.add_(x) if branch.dtype == x.dtype else branch + x
 
 
 class SwinStage(nn.Module):
-    """Blocks without and with a shift in turn, and the patch merging that follows them."""
+    """Blocks, alternately without and with a shift, and the patch merging that follows them."""
 
     def __init__(self, blocks: Sequence[nn.Module], window: int, downsample: nn.Module | None, *, shifted: bool = True):
         super().__init__()
@@ -213,7 +214,7 @@ class SwinStage(nn.Module):
 
         Args:
             x: (B, H, W, C).
-            shrink: a map no larger than a window becomes one smaller window, without a shift.
+            shrink: process a map that is no larger than a window as one smaller window, without a shift.
         Returns:
             (B, H, W, C), before the patch merging.
         """
@@ -229,21 +230,21 @@ class SwinStage(nn.Module):
 
 @BACKBONES.register
 class Swin(BackboneBase):
-    """Swin Transformer: maps "res2" to "res5" at strides 4 to 32, or a classifier; official state dicts of both fit.
+    """Swin Transformer: maps "res2" to "res5" at strides 4 to 32, or a classifier; loads official state dicts of both.
 
-    The two differ as the originals do: a classifier makes a map that is no larger than a window one smaller window;
-    the backbone pads it, attends to the padding, and has a norm for each map that it returns.
+    The two differ as the originals do: a classifier processes a map that is no larger than a window as one smaller
+    window; the backbone pads it, attends to the padding, and has a norm for each returned map.
 
     Args:
-        embed_dim: channels of res2; each stage doubles them.
-        depths: blocks of each stage.
-        num_heads: of each stage.
+        embed_dim: channels of res2, which double with each stage.
+        depths: number of blocks in each stage.
+        num_heads: number of heads in each stage.
         window: side of the windows, in pixels of the map.
-        shifted: whether every second block's windows are shifted (the paper's table 4).
+        shifted: whether the windows of every second block are shifted (the paper's table 4).
         positions: "relative": a bias for each offset within a window; "absolute": a learned vector for each of 56 x 56
             locations of res2, resampled to other sizes; or "none" (table 4).
         settings: see `BackboneSettings`; pretrained=True means the official weights.
-    Raises:
+    ConfigError: an argument is invalid.
         ConfigError: an argument is impossible.
     """
 
@@ -303,7 +304,7 @@ class Swin(BackboneBase):
         self.freeze()
 
     def _set_positions(self, positions: str, embed_dim: int) -> None:
-        """Without relative positions their tables stay zero, so that weights have the same names."""
+        """Create the positions; without relative ones, their tables stay zero, so that weights have the same names."""
         self.absolute_pos_embed = None
         if positions == "absolute":
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, math.prod(_GRID), embed_dim))
@@ -323,11 +324,11 @@ class Swin(BackboneBase):
         self.layers[-1].downsample = None
 
     def stages(self) -> list[list[nn.Module]]:
-        """List what may be frozen: the stem, then each stage."""
+        """Return the parts that may be frozen: the stem, then each stage."""
         return [[self.patch_embed], *([layer] for layer in self.layers)]
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
-        """Compute the features, or a classifier's logits, of images from 4 pixels."""
+        """Compute the features, or a classifier's logits, of images of at least 4 pixels."""
         check_images(type(self).__name__, images, least=PATCH)
         x = self.patch_embed(images)
         if self.absolute_pos_embed is not None:
@@ -343,7 +344,7 @@ class Swin(BackboneBase):
         return self.head(self.norm(x).mean((1, 2))) if self.is_classifier else features
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Accept timm's names, which count the patch merging to the stage after it, and drop what is computed."""
+        """Convert timm's names, which assign the patch merging to the following stage, and drop computed buffers."""
         for key in [key for key in state if key.startswith(prefix)]:
             if key.endswith(_COMPUTED):
                 del state[key]
@@ -365,9 +366,9 @@ class Swin(BackboneBase):
 
 
 def _widen_tables(state: dict[str, Tensor], prefix: str) -> None:
-    """Pad tables of windows that are smaller than the others to the middle of a full one.
+    """Pad the tables of smaller windows, centred, to the size for a full window.
 
-    Official classifiers have them in stages whose maps, at the trained image size, are smaller than a window.
+    Official classifiers have such tables in stages whose maps, at the trained image size, are smaller than a window.
     """
     keys = [key for key in state if key.startswith(prefix) and key.endswith("relative_position_bias_table")]
     side = math.isqrt(max((len(state[key]) for key in keys), default=0))
@@ -379,7 +380,7 @@ def _widen_tables(state: dict[str, Tensor], prefix: str) -> None:
 
 
 def init_weights(module: nn.Module) -> None:
-    """Initialise linear layers as the official code does."""
+    """Initialise linear layers as in the official code."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

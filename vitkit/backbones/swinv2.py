@@ -40,7 +40,8 @@ SWINV2_VARIANTS = {
     "swinv2_large_window12to16": dict(**_LARGE, **_WINDOW_12_TO_16),
     "swinv2_large_window12to24": dict(**_LARGE, **_WINDOW_12_TO_24),
 }
-"""The paper's section 3.6 and table 2; windows of 8 and 16 are for images of 256 pixels, 12 of 192, 24 of 384."""
+"""The variants of the paper's section 3.6 and table 2; windows of 8 and 16 are for images of 256 pixels, 12 for 192, 24
+for 384."""
 
 _WEIGHTS = {
     (96, 6, 8, 8): "v2.0.0/swinv2_tiny_patch4_window8_256",
@@ -56,7 +57,7 @@ _WEIGHTS = {
     (192, 18, 16, 12): "v2.0.0/swinv2_large_patch4_window12to16_192to256_22kto1k_ft",
     (192, 18, 24, 12): "v2.0.0/swinv2_large_patch4_window12to24_192to384_22kto1k_ft",
 }
-"""The official weights by width, blocks of the third stage, window, and window they were first trained with."""
+"""Official weights by (width, blocks of the third stage, window, window that they were first trained with)."""
 
 MAX_LOGIT_SCALE = math.log(100)
 MAX_BIAS = 16
@@ -64,11 +65,11 @@ EPSILON = 1e-12
 
 
 class CosineAttention(BaseWindowAttention):
-    """Window attention by the cosine of queries and keys, at a learned temperature, with a bias that a small network
+    """Window attention by the cosine of queries and keys, with a learned temperature and a bias that a small network
     computes from the logarithm of the offset (sections 3.3 and 3.4).
 
     Attributes:
-        trained_window: the offsets are measured in units of its largest.
+        trained_window: the window whose largest offset is the unit for offsets.
     """
 
     def __init__(self, d_model: int, num_heads: int, *, window: int):
@@ -80,7 +81,7 @@ class CosineAttention(BaseWindowAttention):
         self.v_bias = nn.Parameter(torch.zeros(d_model))
 
     def position_bias(self, window: int) -> Tensor:
-        """Return the bias of each query and key of a window, (heads, N, N)."""
+        """Return the bias for each query and key of a window, (heads, N, N)."""
         device = self.logit_scale.device
         offsets = torch.arange(1 - window, window, device=device) * (8 / max(self.trained_window - 1, 1))
         offsets = (offsets.sign() * torch.log2(offsets.abs() + 1) / 3).to(self.logit_scale.dtype)
@@ -90,13 +91,13 @@ class CosineAttention(BaseWindowAttention):
 
     def qkv_bias(self) -> Tensor:
         """Return the bias of the projection to queries, keys and values, (3 * C,)."""
-        # One for keys would add the same to all scores of a query.
+        # A bias for keys would add the same constant to all scores of a query.
         return torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         """Attend by scaled cosine similarity, see `BaseWindowAttention.attend`."""
         scale = self.logit_scale.clamp(max=MAX_LOGIT_SCALE).exp()
-        # In float16 the epsilon would be 0, as the keys of padding are.
+        # In float16 the epsilon would become 0, and the keys of padding are 0.
         precision = torch.promote_types(q.dtype, torch.float32)
         q = q * (scale / q.to(precision).norm(dim=-1, keepdim=True).clamp(min=EPSILON))
         k = k * k.to(precision).norm(dim=-1, keepdim=True).clamp(min=EPSILON).reciprocal()
@@ -104,7 +105,7 @@ class CosineAttention(BaseWindowAttention):
 
 
 class SwinV2Block(SwinBlock):
-    """Window attention, then the two-layer network, each before its norm."""
+    """Window attention, then the MLP, each followed by its norm."""
 
     attention = CosineAttention
 
@@ -115,7 +116,7 @@ class SwinV2Block(SwinBlock):
 
 
 class PatchMergingV2(nn.Module):
-    """Patch merging: four pixels become one of twice the channels, and only then the norm."""
+    """Patch merging: 2 x 2 pixels become one with twice the channels, followed by the norm."""
 
     def __init__(self, d_model: int):
         super().__init__()
@@ -129,17 +130,17 @@ class PatchMergingV2(nn.Module):
 
 @BACKBONES.register
 class SwinV2(Swin):
-    """Swin Transformer V2: maps "res2" to "res5" at strides 4 to 32, or a classifier; official state dicts fit.
+    """Swin Transformer V2: maps "res2" to "res5" at strides 4 to 32, or a classifier; loads official state dicts.
 
     Args:
-        embed_dim: channels of res2; each stage doubles them.
-        depths: blocks of each stage.
-        num_heads: of each stage.
+        embed_dim: channels of res2, which double with each stage.
+        depths: number of blocks in each stage.
+        num_heads: number of heads in each stage.
         window: side of the windows, in pixels of the map.
-        trained_windows: of each stage, the window in whose units offsets are measured: the one that the weights were
-            first trained with, which is smaller than `window` where the map was; None for `window`.
+        trained_windows: for each stage, the window whose size is the unit for offsets: the one that the weights were
+            first trained with, which is smaller than `window` where the map was; None: `window`.
     Raises:
-        ConfigError: an argument is impossible.
+        ConfigError: an argument is invalid.
     """
 
     weights = _WEIGHTS
@@ -164,7 +165,7 @@ class SwinV2(Swin):
         for layer, trained_window in zip(self.layers, trained_windows):
             for block in layer.blocks:
                 block.attn.trained_window = trained_window
-                # Branches that start at zero make deep ones train stably.
+                # Initialising branches at zero makes deep networks train stably.
                 nn.init.zeros_(block.norm1.weight)
                 nn.init.zeros_(block.norm2.weight)
 

@@ -1,7 +1,7 @@
-"""TimeSformer (Bertasius et al. 2021, https://arxiv.org/abs/2102.05095): a ViT of clips, with five attention schemes.
+"""TimeSformer (Bertasius et al. 2021, https://arxiv.org/abs/2102.05095): a ViT for clips with five attention schemes.
 
-Shapes: B clips, T frames of h x w patches, L = 1 + h * w * T tokens: the class token, then the frames of the first
-patch, of the second, ... G groups of S tokens that attend to each other.
+Shapes: B clips, T frames of h x w patches, L = 1 + h * w * T tokens: the class token, then all frames of the first
+patch, of the second, and so on; G groups of S tokens that attend to each other.
 """
 
 import logging
@@ -24,16 +24,16 @@ from vitkit.registry import BACKBONES, nearest
 logger = logging.getLogger("vitkit")
 
 Size = tuple[int, int, int]
-"""(h, w, T)."""
+"""Numbers of rows, columns and frames, (h, w, T)."""
 
 SCHEMES = {
-    "space": ("joint",),  # of each frame by itself
+    "space": ("joint",),  # applied to each frame separately
     "joint": ("joint",),
     "divided": ("temporal", "spatial"),
     "sparse": ("local", "global"),
     "axial": ("temporal", "width", "height"),
 }
-"""The attention steps of a block under each of the paper's schemes (section 3 and figure 2), in their order."""
+"""Attention steps of a block, in order, for each of the paper's schemes (section 3 and figure 2)."""
 
 STEPS = {
     # of    rows      columns   frames
@@ -45,8 +45,10 @@ STEPS = {
     "local": ("halves", "halves", "one"),
     "global": ("every second", "every second", "every second"),
 }
-"""Which tokens attend to each other in a step: those that are in one group along all three axes. Along an axis all
-tokens are one group, each index is a group, the first and the second half are one each, or even and odd indices are.
+"""For each step, how tokens are grouped; tokens in the same group along all three axes attend to each other. Along an
+axis, "one" puts all tokens in one group, "each" makes each index a group, "halves" splits the first from the second
+half,
+and "every second" splits even from odd indices.
 
 So "local" is the paper's "F x H/2 x W/2 neighboring patches", and "global" its "stride of 2 patches along the temporal
 dimension and also the two spatial dimensions"; the paper gives no code for either.
@@ -59,21 +61,21 @@ TIMESFORMER_VARIANTS = {
     "timesformer_hr": dict(num_frames=16, image_size=448, **_BASE),
     "timesformer_l": dict(num_frames=96, **_BASE),
 }
-"""Table 1 of the paper, and the HR and L forms of its section 4.3, with divided attention."""
+"""The networks of the paper's table 1, and the HR and L forms of its section 4.3, with divided attention."""
 
 
 def group_sizes(step: str, size: Size) -> tuple[list[int], list[int]]:
-    """Return the number of groups along each axis, and the length of the longest of them."""
+    """Return the number of groups along each axis, and the length of the longest group."""
     counts = [{"one": 1, "each": n}.get(kind, min(2, n)) for kind, n in zip(STEPS[step], size)]
     return counts, [math.ceil(n / count) for n, count in zip(size, counts)]
 
 
 def split_groups(x: Tensor, step: str) -> Tensor:
-    """Gather the tokens of each group; where groups are unequal, the shorter are filled up with zeros.
+    """Gather the tokens of each group; if groups are unequal, the shorter ones are padded with zeros.
 
     Args:
         x: (B, h, w, T, C).
-        step: one of `STEPS`.
+        step: a key of `STEPS`.
     Returns:
         (B, G, S, C); groups and their tokens are ordered by row, column, frame.
     """
@@ -82,7 +84,7 @@ def split_groups(x: Tensor, step: str) -> Tensor:
     margins = [count * length - n for n, count, length in zip(size, counts, lengths)]
     if any(margins):
         x = F.pad(x, (0, 0, *(end for margin in reversed(margins) for end in (0, margin))))
-    # Each axis becomes two: (groups, tokens of a group), or (tokens, groups) where neighbours are in other groups.
+    # Each axis becomes two: (groups, tokens of a group), or (tokens, groups) if neighbours are in different groups.
     for axis, (kind, count) in enumerate(zip(STEPS[step], counts)):
         x = x.unflatten(1 + 2 * axis, (-1, count) if kind == "every second" else (count, -1))
     x = x.permute(0, *_grouped_axes(step), 7)  # (B, groups of rows, of columns, of frames, rows, columns, frames, C)
@@ -90,7 +92,7 @@ def split_groups(x: Tensor, step: str) -> Tensor:
 
 
 def join_groups(x: Tensor, step: str, size: Size) -> Tensor:
-    """Put the tokens of all groups back in their positions: (B, G, S, C) -> (B, h, w, T, C), the reverse of
+    """Put the tokens of all groups back in their locations: (B, G, S, C) -> (B, h, w, T, C), the inverse of
     `split_groups`.
     """
     counts, lengths = group_sizes(step, size)
@@ -102,7 +104,8 @@ def join_groups(x: Tensor, step: str, size: Size) -> Tensor:
 
 
 def _grouped_axes(step: str) -> list[int]:
-    """Return where, after axes 1 to 3 became two each, their groups are, then where the tokens of a group are."""
+    """Return, for the shape in which axes 1 to 3 are split in two, the axes of groups, then those of a group's
+    tokens."""
     pairs = [
         (2 * axis + 2, 2 * axis + 1) if kind == "every second" else (2 * axis + 1, 2 * axis + 2)
         for axis, kind in enumerate(STEPS[step])
@@ -133,12 +136,13 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Pre-norm transformer layer with one attention for each step of the scheme.
 
-    The last step has the names of a ViT, `norm1` and `attn`; those before it are called after the step
-    (`temporal_norm1`, `temporal_attn`) and have a last layer (`temporal_fc`) that starts at zero, so that a new network
-    begins as a ViT.
+    The last step uses the names of a ViT, `norm1` and `attn`; the others are named after the step
+    (`temporal_norm1`, `temporal_attn`) and have a final layer (`temporal_fc`) that is initialised to zero, so that a
+    new
+    network starts as a ViT.
 
-    The class token takes no part in the temporal step, as in the original. In the others each group sees it, and what
-    it sees of the groups is averaged.
+    As in the original, the class token takes no part in the temporal step. In the other steps every group includes it,
+    and its outputs are averaged over the groups.
     """
 
     activation_checkpointing = False
@@ -166,7 +170,7 @@ class Block(nn.Module):
         return add(self.drop_path(self.mlp(self.norm2(x))), x)
 
     def _attend(self, x: Tensor, size: Size, step: str) -> Tensor:
-        """Add what each token sees of its group."""
+        """Add to each token the attention output within its group."""
         batch, prefix = x.shape[0], self._prefix(step)
         class_token, patches = x[:, :1], x[:, 1:]  # (B, 1, C), (B, h w T, C)
         groups = split_groups(patches.unflatten(1, size), step)  # (B, G, S, C)
@@ -178,7 +182,7 @@ class Block(nn.Module):
 
         bias = self._padding_bias(x, size, step)
         normed = self.get_submodule(f"{prefix}norm1")(groups.flatten(0, 1))
-        # As in the original, each group is dropped by itself.
+        # As in the original, each group is dropped separately.
         seen = self.drop_path(self.get_submodule(f"{prefix}attn")(normed, bias)).unflatten(0, (batch, num_groups))
 
         seen_by_patches = join_groups(seen[:, :, int(has_class_token) :], step, size).flatten(1, 3)  # (B, h w T, C)
@@ -189,37 +193,41 @@ class Block(nn.Module):
 
     @staticmethod
     def _padding_bias(x: Tensor, size: Size, step: str) -> Tensor | None:
-        """Return the bias that hides the zeros of unequal groups, (B * G, 1, 1, 1 + S); None where there are none."""
+        """Return the bias that masks the padding of unequal groups, (B * G, 1, 1, 1 + S); None if there is no
+        padding."""
         counts, lengths = group_sizes(step, size)
         if math.prod(counts) * math.prod(lengths) == math.prod(size):
             return None
         inside = split_groups(x.new_ones(1, *size, 1), step)[0, :, :, 0]  # (G, S)
-        padding = F.pad(inside == 0, (1, 0))  # the class token is none
+        padding = F.pad(inside == 0, (1, 0))  # the class token is not padding
         return padding_bias(padding, x.dtype).repeat(x.shape[0], 1, 1, 1)
 
 
 @BACKBONES.register
 class TimeSformer(BackboneBase):
-    """TimeSformer: a classifier of clips, or one map of them, "res4" for patches of 16; official weights fit.
+    """TimeSformer: a classifier of clips, or one map of them, "res4" for patches of 16; loads official weights.
 
-    `load_pretrained` also takes the weights of an image ViT, or of a TimeSformer without the earlier steps of this
-    one's blocks. As in the original, their attention starts as a copy of the ViT's, their last layer as zeros.
+    `load_pretrained` also accepts weights of an image ViT, or of a TimeSformer whose blocks lack the earlier steps. As
+    in
+    the original, the attention of these steps is then initialised as a copy of the ViT's, and their final layer as
+    zeros.
 
-    An `AttentionRecorder` sees, for each attention, (B * G, heads, S, S), or 1 + S with the class token, whose groups
+    An `AttentionRecorder` gets, for each attention, (B * G, heads, S, S), or 1 + S with the class token, where groups
     and tokens are ordered by row, column and frame: temporal maps are (B * h * w, heads, T, T), spatial ones
     (B * T, heads, 1 + h * w, 1 + h * w).
 
     Args:
-        attention: one of `SCHEMES`: "space" (each frame by itself, averaged at last), "joint", "divided", "sparse"
+        attention: a key of `SCHEMES`: "space" (each frame separately, averaged at the end), "joint", "divided",
+            "sparse"
             (local, then global) or "axial" (time, width, height).
-        image_size, num_frames: side of the clips in pixels and frames, which the position tables are made for. For
-            other clips, and from weights of others, the tables are resampled (nearest), which is logged. The
-            original's loader resamples the flattened table of a frame, this one its rows and columns.
-        position_std: standard deviation of the class token and of both position tables at the start. None: as in the
-            original, 0.02, and zeros for frames, which suit the weights of an image ViT; from random weights a small
-            network takes thousands of steps until it sees the order of frames, with 0.4 hundreds.
+        image_size, num_frames: size of the clips, in pixels and frames, that the position tables are made for. For
+            other clips, and for weights trained on others, the tables are resampled (nearest), which is logged. The
+            original resamples a frame's flattened table when loading, vitkit its rows and columns.
+        position_std: initial standard deviation of the class token and of both position tables. None: as in the
+            original, 0.02, and zeros for frames, which suits weights of an image ViT; from random weights a small
+            network takes thousands of steps to learn the order of frames, but hundreds with 0.4.
     Raises:
-        ConfigError: an argument is impossible.
+        ConfigError: an argument is invalid.
     """
 
     class_head = ("head.",)
@@ -268,7 +276,8 @@ class TimeSformer(BackboneBase):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
                 if name.endswith("_fc"):
-                    # In the first block, too: the one module that the original's loop skips is the list of blocks.
+                    # Also in the first block: the only module that the original's loop skips is the list of blocks
+                    # itself.
                     nn.init.zeros_(module.weight)
         for tokens in (self.pos_embed, self.cls_token):
             nn.init.trunc_normal_(tokens, std=0.02 if position_std is None else position_std)
@@ -276,7 +285,7 @@ class TimeSformer(BackboneBase):
             nn.init.trunc_normal_(self.time_embed, std=position_std)
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
-        """List the embeddings, then each block."""
+        """Return the embeddings, then each block."""
         tables = [self.cls_token, self.pos_embed, *([] if self.time_embed is None else [self.time_embed])]
         return [[self.patch_embed, *tables], *([block] for block in self.blocks)]
 
@@ -284,7 +293,7 @@ class TimeSformer(BackboneBase):
         """Compute the map, or a classifier's logits.
 
         Args:
-            clips: (B, 3, T, H, W) float, normalised; any T, and any H and W from one patch upwards.
+            clips: (B, 3, T, H, W) float, normalised; any T, and any H and W from one patch.
         Returns:
             the map, (B, d_model, T, ceil(H / patch_size), ceil(W / patch_size)), under its name; a classifier returns
             (B, num_classes) logits.
@@ -293,7 +302,7 @@ class TimeSformer(BackboneBase):
         """
         check_images("TimeSformer", clips, least=self.patch_embed.patch_size, clips=True)
         x, size = self.embed(clips)
-        # Without attention over time a frame is a clip of its own.
+        # Without attention over time, each frame is a separate clip.
         block_size = (*size[:2], 1) if self.time_embed is None else size
         for block in self.blocks:
             x = checkpoint_block(block, x, block_size)
@@ -305,12 +314,12 @@ class TimeSformer(BackboneBase):
         return {name: self._map(self.norm(x[:, 1:]), size) for name in self.feature_info}
 
     def embed(self, clips: Tensor) -> tuple[Tensor, Size]:
-        """Make tokens with positions.
+        """Compute the tokens of clips, with positions.
 
         Args:
             clips: (B, 3, T, H, W).
         Returns:
-            (B, L, C), without attention over time (B * T, 1 + h * w, C); and the size of the map.
+            (B, L, C), or without attention over time (B * T, 1 + h * w, C); and the size of the map.
         """
         batch, _, num_frames = clips.shape[:3]
         maps = self.patch_embed(clips.transpose(1, 2).flatten(0, 1))  # (B T, C, h, w)
@@ -325,14 +334,14 @@ class TimeSformer(BackboneBase):
         return torch.cat((class_token.expand(patches.shape[0], -1, -1), patches), dim=1), size
 
     def _map(self, patches: Tensor, size: Size) -> Tensor:
-        """(B, h * w * T, C), or (B * T, h * w, C) of frames, to (B, C, T, h, w)."""
+        """Convert (B, h * w * T, C), or (B * T, h * w, C) for separate frames, to a map (B, C, T, h, w)."""
         if self.time_embed is None:
             maps = patches.unflatten(1, size[:2]).unflatten(0, (-1, size[2]))  # (B, T, h, w, C)
             return maps.permute(0, 4, 1, 2, 3)
         return patches.unflatten(1, size).permute(0, 4, 3, 1, 2)
 
     def _log_resampling(self, size: Size) -> None:
-        """Say once for each size that the tables are of another."""
+        """Log, once for each size, that the position tables are for another one."""
         frames = size[2] if self.time_embed is None else self.time_embed.shape[1]
         if torch.compiler.is_compiling() or size in self._logged_sizes or (*self.grid, frames) == size:
             return
@@ -343,7 +352,7 @@ class TimeSformer(BackboneBase):
         )
 
     def load_pretrained(self) -> str | None:
-        """Load what `pretrained` names, also weights of an image ViT, as the class says."""
+        """Load the weights that `pretrained` specifies, which may be those of an image ViT (see the class)."""
         self._completes_state = True
         try:
             return super().load_pretrained()
@@ -351,13 +360,13 @@ class TimeSformer(BackboneBase):
             self._completes_state = False
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Fit position tables of other clips, and, from pretrained weights, steps that they have not.
+        """Resample position tables for other clips, and add steps that pretrained weights lack.
 
         Raises:
-            CheckpointError: the weights are of another scheme.
+            CheckpointError: the weights are for another scheme.
         """
         if f"{prefix}blocks.0.attn.qkv.weight" not in state:
-            return  # of another network, which `load_weights` reports
+            return  # weights of another network, which `load_weights` reports
         scheme = scheme_of(state, prefix)
         if scheme != self.attention:
             if not self._completes_state or scheme not in ("space", "joint"):
@@ -379,7 +388,8 @@ class TimeSformer(BackboneBase):
             state[f"{prefix}time_embed"] = _resize_frames(table, num_frames)
 
     def _complete_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Add what a ViT has not: copies of its attention for earlier steps, zeros for their last layers and time."""
+        """Add entries that a ViT lacks: copies of its attention for earlier steps, zeros for their final layers and
+        time."""
         if self.time_embed is None:
             state.pop(f"{prefix}time_embed", None)
         else:
@@ -393,14 +403,14 @@ class TimeSformer(BackboneBase):
 
 
 def _resize_frames(table: Tensor, num_frames: int) -> Tensor:
-    """(1, T, C) -> (1, num_frames, C), each the nearest."""
+    """Resample (1, T, C) to (1, num_frames, C) by nearest neighbour."""
     if table.shape[1] == num_frames:
         return table
     return F.interpolate(table.mT, size=num_frames, mode="nearest").mT
 
 
 def scheme_of(names: Iterable[str], prefix: str = "") -> str:
-    """Return the attention scheme of a state dict; an image ViT's names are those of "space"."""
+    """Return the attention scheme of a state dict; an image ViT's names are the same as for "space"."""
     names = set(names)
     first = f"{prefix}blocks.0."
     earlier = {step for step in STEPS if f"{first}{step}_attn.qkv.weight" in names}

@@ -21,40 +21,41 @@ from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 
 _ANY_SIZE = (dict(dynamic_img_size=True, dynamic_img_pad=True), dict(strict_img_size=False), {})
-"""What lets a family take images of any size; the first that a model knows is used."""
+"""Options that make a model family accept images of any size; the first that a model supports is used."""
 
 
 @runtime_checkable
 class SetsGradCheckpointing(Protocol):
-    """A timm model whose blocks can recompute their activations."""
+    """A timm model whose blocks can recompute their activations in the backward pass."""
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Switch it."""
+        """Turn recomputation on or off."""
 
 
 @BACKBONES.register
 class TimmBackbone(BackboneBase):
     """Any timm model: `BACKBONES.build("timm/convnext_tiny")`, `model.backbone=timm/convnext_tiny`.
 
-    Attention inside timm's models does not run through vitkit's core, so that AttentionRecorder does not see it.
+    Attention inside timm's models does not use vitkit's core, so that an AttentionRecorder does not see it.
 
     Args:
-        name: timm's, also with the tag of its weights ("convnext_tiny.fb_in1k").
-        out_features: maps to return, "res2" for stride 4 and so on (res{log2 stride}); all from stride 4 upwards if
-            None. Of several maps with one stride the deepest is meant.
-        num_classes: makes it a classifier.
-        frozen_stages: how many of timm's parameter groups are not trained, beside the stem.
+        name: timm's name of the model, optionally with the tag of its weights ("convnext_tiny.fb_in1k").
+        out_features: maps to return, "res2" for stride 4 and so on (res{log2 stride}); None: all from stride 4 on. If
+            several maps have the same stride, the name refers to the deepest.
+        num_classes: number of classes of a classifier; None: return feature maps.
+        frozen_stages: number of timm's parameter groups that are not trained, in addition to the stem.
         drop_path: timm's `drop_path_rate`; None: the model's default.
-        pretrained: as `BackboneBase` says; True: timm's weights of that name.
-        patch_size: of a plain ViT, in pixels; weights of another one, such as DINOv2's 14, are resampled when they are
-            loaded (https://arxiv.org/abs/2212.08013). None: the model's.
+        pretrained: see `BackboneSettings`; True: timm's weights of that name.
+        patch_size: patch size of a plain ViT, in pixels; weights for another one, such as DINOv2's 14, are resampled
+            when
+            they are loaded (https://arxiv.org/abs/2212.08013). None: the model's default.
     Raises:
-        ConfigError: timm has no model of that name, it gives no such maps, or its patches cannot be set.
+        ConfigError: timm has no model of that name, the model has no such maps, or its patch size cannot be set.
     """
 
     optional_weights = ("*num_batches_tracked",)
     renames_itself = True
-    """timm's key names are meant for this class, also where they look like an official format's."""
+    """timm's key names are meant for this class, even if they look like those of an official format."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class TimmBackbone(BackboneBase):
         return _create(self.name, features_only=True, out_indices=chosen, **self.options)
 
     def keep_features(self, names: Iterable[str]) -> None:
-        """Return only these maps from now on; timm's network is built anew without what the others need."""
+        """Return only these maps from now on; timm's network is rebuilt without the parts that only the others need."""
         names = set(names)
         if names >= self.feature_info.keys():
             return
@@ -113,7 +114,7 @@ class TimmBackbone(BackboneBase):
             self.freeze()
 
     def drop_stages_after(self, feature: str) -> None:
-        """Do nothing: `keep_features` builds timm's network anew."""
+        """Do nothing: `keep_features` rebuilds timm's network."""
 
     @staticmethod
     def check_arguments(name: str, **_: Any) -> None:
@@ -132,10 +133,10 @@ class TimmBackbone(BackboneBase):
             raise ConfigError(f"timm {timm.__version__} has no weights {name!r}. {nearest(name, pretrained_names)}")
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
-        """Return feature maps, or logits.
+        """Compute the feature maps, or a classifier's logits.
 
         Args:
-            images: (B, 3, H, W) float, normalised; zero-padded inside to a multiple of the total stride.
+            images: (B, 3, H, W) float, normalised; zero-padded internally to a multiple of the total stride.
         Returns:
             the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to
             coarse; a classifier returns (B, num_classes) logits.
@@ -156,7 +157,7 @@ class TimmBackbone(BackboneBase):
         }
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
-        """Return timm's coarse parameter groups, as far as they are kept."""
+        """Return timm's coarse parameter groups, without the parts that are not kept."""
         with torch.device("meta"):
             full = timm.create_model(self.name)
         groups = group_parameters(full, full.group_matcher(coarse=True))
@@ -167,12 +168,13 @@ class TimmBackbone(BackboneBase):
         return [[self._layer_of(key) for key in keys] for keys in stages if keys]
 
     def _layer_of(self, key: str) -> nn.Module | nn.Parameter:
-        """Return the layer of a parameter, which may have statistics, too; of a container's, the parameter itself."""
+        """Return the layer of a parameter, including its running statistics; for a container's parameter, only that
+        itself."""
         module = self.get_submodule(key.rpartition(".")[0])
         return self.get_parameter(key) if any(True for _ in module.children()) else module
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Rename timm's keys, of full models, to those of the part that is kept here; resample other patch sizes."""
+        """Rename timm's keys for full models to those of the parts that are kept; resample other patch sizes."""
         names = [key.removeprefix(prefix) for key in state if key.startswith(prefix)]
         expected = self.state_dict()
         for name, key in self._renamed(names).items():
@@ -180,7 +182,7 @@ class TimmBackbone(BackboneBase):
             state[prefix + key] = _resampled(key, value, expected[key]) if key in expected else value
 
     def block_names(self) -> list[str]:
-        """Return the names of timm's blocks as far as they are kept, in their order."""
+        """Return the names of those of timm's blocks that are kept, in order."""
         with torch.device("meta"):
             full = timm.create_model(self.name)
         groups = group_parameters(full, full.group_matcher(coarse=False))
@@ -191,7 +193,8 @@ class TimmBackbone(BackboneBase):
             keys = [name for name in parameters if name in kept]
             block = _shared_module(keys)
             if {name for name in parameters if name.startswith(f"{block}.")} > set(keys):
-                # A downsampling and the block after it, or the last block and a norm: most parameters are the block's.
+                # A downsampling and the block after it, or the last block and a norm: the block has most of the
+                # parameters.
                 depth = len(block.split(".")) + 1 if block else 1
                 children = Counter(".".join(key.split(".")[:depth]) for key in keys)
                 child_name = children.most_common(1)[0][0]
@@ -202,7 +205,7 @@ class TimmBackbone(BackboneBase):
         return blocks
 
     def needs_none_of(self, names: Sequence[str]) -> list[str]:
-        """Return those of timm's entries that feature maps are made without."""
+        """Return those of timm's entries that feature maps do not need."""
         if self.is_classifier:
             return []
         with torch.device("meta"):
@@ -210,7 +213,8 @@ class TimmBackbone(BackboneBase):
         return [name for name in names if name in full]
 
     def _renamed(self, names: Iterable[str]) -> dict[str, str]:
-        """Map timm's names to the keys here: timm wraps models of features, or joins a name's first two parts."""
+        """Map timm's names to the keys here: timm wraps models that return features, or joins a name's first two
+        parts."""
         keys = self.state_dict().keys()
         forms = ("{0}", "net.{0}", "net.{1}", "net.model.{0}")
         return {
@@ -225,8 +229,8 @@ class TimmBackbone(BackboneBase):
 
     @activation_checkpointing.setter
     def activation_checkpointing(self, enabled: bool) -> None:
-        """Turn activation checkpointing of timm's network on or off; ConfigError if it has none."""
-        # timm wraps the models that return features.
+        """Turn activation checkpointing of timm's network on or off; ConfigError if it does not support it."""
+        # timm wraps models that return features.
         model = next((m for m in (self.net, child(self.net, "model")) if isinstance(m, SetsGradCheckpointing)), None)
         if model is None:
             raise ConfigError(f"timm's {self.name} cannot recompute its activations.")
@@ -238,7 +242,7 @@ class TimmBackbone(BackboneBase):
 
 
 def _create(name: str, **options: Any) -> nn.Module:
-    """Build timm's model in the form that takes the most image sizes."""
+    """Build timm's model in the form that accepts the most image sizes."""
     for any_size in _ANY_SIZE:
         try:
             return timm.create_model(name, **options, **any_size)
@@ -253,9 +257,9 @@ def _features(name: str, options: Mapping[str, Any]) -> tuple[dict[str, int], di
     """Return feature name -> timm's index, and feature name -> its info; fine to coarse.
 
     Args:
-        options: of timm's constructor.
+        options: arguments of timm's constructor.
     Raises:
-        ConfigError: the model gives no maps.
+        ConfigError: the model has no feature maps.
     """
     try:
         with torch.device("meta"):
@@ -271,19 +275,19 @@ def _features(name: str, options: Mapping[str, Any]) -> tuple[dict[str, int], di
 
 
 def _shared_module(keys: Sequence[str]) -> str:
-    """Return the name of the innermost module that all parameters of these names are in; "" for none."""
+    """Return the name of the innermost module that contains all parameters with these names; "" if there is none."""
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*(key.split(".")[:-1] for key in keys)))
     return ".".join(parts[0] for parts in shared)
 
 
 def _resampled(key: str, value: Tensor, expected: Tensor) -> Tensor:
-    """Return a ViT's patch projection, or its positions, at the size of patches that is expected."""
+    """Return a ViT's patch projection, or its positions, resampled to the expected patch size."""
     if value.shape == expected.shape:
         return value
     if key.endswith("patch_embed.proj.weight") and value.shape[:2] == expected.shape[:2]:
         return resample_patch_embed(value, list(expected.shape[2:]))
     if key.endswith("pos_embed") and value.ndim == 3 and value.shape[2] == expected.shape[2]:
-        old, new = (math.isqrt(x.shape[1]) for x in (value, expected))  # before them, tokens that are no patches
+        old, new = (math.isqrt(x.shape[1]) for x in (value, expected))  # preceded by tokens that are not patches
         others = value.shape[1] - old**2
         if expected.shape[1] - new**2 == others:
             return resample_abs_pos_embed(value, [new, new], [old, old], num_prefix_tokens=others)

@@ -1,8 +1,8 @@
 """Vision Transformer (Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929), with DeiT's distillation token
 (Touvron et al. 2020, https://arxiv.org/abs/2012.12877), register tokens (Darcet et al. 2023,
-https://arxiv.org/abs/2309.16588), ViTDet's windows (Li et al. 2022, https://arxiv.org/abs/2203.16527), and what DINOv2
-(Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and DINOv3 (Simeoni et al. 2025, https://arxiv.org/abs/2508.10104)
-change.
+https://arxiv.org/abs/2309.16588), ViTDet's windows (Li et al. 2022, https://arxiv.org/abs/2203.16527), and the changes
+of DINOv2 (Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and DINOv3 (Simeoni et al. 2025,
+https://arxiv.org/abs/2508.10104).
 
 Shapes: B batch, h x w patches, L tokens (class, distillation and register tokens, then the patches row by row).
 """
@@ -73,9 +73,10 @@ VIT_VARIANTS = {
         if n != "7b"
     },
 }
-"""Table 1 of the paper (B, L, H); table 1 of DeiT (Ti, S; distilled); section 4 and appendix A.2 of ViTDet; table 17 of
-DINOv2, with and without registers; tables 2 and 3 of DINOv3, without the biases that are zero in the published weights,
-and with them (qkvb). Names are timm's."""
+"""The variants of table 1 of the paper (B, L, H); table 1 of DeiT (Ti, S; distilled); section 4 and appendix A.2 of
+ViTDet; table 17 of DINOv2, with and without registers; tables 2 and 3 of DINOv3, without the biases that are zero in
+the
+published weights, and with them (qkvb). Names are timm's."""
 
 _DEIT = "https://dl.fbaipublicfiles.com/deit/deit_{}_patch16_224-{}.pth#sha256={}"
 _DEIT_CHECKSUMS = {
@@ -92,7 +93,7 @@ _TORCHVISION = {
     (1024, 32): ("vit_l_32", "IMAGENET1K_V1"),
     (1280, 14): ("vit_h_14", "IMAGENET1K_SWAG_LINEAR_V1"),
 }
-"""Published weights that were trained on images normalised as vitkit does, by width and patch size."""
+"""Published weights trained on images that are normalised as in vitkit, by (width, patch size)."""
 
 
 _POOLINGS = ("token", "mean", "mean_norm")
@@ -101,30 +102,33 @@ _POSITIONS = ("all", "patches", "axes", "rotary", "none")
 
 @dataclass(frozen=True)
 class TokenSettings:
-    """The tokens beside the patches, and what has a position."""
+    """Settings of the tokens other than patches, and of positions."""
 
     class_token: bool | None = None
-    """Adds a class token; None: unless `window_size` is set."""
+    """Whether there is a class token; None: yes unless `window_size` is set."""
     distilled: bool = False
-    """Adds a distillation token with its own head; logits are the mean of both."""
+    """Whether there is a distillation token with its own head; logits are then the mean of both heads."""
     num_registers: int = 0
-    """Register tokens, which have no position."""
+    """Number of register tokens, which have no position."""
     positions: Literal["all", "patches", "axes", "rotary", "none"] = "all"
-    """Learned positions of patches, class and distillation token, or of patches alone (DINOv2 with registers); of a
-    patch's row and column, half of the channels each (ViT's "2-D" of table 8); rotations of the patches' queries and
-    keys in every block (DINOv3); or none. ViT's relative positions are `relative_positions`."""
+    """Learned positions of patches, class and distillation token, or only of patches (DINOv2 with registers); learned
+    positions of a patch's row and column, with half of the channels each (ViT's "2-D" in table 8); rotations of the
+    patches'
+    queries and keys in every block (DINOv3); or none. For ViT's relative positions use `relative_positions`."""
     rotary_rescale: float = 1.0
-    """In training the coordinates of "rotary" are multiplied by a random factor up to this one, or down to its inverse,
-    log-uniform; DINOv3 was trained with 2."""
+    """In training, the coordinates of "rotary" are multiplied by a log-uniform random factor between the inverse of
+    this
+    number and the number itself; DINOv3 was trained with 2."""
     pooling: Literal["token", "mean", "mean_norm"] = "token"
-    """What a classifier reads: "token", the class token; "mean", the mean of the normalised patches (Beyer et al. 2022,
-    https://arxiv.org/abs/2205.01580); "mean_norm", the normalised mean of the patches (MAE)."""
+    """The input of a classifier: "token": the class token; "mean": the mean of the normalised patches (Beyer et al.
+    2022,
+    https://arxiv.org/abs/2205.01580); "mean_norm": the normalised mean of the patches (MAE)."""
 
     hidden_layer: bool = False
-    """A classifier has a hidden layer with tanh, as ViT has in pre-training (section 3.1)."""
+    """Whether a classifier has a hidden layer with tanh, as ViT does in pre-training (section 3.1)."""
 
     def check(self, is_classifier: bool) -> None:
-        """Raise ConfigError if a value is unknown, or two contradict each other."""
+        """Raise ConfigError if a value is unknown, or values contradict each other."""
         if self.num_registers < 0:
             raise ConfigError(f"ViT: num_registers={self.num_registers}: expected 0 or more.")
         if self.positions not in _POSITIONS:
@@ -147,17 +151,18 @@ class TokenSettings:
 
 @BACKBONES.register
 class ViT(BackboneBase):
-    """ViT: one map at the patch's stride, "res4" for patches of 16 (res{log2 stride}). timm's and DeiT's weights fit.
+    """ViT: one map at the patch's stride, "res4" for patches of 16 (res{log2 stride}). Loads timm's and DeiT's weights.
 
-    A plain map serves heads that want several levels through the neck `SimpleFeaturePyramid`.
+    For heads that need several levels, use the neck `SimpleFeaturePyramid`.
 
     Args:
-        image_size: side or (height, width) in pixels that the position embeddings are made for. They are resampled to
-            images of other sizes, and from weights of other sizes; patches of weights are resampled, too.
-        stem: a backbone whose coarsest map is cut into patches in place of the image (the hybrid of section 3.1).
+        image_size: side or (height, width), in pixels, that the position embeddings are made for. They are resampled
+            for
+            images of other sizes, and when loading weights for other sizes; the patch projection is resampled likewise.
+        stem: a backbone whose coarsest map is divided into patches instead of the image (the hybrid of section 3.1).
         settings: see `BackboneSettings`; pretrained=True means DINOv2's, DINOv3's, DeiT's or torchvision's weights.
     Raises:
-        ConfigError: an argument is impossible, or two contradict each other.
+        ConfigError: an argument is invalid, or arguments contradict each other.
     """
 
     class_head = ("head.", "head_dist.")
@@ -213,7 +218,7 @@ class ViT(BackboneBase):
         self.freeze()
 
     def _make_tokens(self, tokens: TokenSettings, d_model: int) -> None:
-        """Make the tokens beside the patches, and the table of positions."""
+        """Create the tokens other than patches, and the table of positions."""
 
         def parameter(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.zeros(1, count, d_model)) if count else None
@@ -267,13 +272,13 @@ class ViT(BackboneBase):
                 nn.init.trunc_normal_(tokens, std=0.02)
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
-        """List the embeddings, then each block."""
+        """Return the embeddings, then each block."""
         tables = (self.pos_embed, self.row_embed, self.col_embed, self.cls_token, self.dist_token, self.reg_token)
         tokens = [table for table in tables if table is not None]
         return [[self.patch_embed, *tokens], *([block] for block in self.blocks)]
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
-        """Compute the map, or a classifier's logits, of images from one patch upwards."""
+        """Compute the map, or a classifier's logits, of images of at least one patch."""
         check_images("ViT", images, least=self.patch_embed.patch_size)
         x, size = self.tokens(images)
         rotations = pad_rotations(self.rotations(size), self.num_tokens)
@@ -285,13 +290,13 @@ class ViT(BackboneBase):
         return {name: x.transpose(1, 2).unflatten(2, size) for name in self.feature_info}
 
     def tokens(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Return what the first block reads, (B, L, d_model), and the size (h, w) of its patches."""
+        """Return the input of the first block, (B, L, d_model), and the size (h, w) of its patches."""
         x = self.patch_embed(images)
         size = (x.shape[-2], x.shape[-1])
         return self.embed(x.flatten(2).transpose(1, 2), size), size
 
     def embed(self, patches: Tensor, size: tuple[int, int]) -> Tensor:
-        """Add positions and put the other tokens before the patches: (B, h * w, d_model) -> (B, L, d_model)."""
+        """Add positions, and prepend the other tokens to the patches: (B, h * w, d_model) -> (B, L, d_model)."""
         count = self.num_positioned
         if self.pos_embed is not None:
             table = self.pos_embed[:, count:]
@@ -309,7 +314,7 @@ class ViT(BackboneBase):
         return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], dim=1)
 
     def rotations(self, size: tuple[int, int]) -> Tensor | None:
-        """Return the rotations of the patches' queries and keys, (2, h * w, d); None for other positions."""
+        """Return the rotations of the patches' queries and keys, (2, h * w, d); None unless positions are "rotary"."""
         if not self.has_rotations:
             return None
         scale, weight = 1.0, self.patch_embed.proj.weight
@@ -330,7 +335,8 @@ class ViT(BackboneBase):
         return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Fit positions of another image size or other tokens, patches of another size, DINOv2's and DINOv3's names."""
+        """Convert positions for another image size or other tokens, patches of another size, DINOv2's and DINOv3's
+        names."""
         for name in ("mask_token", "rope_embed.periods"):
             state.pop(f"{prefix}{name}", None)
         for name in ("register_tokens", "storage_tokens"):
@@ -345,8 +351,9 @@ class ViT(BackboneBase):
             self._adapt_positions(state, prefix)
 
     def _adapt_positions(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Fit positions to this grid; a token without one here has its position added to it, one without there gets
-        zeros."""
+        """Convert positions to this grid; if a token has none here, its position is added to the token; missing ones
+        are
+        zero."""
         key = f"{prefix}pos_embed"
         table = state[key]
         num_others, grid = self._split_positions(table.shape[1], key)
@@ -367,7 +374,7 @@ class ViT(BackboneBase):
         state[key] = torch.cat((tokens, missing, patches), dim=1)
 
     def _split_positions(self, length: int, key: str) -> tuple[int, tuple[int, int]]:
-        """Return how many positions are of tokens other than patches, and the grid of the patches."""
+        """Return the number of positions of tokens other than patches, and the grid of the patches."""
         counts = (self.num_positioned, 0, 1, 2, self.num_tokens)
         for count in counts:
             if length - count == math.prod(self.grid):
@@ -397,7 +404,7 @@ class ViT(BackboneBase):
         return super()._address()
 
     def _dino_address(self, shape: dict[str, int]) -> str:
-        """Return timm's name of the weights that DINOv2 or DINOv3 has of a network of this shape."""
+        """Return timm's name for the weights that DINOv2 or DINOv3 published for a network of this shape."""
         is_v3 = self.has_rotations
         is_gated = isinstance(self.blocks[0].mlp, SwiGLU)
         for name, size in (_DINOV3_SIZES if is_v3 else _DINOV2_SIZES).items():

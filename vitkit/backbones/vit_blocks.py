@@ -1,4 +1,4 @@
-"""The parts of vision transformers: their settings, patch embedding, attention and block.
+"""Building blocks of vision transformers: their settings, patch embedding, attention and transformer block.
 
 Shapes: B batch, h x w patches, L tokens, the patches last, row by row.
 """
@@ -27,19 +27,19 @@ from vitkit.structures import FeatureInfo
 
 @dataclass(frozen=True)
 class ViTSizes:
-    """The sizes of a plain vision transformer."""
+    """Sizes of a plain vision transformer."""
 
     patch_size: int = 16
-    """In pixels; 1 is a transformer on pixels."""
+    """Side of the patches, in pixels; 1 makes a transformer on pixels."""
     d_model: int = 768
-    """Width, a multiple of `num_heads`."""
+    """Width of the tokens, a multiple of `num_heads`."""
     depth: int = 12
     num_heads: int = 12
     mlp_ratio: float = 4.0
-    """Hidden width of each block's MLP, in widths."""
+    """Hidden width of each block's MLP, relative to `d_model`."""
 
     def check(self, owner: str) -> None:
-        """Raise ConfigError if a size is impossible; `owner` is the backbone's name in messages."""
+        """Raise ConfigError if a size is invalid; `owner` is the backbone's name, for messages."""
         for name in ("patch_size", "d_model", "depth", "num_heads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{owner}: {name}={getattr(self, name)}: expected at least 1.")
@@ -47,20 +47,21 @@ class ViTSizes:
             raise ConfigError(f"{owner}: num_heads={self.num_heads} must divide d_model={self.d_model}.")
 
     def feature_info(self) -> dict[str, FeatureInfo]:
-        """Return the one map, res{log2 stride}."""
+        """Return the description of the only map, res{log2 stride}."""
         return {f"res{round(math.log2(self.patch_size))}": FeatureInfo(self.d_model, self.patch_size)}
 
 
 @dataclass(frozen=True)
 class ViTBlockSettings:
-    """What DINOv2 (Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and DINOv3 (Simeoni et al. 2025,
-    https://arxiv.org/abs/2508.10104) change in the blocks."""
+    """The changes of DINOv2 (Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and DINOv3 (Simeoni et al. 2025,
+    https://arxiv.org/abs/2508.10104) in the blocks."""
 
     mlp: Literal["gelu", "swiglu"] = "gelu"
-    """"swiglu": gated, with `mlp_ratio` of the gated width."""
+    """Type of the MLP; "swiglu": gated, where `mlp_ratio` sets the gated width."""
     layer_scale: float | None = None
-    """What the learned scales of the branches begin with; None for none, where those of weights join the layers before
-    them."""
+    """Initial value of the branches' learned scales; None: no scales, and those in weights are merged into the
+    preceding
+    layers."""
     qkv_bias: Literal["qkv", "qv", "none"] = "qkv"
     """Which of queries, keys and values have a bias."""
     norm_eps: float = 1e-6
@@ -75,25 +76,27 @@ class ViTBlockSettings:
 
 @dataclass(frozen=True)
 class WindowSettings:
-    """Blocks that attend within windows, as ViTDet has them for dense prediction.
+    """Settings of blocks that attend within windows, as in ViTDet for dense prediction.
 
-    There is then no class token, no norm after the last block, and, as in the original, no antialiasing when position
+    There is then no class token and no norm after the last block, and, as in the original, no antialiasing when
+    position
     embeddings are resampled.
     """
 
     window_size: int | None = None
-    """Side, in patches, of the windows that all but a few blocks attend in; None for none."""
+    """Side, in patches, of the windows in which all but a few blocks attend; None: no windows."""
     global_blocks: Sequence[int] | None = None
-    """Indices of the global blocks; None: the last of each quarter."""
+    """Indices of the blocks with global attention; None: the last one of each quarter."""
     relative_positions: int | None = None
-    """Side, in patches, of the map that the global blocks' relative positions are made for (windowed blocks have theirs
-    too); None for none."""
+    """Side, in patches, of the map that the relative positions of global blocks are made for (blocks with windows also
+    get
+    them); None: no relative positions."""
 
     def choose_global_blocks(self, depth: int) -> set[int]:
-        """Return the indices of the blocks that attend to all tokens.
+        """Return the indices of the blocks with global attention.
 
         Raises:
-            ConfigError: there are no windows, or there is no such block.
+            ConfigError: there are no windows, or an index is out of range.
         """
         if self.window_size is None:
             if self.global_blocks is not None:
@@ -118,7 +121,7 @@ class PatchEmbedding(nn.Module):
     """Linear projection of patches of the image, or of the coarsest map of a stem.
 
     Raises:
-        ConfigError: the stride of that map does not divide the patch size.
+        ConfigError: the stride of the stem's map does not divide the patch size.
     """
 
     def __init__(self, patch_size: int, d_model: int, stem: Backbone | None = None):
@@ -132,7 +135,7 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(info.channels, d_model, kernel_size=side, stride=side)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W), zero-padded at the right and bottom to full patches, to (B, d_model, h, w)."""
+        """Embed (B, 3, H, W), zero-padded at the right and bottom to complete patches, as (B, d_model, h, w)."""
         height, width = images.shape[-2:]
         margins = (0, -width % self.patch_size, 0, -height % self.patch_size)
         images = F.pad(images, margins) if any(margins) else images
@@ -140,13 +143,13 @@ class PatchEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention of all tokens, or within windows of patches.
+    """Self-attention over all tokens, or within windows of patches.
 
     Args:
         qkv_bias: see `ViTBlockSettings`.
-        window_size: side of the windows, in patches; None for all tokens.
+        window_size: side of the windows, in patches; None: attend over all tokens.
         relative_positions: side, in patches, of the map that decomposed relative positions (ViTDet, section 3; Li et
-            al. 2021, https://arxiv.org/abs/2112.01526, equation 4) are made for; None for none.
+            al. 2021, https://arxiv.org/abs/2112.01526, equation 4) are made for; None: no relative positions.
     """
 
     def __init__(
@@ -178,13 +181,13 @@ class Attention(nn.Module):
 
         Args:
             x: (B, L, d_model); with windows or relative positions L = h * w.
-            size: (h, w).
-            rotations: (2, L, d) of all tokens, see `rotate`; not with windows or relative positions, as `bias`.
+            size: (h, w) of the patches.
+            rotations: (2, L, d) for all tokens, see `rotate`; like `bias`, not with windows or relative positions.
             bias: float, broadcastable to (B, heads, L, L), added to the scores.
         """
         if self.window_size is None:
             return self._attend(x, size, rotations, bias)
-        # As in the original, windows over the border see zeros there, after the norm.
+        # As in the original, windows that extend beyond the border see zeros there, inserted after the norm.
         windows = window_partition(x.unflatten(1, size), self.window_size)
         windows = self._attend(windows, (self.window_size, self.window_size))
         return window_reverse(windows, self.window_size, size).flatten(1, 2)
@@ -202,13 +205,13 @@ class Attention(nn.Module):
         return self.proj(x.transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor) -> Tensor:
-        """(B, L, d_model) -> (B, L, 3 * d_model)."""
+        """Project to queries, keys and values: (B, L, d_model) -> (B, L, 3 * d_model)."""
         if self.q_bias is None:
             return self.qkv(x)
         return linear(x, self.qkv.weight, torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias)))
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Resize relative positions that were made for maps of another size, and fit biases of other parts."""
+        """Resize relative positions for maps of another size, and convert biases to those that this layer has."""
         for name in ("rel_pos_h", "rel_pos_w"):
             table, key = getattr(self, name), prefix + name
             if table is not None and key in state:
@@ -217,7 +220,7 @@ class Attention(nn.Module):
             self._adapt_biases(state, prefix)
 
     def _adapt_biases(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Biases that weights lack are zero; a key's bias is dropped where there is none, as DINOv3 masks it."""
+        """Set biases that weights lack to zero, and drop the keys' bias if this layer has none, as DINOv3 masks it."""
         zeros = state[f"{prefix}qkv.weight"].new_zeros(self.proj.in_features)
         state.pop(f"{prefix}qkv.bias_mask", None)
         if f"{prefix}qkv.bias" in state:
@@ -226,7 +229,7 @@ class Attention(nn.Module):
             q, k, v = state.pop(f"{prefix}q_bias", zeros), zeros, state.pop(f"{prefix}v_bias", zeros)
         if self.qkv.bias is not None:
             state[f"{prefix}qkv.bias"] = torch.cat((q, k, v))
-        elif self.q_bias is not None or q.any() or v.any():  # what is not zero must not go unnoticed
+        elif self.q_bias is not None or q.any() or v.any():  # biases that are not zero must not be dropped unnoticed
             state[f"{prefix}q_bias"], state[f"{prefix}v_bias"] = q, v
 
 
@@ -262,7 +265,7 @@ class Block(nn.Module):
         return add(self.drop_path(self.ls2(self.mlp(self.norm2(x)))), x)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Take timm's other name of layer scale; where the block has none, fold it into the layer before."""
+        """Convert timm's other name for the layer scale; if the block has none, merge it into the preceding layer."""
         for theirs, ours, layer in (("gamma_1", "ls1", "attn.proj"), ("gamma_2", "ls2", "mlp.fc2")):
             key = f"{prefix}{ours}.gamma"
             if f"{prefix}{theirs}" in state:

@@ -1,4 +1,4 @@
-"""Whole models: backbone, neck and head."""
+"""Complete models: backbone, neck and head."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,14 +20,16 @@ def build_model(
     """Build a config's `model` section.
 
     Args:
-        spec: its `num_classes` and `things`, which official configs state as of the published checkpoint, hold where no
-            `classes` are given.
-        classes: the dataset's class names, which size the model's head; None leaves it to the spec.
-        things: for each class, whether it has instances, for models with such an argument; None: as the spec says, or
+        spec: its `num_classes` and `things`, which official configs set to those of the published checkpoint, are used
+            if
+            `classes` is None.
+        classes: the dataset's class names, whose number sets the size of the model's head; None leaves it to the spec.
+        things: for each class, whether it has instances, for models with such an argument; None: those in the spec, or
             all.
-        vocabularies: of the text that the model reads ("source") and writes ("target"), for models with such arguments.
+        vocabularies: those of the text that the model reads ("source") and writes ("target"), for models with such
+            arguments.
     Raises:
-        ConfigError: the section is wrong.
+        ConfigError: the section is invalid.
     """
     if classes is None and not vocabularies:
         return MODELS.build(spec)

@@ -1,4 +1,4 @@
-"""What dense models share: building, pretrained weights, and images made ready for the backbone."""
+"""Functionality of dense prediction models: building, pretrained weights, and preparing images for the backbone."""
 
 import inspect
 import math
@@ -20,29 +20,32 @@ from vitkit.structures import DetectionTarget
 
 
 class DensePredictionModel(ModelOnBackbone):
-    """Backbone, neck and head.
+    """A model of backbone, neck and head.
 
     Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised by ImageNet's
-    mean and deviation, whichever the backbone's are. Their padding mask is (B, H, W) bool, True = padding; None if no
-    image is padded. A DataError names images that are not RGB, or smaller than one location of the coarsest map.
+    mean and standard deviation, even if the backbone's differ. Their padding mask is (B, H, W) bool, True = padding;
+    None if
+    no image is padded. A DataError is raised for images that are not RGB, or smaller than one location of the coarsest
+    map.
 
     Args:
         backbone: spec or module, as are `neck` and `head`.
-        num_classes: as the head takes it.
-        queries: of heads with queries; what they have in training besides is passed on if it is set.
-        isolate_padding: the original models let padding leak into an image through convolutions, norms and resizing, so
-            that its results depend on what else is in the batch, which official numbers include. True stops that: an
-            image's results are then the same, but for rounding, alone and in any batch.
-        size_divisibility: images are padded with zeros to a multiple of it, which counts as part of the image.
+        num_classes: number of classes, in the form that the head takes.
+        queries: for heads with queries; settings of additional queries in training are passed on if they are set.
+        isolate_padding: in the original models, padding leaks into an image through convolutions, norms and resizing,
+            so
+            that results depend on the other images in the batch; official metrics include this. True prevents it: an
+            image's results are then the same, except for rounding, alone and in any batch.
+        size_divisibility: images are padded with zeros to a multiple of this; the padding counts as part of the image.
     Raises:
-        ConfigError: `isolate_padding` with a backbone that takes no padding mask, or the backbone's `feature_info` is
-            not what it returns.
+        ConfigError: `isolate_padding` is set but the backbone takes no padding mask, or the backbone's `feature_info`
+            does not match its outputs.
     """
 
     class_head: tuple[str, ...] = ()
-    """Prefixes of the parameters whose size follows `num_classes`."""
+    """Prefixes of the parameters whose size depends on `num_classes`."""
     needs_all_features = False
-    """The model itself reads maps of the backbone that the neck does not."""
+    """Whether the model itself reads maps of the backbone that the neck does not read."""
 
     def __init__(
         self,
@@ -67,10 +70,10 @@ class DensePredictionModel(ModelOnBackbone):
         )
         self.isolate_padding = isolate_padding
         self.size_divisibility = size_divisibility
-        # Where strides divide the size, an image's part of a map does not depend on the size of the padding.
+        # If strides divide the size, an image's part of a map does not depend on the amount of padding.
         stride = max(info.stride for info in self.neck.feature_info.values()) if isolate_padding else 1
         self.padding_multiple = math.lcm(stride, size_divisibility)
-        """Images are padded to multiples of it."""
+        """Images are padded to multiples of this, in pixels."""
         if isolate_padding and "padding_mask" not in inspect.signature(self.backbone.forward).parameters:
             raise ConfigError(
                 f"model.isolate_padding: backbone {type(self.backbone).__name__} takes no padding mask. "
@@ -78,11 +81,11 @@ class DensePredictionModel(ModelOnBackbone):
             )
 
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Normalise images and pad them as far as the model needs it; a mask is returned where padding is isolated."""
+        """Normalise images and pad them as the model requires; the mask is only returned if padding is isolated."""
         images = normalize_images(images, padding_mask, **pixel_statistics(self.backbone))
         stride = max(info.stride for info in self.neck.feature_info.values())
         height, width = images.shape[-2:]
-        # An image that fills one location in one direction at least is odd, but can be seen.
+        # An image that covers one location in at least one direction is unusual, but can be processed.
         if height < stride and width < stride:
             raise DataError(
                 f"{type(self).__name__}: images of {height}x{width} pixels are smaller than one "
@@ -111,19 +114,19 @@ class DensePredictionModel(ModelOnBackbone):
 
     @property
     def uses_targets(self) -> bool:
-        """Whether the head has queries in training alone; see `vitkit.protocols.UsesTargets`."""
+        """Whether the head has additional queries in training; see `vitkit.protocols.UsesTargets`."""
         return isinstance(self.head, UsesTargets) and self.head.uses_targets
 
     def head_outputs(
         self, features: Mapping[str, Tensor], padding_mask: Tensor | None, targets: Sequence[DetectionTarget] | None
     ) -> dict[str, Any]:
-        """Return what the head predicts, with its queries of training alone if there are targets."""
+        """Return the head's outputs, including those of its additional training queries if there are targets."""
         known = {} if targets is None else dict(targets=targets)
         return self.head(features, padding_mask, **known)
 
 
 def _head_arguments(queries: QuerySettings | None) -> dict[str, int]:
-    """Return what a head is built with: the number of queries, and what is not as usual."""
+    """Return the arguments for building a head: the number of queries, and settings that are not the default."""
     if queries is None:
         return {}
     usual = asdict(QuerySettings())
@@ -132,7 +135,7 @@ def _head_arguments(queries: QuerySettings | None) -> dict[str, int]:
 
 
 def free_blocks(padding_mask: Tensor, size: int) -> Tensor:
-    """Count blocks of size x size pixels as image if any of their pixels is; (B, H, W) bool, True = padding."""
+    """Mark whole blocks of size x size pixels as image if any of their pixels is; (B, H, W) bool, True = padding."""
     if size == 1:
         return padding_mask
     free = F.max_pool2d((~padding_mask).float(), size)

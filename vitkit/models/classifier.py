@@ -1,4 +1,4 @@
-"""A backbone of images or clips with its own classifier, behind the interface of the other models."""
+"""A backbone for images or clips with its own classifier, with the interface of the other models."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,11 @@ class Classifier(ModelOnBackbone):
 
     Args:
         backbone: spec, or a module that returns logits.
-        num_classes: a run sets its dataset's number.
-        pixel_mean, pixel_std: of RGB values in 0..1, with which the backbone was trained; None: what it says itself.
-            ImageNet's, but for weights such as those of "How to train your ViT?" (https://arxiv.org/abs/2106.10270),
-            which have 0.5 throughout.
+        num_classes: number of classes; a run sets its dataset's.
+        pixel_mean, pixel_std: statistics of RGB values in 0..1 that the backbone was trained with; None: the backbone's
+            own.
+            They are ImageNet's except for weights such as those of "How to train your ViT?"
+            (https://arxiv.org/abs/2106.10270), for which all are 0.5.
     """
 
     def __init__(
@@ -35,14 +36,14 @@ class Classifier(ModelOnBackbone):
         self.backbone = backbone if is_module else BACKBONES.build(backbone, num_classes=num_classes)
         prefixes = self.backbone.class_head if isinstance(self.backbone, HasClassHead) else ()
         self.class_head = tuple(f"backbone.{prefix}" for prefix in prefixes)
-        """Prefixes of the parameters whose size follows `num_classes`."""
+        """Prefixes of the parameters whose size depends on `num_classes`."""
         given = {"mean": pixel_mean, "std": pixel_std}
         statistics = dict(mean=IMAGENET_MEAN, std=IMAGENET_STD) | pixel_statistics(self.backbone)
         statistics |= {name: values for name, values in given.items() if values is not None}
         self.pixel_mean, self.pixel_std = check_pixel_statistics(**statistics)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Put a state dict of the backbone alone below `backbone.`, for `load_weights`."""
+        """Prefix the entries of a backbone's own state dict with `backbone.`, for `load_weights`."""
         inside = f"{prefix}backbone."
         for key in [key for key in state if not key.startswith(inside)]:
             state[inside + key.removeprefix(prefix)] = state.pop(key)
@@ -51,9 +52,9 @@ class Classifier(ModelOnBackbone):
         """Predict class logits.
 
         Args:
-            images: (B, 3, H, W), of clips (B, 3, T, H, W), uint8 RGB; or float, normalised by ImageNet's mean and
-                deviation. Several views of a video are clips of the batch, whose scores the caller averages.
-            padding_mask: comes with every batch of images; those of a classifier have one size and no padding.
+            images: (B, 3, H, W), or (B, 3, T, H, W) for clips, uint8 RGB; or float, normalised by ImageNet's mean and
+                standard deviation. Views of the same video are clips of the batch, whose scores the caller averages.
+            padding_mask: ignored; every batch of images has it, but a classifier's images have one size and no padding.
         Returns:
             logits: (B, num_classes).
         """
@@ -65,7 +66,7 @@ class Classifier(ModelOnBackbone):
         """Return each image's class_scores: (num_classes,) float32 that sum to 1.
 
         Args:
-            outputs: of `forward`.
-            image_sizes: of the original images, which do not matter here.
+            outputs: outputs of `forward`.
+            image_sizes: sizes of the original images, which are not used here.
         """
         return [{"class_scores": scores} for scores in outputs["logits"].float().softmax(dim=-1)]

@@ -14,10 +14,10 @@ from vitkit.structures import Detections
 
 @MODELS.register
 class DeformableDETR(DETR):
-    """A DETR on several maps, whose classes have a sigmoid each; DINO, if the head is DINO's.
+    """A DETR on several maps with one sigmoid per class; DINO, if the head is DINO's.
 
     Args:
-        num_detections: returned per image; DINO has 300. The other arguments as DETR's.
+        num_detections: number of detections per image; DINO uses 300. The other arguments are those of DETR.
     """
 
     class_head = ("head.class_embed.", "head.proposals.class_embed.", "head.denoising.label_embed.")
@@ -56,10 +56,11 @@ class DeformableDETR(DETR):
         return f"of {levels} level{'s' if levels > 1 else ''} {stages}"
 
     def detections(self, outputs: Mapping[str, Tensor]) -> Detections:
-        """Return the best pairs of a query and a class: a query may answer for several classes.
+        """Return the pairs of a query and a class with the highest scores; a query may be returned with several
+        classes.
 
         Returns:
-            as DETR's, of `num_detections` rows (of all pairs, if they are fewer), best first.
+            the same as DETR's, with `num_detections` rows (or all pairs, if there are fewer), best first.
         """
         probabilities = outputs["pred_logits"].float().sigmoid()
         num_classes = probabilities.shape[-1]

@@ -14,13 +14,13 @@ from vitkit.structures import Detections, DetectionTarget
 
 @MODELS.register
 class DETR(DensePredictionModel):
-    """Boxes and classes from object queries.
+    """A detector that predicts boxes and classes from object queries.
 
     Args:
         backbone: spec or module, as are `neck` and `head`.
-        queries: `num_queries` boxes are predicted per image; further groups of queries help in training.
-        num_classes: without the no-object class; a run sets its dataset's number. The official checkpoints have
-            91, COCO's raw category ids.
+        queries: `num_queries` boxes are predicted per image; additional groups of queries help in training.
+        num_classes: number of classes without "no object"; a run sets its dataset's. The official checkpoints have
+            91, for COCO's raw category ids.
         isolate_padding: see `DensePredictionModel`.
     """
 
@@ -46,22 +46,23 @@ class DETR(DensePredictionModel):
         """Predict a box and class logits per query.
 
         Args:
-            targets: in training alone, see `uses_targets`.
+            targets: only in training, see `uses_targets`.
         Returns:
-            pred_logits: (B, Q, num_classes + 1), the last for no object.
+            pred_logits: (B, Q, num_classes + 1), the last class being "no object".
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
-            aux_outputs: the same two of each decoder layer but the last, first layer first.
-            The head may add to them; see there.
+            aux_outputs: the same two for each decoder layer but the last, first layer first.
+            Further outputs depend on the head, see there.
         """
         images, padding_mask = self.prepare(images, padding_mask)
         features = self.features(images, padding_mask)
         return self.head_outputs(features, padding_mask, targets)
 
     def detections(self, outputs: Mapping[str, Tensor]) -> Detections:
-        """Return every query's best class and box; nothing is thresholded or suppressed.
+        """Return every query's best class and box, without thresholding or suppression.
 
         Returns:
-            those of all images together, (B, Q, ...) in the queries' order; boxes in 0..1 of the un-padded image.
+            the detections of all images together, (B, Q, ...) in the order of queries; boxes in 0..1 of the un-padded
+            image.
         """
         scores, labels = outputs["pred_logits"].float().softmax(dim=-1)[..., :-1].max(dim=-1)
         boxes_xyxy = cxcywh_to_xyxy(outputs["pred_boxes"].float())

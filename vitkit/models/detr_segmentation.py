@@ -20,7 +20,7 @@ from vitkit.ops.images import unpadded_sizes
 from vitkit.registry import MODELS, Spec
 
 SMALLEST_AREA = 4
-"""Panoptic segments of no more pixels are dropped."""
+"""Panoptic segments with no more than this number of pixels are dropped."""
 
 
 @MODELS.register
@@ -28,16 +28,16 @@ class DETRSegmentation(DETR):
     """A DETR with a mask for each query.
 
     Args:
-        backbone, neck, head, num_queries, num_classes, isolate_padding: as DETR's; the backbone returns four maps.
-        freeze_detr: trains the mask head alone, as the original does from a trained DETR.
-        settings: what `postprocess` returns besides the boxes: "instance" masks, or a "panoptic" map.
+        backbone, neck, head, num_queries, num_classes, isolate_padding: see DETR; the backbone must return four maps.
+        freeze_detr: train only the mask head, as the original does from a trained DETR.
+        settings: what `postprocess` returns in addition to boxes: "instance" masks, or a "panoptic" map.
     Raises:
         ConfigError: the backbone has fewer than four maps, a task is unknown, or the head has groups of queries.
     """
 
     needs_all_features = True
     new_parts = ("bbox_attention.", "mask_head.")
-    """Prefixes of what a checkpoint to start training from may lack: that of a DETR without masks does."""
+    """Prefixes of parts that may be missing from a checkpoint to start from, such as that of a DETR without masks."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class DETRSegmentation(DETR):
         return [self.backbone, self.neck, self.head] if self.freeze_detr else []
 
     def train(self, mode: bool = True) -> "DETRSegmentation":
-        """Set the training mode, which a frozen DETR never enters."""
+        """Set the training mode, except for a frozen DETR, which always stays in evaluation mode."""
         super().train(mode)
         for part in self._frozen_parts():
             part.eval()
@@ -100,7 +100,7 @@ class DETRSegmentation(DETR):
         """Predict a box, class logits and a mask per query.
 
         Returns:
-            what DETR returns, and of the last layer
+            the outputs of DETR, and for the last layer
             pred_masks: (B, Q, h, w) logits at the finest map's stride.
             input_size: (height, width) that the masks cover.
             image_sizes: (B, 2) int64, height and width of each image without padding.
@@ -121,7 +121,7 @@ class DETRSegmentation(DETR):
         """Return boxes, and masks or panoptic maps, of the original images.
 
         Returns:
-            one dict per image: every query's scores, labels and boxes_xyxy as DETR's, and by task
+            one dict per image: every query's scores, labels and boxes_xyxy as from DETR, and by task
             instance: masks (Q, H, W) bool;
             panoptic: panoptic (H, W) int32 segment ids from 1, and segments_info.
         """
@@ -132,7 +132,7 @@ class DETRSegmentation(DETR):
             if "instance" in self.tasks:
                 result["masks"] = instance_masks(masks, padded, inside, original)
             if "panoptic" in self.tasks:
-                # The original resizes the padding, too.
+                # The original includes the padding in the resizing.
                 if self.isolate_padding:
                     height, width = (
                         math.ceil(n * m / side) for n, m, side in zip(inside, masks.shape[-2:], padded, strict=True)
@@ -146,11 +146,11 @@ class DETRSegmentation(DETR):
     def _panoptic(
         self, probabilities: Tensor, masks: Tensor, processed: tuple[int, int], original: tuple[int, int]
     ) -> Panoptic:
-        """Assign each pixel to the query of the highest mask logit; drop small segments, assign their pixels anew."""
+        """Assign each pixel to the query with the highest mask logit; drop small segments and reassign their pixels."""
         scores, labels = probabilities.max(-1)
         confident = (labels != probabilities.shape[-1] - 1) & (scores > self.object_threshold)
         scores, labels, masks = scores[confident], labels[confident].tolist(), masks[confident]
-        # Stuff is merged in the first round alone.
+        # Segments of the same stuff class are only merged in the first round.
         first_of_class = [labels.index(label) if not self.things[label] else i for i, label in enumerate(labels)]
         chosen, owner = list(range(len(labels))), torch.zeros(processed, dtype=torch.int64)
         first_round = True
@@ -175,7 +175,7 @@ class DETRSegmentation(DETR):
 
 
 def instance_masks(masks: Tensor, padded: tuple[int, int], image: tuple[int, int], original: tuple[int, int]) -> Tensor:
-    """Resize (Q, h, w) logits to (Q, H, W) bool of the original image; the threshold comes before the last resizing."""
+    """Resize (Q, h, w) logits to (Q, H, W) bool of the original image, thresholding before the last resizing."""
     original = tuple(original)
     resized = torch.zeros(len(masks), *original, dtype=torch.bool, device=masks.device)
     for chunk in chunks(len(masks), (padded, original)):
@@ -185,7 +185,8 @@ def instance_masks(masks: Tensor, padded: tuple[int, int], image: tuple[int, int
 
 
 def mask_argmax(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return (*size) int64: which of N > 0 masks (N, h, w) is highest at each pixel; of equal ones the first."""
+    """Return (*size) int64, the index of the highest of N > 0 masks (N, h, w) at each pixel; the first one of
+    equals."""
     best = masks.new_full(size, -torch.inf)
     owner = torch.zeros(size, dtype=torch.int64, device=masks.device)
     for chunk in chunks(len(masks), (size,)):
@@ -196,6 +197,6 @@ def mask_argmax(masks: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def resize_nearest(labels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize a (h, w) map as Pillow does, which the original uses."""
+    """Resize an (h, w) map as Pillow does, which the original uses."""
     resized = Image.fromarray(labels.int().numpy()).resize((size[1], size[0]), Image.Resampling.NEAREST)
     return torch.from_numpy(np.array(resized)).long()

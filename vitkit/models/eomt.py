@@ -1,4 +1,4 @@
-"""EoMT (Kerssies et al. 2025, https://arxiv.org/abs/2503.19108): a plain ViT whose last blocks see queries, too."""
+"""EoMT (Kerssies et al. 2025, https://arxiv.org/abs/2503.19108): a plain ViT whose last blocks also process queries."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,22 +26,24 @@ from vitkit.registry import BACKBONES, MODELS, Spec
 class EoMT(MaskResults, ModelOnBackbone):
     """Encoder-only mask transformer.
 
-    Before each of the last blocks the queries predict masks, outside of which they see no patches in that block. With
-    `attn_mask_probs`, one number per block, that is the case of a random share of the queries; training takes it from
-    one to zero (the hook `MaskAnnealing`), after which inference is that of a plain ViT.
+    Before each of the last blocks, the queries predict masks; in that block, patches outside its mask are masked for a
+    query. `attn_mask_probs` has the fraction of queries, chosen at random, for which each block does this; training
+    decreases
+    it from one to zero (the hook `MaskAnnealing`), after which inference is that of a plain ViT.
 
-    Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised. They are
-    padded with black to the size that the backbone is made for, `image_size`, as the original does. Larger ones are
-    taken in windows in evaluation if the only task is "semantic"; otherwise their sides must be multiples of the patch.
+    Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised. As in the
+    original, they are padded with black to the size that the backbone is made for, `image_size`. Larger images are
+    evaluated
+    in windows if the only task is "semantic"; otherwise their sides must be multiples of the patch size.
 
     Args:
-        backbone: a `ViT` that attends globally, or its spec.
-        num_queries: masks predicted per image.
-        num_classes: without the no-object class; a run sets its dataset's number.
-        num_blocks: how many of the last blocks see queries.
-        masked_attention: False: queries see all patches from the start, and predict after the last block alone.
+        backbone: a `ViT` with global attention, or its spec.
+        num_queries: number of masks predicted per image.
+        num_classes: number of classes without "no object"; a run sets its dataset's.
+        num_blocks: number of the last blocks that process queries.
+        masked_attention: False: queries attend to all patches from the start, and only predict after the last block.
     Raises:
-        ConfigError: the backbone is none that queries can join, or a number is out of its range; see `MaskResults`.
+        ConfigError: queries cannot join the backbone, or a number is out of range; see `MaskResults`.
     """
 
     class_head = ("head.class_embed.",)
@@ -76,12 +78,12 @@ class EoMT(MaskResults, ModelOnBackbone):
         self.set_tasks(settings, num_classes)
 
     def set_mask_probabilities(self, probabilities: Sequence[float]) -> None:
-        """Set the share of queries that each of the last blocks masks, first to last."""
+        """Set the fraction of queries that each of the last blocks masks, first to last."""
         self.attn_mask_probs.copy_(torch.tensor(probabilities))
         self._note_masked_blocks()
 
     def _note_masked_blocks(self) -> None:
-        # Read once and not in each pass, which would wait for the device.
+        # Read once rather than in each forward pass, which would have to wait for the device.
         if not self.attn_mask_probs.is_meta:
             self._masked_blocks = [self.masked_attention and p > 0 for p in self.attn_mask_probs.tolist()]
 
@@ -89,14 +91,15 @@ class EoMT(MaskResults, ModelOnBackbone):
         """Predict class logits and a mask per query.
 
         Returns:
-            pred_logits: (B, Q, num_classes + 1), the last for no object.
+            pred_logits: (B, Q, num_classes + 1), the last class being "no object".
             pred_masks: (B, Q, h, w) logits.
             mask_embed, mask_features: factors of the masks, see the head.
-            aux_outputs: the same from before each block that masks, without pred_masks; in training before all.
-            input_size: (height, width) that the masks cover: the padded images.
+            aux_outputs: the same, without pred_masks, from before each block that masks; in training from before all.
+            input_size: (height, width) of the padded images, which the masks cover.
             image_sizes: (B, 2) int64, height and width of each image without padding.
-            windows: only where images were taken in windows, (N, 3) int64: the image, and the top and left of the
-                window; the first three outputs are then of windows, N in place of B, of `input_size`.
+            windows: only if images were evaluated in windows, (N, 3) int64: the index of the image, and the top and
+                left of
+                the window; the first three outputs are then for windows, with N instead of B, of size `input_size`.
         """
         image_sizes = unpadded_sizes(images, padding_mask)
         images = self.prepare(images, padding_mask)
@@ -112,7 +115,7 @@ class EoMT(MaskResults, ModelOnBackbone):
         return {**last, "aux_outputs": aux_outputs, "input_size": input_size, "image_sizes": image_sizes, **extra}
 
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """Normalise images and pad them with black, which is not 0 then, as far as the backbone needs it."""
+        """Normalise images and pad them, as the backbone requires, with black, which is not 0 after normalisation."""
         is_normalized = images.is_floating_point()
         images = normalize_images(images)
         black = -per_channel(IMAGENET_MEAN, images) / per_channel(IMAGENET_STD, images)
@@ -146,7 +149,7 @@ class EoMT(MaskResults, ModelOnBackbone):
         ]
 
     def _predict(self, images: Tensor) -> list[dict[str, Tensor]]:
-        """Return the head's predictions, the last ones last."""
+        """Return the head's predictions, in the order in which they are made."""
         x, size = self.backbone.tokens(images)
         unpadded = self.backbone.rotations(size)
         rotations = pad_rotations(unpadded, self.backbone.num_tokens)
@@ -165,12 +168,12 @@ class EoMT(MaskResults, ModelOnBackbone):
         return [*predictions, self.head(self.backbone.norm(x), size)]
 
     def _masks(self, block: int) -> bool:
-        """Whether one of the last blocks masks; in training all predict, as each prediction has a loss."""
+        """Whether predictions are needed before a block to mask in it; in training all are, as each one has a loss."""
         return self.masked_attention if self.training else self._masked_blocks[block]
 
     def _mask_bias(self, prediction: Mapping[str, Tensor], size: tuple[int, int], x: Tensor, block: int) -> Tensor:
-        """Return the bias that hides from queries the patches outside their masks, (B, 1, L, L)."""
-        # Resizing and the product with the queries commute, so the features are resized, and not every mask.
+        """Return the bias that masks the patches outside each query's mask, (B, 1, L, L)."""
+        # Resizing and the product with the queries commute, so the features are resized instead of every mask.
         features = F.interpolate(prediction["mask_features"].detach(), size=size, mode="bilinear")
         outside = ~(mask_logits(prediction["mask_embed"].detach(), features).flatten(2) > 0)  # (B, Q, h * w)
         opened = self.draw(block, outside.shape[:2], x.device) > self.attn_mask_probs[block]
@@ -180,7 +183,7 @@ class EoMT(MaskResults, ModelOnBackbone):
         return F.pad(bias, (0, 0, 0, num_tokens - num_queries))[:, None]
 
     def draw(self, block: int, shape: tuple[int, int], device: torch.device) -> Tensor:
-        """Draw (B, Q) uniform in 0..1: queries with more than the block's `attn_mask_probs` see all patches."""
+        """Draw (B, Q) uniform in 0..1: queries with more than the block's `attn_mask_probs` attend to all patches."""
         return torch.rand(shape, device=device)
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
@@ -193,7 +196,7 @@ class EoMT(MaskResults, ModelOnBackbone):
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:
-        """See `MaskResults`; windows of an image are averaged where they overlap."""
+        """See `MaskResults`; overlapping windows of an image are averaged."""
         if "windows" not in outputs:
             return super().semantic_scores(outputs, index, original, within=within)
         windows = [
@@ -207,14 +210,14 @@ class EoMT(MaskResults, ModelOnBackbone):
         return windowed_scores(windows, Geometry(outputs["input_size"], image_size, tuple(original)), within=within)
 
     def variant_of(self, names: Mapping[str, Tensor]) -> str:
-        """Return in words which variant a state dict is of, for error messages."""
-        own = self.state_dict()  # what is no EoMT is refused elsewhere
+        """Return a description of the variant that a state dict belongs to, for error messages."""
+        own = self.state_dict()  # a state dict that is not of an EoMT is rejected elsewhere
         queries, blocks = (len(names.get(key, own[key])) for key in ("head.query_embed.weight", "attn_mask_probs"))
         return f"with num_queries={queries} and num_blocks={blocks}"
 
 
 def window_starts(length: int, size: int) -> list[int]:
-    """Return where windows of `size` begin that cover `length` with least and even overlap."""
+    """Return the starts of windows of `size` that cover `length` with the least overlap, distributed evenly."""
     count = math.ceil(length / size)
     if count < 2:
         return [0]
@@ -242,5 +245,5 @@ def _check_backbone(backbone: nn.Module) -> None:
 
 
 def _note_masked_blocks(model: EoMT, _: Any) -> None:
-    """Note them after weights were loaded; a function of the module, so that the model can be pickled."""
+    """Update them after loading weights; a module-level function, so that the model can be pickled."""
     model._note_masked_blocks()

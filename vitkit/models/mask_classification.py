@@ -17,16 +17,17 @@ from vitkit.structures import DetectionTarget
 
 @MODELS.register
 class MaskClassification(MaskResults, DensePredictionModel):
-    """A mask and its class per query (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
+    """A model that predicts a mask and its class per query (Cheng et al. 2021, https://arxiv.org/abs/2107.06278).
 
     Args:
         backbone: spec or module, as are `neck` (a pixel decoder) and `head`.
-        queries: `num_queries` masks are predicted per image; further groups of queries help in training.
-        num_classes: without the no-object class; a run sets its dataset's number.
-        size_divisibility: images are padded at the right and bottom to a multiple of it, as the original does; 1: not.
+        queries: `num_queries` masks are predicted per image; additional groups of queries help in training.
+        num_classes: number of classes without "no object"; a run sets its dataset's.
+        size_divisibility: images are padded at the right and bottom to a multiple of this, as in the original; 1: no
+            padding.
         isolate_padding: see `DensePredictionModel`.
     Raises:
-        ConfigError: there is no task or an unknown one, or `things` has another length than there are classes.
+        ConfigError: there is no task or an unknown one, or the length of `things` is not the number of classes.
     """
 
     class_head = ("head.class_embed.", "head.denoising.label_embed.")
@@ -59,15 +60,15 @@ class MaskClassification(MaskResults, DensePredictionModel):
     ) -> dict[str, Any]:
         """Predict class logits and a mask per query.
 
-        As in the originals padding is attended to, unless it is isolated; its pixels are 0 after the normalisation.
+        As in the originals, padding is attended to unless it is isolated; its pixels are 0 after normalisation.
 
         Args:
-            targets: in training alone, see `uses_targets`.
+            targets: only in training, see `uses_targets`.
         Returns:
-            pred_logits: (B, Q, num_classes + 1), the last for no object.
+            pred_logits: (B, Q, num_classes + 1), the last class being "no object".
             pred_masks: (B, Q, h, w) logits.
             mask_embed, mask_features: factors of the masks, see the head.
-            aux_outputs: the same of earlier layers, without pred_masks.
+            aux_outputs: the same for earlier layers, without pred_masks.
             input_size: (height, width) that the masks cover: the images padded to `size_divisibility`.
             image_sizes: (B, 2) int64, height and width of each image without padding.
         """

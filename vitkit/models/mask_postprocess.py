@@ -1,7 +1,7 @@
-"""From queries' classes and masks to semantic maps, instances and panoptic maps, in bands of rows or chunks of queries.
+"""Converts queries' classes and masks to semantic maps, instances and panoptic maps, in bands of rows or query chunks.
 
 Predicted masks are upsampled to the padded input, cropped to the image in it, and resized to the original image, always
-bilinearly, as the originals do. At 2048x2048 all masks at once would take gigabytes.
+bilinearly, as in the originals. At 2048x2048, all masks at once would take gigabytes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK_VALUES = 1 << 25
-"""Values of the largest intermediate tensor, 128 MiB in float32."""
+"""Number of values in the largest intermediate tensor, 128 MiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -25,34 +25,35 @@ class SegmentationSettings:
     """For each class, whether it has instances, for "instance" and "panoptic"; None: all have. A run sets its
     dataset's."""
     object_threshold: float = 0.8
-    """Queries of a panoptic map need a higher class probability."""
+    """Class probability that queries in a panoptic map have to exceed."""
 
 
 @dataclass(frozen=True)
 class MaskSettings(SegmentationSettings):
-    """How MaskFormer and Mask2Former get their results from masks."""
+    """How MaskFormer and Mask2Former compute their results from masks."""
 
     tasks: Sequence[Literal["semantic", "instance", "panoptic"]] = ("instance",)
     num_instances: int = 100
-    """Pairs of query and class chosen per image."""
+    """Number of pairs of query and class chosen per image."""
     overlap_threshold: float = 0.8
-    """A panoptic segment needs at least this share of its mask."""
+    """Fraction of its mask that a panoptic segment must keep at least."""
     cut_masks: bool = True
-    """Pixels outside a segment's own mask are void (Mask2Former), and not the segment's (MaskFormer)."""
+    """Whether pixels outside a segment's own mask are void (Mask2Former) rather than the segment's (MaskFormer)."""
     resize_masks: bool | None = None
-    """Masks are resized to the original image before the classes are summed, and not the sums; None: True if there is
-    another task than "semantic", as in the originals."""
+    """Whether masks are resized to the original image before the classes are summed, rather than the sums; None: True
+    if
+    there is a task other than "semantic", as in the originals."""
 
 
 class Geometry(NamedTuple):
-    """(height, width) of one image on its way back."""
+    """Sizes (height, width) of one image on the way back to its original."""
 
     padded: tuple[int, int]
-    """What the predicted masks cover."""
+    """Size that the predicted masks cover."""
     image: tuple[int, int]
-    """The part of it that is the image, at the top left."""
+    """Size of the image's part of it, at the top left."""
     original: tuple[int, int]
-    """The image as stored."""
+    """Size of the image as stored."""
 
 
 def upsample(masks: Tensor, geometry: Geometry) -> Tensor:
@@ -72,13 +73,13 @@ def resize(maps: Tensor, size: tuple[int, int]) -> Tensor:
 def resize_rows(
     maps: Tensor, size: tuple[int, int], rows: range, *, first_row: int = 0, height: int | None = None
 ) -> Tensor:
-    """Compute some rows of `resize(maps, size)`.
+    """Compute only the given rows of `resize(maps, size)`.
 
     Args:
         maps: (N, h, w), or a band of its rows.
-        rows: of the result.
+        rows: rows of the result.
         first_row: the row of the full map at which `maps` begins.
-        height: of the full map; None: `maps` is the full one.
+        height: height of the full map; None: `maps` is the full map.
     Returns:
         (N, len(rows), W).
     """
@@ -88,7 +89,7 @@ def resize_rows(
 
 
 def source_rows(rows: range, new_height: int, height: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the two rows of a map of `height` that each of `rows` lies between, and the share of the lower one."""
+    """Return, for each of `rows`, the two rows of a map of `height` to interpolate, and the weight of the lower one."""
     y = (torch.arange(rows.start, rows.stop, dtype=torch.float32, device=device) + 0.5) * (height / new_height) - 0.5
     y = y.clamp(0, height - 1)
     upper = y.floor().long()
@@ -101,10 +102,10 @@ def semantic_scores(
     """Yield class scores of the original image's pixels, a band of rows at a time.
 
     Args:
-        probabilities: (Q, C) of the classes, without "no object".
+        probabilities: (Q, C), without "no object".
         masks: (Q, h, w) logits.
-        resize_masks: masks are resized to the original image before the classes are summed (as in panoptic models), and
-            not the sums.
+        resize_masks: resize masks to the original image before the classes are summed (as in panoptic models),
+            rather than the sums.
         within: the rows of the original image to score; None: all.
     Yields:
         the rows, and (C, rows, W) float32 scores.
@@ -117,22 +118,23 @@ def semantic_scores(
 
 
 def _sum_over_queries(probabilities: Tensor, masks: Tensor) -> Tensor:
-    """(Q, C) and logits (Q, h, w) -> (C, h, w)."""
-    # Models are evaluated under autocast, and half precision's steps would decide between classes of near scores.
+    """Sum the classes over queries: (Q, C) and logits (Q, h, w) -> (C, h, w)."""
+    # Models are evaluated under autocast, but rounding to half precision could decide between classes of similar
+    # scores.
     with torch.autocast(masks.device.type, enabled=False):
         return torch.einsum("qc,qhw->chw", probabilities, masks.sigmoid())
 
 
 class WindowMasks(NamedTuple):
-    """What a model predicts of one window of an image."""
+    """A model's prediction for one window of an image."""
 
     probabilities: Tensor
-    """(Q, C) of the classes, without "no object"."""
+    """(Q, C), without "no object"."""
     masks: Tensor
     """(Q, h, w) logits."""
     top: int
     left: int
-    """Where the window begins in the image, in pixels."""
+    """Column of the image at which the window begins, in pixels; `top` is its row."""
 
 
 def windowed_scores(
@@ -142,7 +144,7 @@ def windowed_scores(
 
     Args:
         windows: in any order.
-        geometry: `padded` is the size of a window, which may reach beyond the image.
+        geometry: its `padded` is the size of a window, which may extend beyond the image.
         within: the rows of the original image to score; None: all.
     Yields:
         the rows, and (C, rows, W) float32 scores.
@@ -173,7 +175,7 @@ def resized_bands(maps: Tensor, geometry: Geometry, *, within: range | None = No
 
     Args:
         maps: (N, h, w).
-        within: the rows of the original image to score; None: all.
+        within: the rows of the original image to yield; None: all.
     Yields:
         the rows, and (N, rows, W).
     """
@@ -184,8 +186,8 @@ def resized_bands(maps: Tensor, geometry: Geometry, *, within: range | None = No
 def _bands(
     maps: Tensor, geometry: Geometry, depth: int, within: range | None
 ) -> Iterator[tuple[range, Tensor, dict[str, Any]]]:
-    """Yield rows of the original image, the rows before the last resizing that they are made of, and the options of
-    `resize_rows` that make them; `depth` maps of a band are in memory at once."""
+    """Yield rows of the original image, the rows that they are computed from in the last resizing, and the options of
+    `resize_rows` for it; `depth` maps of a band are in memory at once."""
     (height, width), (new_height, new_width) = geometry.image, geometry.original
     step = max(1, CHUNK_VALUES // (max(geometry.padded[1], new_width) * depth))
     within = within if within is not None else range(new_height)
@@ -199,52 +201,52 @@ def _bands(
 
 
 def semantic_map(probabilities: Tensor, masks: Tensor, geometry: Geometry, *, resize_masks: bool) -> Tensor:
-    """Return (H, W) int64, the class of every pixel of the original image; arguments as of `semantic_scores`."""
+    """Return (H, W) int64, the class of every pixel of the original image; arguments as in `semantic_scores`."""
     bands = semantic_scores(probabilities, masks, geometry, resize_masks=resize_masks)
     return torch.cat([scores.argmax(0) for _, scores in bands])
 
 
 def query_chunks(masks: Tensor, geometry: Geometry) -> Iterator[tuple[slice, Tensor]]:
-    """Yield masks (N, h, w) at the original size, some at a time."""
+    """Yield masks (N, h, w) at the original size, a few at a time."""
     for chosen in chunks(len(masks), geometry):
         yield chosen, upsample(masks[chosen], geometry)
 
 
 def chunks(count: int, sizes: Iterable[tuple[int, int]]) -> Iterator[slice]:
-    """Yield slices of `count` masks: as many as may be in memory in the largest of `sizes` (height, width)."""
+    """Yield slices of `count` masks: as many as may be in memory at the largest of `sizes` (height, width)."""
     step = max(1, CHUNK_VALUES // max(height * width for height, width in sizes))
     for start in range(0, count, step):
         yield slice(start, start + step)
 
 
 class Instances(NamedTuple):
-    """The instances of one image."""
+    """The instances in one image."""
 
     scores: Tensor
     """(N,) float32."""
     labels: Tensor
     """(N,) int64."""
     masks: Tensor
-    """(N, H, W) bool, of the original image."""
+    """(N, H, W) bool, at the size of the original image."""
 
 
 def instances(
     probabilities: Tensor, masks: Tensor, geometry: Geometry, *, things: Sequence[bool], num_instances: int
 ) -> Instances:
-    """Return the best pairs of query and class as Mask2Former does: scores include the confidence of the masks.
+    """Return the best pairs of query and class as in Mask2Former: scores include the confidence of the masks.
 
     Args:
-        probabilities: (Q, C) of the classes, without "no object".
+        probabilities: (Q, C), without "no object".
         masks: (Q, h, w) logits.
-        things: for each class, whether it has instances; pairs of other classes are left out after the choice.
-        num_instances: pairs to choose, in no order.
+        things: for each class, whether it has instances; pairs of other classes are removed after the choice.
+        num_instances: number of pairs to choose; they are returned in no particular order.
     """
     num_classes = probabilities.shape[1]
     scores, best = probabilities.flatten().topk(min(num_instances, probabilities.numel()), sorted=False)
     query, labels = best // num_classes, best % num_classes
     is_thing = torch.tensor(things, device=labels.device)[labels]
     scores, query, labels = scores[is_thing], query[is_thing], labels[is_thing]
-    # A query may be chosen for several classes, but has one mask.
+    # A query may be chosen for several classes, but has only one mask.
     queries, position = query.unique(return_inverse=True)
     inside = torch.zeros(len(queries), *geometry.original, dtype=torch.bool, device=masks.device)
     confidence = torch.zeros(len(queries), device=masks.device)
@@ -256,34 +258,34 @@ def instances(
 
 
 class Panoptic(NamedTuple):
-    """A map of one image's segments."""
+    """A panoptic map of one image, with its segments."""
 
     segment_ids: Tensor
-    """(H, W) int32 of the original image; 0 is void."""
+    """(H, W) int32, at the size of the original image; 0 is void."""
     segments: list[dict]
     """id, label, score and is_thing of each segment."""
 
 
 class Assignment(NamedTuple):
-    """Which query each pixel of a panoptic map goes to, before segments are dropped; N queries are confident enough."""
+    """Assignment of each pixel of a panoptic map to one of N confident queries, before segments are dropped."""
 
     queries: Tensor
-    """(N,) int64, their numbers."""
+    """(N,) int64, indices of the queries."""
     scores: Tensor
     """(N,)."""
     labels: Tensor
     """(N,) int64."""
     owner: Tensor
-    """(H, W) int64, position among the N of the query with the largest score times mask."""
+    """(H, W) int64, index among the N of the query with the largest score times mask."""
     inside: Tensor
-    """(H, W) bool, the pixel is inside its owner's mask."""
+    """(H, W) bool, whether the pixel is inside its owner's mask."""
     areas: Tensor
-    """(N,) int64, pixels of each mask."""
+    """(N,) int64, number of pixels in each mask."""
     owned: Tensor
-    """(N,) int64, pixels that each query got."""
+    """(N,) int64, number of pixels assigned to each query."""
 
     def is_kept(self, settings: MaskSettings) -> list[bool]:
-        """Return whether each query keeps enough of its mask to be a segment."""
+        """Return whether each query keeps enough of its mask to become a segment."""
         inside = self.owner[self.inside].bincount(minlength=len(self.queries)) if settings.cut_masks else self.owned
         shares = self.owned / self.areas.clamp(min=1)
         return ((self.areas > 0) & (inside > 0) & (shares >= settings.overlap_threshold)).tolist()
@@ -292,12 +294,13 @@ class Assignment(NamedTuple):
 def panoptic(
     probabilities: Tensor, masks: Tensor, geometry: Geometry, *, things: Sequence[bool], settings: MaskSettings
 ) -> Panoptic:
-    """Assign each pixel to the query of the most confident class and mask; drop segments that lose most of their mask.
+    """Assign each pixel to the query with the most confident class and mask; drop segments that lose most of their
+    mask.
 
     Args:
-        probabilities: (Q, C + 1), the last for no object.
+        probabilities: (Q, C + 1), the last class being "no object".
         masks: (Q, h, w) logits.
-        things: for each class, whether it has instances; segments of another class are one.
+        things: for each class, whether it has instances; for other classes, all segments become one.
     """
     assigned = assign_pixels(probabilities, masks, geometry, settings=settings)
     segment_ids = torch.zeros(geometry.original, dtype=torch.int32, device=masks.device)
@@ -320,13 +323,13 @@ def panoptic(
 
 
 def assign_pixels(probabilities: Tensor, masks: Tensor, geometry: Geometry, *, settings: MaskSettings) -> Assignment:
-    """Assign each pixel of the original image to a confident query; arguments as of `panoptic`."""
+    """Assign each pixel of the original image to a confident query; arguments as in `panoptic`."""
     scores, labels = probabilities.max(-1)
     confident = (labels != probabilities.shape[1] - 1) & (scores > settings.object_threshold)
     scores, labels, masks = scores[confident], labels[confident], masks[confident]
-    best = masks.new_full(geometry.original, -1.0)  # of score times mask
+    best = masks.new_full(geometry.original, -1.0)  # largest score times mask so far
     owner = torch.zeros(geometry.original, dtype=torch.int64, device=masks.device)
-    inside = torch.zeros_like(owner, dtype=torch.bool)  # of the owner's own mask
+    inside = torch.zeros_like(owner, dtype=torch.bool)  # whether the pixel is inside its owner's mask
     areas = torch.zeros(len(masks), dtype=torch.int64, device=masks.device)
     for chosen, logits in query_chunks(masks, geometry):
         p = logits.sigmoid()

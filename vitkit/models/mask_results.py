@@ -1,4 +1,4 @@
-"""What all models of masks and classes make of their outputs."""
+"""Converts the outputs of mask classification models to predictions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ TASKS = ("semantic", "instance", "panoptic")
 
 
 class MaskResults:
-    """Base of models whose queries predict a class and a mask each."""
+    """Base of models whose queries each predict a class and a mask."""
 
     tasks: tuple[str, ...]
     things: list[bool]
@@ -22,10 +22,10 @@ class MaskResults:
     resize_masks: bool
 
     def set_tasks(self, settings: MaskSettings, num_classes: int) -> None:
-        """Take the settings.
+        """Store the settings.
 
         Raises:
-            ConfigError: there is no task or an unknown one, or `things` has another length than there are classes.
+            ConfigError: there is no task or an unknown one, or the length of `things` is not the number of classes.
         """
         tasks, things, resize_masks = settings.tasks, settings.things, settings.resize_masks
         if not tasks:
@@ -39,7 +39,7 @@ class MaskResults:
         self.resize_masks = resize_masks if resize_masks is not None else set(tasks) != {"semantic"}
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Return what the tasks ask for, of the original images.
+        """Return the predictions for the configured tasks, at the size of the original images.
 
         Returns:
             one dict per image, by task
@@ -71,13 +71,13 @@ class MaskResults:
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:
-        """Yield class scores of an image's pixels, some rows at a time.
+        """Yield class scores of an image's pixels, a band of rows at a time.
 
         Args:
-            outputs: of `forward`.
-            index: of the image in the batch.
+            outputs: outputs of `forward`.
+            index: index of the image in the batch.
             original: (height, width) of the original image.
-            within: the rows of it to score; None: all.
+            within: the rows of the original image to score; None: all.
         Yields:
             the rows, and (C, rows, W) float32 scores.
         """
@@ -91,5 +91,5 @@ class MaskResults:
 
 
 def geometry_of(outputs: Mapping[str, Any], index: int, original: Sequence[int]) -> Geometry:
-    """Return the sizes of one image of a batch."""
+    """Return the sizes of one image in a batch."""
     return Geometry(outputs["input_size"], tuple(outputs["image_sizes"][index].tolist()), tuple(original))

@@ -1,4 +1,4 @@
-"""Per-pixel classification on a pixel decoder: what mask classification is compared with."""
+"""Per-pixel classification with a pixel decoder, as a baseline for mask classification."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,12 +15,12 @@ from vitkit.registry import MODELS, Spec
 
 @MODELS.register
 class PerPixelClassification(DensePredictionModel):
-    """A class for every pixel (PerPixelBaseline and PerPixelBaseline+ of Cheng et al. 2021, section 4.2,
+    """A model that classifies every pixel (PerPixelBaseline and PerPixelBaseline+ of Cheng et al. 2021, section 4.2,
     https://arxiv.org/abs/2107.06278).
 
     Args:
         backbone: spec or module, as are `neck` (a pixel decoder) and `head`.
-        num_classes: a run sets its dataset's number.
+        num_classes: number of classes; a run sets its dataset's.
         isolate_padding: see `DensePredictionModel`.
     """
 
@@ -40,11 +40,11 @@ class PerPixelClassification(DensePredictionModel):
         self.stride = next(iter(self.neck.feature_info.values())).stride
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
-        """Predict class logits per pixel. Unless padding is isolated, its pixels are only 0 after the normalisation.
+        """Predict class logits per pixel. Unless padding is isolated, it is only set to 0 after normalisation.
 
         Returns:
-            what the head returns: pred_semantic (B, num_classes, h, w) logits, perhaps aux_outputs.
-            input_size: (height, width) that they cover, H and W rounded up to the stride.
+            the head's outputs: pred_semantic (B, num_classes, h, w) logits, and aux_outputs if it has any.
+            input_size: (height, width) that the logits cover, H and W rounded up to the stride.
             image_sizes: (B, 2) int64, height and width of each image without padding.
         """
         image_sizes = unpadded_sizes(images, padding_mask)

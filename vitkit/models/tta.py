@@ -1,4 +1,4 @@
-"""Test-time augmentation of semantic segmentation: an image in several sizes and mirrored, scores averaged."""
+"""Test-time augmentation for semantic segmentation: scores averaged over several image sizes and mirror images."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,22 +12,23 @@ from vitkit.ops.images import unpadded_sizes
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 """Scales of MaskFormer's and Mask2Former's multi-scale results."""
-_BAND_ROWS = 64  # pixels' class scores in all sizes at once would take gigabytes
+_BAND_ROWS = 64  # all pixels' class scores in all sizes at once would take gigabytes
 _TRAINING_OUTPUTS = ("aux_outputs", "mask_embed", "mask_features")
 
 
 class MultiScaleFlip(nn.Module):
-    """A semantic model that sees every image in several sizes, each also mirrored, and averages the class scores of
-    each pixel (Cheng et al. 2021, https://arxiv.org/abs/2107.06278, section 4).
+    """A semantic model applied to every image in several sizes, each also mirrored, with the class scores of each pixel
+    averaged (Cheng et al. 2021, https://arxiv.org/abs/2107.06278, section 4).
 
-    It evaluates as the model itself does, and takes about `2 * sum(scale ** 2)` times as long: 17 with the defaults.
-    All sizes are made of the image as it is evaluated; the originals make them of the stored one, which has more detail
-    where it is larger.
+    It is evaluated like the model itself, and takes about `2 * sum(scale ** 2)` times as long: 17 with the defaults.
+    All sizes are made from the image at its evaluation size; the originals make them from the stored image, which has
+    more
+    detail if it is larger.
 
     Args:
-        model: has `semantic_scores`, see `MaskClassification`.
+        model: a model with `semantic_scores`, see `MaskClassification`.
         scales: factors on the size at which images are evaluated.
-        flip: whether each is also seen mirrored.
+        flip: whether to also use each image mirrored.
     Raises:
         ConfigError: the model predicts no semantic maps, or a scale is not positive.
     """
@@ -52,9 +53,10 @@ class MultiScaleFlip(nn.Module):
         """Run the model on all views of each image.
 
         Args:
-            images, padding_mask: as the model takes them.
+            images, padding_mask: see the model.
         Returns:
-            views: for each image, a list of the model's outputs for each scale: one image, or it and its mirror image.
+            views: for each image, a list of the model's outputs, one for each scale: for the image, or it and its
+                mirror image.
         """
         sizes = unpadded_sizes(images, padding_mask).tolist()
         return dict(

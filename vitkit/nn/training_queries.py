@@ -22,8 +22,8 @@ logger = logging.getLogger("vitkit")
 class TrainingOnly(nn.Module):
     """A part of a head that is only used in training.
 
-    Weights with a different such part, or without one, can be loaded: their entries for it are dropped, and it keeps its
-    initial values.
+    Weights with a different such part, or without one, can be loaded: their entries for it are dropped, and it keeps
+    its initial values.
     """
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""Sequence to sequence: models that write text, and the decoding that they share."""
+"""Sequence to sequence: models that write text, and the decoding methods that they share."""
 
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import Decodable, DecodingSettings, Hypothesis, State, TextGenerator, decode

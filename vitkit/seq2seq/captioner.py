@@ -1,4 +1,4 @@
-"""What captioners share: an image's feature map from any backbone, or from a file of features."""
+"""Functionality of captioners: an image's feature map from any backbone, or from a feature file."""
 
 import hashlib
 import logging
@@ -26,15 +26,15 @@ class FeatureMap(NamedTuple):
     features: Tensor
     """(B, C, h, w)."""
     padding_mask: Tensor | None
-    """(B, h, w) bool, True = padding; None: nothing is padded."""
+    """(B, h, w) bool, True = padding; None: there is no padding."""
 
     def annotations(self) -> Tensor:
-        """The features as a sequence of locations, (B, S, C)."""
-        # One order in memory, whatever the backbone's is: sums are then rounded the same for features from a file.
+        """Return the features as a sequence of locations, (B, S, C)."""
+        # A fixed memory order, whatever the backbone's: sums are then rounded identically for features from a file.
         return self.features.flatten(2).transpose(1, 2).contiguous()
 
     def padding(self) -> Tensor:
-        """The padding mask as a sequence of locations, (B, S) bool, True = padding."""
+        """Return the padding mask as a sequence of locations, (B, S) bool, True = padding."""
         if self.padding_mask is None:
             return torch.zeros_like(self.features[:, 0], dtype=torch.bool).flatten(1)
         return self.padding_mask.flatten(1)
@@ -45,9 +45,10 @@ class Captioner(ModelOnBackbone, TextGenerator):
 
     Args:
         backbone: spec or module. Its coarsest map is used (`out_features=["res4"]` gives a finer one).
-        freeze_backbone: it is not trained, its running statistics included. Only then may inputs be features of
-            `tools/cache_features.py` in place of images.
-        target_vocabulary: of the captions; a run sets its dataset's.
+        freeze_backbone: do not train the backbone, including its running statistics. Only then may inputs be features
+            from
+            `tools/cache_features.py` instead of images.
+        target_vocabulary: vocabulary of the captions; a run sets its dataset's.
         decoding: see `TextGenerator`.
     """
 
@@ -80,7 +81,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
         return self
 
     def load_pretrained(self) -> str | None:
-        """Load the backbone's pretrained weights, if it has any, and warn of a frozen one without."""
+        """Load the backbone's pretrained weights, if it has any, and warn about a frozen backbone without them."""
         self._weights_key = None
         source = super().load_pretrained()
         if source is None and self.freeze_backbone:
@@ -103,10 +104,10 @@ class Captioner(ModelOnBackbone, TextGenerator):
         Args:
             images: (B, 3, H, W) uint8 RGB, zero-padded at the right and bottom; or float, already normalised.
             padding_mask: (B, H, W) bool, True = padding; None if no image is padded.
-            features: (B, C, h, w), what this method returned for the images before.
+            features: (B, C, h, w), an earlier result of this method for the images.
             features_key: int64, the `weights_key()` of the model that computed them.
         Raises:
-            DataError: the features are of another network, or of one that is trained.
+            DataError: the features are from another network, or the backbone is trained.
         """
         if features is not None:
             self._check_features(features, features_key)
@@ -118,7 +119,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
 
     @staticmethod
     def mask_unknown(logits: Tensor) -> Tensor:
-        """Mask the unknown word in logits (N, V): it trains, but must not be written."""
+        """Mask the unknown word in logits (N, V): it occurs in training, but must not be written."""
         return logits.index_fill(-1, torch.tensor(UNK, device=logits.device), float("-inf"))
 
     def _check_features(self, features: Tensor, features_key: Tensor | None) -> None:
@@ -135,7 +136,8 @@ class Captioner(ModelOnBackbone, TextGenerator):
             )
 
     def weights_key(self) -> int:
-        """A fingerprint of the backbone's weights and pixel statistics, and of the map's name: 63 bits of a SHA-256."""
+        """Return a fingerprint of the backbone's weights and pixel statistics, and of the map's name: 63 bits of a
+        SHA-256."""
         if self._weights_key is None:
             digest = hashlib.sha256(f"{type(self.backbone).__name__} {self.feature}".encode())
             statistics = pixel_statistics(self.backbone)
@@ -149,7 +151,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
 
     @torch.no_grad()
     def feature_maps(self, batches: Iterator[Any], device: torch.device | str) -> Iterator[Tensor]:
-        """The feature maps (B, C, h, w) float32 of batches of images, to be stored."""
+        """Yield the feature maps (B, C, h, w) float32 of batches of images, to be stored."""
         self.eval()
         for batch in batches:
             batch = batch.to(device)

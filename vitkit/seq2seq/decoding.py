@@ -1,7 +1,7 @@
-"""Text from models that predict one token after another: greedy, by beam search, or sampled.
+"""Generates text with models that predict one token after another: greedily, by beam search, or by sampling.
 
-A decodable model starts a `State` from its inputs and advances it by one token at each step; everything that depends on
-the model, such as caches of keys and values, is in the state. N is the number of rows that are decoded side by side: a
+A decodable model creates a `State` from its inputs and advances it by one token at each step; everything specific to
+the model, such as caches of keys and values, is in the state. N is the number of rows that are decoded in parallel: one
 row per source at first, then `beams` per source with beam search. The result for a source does not depend on the others
 in its batch.
 """
@@ -27,32 +27,32 @@ class State(ABC):
     """The decoding state of N rows between two steps."""
 
     tokens: Tensor | None = None
-    """(N,) int64, the first step's input, such as the last token of a prompt; None: BOS."""
+    """(N,) int64, input of the first step, such as the last token of a prompt; None: BOS."""
 
     @abstractmethod
     def select(self, rows: Tensor) -> "State":
-        """The state of other rows: repeated, in another order, or fewer. The old state may be overwritten.
+        """Return the state of other rows: repeated, reordered, or fewer. The old state may be overwritten.
 
         Args:
-            rows: (M,) int64, of 0..N-1.
+            rows: (M,) int64, in 0..N-1.
         """
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "State":
-        """`select` as beam search does it, for states that keep something only once per source.
+        """Select rows as beam search does, for states that store data only once per source.
 
         Args:
-            rows: (M,) int64; rows of one source stay together and come from rows of that source.
-            beams: rows per source from now on.
+            rows: (M,) int64; rows of one source stay consecutive and come from rows of that source.
+            beams: number of rows per source from now on.
             sources: int64, indices of the sources that remain; None: all.
         """
         return self.select(rows)
 
 
 class Decodable(Protocol):
-    """A model that `decode` can take."""
+    """A model that `decode` accepts."""
 
     def start(self, **inputs: Tensor) -> State:
-        """Encode a batch's inputs except `target_in`, one row each."""
+        """Encode a batch's inputs, except `target_in`, with one row each."""
 
     def step(
         self, tokens: Tensor, state: State, *, with_attention: bool = False
@@ -61,10 +61,11 @@ class Decodable(Protocol):
 
         Args:
             tokens: (N,) int64, the last token of each row.
-            with_attention: whether the third result is wanted (it comes at a cost for some models).
+            with_attention: whether to return the attention (which takes extra time for some models).
         Returns:
-            logits (N, V) of the next token, the new state (the old one may be overwritten), and what the row attends
-            to in the source, (N, S) that sums to 1; None if it is not wanted.
+            logits (N, V) of the next token, the new state (the old one may be overwritten), and each row's attention to
+            the
+                source, (N, S) that sums to 1, or None if it was not requested.
         """
 
 
@@ -73,30 +74,30 @@ class DecodingSettings:
     """How text is decoded.
 
     Raises:
-        ConfigError: a value is impossible.
+        ConfigError: a value is invalid.
     """
 
     method: Literal["greedy", "beam", "sample"] = "greedy"
     beams: int = 4
-    """For beam search: hypotheses that are followed per source."""
+    """For beam search: number of hypotheses followed per source."""
     length_penalty: float = 0.6
-    """The exponent a of ((5 + length) / 6) ** a, by which the summed log probability is divided (Wu et al. 2016,
-    section 7, https://arxiv.org/abs/1609.08144); 0 for none. The length counts the EOS."""
+    """Exponent a of ((5 + length) / 6) ** a, by which the summed log probability is divided (Wu et al. 2016,
+    section 7, https://arxiv.org/abs/1609.08144); 0 for no penalty. The length includes the EOS."""
     n_best: int = 1
-    """Hypotheses returned per source; greedy decoding has one."""
+    """Number of hypotheses returned per source; greedy decoding has one."""
     max_length: int = 100
-    """Tokens at most, the EOS counted. A row without EOS by then is cut."""
+    """Maximum number of tokens, including the EOS. A row without an EOS by then is cut off."""
     min_length: int = 0
-    """Tokens at least, before the EOS."""
+    """Minimum number of tokens before the EOS."""
     temperature: float = 1.0
-    """For sampling: logits are divided by it."""
+    """For sampling: divisor of the logits."""
     top_k: int = 0
-    """For sampling: only the k most probable tokens are drawn from; 0: all."""
+    """For sampling: only draw from the k most probable tokens; 0: from all."""
     top_p: float = 1.0
-    """For sampling: only the most probable tokens that together have this probability (Holtzman et al. 2020,
+    """For sampling: only draw from the most probable tokens that together have this probability (Holtzman et al. 2020,
     https://arxiv.org/abs/1904.09751)."""
     seed: int = 0
-    """For sampling: row i draws from a stream of its own, number seed + i."""
+    """For sampling: row i draws from its own random stream, with seed + i."""
 
     def __post_init__(self) -> None:
         checks = {
@@ -115,16 +116,17 @@ class DecodingSettings:
                 raise ConfigError(f"decoding.{name}: got {getattr(self, name)!r}; expected {expected}.")
 
     def _most_hypotheses(self) -> int:
-        """The most hypotheses that the method can return."""
+        """The maximum number of hypotheses that the method can return."""
         return {"greedy": 1, "beam": self.beams}.get(self.method, 10**6)
 
     def with_hypotheses(self, n_best: int = 1, *, beams: int | None = None) -> "DecodingSettings":
-        """These settings with `n_best` hypotheses per source: greedy decoding, which has one, becomes beam search.
+        """Return these settings for `n_best` hypotheses per source, with beam search in place of greedy decoding if
+        needed.
 
         Args:
-            beams: of the beam search, 1 for greedy decoding; None: at least as many as there are hypotheses.
+            beams: number of beams, 1 for greedy decoding; None: at least as many as hypotheses.
         Raises:
-            ConfigError: more hypotheses than beams are asked for.
+            ConfigError: there are more hypotheses than beams.
         """
         method = "beam" if self.method == "greedy" and n_best > 1 else self.method
         if beams is not None:
@@ -132,28 +134,28 @@ class DecodingSettings:
         return replace(self, method=method, beams=max(self.beams, n_best) if beams is None else beams, n_best=n_best)
 
     def penalty(self, length: int) -> float:
-        """The divisor of the summed log probability of `length` tokens."""
+        """Return the divisor of the summed log probability of `length` tokens."""
         return ((5 + length) / 6) ** self.length_penalty
 
 
 @dataclass
 class Hypothesis:
-    """A decoded row."""
+    """A decoded text."""
 
     tokens: list[int]
-    """Without BOS and EOS."""
+    """The token ids, without BOS and EOS."""
     score: float
     """Summed log probability of the tokens and the EOS, divided by the length penalty."""
     attention: Tensor | None = None
-    """(len(tokens), S) float32 on the CPU: what each token attended to, zero on padding; None if not asked for."""
+    """(len(tokens), S) float32 on the CPU: each token's attention, zero on padding; None if it was not requested."""
 
 
 class TextGenerator(nn.Module):
-    """A decodable model that returns text: `generate` is what evaluation and tools call.
+    """A decodable model that returns text; evaluation and tools call `generate`.
 
     Args:
-        vocabulary: of the text it writes; None: `generate` returns no "text".
-        decoding: `DecodingSettings` by name.
+        vocabulary: vocabulary of the written text; None: `generate` returns no "text".
+        decoding: values of `DecodingSettings` by name.
     """
 
     def __init__(self, vocabulary: Vocabulary | None, decoding: Mapping[str, Any] | DecodingSettings | None = None):
@@ -165,9 +167,9 @@ class TextGenerator(nn.Module):
         """Decode a batch of inputs.
 
         Args:
-            inputs: of a batch; `target_in` is left out.
+            inputs: inputs of a batch; `target_in` is ignored.
         Returns:
-            for each source `tokens`, `score`, `text`, and `n_best`, a list of dicts of these, the best first.
+            for each source `tokens`, `score`, `text`, and `n_best`, a list of such dicts, the best first.
         """
         results = []
         for hypotheses in decode(self, inputs, self.decoding):
@@ -183,10 +185,10 @@ class TextGenerator(nn.Module):
 
 
 def decoding_settings(settings: Mapping[str, Any] | DecodingSettings | None) -> DecodingSettings:
-    """Settings by name as `DecodingSettings`; None: the defaults.
+    """Convert settings by name to `DecodingSettings`; None: the defaults.
 
     Raises:
-        ConfigError: a name or a value is wrong.
+        ConfigError: a name or a value is invalid.
     """
     if isinstance(settings, DecodingSettings):
         return settings
@@ -195,10 +197,10 @@ def decoding_settings(settings: Mapping[str, Any] | DecodingSettings | None) -> 
 
 
 def vocabulary_size(side: Literal["source", "target"], vocabulary: Vocabulary | None, configured: int | None) -> int:
-    """The number of tokens that a model reads or writes.
+    """Return the number of tokens that a model reads or writes.
 
     Raises:
-        ConfigError: neither a vocabulary nor a size is given, or they disagree.
+        ConfigError: there is neither a vocabulary nor a size, or they disagree.
     """
     size = configured if vocabulary is None else len(vocabulary)
     if size is None:
@@ -217,10 +219,10 @@ def decode(
     """Decode a batch. The model should be in evaluation mode.
 
     Args:
-        inputs: of a batch; `target_in` is left out.
-        return_attention: hypotheses carry their attention.
+        inputs: inputs of a batch; `target_in` is ignored.
+        return_attention: whether hypotheses include their attention.
     Returns:
-        for each source at most `settings.n_best` hypotheses, at least one, the best first.
+        for each source between one and `settings.n_best` hypotheses, the best first.
     """
     inputs = {name: value for name, value in inputs.items() if name != "target_in"}
     state = model.start(**inputs)
@@ -236,7 +238,7 @@ def decode(
 def _row_by_row(
     model: Decodable, state: State, tokens: Tensor, settings: DecodingSettings, *, with_attention: bool
 ) -> list[list[Hypothesis]]:
-    """Greedy decoding and sampling, where rows do not affect each other."""
+    """Decode greedily or by sampling, where rows do not affect each other."""
     copies = settings.n_best
     if copies > 1:
         rows = torch.arange(len(tokens), device=tokens.device).repeat_interleave(copies)
@@ -281,12 +283,12 @@ def _row_by_row(
 
 
 def _worth_dropping(left: int, rows: int) -> bool:
-    """Whether enough rows have finished to pay for moving the others together."""
+    """Return whether so many rows have finished that it is worth moving the others together."""
     return left <= 0.75 * rows
 
 
 def _log_probs(logits: Tensor, *, may_end: bool) -> Tensor:
-    """Log probabilities (N, V) float32, -inf for tokens that must not follow.
+    """Return log probabilities (N, V) float32, -inf for tokens that must not follow.
 
     The other tokens are not renormalised, so that a text's score is the model's probability of it.
     """
@@ -296,22 +298,22 @@ def _log_probs(logits: Tensor, *, may_end: bool) -> Tensor:
 
 
 def _uniform_draws(rows: int, settings: DecodingSettings) -> Tensor:
-    """Uniform numbers (rows, max_length) in 0..1, each row with a generator of its own.
+    """Draw uniform numbers (rows, max_length) in 0..1, with a separate generator for each row.
 
-    So a row's draws do not depend on how many rows there are, or on when they finish.
+    A row's draws therefore do not depend on the number of rows, or on when they finish.
     """
     streams = [torch.Generator().manual_seed(settings.seed + row) for row in range(rows)]
     return torch.stack([torch.rand(settings.max_length, generator=stream) for stream in streams])
 
 
 def _sample(log_probs: Tensor, draws: Tensor, settings: DecodingSettings) -> Tensor:
-    """Token ids (N,) by inverse transform sampling; `draws` (N,) in 0..1, the most probable token first."""
+    """Return token ids (N,) by inverse transform sampling; `draws` (N,) in 0..1, the most probable token first."""
     most = min(settings.top_k or log_probs.shape[-1], log_probs.shape[-1])
     scores, tokens = (log_probs / settings.temperature).topk(most, dim=-1)
     dtype = accumulation_dtype(scores.device)
     cumulated = scores.to(dtype).softmax(dim=-1).cumsum(dim=-1)
     if settings.top_p < 1:
-        # The last token of the nucleus is the first at which the sum reaches top_p.
+        # The last token of the nucleus is the first one at which the sum reaches top_p.
         last = torch.searchsorted(cumulated, torch.full_like(cumulated[:, :1], settings.top_p)).clamp(max=most - 1)
         total = cumulated.gather(-1, last)
     else:
@@ -326,13 +328,13 @@ def _beam_search(
     """Follow the `beams` most probable prefixes of every source.
 
     An EOS counts if it is among the `beams` best continuations of a source. A source is done when `beams` of its
-    hypotheses are finished, or when no running one can overtake the `n_best` best of them. Hypotheses cut at
-    `max_length` are returned only where too few are finished, and after those: they have not paid for their EOS. One
+    hypotheses are finished, or when no running one can overtake the `n_best` best of them. Hypotheses cut off at
+    `max_length` are only returned if too few are finished, and after those, as their score lacks an EOS. One
     beam is greedy decoding.
     """
     beams, device = settings.beams, tokens.device
     finished: list[list[Hypothesis]] = [[] for _ in range(len(tokens))]
-    sources = list(range(len(tokens)))  # of the state's rows
+    sources = list(range(len(tokens)))  # source of the state's rows
     running = torch.ones(len(tokens), 1, dtype=torch.bool, device=device)
     totals = torch.zeros(len(tokens), 1, device=device)
     written = tokens.new_empty(len(tokens), 0)
@@ -355,7 +357,7 @@ def _beam_search(
             attended=attended,
             penalty=settings.penalty(step + 1),
         )
-        # At most one continuation of each beam is an EOS, so at least `beams` are not.
+        # At most one continuation of each beam is an EOS, so at least `beams` others remain.
         continuing = is_end.int().sort(dim=-1, stable=True).indices[:, :beams]
         totals, parents, tokens = (x.gather(1, continuing) for x in (scores, parents, next_tokens))
 
@@ -377,7 +379,7 @@ def _beam_search(
             state = state.select_beams(rows, beams=beams, sources=kept_sources)
     best = [sorted(group, key=lambda hypothesis: -hypothesis.score)[: settings.n_best] for group in finished]
     for index, source in enumerate(sources):
-        # A source can have too few only if the loop ran to max_length.
+        # A source can only have too few if the loop ran until max_length.
         if len(best[source]) < settings.n_best:
             rows = slice(index * beams, (index + 1) * beams)
             best[source] += _cut(totals[index], written[rows], None if attended is None else attended[rows], settings)
@@ -386,7 +388,7 @@ def _beam_search(
 
 
 def _best_continuations(totals: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The most probable continuations of each source.
+    """Return the most probable continuations of each source.
 
     Args:
         totals: (sources, beams), summed log probability of each beam.
@@ -421,7 +423,7 @@ def _collect(
     attended: Tensor | None,
     penalty: float,
 ) -> None:
-    """Add the hypotheses that finish at this step, where `is_end` (sources, beams) of the best continuations."""
+    """Add the hypotheses that finish at this step: those of the best continuations with `is_end` (sources, beams)."""
     if not is_end.any():
         return
     indices, rows = is_end.nonzero()[:, 0], parents[is_end]
@@ -435,13 +437,13 @@ def _collect(
 def _is_done(finished: Sequence[Hypothesis], best_running: float, settings: DecodingSettings) -> bool:
     if len(finished) >= settings.beams:
         return True
-    # Probability only falls, and the penalty's divisor grows with the length.
+    # The probability can only decrease, and the penalty's divisor increases with the length.
     reachable = best_running / settings.penalty(settings.max_length)
     return sum(hypothesis.score >= reachable for hypothesis in finished) >= settings.n_best
 
 
 def _cut(totals: Tensor, written: Tensor, attended: Tensor | None, settings: DecodingSettings) -> list[Hypothesis]:
-    """The running beams of a source at `max_length`, best first."""
+    """Return the running beams of a source at `max_length`, best first."""
     attention = [None] * len(written) if attended is None else attended.float().cpu()
     penalty = settings.penalty(settings.max_length)
     return [

@@ -1,4 +1,4 @@
-"""Language models, made of the Transformer's own layers: decoder-only, with a prefix or without, and encoder-only."""
+"""Language models made of the Transformer's layers: decoder-only, with or without a prefix, and encoder-only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from vitkit.structures import EOS, PAD
 from vitkit.vocabulary import Vocabulary
 
 BASE = dict(d_model=768, num_heads=12, d_ffn=3072, positions="learned")
-"""The sizes of GPT-2's smallest model and of BERT's base model."""
+"""Sizes of GPT-2's smallest model and of BERT's base model."""
 
 
 @dataclass
@@ -36,17 +36,17 @@ class PromptState(State):
     """The decoding state of N rows, whose prompts may differ in length."""
 
     caches: list[KeyValueCache]
-    """Per layer: the prompts, then the decoded tokens."""
+    """For each layer: the prompts, then the decoded tokens."""
     prompt_lengths: Tensor
-    """(N,) int64."""
+    """(N,) int64, number of tokens of each prompt."""
     prompt_padding: Tensor
-    """(N, P) bool, True = the cached position is behind the prompt's end."""
+    """(N, P) bool, True = the cached position is beyond the end of the prompt."""
     tokens: Tensor | None = None
-    """(N,) int64, the first step's input, which is not cached yet; None: BOS."""
+    """(N,) int64, input of the first step, which is not cached yet; None: BOS."""
 
     @property
     def num_written(self) -> int:
-        """Number of tokens cached after the prompts."""
+        """The number of tokens cached after the prompts."""
         return self.caches[0].length - self.prompt_padding.shape[1]
 
     def select(self, rows: Tensor) -> "PromptState":
@@ -58,11 +58,11 @@ class PromptState(State):
 
 
 class DecoderOnly(TextGenerator):
-    """Base of models with one stack of layers, in which what is written follows the prompt.
+    """Base of models with a single stack of layers, in which the written text follows the prompt.
 
     Args:
-        vocabulary: of the text.
-        size: number of its tokens.
+        vocabulary: vocabulary of the text.
+        size: number of tokens in the vocabulary.
         decoding: see `DecodingSettings`.
     """
 
@@ -92,7 +92,7 @@ class DecoderOnly(TextGenerator):
             prompt: (B, P) int64.
             padding_mask: (B, P) bool, True = padding.
             bias: float, broadcastable to (B, heads, P, P).
-            next_tokens: (B,) int64, that follow the prompts; None: BOS.
+            next_tokens: (B,) int64 tokens that follow the prompts; None: BOS.
         """
         state = PromptState(
             caches=[KeyValueCache() for _ in self.stack.layers],
@@ -109,10 +109,10 @@ class DecoderOnly(TextGenerator):
     def step(
         self, tokens: Tensor, state: PromptState, *, with_attention: bool = False
     ) -> tuple[Tensor, PromptState, Tensor | None]:
-        """Advance every row by one token; there is no attention to a source alone.
+        """Advance every row by one token; there is no separate attention to a source.
 
         Raises:
-            ConfigError: attention is asked for.
+            ConfigError: attention is requested.
         """
         if with_attention:
             raise ConfigError(
@@ -122,7 +122,7 @@ class DecoderOnly(TextGenerator):
         written = state.num_written
         positions = (state.prompt_lengths + written)[:, None]
         x = self.positions(self.embedding(tokens[:, None]), offset=state.caches[0].length, positions=positions)
-        # Positions between a prompt's end and that of the longest prompt hold nothing of that row.
+        # Positions between the end of a row's prompt and that of the longest prompt contain no tokens of that row.
         bias = mask_bias(F.pad(state.prompt_padding, (0, written + 1)))[:, None, None]
         for layer, cache in zip(self.stack.layers, state.caches):
             x = layer.step(x, cache, bias=bias)
@@ -136,11 +136,11 @@ class DecoderOnly(TextGenerator):
 @MODELS.register
 class CausalLanguageModel(DecoderOnly):
     """Decoder-only: predicts each token from those before it (Radford et al. 2019, "Language Models are Unsupervised
-    Multitask Learners", whose sizes and norms the config gives).
+    Multitask Learners", whose sizes and norms the config sets).
 
     Args:
         target_vocabulary: a run sets its dataset's.
-        target_size: of a vocabulary that is not given.
+        target_size: number of tokens, if there is no vocabulary.
         decoding: see `DecodingSettings`.
     """
 
@@ -161,9 +161,9 @@ class CausalLanguageModel(DecoderOnly):
 
         Args:
             tokens: (B, T) int64, BOS and the text, then PAD.
-            padding_mask: comes with every batch of texts. No token sees what follows it, padding included.
+            padding_mask: ignored; every batch of texts has it, but no token attends to later ones, including padding.
         Returns:
-            logits: (B, T, V) of the tokens that follow.
+            logits: (B, T, V) for the tokens that follow.
         """
         x = self.positions(self.embedding(tokens))
         return {"logits": self.logits(self.stack(x, bias=causal_bias(x.shape[1], x.device)))}
@@ -186,13 +186,13 @@ class CausalLanguageModel(DecoderOnly):
 
 @MODELS.register
 class PrefixLanguageModel(DecoderOnly):
-    """Decoder-only, from one text to another: the source is a prefix, whose tokens all see each other, and the target
-    follows it token by token (prefix language model; Raffel et al. 2020, section 3.2 and figures 3 and 4,
-    https://arxiv.org/abs/1910.10683). Which task is meant, the source says in words, as "translate English to German:".
+    """Decoder-only, from one text to another: the source is a prefix, whose tokens all attend to each other, and the
+    target follows it token by token (prefix language model; Raffel et al. 2020, section 3.2 and figures 3 and 4,
+    https://arxiv.org/abs/1910.10683). The source names the task in words, such as "translate English to German:".
 
     Args:
-        source_vocabulary, target_vocabulary: a run sets its dataset's; both are one.
-        source_size, target_size: numbers of tokens, where no vocabulary is set.
+        source_vocabulary, target_vocabulary: a run sets its dataset's; both must be the same one.
+        source_size, target_size: numbers of tokens, if there are no vocabularies.
         decoding: see `DecodingSettings`.
     Raises:
         ConfigError: a size is missing, or source and target have different vocabularies.
@@ -227,12 +227,12 @@ class PrefixLanguageModel(DecoderOnly):
             source_padding: (B, S) bool, True = padding.
             target_in: (B, T) int64, BOS and the tokens, then PAD.
         Returns:
-            logits: (B, T, V) of the tokens that follow.
+            logits: (B, T, V) for the tokens that follow.
         """
         if source_padding is None:
             source_padding = torch.zeros_like(source, dtype=torch.bool)
         source_length, target_length = source.shape[1], target_in.shape[1]
-        # The target's positions follow the source's own, with its padding left out.
+        # The target's positions continue those of the source, without its padding.
         positions = torch.cat(
             [
                 torch.arange(source_length, device=source.device).expand_as(source),
@@ -245,15 +245,16 @@ class PrefixLanguageModel(DecoderOnly):
         return {"logits": self.logits(self.stack(x, bias=bias)[:, source_length:])}
 
     def start(self, source: Tensor, source_padding: Tensor | None = None) -> PromptState:
-        """Encode the sources; arguments as of `forward`."""
+        """Encode the sources; arguments as in `forward`."""
         if source_padding is None:
             source_padding = torch.zeros_like(source, dtype=torch.bool)
         return self.encode_prompt(source, source_padding, padding_bias(source_padding))
 
 
 def prefix_mask(source_padding: Tensor, target_length: int) -> Tensor:
-    """Return which keys each token must not see: a source's tokens see all of it, a target's the source and what is
-    before them.
+    """Return which keys each token must not see: tokens of a source see all of it, tokens of a target see the source
+    and
+    the tokens before them.
 
     Args:
         source_padding: (B, S) bool, True = padding.
@@ -270,16 +271,17 @@ def prefix_mask(source_padding: Tensor, target_length: int) -> Tensor:
 
 @MODELS.register
 class MaskedLanguageModel(nn.Module):
-    """Encoder-only: predicts tokens that are hidden, from both sides (Devlin et al. 2019, section 3.1,
+    """Encoder-only: predicts masked tokens from both sides (Devlin et al. 2019, section 3.1,
     https://arxiv.org/abs/1810.04805).
 
-    A share `mask_share` of the tokens is chosen; 80 % of these become the mask token, 10 % a random one, 10 % stay. In
-    evaluation the choice is the same every time.
+    A fraction `mask_share` of the tokens is chosen; 80 % of these become the mask token, 10 % a random one, 10 % stay.
+    In
+    evaluation the choice is always the same.
 
     Args:
-        target_vocabulary: a run sets its dataset's; it has a mask token (`vocabulary.mask_id`).
-        target_size, mask_id: of the vocabulary, where none is set.
-        mask_share: 0.15 in the paper.
+        target_vocabulary: a run sets its dataset's; it must have a mask token (`vocabulary.mask_id`).
+        target_size, mask_id: number of tokens and id of the mask token, if there is no vocabulary.
+        mask_share: fraction of chosen tokens, 0.15 in the paper.
     Raises:
         ConfigError: a size is missing, there is no mask token, or mask_share is not in 0..1.
     """
@@ -315,14 +317,14 @@ class MaskedLanguageModel(nn.Module):
         init_matrices(self)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Mask some of the tokens, and predict the token at each position.
+        """Mask tokens, and predict the token at each position.
 
         Args:
             tokens: (B, S) int64, the text, then PAD.
             padding_mask: (B, S) bool, True = padding.
         Returns:
-            logits: (B, S, V) of the token at each position.
-            masked: (B, S) bool, the positions that were chosen; the loss counts only these.
+            logits: (B, S, V) for the token at each position.
+            masked: (B, S) bool, the chosen positions; the loss only counts these.
         """
         if padding_mask is None:
             padding_mask = tokens == PAD
@@ -330,15 +332,16 @@ class MaskedLanguageModel(nn.Module):
         return {"logits": self.predict(hidden, padding_mask), "masked": masked}
 
     def predict(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, S, V) of the token at each position, for texts that are masked already or not at all."""
+        """Return logits (B, S, V) for the token at each position, for texts that are already masked or not masked at
+        all."""
         bias = None if padding_mask is None else padding_bias(padding_mask)
         x = self.encoder(self.positions(self.embedding(tokens)), bias=bias)
         table = self.embedding if self.output is None else self.output
         return linear(self.head(x), table.weight, self.output_bias)
 
     def mask(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S) int64 -> the tokens with some hidden, and which were chosen, (B, S) bool."""
-        # Drawn on the CPU, so that they are the same on every device.
+        """Return the tokens (B, S) with masked ones replaced, and which were chosen, (B, S) bool."""
+        # Drawn on the CPU, so that the choice is the same for every device.
         generator = None if self.training else torch.Generator().manual_seed(0)
         chance, fate = torch.rand(2, *tokens.shape, generator=generator).to(tokens.device)
         others = torch.randint(EOS + 1, len(self.output_bias), tokens.shape, generator=generator).to(tokens.device)
