@@ -21,7 +21,7 @@ DEFORMABLE_DECODER_LAYER = (
     ("encoder_attn_layer_norm.", "norm1."),
     ("final_layer_norm.", "norm3."),
 )
-"""Names of a layer's norms in the library and in vitkit."""
+"""Names of a layer's norms in the library and in vitkit; in the last table, norm1 is that of the cross-attention."""
 
 
 def layer_rules(theirs: str, ours: str, norms: Sequence[tuple[str, str]], *, joined: Sequence[str]) -> list[Rule]:

@@ -1,4 +1,4 @@
-"""Pages in headless Chromium, for tests that want to see them; they skip without."""
+"""Open pages in headless Chromium, for tests that need a browser; without one they are skipped."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import pytest
 
 
 def chromium() -> str | None:
-    """The browser: what VITKIT_CHROMIUM names, one of the system's, or playwright's own."""
+    """Return the browser: the one named by VITKIT_CHROMIUM, one of the system, or playwright's."""
     names = (os.environ.get("VITKIT_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     if found is None:
@@ -21,7 +21,7 @@ def chromium() -> str | None:
 
 @contextlib.contextmanager
 def open_page(path: Path, *, width: int = 1200, height: int = 900):
-    """The page of a file, and a list that takes what its console says."""
+    """Yield the page of a file, and a list that receives its console messages."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if (executable := chromium()) is None:
         pytest.skip("no Chromium: set VITKIT_CHROMIUM")

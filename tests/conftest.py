@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-# Small tensors gain nothing by threads, and threads that share their cores with others wait for each other.
+# Small tensors gain nothing from threads, and threads that share cores with other processes wait for each other.
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,13 +27,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def gpu() -> torch.device:
-    """The GPU; with VITKIT_GPU_TESTS=cpu the CPU, so that the tests themselves can be tested without one."""
+    """Return the GPU; with VITKIT_GPU_TESTS=cpu the CPU, so that the tests themselves can be tested without a GPU."""
     return torch.device(os.environ.get("VITKIT_GPU_TESTS", "cuda"))
 
 
 @pytest.fixture(autouse=True)
 def fresh_logging():
-    """Takes back what a tool's `setup_logging` did, so that each test's log reaches pytest."""
+    """Undo the effects of a tool's `setup_logging`, so that each test's log reaches pytest."""
     yield
     logger = logging.getLogger("vitkit")
     logger.handlers.clear()
@@ -43,13 +43,13 @@ def fresh_logging():
 
 @pytest.fixture(autouse=True)
 def own_settings(tmp_path_factory, monkeypatch):
-    """Keeps what tests trust out of the user's list."""
+    """Keep the files that tests trust out of the user's list."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with the small real datasets; tests that want it skip where it is absent."""
+    """Return the folder with the small real datasets; tests that need it are skipped if it is absent."""
     folder = Path(os.environ.get("VITKIT_SHARED_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no datasets at {folder}")

@@ -1,4 +1,4 @@
-"""Pictures with boxes, their annotations, and imperfect predictions, on the disk."""
+"""Write pictures with boxes, their annotations, and imperfect predictions to the disk."""
 
 import json
 
@@ -17,7 +17,7 @@ CONFIG = (
 
 
 def write_data(folder, num_images=5, masks=False, seed=0):
-    """Write pictures with objects, annotations and imperfect results; return the images' number."""
+    """Write pictures with objects, annotations and imperfect results; return the number of images."""
     rng = np.random.default_rng(seed)
     (folder / "images").mkdir()
     images, annotations, results = [], [], []

@@ -1,9 +1,9 @@
 """A GPU that is emulated on the CPU, to count where a program would wait for it.
 
-A tensor of this device says that it is on "cuda:0" and holds a tensor of the CPU, which computes. Every operator passes
-by here, those of the backward pass too, so that the ones which make a real GPU and the program wait for each other are
-counted: values or shapes that the program reads, and copies between the two that are not asynchronous. They are what
-`torch.cuda.set_sync_debug_mode` reports on a real one.
+A tensor of this device claims to be on "cuda:0" but holds a CPU tensor, on which operators are computed. All operators,
+including those of the backward pass, are intercepted, so that those with which a real GPU and the program wait for each
+other are counted: values or shapes that the program reads, and copies between devices that are not asynchronous. They
+are what `torch.cuda.set_sync_debug_mode` reports on a real GPU.
 """
 
 import traceback
@@ -56,7 +56,7 @@ class OnDevice(Tensor):
 
 
 class EmulatedGPU(TorchDispatchMode):
-    """Runs operators, and counts those that wait in `waits`, by the operator and the line of vitkit that asked."""
+    """Runs operators, and counts those that wait in `waits`, by the operator and the line of vitkit that called it."""
 
     def __init__(self):
         super().__init__()
@@ -77,7 +77,7 @@ class EmulatedGPU(TorchDispatchMode):
         on_device = from_device if target is None else target
         if not on_device:
             return result
-        # What an operator changes in place stays the tensor that it was.
+        # A tensor that an operator changes in place must stay the same object.
         held = {id(leaf.held): leaf for leaf in leaves if isinstance(leaf, OnDevice)}
         return tree_map_only(Tensor, lambda x: held[id(x)] if id(x) in held else OnDevice(x), result)
 
@@ -116,7 +116,7 @@ class EmulatedGPU(TorchDispatchMode):
 
 
 class _Factories(TorchFunctionMode):
-    """Makes tensors of Python numbers, which torch does before operators pass by the other mode."""
+    """Makes tensors from Python numbers, which torch does before operators reach the other mode."""
 
     def __init__(self, gpu: EmulatedGPU):
         super().__init__()
@@ -138,7 +138,7 @@ class _Factories(TorchFunctionMode):
 
 @contextmanager
 def emulated_gpu() -> Iterator[EmulatedGPU]:
-    """Compute on the emulated device within it."""
+    """Compute on the emulated device inside this context."""
     gpu = EmulatedGPU()
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())

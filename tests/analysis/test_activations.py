@@ -1,4 +1,4 @@
-"""Activations of a training step, counted on fake tensors: as real ones, and as two sharding ranks measure."""
+"""Activations of a training step, counted on fake tensors, equal those of real tensors and of two sharded ranks."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def fast_kernels(monkeypatch):
 
 
 def mask2former() -> nn.Module:
-    """About 10 M parameters, and as many bytes of activations."""
+    """Return a model with about 10 M parameters, and as many bytes of activations."""
     torch.manual_seed(0)
     swin = dict(type="Swin", embed_dim=48, depths=[2, 2, 4, 2], num_heads=[2, 4, 8, 16], window=4, drop_path=0.0)
     neck = dict(type="DeformablePixelDecoder", out_channels=96, mask_channels=96, num_layers=2, d_ffn=384)
@@ -74,7 +74,7 @@ def test_a_model_without_blocks_cannot_recompute():
 
 
 def two_ranks_measure(folder: Path) -> dict[str, int]:
-    """Bytes that the allocator gave out at most in a step, with those of weights and optimiser from before it."""
+    """Return the peak bytes of the allocator in a step, and the bytes of weights and optimiser before it."""
     results = {}
     for checkpointing in (False, True):
         model = shard(mask2former().train(), CPU)
@@ -104,8 +104,8 @@ def two_ranks_measure(folder: Path) -> dict[str, int]:
 @pytest.mark.slow
 @needs_newer_torch
 def test_two_sharding_ranks_take_as_much_as_was_calculated(tmp_path):
-    # The calculation is of the worst case: all gradients beside all activations, and the next block's weights, which
-    # arrive early on GPUs alone. Measured: 0.82 of it, and 0.81 with activation checkpointing.
+    # The calculation assumes the worst case: all gradients together with all activations, and the next block's weights,
+    # which are prefetched only on GPUs. Measured: 0.82 of it, and 0.81 with activation checkpointing.
     parameters = training_memory(mask2former(), states=2, gpus=2, sharded=True)
     measured = on_ranks(2, tmp_path, two_ranks_measure)
     for name, checkpointing in (("saved", False), ("recomputed", True)):

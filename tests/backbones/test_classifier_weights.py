@@ -1,4 +1,4 @@
-"""A classifier's checkpoint starts a backbone of feature maps of its kind: its head is left out, and that is said."""
+"""A classifier's checkpoint initialises a backbone of its kind: the head is left out, which is reported."""
 
 import pytest
 import timm

@@ -17,7 +17,7 @@ THEIRS = dict(embed_dim=48, depth=2, num_heads=4, num_classes=0)
 
 
 def timm_model(name, **options):
-    """Weights in which a forgotten entry would show."""
+    """Return timm's model with random weights, in which a forgotten entry would be noticed."""
     torch.manual_seed(0)
     model = timm.create_model(name, **THEIRS, **options)
     for p in model.parameters():

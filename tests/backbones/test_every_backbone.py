@@ -1,4 +1,4 @@
-"""What every family of backbones does alike."""
+"""Behaviour that all families of backbones have in common."""
 
 import pytest
 import torch

@@ -30,7 +30,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("variant", PARAMETERS)
 def test_parameters_of_the_classifiers(variant):
-    """The published 23.3 M and 14.7 M, to 0.6 %; to the unit those of an independent reconstruction."""
+    """They are the published 23.3 M and 14.7 M to 0.6 %, and exactly those of an independent reconstruction."""
     with torch.device("meta"):
         model = BACKBONES.build(variant, num_classes=1000)
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[variant]
@@ -40,7 +40,7 @@ def test_flops_of_lrnet50():
     """An independent reconstruction has 4.072 G; its queries are computed at twice the needed rows and columns."""
     macs = count_macs(build("LRNet", num_classes=1000), torch.zeros(1, 3, 224, 224))
     unneeded = sum(c * -(-c // 8) * (4 - 1) * side**2 for c, side in ((64, 112), (200, 28), (400, 14), (800, 7)))
-    # Each group has one channel of keys, whose products it leaves out, beside eight of values.
+    # Each group has eight channels of values and one channel of keys, whose products the reconstruction leaves out.
     products = macs.total - macs.by_operator["native_batch_norm"] - macs.by_operator["im2col"] / 9
     assert (products + unneeded) / 1e9 == pytest.approx(4.072, abs=1e-3)
 
@@ -97,7 +97,7 @@ def test_the_recorder_sees_every_layers_weights():
         model(torch.randn(1, 3, 16, 24))
     assert len(maps) == 5
     weights = maps["layers.res3.0.relation"][0]
-    assert weights.shape == (1, 25, 2 * 3, 9)  # groups of 8 of the 200 channels, places, window
+    assert weights.shape == (1, 25, 2 * 3, 9)  # groups of 8 of the 200 channels, locations, window
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 25, 6))
 
 

@@ -22,7 +22,7 @@ def tiny(**options):
 
 
 def randomize(model):
-    """Values that a forgotten norm, token or table would show in."""
+    """Set random values, with which a forgotten norm, token or table would be noticed."""
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         if "pos" in name or "token" in name:
@@ -173,7 +173,7 @@ def test_clip_classifier_equals_torchvisions_with_torchvisions_names(version):
 
 
 def table_row(q, k, q_length, k_length):
-    """The row of the table for a query and a key, as the paper spreads the shorter side over the longer."""
+    """Return the table's row for a query and a key; as in the paper, the shorter side is spread over the longer."""
     q_step, k_step = max(k_length / q_length, 1), max(q_length / k_length, 1)
     return math.floor(q * q_step - k * k_step + (k_length - 1) * k_step)
 
@@ -223,7 +223,7 @@ def test_relative_positions_of_other_sizes_are_interpolated_and_truncated():
     torch.manual_seed(0)
     layer = PoolingAttention(4, 4, num_heads=1, pooling=Pooling(kv_stride=(2, 2), residual=False), positions=(4, 4))
     with torch.no_grad():
-        layer.qkv.weight[4:8] = 0  # keys alike, so that the weights are those of the positions
+        layer.qkv.weight[4:8] = 0  # all keys are equal, so that the weights are those of the positions
         layer.qkv.bias[4:8] = 0
     x = torch.randn(1, 5 * 3, 4)
     with AttentionRecorder(layer) as maps:

@@ -13,7 +13,7 @@ from vitkit.registry import BACKBONES
 build = BACKBONES.build
 
 
-# Of the official code, with 400 classes.
+# Numbers of parameters of the official code, with 400 classes.
 OFFICIAL = {
     "c2d_nln_r50": 31_686_096,
     "i3d_r50": 28_043_472,
@@ -95,7 +95,7 @@ def slowfast_shapes(norm):
     """SlowFast's I3D-R50 with five non-local blocks, each entry's name and shape as its code makes them.
 
     Args:
-        norm: what the norm of a non-local block is called: "bn", or "norm" in other versions.
+        norm: the name of a non-local block's norm: "bn", or "norm" in other versions.
     """
     shapes = {}
 
@@ -133,7 +133,7 @@ def slowfast_shapes(norm):
 
 
 def slowfast_state(norm):
-    """Each entry has a value of its own."""
+    """Return a state dict in which every entry has a different value."""
     return {
         key: torch.full(shape, i, dtype=torch.int64 if key.endswith("tracked") else torch.float32)
         for i, (key, shape) in enumerate(slowfast_shapes(norm).items())

@@ -18,7 +18,7 @@ build = BACKBONES.build
 
 
 def randomize_norms(model):
-    """Statistics that a forgotten scale or shift would show in."""
+    """Set random statistics, with which a forgotten scale or shift would be noticed."""
     torch.manual_seed(0)
     for name, value in model.state_dict().items():
         if name.endswith("running_var"):

@@ -45,7 +45,7 @@ def seed():
 
 
 def randomize(model):
-    """Weights that no part of a block could be left out of unnoticed."""
+    """Set random weights, with which leaving out any part of a block would be noticed."""
     with torch.no_grad():
         for name, value in model.named_parameters():
             scale = 0.2 if value.ndim < 2 or "table" in name else 1.5 / value[0].numel() ** 0.5
@@ -231,7 +231,8 @@ def test_classifiers_take_any_size(name):
 
 @pytest.mark.parametrize("name", ["Swin", "SwinV2"])
 def test_gradients_are_those_of_finite_differences_with_padding_and_shift(name):
-    # With other weights a step may cross a kink of ReLU in SwinV2's position network, where differences are no slope.
+    # With other weights, a step may cross a kink of the ReLU in SwinV2's position network, where the finite difference
+    # is not the slope.
     torch.manual_seed(2)
     model = randomize(build(name, **TINY).double())
     images = torch.randn(1, 3, 17, 14, dtype=torch.double)
@@ -300,7 +301,7 @@ def test_attention_is_recorded_and_hides_what_the_shift_brought(name):
     weights = maps["layers.0.blocks.1.attn"][0]
     assert weights.shape == (4, 1, 16, 16)
     torch.testing.assert_close(weights.sum(-1), torch.ones(4, 1, 16))
-    # The last window: its places are of four corners of the map, two by two, and see their own corner only.
+    # The last window: its 2x2 groups of locations come from the four corners of the map, and see only their own corner.
     corners = torch.tensor([0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3])
     assert torch.equal(weights[3, 0] > 0, corners[:, None] == corners)
     for name, x in plain.items():

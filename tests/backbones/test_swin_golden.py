@@ -36,7 +36,7 @@ def assert_golden(case, outputs):
 
 
 def assert_golden_gradients(case, variant, model):
-    """Norm and one projection of each parameter's gradient, relative to the norm."""
+    """Compare the norm and one projection of each parameter's gradient, relative to the norm."""
     parameters = dict(model.named_parameters())
     assert set(case.grads[variant]) == set(parameters)
     for name, (expected_norm, expected_dot) in case.grads[variant].items():

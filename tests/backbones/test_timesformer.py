@@ -18,12 +18,12 @@ build = BACKBONES.build
 TINY = dict(d_model=16, depth=2, num_heads=2, image_size=64, num_frames=4)
 TINY_VIT = dict(d_model=16, depth=2, num_heads=2, image_size=64)
 
-# Of the original code with 400 classes; sparse and axial have one and two more attentions in a block than joint.
+# From the original code with 400 classes; sparse and axial have one and two more attentions in a block than joint.
 PARAMETERS = dict(space=86_106_256, joint=86_112_400, divided=121_566_352, sparse=121_566_352, axial=157_020_304)
 
 
 def tiny(scheme, *, seed=0, **options):
-    """With random values where a new network has zeros."""
+    """Return a small model, with random values where a new network has zeros."""
     torch.manual_seed(seed)
     model = build("TimeSformer", attention=scheme, **{**TINY, **options}).eval()
     for parameter in model.parameters():
@@ -68,14 +68,14 @@ SEES = {
 
 
 def visible(step, size):
-    """(N, N) bool: row a may look at column b."""
+    """Return (N, N) bool: token a (row) may attend to token b (column)."""
     tokens = [(y, x, t) for y in range(size[0]) for x in range(size[1]) for t in range(size[2])]
     half = math.ceil(size[0] / 2), math.ceil(size[1] / 2)
     return torch.tensor([[SEES[step](a, b, *half) for b in tokens] for a in tokens])
 
 
 def masked_joint_attention(attention, x, seen):
-    """Joint attention of (B, L, C), from which all that is not in `seen`, (L, L), is masked."""
+    """Compute joint attention of (B, L, C) in which everything that is not in `seen`, (L, L), is masked."""
     q, k, v = (y.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for y in attention.qkv(x).chunk(3, dim=-1))
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -math.inf)
     return attention.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
@@ -90,7 +90,7 @@ def expected_block(block, x, size):
         if step == "temporal":
             x = torch.cat((x[:, :1], x[:, 1:] + fc(masked_joint_attention(attention, norm(x[:, 1:]), seen))), dim=1)
             continue
-        # A copy of the class token for each group: sees the group, and is seen by it.
+        # Each group has a copy of the class token, which attends to the group and is attended to by it.
         groups = seen.unique(dim=0)  # (G, N)
         num_groups = len(groups)
         both = torch.cat((x[:, :1].expand(-1, num_groups, -1), x[:, 1:]), dim=1)
@@ -166,7 +166,7 @@ def test_an_image_vit_is_inflated_so_that_steps_before_the_last_change_nothing(s
     torch.save(vit.state_dict(), tmp_path / "vit.pth")
     model = build("TimeSformer", attention=scheme, **TINY, num_classes=5, pretrained=str(tmp_path / "vit.pth")).eval()
     assert model.load_pretrained() == str(tmp_path / "vit.pth")
-    if scheme in ("space", "divided"):  # with frames that are alike they see what the ViT sees of one
+    if scheme in ("space", "divided"):  # with identical frames, they see what the ViT sees in one
         image = clips()[:, :, :1]
         with torch.no_grad():
             torch.testing.assert_close(

@@ -96,7 +96,7 @@ def test_weights_of_the_whole_timm_model_load(name):
     ours = BACKBONES.build(f"timm/{name}")
     report = load_weights(ours, theirs.state_dict(), strict=False)
     assert report.converter is None and not report.missing
-    # What is left is the classifier with the norm before it.
+    # Only the classifier and the norm before it are left.
     assert all(key.startswith(("head.", "norm.", "fc.")) for key in report.unexpected)
     values = {p.data.flatten()[0].item() for p in theirs.parameters()}
     assert {p.data.flatten()[0].item() for p in ours.parameters()} <= values
@@ -221,7 +221,7 @@ DINOV2 = "vit_small_patch14_dinov2"
 
 
 def test_weights_of_other_patches_are_resampled_as_timm_does(monkeypatch):
-    theirs = timm.create_model(DINOV2, img_size=126)  # 9 x 9 patches of 14 pixels, and a token of the class
+    theirs = timm.create_model(DINOV2, img_size=126)  # 9 x 9 patches of 14 pixels, and a class token
     asked_for = timm.create_model(DINOV2, patch_size=16)
     expected = checkpoint_filter_fn(theirs.state_dict(), asked_for)
     model = BACKBONES.build(f"timm/{DINOV2}", patch_size=16)
@@ -248,7 +248,7 @@ def test_pixels_are_normalised_as_the_weights_expect():
     ("name", "first", "count"), [(VIT, "net.model.blocks.0", 12), (CONV, "net.stages_0.blocks.0", 12)]
 )
 def test_blocks_have_rates_of_their_own(name, first, count):
-    """What is between two blocks, a ConvNeXt's downsampling, goes with the lower one."""
+    """Modules between two blocks, such as a ConvNeXt's downsampling, have the rate of the lower block."""
     model = nn.Module()
     model.backbone = BACKBONES.build(f"timm/{name}")
     model.head = nn.Linear(2, 2)

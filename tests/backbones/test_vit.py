@@ -24,7 +24,7 @@ THEIRS = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num
 
 
 def randomize(model):
-    """Values that a forgotten entry would show in."""
+    """Set random values, with which a forgotten entry would be noticed."""
     torch.manual_seed(0)
     for p in model.parameters():
         nn.init.normal_(p, std=0.3 if p.ndim < 3 else 1.0)
@@ -279,7 +279,7 @@ def test_a_checkpoint_of_another_variant_shows_both_shapes():
 
 
 def explicit_attention(attention: Attention, x, size):
-    """Windows and decomposed relative positions by their definition, one window, query and key after the other."""
+    """Compute windows and decomposed relative positions by definition, one window, query and key at a time."""
     window = attention.window_size or max(size)
     height, width = (-(-s // window) * window for s in size) if attention.window_size else size
     padded = x.new_zeros(len(x), height, width, x.shape[-1])

@@ -24,7 +24,7 @@ def model(case):
 
 @pytest.fixture(scope="module")
 def run(case, model):
-    """The logits and the outputs of the modules inside."""
+    """Return the logits and the outputs of inner modules."""
     inner = {}
     parts = {"patch_embed": model.patch_embed, **{f"block{i}": block for i, block in enumerate(model.blocks)}}
     handles = [

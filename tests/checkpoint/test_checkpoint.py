@@ -205,7 +205,7 @@ def test_what_is_beside_the_weights_is_read_without_them(tmp_path, legacy):
         return
     data = path.read_bytes()
     path.write_bytes(data.replace(weights.numpy().tobytes(), bytes(4000)))
-    assert read_metadata(path)["config"] == "the config"  # that the weights are damaged is not seen
+    assert read_metadata(path)["config"] == "the config"  # it does not read the damaged weights
     path.write_bytes(data.replace(b"the config", b"the c0nfig"))
     with pytest.raises(CheckpointError, match="damaged .Bad CRC-32 for file '.*data.pkl'"):
         read_metadata(path)

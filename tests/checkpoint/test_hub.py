@@ -44,7 +44,7 @@ def sharded(state):
 
 @pytest.fixture
 def repositories(monkeypatch, tmp_path):
-    """What the server has: repository -> file -> content; "asked" lists what was fetched from it."""
+    """The server's files: repository -> file -> content; "asked" lists the files that were fetched."""
     content = {}
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -126,7 +126,7 @@ def test_weights_in_several_files_are_fetched_all(repositories, monkeypatch):
     repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(state)}
     model = vitkit.load("hf:cats/large").model
     assert torch.equal(model.backbone.pos_embed, state["vit.embeddings.position_embeddings"])
-    # Without the network what is in the cache will do.
+    # Without the network, the cache is enough.
     monkeypatch.setattr(hub, "_ENDPOINT", "http://127.0.0.1:9")
     again = vitkit.load("hf:cats/large").model
     assert torch.equal(again.backbone.pos_embed, model.backbone.pos_embed)

@@ -96,11 +96,11 @@ class Train:
 
 @pytest.fixture(autouse=True)
 def registered(request, monkeypatch):
-    """Empties the registries of all but this file's classes, for the length of one test."""
+    """Empty the registries except for this file's classes, for the duration of one test."""
     if "config_file" in request.fixturenames:
         return
     for registry in REGISTRIES.values():
-        registry.load_packages()  # else the first look-up would fill the emptied registry
+        registry.load_packages()  # otherwise the first look-up would fill the emptied registry
         monkeypatch.setattr(registry, "_constructors", {})
         monkeypatch.setattr(registry, "_variants", {})
     REGISTRIES["backbone"].register(Net)
@@ -353,7 +353,7 @@ def test_user_file_registers_a_backbone(load, tmp_path):
     source = SOURCE.replace("return dict(", "return dict(imports=['my_backbone.py'],")
     cfg = load("model.backbone=Mine", "model.backbone.width=4", source=source)
     assert cfg["imports"] == [str(tmp_path / "my_backbone.py")]
-    assert load(source=source)  # once more: the same class is no clash
+    assert load(source=source)  # once more: the same class is not a conflict
 
     save_config(cfg, tmp_path / "config.json")
     vitkit.registry.BACKBONES._constructors.pop("Mine")

@@ -24,7 +24,7 @@ def nothing_trusted(monkeypatch):
 
 @pytest.fixture
 def stranger(tmp_path) -> Path:
-    """A run's folder whose config would leave a file when its code runs."""
+    """Return a run's folder whose config would write a file if its code ran."""
     run = tmp_path / "stranger"
     run.mkdir()
     (run / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')\n")

@@ -1,4 +1,4 @@
-"""The sets of runs in configs/ablations: every arm is a valid config, and one of images trains a step on tiny ones."""
+"""The sets of runs in configs/ablations: every arm is a valid config, and image models train a step on tiny images."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_arm_is_a_valid_config_that_trains_a_step(name, arm):
     config = load_config(base, overrides)
     assert config["data"]["num_workers"] == 0, "loading processes' time would not be counted"
     if "backbone" not in config["model"]:
-        return  # texts, whose models tests/configs/test_text_configs.py and others train
+        return  # text models, which tests/configs/test_text_configs.py and others train
     backbone = config["model"]["backbone"]
     if backbone["type"] == "ResNet" and backbone["depth"] == 50:
         backbone["depth"] = 18

@@ -35,7 +35,7 @@ NUM_CLASSES = (
     | dict.fromkeys(("per_pixel_baseline_r50_ade20k", "per_pixel_baseline_plus_r50_ade20k"), 150)
 )
 NUM_THINGS = {19: 8, 133: 80, 150: 100, 250: 92}
-"""Of panoptic models; COCO's raw ids of things are below 92."""
+"""Number of classes of a panoptic model -> number of things; COCO's raw ids of things are below 92."""
 PARAMETERS = {
     "mask2former_r50_coco_instance": 43_970_257,
     "mask2former_r50_coco_instance_mp": 43_970_257 + 80 * 256,  # an embedding of each class
@@ -187,7 +187,7 @@ def test_norms_embeddings_and_tables_of_position_have_no_weight_decay():
     )
     assert {got[name][1] for name in without} == {0.0}
     assert got["backbone.layers.0.blocks.0.attn.relative_position_bias_table"] == (1e-5, 0.0)
-    # The pixel decoder's is a bare parameter, and decays; so do the biases of layers that are no norms.
+    # The pixel decoder's level_embed is a bare parameter, and decays; so do the biases of layers other than norms.
     assert got["neck.level_embed"] == got["head.class_embed.bias"] == (1e-4, 0.05)
     assert got["backbone.patch_embed.proj.bias"] == (1e-5, 0.05)
 

@@ -7,7 +7,7 @@ from vitkit import build_model, load_config
 from vitkit.config import config_names
 
 NUM_CLASSES = {"detr": 91, "deformable": 91, "in1k": 1000, "k400": 400}
-"""Classes as published, by the first or last part of a config's name."""
+"""First or last part of a config's name -> published number of classes."""
 
 
 def num_classes_of(name):

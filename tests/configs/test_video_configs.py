@@ -24,8 +24,8 @@ PARAMETERS = {
     "nonlocal_r50_c2d_k400": 31_686_096,
     "nonlocal_r50_i3d_k400": 35_401_936,
 }
-"""Counted from the original code; those of the sparse and the axial scheme are the joint network's, and its attention
-again for each further step; those of HR and L the divided network's with larger tables of positions."""
+"""Parameters counted from the original code; the sparse and the axial scheme have those of the joint network and of its
+attention again for each further step; HR and L those of the divided network with larger position tables."""
 VIEWS = {"timesformer": (1, 3), "mvitv1": (5, 1), "mvitv2": (5, 1), "nonlocal": (10, 3)}
 CLIPS_PER_STEP = {"timesformer": 8, "mvitv1": 16, "mvitv2": 16, "nonlocal": 64}
 

@@ -190,7 +190,7 @@ def test_features_of_other_images_or_transforms_are_refused(folder):
 
 
 def test_features_that_the_disk_has_no_room_for_are_an_error(folder):
-    # Mapped into memory they would end the process by a signal.
+    # If they were mapped into memory, reading them would end the process by a signal.
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))

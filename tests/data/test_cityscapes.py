@@ -1,4 +1,4 @@
-"""Cityscapes' folders, made up in the published layout."""
+"""Cityscapes' folders, with synthetic files in the published layout."""
 
 import cv2
 import numpy as np
@@ -29,7 +29,7 @@ def root(tmp_path):
     ids[10:20, 20:30] = 1000 * CAR + 1
     ids[20:30, :30] = PERSON  # a group
     ids[30:, :10] = 1000 * PERSON
-    ids[30:, 50:] = 4  # "static", which is no class
+    ids[30:, 50:] = 4  # "static", which is not a class
     for split in ("train", "val"):
         write(tmp_path, split, "ulm", "000001_000019", ids)
         write(tmp_path, split, "aachen", "000000_000019", np.where(ids == ROAD, ROAD, 0))
@@ -68,7 +68,7 @@ def test_samples_have_a_mask_for_each_segment_but_crowds(root):
     target = dataset[1]["target"]
     labels = [dataset.classes[label] for label in target["labels"].tolist()]
     assert sorted(labels) == ["car", "car", "person", "road"] and target["masks"].shape == (4, 40, 60)
-    assert dataset.load_semantic(1)[25, 5] == dataset.classes.index("person")  # crowds count there
+    assert dataset.load_semantic(1)[25, 5] == dataset.classes.index("person")  # crowds count in semantic maps
     assert dataset.load_semantic(1)[35, 30] == 255
 
 

@@ -1,4 +1,4 @@
-"""Transforms of classified images: determinism, originals' sizes, and mixing of batches."""
+"""Transforms of classified images: determinism, the original implementations' sizes, and mixing of batches."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""COCO files: what is read, and what is said about bad ones. Pictures are drawn into a temporary folder."""
+"""COCO files: what is read, and error messages for bad ones. Pictures are drawn into a temporary folder."""
 
 import json
 import logging
@@ -154,7 +154,7 @@ def test_cmyk_jpeg_looks_like_the_rgb_one(tmp_path):
 
 def rotated(folder, image):
     exif = Image.Exif()
-    exif[0x112] = 6  # to be shown turned by 90 degrees
+    exif[0x112] = 6  # to be displayed rotated by 90 degrees
     image.save(folder / "a.jpg", exif=exif, quality=95)
 
 
@@ -357,7 +357,7 @@ def test_truncated_and_empty_pictures_and_other_files_are_named(tmp_path, suffix
 
 
 def test_index_is_a_few_flat_arrays(tmp_path):
-    """Ten times the objects may cost their numbers, and no Python objects."""
+    """Ten times the objects may take only the memory of their numbers, not of more Python objects."""
     data = content()
     data["annotations"] = [{**data["annotations"][0], "id": number} for number in range(1000)]
     dataset = load(tmp_path, data, masks=True)

@@ -1,6 +1,6 @@
 """COCO files that once ended in a crash, a hang, a raw error or a wrong number: each is read and evaluated.
 
-All are in one child process, whose memory and time are limited: the C code of pycocotools can end or hold a process.
+They are read in one child process with limited memory and time, as the C code of pycocotools can crash or hang.
 """
 
 import json
@@ -139,7 +139,7 @@ for name in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory) -> dict[str, str]:
-    """What became of each file, by its name without suffix; "started" alone: the process ended there."""
+    """Return each file's outcome by its name without suffix; only "started": the process ended while reading it."""
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "maps").mkdir()
     Image.new("RGB", (40, 32)).save(folder / "0.png")
@@ -149,7 +149,7 @@ def outcomes(tmp_path_factory) -> dict[str, str]:
     (folder / "instances.json").write_text(json.dumps(SOUND))
     (folder / "results.json").write_text(json.dumps([RESULT]))
     files, outcomes = [str(folder / "instances.json"), *map(str, sorted(CORPUS.glob("*.json")))], {}
-    while files:  # a file that ends the process leaves the rest to another one
+    while files:  # if a file ends the process, a new process reads the rest
         child = subprocess.run([sys.executable, "-c", CHILD, *files], cwd=folder, capture_output=True, text=True)
         lines = [json.loads(line) for line in child.stdout.splitlines()]
         assert lines, child.stderr

@@ -1,4 +1,4 @@
-"""Panoptic maps: segments to masks for each task, and what is said about maps and lists that do not fit."""
+"""Panoptic maps: from segments to masks for each task, and error messages for maps and lists that do not match."""
 
 import copy
 import json

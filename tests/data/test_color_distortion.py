@@ -1,4 +1,4 @@
-"""Colours change as drawn, and are drawn about as often as the recipe says."""
+"""Colours change as sampled, and each change is sampled about as often as the recipe says."""
 
 import numpy as np
 

@@ -8,11 +8,11 @@ import pytest
 from vitkit.data.transforms.crops import Crop, MultiScaleCrop, resized_size
 
 BOXES = np.array([(20, 30, 220, 180), (300, 40, 630, 200), (100, 250, 400, 470)]) / np.array([640, 480] * 2)
-"""xyxy in 0..1 of any image."""
+"""xyxy in 0..1, for images of any size."""
 
 
 def original_resize(height, width, size, max_size=None):
-    """The arithmetic that decides a size in the published recipe, worked out for both orientations."""
+    """Compute a size as in the published recipe, for both orientations."""
     if max_size and max(height, width) / min(height, width) * size > max_size:
         size = round(max_size * min(height, width) / max(height, width))
     if min(height, width) == size:

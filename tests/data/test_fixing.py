@@ -1,4 +1,4 @@
-"""Annotations in a wrong format: recognised, and mended."""
+"""Annotations in a wrong format are recognised and repaired."""
 
 import json
 
@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 120, 80
 
 
 def dataset(folder, *, num_boxes=200, format="coco"):
-    """Boxes of whole pixels all over an image of 120x80."""
+    """Return boxes with integer coordinates all over an image of 120x80."""
     Image.new("RGB", (WIDTH, HEIGHT)).save(folder / "a.png")
     data = AnnotatedImages(format, folder / "a.json", folder)
     image_id = data.add_image("a.png", WIDTH, HEIGHT)
@@ -54,7 +54,7 @@ def test_boxes_of_another_format_are_recognised_and_mended(tmp_path, order, frac
 
 def test_few_or_right_boxes_are_left_alone(tmp_path):
     data = dataset(tmp_path, num_boxes=3)
-    data.annotations[0]["bbox"] = [100, 60, 30, 30]  # reaches out, as boxes do
+    data.annotations[0]["bbox"] = [100, 60, 30, 30]  # reaches out of the image, as real boxes may
     assert likely_order(data) == "xywh" and not wrong_scale(data)
     assert likely_order(dataset(tmp_path, num_boxes=0)) == "xywh"
 

@@ -1,4 +1,4 @@
-"""Annotations of other formats: what is read of each, how formats are told apart, and what is said about wrong ones."""
+"""Annotations of other formats: what is read of each, how formats are told apart, and errors for wrong ones."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""How often images come: factors by hand, and that an epoch keeps to them on all ranks."""
+"""How often images are repeated: factors by hand, and epochs that follow them on all ranks."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ def test_an_image_is_repeated_as_its_rarest_class_wants():
 def test_classes_come_equally_often():
     weights = class_aware_weights(IMAGES, LABELS, 4)
     assert weights.tolist() == [0.5, 0.5, 0.5, 2.5]
-    # Half of the draws are for class 1, whose only image is the last; a quarter of the others are that, too.
+    # Half of the draws are for class 1, whose only image is the last; it is also a quarter of the other draws.
     assert class_aware_weights(IMAGES[:4], LABELS[:4], 5).tolist() == [1.25, 1.25, 1.25, 1.25, 0]
 
 

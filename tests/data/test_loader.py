@@ -10,7 +10,7 @@ from vitkit.registry import SECTIONS
 
 
 class Numbers:
-    """A dataset whose samples tell which index and seed they were asked for."""
+    """A dataset whose samples hold the requested index and seed."""
 
     def __init__(self, size=11, bad=None):
         self.size, self.bad = size, bad

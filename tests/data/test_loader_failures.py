@@ -1,4 +1,4 @@
-"""Files that cannot be used: named, and replaced by others where the config says so."""
+"""Files that cannot be used are named, and replaced by others if the config says so."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from vitkit.errors import DataError
 
 
 class Numbers:
-    """Of which some cannot be read."""
+    """A dataset some of whose samples cannot be read."""
 
     def __init__(self, bad=(), size=12):
         self.bad, self.size = bad, size
@@ -76,7 +76,7 @@ def test_by_default_and_in_evaluation_a_bad_file_ends_the_loading():
 
 
 class Killing(Numbers):
-    """Whose process the system ends, as where memory runs out."""
+    """A dataset whose process is killed, as when memory runs out."""
 
     def __getitem__(self, index):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -28,7 +28,7 @@ def test_the_shape_moves_to_where_the_class_says():
     assert dataset.classes == ["left", "right", "up", "down"]
     for index in range(8):
         clip = dataset[index]["image"].float()
-        # The ground does not move: what differs from the mean frame does.
+        # The ground does not move; pixels that differ from the mean frame belong to moving things.
         moving = (clip - clip.mean(dim=1, keepdim=True)).abs().sum(dim=0)[[0, -1]]
         moving = (moving * (moving > moving.amax() / 2)).flatten(1)
         places = torch.cartesian_prod(torch.arange(32.0), torch.arange(32.0))

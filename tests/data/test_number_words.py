@@ -56,7 +56,7 @@ def test_validation_numbers_are_unseen():
     assert len(set(val.numbers.tolist())) == 1000
     assert all(is_training_number(n) for n in train.numbers.tolist())
     assert all(is_training_number(n) for n in range(100))
-    # As many of one digit as of six.
+    # Numbers with one digit are as frequent as those with six.
     assert 0.12 < (train.numbers < 10).mean() < 0.25 and 0.1 < (train.numbers > 99_999).mean() < 0.25
 
 

@@ -1,4 +1,4 @@
-"""The order of samples on all ranks, from any place of an epoch on; batches by images and by tokens."""
+"""The order of samples on all ranks, from any position in an epoch on; batches by images and by tokens."""
 
 from collections import Counter
 
@@ -86,7 +86,7 @@ def test_token_batches_follow_from_seed_and_epoch():
     batches.set_position(1)
     second = list(batches)
     assert len(second) == len(first) == len(batches) and second != first
-    # Sentences of one length meet others, and every sentence has another seed.
+    # Sentences of one length are grouped differently, and every sentence has another seed.
     as_sets = [{frozenset(index for index, _ in batch) for batch in epoch} for epoch in (first, second)]
     assert as_sets[0] != as_sets[1]
     seeds = [{index: seed for batch in epoch for index, seed in batch} for epoch in (first, second)]
@@ -125,7 +125,7 @@ def test_a_sentence_that_fits_no_batch_is_an_error():
 
 
 def test_little_of_a_batch_is_padding():
-    # Lengths as sentences have them: most near the middle, both sides alike.
+    # Lengths are distributed as in real text: most near the middle, similar for source and target.
     random = torch.Generator().manual_seed(0)
     source = (torch.randn(20000, generator=random) * 5 + 15).clamp(4, 50).round()
     sizes = (

@@ -17,7 +17,7 @@ def regions(height=120, width=160):
 
 
 def assert_map_follows(image, numbers):
-    """Away from edges the map and the red of the image say the same; padding is grey, and in no region."""
+    """Check that, away from edges, the map agrees with the image's red channel; padding is grey and in no region."""
     padding = (image == 128).all(axis=2)
     assert not numbers[padding].any()
     inner = cv2.erode(numbers, np.ones((5, 5))) == cv2.dilate(numbers, np.ones((5, 5)))

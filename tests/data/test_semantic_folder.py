@@ -1,4 +1,4 @@
-"""Folders of label pictures: which value is which class, and what is said about wrong ones."""
+"""Folders of label pictures: which value is which class, and error messages for wrong ones."""
 
 import numpy as np
 import pytest

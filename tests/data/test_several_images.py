@@ -42,7 +42,7 @@ def test_a_mosaic_of_halves_fills_the_canvas():
 
 
 def test_images_of_a_mosaic_meet_at_its_centre_and_are_cut_at_the_canvas():
-    # At full size the first ends at (2, 4): its columns 6 and 7 and its rows from 4 on are left.
+    # At full size, the first image ends at (2, 4): its columns 6 and 7 and its rows from 4 on are visible.
     first = flat(50, [(0, 0, 8, 8), (0, 0, 6, 8), (4, 0, 8, 8)], [1, 2, 3])
     rest = [flat(90, [], []) for _ in range(3)]
     result = make_mosaic([first, *rest], (8, 8), (2, 4), np.array([1, 0.5, 0.5, 0.5]), KEEP_ALL, pad_value=7)
@@ -60,7 +60,7 @@ def test_images_of_other_sizes_keep_their_proportions_in_a_mosaic():
     wide = flat(60, [(0, 0, 16, 4)], [5], size=(4, 16), masks=False)
     rest = [flat(0, [], [], masks=False) for _ in range(3)]
     result = make_mosaic([rest[0], rest[1], rest[2], wide], (8, 8), (4, 4), np.ones(4), KEEP_ALL)
-    # Fitted into 8x8 it is 8x2, of which the left half is inside.
+    # Fitted into 8x8, the image is 8x2, of which the left half is inside.
     assert result.boxes_xyxy.tolist() == [[4, 4, 8, 6]] and (result.image[4:6, 4:] == 60).all()
     assert result.masks is None and result.boxes_xyxy.dtype == np.float32
 
@@ -141,7 +141,7 @@ def test_boxes_lie_around_the_masks_of_a_real_sample(kind):
         for mask, box in zip(target["masks"], corners):
             ys, xs = mask.nonzero().unbind(1)
             around = torch.stack([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]).float()
-            # Of a round shape that a mosaic cuts, the box that is cut may reach beyond the pixels that are left.
+            # If a mosaic cuts a round shape, the cut box may extend beyond the remaining pixels.
             assert (around[:2] >= box[:2] - 1.6).all() and (around[2:] <= box[2:] + 1.6).all()
             if kind != "mosaic":
                 torch.testing.assert_close(box, around, atol=1.6, rtol=0)

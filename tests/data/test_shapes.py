@@ -61,7 +61,7 @@ def test_no_shape_is_mostly_hidden():
 
 
 def test_a_mask_covers_the_pixels_that_the_shape_changes():
-    """Between a scene's frames nothing but the shapes moves."""
+    """Only the shapes move between the frames of a scene."""
     first, second = World(image_size=96).clip(1, 2)
     changed = (first.image != second.image).any(axis=2)
     moved = (first.masks | second.masks).any(axis=0)

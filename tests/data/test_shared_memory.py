@@ -1,4 +1,4 @@
-"""Arrays that worker processes share: same numbers, one memory, however the process is started."""
+"""Arrays that worker processes share have the same numbers in one memory, however the process is started."""
 
 import copy
 import gc
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="shared memory of POS
 
 
 def look(sender, array) -> None:
-    """In another process: what it sees, and which file its memory is."""
+    """In another process, send the array's numbers and the file that its memory is mapped from."""
     seen = array.sum()
-    array.view(np.ndarray)[0] = 77  # its own page from here on
+    array.view(np.ndarray)[0] = 77  # the page becomes private to this process
     sender.send((seen, type(array).__name__, shared_files()))
 
 
 def shared_files() -> set[str]:
-    """The inodes of this process's shared arrays, where the system tells them."""
+    """Return the inodes of this process's shared arrays, if the system reports them."""
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
     return {line.split()[4] for line in lines if "memfd:vitkit" in line}

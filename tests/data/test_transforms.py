@@ -17,7 +17,7 @@ SCALES = set(range(480, 801, 32))
 
 
 def blocks(height=480, width=640):
-    """An image of three flat rectangles, one per colour channel, with their boxes and masks; labels are channels."""
+    """Return an image with a flat rectangle in each colour channel, with boxes and masks; labels are the channels."""
     corners = np.array([(20, 30, 220, 180), (300, 40, 630, 200), (100, 250, 400, 470)])
     boxes = (corners * np.array([width / 640, height / 480] * 2)).round().astype(np.float32)
     image = np.zeros((height, width, 3), np.uint8)
@@ -29,7 +29,7 @@ def blocks(height=480, width=640):
 
 
 def assert_consistent(result):
-    """The box, the mask and the coloured pixels of each object agree within a pixel."""
+    """Check that the box, the mask and the coloured pixels of each object agree within a pixel."""
     image, boxes_xyxy, labels, masks, _ = result
     assert len(boxes_xyxy) == len(labels) == len(masks)
     assert masks.shape[1:] == image.shape[:2] and image.dtype == np.uint8 and boxes_xyxy.dtype == np.float32
@@ -131,7 +131,7 @@ def test_evaluation_resizes_as_pillow_and_torchvision_do():
 
 def test_both_sides_may_be_rounded_to_the_nearest_pixel():
     fitted = EvalResize(short_side=640, max_size=640, rounding="nearest")
-    assert fitted.size_of(333, 500) == (426, 640)  # where DETR's rule makes 426 x 639
+    assert fitted.size_of(333, 500) == (426, 640)  # DETR's rule would give 426 x 639
     assert EvalResize(short_side=640, max_size=640).size_of(333, 500) == (426, 639)
     assert fitted.size_of(500, 100) == (640, 128)
     covering = EvalResize(short_side=512, max_size=None, rounding="nearest")

@@ -1,4 +1,4 @@
-"""Datasets of videos: lists, folders, sampling of frames, views, and what is wrong with them."""
+"""Datasets of videos: lists, folders, sampling of frames, views, and errors."""
 
 import json
 
@@ -219,7 +219,7 @@ def test_all_frames_of_a_clip_have_the_same_crop_and_clips_another(root):
 
 
 class SameFrames:
-    """A video whose frames are alike."""
+    """A video whose frames are all equal."""
 
     times = times(9)
 

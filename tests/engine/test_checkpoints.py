@@ -1,4 +1,4 @@
-"""What is saved when, what a full disk leaves, which checkpoint is the newest, and what may change in a run."""
+"""What is saved when, what is left when the disk is full, and which checkpoint is the newest."""
 
 import errno
 import logging
@@ -100,7 +100,7 @@ def test_a_run_stopped_within_an_epoch_and_resumed_equals_one_never_stopped(tmp_
     assert a["scaler"] == b["scaler"] and a["schedule"] == b["schedule"]
     assert all(value.equal(resumed.state_dict()[name]) for name, value in whole.state_dict().items())
     assert all(x["close"].equal(y["close"]) for x, y in zip(a["meters"], b["meters"], strict=True))
-    # Of the epoch's last and partial line only the losses' mean starts anew.
+    # In the last, partial line of the epoch, only the mean of the losses starts anew.
     positions = [[(r["step"], r["lr"]) for r in records(tmp_path / name, "train")] for name in ("whole", "parts")]
     assert positions[0] == positions[1]
 
@@ -175,7 +175,7 @@ def test_a_best_that_was_not_written_does_not_count_as_best(tmp_path, monkeypatc
         save(path, state)
 
     monkeypatch.setattr(checkpoints, "save_checkpoint", full_after_the_first_epoch)
-    # A save within the next epoch must not write the weights of then as best.pth.
+    # A save within the next epoch must not write its current weights as best.pth.
     _, progress = run(tmp_path / "run", evaluate=evaluate, epochs=3, save_every_steps=3)
     best = read_checkpoint(tmp_path / "run" / BEST_NAME)
     epoch = 2 if full_at == BEST_NAME else 1
@@ -185,7 +185,7 @@ def test_a_best_that_was_not_written_does_not_count_as_best(tmp_path, monkeypatc
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """The system's temporary folder."""
+    """Return a folder that replaces the system's temporary folder."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -289,7 +289,7 @@ def test_torchs_own_error_of_a_full_disk_is_understood(tmp_path, monkeypatch):
 
 
 def save_with_little_room(folder):
-    """In a process that may write no file above 1 MiB."""
+    """Save in a process that may not write files above 1 MiB."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
     save_checkpoint(folder / LAST_NAME, {"a": torch.zeros(100_000)})
     try:
@@ -333,7 +333,7 @@ def test_random_numbers_go_on_as_if_never_stopped():
 def test_the_newest_checkpoint_that_is_whole_is_found(tmp_path, caplog):
     assert newest_checkpoint(tmp_path) is None
     write(tmp_path / BEST_NAME, 1)
-    assert newest_checkpoint(tmp_path) is None  # it holds weights alone
+    assert newest_checkpoint(tmp_path) is None  # it has only weights
     for step in (2, 10):
         write(tmp_path / f"step_{step:08d}.pth", step)
     assert newest_checkpoint(tmp_path).name == "step_00000010.pth"

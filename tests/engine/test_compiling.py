@@ -1,4 +1,4 @@
-"""What is said while torch.compile works."""
+"""Messages while torch.compile is running."""
 
 import time
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Whether a run's checkpoints fit on the disk is said before it trains."""
+"""Before training, a run reports whether its checkpoints fit on the disk."""
 
 import shutil
 from collections import namedtuple
@@ -30,7 +30,7 @@ def test_the_size_of_an_optimisers_state_is_known_before_its_first_step(name, op
     optimizer.step()
     values = [value for state in optimizer.state.values() for value in state.values()]
     actual = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
-    # Adam counts its steps, too, a number for each parameter.
+    # Adam also stores a step count for each parameter.
     assert expected == pytest.approx(actual, rel=1e-3)
     assert optimizer_state_bytes(optimizer) == actual
 
@@ -41,7 +41,7 @@ def test_another_optimiser_counts_as_adam():
 
 
 class Large(Regression):
-    """A model beside whose weights everything else in a checkpoint is small."""
+    """A model whose weights take up almost all of a checkpoint."""
 
     def __init__(self):
         super().__init__()

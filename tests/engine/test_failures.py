@@ -21,7 +21,7 @@ from vitkit.structures import Batch
 
 
 class Poisoned(Batches):
-    """Batches `bad` (from 0) of each epoch hold nan."""
+    """Batches of which those numbered `bad` (from 0) in each epoch contain nan."""
 
     def __init__(self, *bad):
         super().__init__()
@@ -96,7 +96,7 @@ def test_one_bad_batch_of_an_accumulated_step_is_the_one_that_is_named(tmp_path,
 
 
 class Exploding(SquaredError):
-    """Finite losses with gradients that are not: the square root's at zero."""
+    """A finite loss with non-finite gradients: those of the square root at zero."""
 
     def forward(self, outputs, targets):
         losses = super().forward(outputs, targets)
@@ -112,7 +112,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_its_parameters_named(tmp_p
 
 
 class State:
-    """What the guard sees of a run between two steps."""
+    """The part of a run's state that the guard reads between two steps."""
 
     def __init__(self, **fields):
         self.model = nn.Linear(1, 1)
@@ -148,7 +148,7 @@ def test_requests_to_save_and_stop_are_kept_by_the_decision():
 def test_gradients_that_overflow_at_every_scale_end_the_run(tmp_path):
     with pytest.raises(TrainingError, match="5 steps in a row were skipped"):
         run(tmp_path / "run", criterion=Exploding(), loader=Poisoned(), precision="fp16")
-    # 2^16 is halved 16 times before the scale is no excuse any more.
+    # 2^16 is halved 16 times; after that, the loss scale no longer explains the overflow.
 
 
 def explained(batch, **settings):
@@ -181,7 +181,7 @@ def test_out_of_memory_in_the_optimisers_step_is_explained_too(tmp_path, monkeyp
     def step(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)  # where its state is made
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)  # the optimiser allocates its state there
     with pytest.raises(TrainingError, match="out of memory at a batch of images 4x4"):
         run(tmp_path / "run")
 

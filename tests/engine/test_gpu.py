@@ -1,4 +1,4 @@
-"""Training on a GPU. Without one, what can run elsewhere does so with VITKIT_GPU_TESTS=cpu pytest -m gpu."""
+"""Training on a GPU. Without one, VITKIT_GPU_TESTS=cpu pytest -m gpu runs the tests that do not need it."""
 
 import warnings
 
@@ -62,7 +62,7 @@ def test_three_steps_lower_the_loss_in_every_precision(name, precision, gpu, tmp
 def test_a_step_waits_twice_and_the_forward_pass_never(name, gpu, tmp_path):
     needs_cuda(gpu)
     run, batch = quickstart_run(name, gpu, tmp_path)
-    train_step(run, iter([batch]), 1)  # what is kept for later steps is made
+    train_step(run, iter([batch]), 1)  # allocates what later steps reuse
     batch = batch.pin_memory()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -19,7 +19,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 @pytest.fixture(autouse=True)
 def unregister():
-    """Each test may register hooks of the same names."""
+    """Unregister the tests' hooks, so that each test may use the same names."""
     before = dict(HOOKS._constructors)
     yield
     HOOKS._constructors.clear()
@@ -27,7 +27,7 @@ def unregister():
 
 
 class Recorder(Hook):
-    """Notes what is called, and the steps at that time."""
+    """Records the calls, and the step of each call."""
 
     def __init__(self, name: str = "recorder", calls: list | None = None):
         self.name, self.calls = name, calls if calls is not None else []
@@ -114,7 +114,7 @@ def test_a_mistaken_hook_is_found_in_the_config_with_the_nearest_name(tmp_path):
 
 
 class Tracker(ModuleType):
-    """Stands for wandb or mlflow: notes the calls, and whether a run is open."""
+    """A stand-in for wandb or mlflow that records the calls, and whether a run is open."""
 
     def __init__(self, name):
         super().__init__(name)
@@ -140,7 +140,7 @@ class Tracker(ModuleType):
 
 
 def example(name: str) -> str:
-    """The README's code of the tracker."""
+    """Return the README's code for a tracker."""
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
     return next(block for block in blocks if f"import {name}\n" in block)
 

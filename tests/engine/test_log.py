@@ -23,7 +23,7 @@ VAL = {"kind": "val", "step": 40, "epoch": 1, "metrics": METRICS}
 
 
 def run_of(run_dir):
-    """A run of two epochs, after ten of twenty batches of the first one."""
+    """Return a run of two epochs, after ten of the twenty batches of the first one."""
     return SimpleNamespace(
         run_dir=run_dir,
         hooks=[ProgressLog(), TensorBoard()],
@@ -53,7 +53,7 @@ def write(run_dir, metrics=METRICS):
 
 
 def lines_of(run, seconds, capsys):
-    """Take a step; return the lines that are printed where the last one is so old."""
+    """Take a step; return the lines that are printed if the last line is `seconds` old."""
     log = run.hooks[0]
     log._printed_at = min(log._printed_at, time.monotonic()) - seconds
     run.progress.step += 1

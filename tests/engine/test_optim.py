@@ -16,7 +16,7 @@ class Model(nn.Module):
 
 
 def rates(model: nn.Module, **settings) -> dict[str, tuple[float, float]]:
-    """Rate and weight decay of each parameter."""
+    """Return the learning rate and the weight decay of each parameter."""
     names = {id(p): name for name, p in model.named_parameters()}
     groups = SGD(**{"lr": 1.0, "weight_decay": 0.1, **settings}).parameter_groups(model)
     return {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
@@ -56,7 +56,7 @@ def test_optimizers_are_built_by_name(name):
 
 
 def curve(spec: dict, *, steps_per_epoch: int = 10, epochs: int = 4) -> list[float]:
-    """The rate of each step, and the one after the last."""
+    """Return the learning rate of each step, and of the one after the last."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = SCHEDULES.build(spec, optimizer=optimizer, steps_per_epoch=steps_per_epoch, epochs=epochs)
     values = []
@@ -240,7 +240,7 @@ def test_a_rate_may_drop_within_an_epoch():
     values = curve({"type": "MultiStepLR", "drop_at_epochs": [1.26, 3.5]})
     assert values[:13] == [1.0] * 13 and values[13:35] == pytest.approx([0.1] * 22)
     assert values[35:] == pytest.approx([0.01] * 6)
-    # The published drops of Mask2Former, of 368,750 steps in 50 epochs, to a part in a thousand.
+    # The published drops of Mask2Former, for 368,750 steps in 50 epochs, to one part in a thousand.
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     spec = {"type": "MultiStepLR", "drop_at_epochs": [44.44, 48.15]}
     schedule = SCHEDULES.build(spec, optimizer=optimizer, steps_per_epoch=7375, epochs=50)

@@ -52,7 +52,7 @@ class Error(nn.Module):
 
 
 class RankBatches:
-    """Four batches, others on each rank; `poisoned` of rank 1 holds nan."""
+    """Four batches, different on each rank; batch `poisoned` of rank 1 contains nan."""
 
     num_skipped = num_padded = 0
 
@@ -76,7 +76,7 @@ class RankBatches:
 
 
 class EvalRankBatches:
-    """So many batches for each rank."""
+    """Evaluation batches, with a number of batches for each rank."""
 
     def __init__(self, numbers):
         self.number = numbers[rank()]
@@ -91,7 +91,7 @@ class EvalRankBatches:
 
 
 class Sums:
-    """Takes outputs, and keeps their sums."""
+    """An evaluator that keeps the sums of the outputs."""
 
     takes_outputs = True
 
@@ -109,7 +109,7 @@ class Sums:
 
 
 def run(folder: Path, strategy: str, *, poisoned: int | None = None, to_evaluate=(2, 1), **settings):
-    """Trains, and returns the losses of the evaluations, in which rank 0 takes a batch more, or all of them."""
+    """Train; return the losses of the evaluations, in which rank 0 has one batch more, or all batches."""
     torch.manual_seed(0)
     model = Blocks()
     if strategy == "fsdp":
@@ -236,7 +236,7 @@ def test_an_optimisers_state_follows_the_memory_format_of_its_parameters():
     gradients = torch.randn(4, 6, 3, 2, 2)
 
     def steps(formats):
-        """Weights after four steps, the run being resumed in the middle."""
+        """Return the weights after four steps; the run is resumed after two, with the second memory format."""
         state, weight = None, torch.ones(6, 3, 2, 2)
         for half, memory_format in zip(gradients.split(2), formats):
             model = nn.Conv2d(3, 6, 2, bias=False).to(memory_format=memory_format)

@@ -1,4 +1,4 @@
-"""What may change in a run that is resumed, and how a launch finds its run again."""
+"""What may change when a run is resumed, and how a restarted launch finds its run."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_a_launch_knows_its_run_again_and_no_other(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert found() is None and found(tmp_path / "detr") is None
     mark_launch(tmp_path / "detr", [alone, current_launch()])
-    # The same agent starts again, though it counts no restart, as another machine's process failed.
+    # The same agent restarts its ranks without counting a restart, because a process on another machine failed.
     assert found() == found(tmp_path / "detr") == tmp_path / "detr"
     assert resume_command(tmp_path / "a run").startswith("torchrun --nproc-per-node 8 ")
     assert resume_command(tmp_path / "a run").endswith(f"--resume '{tmp_path / 'a run'}'")

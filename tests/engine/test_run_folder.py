@@ -26,7 +26,7 @@ def claim(path: Path, **options) -> FolderLock:
 
 
 def hold(path: Path) -> None:
-    """Lock a folder, start what a forked loading process is, and wait."""
+    """Lock a folder, start a process like a forked loader worker, and wait."""
     lock = claim(path)
     if os.fork() == 0:
         time.sleep(20)
@@ -84,7 +84,7 @@ def test_where_there_are_no_locks_it_is_said_and_the_run_goes_on(tmp_path, monke
         assert choose(stack, tmp_path / "run").path == tmp_path / "run"
         (message,) = caplog.messages
         assert "run cannot be locked here" in message and "would go unnoticed" in message
-        # The names of new folders are taken one by one all the same.
+        # New folders still get consecutive names.
         assert choose(stack, tmp_path / "run").path == tmp_path / "run-2"
 
 
@@ -108,7 +108,7 @@ def test_a_folder_that_was_removed_or_replaced_is_not_mine(tmp_path):
     assert not lock.is_mine()
     other = claim(tmp_path / "run")
     assert other.is_mine() and not lock.is_mine()
-    lock.release()  # leaves the other's lock
+    lock.release()  # does not release the other's lock
     assert other.is_mine()
     other.release()
 

@@ -1,4 +1,4 @@
-"""What a run's folder says of how the run was started."""
+"""The record in a run's folder of how the run was started."""
 
 import json
 import subprocess

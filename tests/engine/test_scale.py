@@ -22,7 +22,7 @@ from vitkit.evaluation.coco import CocoEvaluator
 
 NUM_IMAGES, RANKS, MIB = 118_000, 64, 2**20
 PER_IMAGE = 100
-"""Predictions."""
+"""The number of predictions per image."""
 
 
 def test_an_epoch_of_64_ranks_has_every_image_once_at_little_memory():
@@ -48,7 +48,7 @@ def test_an_epoch_of_64_ranks_has_every_image_once_at_little_memory():
 
 
 def read_annotations(folder: str, sender) -> None:
-    """Read a dataset as each rank does, and send what it took and holds."""
+    """Read a dataset as each rank does, and send the time and memory that it took and the memory that it keeps."""
     before, began = peak_memory(), time.process_time()
     dataset = CocoDetection(folder, f"{folder}/instances.json")
     took = dict(cpu=time.process_time() - began, memory=peak_memory() - before)
@@ -87,7 +87,7 @@ def test_a_million_annotations_are_held_as_arrays(tmp_path: Path):
 
 
 def evaluate_rank(number: int, folder: str, sender) -> None:
-    """Answer a rank's share of the images, gather, and send what it took."""
+    """Predict for a rank's share of the images, gather, and send the time and memory that it took."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=number, world_size=RANKS)
     evaluator = CocoEvaluator(SimpleNamespace(category_ids=np.arange(1, 91), image_ids=range(NUM_IMAGES)))
@@ -111,7 +111,7 @@ def evaluate_rank(number: int, folder: str, sender) -> None:
 
 
 def peak_memory() -> int:
-    """The most that this process has held, in bytes."""
+    """Return the peak memory of this process in bytes."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -134,6 +134,6 @@ def test_the_main_rank_of_64_gathers_the_predictions_for_118000_images_in_bounde
     print(f"main: {main}")
     print(f"others: {max(r['memory'] for r in others) / MIB:.0f} MiB, {max(r['cpu'] for r in others):.1f} s")
     assert main["images"] == NUM_IMAGES and main["right"] and main["ordered"]
-    # The arrays themselves, what Python needs for each of them, and what is on its way.
+    # The bound includes the arrays, Python's overhead for each of them, and data in transfer.
     assert main["size"] == NUM_IMAGES * PER_IMAGE * (8 + 16 + 4) and main["memory"] < 2 * main["size"]
     assert all(result["memory"] < 64 * MIB for result in others)

@@ -1,4 +1,4 @@
-"""Runs whose ranks each write their shards: complete at any moment, and resumed by any number of ranks."""
+"""Runs whose ranks write their own shards: complete at any moment, and resumed by any number of ranks."""
 
 import errno
 import logging
@@ -40,7 +40,7 @@ def start_rank(number: int, folder: str, ranks: int, job) -> None:
 
 
 def on_ranks(ranks: int, folder: Path, job) -> list:
-    """What a function returns on each of some gloo ranks."""
+    """Run a function on several gloo ranks; return the result of each."""
     context = torch.multiprocessing.start_processes(
         start_rank, args=(str(folder), ranks, job), nprocs=ranks, join=False, start_method="forkserver"
     )
@@ -69,7 +69,7 @@ def two_ranks_train(folder: Path) -> dict:
 
 
 def failing_writes(folder: Path, at: set[int], **settings) -> list[str]:
-    """Of two ranks the second cannot write some of its checkpoints' files; return what is said of it."""
+    """Train on two ranks of which the second cannot write some of its checkpoint files; return the messages."""
     said, original, calls = Warnings(), FileSystemWriter.write_data, []
     logging.getLogger("vitkit").addHandler(said)
 
@@ -91,7 +91,7 @@ def failing_writes(folder: Path, at: set[int], **settings) -> list[str]:
 
 
 def no_best(folder: Path) -> list[float]:
-    """The main rank, which alone writes files of full weights, cannot write its first best.pth."""
+    """Train so that the main rank, the only one to write full weights, cannot write its first best.pth."""
     save, calls = checkpoints.save_checkpoint, []
 
     def full_at_first(path, state):
@@ -116,7 +116,7 @@ def trained(tmp_path_factory) -> tuple[Path, list[dict]]:
 
 @pytest.fixture
 def first(trained, tmp_path) -> Path:
-    """A copy of a run's folder, to be spoilt."""
+    """Return a copy of a run's folder that a test may damage."""
     return Path(shutil.copytree(trained[0] / "first", tmp_path / "first"))
 
 

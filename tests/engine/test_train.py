@@ -196,7 +196,7 @@ def test_a_best_by_another_metric_is_not_compared_with_a_resumed_runs(tmp_path, 
     run(tmp_path / "run", **{**options, "epochs": 1}, best_metric="top1")
     _, progress = run(tmp_path / "run", resume=tmp_path / "run" / LAST_NAME, best_metric="loss", **options)
     assert "best.pth is kept by loss from now on: it was top1" in capsys.readouterr().out
-    assert progress.best == -2.0 and progress.worse_in_a_row == 1  # of a loss the lowest is the best
+    assert progress.best == -2.0 and progress.worse_in_a_row == 1  # for a loss, the lowest is the best
     assert read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 2
 
 

@@ -18,7 +18,7 @@ MATCHING = {
     "mask2former_instance": "hungarian_masks.py",
     "eomt": "hungarian_masks.py",
 }
-"""Quickstart config -> where its step waits to match."""
+"""Quickstart config -> the line where its step waits for the matching."""
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,8 @@ def test_references_as_captions_score_best():
     _, metrics = evaluated({5: "A red ball on the grass", 7: "a dog runs!", 3: "two cats sit"})
     best = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "exact_match")
     assert {name: metrics[name] for name in best} == pytest.approx(dict.fromkeys(best, 1.0))
-    # Of one reference 10 times the part of n-gram lengths that it has; of the first image only one of two, plus more.
+    # With one reference, the score is 10 times the fraction of n-gram lengths that it has; the first image has two
+    # references, of which one is matched and the other adds a little.
     assert 5.8 < metrics["CIDEr-D"] < 10
     assert metrics.keys() == {*best, "CIDEr-D"}
     assert {type(value) for value in metrics.values()} == {float}  # a checkpoint holds them

@@ -59,7 +59,7 @@ def test_rouge_l_takes_precision_and_recall_each_from_its_best_reference():
 def test_cider_d_of_a_hand_worked_pair_of_images():
     candidates = words("a dog", "a cat")
     references = [words("a dog"), words("a cat sits")]
-    # Of two images, "a" is in both and weighs log(2 / 2) = 0; everything else log 2. The first candidate repeats its
+    # "a" is in both of two images and weighs log(2 / 2) = 0; everything else log 2. The first candidate repeats its
     # reference: unigrams and bigrams 1, no longer n-grams. The second: unigrams cat of cat, sits: 1 / sqrt 2; bigrams
     # "a cat" of "a cat", "cat sits": 1 / sqrt 2; one word shorter.
     damped = math.exp(-1 / 72) / math.sqrt(2)

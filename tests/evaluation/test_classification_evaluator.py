@@ -23,7 +23,7 @@ def dataset_of(num_images):
 
 
 def scores_of(*order):
-    """Scores that rank the classes named first to last, the others after them."""
+    """Return scores that rank the given classes first, in this order, and the others after them."""
     scores = torch.zeros(len(CLASSES))
     for rank, name in enumerate(order):
         scores[CLASSES.index(name)] = 1.0 - 0.1 * rank
@@ -40,7 +40,7 @@ IMAGES = [
     (scores_of("b", "c", "d", "e", "f"), target_of(2, "a")),
     (scores_of("g", "f", "e", "d", "c"), target_of(3, "c")),
 ]
-"""Right; second; not among five; fifth."""
+"""The correct class is ranked first; second; not among the first five; fifth."""
 
 
 def fed(images, num_images) -> ClassificationEvaluator:
@@ -113,7 +113,7 @@ def run_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
     evaluator = ClassificationEvaluator(dataset_of(4))
-    # Image 1 comes twice, as samplers repeat some to fill a batch.
+    # Image 1 is evaluated twice, as samplers repeat images to fill a batch.
     images = IMAGES[:2] if rank == 0 else IMAGES[1:]
     evaluator.update(*zip(*images))
     evaluator.gather()

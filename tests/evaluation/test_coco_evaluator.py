@@ -57,7 +57,7 @@ def dataset():
 
 
 def detections(rows):
-    """From rows of (label, xywh, score)."""
+    """Return detections from rows of (label, xywh, score)."""
     labels, boxes, scores = zip(*rows) if rows else ((), (), ())
     boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
     boxes = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1)
@@ -69,7 +69,7 @@ def detections(rows):
 
 
 def perfect(dataset):
-    """Image id -> detections equal to the objects."""
+    """Return image id -> detections equal to the objects."""
     rows = {image_id: [] for image_id in dataset.image_ids}
     for a in dataset.ground_truth()["annotations"]:
         if not a["iscrowd"]:
@@ -78,7 +78,7 @@ def perfect(dataset):
 
 
 def noisy(dataset, seed=0):
-    """Image id -> shifted objects and some that are not there."""
+    """Return image id -> shifted objects and some false detections."""
     rng = np.random.default_rng(seed)
     rows = {image_id: [] for image_id in dataset.image_ids}
     for a in dataset.ground_truth()["annotations"] * 2:
@@ -101,7 +101,7 @@ def test_perfect_predictions_score_one(dataset):
     evaluator = EVALUATORS.build(dict(type="CocoEvaluator", iou_types=["bbox"]), dataset=dataset)
     metrics = run(evaluator, perfect(dataset))
     assert list(metrics) == [f"bbox/{name}" for name in METRICS]
-    # One of the two dogs is all that one box per image can find.
+    # One box per image can detect only one of the two dogs.
     assert metrics == pytest.approx({f"bbox/{name}": 1.0 for name in METRICS} | {"bbox/AR1": (1 + 1 + 0.5) / 3})
     assert evaluator.per_class() == pytest.approx({"cat": 1.0, "kite": 1.0, "dog": 1.0})
 
@@ -111,7 +111,7 @@ def test_hand_made_case():
     shifted = [LARGE[0] + 20.0, *LARGE[1:]]  # IoU 80 / 120 = 0.667: right at 0.5, 0.55, 0.6 and 0.65
     evaluator = CocoEvaluator(dataset)
     metrics = run(evaluator, {11: detections([(0, LARGE, 0.9)]), 5: detections([(0, shifted, 0.8)])})
-    # Where only the first is right, precision is 1 up to recall 0.5: 51 of 101 recall levels.
+    # At thresholds where only the first is right, precision is 1 up to recall 0.5: 51 of 101 recall levels.
     assert metrics["bbox/AP"] == pytest.approx((4 * 1 + 6 * 51 / 101) / 10)
     assert metrics["bbox/AP50"] == pytest.approx(1.0)
     assert metrics["bbox/AP75"] == pytest.approx(51 / 101)

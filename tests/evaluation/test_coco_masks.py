@@ -1,4 +1,4 @@
-"""Mask AP: equal to pycocotools' own reading of the results file, with run lengths made per batch."""
+"""Mask AP equals that of pycocotools reading the results file, with run lengths made per batch."""
 
 import json
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def dataset():
 
 
 def shifted(dataset, index, by):
-    """The true masks moved to the right, with scores that fall from object to object."""
+    """Return the true masks moved to the right, with scores that decrease from object to object."""
     target = dataset[index]["target"]
     masks = torch.roll(target["masks"], by, dims=2)
     scores = torch.linspace(0.9, 0.3, len(masks)) - 0.01 * index
@@ -132,7 +132,7 @@ def test_wrong_values_of_results_are_named(dataset, tmp_path, change, message):
 
 @pytest.mark.parametrize("compressed", [True, False])
 def test_masks_of_other_sizes_than_their_images_are_an_error(dataset, tmp_path, compressed):
-    """Pycocotools would compare them without end."""
+    """pycocotools would never finish comparing them."""
     counts = coco_mask.encode(np.ones((7, 5), np.uint8, order="F"))["counts"].decode() if compressed else [0, 35]
     result = {"image_id": 1, "category_id": 1, "score": 0.5, "segmentation": {"size": [7, 5], "counts": counts}}
     (tmp_path / "results.json").write_text(json.dumps([result]))

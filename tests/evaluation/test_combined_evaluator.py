@@ -23,7 +23,7 @@ def dataset():
 
 
 def predictions(dataset, *, spoil):
-    """What is true, and of the first image something else."""
+    """Return the ground truth as predictions, with wrong ones for the first image if `spoil`."""
     result = []
     for index in range(len(dataset)):
         ids, segments = dataset.load_panoptic(index)

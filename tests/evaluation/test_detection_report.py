@@ -12,7 +12,7 @@ IMAGES = [{"id": 1, "height": 100, "width": 100}, {"id": 2, "height": 100, "widt
 
 
 def truth(*objects):
-    """Ground truth of (image, category, box[, crowd])."""
+    """Return ground truth from tuples (image, category, box[, crowd])."""
     annotations = [
         {"id": k, "image_id": i, "category_id": c, "bbox": box, "area": box[2] * box[3], "iscrowd": int(bool(crowd))}
         for k, (i, c, box, *crowd) in enumerate(objects, start=1)
@@ -21,17 +21,17 @@ def truth(*objects):
 
 
 def found(*predictions):
-    """Results of (image, category, box, score)."""
+    """Return results from tuples (image, category, box, score)."""
     return [dict(image_id=i, category_id=c, bbox=box, score=score) for i, c, box, score in predictions]
 
 
 TRUTH = truth((1, 3, [0, 0, 10, 10]), (1, 7, [50, 50, 20, 20]), (2, 3, [0, 0, 10, 10]))
 RESULTS = found(
     (1, 3, [0, 0, 10, 9], 0.9),  # right
-    (1, 3, [0, 0, 10, 10], 0.8),  # of an object that is found already
+    (1, 3, [0, 0, 10, 10], 0.8),  # duplicate of a detected object
     (1, 3, [50, 50, 20, 20], 0.7),  # of the other class
     (2, 3, [0, 0, 10, 6], 0.6),  # right, IoU 0.6
-    (2, 7, [80, 80, 5, 5], 0.2),  # nothing there
+    (2, 7, [80, 80, 5, 5], 0.2),  # no object there
 )
 
 
@@ -71,7 +71,7 @@ def test_predictions_on_a_crowd_count_neither_way():
 
 def test_confusions_by_hand():
     matrix = confusion_matrix(TRUTH, RESULTS, [3, 7], threshold=0.5)
-    # Rows: 3, 7, nothing. The box with the full overlap takes the object, the other one is where nothing is.
+    # Rows: 3, 7, no object. The box with the full overlap is matched to the object, the other one to no object.
     assert matrix.tolist() == [[2, 0, 0], [1, 0, 0], [1, 0, 0]]
     assert confusion_matrix(TRUTH, RESULTS, [3, 7], threshold=0.85).tolist() == [[1, 0, 1], [0, 0, 1], [0, 0, 0]]
     assert confusion_matrix(TRUTH, [], [3, 7]).tolist() == [[0, 0, 2], [0, 0, 1], [0, 0, 0]]

@@ -11,7 +11,7 @@ CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}, {"id": 9, "nam
 
 
 class Truth:
-    """A dataset of annotations alone."""
+    """A dataset that has only annotations."""
 
     def __init__(self, images, annotations):
         self._content = {"images": images, "annotations": annotations, "categories": CATEGORIES}
@@ -58,7 +58,7 @@ def evaluated(images, annotations, results, tmp_path):
 
 
 def resampled(images, annotations, results, counts):
-    """Copies of the images under new ids, in the order of the originals."""
+    """Return copies of the images under new ids, in the order of the originals."""
     new = ([], [], [])
     for image, count in zip(images, counts.astype(int)):
         for _ in range(count):

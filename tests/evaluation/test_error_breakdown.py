@@ -1,4 +1,4 @@
-"""The kinds of errors and what mending them gives, by hand."""
+"""The kinds of errors, and the AP after correcting each kind, by hand."""
 
 import json
 
@@ -64,15 +64,16 @@ def test_ap_without_each_kind_by_hand(tmp_path):
     errors, metrics = breakdown(OBJECTS, PREDICTIONS, tmp_path)
     mended = {kind: values[0] for kind, values in errors.mended(bootstrap_weights(1, 0)).items()}
     assert mended["none"] == pytest.approx(metrics["bbox/AP50"])
-    # Of two cats one is right, behind the background: recalls up to 0.5 (51 of 101) at a precision of 1/2; no dog.
+    # One of two cats is right, ranked after the background box: recalls up to 0.5 (51 of 101) have a precision of 1/2;
+    # no dog is right.
     assert mended["none"] == pytest.approx(51 / 101 * 0.5 / 2)
     assert mended["background"] == pytest.approx(51 / 101 / 2)
-    # The cat taken for a dog, mended: third of cats' predictions: background, right, duplicate, right: 2/4.
+    # The cat taken for a dog, corrected, ranks among the cats' predictions: background, right, duplicate, right: 2/4.
     assert mended["class"] == pytest.approx((51 * 0.5 + 50 * 0.5) / 101 / 2)
-    # A dog is right, behind one taken for a dog: precision 1/2 up to a recall of 1/2.
+    # One dog is right, ranked after the cat taken for a dog: precision 1/2 up to a recall of 1/2.
     assert mended["localisation"] == pytest.approx((51 * 0.5 + 51 * 0.5) / 101 / 2)
     assert mended["duplicate"] == mended["both"] == mended["none"]
-    # The dog that is missed is not asked for; what is left of dogs is wrong.
+    # The missed dog is no longer counted; the remaining dog predictions are wrong.
     assert mended["missed"] == pytest.approx(mended["none"])
 
 
@@ -86,7 +87,7 @@ def test_of_two_that_would_be_mended_to_one_object_one_is_left(tmp_path):
 def test_without_predictions_everything_is_missed(tmp_path):
     errors, _ = breakdown(OBJECTS, [], tmp_path)
     assert errors.counts() == dict.fromkeys(KINDS, 0) | {"missed": 4}
-    assert np.isnan(errors.mended(np.ones((1, 1)))["missed"][0])  # nothing is left to be asked for
+    assert np.isnan(errors.mended(np.ones((1, 1)))["missed"][0])  # no object is left
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Labels that a model contradicts, and what mends them."""
+"""Labels that a model contradicts, and their corrections."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from vitkit.evaluation.label_errors import KINDS, corrections, find_label_errors
 
 CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}]
 WRONG = {"missing": 0, "extra": 1, "class": 2, "box": 3}
-"""Kind -> the image whose label is wrong so."""
+"""Kind of error -> the image that has a label with it."""
 
 
 def data(num_images=12):

@@ -20,17 +20,17 @@ CLASSES, CATEGORY_IDS, THINGS = ["cat", "sky", "dog"], [17, 187, 18], [True, Fal
 
 
 def segments(*rows):
-    """From (id, label) or (id, label, iscrowd)."""
+    """Return segments from rows of (id, label) or (id, label, iscrowd)."""
     return [dict(id=row[0], label=row[1], iscrowd=len(row) > 2) for row in rows]
 
 
 def line(*runs):
-    """A map of one row from (id, number of pixels)."""
+    """Return a map with a single row from runs of (id, number of pixels)."""
     return np.concatenate([np.full(count, value, np.int32) for value, count in runs])[None]
 
 
 def dataset_of(truths):
-    """From image id -> (map, segments)."""
+    """Return a dataset from image id -> (map, segments)."""
     maps = [PanopticMap(*truth) for truth in truths.values()]
     return SimpleNamespace(
         classes=CLASSES,
@@ -93,7 +93,7 @@ def test_an_iou_of_one_half_is_no_match():
 
 
 def counts(truth, found):
-    """Matches, predicted without match, true without match, over all classes."""
+    """Return the numbers of matches, unmatched predictions and unmatched true segments, over all classes."""
     return match_segments(PanopticMap(*truth), PanopticMap(*found), 3).sum(axis=0)[1:].tolist()
 
 
@@ -137,7 +137,7 @@ def random_maps(rng):
 
 
 def by_masks(truth, found):
-    """The same numbers, pair by pair of masks, as the paper and COCO's rules say it."""
+    """Compute the same numbers from each pair of masks, by the paper and COCO's rules."""
     result = np.zeros((3, 4))
     void = truth.panoptic == 0
     left_true = {s["id"] for s in truth.segments_info if not s["iscrowd"]}
@@ -296,7 +296,7 @@ def test_published_sample_matches_itself(shared_data):
     assert metrics["PQ"] == metrics["PQ_things"] == metrics["PQ_stuff"] == 1.0
     num_crowds = sum(s["iscrowd"] for found in maps.values() for s in found.segments_info)
     assert sum(answer.matches[:, 1].sum() for answer in evaluator.answers.values()) == 50 - num_crowds
-    # Without the things, and with every second column of the stuff: nothing of the things, half or less of the stuff.
+    # Without things and with every second column of stuff, no thing is detected, and at most half of the stuff.
     halves = {}
     for image_id, (ids, found) in maps.items():
         ids = ids.copy()

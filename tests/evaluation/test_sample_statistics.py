@@ -1,4 +1,4 @@
-"""Metrics of resampled images equal those of an evaluator that sees each image as often."""
+"""Metrics of resampled images equal those of an evaluator that sees each image the same number of times."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
 
 
 class Repeated:
-    """A dataset of some images of another, each as often as a resample has it."""
+    """A dataset with images of another one, each repeated as often as in a resample."""
 
     def __init__(self, dataset, positions):
         self._dataset, self._positions = dataset, positions
@@ -32,7 +32,7 @@ class Repeated:
 
 
 def check(dataset, spec, predict, *, without=()):
-    """Compare three resamples of a dataset of six images with evaluators that see them anew."""
+    """Compare three resamples of a dataset of six images with new evaluators on the resampled images."""
     evaluator = EVALUATORS.build(spec, dataset=dataset)
     ids = list(dataset.image_ids)
     for k, image_id in enumerate(ids):

@@ -1,4 +1,4 @@
-"""IoU and accuracy: cases worked by hand, and random ones against scikit-like calculations by masks."""
+"""IoU and accuracy: cases worked out by hand, and random ones against a calculation by masks."""
 
 import json
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ CLASSES, CATEGORY_IDS = ["sky", "road", "car", "sea"], [11, 7, 24, 9]
 
 
 def dataset_of(truths):
-    """From image id -> label map."""
+    """Return a dataset from image id -> label map."""
     maps = [np.array(labels, np.uint8) for labels in truths.values()]
     return SimpleNamespace(
         classes=CLASSES, category_ids=CATEGORY_IDS, image_ids=list(truths), load_semantic=maps.__getitem__
@@ -59,12 +59,12 @@ def test_boundaries_compare_only_pixels_near_edges():
     truth[10:40, 10:40] = 1
     found = np.zeros((50, 50), np.uint8)
     found[10:40, 11:41] = 1  # one column to the right
-    # The diagonal is 70.7 pixels, so that boundaries are one pixel wide; of class 1 frames of 4 * 29 pixels, which
-    # share their upper and lower sides but for a pixel at both ends.
+    # The diagonal is 70.7 pixels, so that boundaries are one pixel wide; those of class 1 are frames of 4 * 29 pixels,
+    # which share their upper and lower sides except for a pixel at each end.
     both, near_true, near_found = boundary_counts(truth, found, 4)[:, 1]
     assert (near_true, near_found, both) == (116, 116, 2 * 29)
     _, metrics = run(dataset_of({1: truth}), {1: found})
-    # Of class 0 the frame of the image, 4 * 49 pixels, and the frame around the square, 4 * 30 + 4 (corners too).
+    # The boundary of class 0: the frame of the image, 4 * 49 pixels, and that around the square, 4 * 30 + 4 (corners).
     frame, around = 4 * 49, 4 * 31
     shared = frame + 2 * 31
     assert metrics["boundary_mIoU"] == pytest.approx(

@@ -22,7 +22,7 @@ def evaluated(texts, references, sources=None, **options):
 
 
 def test_bleu_of_a_case_worked_by_hand():
-    # 1- to 4-grams: 5 of 6, 3 of 5, 2 of 4, 1 of 3; as long as the reference, so nothing for brevity.
+    # 1- to 4-grams: 5 of 6, 3 of 5, 2 of 4, 1 of 3; as long as the reference, so there is no brevity penalty.
     evaluator = evaluated(["the cat sat on a mat"], ["the cat sat on the mat"])
     expected = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
     assert evaluator.compute()["bleu"] == pytest.approx(expected, abs=1e-9)
