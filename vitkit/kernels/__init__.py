@@ -1,9 +1,9 @@
-"""Operators with fast paths, one folder each: `plain.py` defines the operator, its siblings equal it and are faster.
+"""Operators with fast paths, one folder each: `plain.py` defines the operator, the other files are faster equivalents.
 
-Where torch has a function of its own for an operator, that is its definition, and one module holds the fast path.
+If torch has a function for an operator, that is its definition, and a single module contains the fast path.
 
-Each folder's `__init__` chooses between them. VITKIT_KERNELS=plain runs every model on the definitions alone; the
-default, "fast", takes the fastest path for the device.
+Each folder's `__init__` chooses between them. VITKIT_KERNELS=plain runs every model with only the definitions; the
+default, "fast", uses the fastest path for the device.
 """
 
 import os
@@ -16,10 +16,10 @@ CHOICES = ("fast", "plain")
 
 
 def plain_only() -> bool:
-    """Whether the plain definitions must run: VITKIT_KERNELS=plain.
+    """Whether only the plain definitions may run: VITKIT_KERNELS=plain.
 
     Raises:
-        ConfigError: VITKIT_KERNELS has another value than `CHOICES`.
+        ConfigError: VITKIT_KERNELS has a value that is not in `CHOICES`.
     """
     choice = os.environ.get("VITKIT_KERNELS", "fast")
     if choice not in CHOICES:
@@ -28,5 +28,5 @@ def plain_only() -> bool:
 
 
 def is_traced() -> bool:
-    """Whether torch.compile or torch.jit.trace is reading the code, which knows torch's own operators best."""
+    """Whether torch.compile or torch.jit.trace is reading the code; they handle torch's own operators best."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()

@@ -1,9 +1,10 @@
-"""Matrix products of linear layers: F.linear, or oneDNN's on processors that PyTorch's usual library serves badly.
+"""Matrix products of linear layers: F.linear, or oneDNN's on processors for which PyTorch's default library is slow.
 
-MKL, the usual one for float32, uses half of the vector width of AMD's processors with AVX-512; oneDNN, which comes with
-PyTorch for convolutions, uses all. There a ViT-B takes 0.54 of timm's time (inference and training step, batch 4,
-224x224), where it takes 0.97 and 1.00 of it by F.linear on an Intel Xeon. On AMD processors with AVX2 alone MKL is
-faster: inference by oneDNN takes 1.05 of its time for a ViT-B, 1.07 for a Swin-T.
+MKL, the default for float32, uses only half of the vector width of AMD's processors with AVX-512; oneDNN, which PyTorch
+includes for convolutions, uses all of it. There, a ViT-B takes 0.54 of timm's time (inference and training step, batch
+4,
+224x224), whereas with F.linear on an Intel Xeon it takes 0.97 and 1.00. On AMD processors with only AVX2, MKL is
+faster: inference with oneDNN takes 1.05 of its time for a ViT-B, 1.07 for a Swin-T.
 """
 
 import functools
@@ -18,11 +19,11 @@ from torch.autograd.function import once_differentiable
 from vitkit.kernels import is_traced, plain_only
 
 _SMALLEST = 2**20
-"""Multiplications from which on the faster product pays for its longer call."""
+"""Number of multiplications from which the faster product outweighs its larger overhead."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear by the processor's fastest matrix product.
+    """F.linear with the processor's fastest matrix product.
 
     Args:
         x: (..., C).
@@ -34,13 +35,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not _by_onednn(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
-        # On rows, since what a Function returns must not be a view if it is to be changed in place.
+        # Applied to rows, since the output of a Function must not be a view if it is later modified in place.
         return _Linear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
     return onednn_product(x, weight, bias)
 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
-    # Compilers and counters of operations know F.linear; autocast casts its arguments.
+    # Compilers and operation counters recognise F.linear; autocast converts its arguments.
     if plain_only() or is_traced() or torch.is_autocast_enabled("cpu"):
         return False
     return (
@@ -68,16 +69,16 @@ def _mkl_is_slow() -> bool:
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.mT + bias of float32, by an operator that PyTorch keeps private and gives no gradient."""
+    """Compute x @ weight.mT + bias in float32, by a private PyTorch operator that has no gradient."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 class _Linear(torch.autograd.Function):
-    """`onednn_product` of rows (N, C), with gradients by the same product."""
+    """`onednn_product` for rows (N, C), with gradients by the same product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # Transposed rows with gaps between them, such as those of a chunk, take oneDNN a hundred times as long.
+        # For transposed rows with gaps between them, such as those of a chunk, oneDNN takes a hundred times as long.
         x = x.contiguous()
         ctx.save_for_backward(x, weight)
         return onednn_product(x, weight, bias)

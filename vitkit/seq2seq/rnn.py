@@ -1,4 +1,4 @@
-"""Recurrent encoder and decoder: with a context of fixed length, or attending to the source (RNNsearch)."""
+"""Recurrent encoder and decoder: with a context of fixed length, or with attention to the source (RNNsearch)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,24 +20,25 @@ CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
 
 @dataclass(frozen=True)
 class RNNSettings:
-    """What the recurrent encoder and decoder have in common."""
+    """Settings common to the recurrent encoder and decoder."""
 
     cell: Literal["gru", "lstm"] = "gru"
     num_layers: int = 1
     d_embedding: int = 620
     d_hidden: int = 1000
-    """Of the decoder, and of each direction of the encoder. Where "dot", "scaled_dot" or "cosine" compare the two, both
-    directions together have as many."""
+    """Hidden size of the decoder, and of each direction of the encoder. For "dot", "scaled_dot" and "cosine", which
+    compare
+    the two, both directions together have this size."""
     dropout: float = 0.0
-    """Of embeddings, between layers, and before the output."""
+    """Dropout probability of embeddings, between layers, and before the output."""
     scheduled_sampling: float = 0.0
-    """In training, the part of the target's tokens that the decoder reads as it has itself predicted them (Bengio et
-    al. 2015, https://arxiv.org/abs/1506.03099); the hook `ScheduledSampling` lets it grow."""
+    """In training, the fraction of the target's tokens that the decoder reads from its own predictions (Bengio et
+    al. 2015, https://arxiv.org/abs/1506.03099); the hook `ScheduledSampling` increases it."""
     word_vectors: str | None = None
-    """A file of word vectors (see vitkit.seq2seq.word_vectors) that the encoder's embeddings begin with."""
+    """A file of word vectors (see vitkit.seq2seq.word_vectors) to initialise the encoder's embeddings with."""
 
     def make(self, d_input: int, *, bidirectional: bool = False) -> nn.GRU | nn.LSTM:
-        """Make the recurrent layers."""
+        """Create the recurrent layers."""
         dropout = self.dropout if self.num_layers > 1 else 0.0
         options = dict(batch_first=True, bidirectional=bidirectional, dropout=dropout)
         return CELLS[self.cell](d_input, self.d_hidden, self.num_layers, **options)
@@ -45,19 +46,19 @@ class RNNSettings:
 
 @dataclass
 class Memory:
-    """The encoded sources that the decoder reads, B of them."""
+    """The B encoded sources that the decoder reads."""
 
     context: Tensor
     """(B, C), a summary of the source."""
     values: Tensor | None = None
-    """(B, S, C), a value for each token, where the decoder attends."""
+    """(B, S, C), a value for each token; None if the decoder has no attention."""
     keys: Tensor | None = None
-    """(B, S, ...), keys of the alignment score."""
+    """(B, S, ...), keys for the alignment score."""
     padding: Tensor | None = None
     """(B, S) bool, True = padding."""
 
     def select(self, sources: Tensor) -> "Memory":
-        """Return the memory of other sources, by index."""
+        """Return the memory of the sources with these indices."""
         parts = (self.context, self.values, self.keys, self.padding)
         return Memory(*(None if part is None else part[sources] for part in parts))
 
@@ -77,7 +78,7 @@ class RNNState(State):
         return self.select_beams(rows, beams=1, sources=rows // self.rows_per_source)
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "RNNState":
-        """Return the state of other rows, with what rows share kept once per source."""
+        """Return the state of other rows; data that rows share is stored once per source."""
         return RNNState(
             hidden=tuple(hidden[:, rows] for hidden in self.hidden),
             memory=self.memory if sources is None else self.memory.select(sources),
@@ -86,7 +87,7 @@ class RNNState(State):
 
 
 class RNNEncoder(nn.Module):
-    """Encode a text, of a vocabulary of `size` tokens, in one direction or both."""
+    """Encodes a text, from a vocabulary of `size` tokens, in one direction or both."""
 
     def __init__(self, size: int, settings: RNNSettings, *, bidirectional: bool):
         super().__init__()
@@ -96,13 +97,13 @@ class RNNEncoder(nn.Module):
         self.channels = settings.d_hidden * (1 + bidirectional)
 
     def forward(self, source: Tensor, source_padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Encode each token in its context, and each text as a summary.
+        """Encode each token in its context, and each text as a summary vector.
 
         Args:
             source: (B, S) int64, then PAD.
-            source_padding: (B, S) bool, True = padding, at the end of each text only.
+            source_padding: (B, S) bool, True = padding, only at the end of each text.
         Returns:
-            the last layer's states (B, S, C), zero on padding, and those at the end of each direction, (B, C).
+            the last layer's states (B, S, C), zero on padding, and the final states of each direction, (B, C).
         Raises:
             DataError: a text has no token.
         """
@@ -122,13 +123,14 @@ class RNNEncoder(nn.Module):
 
 
 class RNNDecoder(nn.Module):
-    """Decode a text; each step takes the last token and a context of the source.
+    """Decodes a text; each step reads the last token and a context from the source.
 
-    The output is the paper's (Bahdanau et al. 2015, appendix A.2.2): one maxout layer over state, token and context.
+    The output layer is the paper's (Bahdanau et al. 2015, appendix A.2.2): one maxout layer over state, token and
+    context.
 
     Args:
-        size: of the vocabulary.
-        d_context: channels of the memory.
+        size: number of tokens in the vocabulary.
+        d_context: number of channels of the memory.
         attention: an alignment score of `AlignmentAttention`; None: the same summary of the source at every step.
     """
 
@@ -151,7 +153,7 @@ class RNNDecoder(nn.Module):
         return RNNState(tuple(initial.permute(1, 2, 0, 3).contiguous()), memory)
 
     def forward(self, target_in: Tensor, state: RNNState) -> Tensor:
-        """(B, T) int64 -> logits of the tokens that follow, (B, T, V)."""
+        """Predict the logits of the tokens that follow: (B, T) int64 -> (B, T, V)."""
         words = self.dropout(self.embedding(target_in))
         if self.training and self.scheduled_sampling > 0:
             return self._sample(words, state)
@@ -168,7 +170,7 @@ class RNNDecoder(nn.Module):
         return self._logits(outputs, words, contexts)
 
     def _sample(self, words: Tensor, state: RNNState) -> Tensor:
-        """Like `forward`, but some words, drawn anew each time, are the likeliest after those before."""
+        """Like `forward`, but randomly chosen words are replaced by the most probable ones after those before."""
         logits: list[Tensor] = []
         hidden = state.hidden
         for i, word in enumerate(words.split(1, dim=1)):
@@ -190,17 +192,17 @@ class RNNDecoder(nn.Module):
         return self._logits(outputs, words, context)[:, 0], state, weights
 
     def _attend(self, hidden: tuple[Tensor, ...], state: RNNState) -> tuple[Tensor, Tensor | None]:
-        """The contexts of N rows, (N, 1, C), and the attention weights, (N, S)."""
+        """Return the contexts of N rows, (N, 1, C), and the attention weights, (N, S)."""
         memory = state.memory
         if self.attention is None:
             return memory.context.repeat_interleave(state.rows_per_source, dim=0)[:, None], None
-        # As queries of one sequence, the rows of a source read its memory together.
+        # The rows of a source are passed as queries of one sequence, so that its memory is read once for all.
         queries = hidden[0][-1].unflatten(0, (-1, state.rows_per_source))
         context, weights = self.attention(queries, memory.keys, memory.values, padding_mask=memory.padding)
         return context.flatten(0, 1)[:, None], weights.flatten(0, 1)
 
     def _run(self, words: Tensor, contexts: Tensor, hidden: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """(N, T, H) of the last layer, and the states after it."""
+        """Run the cells: return the last layer's outputs, (N, T, H), and the final states."""
         outputs, hidden = self.rnn(torch.cat([words, contexts], dim=-1), hidden if len(hidden) > 1 else hidden[0])
         return outputs, hidden if isinstance(hidden, tuple) else (hidden,)
 
@@ -213,15 +215,17 @@ class RNNDecoder(nn.Module):
 class RNNTranslator(TextGenerator):
     """Recurrent encoder and decoder, from one text to another.
 
-    With `attention`, RNNsearch (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473): the encoder reads in both
-    directions, and the decoder's state attends to the source tokens before each token. Without, the source is one
-    vector that starts the decoder and enters each of its steps (Cho et al. 2014, https://arxiv.org/abs/1406.1078).
+    With `attention`, this is RNNsearch (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473): the encoder reads in
+    both
+    directions, and before each token the decoder's state attends to the source tokens. Without, the source is encoded
+    as one
+    vector that initialises the decoder and enters each of its steps (Cho et al. 2014, https://arxiv.org/abs/1406.1078).
 
     Args:
         source_vocabulary, target_vocabulary: a run sets its dataset's.
-        source_size, target_size: numbers of tokens, where no vocabulary is set.
-        attention: "additive" as published, "dot", "scaled_dot", "general", "cosine"; None for none.
-        bidirectional: whether the encoder reads in both directions; None: with attention, as published.
+        source_size, target_size: numbers of tokens, if there are no vocabularies.
+        attention: "additive" as published, "dot", "scaled_dot", "general", "cosine"; None for no attention.
+        bidirectional: whether the encoder reads in both directions; None: only with attention, as published.
         decoding: see `DecodingSettings`.
     Raises:
         ConfigError: a size is missing, or the attention or cell is unknown.
@@ -267,7 +271,7 @@ class RNNTranslator(TextGenerator):
         """Load the word vectors; see `load_word_vectors`.
 
         Raises:
-            ConfigError: the model has no vocabulary, so it is not known which row is which word's.
+            ConfigError: the model has no vocabulary, so rows cannot be matched to words.
         """
         if self.word_vectors is None:
             return None
@@ -287,7 +291,7 @@ class RNNTranslator(TextGenerator):
             source_padding: (B, S) bool, True = padding.
             target_in: (B, T) int64, BOS and the tokens, then PAD.
         Returns:
-            logits: (B, T, V) of the tokens that follow.
+            logits: (B, T, V) for the tokens that follow.
         """
         return {"logits": self.decoder(target_in, self.start(source, source_padding))}
 
@@ -305,7 +309,7 @@ class RNNTranslator(TextGenerator):
         """Advance every row by one token.
 
         Raises:
-            ConfigError: attention is asked for, and there is none.
+            ConfigError: attention is requested, but the model has none.
         """
         if with_attention and self.decoder.attention is None:
             raise ConfigError("model.attention=None: a context of fixed length has no attention to show.")

@@ -20,20 +20,20 @@ from vitkit.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class AttendTellSettings:
-    """The kind of attention, and the sizes of the decoder."""
+    """Settings of the attention and sizes of the decoder."""
 
     attention: Literal["soft", "hard"] = "soft"
     gated: bool = True
-    """Beta, a factor of the context in 0..1 that depends on the state."""
+    """Whether the context is multiplied by beta, a factor in 0..1 that depends on the state."""
     expected_probability: float = 0.5
-    """Of hard attention, the part of the images that get the expectation in training."""
+    """For hard attention, the fraction of images for which training uses the expectation."""
     hard_inference: Literal["argmax", "expected"] = "argmax"
-    """What hard attention does in evaluation: take the location of most weight, or the expectation."""
+    """What hard attention reads in evaluation: the location with the largest weight, or the expectation."""
     d_embedding: int = 512
     d_model: int = 1024
-    """Channels of the LSTM."""
+    """Number of channels of the LSTM."""
     d_attention: int = 512
-    """Channels of the alignment score."""
+    """Number of channels of the alignment score."""
     dropout: float = 0.5
 
     def __post_init__(self) -> None:
@@ -47,19 +47,19 @@ class AttendTellSettings:
 
 @dataclass
 class CaptionState(State):
-    """The decoder's state of N rows, and the image features that all rows of an image share."""
+    """The decoder's state of N rows, and the image features shared by all rows of an image."""
 
     annotations: Tensor
-    """(B, S, C), a feature for each location."""
+    """(B, S, C), a feature vector for each location."""
     keys: Tensor
-    """(B, S, d_attention), keys of the alignment score."""
+    """(B, S, d_attention), keys for the alignment score."""
     bias: Tensor
-    """(B, 1, S), which hides padded locations."""
+    """(B, 1, S), masks padded locations."""
     hidden: Tensor
-    """(N, d_model), as is the cell; rows of one image stand together."""
+    """(N, d_model), like the cell; rows of the same image are consecutive."""
     cell: Tensor
     sampled: Tensor | None = None
-    """(N,) bool: rows whose locations are drawn; None in evaluation."""
+    """(N,) bool: rows for which a location is sampled; None in evaluation."""
 
     def select(self, rows: Tensor) -> "CaptionState":
         """Return the state of other rows."""
@@ -67,7 +67,7 @@ class CaptionState(State):
         return self.select_beams(rows, beams=1, sources=rows // rows_per_image)
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "CaptionState":
-        """Return the state of other rows, with what rows share kept once per source."""
+        """Return the state of other rows; data that rows share is stored once per source."""
         seen = (self.annotations, self.keys, self.bias)
         if sources is not None:
             seen = (part[sources] for part in seen)
@@ -78,19 +78,21 @@ class CaptionState(State):
 class ShowAttendTell(Captioner):
     """An LSTM that writes a caption and attends to the image's feature map at each word.
 
-    Soft attention gives the decoder the expected annotation; it is trained by backpropagation, with the penalty of
-    `CaptionLoss` that makes it look everywhere once (doubly stochastic attention, section 4.2.1). Hard attention gives
-    it the annotation of one location, drawn by the weights; `CaptionLoss` trains the weights by the reward of what was
-    drawn (section 4.1). For half of the images in training, drawn anew each time, it too gives the expectation.
+    Soft attention passes the expected annotation to the decoder; it is trained by backpropagation, with the penalty in
+    `CaptionLoss` that encourages attending to each location once (doubly stochastic attention, section 4.2.1). Hard
+    attention
+    passes the annotation of one location, sampled by the weights; `CaptionLoss` trains the weights by the reward of the
+    sampled locations (section 4.1). For a random half of the images in training, it also passes the expectation.
 
-    Details are those of the paper where it has them. The initial state's networks and the output layer have one tanh
-    each. Dropout is before the LSTM and the last layer.
+    Details follow the paper where it specifies them. The networks for the initial state and the output layer have one
+    tanh
+    each. Dropout is applied before the LSTM and before the last layer.
 
     Args:
         backbone, freeze_backbone, target_vocabulary, decoding: see `Captioner`.
-        target_size: tokens of the vocabulary, for use without one.
+        target_size: number of tokens, if there is no vocabulary.
     Raises:
-        ConfigError: a value is out of range, or there is no vocabulary and no size.
+        ConfigError: a value is out of range, or there is neither a vocabulary nor a size.
     """
 
     def __init__(
@@ -122,9 +124,9 @@ class ShowAttendTell(Captioner):
         self.classifier = nn.Linear(d_embedding, size)
         self.dropout = nn.Dropout(settings.dropout)
         if self.hard:
-            # In the model, so that checkpoints keep it: its value, and how often it moved; see CaptionLoss.
+            # A buffer, so that checkpoints contain it: its value, and how often it was updated; see CaptionLoss.
             self.register_buffer("reward_baseline", torch.zeros(2))
-            self.new_parts = ("reward_baseline",)  # training may start from soft attention's weights, which lack it
+            self.new_parts = ("reward_baseline",)  # training may start from weights of soft attention, which lack it
 
     def forward(
         self,
@@ -139,13 +141,13 @@ class ShowAttendTell(Captioner):
 
         Args:
             target_in: (B, T) int64, BOS and the caption's words.
-            The others: see `Captioner.look`.
+            The other arguments: see `Captioner.look`.
         Returns:
             logits: (B, T, V).
-            attention: (B, T, S) the weights of the map's locations, each row sums to 1.
+            attention: (B, T, S), the weights of the map's locations; each row sums to 1.
             annotation_padding: (B, S) bool, True = padding.
-            With hard attention also sampled_log_weights, (B, T): the log weights of the drawn locations, 0
-            where none was; and reward_baseline, the buffer, which `CaptionLoss` moves.
+            With hard attention also sampled_log_weights, (B, T): the log weights of the sampled locations, 0 where none
+            was sampled; and reward_baseline, the buffer, which `CaptionLoss` updates.
         """
         map_ = self.look(images, padding_mask, features=features, features_key=features_key)
         state = self._start(map_)
@@ -164,7 +166,7 @@ class ShowAttendTell(Captioner):
         return outputs
 
     def start(self, **inputs: Tensor) -> CaptionState:
-        """Encode a batch's images, or take their features, and return the initial state."""
+        """Encode a batch's images, or use their features, and return the initial state."""
         return self._start(self.look(**inputs))
 
     def step(
@@ -172,7 +174,7 @@ class ShowAttendTell(Captioner):
     ) -> tuple[Tensor, CaptionState, Tensor | None]:
         """Predict the next word of each row; the unknown word is masked.
 
-        The attention is what the decoder got: of hard attention the one location that was read.
+        The attention is what the decoder received: for hard attention, only the location that was read.
         """
         embedded = self.embedding(tokens)
         hidden, context, weights, _ = self._advance(embedded, state)
@@ -197,9 +199,9 @@ class ShowAttendTell(Captioner):
         Args:
             embedded: (N, d_embedding).
         Returns:
-            hidden (N, d_model), context (N, C), weights (N, S), log weights of the drawn locations (N,).
+            hidden (N, d_model), context (N, C), weights (N, S), log weights of the sampled locations (N,).
         """
-        # Rows of one image are queries of one sequence.
+        # The rows of an image are passed as queries of one sequence.
         queries = state.hidden.unflatten(0, (state.annotations.shape[0], -1))
         weights = attention_weights(self.score(queries, state.keys), state.bias)  # (B, N / B, S)
         record_weights(weights[:, None])
@@ -213,7 +215,7 @@ class ShowAttendTell(Captioner):
         return state.hidden, context, weights, sampled_log_weights
 
     def _locations(self, weights: Tensor, state: CaptionState) -> tuple[Tensor, Tensor]:
-        """The share of each location that the decoder gets, (N, S), and the log weights of the drawn ones, (N,)."""
+        """Return the weight of each location in the context, (N, S), and the log weights of the sampled ones, (N,)."""
         none_drawn = weights.new_zeros(weights.shape[0])
         if not self.hard or (state.sampled is None and self.hard_inference == "expected"):
             return weights, none_drawn
@@ -225,7 +227,7 @@ class ShowAttendTell(Captioner):
         return looked_at, log_weights * state.sampled
 
     def _predict(self, embedded: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
-        """The deep output layer (equation 7): word, state and context give the next word's logits."""
+        """Compute the next word's logits from word, state and context by the deep output layer (equation 7)."""
         mixed = embedded + self.hidden_to_output(self.dropout(hidden)) + self.context_to_output(context)
         return self.classifier(self.dropout(mixed.tanh()))
 

@@ -1,4 +1,5 @@
-"""The Transformer for text (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), and the decoder that all share."""
+"""The Transformer for text (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), and the decoder used by all
+models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,23 +22,24 @@ from vitkit.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class TextSettings(TransformerSettings):
-    """What transformers of text have in common. The defaults are the paper's base model."""
+    """Settings of text transformers. The defaults are those of the paper's base model."""
 
     d_model: int = 512
     final_norm: bool | None = None
-    """Normalise the output of each stack; None: with `norm_first` alone. `torch.nn.Transformer` always does."""
+    """Whether to normalise the output of each stack; None: only with `norm_first`. `torch.nn.Transformer` always
+    does."""
     positions: Literal["sine", "fairseq", "learned"] = "sine"
-    """The paper's sines and cosines; fairseq's, see `fairseq_positions_1d`; or a table that is trained."""
+    """Position encoding: the paper's sines and cosines; fairseq's, see `fairseq_positions_1d`; or a learned table."""
     max_length: int = 1024
-    """Number of positions with a code."""
+    """Number of positions that have an encoding."""
     tied_output: bool = True
-    """The output projection is the embedding table; otherwise a linear layer."""
+    """Whether the output projection is the embedding table rather than a separate linear layer."""
     output_bias: bool = False
-    """Add a bias to the logits, as Marian does; masked language models always do."""
+    """Whether to add a bias to the logits, as Marian does; masked language models always do."""
 
 
 class ScaledEmbedding(nn.Embedding):
-    """Token embeddings times sqrt(d_model), drawn so that the products have variance 1 (section 3.4)."""
+    """Token embeddings times sqrt(d_model), initialised so that the products have variance 1 (section 3.4)."""
 
     def __init__(self, size: int, d_model: int):
         super().__init__(size, d_model)
@@ -49,7 +51,7 @@ class ScaledEmbedding(nn.Embedding):
 
 
 class TextPositions(nn.Module):
-    """Add position encodings to embeddings, then drop out (section 5.4)."""
+    """Adds position encodings to embeddings, then applies dropout (section 5.4)."""
 
     def __init__(self, settings: TextSettings):
         super().__init__()
@@ -71,9 +73,9 @@ class TextPositions(nn.Module):
         Args:
             x: (B, L, d_model).
             offset: position of the first of the L tokens.
-            positions: (B, L) int64, where they differ between rows; all below `offset` + L.
+            positions: (B, L) int64, if they differ between rows; all below `offset` + L.
         Raises:
-            DataError: there is no code for a position.
+            DataError: a position has no encoding.
         """
         end = offset + x.shape[1]
         if end > len(self.codes):
@@ -85,12 +87,13 @@ class TextPositions(nn.Module):
 
 
 def causal_bias(length: int, device: torch.device) -> Tensor:
-    """The bias (length, length) that hides from each token those after it."""
+    """Return the bias (length, length) that masks the later tokens for each token."""
     return mask_bias(torch.ones(length, length, dtype=torch.bool, device=device).triu(1))
 
 
 def init_matrices(module: nn.Module) -> None:
-    """Initialise all matrices but embeddings by Xavier's uniform distribution, and biases of linear layers by zero."""
+    """Initialise all matrices except embeddings by Xavier's uniform distribution, and biases of linear layers to
+    zero."""
     for part in module.modules():
         if isinstance(part, nn.Embedding):
             continue
@@ -106,11 +109,11 @@ class TextState(State):
     """The decoding state of N rows: cached keys and values of their tokens, and their memory."""
 
     caches: list[KeyValueCache]
-    """One per layer."""
+    """The keys and values of each layer."""
     memory: list[Tensor]
-    """Per layer the projected memory, (2, sources, heads, S, d), shared by the rows of a source."""
+    """The projected memory of each layer, (2, sources, heads, S, d), shared by the rows of a source."""
     memory_bias: Tensor | None = None
-    """(sources, 1, 1, S)."""
+    """(sources, 1, 1, S), masks padding of the memory."""
     rows_per_source: int = 1
 
     def select(self, rows: Tensor) -> "TextState":
@@ -118,7 +121,7 @@ class TextState(State):
         return self.select_beams(rows, beams=1, sources=rows // self.rows_per_source)
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "TextState":
-        """Return the state of other rows, with what rows share kept once per source."""
+        """Return the state of other rows; data that rows share is stored once per source."""
         for cache in self.caches:
             cache.select(rows)
         if sources is not None:
@@ -129,10 +132,10 @@ class TextState(State):
 
 
 class TextDecoder(nn.Module):
-    """Decode text while attending to a memory: of a sentence, an image, or anything else.
+    """Decodes text while attending to a memory, from a sentence, an image, or anything else.
 
     Args:
-        size: of the vocabulary.
+        size: number of tokens in the vocabulary.
     """
 
     def __init__(self, size: int, num_layers: int, settings: TextSettings):
@@ -149,12 +152,12 @@ class TextDecoder(nn.Module):
         """Predict the token that follows each position of the target.
 
         Args:
-            target_in: (B, T) int64, BOS and the tokens so far. What follows a token does not matter to it, so padding
-                at the end needs no mask.
+            target_in: (B, T) int64, BOS and the tokens so far. No token attends to later ones, so padding at the end
+                needs no mask.
             memory: (B, S, d_model).
             memory_padding: (B, S) bool, True = padding.
         Returns:
-            logits of the tokens that follow, (B, T, V).
+            logits for the tokens that follow, (B, T, V).
         """
         x = self.positions(self.embedding(target_in))
         bias = causal_bias(x.shape[1], x.device)
@@ -162,7 +165,7 @@ class TextDecoder(nn.Module):
         return self.logits(self.stack(x, memory, bias=bias, memory_bias=memory_bias))
 
     def start(self, memory: Tensor, memory_padding: Tensor | None = None) -> TextState:
-        """The state before BOS; arguments as of `forward`."""
+        """Return the state before BOS; arguments as in `forward`."""
         layers = self.stack.layers
         return TextState(
             caches=[KeyValueCache() for _ in layers],
@@ -175,7 +178,7 @@ class TextDecoder(nn.Module):
     ) -> tuple[Tensor, TextState, Tensor | None]:
         """Advance every row by one token.
 
-        The attention is the mean over the heads of the last layer but one, which fits people's word alignments best
+        The attention is averaged over the heads of the second to last layer, which matches human word alignments best
         (Garg et al. 2019, https://arxiv.org/abs/1909.02074).
         """
         x = self.positions(self.embedding(tokens[:, None]), offset=state.caches[0].length)
@@ -197,16 +200,16 @@ class TextDecoder(nn.Module):
 class Transformer(TextGenerator):
     """Encoder and decoder, from one text to another.
 
-    State dicts of `torch.nn.Transformer` with an embedding fit, given `final_norm`.
+    State dicts of `torch.nn.Transformer` with an embedding can be loaded if `final_norm` is set.
 
     Args:
         source_vocabulary, target_vocabulary: a run sets its dataset's.
-        source_size, target_size: numbers of tokens, where no vocabulary is set.
-        num_layers: of the encoder, and of the decoder.
-        shared_embeddings: source and target have one table; their vocabularies are one, then.
+        source_size, target_size: numbers of tokens, if there are no vocabularies.
+        num_layers: number of layers of the encoder, and of the decoder.
+        shared_embeddings: source and target share one embedding table; their vocabularies must then be the same.
         decoding: see `DecodingSettings`.
     Raises:
-        ConfigError: a size is missing, or differs where one table is shared.
+        ConfigError: a size is missing, or the sizes differ although a table is shared.
     """
 
     def __init__(
@@ -247,13 +250,13 @@ class Transformer(TextGenerator):
             source_padding: (B, S) bool, True = padding.
             target_in: (B, T) int64, BOS and the tokens, then PAD.
         Returns:
-            logits: (B, T, V) of the tokens that follow.
+            logits: (B, T, V) for the tokens that follow.
         """
         memory = self.encode(source, source_padding)
         return {"logits": self.decoder(target_in, memory, memory_padding=source_padding)}
 
     def encode(self, source: Tensor, source_padding: Tensor | None = None) -> Tensor:
-        """(B, S, d_model); arguments as of `forward`."""
+        """Encode the sources, (B, S, d_model); arguments as in `forward`."""
         embedding = self.decoder.embedding if self.source_embedding is None else self.source_embedding
         bias = None if source_padding is None else padding_bias(source_padding)
         return self.encoder(self.source_positions(embedding(source)), bias=bias)
@@ -270,11 +273,12 @@ class Transformer(TextGenerator):
 
 
 def have_same_tokens(a: Vocabulary | None, b: Vocabulary | None) -> bool:
-    """Return whether two vocabularies have the same tokens; they may split text by models of their own, as Marian's."""
+    """Return whether two vocabularies have the same tokens, even if they split text by different models, as in
+    Marian."""
     return (None if a is None else a.tokens) == (None if b is None else b.tokens)
 
 
-# Table 3 of the paper; big has dropout 0.3 for English-German and 0.1 for English-French (section 6.1).
+# Table 3 of the paper; the big model has dropout 0.3 for English-German and 0.1 for English-French (section 6.1).
 VARIANTS = {
     "transformer_base": dict(num_layers=6, d_model=512, num_heads=8, d_ffn=2048, dropout=0.1),
     "transformer_big": dict(num_layers=6, d_model=1024, num_heads=16, d_ffn=4096, dropout=0.3),

@@ -1,4 +1,4 @@
-"""A Transformer that describes images: the locations of a backbone's map in, words out."""
+"""A Transformer that describes images, from the locations of a backbone's map."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,10 +25,10 @@ class TransformerCaptioner(Captioner):
 
     Args:
         backbone, freeze_backbone, target_vocabulary, decoding: see `Captioner`.
-        target_size: tokens of the vocabulary, for use without one.
-        num_encoder_layers: 0 leaves the features as the backbone gives them.
+        target_size: number of tokens, if there is no vocabulary.
+        num_encoder_layers: number of encoder layers; 0 passes the projected features directly to the decoder.
     Raises:
-        ConfigError: there is no vocabulary and no size, or `d_model` is no multiple of 4.
+        ConfigError: there is neither a vocabulary nor a size, or `d_model` is not a multiple of 4.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class TransformerCaptioner(Captioner):
 
         Args:
             target_in: (B, T) int64, BOS and the caption's words.
-            The others: see `Captioner.look`.
+            The other arguments: see `Captioner.look`.
         Returns:
-            logits: (B, T, V) of the words that follow.
+            logits: (B, T, V) for the words that follow.
         """
         map_ = self.look(images, padding_mask, features=features, features_key=features_key)
         memory, memory_padding = self._encode(map_)
         return {"logits": self.decoder(target_in, memory, memory_padding=memory_padding)}
 
     def start(self, **inputs: Tensor) -> TextState:
-        """Encode a batch's images, or take their features, and return the decoder's initial state."""
+        """Encode a batch's images, or use their features, and return the decoder's initial state."""
         return self.decoder.start(*self._encode(self.look(**inputs)))
 
     def step(
@@ -93,7 +93,7 @@ class TransformerCaptioner(Captioner):
         features, padding_mask = map_.annotations(), map_.padding()
         size, d_model = map_.features.shape[-2:], self.projection.out_features
         codes = sine_positions_2d(size, d_model, padding_mask=map_.padding_mask, device=features.device)
-        # Normalised, so that the positions matter whatever the backbone's scale is.
+        # Normalised, so that the positions have an effect whatever the scale of the backbone's features.
         x = self.norm(self.projection(features))
         x = x + codes.flatten(1, 2).to(x.dtype)
         return self.encoder(x, bias=padding_bias(padding_mask)), padding_mask

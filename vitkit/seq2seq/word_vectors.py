@@ -1,5 +1,5 @@
-"""Word vectors as text: GloVe's files (Pennington et al. 2014), and word2vec's (Mikolov et al. 2013,
-https://arxiv.org/abs/1301.3781), which begin with a line of two numbers, of words and of dimensions."""
+"""Word vectors in text files: GloVe's (Pennington et al. 2014), and word2vec's (Mikolov et al. 2013,
+https://arxiv.org/abs/1301.3781), which begin with a line of two numbers, the numbers of words and of dimensions."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,14 +13,14 @@ from vitkit.vocabulary import SPACE
 
 @torch.no_grad()
 def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str | Path) -> int:
-    """Set the rows of tokens that a file has vectors of; a word is found as it is, or else in lower case.
+    """Set the rows of tokens for which a file has vectors; a word is looked up as it is, or else in lower case.
 
     Args:
-        tokens: by row, as a vocabulary has them; pieces of words are looked for as if they were words.
+        tokens: the tokens of the rows, as in a vocabulary; word pieces are looked up like words.
     Returns:
-        how many were found.
+        the number of rows that were set.
     Raises:
-        DataError: the file cannot be read, a line of it is no word with numbers, or it has other dimensions.
+        DataError: the file cannot be read, a line is not a word followed by numbers, or the dimension is wrong.
     """
     wanted: dict[str, list[int]] = {}
     words = [token.removeprefix(SPACE) for token in tokens]
@@ -28,7 +28,7 @@ def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str 
         for form in {word, word.lower()}:
             wanted.setdefault(form, []).append(row)
     found: dict[int, bool] = {}
-    """Row -> whether it has the vector of the word as it is."""
+    """Row -> whether its vector is for the word as it is, rather than in lower case."""
     for word, values in read_lines(path, embedding.embedding_dim):
         for row in wanted.get(word, ()):
             if words[row] == word or not found.get(row, False):
@@ -49,9 +49,10 @@ def read_lines(path: str | Path, dimensions: int) -> Iterator[tuple[str, list[st
         with Path(path).open(encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, start=1):
                 if number == 1 and len(line.split()) == 2:
-                    continue  # word2vec's head
+                    continue  # word2vec's header
                 word, *values = line.rstrip().rsplit(" ", dimensions)
-                # A few of GloVe's words hold spaces; but not in the first lines, where numbers would be left over.
+                # A few of GloVe's words contain spaces; but not in the first lines, where superfluous numbers would
+                # look the same.
                 if len(values) != dimensions or (number <= 2 and " " in word):
                     raise DataError(
                         f"word vectors '{path}', line {number}: expected a word and {dimensions} numbers "

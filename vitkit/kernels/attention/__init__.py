@@ -1,10 +1,10 @@
-"""Scaled dot-product attention: PyTorch's fused kernel, and what is faster where that has none on a CPU.
+"""Scaled dot-product attention: PyTorch's fused kernel, and faster alternatives for cases that it lacks on a CPU.
 
-Dropout: what PyTorch falls back to keeps three tensors of the weights' size for the backward pass, `AttendWithDropout`
-one. A training step of the Transformer base (batch 8, 32 tokens) takes 0.97 of the time.
+Dropout: PyTorch's fallback keeps three tensors of the size of the weights for the backward pass, `AttendWithDropout`
+only one. A training step of the Transformer base (batch 8, 32 tokens) takes 0.97 of the time.
 
-A bias that is learned: by explicit products a training step of Swin-T takes 0.93, of MViTv2-T 0.95 of the fallback's
-time (224x224, batch 2). One thread of an AMD EPYC.
+Learned bias: with explicit products, a training step of Swin-T takes 0.93 of the fallback's time, and one of MViTv2-T
+0.95 (224x224, batch 2). Measured on one thread of an AMD EPYC.
 """
 
 import torch
@@ -20,8 +20,8 @@ from vitkit.kernels.attention.plain import attention_weights as attention_weight
 def attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, dropout_p: float = 0.0, scale: float | None = None
 ) -> Tensor:
-    """Compute attention; arguments and result as those of `vitkit.nn.attention.attend`."""
-    # A CPU's fused kernel has no gradient for a bias; what it falls back to is slower than the explicit products.
+    """Compute attention; arguments and result are those of `vitkit.nn.attention.attend`."""
+    # A CPU's fused kernel has no gradient for a bias, and the fallback is slower than the explicit products.
     learns_bias = bias is not None and bias.requires_grad and q.device.type == "cpu" and not is_traced()
     if learns_bias or plain_only():
         return attend_explicit(q, k, v, bias, dropout_p=dropout_p, scale=scale)[0]

@@ -1,4 +1,4 @@
-"""Attention with dropout that keeps one tensor of the weights' size."""
+"""Attention with dropout that keeps only one tensor of the size of the weights for the backward pass."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from vitkit.kernels.relu_dropout import draw_dropped
 
 
 class AttendWithDropout(torch.autograd.Function):
-    """Attention with dropout of the weights. The signs of what it keeps tell which weights were dropped."""
+    """Attention with dropout of the weights; the signs of the saved weights tell which were dropped."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, p: float, scale: float) -> Tensor:
-        """Return the attended values; each saved weight's sign says whether it was dropped."""
+        """Return the attended values; the sign of each saved weight says whether it was dropped."""
         scores = (q * scale) @ k.mT
         if bias is not None:
             scores += bias
@@ -31,7 +31,8 @@ class AttendWithDropout(torch.autograd.Function):
         q, k, v, weights = ctx.saved_tensors
         dropped_out = weights.clamp(min=0).mul_(ctx.gain)
         grad_v = dropped_out.mT @ grad
-        # The softmax takes each row's mean off the gradient of all its scores, those of dropped weights included.
+        # The softmax subtracts each row's mean from the gradients of all its scores, including those of dropped
+        # weights.
         grad_scores = (grad @ v.mT).mul_(dropped_out)
         grad_scores.addcmul_(weights.abs(), grad_scores.sum(-1, keepdim=True), value=-1).mul_(ctx.scale)
         return grad_scores @ k, grad_scores.mT @ q, grad_v, None, None, None

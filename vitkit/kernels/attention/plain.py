@@ -11,7 +11,7 @@ from torch import Tensor
 def attend_explicit(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, dropout_p: float = 0.0, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute what `attend` does, with the weights; slower, and in memory for all of them.
+    """Compute the same as `attend`, and the weights; slower, and with all weights in memory.
 
     Returns:
         output: (B, heads, L, d_v).
@@ -21,13 +21,13 @@ def attend_explicit(
     scores = (q * scale) @ k.mT
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if bias is not None:
-        scores += bias  # in place: the scores of small windows are the largest tensors of a step
+        scores += bias  # in place: the scores of small windows are the largest tensors in a step
     weights = attention_weights(scores)
     return F.dropout(weights, dropout_p).to(v.dtype) @ v, weights
 
 
 def attention_weights(scores: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the softmax of scores and bias over the keys, in float32 at least.
+    """Return the softmax of scores plus bias over the keys, in float32 or higher precision.
 
     Args:
         scores: (..., S).

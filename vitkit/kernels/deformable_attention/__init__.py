@@ -1,10 +1,11 @@
-"""The sampled sum of multi-scale deformable attention (Zhu et al. 2021, https://arxiv.org/abs/2010.04159, equation 3).
+"""The sampled sum in multi-scale deformable attention (Zhu et al. 2021, https://arxiv.org/abs/2010.04159, equation 3).
 
-`plain.py` is the definition. It also runs in exports, on devices without a kernel, and where a deterministic gradient
-is asked for on a GPU. `cpu.py` and `triton.py` compute the same on a CPU and a GPU. With `cpu.py` Deformable DETR-R50
-(480x640, batch 1, one thread of an AMD EPYC) takes 0.40 of the time of inference, and about half of a training step's.
+`plain.py` is the definition. It also runs in exports, on devices without a kernel, and on a GPU if a deterministic
+gradient is requested. `cpu.py` and `triton.py` compute the same on a CPU and a GPU. With `cpu.py`, Deformable DETR-R50
+(480x640, batch 1, one thread of an AMD EPYC) takes 0.40 of the time in inference, and about half of it in a training
+step.
 
-Shapes: B batch, L queries, S locations of all levels together, d channels per head.
+Shapes: B batch, L queries, S locations on all levels together, d channels per head.
 """
 
 import importlib.util
@@ -22,15 +23,15 @@ from vitkit.kernels.deformable_attention import cpu, plain
 def deformable_attend(
     values: Tensor, shapes: Sequence[tuple[int, int]], sampling_locations: Tensor, weights: Tensor
 ) -> Tensor:
-    """Sum values that are sampled bilinearly at a few locations of every level; outside a map they are 0.
+    """Sum values that are sampled bilinearly at a few locations on every level; values are 0 outside of a map.
 
     Args:
-        values: (B, S, heads, d), the levels one after the other, each row by row.
-        shapes: (H, W) per level; their areas sum to S.
-        sampling_locations: (B, L, heads, levels, points, 2), (x, y) in 0..1 of a level's map, corner to corner.
+        values: (B, S, heads, d), the levels concatenated, each row by row.
+        shapes: (H, W) of each level; their areas sum to S.
+        sampling_locations: (B, L, heads, levels, points, 2), (x, y) in 0..1 from corner to corner of a level's map.
         weights: (B, L, heads, levels, points).
     Returns:
-        (B, L, heads * d), in the dtype of the values; sums are in float32 at least.
+        (B, L, heads * d), in the dtype of the values; sums are in float32 or higher precision.
     Raises:
         ValueError: the shapes do not fit each other.
     """
@@ -63,7 +64,8 @@ def _check_shapes(
 
 @torch.compiler.assume_constant_result
 def _runs_plain(device: str, needs_grad: bool) -> bool:
-    # In here, since some versions' compilers take `is_exporting` for true wherever they trace it themselves.
+    # Called here, since the compilers of some versions take `is_exporting` to be true wherever they trace it
+    # themselves.
     if plain_only() or _is_exporting():
         return True
     if device == "cuda":
@@ -73,7 +75,7 @@ def _runs_plain(device: str, needs_grad: bool) -> bool:
 
 
 def _is_exporting() -> bool:
-    """Whether a graph is recorded for another program, which knows PyTorch's operators only."""
+    """Whether a graph is being recorded for another program, which only knows PyTorch's operators."""
     if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
         return True
     if hasattr(torch.compiler, "is_exporting"):  # since PyTorch 2.7
@@ -88,7 +90,7 @@ def _has_triton() -> bool:
 def _kernel(values: Tensor) -> ModuleType:
     if values.device.type == "cpu":
         return cpu
-    # Imported when first used: Triton takes its time, and not every installation has it.
+    # Imported on first use: importing Triton takes time, and not every installation has it.
     from vitkit.kernels.deformable_attention import triton
 
     return triton
@@ -98,7 +100,7 @@ def _pairs(sizes: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(sizes[::2], sizes[1::2]))
 
 
-# Custom operators, because torch.compile must not look inside: it would unroll the loops over chunks.
+# Custom operators, because torch.compile must not trace them: it would unroll the loops over chunks.
 @torch.library.custom_op(
     "vitkit::deformable_attend",
     mutates_args=(),

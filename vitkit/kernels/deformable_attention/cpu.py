@@ -1,9 +1,10 @@
 """Deformable attention on a CPU as an embedding bag.
 
-The values are a table with a row for each location and head. Each head of a query reads four rows per sample, the
-corners of the cell around it, and sums them, weighted: `embedding_bag`. Backward, the gradients of the weights are
-products of the same pairs of rows (`sampled_addmm`), and the gradient of the values is again a bag, of the queries
-that read each row.
+The values are a table with a row for each location and head. Each head of a query reads four rows per sample, at the
+corners of the cell around it, and computes their weighted sum: `embedding_bag`. In the backward pass, the gradients of
+the
+weights are products of the same pairs of rows (`sampled_addmm`), and the gradient of the values is another bag, of the
+queries that read each row.
 
 Shapes: L queries, N = heads * levels * points samples of a query, d channels per head, R = S * heads table rows.
 """
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 1 << 18
-"""Samples worked on at a time: few enough for a processor's cache, enough for its threads."""
+"""Number of samples processed at a time: few enough for a processor's cache, enough for its threads."""
 
 
 def deformable_attend(values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def deformable_attend_backward(
     """Return the gradients of values, locations and weights.
 
     Args:
-        grad: (B, L, heads * d), the output's gradient; the rest are the inputs of `deformable_attend`.
+        grad: (B, L, heads * d), the output's gradient; the other arguments are those of `deformable_attend`.
     """
     heads, channels = values.shape[2:]
     tables = _tables(values)
@@ -67,28 +68,28 @@ def deformable_attend_backward(
 
 
 def _tables(values: Tensor) -> Tensor:
-    """(B, R, d), at least in float32."""
+    """Return the values as tables, (B, R, d), in float32 or higher precision."""
     return values.to(torch.promote_types(values.dtype, torch.float32)).flatten(1, 2).contiguous()
 
 
 def _chunks(weights: Tensor) -> list[slice]:
-    """Slices of the queries."""
+    """Return slices of the queries."""
     queries, samples = weights.shape[1], weights.shape[2:].numel()
     step = max(1, CHUNK // max(1, samples))
     return [slice(start, min(start + step, queries)) for start in range(0, queries, step)]
 
 
 class _Levels(NamedTuple):
-    """What the samples of one query must know of their levels."""
+    """Properties of the level of each of a query's samples."""
 
     sizes: Tensor
     """(2, 1, N) width and height."""
     last_cell: Tensor
-    """(2, 1, N) column and row of the last cell whose four corners are all inside."""
+    """(2, 1, N) column and row of the last cell with all four corners inside the map."""
     has_far: Tensor
-    """(2, 1, N) 1, or 0 where a level is only one pixel wide or high, so that a cell has no right or lower corner."""
+    """(2, 1, N) 1, or 0 if a level is only one pixel wide or high, so that a cell has no right or lower corner."""
     first_row: Tensor
-    """(N,) int32, the table row of the level's first pixel."""
+    """(N,) int32, table row of the level's first pixel."""
     steps: Tensor
     """(2, N) int32, table rows to the next pixel to the right and below; 0 if there is none."""
     corner_steps: Tensor
@@ -96,7 +97,7 @@ class _Levels(NamedTuple):
 
     @classmethod
     def of(cls, shapes: list[tuple[int, int]], weights: Tensor, dtype: torch.dtype) -> "_Levels":
-        """Prepare what does not depend on the locations."""
+        """Compute everything that does not depend on the locations."""
         heads, levels, points = weights.shape[2:]
         heights, widths = torch.tensor(shapes, dtype=torch.int32).T
         areas = heights * widths
@@ -118,30 +119,31 @@ class _Levels(NamedTuple):
 
 
 class _Samples(NamedTuple):
-    """The samples of some queries of one image."""
+    """The samples of a range of queries of one image."""
 
     rows: Tensor
-    """(L, N) int32, table row of the first of four corners. At a map's border this is the nearest cell inside; the
-    corners that a sample does not touch have no share in it."""
+    """(L, N) int32, table row of the first of four corners. Near a map's border, this is the nearest cell inside;
+    corners
+    that a sample does not touch have weight zero."""
     offsets: Tensor
     """(2, L, N) x and y from the first corner, in pixels."""
     near: Tensor
-    """(2, L, N) share of the left and the upper corners."""
+    """(2, L, N) weight of the left and the upper corners."""
     far: Tensor
-    """(2, L, N) share of the right and the lower corners."""
+    """(2, L, N) weight of the right and the lower corners."""
     weights: Tensor
-    """(L, N)."""
+    """(L, N), attention weight of each sample."""
     levels: _Levels
 
     @classmethod
     def of(cls, locations: Tensor, weights: Tensor, levels: _Levels) -> "_Samples":
-        """Find the cell of each sample, and the shares of its corners."""
+        """Compute the cell of each sample, and the weights of its corners."""
         dtype = levels.sizes.dtype
         pixels = locations.flatten(1, -2).movedim(-1, 0).to(dtype).contiguous()
         pixels = (pixels * levels.sizes).sub_(0.5)
         cells = torch.clamp(pixels, torch.zeros_like(levels.last_cell), levels.last_cell).floor_()
         offsets = pixels.sub_(cells)
-        # A location that is not a number must give nan, and not a row outside the table.
+        # A location that is not a number must result in nan, but not in a row outside the table.
         x, y = cells.int().clamp_(min=0)
         rows = torch.addcmul(levels.first_row, x, levels.steps[0]).addcmul_(y, levels.steps[1])
         near = offsets.abs().neg_().add_(1).clamp_(min=0)
@@ -149,11 +151,11 @@ class _Samples(NamedTuple):
         return cls(rows, offsets, near, far, weights.flatten(1).to(dtype), levels)
 
     def corner_rows(self) -> Tensor:
-        """(L * heads, 4, levels * points) int32."""
+        """Return the table rows of the corners, (L * heads, 4, levels * points) int32."""
         return self._by_head(self.rows)[:, None] + self.levels.corner_steps
 
     def corner_shares(self) -> Tensor:
-        """(L * heads, 4, levels * points), with the weights."""
+        """Return the weights of the corners times the attention weights, (L * heads, 4, levels * points)."""
         samples = self.levels.corner_steps.shape[1]
         corners = self.weights.new_empty(self.weights.numel() // samples, 4, samples)
         upper, lower = self.weights * self.near[1], self.weights * self.far[1]
@@ -166,7 +168,7 @@ class _Samples(NamedTuple):
         """Return the gradients of the locations, (L, N, 2), and of the weights, (L, N).
 
         Args:
-            products: (L * heads, 4, levels * points), of the corners' rows and the output's gradient.
+            products: (L * heads, 4, levels * points), products of the corners' rows with the output's gradient.
         """
         near_x, near_y, far_x, far_y = (self._by_head(x) for x in (*self.near, *self.far))
         upper_left, upper_right, lower_left, lower_right = products.unbind(1)
@@ -183,13 +185,13 @@ class _Samples(NamedTuple):
         return by_location, by_weight.view_as(self.weights)
 
     def _slopes(self, axis: int) -> tuple[Tensor, Tensor]:
-        """(L, N) each: how near and far shares grow with the offset. At a kink, as it goes on."""
+        """Return the derivatives of near and far by the offset, (L, N) each; at a kink, that of the side beyond."""
         unit = self.offsets[axis].floor()
         before, within, after = ((unit == k).to(unit.dtype) for k in (-1, 0, 1))
         return before.sub_(within), within.sub(after).mul_(self.levels.has_far[axis])
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """(L, N) -> (L * heads, levels * points)."""
+        """Reshape (L, N) to (L * heads, levels * points)."""
         return x.view(-1, self.levels.corner_steps.shape[1])
 
 
@@ -201,12 +203,12 @@ def _multiply_rows(queries: Tensor, table: Tensor, rows: Tensor) -> Tensor:
         table: (R, d).
         rows: (Q, ...) int32.
     Returns:
-        The scalar products, of the shape of `rows`, in the table's dtype.
+        The dot products, in the shape of `rows`, in the table's dtype.
     """
-    if rows[0].numel() > len(table):  # no sparse matrix has more entries in a row than columns
+    if rows[0].numel() > len(table):  # no row of a sparse matrix can have more entries than columns
         return (queries[:, None] * table).sum(-1).gather(1, rows.flatten(1).long()).view(rows.shape)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")  # what is used of it is stable
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")  # the functions used here are stable
         products = torch.sparse_csr_tensor(
             _equal_bounds(rows),
             rows.flatten(),
@@ -223,14 +225,15 @@ def _add_value_gradients(
 ) -> None:
     """Add to each row of the table the weighted gradients of the queries that read it.
 
-    A cell's samples are sorted once for its four corners, since they all are read by the same queries: the sums of a
-    corner are those of the cells, some rows on.
+    A cell's samples are sorted once for all its four corners, since the same queries read them: the sums for a corner
+    are
+    those of the cells, moved by a number of rows.
 
     Args:
         grad_table: (R, d), changed in place.
-        grad_rows: (L * heads, d).
-        rows: (L, heads, levels, points) int32, of each cell's first corner.
-        shares: (L, heads, 4, levels, points).
+        grad_rows: (L * heads, d), gradients of the queries.
+        rows: (L, heads, levels, points) int32, table row of each cell's first corner.
+        shares: (L, heads, 4, levels, points), weights of the corners.
     """
     heads, points = rows.shape[1], rows.shape[3]
     start = 0
@@ -249,10 +252,10 @@ def _add_value_gradients(
 
 
 def _equal_bounds(rows: Tensor) -> Tensor:
-    """(bags, ...) -> (bags + 1,) int32: where each bag begins and ends."""
+    """Return the boundaries of bags of equal size: (bags, ...) -> (bags + 1,) int32."""
     return torch.arange(0, rows.numel() + 1, rows[0].numel(), dtype=torch.int32)
 
 
 def _embedding_bag(table: Tensor, rows: Tensor, bounds: Tensor, weights: Tensor) -> Tensor:
-    """(bags, d): sums of `table[rows] * weights` from each of the bounds to the next."""
+    """Return (bags, d): sums of `table[rows] * weights` between consecutive bounds."""
     return F.embedding_bag(rows, table, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True)

@@ -1,4 +1,4 @@
-"""The definition of deformable attention's sampled sum, in PyTorch's most ordinary operators."""
+"""The definition of deformable attention's sampled sum, in basic PyTorch operators."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from torch import Tensor
 def deformable_attend(
     values: Tensor, shapes: Sequence[tuple[int, int]], sampling_locations: Tensor, weights: Tensor
 ) -> Tensor:
-    """Sum weighted bilinear samples, level by level and corner by corner; see `deformable_attend` of the package.
+    """Sum weighted bilinear samples, level by level and corner by corner; see the package's `deformable_attend`.
 
-    It equals `grid_sample` per level, but runs in exports that have no `grid_sample`, and gathering has a deterministic
-    gradient on a GPU.
+    It is equivalent to `grid_sample` for each level, but also runs in exports that have no `grid_sample`, and gathering
+    has a deterministic gradient on a GPU.
     """
     dtype = torch.promote_types(values.dtype, torch.float32)
     locations, weights = sampling_locations.to(dtype), weights.to(dtype)
@@ -30,7 +30,7 @@ def deformable_attend(
             for column, column_share in ((left, 1 - (x - left)), (left + 1, x - left)):
                 outside = (column < 0) | (column >= width) | (row < 0) | (row >= height)
                 share = (weights[:, :, :, level] * row_share * column_share).masked_fill(outside, 0)
-                # Clamped after the conversion: what is not a number becomes some integer.
+                # Clamped after the conversion, which turns nan into an arbitrary integer.
                 pixel = row.long().clamp(0, height - 1) * width + column.long().clamp(0, width - 1)
                 pixels = levels[level][image, pixel, head]  # (B, L, heads, points, d)
                 output = output + torch.einsum("blhp,blhpd->blhd", share, pixels)

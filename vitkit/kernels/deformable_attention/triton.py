@@ -1,7 +1,7 @@
 """Deformable attention as Triton kernels, for GPUs.
 
-One program takes a block of queries of one head and goes through their samples; nothing but inputs and gradients is in
-memory. The gradient of the values is summed by atomic additions, in no fixed order.
+One program processes a block of queries of one head and loops over their samples; only inputs and gradients are stored
+in memory. The gradient of the values is summed by atomic additions, in no fixed order.
 """
 
 import contextlib
@@ -14,13 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 LAUNCHES = {"forward": dict(tile=1024, num_warps=4), "backward": dict(tile=512, num_warps=4)}
-"""How each kernel runs: queries times channels that one program works on, and the warps it has. With 1024, backward's
-registers would leave room for 12 warps on sm_80 and 20 on sm_90, in place of 20 and 40 (compiled_ahead.py in the
-benchmarks). `python tools/benchmark/gpu.py tuning` measures others; none is yet."""
+"""Launch parameters of each kernel: the number of queries times channels per program, and its number of warps. With
+1024,
+the registers of the backward kernel would leave room for 12 warps on sm_80 and 20 on sm_90, instead of 20 and 40
+(compiled_ahead.py in the benchmarks). `python tools/benchmark/gpu.py tuning` measures others, which has not been
+done."""
 
 
 def deformable_attend(values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
-    """Sum sampled values by one kernel."""
+    """Sum sampled values with a single kernel."""
     values, locations, weights = values.contiguous(), locations.contiguous(), weights.contiguous()
     output = values.new_empty(*weights.shape[:2], values.shape[2] * values.shape[3])
     _launch("forward", (values,), shapes, (locations, weights, output))
@@ -33,9 +35,9 @@ def deformable_attend_backward(
     """Return the gradients of values, locations and weights.
 
     Args:
-        grad: (B, L, heads * d), the output's gradient; the rest are the inputs of `deformable_attend`.
+        grad: (B, L, heads * d), the output's gradient; the other arguments are those of `deformable_attend`.
     Raises:
-        RuntimeError: deterministic algorithms are asked for.
+        RuntimeError: deterministic algorithms are requested.
     """
     _refuse_determinism()
     grad, values, locations, weights = (x.contiguous() for x in (grad, values, locations, weights))
@@ -63,7 +65,7 @@ def _launch(name: str, tables: tuple[Tensor, ...], shapes: list[tuple[int, int]]
     if weights.numel() == 0:
         return
     sizes = constants(heads, levels, points, values.shape[3], **LAUNCHES[name])
-    # Heads of the same queries run beside each other, because they read the same pixels.
+    # Programs for heads of the same queries are neighbours, because they read the same pixels.
     grid = (triton.cdiv(num_queries, sizes["BLOCK_QUERIES"]) * heads, batch_size)
     on_device = torch.cuda.device(values.device) if values.device.type == "cuda" else contextlib.nullcontext()
     with on_device:
@@ -79,7 +81,7 @@ def _launch(name: str, tables: tuple[Tensor, ...], shapes: list[tuple[int, int]]
 
 
 def constants(heads: int, levels: int, points: int, channels: int, *, tile: int, num_warps: int) -> dict[str, int]:
-    """Return what a kernel is compiled for, beside the types."""
+    """Return the constants that a kernel is compiled for, in addition to types."""
     block_channels = triton.next_power_of_2(channels)
     return dict(
         HEADS=heads,
@@ -94,7 +96,8 @@ def constants(heads: int, levels: int, points: int, channels: int, *, tile: int,
 
 @functools.lru_cache(maxsize=256)
 def _maps(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """(levels, 3) int32: height, width and first pixel. Kept, because copying to a GPU takes longer than the kernel."""
+    """Return (levels, 3) int32: height, width and first pixel; cached, as copying to a GPU takes longer than the
+    kernel."""
     rows, first = [], 0
     for height, width in shapes:
         rows.append((height, width, first))

@@ -1,8 +1,9 @@
-"""Local relation (Hu et al. 2019, https://arxiv.org/abs/1904.11491): each output's weighted mean of its window.
+"""Local relation (Hu et al. 2019, https://arxiv.org/abs/1904.11491): a weighted mean of each output's window.
 
-The fast form multiplies shifted maps and never lays out a window, and has own gradients, since those of n slices would
-each be as large as the map. LR-Net-50 on two 224x224 images, 2 threads of an AMD EPYC: inference takes 0.22 of the
-plain form's time, a training step 0.29.
+The fast form multiplies shifted maps without materialising windows, and has its own gradients, since the gradient of
+each
+of n slices would be as large as the map. For LR-Net-50 on two 224x224 images, with 2 threads of an AMD EPYC, inference
+takes 0.22 of the plain form's time, a training step 0.29.
 """
 
 import torch
@@ -15,7 +16,8 @@ from vitkit.kernels.local_relation.shifts import Layout, ProductWeights, WindowS
 SIMILARITIES = plain.SIMILARITIES
 
 _WEIGHTS_AT_A_TIME = 2**21
-"""On a CPU: few enough for a cache, and without gradients all that is in memory at once."""
+"""Number of weights processed at a time on a CPU: few enough for a cache; without gradients, only these are in
+memory."""
 
 
 def local_relation(
@@ -29,23 +31,24 @@ def local_relation(
     scale: float = 1.0,
     similarity: str = "product",
 ) -> Tensor:
-    """Each output's weighted mean of its window; the weights are a softmax of appearance and geometry.
+    """Compute the weighted mean of each output's window; the weights are a softmax of appearance and geometry.
 
-    Group g has the g-th part of the channels of query, key and value. Its weights are the softmax over the window of
-    `prior[g]` + `scale` * the sum of `similarity` over its query and key channels; outside the map of `prior[g]` - 100,
-    where values are 0.
+    Group g uses the g-th part of the channels of query, key and value. Its weights are the softmax over the window of
+    `prior[g]` + `scale` * the sum of `similarity` over its query and key channels; outside the map, where values are 0,
+    of
+    `prior[g]` - 100.
 
     Args:
         query: (B, G * c, h, w).
         key: (B, G * c + S, H, W). The last S channels, if any, are saliency: channel `g * S // G` is added to the
             similarity of each of group g's c channels, unscaled.
         value: (B, G * channels, H, W).
-        prior: (G, k, k), over rows and columns of the window, whose middle is location k // 2.
-        stride: of outputs on the map.
-        dilation: distance of the window's locations.
+        prior: (G, k, k), over rows and columns of the window, whose centre is location k // 2.
+        stride: distance between outputs on the map.
+        dilation: distance between neighbouring locations of the window.
         similarity: one of `SIMILARITIES`.
     Returns:
-        (B, G * channels, h, w), of the value's type.
+        (B, G * channels, h, w), in the dtype of the value.
     """
     settings = dict(stride=stride, dilation=dilation)
     if plain_only() or is_traced():

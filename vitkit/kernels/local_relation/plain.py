@@ -1,4 +1,4 @@
-"""Local relation (Hu et al. 2019, https://arxiv.org/abs/1904.11491) with all windows laid out in memory.
+"""Local relation (Hu et al. 2019, https://arxiv.org/abs/1904.11491) with all windows materialised in memory.
 
 Shapes: G groups of channels that share weights, (H, W) the map, (h, w) the output, L = h * w, k the side of the window,
 n = k * k.
@@ -20,7 +20,7 @@ SIMILARITIES = {
     "square": lambda q, k: -(q - k).square(),
     "none": lambda q, k: torch.zeros_like(q * k),
 }
-"""The appearance term of one channel. In the order of the original's numbers 0 to 5; "none", geometry alone, is its -1.
+"""The appearance term of one channel, in the order of the original's numbers 0 to 5; "none", geometry alone, is its -1.
 The paper compares "square", "difference" and "product"."""
 
 
@@ -43,14 +43,14 @@ def local_relation(
 def window_weights(
     query: Tensor, key: Tensor, prior: Tensor, *, stride: int, dilation: int, scale: float, similarity: str
 ) -> Tensor:
-    """(B, G, n, L): the softmax over each output's window, in float32 at least."""
+    """Return the softmax over each output's window, (B, G, n, L), in float32 or higher precision."""
     return window_scores(query, key, prior, stride, dilation, scale, similarity).softmax(2)
 
 
 def window_scores(
     query: Tensor, key: Tensor, prior: Tensor, stride: int, dilation: int, scale: float, similarity: str
 ) -> Tensor:
-    """(B, G, n, L): similarity and geometry prior of each location in an output's window."""
+    """Return the similarity plus geometry prior of each location in an output's window, (B, G, n, L)."""
     num_groups, side, _ = prior.shape
     query, key, prior = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, prior))
     inside = unfold(torch.ones_like(key[:1, :1]), side, stride, dilation) > 0
@@ -64,14 +64,14 @@ def window_scores(
 
 
 def window_sum(weights: Tensor, value: Tensor, *, stride: int, dilation: int) -> Tensor:
-    """(B, G * channels, h, w): each output's window, summed with its weights; outside the map values are 0."""
+    """Return the weighted sum of each output's window, (B, G * channels, h, w); values are 0 outside of the map."""
     windows = unfold(value, int(weights.shape[2] ** 0.5), stride, dilation).unflatten(1, (weights.shape[1], -1))
     output = (windows * weights[:, :, None]).sum(3).to(value.dtype)
     return output.flatten(1, 2).unflatten(2, [-(-length // stride) for length in value.shape[2:]])
 
 
 def unfold(x: Tensor, side: int, stride: int, dilation: int) -> Tensor:
-    """(B, C, H, W) -> (B, C, n, L): the window of each output, whose middle is location side // 2."""
+    """Return the window of each output, whose centre is location side // 2: (B, C, H, W) -> (B, C, n, L)."""
     before, after = dilation * (side // 2), dilation * ((side - 1) // 2)
     windows = F.unfold(F.pad(x, (before, after, before, after)), side, dilation=dilation, stride=stride)
     return windows.unflatten(1, (x.shape[1], side**2))

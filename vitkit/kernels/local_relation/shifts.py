@@ -1,10 +1,10 @@
-"""Local relation without laying out windows: a product with one shifted map for each location of the window.
+"""Local relation without materialising windows: a product with one shifted map for each location of the window.
 
 Shapes: N maps, one for each image and group of channels that share weights, (H, W) the map, (h, w) the output, k the
 side of the window, n = k * k.
 
-A map is padded and its rows follow each other in memory, so that what one location of the window sees, for all outputs
-at once, is a slice: (N, C, h * columns), where each row of outputs ends with filler.
+A map is padded and its rows are consecutive in memory, so that the inputs of all outputs for one location of the window
+are a single slice: (N, C, h * columns), where each row of outputs ends with filler.
 """
 
 import itertools
@@ -20,12 +20,12 @@ from torch.autograd.function import once_differentiable
 from vitkit.kernels.local_relation.plain import OUTSIDE
 
 _LEAST = -70.0
-"""Scores this far below the middle's, or more, have no weight. exp(OUTSIDE) is below the smallest normal float, and
-processors take long to compute with such numbers."""
+"""Scores that are this far below the score of the window's centre, or further, get no weight. exp(OUTSIDE) is below the
+smallest normal float, and processors are slow with such numbers."""
 
 
 class Layout(NamedTuple):
-    """How a padded map lies in memory: `stride` * `stride` phases, each with every stride-th row and column."""
+    """Memory layout of a padded map: `stride` * `stride` phases, each with every stride-th row and column."""
 
     height: int
     width: int
@@ -35,22 +35,23 @@ class Layout(NamedTuple):
 
     @property
     def out_size(self) -> tuple[int, int]:
-        """Height and width of the output, (h, w)."""
+        """The height and width of the output, (h, w)."""
         return -(-self.height // self.stride), -(-self.width // self.stride)
 
     @property
     def phase_size(self) -> tuple[int, int]:
-        """Rows and columns of a phase; the last windows' slices end some locations beyond the last row they need."""
+        """Numbers of rows and columns of a phase; the slices of the last windows extend beyond the last row that they
+        need."""
         reach = -(-self.dilation * (self.side - 1) // self.stride)
         return self.out_size[0] + reach + 1, self.out_size[1] + reach
 
     @property
     def length(self) -> int:
-        """h * columns."""
+        """The length of a slice, h * columns."""
         return self.out_size[0] * self.phase_size[1]
 
     def pad(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, C, phases, rows * columns)."""
+        """Pad a map and split it into phases: (N, C, H, W) -> (N, C, phases, rows * columns)."""
         margin, (rows, columns) = self.dilation * (self.side // 2), self.phase_size
         right, bottom = columns * self.stride - self.width - margin, rows * self.stride - self.height - margin
         x = F.pixel_unshuffle(F.pad(x.contiguous(), (margin, right, margin, bottom)), self.stride)
@@ -63,7 +64,7 @@ class Layout(NamedTuple):
         return x[:, :, margin : margin + self.height, margin : margin + self.width]
 
     def pad_outputs(self, x: Tensor) -> Tensor:
-        """(..., h, w) -> (..., h * columns)."""
+        """Add filler to each row of outputs: (..., h, w) -> (..., h * columns)."""
         return F.pad(x.contiguous(), (0, self.phase_size[1] - self.out_size[1])).flatten(-2)
 
     def unpad_outputs(self, x: Tensor) -> Tensor:
@@ -72,18 +73,18 @@ class Layout(NamedTuple):
         return x.unflatten(-1, (height, -1))[..., :width].contiguous()
 
     def shifts(self, padded: Tensor) -> Iterator[Tensor]:
-        """What each location of the window sees of a padded map: n views (N, C, h * columns)."""
+        """Yield the slice of a padded map for each location of the window: n views (N, C, h * columns)."""
         steps = [divmod(self.dilation * i, self.stride) for i in range(self.side)]
         for (row, row_phase), (column, column_phase) in itertools.product(steps, steps):
             start = row * self.phase_size[1] + column
             yield padded[:, :, row_phase * self.stride + column_phase, start : start + self.length]
 
     def windows(self, padded: Tensor) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
-        """The same as few large views, which overlap, so they are to be read alone.
+        """Yield the same as few large views, which overlap and so must not be written to.
 
-        Yields rows and columns of the window, and (N, C, those rows, those columns, h * columns).
+        Each is preceded by its rows and columns of the window; views are (N, C, rows, columns, h * columns).
         """
-        # Every `period`-th row or column of the window sees the same phase, `step` rows or columns further on.
+        # Every `period`-th row or column of the window is in the same phase, `step` rows or columns further on.
         period = self.stride // math.gcd(self.stride, self.dilation)
         step = self.dilation * period // self.stride
         columns = self.phase_size[1]
@@ -99,19 +100,19 @@ class Layout(NamedTuple):
             yield (slice(i, None, period), slice(j, None, period)), view
 
     def as_window(self, weights: Tensor) -> Tensor:
-        """(N, n, h * columns) -> (N, k, k, h * columns)."""
+        """Reshape (N, n, h * columns) to (N, k, k, h * columns)."""
         return weights.unflatten(1, (self.side, self.side))
 
 
 class ProductWeights(torch.autograd.Function):
-    """The softmax over each output's window, of the product of query and key and the geometry prior.
+    """The softmax, over each output's window, of the product of query and key plus the geometry prior.
 
     (N, c, h, w), (N, c, H, W), (N, k, k) -> (N, n, h * columns).
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, prior: Tensor, stride: int, dilation: int) -> Tensor:
-        """Return the weights, accumulated channel by channel from one shifted map per window location."""
+        """Return the weights, accumulated channel by channel with one shifted map per window location."""
         layout = Layout(*key.shape[2:], prior.shape[-1], stride, dilation)
         queries, keys = layout.pad_outputs(query), layout.pad(key)
         outside = OUTSIDE * (1 - layout.pad(torch.ones_like(key[:1, :1])))
@@ -121,7 +122,7 @@ class ProductWeights(torch.autograd.Function):
             here = torch.add(prior[:, rows, columns, None], seen_outside[:, 0], out=scores[:, rows, columns])
             for q, k in zip(queries.unbind(1), seen.unbind(1)):
                 here.addcmul_(q[:, None, None], k)
-        # Subtracting from a score of millions would change nothing, and beside it none of the others has a weight.
+        # Subtracting 70 from a score of millions would not change it, but then no other score has any weight anyway.
         least = (weights[:, layout.side**2 // 2, None] + _LEAST).clamp_(max=1e6)
         torch.softmax(torch.maximum(weights, least, out=weights), dim=1, out=weights)
         F.threshold_(weights, math.exp(_LEAST + 1), 0.0)
@@ -147,7 +148,7 @@ class ProductWeights(torch.autograd.Function):
 
 
 class WindowSum(torch.autograd.Function):
-    """Each output's window, summed with its weights: (N, n, h * columns), (N, C, H, W) -> (N, C, h, w)."""
+    """The weighted sum of each output's window: (N, n, h * columns), (N, C, H, W) -> (N, C, h, w)."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, value: Tensor, stride: int, dilation: int) -> Tensor:

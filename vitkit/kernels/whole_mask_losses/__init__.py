@@ -1,7 +1,7 @@
 """Focal and dice losses of full masks.
 
-In chunks and with gradients kept at the predictions' size, a training step of MaskFormer-R50 (480x640, batch 1) takes
-0.96 of the plain form's time on one thread of an AMD EPYC, and 0.62 of its memory (832 and 1336 MiB).
+Computed in chunks, with gradients stored at the predictions' size, a training step of MaskFormer-R50 (480x640, batch 1)
+takes 0.96 of the plain form's time on one thread of an AMD EPYC, and 0.62 of its memory (832 rather than 1336 MiB).
 """
 
 from torch import Tensor
@@ -13,13 +13,13 @@ from vitkit.kernels.whole_mask_losses.plain import dice_loss as dice_loss
 
 
 def whole_mask_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002) and dice loss of full masks.
+    """Compute the focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002) and dice loss of full masks.
 
     Args:
         logits: (M, h, w), upsampled bilinearly to the targets' size.
         targets: (M, H, W) bool.
     Returns:
-        (M,) means over all pixels of the focal loss with alpha 0.25 and gamma 2, and (M,) dice losses.
+        (M,) focal losses with alpha 0.25 and gamma 2, averaged over all pixels, and (M,) dice losses.
     """
     if plain_only() or is_traced():
         return plain.whole_mask_losses(logits, targets)

@@ -1,4 +1,4 @@
-"""Focal and dice losses of full masks, a few masks at a time, with gradients kept at the predictions' size."""
+"""Focal and dice losses of full masks, a few masks at a time, with gradients stored at the predictions' size."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from torch.autograd.function import once_differentiable
 from vitkit.kernels.linear import linear
 
 CHUNK_VALUES = (1 << 18, 1 << 24)
-"""Values of one intermediate tensor: few enough for a CPU's cache; on a GPU enough to be busy, 64 MiB."""
+"""Number of values in an intermediate tensor, on a CPU and on a GPU: few enough for a CPU's cache; 64 MiB on a GPU."""
 
 
 class WholeMaskLosses(torch.autograd.Function):
-    """The forward pass computes the gradients of both losses too, and keeps nothing of the targets' size."""
+    """Computes the gradients of both losses in the forward pass, and saves nothing of the targets' size."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,13 +41,13 @@ class WholeMaskLosses(torch.autograd.Function):
 
 
 def upsampling_matrix(length: int, new_length: int, like: Tensor) -> Tensor:
-    """(length, new_length): the weight of each element in each new one when a row is resized linearly."""
+    """Return the weight of each element in each new one when a row is resized linearly, (length, new_length)."""
     identity = torch.eye(length, dtype=like.dtype, device=like.device)
     return F.interpolate(identity[None], size=new_length, mode="linear", align_corners=False)[0]
 
 
 def _focal_and_dice(logits: Tensor, targets: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Compute both losses and their gradients by the logits in closed form.
+    """Compute both losses, and their gradients with respect to the logits in closed form.
 
     Args:
         logits: (M, P).
@@ -55,9 +55,9 @@ def _focal_and_dice(logits: Tensor, targets: Tensor) -> tuple[Tensor, tuple[Tens
     Returns:
         (2, M) focal and dice losses, and the gradient (M, P) of each.
     """
-    # With its sign turned inside the mask, each pixel has the formula of one outside.
+    # With the sign flipped inside the mask, the formula for pixels outside applies to all pixels.
     z = logits * (1 - 2 * targets)
-    wrong = z.sigmoid()  # the probability of the other side
+    wrong = z.sigmoid()  # the probability of the wrong class
     squared = wrong.square()
     focal = F.softplus(z).mul_(squared)
 
@@ -65,7 +65,7 @@ def _focal_and_dice(logits: Tensor, targets: Tensor) -> tuple[Tensor, tuple[Tens
         return (a[:, None] @ b[:, :, None])[:, 0, 0]
 
     focal_loss = (0.75 * focal.sum(1) - 0.5 * dot(focal, targets)) / logits.shape[1]
-    # The slope is that of the cross entropy, `wrong`, and that of its factor, the square.
+    # The derivative is the sum of that of the cross entropy, `wrong`, and that of its factor, the square.
     focal_slope = torch.addcmul(2 * focal, wrong, squared.sub_(focal, alpha=2))
     focal_slope.mul_((0.75 - targets).div_(logits.shape[1]))
 

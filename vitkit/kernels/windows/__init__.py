@@ -1,7 +1,7 @@
-"""Window partition and its reverse, as Swin Transformers cut maps (Liu et al. 2021, https://arxiv.org/abs/2103.14030).
+"""Window partition and its inverse, as in Swin Transformers (Liu et al. 2021, https://arxiv.org/abs/2103.14030).
 
-`plain.py` is the definition: pad, roll, reshape. `gather.py` does the same as one selection, on any
-device; compilers and exports get the definition.
+`plain.py` is the definition: pad, roll, reshape. `gather.py` computes the same as a single indexing operation, on any
+device; compilers and exports use the definition.
 
 Shapes: B batch, H x W pixels of a map, C channels; M windows of w x w pixels, N = w * w.
 """
@@ -13,12 +13,12 @@ from vitkit.kernels.windows import gather, plain
 
 
 def window_partition(x: Tensor, window: int, *, shift: int = 0, padding_value: Tensor | None = None) -> Tensor:
-    """Cut maps into windows, padded at the bottom and right to whole windows, then rolled up and left.
+    """Partition maps into windows: pad at the bottom and right to complete windows, then roll up and left.
 
     Args:
         x: (B, H, W, C).
         window: w.
-        shift: by how many pixels the maps are rolled.
+        shift: number of pixels by which the maps are rolled.
         padding_value: (C,); None for zeros.
     Returns:
         (B * M, N, C).
@@ -34,7 +34,7 @@ def window_reverse(windows: Tensor, window: int, size: tuple[int, int], *, shift
         windows: (B * M, N, C).
         window: w.
         size: (H, W).
-        shift: by how many pixels the maps were rolled.
+        shift: number of pixels by which the maps were rolled.
     Returns:
         (B, H, W, C).
     """

@@ -1,11 +1,11 @@
-"""The definition of window partition and its reverse: pad, roll, reshape."""
+"""The definition of window partition and its inverse: pad, roll, reshape."""
 
 import torch.nn.functional as F
 from torch import Tensor
 
 
 def window_partition(x: Tensor, window: int, shift: int = 0, padding_value: Tensor | None = None) -> Tensor:
-    """Cut the map into windows by reshaping."""
+    """Partition the map into windows by reshaping."""
     batch_size, height, width, channels = x.shape
     rows, columns = num_windows(height, window), num_windows(width, window)
     down, right = rows * window - height, columns * window - width
@@ -19,7 +19,7 @@ def window_partition(x: Tensor, window: int, shift: int = 0, padding_value: Tens
 
 
 def window_reverse(windows: Tensor, window: int, size: tuple[int, int], shift: int = 0) -> Tensor:
-    """Put the windows together by reshaping."""
+    """Put the windows back together by reshaping."""
     height, width = size
     rows, columns = num_windows(height, window), num_windows(width, window)
     x = windows.reshape(-1, rows, columns, window, window, windows.shape[-1])
@@ -28,6 +28,6 @@ def window_reverse(windows: Tensor, window: int, size: tuple[int, int], shift: i
 
 
 def num_windows(length: int, window: int) -> int:
-    """Return how many windows cover a length."""
+    """Return the number of windows that cover a length."""
     # Exporters round quotients of negative numbers up.
     return (length + window - 1) // window
