@@ -1,6 +1,6 @@
 """DETR-DC5-R50 on COCO 2017 (Carion et al. 2020, https://arxiv.org/abs/2005.12872).
 
-A dilated last stage doubles the resolution that the transformer sees; one image per GPU, as the original.
+A dilated last stage doubles the resolution of the transformer's input; one image per GPU, as in the original.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/detr_r50_dc5.py
 Reference: 43.3 box AP at 500 epochs, dropping at 400 (original README). 41.5 M parameters, 187 GMACs
@@ -15,5 +15,5 @@ def config():
     cfg = base()
     cfg["model"]["backbone"]["dilation"] = True
     cfg["data"]["images_per_gpu"] = 1
-    cfg["train"]["accumulate"] = 2  # the base's 16 images per step on 8 GPUs
+    cfg["train"]["accumulate"] = 2  # 16 images per step on 8 GPUs, as in the base config
     return cfg

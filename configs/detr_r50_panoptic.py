@@ -1,7 +1,7 @@
 """DETR-R50 with masks on COCO 2017 panoptic segmentation (Carion et al. 2020, section 4.4,
 https://arxiv.org/abs/2005.12872).
 
-The second of two steps: a mask head on a frozen DETR that knows boxes of things and stuff, see
+The second of two steps: a mask head on a frozen DETR that was trained on boxes of things and stuff, see
 detr_r50_panoptic_boxes.py.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/detr_r50_panoptic.py --init

@@ -15,5 +15,5 @@ from vitkit.configs.parts.swin import BACKBONES
 def config():
     cfg = base()
     cfg["model"]["backbone"] = dict(**BACKBONES["swin_large"], drop_path=0.2)
-    cfg["train"]["activation_checkpointing"] = True  # the original does so for the backbone alone
+    cfg["train"]["activation_checkpointing"] = True  # the original does so only for the backbone
     return cfg

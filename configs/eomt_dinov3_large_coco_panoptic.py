@@ -1,6 +1,6 @@
 """EoMT-L on DINOv3 (640x640), COCO 2017 panoptic segmentation (Kerssies et al. 2025, https://arxiv.org/abs/2503.19108).
 
-DINOv3's ViT-L/16, with rotary positions, which training rescales at random as its pretraining did.
+The backbone is DINOv3's ViT-L/16, whose rotary positions are rescaled at random in training, as in its pretraining.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/eomt_dinov3_large_coco_panoptic.py train.precision=fp16
 Reference: its original publishes weights as differences from DINOv3's. Here: not yet run.

@@ -1,4 +1,4 @@
-"""A small encoder-only language model on the German side of Multi30k, which fills in hidden tokens.
+"""A small encoder-only language model on the German side of Multi30k, which fills in masked tokens.
 
 Run:  python tools/train.py configs/language_model_masked_multi30k.py data.root=data/multi30k
 Here: a trial of three epochs (train.epochs=3 schedule.warmup_epochs=1) came to perplexity 216 of hidden words.

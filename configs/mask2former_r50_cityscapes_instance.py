@@ -1,6 +1,6 @@
 """Mask2Former-R50 on Cityscapes instance segmentation (Cheng et al. 2022, https://arxiv.org/abs/2112.01527).
 
-The published AP is of Cityscapes' own script, here it is COCO's.
+The published AP is computed by Cityscapes' own script, here it is COCO's.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_r50_cityscapes_instance.py
            train.precision=bf16

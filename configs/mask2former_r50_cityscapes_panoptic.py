@@ -1,6 +1,6 @@
 """Mask2Former-R50 on Cityscapes panoptic segmentation (Cheng et al. 2022, https://arxiv.org/abs/2112.01527).
 
-AP and mIoU are of the same model; the published AP is of Cityscapes' own script, here it is COCO's.
+AP and mIoU are of the same model; the published AP is computed by Cityscapes' own script, here it is COCO's.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_r50_cityscapes_panoptic.py
            train.precision=bf16

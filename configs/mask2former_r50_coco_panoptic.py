@@ -1,6 +1,7 @@
 """Mask2Former-R50 on COCO 2017 panoptic segmentation (Cheng et al. 2022, https://arxiv.org/abs/2112.01527).
 
-AP and mIoU are of the same model; here AP counts against the things of the panoptic maps, in the original against the
+AP and mIoU are of the same model; here AP is computed against the things of the panoptic maps, in the original against
+the
 instances file, whose masks may overlap.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_r50_coco_panoptic.py train.precision=bf16

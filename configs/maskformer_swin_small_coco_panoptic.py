@@ -11,6 +11,6 @@ from vitkit.configs.parts.swin import maskformer_with_swin
 
 def config():
     cfg = maskformer_with_swin(base(), "swin_small")
-    # The paper has no encoder in the pixel decoder where the backbone is a transformer.
+    # The paper has no encoder in the pixel decoder if the backbone is a transformer.
     cfg["model"]["neck"] = dict(type="FPNPixelDecoder", out_channels=256)
     return cfg

@@ -1,7 +1,7 @@
 """PerPixelBaseline+-R50 on ADE20K semantic segmentation (Cheng et al. 2021, section 4.2,
 https://arxiv.org/abs/2107.06278).
 
-With MaskFormer's transformer: a query for each class, whose mask holds that class's logits.
+It uses MaskFormer's transformer with a query for each class, whose mask is the map of that class's logits.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/per_pixel_baseline_plus_r50_ade20k.py
 Reference: 41.9 mIoU, 42.9 mIoU with multi-scale and flip (original model zoo). 41.2 M parameters. Here: not yet run.

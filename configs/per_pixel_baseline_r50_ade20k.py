@@ -1,7 +1,7 @@
 """PerPixelBaseline-R50 on ADE20K semantic segmentation (Cheng et al. 2021, section 4.2,
 https://arxiv.org/abs/2107.06278).
 
-MaskFormer's backbone and pixel decoder, and a class for every pixel.
+It uses MaskFormer's backbone and pixel decoder, and classifies every pixel.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/per_pixel_baseline_r50_ade20k.py
 Reference: 39.2 mIoU, 40.9 mIoU with multi-scale and flip (original model zoo). 31.0 M parameters. Here: not yet run.

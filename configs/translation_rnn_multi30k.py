@@ -1,6 +1,6 @@
 """A recurrent encoder and decoder without attention on Multi30k (Cho et al. 2014, https://arxiv.org/abs/1406.1078).
 
-All but the attention is as in translation_rnnsearch_multi30k.py, to compare with.
+Everything except the attention is as in translation_rnnsearch_multi30k.py, for comparison.
 
 Run:       python tools/train.py configs/translation_rnn_multi30k.py data.root=data/multi30k
 Reference: none for this size on validation data. 7.2 M parameters.

@@ -1,1 +1,1 @@
-"""Sets of small runs that differ in one part each; `vitkit ablate` trains them and writes table and plot."""
+"""Sets of small runs that each differ in one part; `vitkit ablate` trains them and writes a table and a plot."""

@@ -1,7 +1,7 @@
 """ViT needs data: ViT, ResNet and Swin on a thirtieth, a tenth, a third and all of the synthetic world's 6400 images
 (Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929, figure 4).
 
-All see as many images: those of a smaller part more often.
+All runs see the same number of images; those of a smaller part are repeated more often.
 
 Run:  vitkit ablate data_needs
 Here: see model_zoo/ablations/data_needs.md.

@@ -1,10 +1,12 @@
 """From DETR to DINO on blood cells, from ImageNet weights, at equal processor time.
 
-Below "two stages" each arm adds one part to the one before, as table 4 of DINO does (Zhang et al. 2022,
+Below "two stages", each arm adds one part to the previous one, as in table 4 of DINO (Zhang et al. 2022,
 https://arxiv.org/abs/2203.03605): denoising, then mixed query selection and look forward twice, which make it DINO.
-Groups of queries (Group DETR, https://arxiv.org/abs/2207.13085) and MAL in place of the focal loss (DEIM,
-https://arxiv.org/abs/2412.04234) are added to DINO, each alone. DN-DETR (https://arxiv.org/abs/2203.01305) is DETR with
-denoising. Smaller images than in configs/transfer/bccd.py, and only a few epochs: what is learned in the first minutes.
+Groups of queries (Group DETR, https://arxiv.org/abs/2207.13085) and MAL instead of the focal loss (DEIM,
+https://arxiv.org/abs/2412.04234) are each added to DINO separately. DN-DETR (https://arxiv.org/abs/2203.01305) is DETR
+with denoising. Images are smaller than in configs/transfer/bccd.py, and epochs are few: the runs compare what is
+learned in
+the first minutes.
 
 Run:  vitkit ablate detection_bccd data.root=DIR    (other weights than torchvision's: see configs/parts/resnet.py)
 Here: see model_zoo/ablations/detection_bccd.md.

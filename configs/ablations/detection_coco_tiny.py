@@ -1,7 +1,8 @@
 """From DETR to DINO on 50 images of COCO, from ImageNet weights, at equal processor time.
 
-The arms of detection_bccd.py, https://github.com/lizhogn/tiny_coco_dataset: 49 of the 80 classes. Objects of other
-images are pasted and images are jittered in scale, as so few of them ask for.
+The arms of detection_bccd.py, on https://github.com/lizhogn/tiny_coco_dataset: 49 of the 80 classes. As there are so
+few
+images, objects of other images are pasted and images are jittered in scale.
 
 Run:  vitkit ablate detection_coco_tiny data.root=DIR    (other weights than torchvision's: see configs/parts/resnet.py)
 Here: see model_zoo/ablations/detection_coco_tiny.md.
@@ -14,7 +15,7 @@ from vitkit.configs.transfer.coco_tiny import config as coco_tiny
 def ablation():
     made = bccd()
     data = coco_tiny()["data"]
-    data["val"]["masks"] = False  # those of training say what is pasted
+    data["val"]["masks"] = False  # training needs masks to paste objects
     data["train"]["transforms"]["transforms"]["size"] = 224
     data["val"]["transforms"] = dict(type="EvalResize", short_side=224, max_size=336)
     made["settings"] = {

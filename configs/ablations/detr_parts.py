@@ -1,8 +1,9 @@
 """What DETR's parts are worth, on the synthetic world (Carion et al. 2020, https://arxiv.org/abs/2005.12872).
 
 Numbers of encoder and decoder layers and no feed-forward networks (table 2 and section 4.2), position encodings (table
-3), each loss term off (table 4), and 300 query slots. The base has two encoder and three decoder layers. How AP grows
-from decoder layer to decoder layer: `vitkit compare_layers RUN`.
+3), leaving out each loss term (table 4), and 300 query slots. The base has two encoder and three decoder layers. For
+the AP
+after each decoder layer: `vitkit compare_layers RUN`.
 
 Run:  vitkit ablate detr_parts
 Here: see model_zoo/ablations/detr_parts.md.
@@ -10,7 +11,7 @@ Here: see model_zoo/ablations/detr_parts.md.
 
 
 def without(term):
-    """The term has no weight, in the loss and in the matching."""
+    """Return the change that gives a term no weight, neither in the loss nor in the matching."""
     return {f"criterion.weights.{term}": 0.0, f"criterion.matcher.cost_{term}": 0.0}
 
 

@@ -1,7 +1,7 @@
 """What Mask2Former's parts are worth, on the synthetic world (Cheng et al. 2022, https://arxiv.org/abs/2112.01527).
 
-Masked or full cross-attention and learnable queries (table 4), one or several levels in turn, and the loss at points or
-over whole masks (table 5), which are MaskFormer's.
+Masked or full cross-attention and learnable queries (table 4), one level or several in turn, and the loss at points or
+over full masks (table 5), as in MaskFormer.
 
 Run:  vitkit ablate mask2former_parts
 Here: see model_zoo/ablations/mask2former_parts.md.

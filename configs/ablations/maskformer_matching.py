@@ -1,8 +1,8 @@
 """Masks and classes in place of a class for each pixel, and how they are matched (Cheng et al. 2021,
 https://arxiv.org/abs/2107.06278, section 4.3), on the synthetic world.
 
-Per-pixel classification and MaskFormer share backbone and pixel decoder. Fixed: a query for each class, in place of the
-best assignment.
+Per-pixel classification and MaskFormer share the backbone and the pixel decoder. "Fixed" assigns a query to each class
+instead of using the best assignment.
 
 Run:  vitkit ablate maskformer_matching
 Here: see model_zoo/ablations/maskformer_matching.md.

@@ -2,7 +2,7 @@
 
 The fixed context against attention (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473, table 1), the scores of
 Luong et al. 2015 (https://arxiv.org/abs/1508.04025, table 4), and scheduled sampling (Bengio et al. 2015,
-https://arxiv.org/abs/1506.03099). On real sentences, by their length: model_zoo/translation_by_length.png.
+https://arxiv.org/abs/1506.03099). For results on real sentences by length, see model_zoo/translation_by_length.png.
 
 Run:  vitkit ablate rnn_parts
 Here: see model_zoo/ablations/rnn_parts.md.

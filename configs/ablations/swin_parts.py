@@ -1,7 +1,7 @@
 """What Swin's shifts and positions are worth, on the synthetic world (Liu et al. 2021,
 https://arxiv.org/abs/2103.14030, table 4).
 
-A Swin of 48 channels on patches of 4 pixels, windows of 4.
+The model is a Swin with 48 channels, patches of 4 pixels and windows of 4.
 
 Run:  vitkit ablate swin_parts
 Here: see model_zoo/ablations/swin_parts.md.

@@ -32,7 +32,7 @@ def config():
                 **split, annotations="{root}/annotations/instances_train.json",
                 transforms=dict(
                     type="ComposedTransforms",
-                    # The figure above is with slivers that the crop leaves of cells.
+                    # The result above includes slivers of cells that the crop leaves.
                     min_visible=0.0, min_box_side=0.0,
                     transforms=[
                         dict(type="HorizontalFlip"),

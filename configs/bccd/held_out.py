@@ -1,7 +1,7 @@
-"""dino.py with photos held out of the training part, which choose nothing: the score to report.
+"""dino.py with photos of the training part held out, which are not used for any choice: the score to report.
 
-The published validation photos are shuffled among those that are trained on, and they choose the best epoch. No name
-tells the slide; the test are the last numbers of the training part, from 00340 on, rather than single photos of it.
+The published validation photos are interspersed among the training photos, and they choose the best epoch. The names do
+not tell the slide; so the test set is the last numbers of the training part, from 00340 on, rather than single photos.
 
 Run:  python tools/train.py configs/bccd/held_out.py data.root=DIR    (DIR holds images/ and annotations/)
       python tools/test.py runs/held_out --split test

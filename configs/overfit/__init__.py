@@ -1,1 +1,1 @@
-"""Runs that learn a handful of images by heart: the least that data, model, losses and evaluation must do together."""
+"""Runs that overfit a handful of images: the minimum that data, model, losses and evaluation must achieve together."""

@@ -1,7 +1,7 @@
-"""A small Mask2Former learns the first four images of COCO's training data by heart, a mask for every object.
+"""A small Mask2Former overfits the first four images of COCO's training data, with a mask for every object.
 
-It is evaluated on the images that it was trained on. A run on data of your own that does not come near this says that
-something is wrong with the data or the settings, and not that there are too few images.
+It is evaluated on the images that it was trained on. If such a run on your own data stays far below the result here,
+something is wrong with the data or the settings; a lack of images is not the reason.
 
 Run:  python tools/train.py configs/overfit/coco_instance.py data.root=DIR    (DIR holds train2017/ and annotations/)
 Here: mask AP 0.895 and AP50 0.978 for seed 42 on four images with 42 objects of the extract

@@ -29,16 +29,17 @@ STUFF = {
     "buffet", "poster", "stage", "conveyer belt", "canopy", "swimming pool", "waterfall", "tent", "cradle", "tank",
     "lake", "blanket", "pier", "crt screen", "shower",
 }  # fmt: skip
-"""The 50 classes without instances in its panoptic segmentation."""
+"""The 50 classes without instances in ADE20K's panoptic segmentation."""
 
 SEMANTIC = dict(num_classes=len(CLASSES))
 PANOPTIC = dict(num_classes=len(CLASSES), things=[name not in STUFF for name in CLASSES])
 INSTANCE = dict(num_classes=len(CLASSES) - len(STUFF))
-"""Of models, see `with_panoptic`."""
+"""Model arguments for instance segmentation, see `with_panoptic`."""
 
 
 def ade20k_semantic(images_per_gpu=2, size=512, root="data/ADEChallengeData2016"):
-    """Crops of `size`; images are evaluated with the short side at `size`, at most four times as long."""
+    """Train on crops of `size`; evaluate with the short side at `size`, and the long side at most four times as
+    long."""
 
     def split(name):
         return dict(

@@ -15,7 +15,7 @@ def camvid(images_per_gpu=8, crop_size=(352, 352), root="data/camvid"):
             ignore=[11],
         )
 
-    # From a half to twice the 360 lines of an image.
+    # From half to twice the 360 rows of an image.
     short_sides = [36 * tenths for tenths in range(5, 21)]
     return dict(
         root=root,

@@ -1,7 +1,7 @@
 """Cityscapes (Cordts et al. 2016, https://arxiv.org/abs/1604.01685), official folder layout.
 
-The published label pictures hold 34 ids, of which 19 are classes; no conversion to "train ids" is needed, nor to
-panoptic pictures.
+The published label images contain 34 ids, of which 19 are classes; they need not be converted to "train ids", nor to
+panoptic images.
 """
 
 CLASS_OF_ID = {
@@ -16,7 +16,7 @@ IGNORE_INDEX = [value for value in range(34) if value not in CLASS_OF_ID] + [255
 SEMANTIC = dict(num_classes=len(CLASS_OF_ID))
 PANOPTIC = dict(num_classes=len(CLASS_OF_ID), things=[name in THINGS for name in CLASS_OF_ID.values()])
 INSTANCE = dict(num_classes=len(THINGS))
-"""Of models, see `with_panoptic`."""
+"""Model arguments for instance segmentation, see `with_panoptic`."""
 
 
 def cityscapes_semantic(images_per_gpu=2, crop_size=(512, 1024), root="data/cityscapes"):

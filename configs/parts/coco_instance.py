@@ -2,11 +2,11 @@
 
 
 def coco_instance(images_per_gpu=2, size=1024, root="data/coco"):
-    """Large-scale jitter to `size`, as Mask2Former trains."""
+    """Train with large-scale jitter to `size`, as Mask2Former does."""
     return dict(
         root=root,
         images_per_gpu=images_per_gpu,
-        # The jittered images have one size.
+        # The jittered images all have the same size.
         aspect_ratio_grouping=False,
         train=dict(
             type="CocoDetection",

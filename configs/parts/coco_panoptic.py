@@ -1,10 +1,10 @@
 """COCO 2017 panoptic segmentation (Kirillov et al. 2019, https://arxiv.org/abs/1801.00868), official folder layout."""
 
 PANOPTIC = dict(num_classes=133, things=[True] * 80 + [False] * 53)
-"""Of models, see `with_panoptic`."""
+"""Model arguments for contiguous classes, see `with_panoptic`."""
 
 RAW_IDS = dict(num_classes=250, things=[id_ < 92 for id_ in range(250)])
-"""Of DETR, whose official classes are the raw ids; those of stuff begin at 92."""
+"""Model arguments of DETR, whose official classes are the raw ids; those of stuff begin at 92."""
 
 
 def _coco_panoptic(train_transforms, images_per_gpu, aspect_ratio_grouping, root):
@@ -26,10 +26,10 @@ def _coco_panoptic(train_transforms, images_per_gpu, aspect_ratio_grouping, root
 
 
 def coco_panoptic(images_per_gpu=2, size=1024, root="data/coco"):
-    """Large-scale jitter to `size`, as Mask2Former trains."""
+    """Train with large-scale jitter to `size`, as Mask2Former does."""
     return _coco_panoptic(dict(type="LargeScaleJitter", size=size), images_per_gpu, False, root)
 
 
 def coco_panoptic_multi_scale(images_per_gpu=2, root="data/coco"):
-    """Resized and cropped as DETR's images are, as MaskFormer and DETR's mask head train."""
+    """Train on images that are resized and cropped as DETR's, as MaskFormer and DETR's mask head do."""
     return _coco_panoptic(dict(type="DETRTrainTransforms"), images_per_gpu, True, root)

@@ -1,14 +1,14 @@
 """Plain ViTs trained without labels, through timm: DINOv2 (Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and
 DINOv3 (Siméoni et al. 2025, https://arxiv.org/abs/2508.10104).
 
-Their weights are downloaded from timm's pages; those of DINOv3 are under a licence of their own.
+Their weights are downloaded from timm's pages; DINOv3's have a separate licence.
 """
 
 DINOV2 = {
     size: dict(type=f"timm/vit_{size}_patch14_reg4_dinov2.lvd142m", pretrained=True, patch_size=16)
     for size in ("small", "base", "large")
 }
-"""Patches of 14 pixels are resampled to 16, so that maps have strides that are powers of 2."""
+"""Patches of 14 pixels are resampled to 16, so that the strides of maps are powers of 2."""
 
 DINOV3 = {
     size: dict(type=f"timm/vit_{size}_patch16_dinov3.lvd1689m", pretrained=True) for size in ("small", "base", "large")
@@ -16,10 +16,12 @@ DINOV3 = {
 
 
 def with_plain_vit(cfg, backbone, strides=(4, 8, 16, 32), layer_decay=0.8):
-    """A config with this backbone, and a pyramid made of its one map in front of the neck; returned, and changed.
+    """Set a config's backbone, and insert a pyramid made from its only map in front of the neck; changes and returns
+    it.
 
-    The rate falls from block to block (ViTDet, https://arxiv.org/abs/2203.16527); model.backbone.frozen_stages, the
-    number of blocks, freezes them instead.
+    The learning rate decreases from block to block (ViTDet, https://arxiv.org/abs/2203.16527); to freeze blocks
+    instead, set
+    model.backbone.frozen_stages to their number.
     """
     model = cfg["model"]
     neck = {name: value for name, value in model["neck"].items() if name != "in_features"}

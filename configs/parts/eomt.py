@@ -1,15 +1,15 @@
-"""Images as EoMT sees them (Kerssies et al. 2025, appendix A, https://arxiv.org/abs/2503.19108)."""
+"""The image transforms of EoMT (Kerssies et al. 2025, appendix A, https://arxiv.org/abs/2503.19108)."""
 
 
 def fitted_to_square(data, size):
-    """Jittered crops padded with black; images are evaluated fitted into the square. Changed in place."""
+    """Train on jittered crops padded with black; evaluate images fitted into the square. Changes `data` in place."""
     data["train"]["transforms"] = dict(type="LargeScaleJitter", size=size, pad_value=0)
     data["val"]["transforms"] = dict(type="EvalResize", short_side=size, max_size=size, rounding="nearest")
     return data
 
 
 def covering_square(data, size):
-    """Jittered crops with changed colours; images are evaluated with the short side at `size`. Changed in place."""
+    """Train on jittered crops with changed colours; evaluate with the short side at `size`. Changes `data` in place."""
     data["train"]["transforms"] = dict(
         type="LargeScaleJitter", size=size, scale_range=[0.5, 2.0], pad_value=0, color_probability=1.0
     )

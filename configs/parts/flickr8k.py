@@ -2,7 +2,7 @@
 
     images/*.jpg  annotations/captions_train.json  annotations/captions_val.json
 
-Photos of Flickr users, for research and education alone. Karpathy's `dataset_flickr8k.json` has the splits.
+Photos of Flickr users, only for research and education. Karpathy's `dataset_flickr8k.json` has the splits.
 """
 
 

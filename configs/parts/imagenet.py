@@ -1,4 +1,4 @@
-"""ImageNet-1k (Russakovsky et al. 2014, https://arxiv.org/abs/1409.0575), unpacked into a folder for each class."""
+"""ImageNet-1k (Russakovsky et al. 2014, https://arxiv.org/abs/1409.0575), unpacked into one folder per class."""
 
 
 def imagenet(train_transforms, images_per_gpu=128, size=224, interpolation="bicubic", root="data/imagenet"):
@@ -25,5 +25,5 @@ def imagenet(train_transforms, images_per_gpu=128, size=224, interpolation="bicu
 
 
 def deit_augmentation(rand_augment="rand-m9-mstd0.5-inc1"):
-    """The augmentation of DeiT (https://arxiv.org/abs/2012.12877), which later transformers took over."""
+    """The augmentation of DeiT (https://arxiv.org/abs/2012.12877), which later transformers adopted."""
     return dict(rand_augment=rand_augment, erasing=0.25, mixup=0.8, cutmix=1.0)

@@ -1,15 +1,16 @@
-"""Kinetics-400 (Kay et al. 2017, https://arxiv.org/abs/1705.06950): lists of videos with labels, names of classes.
+"""Kinetics-400 (Kay et al. 2017, https://arxiv.org/abs/1705.06950): lists of videos with labels, and class names.
 
-ROOT/train.txt and ROOT/val.txt have a line `PATH LABEL` for each video, with paths from ROOT on; ROOT/classes.txt has a
-name in each line. Videos that nobody can download any more are left out, and counted.
+ROOT/train.txt and ROOT/val.txt have a line `PATH LABEL` for each video, with paths relative to ROOT; ROOT/classes.txt
+has
+one name per line. Videos that are no longer available are left out, and counted.
 """
 
 from vitkit.configs.parts.imagenet import deit_augmentation
 
 NUM_CLASSES = 400
-"""Of the published models; a run's data has its own."""
+"""Number of classes of the published models; a run uses its dataset's."""
 PIXELS = dict(pixel_mean=[0.45] * 3, pixel_std=[0.225] * 3)
-"""With which all these networks were trained."""
+"""Pixel statistics that all these networks were trained with."""
 
 
 def kinetics(*, num_frames, sampling_rate, images_per_gpu, train_transforms, val_transforms, num_clips=1):
@@ -24,7 +25,7 @@ def kinetics(*, num_frames, sampling_rate, images_per_gpu, train_transforms, val
     return dict(
         root="data/kinetics400",
         images_per_gpu=images_per_gpu,
-        val_images_per_gpu=1,  # with all its clips and crops
+        val_images_per_gpu=1,  # including all its clips and crops
         num_workers=8,
         on_error="skip",
         train=dict(**videos, list_file="{root}/train.txt", temporal_jitter=True, transforms=train_transforms),
@@ -42,7 +43,7 @@ def crops(num_crops, size=224, short_side=224):
 
 
 def mvit(backbone, num_frames, sampling_rate):
-    """How MViT trains, versions 1 and 2: from random weights, in 200 epochs."""
+    """The training of MViT, versions 1 and 2: from random weights, for 200 epochs."""
     augmentation = deit_augmentation("rand-m7-n4-mstd0.5-inc1")
     return dict(
         model=dict(type="Classifier", num_classes=NUM_CLASSES, backbone=dict(type=backbone), **PIXELS),
@@ -62,7 +63,7 @@ def mvit(backbone, num_frames, sampling_rate):
 
 
 def timesformer(backbone, num_frames=8, sampling_rate=32, size=224, short_sides=(256, 320)):
-    """How TimeSformer trains: 15 epochs from the weights of an image ViT."""
+    """The training of TimeSformer: 15 epochs from the weights of an image ViT."""
     return dict(
         model=dict(type="Classifier", num_classes=NUM_CLASSES, backbone=dict(type=backbone), **PIXELS),
         criterion=dict(type="ClassificationLoss"),
@@ -79,7 +80,8 @@ def timesformer(backbone, num_frames=8, sampling_rate=32, size=224, short_sides=
 
 
 def nonlocal_r50(backbone):
-    """How non-local networks train: 400,000 steps of 64 clips of 32 frames, here in epochs, from ImageNet's weights."""
+    """The training of non-local networks: 400,000 steps of 64 clips of 32 frames, as epochs here, from ImageNet
+    weights."""
     return dict(
         model=dict(type="Classifier", num_classes=NUM_CLASSES, backbone=dict(type=backbone, pretrained=True), **PIXELS),
         criterion=dict(type="ClassificationLoss"),

@@ -1,10 +1,12 @@
-"""From one segmentation task to another: what a model predicts, learns from, and is scored by."""
+"""Converts a config from one segmentation task to another: model, data and evaluator."""
 
 
 def with_panoptic(cfg, data, classes):
-    """A mask classification config for panoptic data, which is also scored by mask AP and mIoU; changed in place.
+    """Set a mask classification config to panoptic data, also evaluated by mask AP and mIoU; changes it in place.
 
-    `classes` are the model's: how many, and which have instances, of the published checkpoint; other data's size a run.
+    `classes` are the model's arguments for the published checkpoint: number of classes, and which have instances; a run
+    on
+    other data sets them from its dataset.
     """
     cfg["model"].update(tasks=["panoptic", "instance", "semantic"], **classes)
     cfg["data"] = data
@@ -21,7 +23,7 @@ def with_panoptic(cfg, data, classes):
 
 
 def with_instances(cfg, data, classes):
-    """The same for instances, which are scored by mask AP."""
+    """Set a config to instance segmentation, evaluated by mask AP, in the same way."""
     cfg["model"].update(tasks=["instance"], **classes)
     cfg["data"] = data
     cfg["evaluator"] = dict(type="CocoEvaluator", iou_types=["segm"])

@@ -2,10 +2,10 @@
 
 
 def resnet50_for_transfer(**changes):
-    """ResNet-50 from torchvision's ImageNet weights, whose batch norms go on learning.
+    """ResNet-50 from torchvision's ImageNet weights, whose batch norms are trained further.
 
-    Keras's weights (https://keras.io/api/applications/resnet/), under torchvision's names, want
-    `model.backbone.stride_in_1x1=true model.backbone.pixel_mean=[0.48502,0.45796,0.40760]` beside
-    `model.backbone.pretrained=FILE`; random ones `model.backbone.pretrained=false`.
+    Keras's weights (https://keras.io/api/applications/resnet/), under torchvision's names, need
+    `model.backbone.stride_in_1x1=true model.backbone.pixel_mean=[0.48502,0.45796,0.40760]` in addition to
+    `model.backbone.pretrained=FILE`; random ones need `model.backbone.pretrained=false`.
     """
     return dict(type="ResNet", depth=50, norm="bn", pretrained=True, **changes)

@@ -1,4 +1,4 @@
-"""Swin backbones (Liu et al. 2021, https://arxiv.org/abs/2103.14030) as MaskFormer and Mask2Former take them."""
+"""Swin backbones (Liu et al. 2021, https://arxiv.org/abs/2103.14030) as used by MaskFormer and Mask2Former."""
 
 _IMAGENET_22K = "https://github.com/SwinTransformer/storage/releases/download/v1.0.0"
 
@@ -8,18 +8,18 @@ BACKBONES = {
     "swin_base": dict(type="swin_base_384", pretrained=f"{_IMAGENET_22K}/swin_base_patch4_window12_384_22k.pth"),
     "swin_large": dict(type="swin_large_384", pretrained=f"{_IMAGENET_22K}/swin_large_patch4_window12_384_22k.pth"),
 }
-"""Tiny and small are trained on ImageNet-1k at 224 pixels, base and large on ImageNet-22k at 384."""
+"""Tiny and small are pretrained on ImageNet-1k at 224 pixels, base and large on ImageNet-22k at 384."""
 
 
 def with_swin(cfg, name):
-    """A config with this backbone in place of its own; returned, and changed in place."""
+    """Replace a config's backbone by this one; changes the config in place and returns it."""
     cfg["model"]["backbone"] = dict(**BACKBONES[name], drop_path=0.3)
     cfg["optimizer"]["no_weight_decay"].append("relative_position_bias_table")
     return cfg
 
 
 def maskformer_with_swin(cfg, name):
-    """The same, with the optimiser of MaskFormer's models on Swin: one rate for all, and a warm-up."""
+    """Do the same with the optimiser of MaskFormer's models on Swin: one learning rate for all, and a warm-up."""
     cfg = with_swin(cfg, name)
     cfg["optimizer"].update(lr=6e-5, backbone_lr=6e-5, weight_decay=0.01)
     cfg["schedule"]["warmup_steps"] = 1500

@@ -1,7 +1,7 @@
 """A small Transformer captioner on the synthetic world: what is in the image, and where. No download, minutes on a CPU.
 
-Captions such as "a red ring above a blue star on a plain ground". A mirrored image would have another caption, so
-nothing is augmented.
+Captions are such as "a red ring above a blue star on a plain ground". A mirrored image would need another caption, so
+there is no augmentation.
 
 Run:  python tools/train.py configs/quickstart/captioning.py
       python tools/caption.py configs/quickstart/captioning.py runs/captioning/best.pth pictures/ --attention drawn

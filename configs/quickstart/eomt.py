@@ -1,7 +1,7 @@
 """A small EoMT on the synthetic world, a mask for every thing and for the ground: no download, minutes on a CPU.
 
-A plain ViT from random weights on patches of 8 pixels, whose last three of six blocks see the queries. Masked attention
-is annealed away as in the original.
+A plain ViT from random weights with patches of 8 pixels, of whose six blocks the last three process the queries. Masked
+attention is phased out as in the original.
 
 Run:  python tools/train.py configs/quickstart/eomt.py
 Here: not yet run in full. 120 steps of 4 images (data.train.num_images=480, train.epochs=1, schedule.warmup_steps=10)

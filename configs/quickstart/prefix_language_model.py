@@ -1,5 +1,5 @@
 """Text to text with a prefix language model (Raffel et al. 2020, https://arxiv.org/abs/1910.10683): number words from
-English to German and back, as the source's first words say. No download, minutes.
+English to German and back, depending on the source's first words. No download, minutes.
 
 Run:  python tools/train.py configs/quickstart/prefix_language_model.py
       python tools/translate.py runs/prefix_language_model "translate German to English: einundzwanzig"

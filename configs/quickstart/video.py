@@ -1,6 +1,6 @@
 """Divided attention over space and time on clips of the synthetic world: does a shape move to the left or the right?
 
-A clip of one direction is one of the other in reverse, so only the order of frames tells. No download.
+A clip of one direction is a clip of the other in reverse, so only the order of frames distinguishes them. No download.
 
 Run:  python tools/train.py configs/quickstart/video.py
       (model.backbone.attention=space sees each frame by itself, and stays at chance)

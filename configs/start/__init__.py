@@ -1,1 +1,1 @@
-"""Small models for a few hundred own pictures, which `vitkit start` sizes and trains."""
+"""Small models for a few hundred images of your own, which `vitkit start` sizes and trains."""

@@ -8,7 +8,7 @@ from vitkit.configs.parts.resnet import resnet50_for_transfer
 
 
 def config(size=224, pretrained=True):
-    """`size` is the side of the crop, in pixels."""
+    """Return the config; `size` is the side of the crop, in pixels."""
     if pretrained:
         backbone = resnet50_for_transfer()
     else:

@@ -12,7 +12,7 @@ from vitkit.configs.parts.resnet import resnet50_for_transfer
 
 
 def config(size=320, pretrained=True):
-    """`size` is the short side of an image in validation, in pixels."""
+    """Return the config; `size` is the short side of an image in validation, in pixels."""
     cfg = bccd_dino()
     features = ["res3", "res4"]
     cfg["model"]["backbone"] = resnet50_for_transfer(out_features=features, frozen_stages=1)

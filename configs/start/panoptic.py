@@ -8,7 +8,7 @@ from vitkit.configs.start.instance import config as instance
 
 
 def config(size=320, pretrained=True):
-    """`size`: see start/instance.py."""
+    """Return the config; for `size` see start/instance.py."""
     cfg = instance(size, pretrained)
     cfg["model"]["tasks"] = ["panoptic"]
     for name in ("train", "val"):

@@ -9,7 +9,7 @@ from vitkit.configs.parts.resnet import resnet50_for_transfer
 
 
 def config(size=360, pretrained=True):
-    """`size` is the short side of an image in validation, in pixels; crops in training have 0.7 of it."""
+    """Return the config; `size` is the short side in validation, in pixels; crops in training have 0.7 of it."""
     cfg = camvid_mask2former()
     if pretrained:
         cfg["model"]["backbone"] = resnet50_for_transfer()

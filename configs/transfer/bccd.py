@@ -1,6 +1,6 @@
 """A small two-stage Deformable DETR on blood cells (https://github.com/Shenggan/BCCD_Dataset), from ImageNet weights.
 
-configs/bccd/deformable_detr.py with a ResNet-50, which random weights would not repay on 205 images.
+configs/bccd/deformable_detr.py with a ResNet-50, which would not be worthwhile from random weights with 205 images.
 
 Run:  python tools/train.py configs/transfer/bccd.py data.root=DIR    (DIR holds images/ and annotations/)
       From random weights: model.backbone.pretrained=false. From Keras's: see configs/parts/resnet.py.

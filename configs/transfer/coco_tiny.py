@@ -1,7 +1,7 @@
 """A small Mask2Former on the instances of a few images of COCO (https://github.com/lizhogn/tiny_coco_dataset), from
 ImageNet weights: 50 training images, 49 of the 80 classes.
 
-Objects of other images are pasted and images are jittered in scale, as so few of them ask for.
+As there are so few images, objects of other images are pasted and images are jittered in scale.
 
 Run:  python tools/train.py configs/transfer/coco_tiny.py data.root=DIR    (DIR holds train2017/ val2017/ annotations/)
       From random weights: model.backbone.pretrained=false. From Keras's: see configs/parts/resnet.py.
