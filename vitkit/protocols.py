@@ -92,8 +92,7 @@ class MakesFeatures(Protocol):
     """Patterns ("*.rel_pos_h") of the state dict entries that the weights to load may lack."""
 
     def needs_none_of(self, names: Sequence[str]) -> list[str]:
-        """Return those of a classifier's entries that a backbone of feature maps has no use for; [] if this is a
-        classifier."""
+        """Return a classifier's entries that a backbone of feature maps has no use for; [] if this is a classifier."""
 
 
 @runtime_checkable
@@ -176,8 +175,7 @@ class DenseModel(Protocol):
     """A model of images whose predictions are computed from its outputs in one step."""
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Return each image's predictions in pixels of the original image; `image_sizes` are the original (height,
-        width)."""
+        """Return each image's predictions in pixels of the original, whose (height, width) is in `image_sizes`."""
 
 
 @runtime_checkable
@@ -430,8 +428,7 @@ class FindsThresholds(Protocol):
     """An evaluator that determines the best score thresholds for showing predictions."""
 
     def score_thresholds(self) -> ScoreThresholds | None:
-        """Return the thresholds, to be called after `compute`; None if there are none, and on all but the main
-        process."""
+        """Return the thresholds, on the main process and after `compute`; None if there are none, and elsewhere."""
 
 
 @runtime_checkable

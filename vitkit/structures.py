@@ -214,8 +214,7 @@ class ImageSizes:
 
 
 class UncompiledTargets(Sequence):
-    """Targets of a batch that torch.compile does not look into: it would recompile whenever numbers of objects
-    change."""
+    """Targets of a batch that torch.compile does not look into: it would recompile for other numbers of objects."""
 
     def __init__(self, targets: Sequence[Any]):
         self._targets = targets

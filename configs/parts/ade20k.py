@@ -38,8 +38,7 @@ INSTANCE = dict(num_classes=len(CLASSES) - len(STUFF))
 
 
 def ade20k_semantic(images_per_gpu=2, size=512, root="data/ADEChallengeData2016"):
-    """Train on crops of `size`; evaluate with the short side at `size`, and the long side at most four times as
-    long."""
+    """Train on crops of `size`; evaluate with the short side at `size`, and the long side at most 4 times as long."""
 
     def split(name):
         return dict(

@@ -80,8 +80,7 @@ def timesformer(backbone, num_frames=8, sampling_rate=32, size=224, short_sides=
 
 
 def nonlocal_r50(backbone):
-    """The training of non-local networks: 400,000 steps of 64 clips of 32 frames, as epochs here, from ImageNet
-    weights."""
+    """The training of non-local networks: 400,000 steps of 64 clips of 32 frames, in epochs, from ImageNet weights."""
     return dict(
         model=dict(type="Classifier", num_classes=NUM_CLASSES, backbone=dict(type=backbone, pretrained=True), **PIXELS),
         criterion=dict(type="ClassificationLoss"),

@@ -8,8 +8,7 @@ from vitkit.configs.start.semantic import config as semantic
 
 
 def config(size=320, pretrained=True):
-    """Return the config; `size` is the side of the square for jittered training images, and the short side in
-    validation."""
+    """Return the config; `size` is the side of jittered training images, and the short side in validation."""
     cfg = semantic(size, pretrained)
     cfg["model"].update(tasks=["instance"], num_queries=50)
     split = dict(type="CocoDetection", masks=True, bad_boxes="drop", images="data/own/images")

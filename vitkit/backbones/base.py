@@ -46,8 +46,7 @@ class BackboneSettings:
     """The weights that `load_pretrained` loads: False: none; a file; "https://...#sha256=PREFIX", a URL with the first
     digits of its checksum; "timm/NAME", timm's weights of that name; True: the default of the backbone's family."""
     pixel_mean: Sequence[float] = IMAGENET_MEAN
-    """Mean of RGB values in 0..1 that the weights expect, and `pixel_std` their deviation; models normalise images by
-    them."""
+    """Mean of RGB values in 0..1 that the weights expect; `pixel_std` is their deviation. Models normalise by them."""
     pixel_std: Sequence[float] = IMAGENET_STD
 
 

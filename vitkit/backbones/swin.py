@@ -190,8 +190,7 @@ class SwinBlock(nn.Module):
         return self.add(x, self.mlp(self.norm2(x)))
 
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
-        """Return `x + branch`, in the branch's memory if possible; training drops the branch for a random part of the
-        images."""
+        """Return `x + branch`, in the branch's memory if possible; in training, drop the branch for random images."""
         if self.training and self.drop_path.p:
             # Applied to ones, it gives the factor of each image: one pass over memory instead of two.
             return torch.addcmul(x, branch, self.drop_path(x.new_ones(len(x), 1, 1, 1)))

@@ -40,8 +40,8 @@ SWINV2_VARIANTS = {
     "swinv2_large_window12to16": dict(**_LARGE, **_WINDOW_12_TO_16),
     "swinv2_large_window12to24": dict(**_LARGE, **_WINDOW_12_TO_24),
 }
-"""The variants of the paper's section 3.6 and table 2; windows of 8 and 16 are for images of 256 pixels, 12 for 192, 24
-for 384."""
+"""The variants of the paper's section 3.6 and table 2; windows of 8 and 16 are for images of 256 pixels, windows of 12
+for 192, and windows of 24 for 384."""
 
 _WEIGHTS = {
     (96, 6, 8, 8): "v2.0.0/swinv2_tiny_patch4_window8_256",

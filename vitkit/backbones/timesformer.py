@@ -104,8 +104,7 @@ def join_groups(x: Tensor, step: str, size: Size) -> Tensor:
 
 
 def _grouped_axes(step: str) -> list[int]:
-    """Return, for the shape in which axes 1 to 3 are split in two, the axes of groups, then those of a group's
-    tokens."""
+    """Return the axes of groups, then those of a group's tokens, where axes 1 to 3 have been split in two."""
     pairs = [
         (2 * axis + 2, 2 * axis + 1) if kind == "every second" else (2 * axis + 1, 2 * axis + 2)
         for axis, kind in enumerate(STEPS[step])
@@ -193,8 +192,7 @@ class Block(nn.Module):
 
     @staticmethod
     def _padding_bias(x: Tensor, size: Size, step: str) -> Tensor | None:
-        """Return the bias that masks the padding of unequal groups, (B * G, 1, 1, 1 + S); None if there is no
-        padding."""
+        """Return the bias that masks the padding of unequal groups, (B * G, 1, 1, 1 + S); None without padding."""
         counts, lengths = group_sizes(step, size)
         if math.prod(counts) * math.prod(lengths) == math.prod(size):
             return None
@@ -388,8 +386,7 @@ class TimeSformer(BackboneBase):
             state[f"{prefix}time_embed"] = _resize_frames(table, num_frames)
 
     def _complete_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Add entries that a ViT lacks: copies of its attention for earlier steps, zeros for their final layers and
-        time."""
+        """Add entries that a ViT lacks: copies of its attention for earlier steps, zeros for final layers and time."""
         if self.time_embed is None:
             state.pop(f"{prefix}time_embed", None)
         else:

@@ -168,8 +168,7 @@ class TimmBackbone(BackboneBase):
         return [[self._layer_of(key) for key in keys] for keys in stages if keys]
 
     def _layer_of(self, key: str) -> nn.Module | nn.Parameter:
-        """Return the layer of a parameter, including its running statistics; for a container's parameter, only that
-        itself."""
+        """Return the layer of a parameter, with its running statistics; for a container's parameter, only itself."""
         module = self.get_submodule(key.rpartition(".")[0])
         return self.get_parameter(key) if any(True for _ in module.children()) else module
 
@@ -213,8 +212,7 @@ class TimmBackbone(BackboneBase):
         return [name for name in names if name in full]
 
     def _renamed(self, names: Iterable[str]) -> dict[str, str]:
-        """Map timm's names to the keys here: timm wraps models that return features, or joins a name's first two
-        parts."""
+        """Map timm's names to those here: timm wraps models that return features, or joins the first two parts."""
         keys = self.state_dict().keys()
         forms = ("{0}", "net.{0}", "net.{1}", "net.model.{0}")
         return {

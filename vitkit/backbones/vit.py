@@ -335,8 +335,7 @@ class ViT(BackboneBase):
         return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Convert positions for another image size or other tokens, patches of another size, DINOv2's and DINOv3's
-        names."""
+        """Convert positions and patches of other sizes, positions of other tokens, and DINOv2's and DINOv3's names."""
         for name in ("mask_token", "rope_embed.periods"):
             state.pop(f"{prefix}{name}", None)
         for name in ("register_tokens", "storage_tokens"):

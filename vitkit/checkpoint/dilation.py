@@ -52,8 +52,7 @@ def check_dilation(
 
 
 def _dilation_of(checkpoint: Mapping[str, Any]) -> bool | None:
-    """Return whether the config in a run's checkpoint, or an official one's settings, sets dilation; None if
-    unknown."""
+    """Return the dilation set in the config of a run's checkpoint, or in official settings; None if unknown."""
     arguments = checkpoint.get("args")
     if isinstance(arguments, Namespace) and "dilation" in arguments:
         return bool(arguments.dilation)

@@ -154,8 +154,7 @@ def load_weights(
 
 
 def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Return the entries that contain NaN, and the parameters that contain infinity (buffers may use it for
-    masking)."""
+    """Return the entries that contain NaN, and the parameters with infinity (buffers may use it for masking)."""
     parameters = {name for name, _ in model.named_parameters()}
     floats = {key: value for key, value in state.items() if value.is_floating_point() and value.layout == torch.strided}
     return [key for key, v in floats.items() if not v.isfinite().all() and (key in parameters or v.isnan().any())]
@@ -232,8 +231,7 @@ def _head_of_other_classes(
 def _without_classifier(
     model: MakesFeatures, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
 ) -> dict[str, Tensor]:
-    """Return a classifier's entries that a backbone of feature maps has; record the others, and those that are
-    missing."""
+    """Return a classifier's entries that a backbone of feature maps has; record the others and the missing ones."""
     report.left_out = model.needs_none_of([key for key in state if key not in expected])
     if report.left_out:
         lacking = [k for k in expected if k not in state and any(fnmatch(k, p) for p in model.optional_weights)]

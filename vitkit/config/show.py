@@ -8,8 +8,7 @@ from vitkit.config.schema import MISSING, TOP_LEVEL, Slot, join_key, resolve, sl
 
 
 def format_config(cfg: Config) -> str:
-    """Return a listing of a checked config: every value, including defaults of omitted arguments, and where it was
-    set."""
+    """Return a listing of a checked config: every value, including arguments left at their defaults, and its origin."""
     lines = [line for key, value in cfg.items() for line in _lines(cfg, key, value, TOP_LEVEL[key])]
     # A few very long values must not push all comments out of sight.
     column = max((len(text) for text, _ in lines if len(text) <= 60), default=0)

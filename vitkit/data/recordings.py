@@ -22,8 +22,7 @@ images of BCCD, COCO and CamVid differ from the original by up to 0.035; differe
 frames
 of CamVid, a second apart, by 0.040 or more."""
 _MIN_DEVIATION = 2.0
-"""Standard deviation of grey values (0 to 255) below which an image is of one plain colour and resembles many
-others."""
+"""Standard deviation of grey values (0 to 255) below which an image is of one plain colour, like many others."""
 _THUMBNAIL_SIZE = 16
 _BURST_SECONDS = 2.0
 _EXIF_PART, _EXIF_TIME = 0x8769, 0x9003

@@ -220,8 +220,7 @@ class DetectionFile:
             yield Issue("duplicate boxes", "ok", "no box is there twice", self.where, {"boxes": 0})
 
     def _overlapping_pairs(self) -> list[tuple[Any, Any]]:
-        """Return the ids of pairs of boxes that seem to label the same object; pairs of equal boxes are not
-        included."""
+        """Return the ids of pairs of boxes that seem to label the same object, without pairs of equal boxes."""
         groups: dict[tuple, list] = defaultdict(list)
         for annotation in self.usable:
             if not annotation.get("iscrowd"):

@@ -76,8 +76,7 @@ class Case:
 
     @functools.cached_property
     def initial_model(self) -> tuple[nn.Module | None, list[Issue]]:
-        """The model with the weights that a run would start from, if it can be built, and issues with building or
-        loading it."""
+        """The model with the weights that a run would start from, if it can be built, and issues with either."""
         if "model" not in self.config or self.train is None or self.train.dataset is None:
             return None, []
         dataset, classes = self.train.dataset, self.train.classes or None

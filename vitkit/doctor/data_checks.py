@@ -103,8 +103,7 @@ def empty_images(case: Case) -> Iterator[Issue]:
 
 
 def train_val_leakage(case: Case) -> Iterator[Issue]:
-    """Report the same file, the same pixels or similar images in train and val or test; for text, the same
-    sentences."""
+    """Report the same file, the same pixels or similar images in train and val or test; for text, the same lines."""
     test = case.statistics.get("data.test")
     if case.train and test and case.train.has_images and test.has_images:
         yield from leakage_issues(case.train, test, case.scan("data.train"), case.scan("data.test"))

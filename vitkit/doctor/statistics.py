@@ -37,8 +37,7 @@ _MAX_SAMPLED = 500
 
 @dataclass
 class DatasetStatistics:
-    """Statistics of a dataset. Objects are boxes, segments, or an image's class in classification; crowds do not
-    count."""
+    """Statistics of a dataset. Objects are boxes, segments, or the class of a classified image, but not crowds."""
 
     where: str
     """The dataset's key in the config, such as "data.train"."""

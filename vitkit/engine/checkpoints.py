@@ -161,8 +161,7 @@ class RunCheckpoints:
         return f"{self.run_dir}: was removed, or replaced by another run's, while this run was training."
 
     def _write(self, name: str, parts: Mapping[str, Any], beside: Mapping[str, Any]) -> str | None:
-        """Write the parts' states and plain values; return a description of the problem, if any. All ranks must call
-        it."""
+        """Write the parts' states and plain values; return the problem, if any. All ranks must call it."""
         step = beside["progress"]["step"]
         try:
             state = self._gather(parts, step) | beside

@@ -245,8 +245,7 @@ def multi_step_lr(
 
 
 class _Cosine(LambdaLR):
-    """A cosine schedule in which groups keep their own rates; torch's CosineAnnealingLR ends all groups at the same
-    rate."""
+    """A cosine schedule in which each group has its own rate; torch's CosineAnnealingLR ends all at the same one."""
 
     def __init__(self, optimizer: Optimizer, steps: int, end_factor: float):
         self.T_max = steps  # torch's name for it, by which a resumed run is compared

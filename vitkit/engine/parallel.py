@@ -77,8 +77,7 @@ def wrap(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.
 
 
 def no_sync(trained: nn.Module) -> AbstractContextManager:
-    """Keep gradients local to each rank inside the context; a later backward pass of the same step synchronises
-    them."""
+    """Keep gradients local to each rank in this context; a later backward pass of the same step synchronises them."""
     if isinstance(trained, DistributedDataParallel):
         return trained.no_sync()
     return _no_sync_of_shards(trained) if is_sharded(trained) else nullcontext()

@@ -42,8 +42,7 @@ class Hook:
     """
 
     def during_training(self, run: "TrainRun") -> AbstractContextManager:
-        """Enclose the training. It is entered after the run is restored; an error that ends the run passes through
-        it."""
+        """Enclose the training, entered after the run is restored; an error that ends the run passes through it."""
         return nullcontext()
 
     def before_epoch(self, run: "TrainRun") -> None:

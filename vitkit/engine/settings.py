@@ -27,8 +27,7 @@ class TrainSettings:
     of
     objects still does so per batch."""
     ema_decay: float | None = None
-    """Decay of an exponential moving average of the weights, which is evaluated and exported in their place; None:
-    none."""
+    """Decay of an exponential moving average of the weights, evaluated and exported instead; None: no average."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass: uses less memory, and about a third more time."""
     compile: bool = False
@@ -86,8 +85,7 @@ class TrainSettings:
             raise ConfigError(f"train.ema_decay: got {self.ema_decay}; expected 0 to 1, such as 0.9998.")
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Warn if `batch_size`, the images per optimiser step, is not the number that the learning rate is meant
-        for."""
+        """Warn if `batch_size`, the images per optimiser step, is not the one that the learning rate is meant for."""
         reference = self.reference_batch_size
         if reference is not None and reference != batch_size:
             logger.warning(

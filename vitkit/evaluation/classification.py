@@ -87,8 +87,7 @@ class ClassificationEvaluator(SampleEvaluator):
         return {"top1": top1 / num_images, "top5": top5 / num_images}
 
     def confusion_matrix(self) -> np.ndarray:
-        """Return the (C, C) int64 counts of images whose class is the row's and that were classified as the
-        column's."""
+        """Return the (C, C) int64 counts of images with the row's class that were classified as the column's."""
         num_classes = len(self.dataset.classes)
         matrix = np.zeros((num_classes, num_classes), np.int64)
         for answer in self.answers.values():

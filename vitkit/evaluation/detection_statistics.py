@@ -95,8 +95,7 @@ class DetectionStatistics:
         return Ranking(scores[kept], image[kept], right[iou, kept], num_objects)
 
     def _matches(self, label: int, size: int) -> tuple[np.ndarray, ...]:
-        """Return a class's predictions, best first: scores, images, (IoUs, D) correct and counted; objects per
-        image."""
+        """Return a class's predictions, best first: scores, images, (IoUs, D) correct and counted; objects by image."""
         num_objects = np.zeros(len(self.sample_ids))
         none = np.zeros((len(self.ious), 0), bool)
         scores, image, right, counts = [np.zeros(0)], [np.zeros(0, np.int64)], [none], [none]

@@ -198,8 +198,7 @@ def error_kind(overlaps: np.ndarray, same_class: np.ndarray) -> tuple[int, int]:
 
 
 def neighbour_overlaps(truth: Mapping[str, Any], objects: Objects, statistics: DetectionStatistics) -> np.ndarray:
-    """Return the largest IoU of each object with another one of its image, of any class, (M,); 0 for a single
-    object."""
+    """Return the largest IoU of each object with another one of its image, of any class, (M,); 0 without others."""
     sizes = {image["id"]: (image["height"], image["width"]) for image in truth["images"]}
     largest = np.zeros(len(objects.labels))
     for position, image_id in enumerate(statistics.sample_ids):

@@ -15,8 +15,7 @@ import numpy as np
 from vitkit.evaluation.detection_report import overlaps_of
 
 KINDS = ("missing", "extra", "class", "box")
-"""Kinds of errors: the model detects an object without a box; none where there is a box; another class; another
-location."""
+"""No box where the model detects an object; a box where it detects none; another class; another location."""
 _SAME, _NEAR = 0.5, 0.1
 """IoU from which a box counts as being on an object, and from which it may be meant for that object."""
 _FAR = 0.3
@@ -94,8 +93,7 @@ class _Image:
 
 
 class _Evidence:
-    """What all images together say about the model: how often a score is right, how well it localises, what it
-    misses."""
+    """What all images together say about the model: how often a score is right, its usual IoU, what it misses."""
 
     def __init__(self, images: Sequence[_Image], category_ids: Sequence[int]):
         scores = np.concatenate([np.zeros(0), *(image.scores for image in images)])

@@ -48,8 +48,7 @@ def read_ids(path: Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 
 def map_name(image_id: Any) -> str:
-    """Return the file name of an image's map: COCO's twelve digits for a number, else the id (which may contain
-    folders)."""
+    """Return the file name of an image's map: twelve digits, as in COCO, for a number, else the id (perhaps a path)."""
     return f"{image_id:012d}.png" if isinstance(image_id, int | np.integer) else f"{image_id}.png"
 
 

@@ -101,8 +101,7 @@ class PanopticEvaluator(SampleEvaluator):
         self.answers[image_id] = _Answer(matches, segments, encode_ids(predicted.panoptic))
 
     def _compute(self) -> dict[str, float]:
-        """Return PQ, SQ and RQ over all classes, PQ_things, …, PQ_stuff, … in 0..1; -1 if there is no class to
-        average."""
+        """Return PQ, SQ and RQ over all classes, PQ_things, …, PQ_stuff, … in 0..1; -1 without a class to average."""
         sums = sum((answer.matches for answer in self.answers.values()), np.zeros((len(self.dataset.classes), 4)))
         missing = [position for image_id, position in self._position_of.items() if image_id not in self.answers]
         if missing:

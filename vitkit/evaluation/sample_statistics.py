@@ -126,15 +126,13 @@ class ClassificationStatistics(NamedTuple):
         return (of_label @ weights.T).T
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
-        """Return the score of the true class (0 if it is not among the best five), minus the best score if that is
-        wrong."""
+        """Return the true class's score (0 if not among the best five), minus the best score if that is wrong."""
         hits = self.best == self.labels[:, None]
         of_true = np.where(hits, self.best_scores, 0.0).sum(axis=1)
         return "score of the true class", of_true - np.where(hits[:, 0], 0.0, self.best_scores[:, 0])
 
     def calibration_counts(self) -> np.ndarray:
-        """Return (3, NUM_BINS, N): predictions in each tenth of the score range, their scores, and which are
-        correct."""
+        """Return (3, NUM_BINS, N): predictions in each tenth of the score range, their scores, the correct ones."""
         counts = np.zeros((3, NUM_BINS, len(self.labels)))
         seen = np.flatnonzero(self.labels >= 0)
         scores, right = self.best_scores[seen, 0], self.best[seen, 0] == self.labels[seen]

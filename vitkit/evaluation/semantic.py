@@ -132,8 +132,7 @@ class SemanticEvaluator(SampleEvaluator):
         return metrics
 
     def confusion_matrix(self) -> np.ndarray:
-        """Return (C, C + 1) int64 pixel counts: rows are true classes, columns predicted ones, the last one no
-        prediction."""
+        """Return (C, C + 1) int64 pixel counts: rows are true classes, columns predicted ones, the last none."""
         num_classes = len(self.dataset.classes)
         flat = np.zeros(num_classes * (num_classes + 1), np.int64)
         for codes, pixels in (answer.confusions for answer in self.answers.values()):

@@ -122,8 +122,7 @@ class TextEvaluator(SampleEvaluator):
         return _corpus_score(self._corpus_metrics[name], answers)
 
     def by_length(self) -> list[LengthGroup]:
-        """Return the first metric for sentences of 1 to 5 words, 6 to 10, and so on (Bahdanau et al. 2015, figure
-        2)."""
+        """Return the first metric for sentences of 1 to 5 words, 6 to 10, … (Bahdanau et al. 2015, figure 2)."""
         groups: dict[int, list[_Answer]] = {}
         for answer in self.answers.values():
             groups.setdefault(max(len(answer.source.split()) - 1, 0) // LENGTH_STEP, []).append(answer)
@@ -291,8 +290,7 @@ def _corpus_score(metric: sacrebleu.BLEU | sacrebleu.CHRF, answers: Sequence[_An
 
 
 def _references_by_number(answers: Sequence[_Answer]) -> list[list[str | None]]:
-    """Return the first references of all sentences, the second ones, …, as sacrebleu expects; None if there are no
-    more."""
+    """Return the first references of all sentences, the second ones, …, as sacrebleu expects; None for missing ones."""
     most = max(len(answer.references) for answer in answers)
     return [[answer.references[i] if i < len(answer.references) else None for answer in answers] for i in range(most)]
 

@@ -248,8 +248,7 @@ class EncoderProposals(nn.Module):
         return self.select(memory.masked_fill(unusable, 0), anchor_logits, groups)
 
     def select(self, memory: Tensor, anchor_logits: Tensor, groups: GroupQueries) -> tuple[Queries, dict[str, Any]]:
-        """Select queries from the locations' memory and anchors, (B, S, 4), by the first class, which means any
-        object."""
+        """Select queries by the first class, any object, from the locations' memory and anchors, (B, S, 4)."""
         logits, box_logits = self.predict(memory, anchor_logits)
         best = self.best_locations(logits[..., 0], groups)
         references = gather_rows(box_logits.detach(), best).sigmoid()
@@ -258,8 +257,7 @@ class EncoderProposals(nn.Module):
         return Queries(content, references, positions), dict(enc_outputs=outputs)
 
     def best_locations(self, scores: Tensor, groups: GroupQueries) -> Tensor:
-        """Return the decoder's rows in the order of the scores (B, S), with those of the usual queries last: (B,
-        rows)."""
+        """Return the decoder's rows in the order of the scores (B, S), the usual queries last: (B, rows)."""
         best = scores.topk(groups.layout().num_rows, dim=1).indices
         return best.roll(-self.num_queries, dims=1)
 

@@ -79,8 +79,7 @@ class Mask2FormerSettings(LayerSettings):
     masked_attention: bool = True
     """Whether queries attend only within the masks predicted before; False: everywhere (the paper's table 4a)."""
     learned_queries: bool = True
-    """Whether the queries' initial content is learned, and predicts masks before the first layer; False: zero (table
-    4b)."""
+    """Whether the queries' initial content is learned and predicts masks first, rather than zero (table 4b)."""
 
 
 @HEADS.register

@@ -76,8 +76,7 @@ class MaskFormerHead(TransformerHead):
 
 
 def with_masks(outputs: dict[str, Any], mask_features: Tensor) -> dict[str, Any]:
-    """Add the mask features to all groups of outputs separated by `QueryLayout`, and pred_masks to the usual
-    queries'."""
+    """Add the mask features to the outputs of all groups in a `QueryLayout`, and pred_masks to the usual queries'."""
     parts = [outputs, *outputs.get("groups", ())]
     parts += [outputs[name] for name in ("denoising", "one_to_many") if name in outputs]
     for part in parts:

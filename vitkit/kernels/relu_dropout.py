@@ -47,8 +47,7 @@ def _dropout_(x: Tensor, p: float) -> Tensor:
 
 
 def draw_dropped(shape: torch.Size, p: float) -> Tensor:
-    """Draw which elements dropout drops: bool, on the CPU, where drawing a float for each would take several times as
-    long."""
+    """Draw which elements dropout drops: bool, on the CPU, where drawing floats would take several times as long."""
     # Four elements share one draw of 64 bits; p is rounded to a multiple of 1 / 65536.
     draws = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
     return draws[: shape.numel()].view(shape) < round(p * 2**16) - 2**15

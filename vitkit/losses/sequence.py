@@ -73,8 +73,7 @@ class SequenceLoss(nn.Module):
         return {"cross_entropy": loss / self._normalizer(count)}
 
     def _normalizer(self, count: Tensor) -> Tensor:
-        """Return the average number of tokens per rank, so that the mean of the ranks' gradients is the joined
-        batch's."""
+        """Return the average number of tokens per rank; the ranks' mean gradient is then that of the joined batch."""
         if not self.training:
             # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
             return count.float().clamp(min=1)

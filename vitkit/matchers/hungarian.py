@@ -109,8 +109,7 @@ def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
 
 
 def focal_cost(pred_logits: Tensor, image: Tensor, labels: Tensor, *, alpha: float = 0.25, gamma: float = 2) -> Tensor:
-    """Return the change of the focal loss if the label were positive; shapes as in `softmax_cost`, but with C
-    logits."""
+    """Return the change of the focal loss if the label were positive; shapes as in `softmax_cost`, with C logits."""
     p = _logits_of_labels(pred_logits, image, labels).sigmoid()
     return alpha * (1 - p) ** gamma * -(p + 1e-8).log() - (1 - alpha) * p**gamma * -(1 - p + 1e-8).log()
 

@@ -185,8 +185,7 @@ def instance_masks(masks: Tensor, padded: tuple[int, int], image: tuple[int, int
 
 
 def mask_argmax(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return (*size) int64, the index of the highest of N > 0 masks (N, h, w) at each pixel; the first one of
-    equals."""
+    """Return (*size) int64, the index of the highest of N > 0 masks (N, h, w) at each pixel, the first if equal."""
     best = masks.new_full(size, -torch.inf)
     owner = torch.zeros(size, dtype=torch.int64, device=masks.device)
     for chunk in chunks(len(masks), (size,)):

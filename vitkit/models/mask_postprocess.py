@@ -22,8 +22,7 @@ class SegmentationSettings:
 
     tasks: Sequence[Literal["semantic", "instance", "panoptic"]]
     things: Sequence[bool] | None = None
-    """For each class, whether it has instances, for "instance" and "panoptic"; None: all have. A run sets its
-    dataset's."""
+    """For each class, whether it has instances, for "instance" and "panoptic"; None: all. A run sets its dataset's."""
     object_threshold: float = 0.8
     """Class probability that queries in a panoptic map have to exceed."""
 

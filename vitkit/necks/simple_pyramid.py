@@ -121,8 +121,7 @@ class SimpleFeaturePyramid(nn.Module):
 
 
 def _rescale(channels: int, stride: int, new_stride: int, out_channels: int) -> list[nn.Module]:
-    """Return the layers from a map of `stride` to one of `new_stride`; each doubling of the size halves the
-    channels."""
+    """Return the layers from a map of `stride` to one of `new_stride`; doubling the size halves the channels."""
     layers: list[nn.Module] = []
     while stride > new_stride:
         if layers:

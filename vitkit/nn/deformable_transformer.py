@@ -41,8 +41,7 @@ class DecoderSettings(DeformableSettings):
     share_heads: bool = False
     """Whether all layers predict with the same heads, even if they refine boxes."""
     box_positions: bool = False
-    """Whether the queries' positions are computed from their boxes for each layer (section 3.1); needs
-    `refine_boxes`."""
+    """Whether each layer computes the queries' positions from their boxes (section 3.1); needs `refine_boxes`."""
     look_forward_twice: bool = False
     """Whether the loss of a layer's boxes also trains the previous layer (section 3.5); needs `refine_boxes`."""
     norm_outputs: bool = False
@@ -121,16 +120,14 @@ def flatten_levels(
 
 
 def _valid_ratio(mask: Tensor) -> Tensor:
-    """Return the fraction of width and height without padding, by the first row and column: (B, H, W) bool -> (B,
-    2)."""
+    """Return the unpadded fraction of width and height, by the first row and column: (B, H, W) bool -> (B, 2)."""
     # An image that is all padding counts as one pixel, to avoid a division by 0.
     sides = (mask[:, 0, :], mask[:, :, 0])
     return torch.stack([(~side).float().mean(1).clamp(min=1 / side.shape[1]) for side in sides], dim=-1)
 
 
 def in_padded_maps(references: Tensor, valid_ratios: Tensor) -> Tensor:
-    """Convert (B, L, 2 or 4) points or cxcywh boxes of the un-padded image to each level's map: (B, L, levels, 2 or
-    4)."""
+    """Convert points or cxcywh boxes (B, L, 2 or 4) of the un-padded image to each map's: (B, L, levels, 2 or 4)."""
     return references[:, :, None] * valid_ratios.repeat(1, 1, references.shape[-1] // 2)[:, None]
 
 

@@ -1,5 +1,4 @@
-"""A cache of the keys and values of a decoder's previous tokens, so that each step only computes those of the new
-ones."""
+"""A cache of the keys and values of a decoder's previous tokens, so that each step only computes the new ones."""
 
 import torch
 from torch import Tensor

@@ -30,8 +30,7 @@ class MaskDenoisingSettings:
     label_flips: float = 0.2
     """Fraction of labels that are replaced by random ones."""
     mask_flips: float = 0.2
-    """Average number of flipped points per mask, relative to the number of points in it; they can be anywhere in the
-    image."""
+    """Average number of flipped points per mask, relative to its number of points; they may be outside of it."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""Non-local blocks (Wang et al. 2018, https://arxiv.org/abs/1711.07971): each location of a map or clip sees all
-others."""
+"""Non-local blocks (Wang et al. 2018, https://arxiv.org/abs/1711.07971): each location of a map or clip sees all."""
 
 from collections.abc import Sequence
 

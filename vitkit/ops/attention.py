@@ -1,5 +1,4 @@
-"""Statistics of attention weights: how far heads look, and how much of each input reaches a token through all
-layers."""
+"""Statistics of attention weights: how far heads look, and how much of each input reaches a token in all layers."""
 
 from collections.abc import Sequence
 

@@ -48,8 +48,7 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def inverse_sigmoid(x: Tensor, *, eps: float) -> Tensor:
-    """Return the logits of numbers in 0..1; x and 1 - x are clamped to at least `eps`, so that the logits are
-    finite."""
+    """Return the logits of numbers in 0..1; x and 1 - x are at least `eps`, so that the logits are finite."""
     x = x.clamp(0, 1)
     return (x.clamp(min=eps) / (1 - x).clamp(min=eps)).log()
 

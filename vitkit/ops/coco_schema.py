@@ -173,8 +173,7 @@ class _Entries(NamedTuple):
 
 
 def detection_faults(content: Any) -> list[Fault]:
-    """Check a detection file, except for segmentations (`segmentation_faults`) and whether boxes lie in their
-    images."""
+    """Check a detection file, but not segmentations (`segmentation_faults`) or whether boxes lie in their images."""
     faults = _structure_faults(content, ("images", "annotations", "categories"), "detection")
     if faults:
         return faults

@@ -300,8 +300,7 @@ class VideoFile:
         return (packet for packet in self._container.demux(self._stream) if packet.size)
 
     def _to_rgb(self, frame: "av.VideoFrame") -> np.ndarray:
-        """Convert a frame to (H, W, 3), upright, in the size of the first decoded frame; damaged files may change
-        sizes."""
+        """Convert a frame to (H, W, 3), upright, in the first frame's size, as sizes may change in damaged files."""
         if self._form is None:
             self._form = self._decoder.width, self._decoder.height, round(frame.rotation / 90)
         width, height, quarter_turns = self._form

@@ -108,8 +108,7 @@ def _cells(
 
 
 def ranked_images(scores: np.ndarray, cells: Sequence[Counter]) -> tuple[list[int], list[int]]:
-    """Return the images with the lowest and with the highest scores; among equals, more errors or objects come
-    first."""
+    """Return the images with the lowest and the highest scores; among equals, more errors or objects come first."""
     errors = np.array([sum(count for (t, p), count in each.items() if t != p) for each in cells])
     right = np.array([sum(count for (t, p), count in each.items() if t == p) for each in cells])
     worst = [k for k in np.lexsort((-errors, scores)).tolist() if errors[k]][:_RANKED]

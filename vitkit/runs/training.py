@@ -333,8 +333,7 @@ def validate(
 
 
 def drawn_batches(num_batches: int) -> list[int]:
-    """Return the batches with images to draw, spread over all of them: the first images alone are often of one
-    scene."""
+    """Return the batches with images to draw, spread over all: the first images alone are often of one scene."""
     return np.unique(np.linspace(0, num_batches - 1, min(NUM_DRAWN, num_batches)).round().astype(int)).tolist()
 
 

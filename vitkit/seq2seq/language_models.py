@@ -332,8 +332,7 @@ class MaskedLanguageModel(nn.Module):
         return {"logits": self.predict(hidden, padding_mask), "masked": masked}
 
     def predict(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return logits (B, S, V) for the token at each position, for texts that are already masked or not masked at
-        all."""
+        """Return logits (B, S, V) for the token at each position, for texts that are already masked or unmasked."""
         bias = None if padding_mask is None else padding_bias(padding_mask)
         x = self.encoder(self.positions(self.embedding(tokens)), bias=bias)
         table = self.embedding if self.output is None else self.output

@@ -1,5 +1,4 @@
-"""The Transformer for text (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), and the decoder used by all
-models."""
+"""The Transformer for text (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), and the decoder that all share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +25,7 @@ class TextSettings(TransformerSettings):
 
     d_model: int = 512
     final_norm: bool | None = None
-    """Whether to normalise the output of each stack; None: only with `norm_first`. `torch.nn.Transformer` always
-    does."""
+    """Whether to normalise each stack's output; None: only with `norm_first`. `torch.nn.Transformer` always does."""
     positions: Literal["sine", "fairseq", "learned"] = "sine"
     """Position encoding: the paper's sines and cosines; fairseq's, see `fairseq_positions_1d`; or a learned table."""
     max_length: int = 1024
@@ -92,8 +90,7 @@ def causal_bias(length: int, device: torch.device) -> Tensor:
 
 
 def init_matrices(module: nn.Module) -> None:
-    """Initialise all matrices except embeddings by Xavier's uniform distribution, and biases of linear layers to
-    zero."""
+    """Initialise all matrices except embeddings by Xavier's uniform distribution, and biases of linear layers by 0."""
     for part in module.modules():
         if isinstance(part, nn.Embedding):
             continue
@@ -273,8 +270,7 @@ class Transformer(TextGenerator):
 
 
 def have_same_tokens(a: Vocabulary | None, b: Vocabulary | None) -> bool:
-    """Return whether two vocabularies have the same tokens, even if they split text by different models, as in
-    Marian."""
+    """Return whether two vocabularies have the same tokens, perhaps with different splitting models, as in Marian."""
     return (None if a is None else a.tokens) == (None if b is None else b.tokens)
 
 

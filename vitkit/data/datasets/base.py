@@ -132,8 +132,7 @@ def require_folders(**folders: str | Path) -> None:
 
 
 def detection_sample(annotated: AnnotatedImage, *, image_id: Any, original_size: tuple[int, int]) -> Sample:
-    """Convert a transformed image with boxes, and masks if it has any, to a sample, dropping objects with an empty
-    mask."""
+    """Convert a transformed image with boxes, and masks if any, to a sample, dropping objects with an empty mask."""
     height, width = annotated.image.shape[:2]
     boxes_xyxy = torch.as_tensor(annotated.boxes_xyxy, dtype=torch.float32)
     target = {

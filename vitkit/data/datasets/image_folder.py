@@ -65,8 +65,7 @@ class ClassificationDataset(BaseImageDataset):
         return Sample(image=to_tensor(image), target=target)
 
     def _check_size(self, size: tuple[int, int], index: int) -> None:
-        """Check that images have one size: otherwise a prediction would depend on the padding, and so on the other
-        images."""
+        """Check that images have one size: predictions would depend on the padding, and so on the other images."""
         if self._size not in (None, size):
             (height, width), (other_height, other_width) = size, self._size
             raise DataError(

@@ -1,5 +1,4 @@
-"""Images divided into segments, for panoptic, instance or semantic segmentation: a mask and a class for each
-segment."""
+"""Images divided into segments with a mask and a class each, for panoptic, instance or semantic segmentation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -84,8 +83,7 @@ class SegmentationDataset(BaseImageDataset):
         )
 
     def ground_truth(self) -> dict[str, Any]:
-        """Return all things in the form of a COCO instances file, with run-length encoded masks; this reads every
-        map."""
+        """Return all things in the form of a COCO instances file, with run-length masks; this reads every map."""
         images, annotations = [], []
         for index, image_id in enumerate(self.image_ids):
             height, width = self.image_size(index)

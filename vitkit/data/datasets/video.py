@@ -1,5 +1,4 @@
-"""Videos with one class each: lists in the form of Kinetics and Something-Something, and folders named after
-classes."""
+"""Videos with one class each: lists like those of Kinetics and Something-Something, and folders named after classes."""
 
 import logging
 import os

@@ -15,8 +15,7 @@ UNREADABLE = "images whose file cannot be read"
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """Name of a folder or key -> the split that it stands for."""
 _DECIMALS = 3
-"""Decimals of a box's pixels: finer than any annotation, and boxes of integer pixels survive a detour via other
-formats."""
+"""Decimals of a box's pixels: finer than any annotation, and integer pixels survive a detour via other formats."""
 
 
 @dataclass

@@ -136,8 +136,7 @@ def _plain(name: str) -> str:
 
 
 def fix_classes(data: AnnotatedImages) -> int:
-    """Merge each group of `similar_classes` into its most frequent category; return the number of categories
-    removed."""
+    """Merge each group of `similar_classes` into its most frequent category; return how many were removed."""
     counts = Counter(annotation["category_id"] for annotation in data.annotations)
     target = {}
     for group in similar_classes(data):

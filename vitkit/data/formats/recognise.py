@@ -116,8 +116,7 @@ _SNIFFERS = {
 
 
 def _formats_of_pictures(folder: Path) -> dict[str, str]:
-    """Return the possible kinds of label images: classes if a file names them, instances if values are CLASS * 1000 +
-    N."""
+    """Return the possible kinds of label images: classes if a file names them, instances if values encode them."""
     files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES)
     pictures = list(itertools.islice(files, _MAX_SNIFFED))
     if not pictures:

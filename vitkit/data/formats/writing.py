@@ -199,8 +199,7 @@ def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_m
 
 
 def outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
-    """Return the outlines of a mask and its holes as flat polygons; outlines of run lengths follow the pixels'
-    edges."""
+    """Return the outlines of a mask and its holes as flat polygons; those of run lengths follow the pixels' edges."""
     if isinstance(segmentation, list):
         return [polygon for polygon in segmentation if len(polygon) >= 6]
     mask = decode_segmentation(segmentation, height, width)

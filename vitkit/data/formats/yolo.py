@@ -161,8 +161,7 @@ def _settings_near(labels: Path) -> dict[str, Any]:
 
 
 def _named_classes(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
-    """Return the class names by number, from the YAML or from a text file in a folder or above it; {} if there are
-    none."""
+    """Return the class names by number, from the YAML or a text file in a folder or above it; {} if there are none."""
     names = settings.get("names")
     if names is None:
         candidates = [location / name for location in (folder, folder.parent) for name in _NAME_FILES]

@@ -45,8 +45,7 @@ class DataSettings:
     val: Spec | None = None
     """The dataset evaluated on during training; the same rules apply."""
     test: Spec | None = None
-    """A dataset that training never sees and that chooses nothing, for tools/test.py --split test; the same rules
-    apply."""
+    """A dataset that training never sees, and that chooses nothing, for tools/test.py --split test; likewise."""
     root: str = "data"
     """Folder that contains the data."""
     images_per_gpu: int = 2
@@ -55,8 +54,7 @@ class DataSettings:
     num_workers: int = 2
     """Number of loading processes per rank; 0 loads in the training process."""
     tokens_per_gpu: int | None = None
-    """For text, in place of both numbers of images: maximum number of tokens in a batch, padding included, on each
-    side."""
+    """For text, instead of both numbers of images: maximum number of tokens per batch and side, padding included."""
     aspect_ratio_grouping: bool = True
     """Portrait and landscape images do not share a training batch, which saves padding."""
     pin_memory: bool | None = None
@@ -71,8 +69,7 @@ class DataSettings:
     repeat_threshold: float = 0.001
     """For "repeat_factor": the fraction of images below which a class is rare."""
     max_image_pixels: int = MAX_PIXELS
-    """Largest width x height of an image file; larger files, which may be built to exhaust the memory, are not
-    decoded."""
+    """Largest width x height of an image file; larger ones, perhaps built to exhaust the memory, are not decoded."""
     start_workers: StartMethod | None = None
     """How worker processes are started; None: the system's default."""
 
@@ -301,8 +298,7 @@ class _BatchedDataset(Dataset):
         return getattr(self.dataset, "collate", collate)(samples), errors
 
     def _sample(self, index: SeededIndex, errors: list[str]) -> Sample:
-        """Load a sample; if its file is unusable and skipped, append the error and load a replacement, drawn by its
-        seed."""
+        """Load a sample; if its file is to be skipped, append the error and load another one, drawn by its seed."""
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 return self.dataset[index]
@@ -339,8 +335,7 @@ def _exit_on_signal_of_trainer() -> None:
 
 
 def lost_worker(error: BaseException) -> bool:
-    """Return whether an error means that a loading process was killed; PyTorch raises it at any point of the
-    program."""
+    """Return whether an error means that a loading process was killed; PyTorch may raise it anywhere."""
     reasons = ("killed by signal", "exited unexpectedly")
     text = str(error)
     return isinstance(error, RuntimeError) and "DataLoader worker" in text and any(r in text for r in reasons)

@@ -74,8 +74,7 @@ class TrainBatches:
             ]
 
     def _epoch_order(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of all ranks, (batches, batch_size), and each one's count of earlier occurrences in the
-        epoch."""
+        """Return the indices of all ranks, (batches, batch_size), and how often each occurred earlier in the epoch."""
         random = np.random.default_rng([self.seed, self.epoch])
         order = random.permutation(len(self.groups))
         batches = []

@@ -125,8 +125,7 @@ class Scene:
     image: np.ndarray
     """(H, W, 3) uint8 RGB."""
     panoptic: np.ndarray
-    """(H, W) int32 segment ids: that of a thing is its entry in `instance_ids`, that of the ground one above the
-    largest."""
+    """(H, W) int32 segment ids: a thing's is its entry in `instance_ids`, the ground's is one above the largest."""
     shapes: tuple[Shape, ...]
     """The N things that are at least partly visible."""
     instance_ids: np.ndarray

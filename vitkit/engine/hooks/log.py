@@ -93,8 +93,7 @@ class ProgressLog(Hook):
         say(f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done  {line}")
 
     def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:
-        """Log the metrics; print the main one, and those that are not in the evaluator's table in the way bbox/AP
-        is."""
+        """Log the metrics; print the main one, and those that (unlike bbox/AP) are not in the evaluator's table."""
         epoch = run.progress.epoch + 1
         shown = {name: value for name, value in metrics.items() if "/" not in name or name == run.settings.best_metric}
         values = "  ".join(f"{name} {value:.4g}" if value != -1 else f"{name} –" for name, value in shown.items())
@@ -195,8 +194,7 @@ class TrainingClock:
 
 
 class TensorBoard(Hook):
-    """Writes the numbers of every record for TensorBoard, if it is installed. If the disk is full, only this output
-    stops."""
+    """Writes the numbers of every record for TensorBoard, if it is installed; a full disk stops only this output."""
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
@@ -238,8 +236,7 @@ class TensorBoard(Hook):
 
 @contextmanager
 def _without_traceback_of_writer() -> Iterator[None]:
-    """Keep TensorBoard's writer thread from printing disk errors: the next record raises the same error in this
-    thread."""
+    """Keep TensorBoard's writer thread from printing disk errors: the next record raises them in this thread."""
     before = threading.excepthook
 
     def hook(problem: threading.ExceptHookArgs) -> None:

@@ -33,8 +33,7 @@ class Interrupted(SystemExit):
 
 
 class BestMetric(Hook):
-    """Marks the best epochs by `train.best_metric`, and ends a run after `train.patience` evaluations without a new
-    best."""
+    """Marks the best epochs by `train.best_metric`, and ends a run after `train.patience` evaluations without one."""
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:

@@ -96,8 +96,7 @@ def constants(heads: int, levels: int, points: int, channels: int, *, tile: int,
 
 @functools.lru_cache(maxsize=256)
 def _maps(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """Return (levels, 3) int32: height, width and first pixel; cached, as copying to a GPU takes longer than the
-    kernel."""
+    """Return (levels, 3) int32: height, width and first pixel; cached, as copying to a GPU outlasts the kernel."""
     rows, first = [], 0
     for height, width in shapes:
         rows.append((height, width, first))

@@ -16,8 +16,7 @@ from vitkit.kernels.local_relation.shifts import Layout, ProductWeights, WindowS
 SIMILARITIES = plain.SIMILARITIES
 
 _WEIGHTS_AT_A_TIME = 2**21
-"""Number of weights processed at a time on a CPU: few enough for a cache; without gradients, only these are in
-memory."""
+"""Number of weights processed at a time on a CPU, to fit a cache; without gradients, only these are in memory."""
 
 
 def local_relation(

@@ -40,8 +40,7 @@ class Layout(NamedTuple):
 
     @property
     def phase_size(self) -> tuple[int, int]:
-        """Numbers of rows and columns of a phase; the slices of the last windows extend beyond the last row that they
-        need."""
+        """Numbers of rows and columns of a phase; the last windows' slices extend beyond the last row needed."""
         reach = -(-self.dilation * (self.side - 1) // self.stride)
         return self.out_size[0] + reach + 1, self.out_size[1] + reach
 
