@@ -1,7 +1,7 @@
-"""Runs tests on another device than they were written for: VITKIT_TEST_DEVICE=cuda pytest -k golden
+"""Run tests on another device than they were written for: VITKIT_TEST_DEVICE=cuda pytest -k golden
 
-A module that a test calls moves to the device with its inputs, and its outputs come back, so that the test compares
-them as ever. With VITKIT_TEST_PRECISION=bf16 modules run under autocast, and golden outputs may differ by `BF16_ERROR`.
+A module that a test calls is moved to the device with its inputs, and its outputs are moved back, so that the test can
+compare them. With VITKIT_TEST_PRECISION=bf16 modules run under autocast, and golden outputs may differ by `BF16_ERROR`.
 """
 
 import functools
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 BF16_ERROR, MASK2FORMER_BF16_ERROR = 0.05, 0.15
-"""Of an output, the norm of its difference by its own norm. bfloat16 has 8 bits, which some fifty layers round to; and
-Mask2Former's layers attend within masks, where a pixel is in or out (0.115 on a CPU)."""
+"""The tolerated norm of an output's difference, relative to the output's norm. About fifty layers round to bfloat16's 8
+bits, and Mask2Former's layers attend within masks, where rounding may flip a pixel (0.115 on a CPU)."""
 
 
 def install(device: torch.device, precision: str) -> None:
-    """Run every module that is not called by another one on the device, from now on."""
+    """From now on, run every module that is not called by another one on the device."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     nn.Module.__call__ = _on_device(nn.Module.__call__, device, precision)
     Tensor.numpy = _to_numpy(Tensor.numpy)
@@ -46,7 +46,7 @@ def _on_device(call, device: torch.device, precision: str):
 
 
 def _to_numpy(numpy):
-    """Read gradients, and what hooks have kept, wherever they are."""
+    """Read gradients and tensors kept by hooks from any device."""
 
     @functools.wraps(numpy)
     def to_numpy(x: Tensor, **options):

@@ -19,8 +19,8 @@ def quickstart_run(name: str, device: torch.device, folder: Path, *, move=None, 
     """Return a run without a loader, guarded, and a batch of two images.
 
     Args:
-        move: moves a module to the device, if not `module.to`.
-        settings: of `TrainSettings`.
+        move: moves a module to the device; None: `module.to`.
+        settings: fields of `TrainSettings`.
     """
     config = importlib.import_module(f"vitkit.configs.quickstart.{name}").config()
     dataset = DATASETS.build(config["data"]["train"])

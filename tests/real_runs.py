@@ -1,4 +1,4 @@
-"""Real training runs in processes of their own, which may be killed at any moment."""
+"""Real training runs in separate processes, which may be killed at any moment."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from vitkit.checkpoint import read_checkpoint
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["vitkit.tools.train"])
-LAST_STEP = 12  # three epochs of eight batches, two batches a step
+LAST_STEP = 12  # three epochs of eight batches, two batches per step
 CONFIG = """
 from vitkit.configs.quickstart.detr import config as quickstart
 
@@ -42,7 +42,7 @@ def config():
 
 
 def run_tool(argv: list[str], environment: dict[str, str], dies_in: tuple[str, int] | None) -> None:
-    """In a process of its own: the tool, which kills itself in the n-th call of a function if `dies_in` says so."""
+    """Run a tool in a separate process, which kills itself in the n-th call of a function if `dies_in` says so."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -137,7 +137,7 @@ def assert_same(run: str, whole: str) -> None:
 
 
 def log_of(run: str) -> list:
-    """The records without what is of that hour and machine, and without means that began anew."""
+    """Return the log's records without values that depend on time and machine, and without means that began anew."""
     records = [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
     kept = [(r["kind"], r["step"], r["epoch"], r.get("lr"), r.get("metrics"), r.get("loss")) for r in records]
     assert len({entry[:3] for entry in kept}) == len(kept), "a record is there twice"

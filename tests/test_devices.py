@@ -1,4 +1,4 @@
-"""Accelerators other than the machine's own, by modules that stand in for theirs."""
+"""Accelerators that the machine does not have, with stand-ins for their torch modules."""
 
 import argparse
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ CPU, MPS, XPU = torch.device("cpu"), torch.device("mps"), torch.device("xpu", 0)
 
 @pytest.fixture
 def modules(monkeypatch):
-    """What torch.mps and torch.xpu offer of what is used, with a record of the calls."""
+    """Return stand-ins for the used functions of torch.mps and torch.xpu, with a record of the calls."""
     calls = []
     state = torch.arange(4, dtype=torch.uint8)
     common = dict(

@@ -1,4 +1,4 @@
-"""The process group's functions, alone and on two gloo ranks; and what the training loop must share between ranks."""
+"""The process group's functions, in one process and on two gloo ranks; and the training loop's shared state."""
 
 import datetime
 import math
@@ -41,7 +41,7 @@ RUNS = {"plain": {}, "ema": {"ema_decay": 0.5}}
 
 
 class Normalised(nn.Module):
-    """Batch norm, whose running statistics differ between ranks."""
+    """A model with batch norm, whose running statistics differ between ranks."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +57,7 @@ class Size(nn.Module):
 
 
 class RankBatches:
-    """Three batches, others on each rank."""
+    """Three batches, different on each rank."""
 
     num_skipped = num_padded = 0
 
@@ -74,7 +74,7 @@ class RankBatches:
 
 
 def evaluated_statistics(folder: Path, options: dict) -> torch.Tensor:
-    """Running means of the model that `train` gives to be evaluated on this rank."""
+    """Return the running means of the model that `train` evaluates on this rank."""
     seen = []
     model = Normalised()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -96,7 +96,7 @@ def evaluated_statistics(folder: Path, options: dict) -> torch.Tensor:
 
 
 def fetched_in_turn(folder: Path, number: int) -> bool:
-    """Whether this rank found what the first one leaves in `first_rank_first`."""
+    """Return whether this rank found the file that the first one writes in `first_rank_first`."""
     os.environ["LOCAL_RANK"] = str(number)
     with first_rank_first():
         found = (folder / "fetched").exists()
@@ -201,7 +201,7 @@ close_distributed()
 
 @contextmanager
 def joining(port: int, *starts: tuple[int, int]) -> Iterator[list[subprocess.Popen]]:
-    """Processes that join torchrun's store: for each the number of one of two ranks, and the seconds it takes."""
+    """Start processes that join torchrun's store, each with its rank (0 or 1) and its delay in seconds."""
     environment = {
         "LOCAL_RANK": 0,
         "WORLD_SIZE": 2,
@@ -225,12 +225,12 @@ def joining(port: int, *starts: tuple[int, int]) -> Iterator[list[subprocess.Pop
 
 @pytest.fixture
 def agent() -> dist.TCPStore:
-    """torchrun's store, which outlives the ranks."""
+    """Return torchrun's store, which outlives the ranks."""
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def test_restarted_ranks_do_not_meet_the_ended_ones(agent):
-    # In the later attempts one rank is there long enough to read what the ended ones had left, before the other comes.
+    # In the later attempts, one rank has enough time to read what the ended ranks left before the other one joins.
     for starts in ([(0, 0), (1, 0)], [(0, 0), (1, 2)], [(0, 2), (1, 0)]):
         with joining(agent.port, *starts) as ranks:
             assert [process.wait(timeout=60) for process in ranks] == [0, 0]

@@ -1,4 +1,4 @@
-"""The parts of vitkit import in one direction, so that each can be read, and used, without those above it."""
+"""The parts of vitkit import in one direction, so that each can be read and used without those above it."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "vitkit"
 
-# Lowest first. A part may import itself and lower lines; parts of one line do not import each other,
+# Lowest first. A part may import itself and lower lines; parts on the same line do not import each other,
 # except for the modules at the very bottom.
 BOTTOM = (
     "errors",
@@ -31,7 +31,7 @@ LAYERS = (
     ("models", "seq2seq"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-BESIDE = {  # what stands beside that line, and the parts that each may import
+BESIDE = {  # parts outside of that order, and the parts that each may import
     "data": {*BOTTOM, "ops"},
     "evaluation": {*BOTTOM, "ops"},
     # Engine receives built objects: it knows no concrete model, dataset or evaluator.
@@ -48,13 +48,13 @@ BESIDE = {  # what stands beside that line, and the parts that each may import
 
 
 def part_of(module: str) -> str | None:
-    """The part that a module belongs to: "heads" of "vitkit.heads.detr"; None for other packages."""
+    """Return the part that a module belongs to: "heads" for "vitkit.heads.detr"; None for other packages."""
     names = module.split(".")
     return (names[1] if len(names) > 1 else "") if names[0] == "vitkit" else None
 
 
 def imports_of(path: Path) -> set[str]:
-    """The full names of all modules that a file imports, anywhere in it."""
+    """Return the full names of all modules that a file imports, anywhere in it."""
     package = path.relative_to(ROOT).parent.parts
     modules = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -103,7 +103,7 @@ def test_nothing_imports_tools_or_configs(path):
 
 
 def test_model_zoo_stands_alone():
-    # checkpoint.py converts official key names by it, so it must not lead back up; its notebooks are no part of it.
+    # checkpoint.py converts official key names with it, so it must not import higher parts; notebooks do not count.
     imported = {part_of(m) for path in (ROOT / "model_zoo").glob("*.py") for m in imports_of(path)} - {None}
     assert imported <= {"model_zoo", "errors", "checkpoint"}
 

@@ -1,4 +1,4 @@
-"""What an installed copy holds."""
+"""The content of an installed copy."""
 
 import configparser
 import subprocess
@@ -20,12 +20,12 @@ def declared() -> configparser.ConfigParser:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """All below a folder that are part of a package; notebooks are opened where they lie."""
+    """Return the files below a folder that are part of a package, which notebooks are not."""
     return [file for file in folder.rglob("*.py") if file.parent.name != "notebooks"]
 
 
 def packages_in(folder: Path, name: str) -> set[str]:
-    """The folder itself and all below it that have a Python file, as packages are named."""
+    """Return the package names of the folder and of all folders below it that have a Python file."""
     folders = {file.parent for file in python_files(folder)}
     return {".".join([name, *path.relative_to(folder).parts]) for path in folders}
 
@@ -48,9 +48,9 @@ def test_every_package_has_an_init_file():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> zipfile.ZipFile:
-    pytest.importorskip("setuptools", minversion="70.1")  # which builds wheels without another package
+    pytest.importorskip("setuptools", minversion="70.1")  # it builds wheels without another package
     pytest.importorskip("pip")
-    # From a copy, since building leaves folders beside the sources.
+    # Built from a copy, since building leaves folders beside the sources.
     work = tmp_path_factory.mktemp("wheel")
     tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:
@@ -71,7 +71,7 @@ def test_wheel_holds_configs_tools_and_model_zoo(wheel):
     for name in ("configs/detr_r50.py", "configs/quickstart/detr.py", "configs/parts/coco.py", "tools/train.py"):
         assert f"vitkit/{name}" in names
     assert {"vitkit/model_zoo/index.json", "vitkit/model_zoo/README.md", "vitkit/engine/loop.py"} <= names
-    # Nothing may lie beside the package, where it would take a name such as "tools" from others.
+    # Nothing may be installed beside the package, where it would occupy a name such as "tools".
     assert {name.split("/")[0] for name in names} == {"vitkit", f"vitkit-{vitkit.__version__}.dist-info"}
 
 

@@ -54,7 +54,7 @@ def test_capabilities_are_seen_in_modules():
     assert not isinstance(nn.Conv2d(3, 4, 1), KeepsFeatures | HasPretrained)
     blocks = [block for block in backbone.modules() if isinstance(block, SupportsActivationCheckpointing)]
     assert len(blocks) == 8
-    assert isinstance(TimmBackbone("resnet10t"), SupportsActivationCheckpointing)  # there it is a property
+    assert isinstance(TimmBackbone("resnet10t"), SupportsActivationCheckpointing)  # in this class it is a property
     assert isinstance(MaskedDecoderLayer(8, LayerSettings(2, d_ffn=16)), SupportsActivationCheckpointing)
     assert isinstance(TransformerEncoderLayer(8, TransformerSettings(2, d_ffn=16)), SupportsActivationCheckpointing)
     assert not isinstance(nn.Linear(2, 2), SupportsActivationCheckpointing)

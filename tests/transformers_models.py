@@ -90,7 +90,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_theirs(transformers, name: str) -> nn.Module:
-    """Build a model whose every weight and statistic matters."""
+    """Build a model with random values, so that every weight and statistic affects its outputs."""
     torch.manual_seed(0)
     model = BUILDERS[name](transformers).eval()
     for key, parameter in model.named_parameters():
@@ -106,7 +106,7 @@ def build_theirs(transformers, name: str) -> nn.Module:
 
 @torch.no_grad()
 def compare(theirs: nn.Module, ours: nn.Module) -> None:
-    """Assert that both give the same for random input."""
+    """Assert that both models have the same outputs for random inputs."""
     torch.manual_seed(1)
     kind = theirs.config.model_type
     if kind == "marian":
@@ -140,5 +140,5 @@ def compare(theirs: nn.Module, ours: nn.Module) -> None:
 
 def _close(outputs: Tensor, expected: Tensor) -> None:
     scale = float(expected.abs().max())
-    assert expected.std() > 1e-3 * scale  # the comparison says something
+    assert expected.std() > 1e-3 * scale  # the outputs vary, so that the comparison is meaningful
     torch.testing.assert_close(outputs, expected, atol=2e-5 * max(scale, 1.0), rtol=1e-4)

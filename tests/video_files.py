@@ -1,4 +1,4 @@
-"""Videos for tests: each frame shows its number, so that a wrong frame is seen."""
+"""Videos for tests: each frame shows its number, so that a wrong frame is noticed."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -9,7 +9,7 @@ _BITS = 8
 
 
 def numbered_frame(number: int, height: int, width: int) -> np.ndarray:
-    """Return (H, W, 3) uint8: the number's bits from left to right, white for 1; brighter to the bottom."""
+    """Return (H, W, 3) uint8: the number's bits from left to right, white for 1, brighter towards the bottom."""
     bits = np.repeat([(number >> bit) & 1 for bit in range(_BITS)], -(-width // _BITS))[:width]
     frame = np.broadcast_to(bits[None, :, None] * 160, (height, width, 3))
     return (frame + np.linspace(0, 80, height)[:, None, None]).astype(np.uint8)
@@ -30,8 +30,8 @@ def write_video(
 
     Args:
         size: (height, width).
-        durations: of each frame in hundredths of 1/30 s, repeated; None: all alike.
-        options: of the codec, such as g="12" (frames between key frames).
+        durations: durations of the frames in hundredths of 1/30 s, repeated; None: all equal.
+        options: options of the codec, such as g="12" (frames between key frames).
     """
     import av
 

@@ -37,7 +37,7 @@ def write_file(name: str, rng: random.Random, folder: Path, world: Path, **optio
 
 
 def odd_segmentation(rng: random.Random) -> Any:
-    """Polygons and run lengths that are wrong, or right in an unusual way."""
+    """Return polygons or run lengths that are wrong, or unusual but valid."""
     size = [HEIGHT, WIDTH]
     pixels = HEIGHT * WIDTH
     far = rng.choice([2**31, -(2**31), 1e30, 1e308, 2**63, 400.0, -400, 40.000001])
@@ -57,7 +57,7 @@ def odd_segmentation(rng: random.Random) -> Any:
 
 
 def check_detection(folder: Path, world: Path) -> None:
-    """Nothing that an accepted file holds is lost or changed: objects by image, their classes and boxes."""
+    """Check that nothing in an accepted file is lost or changed: objects by image, their classes and boxes."""
     options = read_json(folder / OPTIONS)
     with naming(FILE):
         dataset = CocoDetection(str(world / "images"), str(folder / FILE), **options)
@@ -75,7 +75,7 @@ def check_detection(folder: Path, world: Path) -> None:
 
 
 def check_boxes(target: dict[str, Any], num_classes: int) -> None:
-    """Boxes are finite and inside the image, labels are classes, and each mask has a pixel."""
+    """Check that boxes are finite and inside the image, labels are classes, and each mask has a pixel."""
     boxes, labels = target["boxes_cxcywh"], target["labels"]
     assert boxes.shape == (len(labels), 4) and boxes.isfinite().all()
     assert (boxes[:, :2] - boxes[:, 2:] / 2 >= -1e-5).all() and (boxes[:, :2] + boxes[:, 2:] / 2 <= 1 + 1e-5).all()
@@ -85,7 +85,7 @@ def check_boxes(target: dict[str, Any], num_classes: int) -> None:
 
 
 def check_nothing_lost(given: Any, dataset: Any, samples: list, truth: dict[str, Any], *, masks: bool) -> None:
-    """Compare what was loaded with what the file holds."""
+    """Compare the loaded samples with the file's content."""
     assert len(samples) == len(given["images"]) and len(truth["annotations"]) == len(given["annotations"])
     names = {c["id"]: str(c["name"]) for c in given["categories"]}
     for image, sample in zip(given["images"], samples):
@@ -93,7 +93,7 @@ def check_nothing_lost(given: Any, dataset: Any, samples: list, truth: dict[str,
         mine = [a for a in given["annotations"] if a["image_id"] == image["id"] and not a.get("iscrowd")]
         expected = Counter(names[a["category_id"]] for a in mine)
         loaded = Counter(dataset.classes[label] for label in target["labels"].tolist())
-        assert loaded == expected or (masks and loaded <= expected)  # nothing is left of a mask that has no pixel
+        assert loaded == expected or (masks and loaded <= expected)  # a mask without pixels is dropped
         if loaded == expected:
             size = np.array([image["width"], image["height"]] * 2)
             boxes = np.array([a["bbox"] for a in mine], np.float64).reshape(-1, 4)
@@ -103,7 +103,7 @@ def check_nothing_lost(given: Any, dataset: Any, samples: list, truth: dict[str,
 
 
 def check_evaluation(dataset: Any, truth: dict[str, Any], *, masks: bool) -> None:
-    """The file's own objects, given back as predictions, score 1 and nothing else."""
+    """Check that the file's objects, evaluated as predictions, score exactly 1."""
     evaluator = CocoEvaluator(dataset, iou_types=["bbox", "segm"] if masks else ["bbox"])
     results = [
         {"score": 1.0, **{key: a[key] for key in ("image_id", "category_id", "bbox", "segmentation") if key in a}}
@@ -124,7 +124,7 @@ def check_evaluation(dataset: Any, truth: dict[str, Any], *, masks: bool) -> Non
 
 
 def encoded_for_results(segmentation: Any, truth: dict[str, Any], image_id: int) -> dict[str, Any]:
-    """Run lengths as results files hold them."""
+    """Return a segmentation as run lengths in the form of results files."""
     from vitkit.ops.segmentations import encode_segmentation
 
     image = next(image for image in truth["images"] if image["id"] == image_id)
@@ -134,7 +134,7 @@ def encoded_for_results(segmentation: Any, truth: dict[str, Any], image_id: int)
 
 
 def check_panoptic(folder: Path, world: Path) -> None:
-    """Each segment has a mask of its own, and the truth scores 1 against itself."""
+    """Check that each segment has a separate mask, and the truth scores 1 against itself."""
     task = read_json(folder / OPTIONS)["task"]
     with naming(FILE):
         dataset = CocoPanoptic(str(world / "images"), str(world / "maps"), str(folder / FILE), task=task)
@@ -157,7 +157,7 @@ def check_panoptic(folder: Path, world: Path) -> None:
 
 
 def check_captions(folder: Path, world: Path) -> None:
-    """Each image has a caption, of tokens that the vocabulary knows."""
+    """Check that each image has a caption whose tokens are in the vocabulary."""
     with naming(FILE):
         dataset = CocoCaptions(str(world / "images"), str(folder / FILE), min_count=1)
     for k in range(len(dataset)):

@@ -1,4 +1,4 @@
-"""Checkpoints: damaged files, wrong contents, others' formats, and files that are no checkpoint."""
+"""Checkpoints: damaged files, wrong contents, other projects' formats, and files that are not checkpoints."""
 
 import io
 import json
@@ -36,7 +36,7 @@ _TEXTS = (
 
 
 class Small(nn.Module):
-    """What the checkpoints are of."""
+    """The model of the checkpoints."""
 
     class_head = ("head.",)
 
@@ -99,7 +99,7 @@ def with_entry(data: bytes, name: str, change: Any) -> bytes:
 
 
 def odd_arrays(rng: random.Random) -> bytes:
-    """A file of arrays of which one lies about its type or shape, or is damaged."""
+    """Return a file of arrays, one of which has a wrong type or shape in its header, or is damaged."""
     file = io.BytesIO()
     np.savez(file, **{key: value.numpy() for key, value in sound()["model"].items()})
     if rng.random() < 0.4:
@@ -163,7 +163,7 @@ def mutate_state(saved: dict[str, Any], rng: random.Random) -> Any:
 
 
 def check(folder: Path, world: Path) -> None:
-    """What loads are the model's tensors; those of a damaged file are the sound ones, or it is refused."""
+    """Check that loaded tensors fit the model; a damaged file must give the original tensors or be refused."""
     path = next(folder.glob("fuzzed.*"))
     with naming(path.name):
         checkpoint = read_checkpoint(path)

@@ -55,7 +55,7 @@ def _write_config(rng: random.Random, folder: Path, world: Path) -> None:
 
 
 def check_config(folder: Path, world: Path) -> None:
-    """What is accepted builds, and is the same after it is saved."""
+    """Check that an accepted config can be built, and is the same after it is saved."""
     with naming("fuzzed.json"):
         config = load_config(folder / "fuzzed.json")
     json.dumps(config)
@@ -78,7 +78,7 @@ def _write_overrides(rng: random.Random, folder: Path, world: Path) -> None:
 
 
 def check_overrides(folder: Path, world: Path) -> None:
-    """What is accepted builds."""
+    """Check that accepted overrides give a config that can be built."""
     (folder / "sound.json").write_text(_sound())
     build_parts(load_config(folder / "sound.json", json.loads((folder / "overrides.json").read_text())))
 

@@ -1,4 +1,4 @@
-"""Files of image features that were computed before."""
+"""Files of cached image features."""
 
 import io
 import random
@@ -34,7 +34,7 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
 
 
 def check(folder: Path, world: Path) -> None:
-    """Each image has features of the sound file's shape."""
+    """Check that each image has features of the same shape as in the unchanged file."""
     files = {"features": str(folder / "fuzzed.npy"), "min_count": 1}
     dataset = CocoCaptions(str(world / "images"), str(world / "captions.json"), **files)
     for k in range(len(dataset)):

@@ -1,4 +1,4 @@
-"""What a format's file offers to the tests of broken input."""
+"""The interface of a file format to the tests of broken input."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -13,27 +13,27 @@ from vitkit.errors import VitkitError
 class Format:
     """One format that vitkit reads.
 
-    A case is a folder: `write` puts changed files into it, and `check` reads them, as often as one likes. A case that
-    failed is kept in tests/corpus/NAME/, where it is checked for ever. To add a format write a module with a list
+    A case is a folder: `write` puts changed files into it, and `check` reads them, any number of times. A case that
+    failed is kept in tests/corpus/NAME/, where it is checked from then on. To add a format, write a module with a list
     FORMATS of these, and name the module in test_broken_input.py.
     """
 
     name: str
     write: Callable[[random.Random, Path, Path], None]
-    """Of random numbers, the case's folder and the sound world."""
+    """Writes a case, from a random number generator, the case's folder and the folder of unchanged files."""
     check: Callable[[Path, Path], None]
-    """Of the case's folder and the sound world; asserts what must hold of anything that is accepted."""
+    """Reads a case, from its folder and the folder of unchanged files; asserts what must hold if it is accepted."""
     error: type[VitkitError]
-    """How a case may end else."""
+    """The error with which a case may be refused."""
     share: int
-    """Its part of the cases."""
+    """The format's share of the cases."""
     warm_up: Callable[[], object] = lambda: None
     """Imports and makes what all cases need, once, in the process that they are forked from."""
 
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Check that an error which a block raises names a file."""
+    """Check that an error raised in the block names a file."""
     try:
         yield
     except VitkitError as error:

@@ -1,4 +1,4 @@
-"""Pictures, and the maps whose pixels are classes or segments."""
+"""Pictures, and maps whose pixels are classes or segments."""
 
 import io
 import random
@@ -98,7 +98,7 @@ def mutate_png(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_sizes(data: bytes, rng: random.Random) -> bytes:
-    """Replace the picture's height or width, wherever its number stands in the file."""
+    """Replace the picture's height or width, wherever its number occurs in the file."""
     data = bytearray(data)
     for form in rng.sample((">H", "<H", ">I", "<I"), 4):
         number = struct.pack(form, rng.choice([32, 40]))
@@ -111,7 +111,7 @@ def mutate_sizes(data: bytes, rng: random.Random) -> bytes:
 
 
 def strictly_read(data: bytes) -> np.ndarray | None:
-    """The pixels of a picture in which Pillow finds no fault, every checksum of a PNG included; None else."""
+    """Return a picture's pixels if Pillow finds no error in it, including every checksum of a PNG; otherwise None."""
     try:
         with Image.open(io.BytesIO(data)) as picture:
             if isinstance(picture, PngImagePlugin.PngImageFile):
@@ -133,7 +133,7 @@ def _write_map(rng: random.Random, folder: Path, world: Path) -> None:
 
 
 def check_image(folder: Path, world: Path) -> None:
-    """Every reader takes a picture or refuses it by name; what is read has the size of its header."""
+    """Check that every reader reads a picture with the size of its header, or refuses it by name."""
     path = folder / "1.jpg"
     with naming(str(path)):
         header = read_header(path)
@@ -148,7 +148,7 @@ def check_image(folder: Path, world: Path) -> None:
 
 
 def check_map(folder: Path, world: Path) -> None:
-    """Damage does not change a label or a segment unnoticed."""
+    """Check that damage does not change a label or a segment unnoticed."""
     copy = _copy_of(world, folder / "world")
     kind = "maps" if (folder / "maps").exists() else "labels"
     path = copy / kind / "1.png"
@@ -164,7 +164,7 @@ def check_map(folder: Path, world: Path) -> None:
             loaded, whole = dataset.load_panoptic(1).panoptic, dataset.load_panoptic(0).panoptic
             assert set(np.unique(loaded).tolist()) <= {0, 1, 2}
         dataset[1]
-    # A PNG has checksums, so that damage need never change a label unnoticed.
+    # A PNG has checksums, by which damage can always be noticed.
     if strictly_read(path.read_bytes()) is None:
         assert np.array_equal(loaded, whole), "a damaged map was read as another one"
 

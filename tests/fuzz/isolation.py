@@ -1,4 +1,4 @@
-"""A case of broken input in a process of its own, so that hangs, crashes and memory count as failures."""
+"""Run a case of broken input in a separate process, so that hangs, crashes and excessive memory count as failures."""
 
 import faulthandler
 import os
@@ -14,9 +14,9 @@ from typing import NamedTuple
 from vitkit.errors import VitkitError
 
 SECONDS = 20
-"""A case that computes for longer hangs, and so does one that lasts four times as long. Most take milliseconds."""
+"""A case with more processor time, or with four times as much wall time, counts as a hang. Most take milliseconds."""
 MEMORY = 3 << 30
-"""Bytes that a case may map besides what its parent has mapped."""
+"""Bytes that a case may map in addition to those of its parent."""
 LONGEST_MESSAGE = 6000
 LONGEST_SENT = 1 << 16
 
@@ -25,8 +25,8 @@ class Outcome(NamedTuple):
     """How a case ended."""
 
     kind: str
-    """accepted: its result kept every invariant; error: it ended in one of vitkit's own errors; else failure, hang or
-    crash."""
+    """"accepted": all checks of its result passed; "error": it ended in one of vitkit's errors; otherwise "failure",
+    "hang" or "crash"."""
     message: str
 
     @property
@@ -37,12 +37,12 @@ class Outcome(NamedTuple):
 def run_isolated(case: Callable[[Path], None], folder: Path, error: type[VitkitError]) -> Outcome:
     """Run a case in a fork of this process, with limits of time and memory.
 
-    A fork has everything imported already, so that a case costs some ten milliseconds.
+    A fork has everything imported already, so that a case costs about ten milliseconds.
 
     Args:
-        case: reads what lies in `folder`, and checks a clean result.
+        case: reads the files in `folder`, and checks the result if they are accepted.
         folder: the case's working directory.
-        error: how it may end else.
+        error: the error with which it may be refused.
     """
     receiver, sender = os.pipe()
     child = os.fork()
@@ -65,7 +65,7 @@ def run_isolated(case: Callable[[Path], None], folder: Path, error: type[VitkitE
 
 
 def _read_until(receiver: int, deadline: float) -> bytes | None:
-    """What a child sends until it ends; None if it has not ended at the deadline."""
+    """Return what a child sends until it ends; None if it has not ended by the deadline."""
     sent = b""
     while True:
         ready, _, _ = select.select([receiver], [], [], max(0.0, deadline - time.monotonic()))
@@ -107,7 +107,7 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, [pages * resource.getpagesize() + MEMORY] * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    faulthandler.disable()  # pytest would print where a crash is
+    faulthandler.disable()  # otherwise pytest's handler would print a traceback at a crash
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # libraries written in C print what they think
+    os.dup2(nowhere, 1)  # C libraries print messages
     os.dup2(nowhere, 2)

@@ -7,15 +7,15 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# One to a line would make a page of it.
+# Added in two lines, as the formatter would put each value on its own line.
 JUNK: list[Any] = [None, True, False, 0, 1, -1, 2, 3, 7, 255, 10**12, 2**31, 2**63, 2**70, 0.0, 0.5, -2.5, 1e-30, 1e308]
 JUNK += [math.nan, math.inf, -math.inf, "", "x", "0", "1", "a/b.jpg", "../up.jpg", "/dev/zero", "\0", "\ud800", "é"]
 JUNK += [[], {}, [None], [[]], {"id": 1}, [1, 2, 3, 4], [[0, 0, 9, 0, 9, 9]], {"size": [32, 40], "counts": [1280]}]
-"""Values of any kind that may stand where a file holds another."""
+"""Values of any kind that may replace a value in a file."""
 
 
 def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """Every place in a JSON value, as keys and positions from the top."""
+    """Yield the path to every part of a JSON value, as keys and indices from the top."""
     yield path
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in entries:
@@ -23,7 +23,7 @@ def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
 
 
 def mutate_value(value: Any, rng: random.Random, junk: Sequence[Any] = tuple(JUNK)) -> Any:
-    """A copy with one change or a few: a part replaced, removed, doubled, scaled, or swapped with another one."""
+    """Return a copy with a few changes: a part is replaced, removed, duplicated, scaled, or swapped with another."""
     value = copy.deepcopy(value)
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
         path = rng.choice(list(places(value)))
@@ -62,7 +62,7 @@ def _change(owner: Any, key: Any, rng: random.Random, junk: Sequence[Any]) -> No
 
 
 def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Truncated, emptied, bits turned, a stretch overwritten, removed or repeated."""
+    """Return the bytes truncated, emptied, with flipped bits, or with a part overwritten, removed or repeated."""
     data = bytearray(data or b"\0")
     action = rng.choice(["truncate", "flip", "flip", "flips", "zero", "remove", "repeat", "random", "empty"])
     start = rng.randrange(len(data))

@@ -1,4 +1,4 @@
-"""Predictions that were written before, as `tools/test.py --eval-only` scores them."""
+"""Files of predictions, as `tools/test.py --eval-only` scores them."""
 
 import json
 import math
@@ -67,7 +67,7 @@ def _detections(rng: random.Random, *, masks: bool) -> list[dict[str, Any]]:
 
 
 def check(folder: Path, world: Path) -> None:
-    """What is accepted gives finite numbers in their range."""
+    """Check that accepted predictions give finite metrics in their range."""
     path = next(folder.glob("*.json"))
     images, kind = str(world / "images"), path.stem
     if kind in ("bbox", "segm"):

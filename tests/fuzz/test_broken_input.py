@@ -1,8 +1,8 @@
-"""Broken input of every kind ends in a clean result or in one of vitkit's own errors: no traceback, hang or crash.
+"""Broken input of every kind ends in a correct result or in one of vitkit's errors: no traceback, hang or crash.
 
-Each case changes sound files at random, from a seed, and runs in a process of its own. A few hundred run by default;
+Each case changes valid files at random, from a seed, and runs in a separate process. A few hundred run by default;
 `pytest -m slow tests/fuzz` runs VITKIT_FUZZ_CASES (10,000) from VITKIT_FUZZ_SEED (1000) on, and prints a table. Cases
-that fail are copied to VITKIT_FUZZ_KEEP, from where they go to tests/corpus/FORMAT/ with what mends them.
+that fail are copied to VITKIT_FUZZ_KEEP; with the fix, they are added to tests/corpus/FORMAT/.
 """
 
 import os
@@ -41,7 +41,7 @@ def seeds_of(kind: Format, cases: int, first: int = 0) -> range:
 
 
 def run_seeds(kind: Format, seeds: range, world: Path, folder: Path) -> tuple[Counter[str], list[str]]:
-    """How often cases ended in which way, and what is wrong with those that failed."""
+    """Return the number of cases by outcome, and descriptions of those that failed."""
     kind.warm_up()
     counts: Counter[str] = Counter()
     failures = []

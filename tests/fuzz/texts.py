@@ -1,4 +1,4 @@
-"""Files of text, and vocabularies as checkpoints hold them."""
+"""Files of text, and vocabularies in the form of checkpoints."""
 
 import base64
 import functools
@@ -31,7 +31,7 @@ KINDS = ("word", "char", "bpe", "unigram")
 
 @functools.cache
 def trained(kind: str) -> str:
-    """The JSON of a sound vocabulary."""
+    """Return the JSON of a valid vocabulary."""
     return Vocabulary.train(kind, _LINES * 3, size=None if kind in ("word", "char") else 60).to_json()
 
 
@@ -50,7 +50,7 @@ def _write_vocabulary(rng: random.Random, folder: Path, world: Path) -> None:
 
 
 def check_vocabulary(folder: Path, world: Path) -> None:
-    """Ids are in range, text of known tokens comes back, and the vocabulary can be saved."""
+    """Check that ids are in range, text of known tokens is restored, and the vocabulary can be saved."""
     data = (folder / "vocabulary.json").read_bytes()
     vocabulary = Vocabulary.from_json(data.decode(errors="surrogateescape"))
     for line in (*_LINES, *_ODD[:12], "zzz"):
@@ -59,7 +59,7 @@ def check_vocabulary(folder: Path, world: Path) -> None:
 
 
 def check_round_trip(vocabulary: Vocabulary, line: str) -> None:
-    """`decode(encode(line))` is the normalised line where each token is known."""
+    """Check that `decode(encode(line))` is the normalised line if each token is in the vocabulary."""
     ids = vocabulary.encode(line)
     assert all(0 <= index < len(vocabulary) for index in ids)
     decoded = vocabulary.decode(ids)
@@ -93,7 +93,7 @@ def _write_text(rng: random.Random, folder: Path, world: Path) -> None:
 
 
 def check_text(folder: Path, world: Path) -> None:
-    """Samples have tokens of the vocabulary, at most `max_length`, and the lines as they stand in the file."""
+    """Check that samples have at most `max_length` tokens of the vocabulary, and the lines of the file unchanged."""
     options = read_json(folder / "options.json")
     pairs = options.pop("pairs")
     files = [str(folder / name) for name in ("a.txt", "b.txt")]

@@ -72,7 +72,7 @@ def _with_other_pickle(data: bytes, rng: random.Random) -> bytes:
 
 
 def _with_other_header(data: bytes, rng: random.Random) -> bytes:
-    """Change what a .safetensors file says of its tensors."""
+    """Change the header of a .safetensors file, which describes its tensors."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     tensor = header[rng.choice([key for key in header if key != "__metadata__"])]
@@ -88,7 +88,7 @@ def _with_other_header(data: bytes, rng: random.Random) -> bytes:
 
 
 def check(folder: Path, world: Path) -> None:
-    """What is accepted classifies a picture, with finite scores unless the weights are not finite."""
+    """Check that an accepted model classifies a picture, with finite scores unless the weights are not finite."""
     predictor = vitkit.load(str(folder))
     prediction = predictor(np.full((32, 32, 3), 128, np.uint8))
     finite = all(bool(value.isfinite().all()) for value in predictor.model.state_dict().values())

@@ -82,7 +82,7 @@ def _with_other_number(data: bytes, rng: random.Random, *, in_box: bool) -> byte
 
 
 def check_video(folder: Path, world: Path) -> None:
-    """The frames of what is accepted have ascending times and one size, and are the same when read again."""
+    """Check that an accepted video's frames have ascending times and one size, and are equal when read again."""
     path = next(path for path in folder.iterdir() if path.suffix in (".mp4", ".mkv", ".avi", ".ts", ".webm"))
     with naming(str(path)), open_video(path) as video:
         times, info = video.times, video.info
@@ -119,7 +119,7 @@ def _write_list(rng: random.Random, folder: Path, world: Path) -> None:
 
 
 def check_list(folder: Path, world: Path) -> None:
-    """Each video that is accepted lies in the folder, has one of the classes, and opens or is refused by its name."""
+    """Check that each accepted video is in the folder, has one of the classes, and opens or is refused by name."""
     if (folder / "list.txt").exists():
         class_file = str(folder / "classes.txt") if (folder / "classes.txt").stat().st_size else None
         dataset = VideoList(str(folder / "list.txt"), str(world), class_file=class_file)

@@ -1,4 +1,4 @@
-"""The sound files that cases change: three images with everything that can be annotated of them."""
+"""The valid files that cases change: three images with annotations of every kind."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def read_json(path: Path) -> Any:
 
 
 def _objects() -> list[dict[str, Any]]:
-    """An object with a polygon and one with run lengths in each image; of the last image the second is a crowd."""
+    """Return for each image an object with a polygon and one with run lengths, which is a crowd in the last image."""
     objects = []
     for k in range(3):
         polygon = [[4, 5, 14 + k, 5, 14 + k, 17, 4, 17]]

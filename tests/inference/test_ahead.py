@@ -1,4 +1,4 @@
-"""Threads that work beside the model."""
+"""Threads that work while the model runs."""
 
 import threading
 

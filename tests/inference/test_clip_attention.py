@@ -1,4 +1,4 @@
-"""Attention over space and time, joined from the steps of a block."""
+"""Attention over space and time, combined from the steps of a block."""
 
 import pytest
 import torch

@@ -39,7 +39,7 @@ onnx_runner = importlib.import_module("vitkit.inference.onnx_runner")
 
 RESNET = dict(type="ResNet", depth=18, norm="bn", pretrained=False)
 TINY = "model.backbone=dict(type='ViT', d_model=32, depth=1, num_heads=2, pretrained=False)"
-"""Tracing and converting take their time by the operation."""
+"""Overrides for a tiny model, as tracing and converting take time for each operation."""
 LAYERS = ["model.head.num_encoder_layers=1", "model.head.num_decoder_layers=1", "model.head.d_ffn=32"]
 CLASSES = ["circle", "square", "triangle", "star", "ring", "cross"]
 
@@ -65,7 +65,7 @@ def export(predictor, cfg, out, **settings):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder of a tiny DETR with random weights, and what the tool has written of it."""
+    """Return the folder of a tiny DETR with random weights, with the files that the tool wrote for it."""
     folder = tmp_path_factory.mktemp("export")
     overrides = [TINY, *LAYERS, "model.neck.out_channels=32", "model.head.d_model=32", "model.head.num_heads=2"]
     val = "data.val.transforms=dict(type='EvalResize', short_side=64, max_size=96)"
@@ -165,7 +165,7 @@ def test_the_program_draws_in_the_colors_of_vitkit():
 
 
 def test_a_file_over_the_tolerance_is_not_written(run, tmp_path, monkeypatch):
-    # Tracing again would take its time.
+    # Tracing again would take too long.
     monkeypatch.setattr(export_module, "write_part", lambda _, path, *__: shutil.copyfile(run / "out/tiny.onnx", path))
     with pytest.raises(SystemExit, match=r"export: b.onnx is not written, as it differs .* pred_logits: .*--tol"):
         export_tool.main([str(run / "run"), "--out", str(tmp_path / "b.onnx"), "--tolerance", "0"])
@@ -247,7 +247,7 @@ def test_metadata_hold_the_statistics_that_the_model_normalises_by():
 
 
 class GraphInPython:
-    """Stands for an exported file: runs the graph of a model."""
+    """A stand-in for an exported file that runs the graph of a model."""
 
     path, inputs = "a.onnx", ("images", "padding_mask", "image_sizes")
 
@@ -331,7 +331,7 @@ def test_models_of_one_size_are_exported_for_it():
 
 
 class Windows(torch.nn.Module):
-    """Cuts maps into windows, shifted ones with padding, and puts them together."""
+    """Cuts maps into windows, shifted ones with padding, and joins them again."""
 
     def forward(self, x):
         windows = window_partition(x, 7, shift=3, padding_value=torch.ones(1))
@@ -387,7 +387,7 @@ def test_a_captioner_becomes_an_encoder_and_a_step(tmp_path):
 
 
 class Outputs:
-    """Random outputs of a model of masks, for images of 24x40 pixels that were 36x60, and the program's results."""
+    """Random outputs of a mask model, for images resized from 36x60 to 24x40 pixels, and the runner's results."""
 
     def __init__(self, cfg, *, boxes=False, threshold=0.0):
         self.model, num_classes = build_model(cfg), cfg["num_classes"]

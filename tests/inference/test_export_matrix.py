@@ -1,6 +1,6 @@
 """Every kind of model in every format: the cells of model_zoo/EXPORT.md, which this prints (-m slow -s).
 
-VITKIT_EXPORT_SIZE=160x160 gives files of images one size, which are traced in a third of the time.
+With VITKIT_EXPORT_SIZE=160x160, files take images of one size, which are traced in a third of the time.
 """
 
 import os
@@ -64,7 +64,7 @@ MODELS = {  # name: (config, overrides)
 OVER_TOLERANCE = {
     (name, form) for name in ("DINO", "Deformable DETR") for form in ("onnx fp16", "onnx int8", "torch fp16")
 }
-"""With random weights the scores of locations are nearly equal, and rounding selects others (topk)."""
+"""Models that select locations by score: with random weights the scores are nearly equal, and rounding changes topk."""
 FORMATS = {
     "onnx": dict(format="onnx"),
     "onnx int8": dict(format="onnx", quantize="int8"),
@@ -85,13 +85,13 @@ def predictor_of(config):
         vocabularies = dict(source=vocabulary, target=vocabulary)
         return Translator(build_model(config["model"], vocabularies=vocabularies), vocabularies)
     model = build_model(config["model"])
-    # A classifier's images have the size that it was trained at; others are kept small.
+    # A classifier's images have the size that it was trained at; other models' images are small.
     transforms = config["data"]["val"].get("transforms") if isinstance(model, Classifier) else None
     return Predictor(model, [str(k) for k in range(1000)], transforms=transforms)
 
 
 def cpu_seconds(*functions, rounds=3):
-    """The least CPU time of each function, in turns."""
+    """Return the minimum CPU time of each function, with the functions called in turn."""
     times = [[] for _ in functions]
     for _ in range(rounds + 1):
         for function, taken in zip(functions, times):
@@ -117,12 +117,12 @@ class Cached:
         program = isinstance(graph, torch.export.ExportedProgram)
         key = id(graph) if program else (type(graph), next(graph.parameters()).dtype)
         if key not in self.results:
-            self.results[key] = self.function(graph, *arguments, **settings), graph  # lest its id is given anew
+            self.results[key] = self.function(graph, *arguments, **settings), graph  # so that its id is not reused
         return self.results[key][0]
 
 
 def print_row(cell, exported, part):
-    """Print how far the files are from the model, and the time of the last of them as a share of PyTorch's."""
+    """Print how much the files differ from the model, and the time of the last file relative to PyTorch's."""
     largest = max((d for part in exported for d in part.differences), key=lambda d: d.largest)
     inputs, file = part.batches[0], open_exported(exported[-1].path)
     of_file, of_torch = cpu_seconds(lambda: file.run(inputs), lambda: run_graph(part.graph, inputs))

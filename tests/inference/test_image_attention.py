@@ -1,4 +1,4 @@
-"""What a model attends to in a picture, for every kind of attention that it may have."""
+"""What a model attends to in a picture, for every kind of attention."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def predictor_of(name):
 
 @torch.no_grad()
 def recorded(predictor, module, image=IMAGE):
-    """The weights of a module's only call, the mean of the heads (L, S)."""
+    """Return the attention weights of a module's only call, averaged over the heads, (L, S)."""
     batch = predictor.prepare([image])
     with AttentionRecorder(nn.ModuleDict({"module": module})) as maps:
         predictor.model(**batch.inputs)
@@ -104,7 +104,7 @@ def test_each_layer_of_mask2former_is_gated_by_the_mask_before_it():
         size = layer.maps.shape[-2:]
         features = F.interpolate(before["mask_features"], size=size, mode="bilinear", align_corners=False)
         inside = (before["mask_embed"][0] @ features[0].flatten(1) >= 0).unflatten(-1, size)
-        inside = inside | ~inside.flatten(1).any(1)[:, None, None]  # a query with an empty mask looks everywhere
+        inside = inside | ~inside.flatten(1).any(1)[:, None, None]  # a query with an empty mask attends everywhere
         assert torch.equal(layer.gates, inside)
         assert (layer.maps[~inside] == 0).all()
     assert len(attention.decoder_layers) == 4

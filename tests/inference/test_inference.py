@@ -1,4 +1,4 @@
-"""vitkit.inference: from trained weights to predictions that draw themselves."""
+"""vitkit.inference: from trained weights to predictions."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def config():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """The folder of a run, whose weights are random; the config beside it."""
+    """Return the folder of a run with random weights; its config is beside it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.py").write_text(TINY)
     config = load_config("tiny.py")
@@ -274,7 +274,7 @@ MEASURED = {
 
 
 def measured_run(run, transforms=None, **changes):
-    """The run with what an evaluation has measured, and without a resize in validation."""
+    """Add the measurements of an evaluation to the run, and remove the resize in validation."""
     state = read_checkpoint(run / "best.pth") | {"measured": MEASURED | changes}
     config = json.loads(state["config"])
     config["data"]["val"]["transforms"] = transforms
@@ -302,7 +302,7 @@ def test_pictures_are_resized_to_the_validated_size_where_validation_had_no_resi
         "pictures are resized to a short side of 48 pixels, a long one of at most 64 (here from 400x320 to 60x48), the "
         "size that the model was trained and evaluated at"
     ]
-    # What was evaluated is predicted as it was evaluated.
+    # Sizes that were evaluated are predicted without a resize.
     for size in ((40, 56), (64, 64), (60, 50)):
         assert predictor.prepare([image(*size)]).inputs["images"].shape[-2:] == size
     boxes = predictor(image(320, 400), threshold=0.0).boxes

@@ -1,4 +1,4 @@
-"""Pictures from whatever holds or names them, through a model's call."""
+"""Pictures from any source, given to a predictor."""
 
 import io
 
@@ -14,7 +14,7 @@ from vitkit.inference import Prediction, Predictor, find_pictures, inputs
 
 
 class Brightness(nn.Module):
-    """Finds one object, whose score is the mean of the image."""
+    """Detects one object, whose score is the mean of the image."""
 
     def __init__(self):
         super().__init__()
@@ -179,5 +179,5 @@ def test_videos_in_memory_are_told_from_their_frames():
     assert inputs.find_videos([small, small]).kind == "one"
     several = inputs.find_videos([("named", [small, small]), [large], "clip.mp4"])
     assert several.kind == "many" and [name for name, _ in several.named] == ["named", "video_1", "clip.mp4"]
-    # Frames of several sizes are an error of their own, when the video is opened.
+    # Frames of several sizes are a separate error when the video is opened.
     assert len(list(inputs.find_videos([[small, large]]).named)) == 1

@@ -1,4 +1,4 @@
-"""Language models that were loaded: text is continued as decoding does it, and masks are filled by probability."""
+"""Loaded language models continue text like `decode`, and fill masks by probability."""
 
 import pytest
 import torch

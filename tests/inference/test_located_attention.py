@@ -33,7 +33,7 @@ def test_all_that_a_point_attends_to_lies_on_the_map(name):
     for layer in located_attention(model, image, most=4):
         for point in ((3.0, 5.0), (60.0, 44.0)):
             sums = layer.at(point).sum((1, 2))
-            # What attends to padding, or to the class token, is not on the map.
+            # Weights on padding or on the class token are not on the map.
             assert (sums <= 1 + 1e-5).all() and (sums > 0.05).all()
             x0, y0, x1, y1 = layer.window_at(point)
             assert x0 < x1 and y0 < y1
@@ -44,7 +44,7 @@ def test_swin_sees_its_window_and_after_the_shift_another():
     # Stride 4, windows of 4: 16 pixels; the second block's windows lie half of one further to the left and up.
     assert layers[0].window_at((41, 21)) == (32, 16, 48, 32)
     assert layers[1].window_at((41, 21)) == (40, 8, 56, 24)
-    # At the border a shifted window is cut, and holds what lies at the other end, which is masked.
+    # At the border, a shifted window is cut; the rest of it comes from the opposite border and is masked.
     assert layers[1].window_at((60, 62)) == (56, 56, 64, 64)
 
 

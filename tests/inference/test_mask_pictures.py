@@ -11,7 +11,7 @@ GEOMETRY = Geometry((2, 4), (2, 4), (2, 4))
 
 
 def case() -> tuple[torch.Tensor, torch.Tensor]:
-    """Four queries of two classes: a sure one, one that loses most to it, an unsure one, and one of no object."""
+    """Return four queries: a confident one, one that loses most pixels to it, an unsure one, and one of no object."""
     probabilities = torch.tensor([[0.95, 0.05, 0.0], [0.1, 0.9, 0.0], [0.6, 0.1, 0.3], [0.0, 0.0, 1.0]])
     signs = torch.tensor(
         [
@@ -21,7 +21,7 @@ def case() -> tuple[torch.Tensor, torch.Tensor]:
             [[1, 1, 1, 1], [1, 1, 1, 1]],
         ]
     )
-    # Outside all masks the first query's are the least improbable.
+    # Outside all masks, the first query has the highest mask probability.
     inside, outside = torch.tensor([8.0, 4.0, 8.0, 8.0]), torch.tensor([-8.0, -12.0, -12.0, -12.0])
     return probabilities, torch.where(signs > 0, inside[:, None, None], outside[:, None, None])
 
@@ -31,7 +31,7 @@ def test_each_pixel_is_lost_to_the_rule_that_took_it():
     settings = MaskSettings(tasks=["panoptic"], object_threshold=0.8, overlap_threshold=0.8)
     rules = merging_rules(probabilities, masks, GEOMETRY, settings)
     # The second query's mask has three pixels: two go to the first query, and the third is dropped with its segment.
-    # Beside it the unsure query alone covers a pixel. Below, the first query has one; the rest is outside all masks.
+    # Next to it, only the unsure query covers a pixel. Below, the first query has one; the rest is outside all masks.
     assert rules.tolist() == [[3, 3, 2, 1], [4, 0, 0, 0]]
     merged = panoptic(probabilities, masks, GEOMETRY, things=[True, True], settings=settings)
     assert torch.equal(merged.segment_ids > 0, rules >= 3)

@@ -1,4 +1,4 @@
-"""What a prediction offers: its objects, other libraries' formats, pictures."""
+"""The methods of a prediction: its objects, other libraries' formats, pictures."""
 
 import io
 import sys
@@ -70,7 +70,7 @@ def test_a_summary_says_the_threshold_and_the_best_where_nothing_is_above_it():
 def test_drawn_and_written_objects_are_those_from_the_thresholds_on():
     nothing = detection(thresholds=ScoreThresholds(0.95))
     assert (nothing.draw() == detection().draw(score_threshold=0.95)).all()
-    assert len(detection().draw()) > len(nothing.draw()) == 320  # a legend of the classes stands below the image
+    assert len(detection().draw()) > len(nothing.draw()) == 320  # the legend of the classes is below the image
     assert detection().as_json()["threshold"] == {"score": 0.5, "origin": "the default"}
     assert len(detection().as_json()["objects"]) == 2 and len(nothing.as_json()["objects"]) == 0
     shown = Image.open(io.BytesIO(detection()._repr_png_()))
@@ -80,7 +80,7 @@ def test_drawn_and_written_objects_are_those_from_the_thresholds_on():
 def test_crops_are_the_parts_in_the_boxes():
     dog, cat = detection().crop()
     assert (dog == IMAGE[2:4, 1:3]).all()
-    assert (cat == IMAGE[6:8, 5:]).all()  # the box leaves the image
+    assert (cat == IMAGE[6:8, 5:]).all()  # the box extends beyond the image
     with pytest.raises(ConfigError, match="crop: needs boxes, and the model predicts panoptic"):
         panoptic().crop()
 

@@ -99,7 +99,7 @@ def test_inputs_are_the_sentence_that_the_model_reads():
 
 @pytest.mark.parametrize("name", ["Transformer", "RNNTranslator"])
 def test_an_alignment_has_a_row_for_each_token_of_the_translation(name):
-    model, vocabularies = text_model(name, seed=2)  # which does not end at once
+    model, vocabularies = text_model(name, seed=2)  # with this seed, it does not end at once
     model.decoding = DecodingSettings(max_length=4)
     translator = Translator(model, vocabularies)
     attention, source, target = translator.align("two one")

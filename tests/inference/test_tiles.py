@@ -1,4 +1,4 @@
-"""Prediction in tiles: the right answer is painted into the image, and an oracle reads it in each tile."""
+"""Prediction in tiles: the ground truth is painted into the image, and an oracle reads it in each tile."""
 
 import logging
 from itertools import pairwise
@@ -25,7 +25,7 @@ def painted(*boxes):
 
 
 def objects(image, *, label=lambda value: 0, score=lambda value, box: 0.9, masks=False):
-    """What a perfect detector sees in a picture: the visible part of each object."""
+    """Return what a perfect detector predicts in a picture: the visible part of each object."""
     values = [value for value in np.unique(image[..., 0]).tolist() if value]
     found = torch.stack([torch.from_numpy(image[..., 0] == v) for v in values]) if values else torch.zeros(0, 1, 1) > 0
     boxes = []
@@ -61,7 +61,7 @@ def test_tiles_cover_the_image_and_neighbours_share_at_least_the_overlap(height,
     assert covered.min() == 1
     for starts in (sorted({t.top for t in tiles}), sorted({t.left for t in tiles})):
         assert all(100 - (b - a) >= 30 for a, b in pairwise(starts))
-    # Neighbours along the shorter side follow each other, as their scores wait for each other.
+    # Neighbours along the shorter side are consecutive, as their scores are kept until both are added.
     order = [t[:2] if width <= height else t[1::-1] for t in tiles]
     assert order == sorted(order)
 
@@ -83,11 +83,11 @@ def test_impossible_tiles_are_named(arguments, message):
 @pytest.mark.parametrize(
     "box",
     [
-        (60, 10, 90, 40),  # in one tile whole, cut by the next
+        (60, 10, 90, 40),  # completely in one tile, cut by the next
         (95, 95, 120, 118),  # on the corner of four tiles
-        (65, 20, 155, 60),  # larger than the overlap: no tile has it whole
+        (65, 20, 155, 60),  # larger than the overlap: cut by every tile
         (5, 30, 300, 80),  # across the image
-        (20, 20, 290, 215),  # larger than a tile both ways
+        (20, 20, 290, 215),  # larger than a tile in both directions
         (0, 0, 4, 4),
         (306, 226, 310, 230),
     ],
@@ -131,7 +131,7 @@ def test_duplicates_within_a_tile_are_the_models_own():
 
 
 def test_the_part_of_an_object_in_a_tiles_corner_does_not_become_another_object():
-    # The second tile begins at 70 (the image is 170 wide): it sees 2 pixels of the object, and takes them for 5.
+    # The second tile begins at 70 (the image is 170 wide): it sees 2 columns of the object, and predicts 5.
     image = painted((40, 20, 72, 50))[:100, :170]
 
     def predict(pictures):
@@ -170,7 +170,7 @@ def test_a_doubtful_box_of_another_tile_does_not_replace_a_sure_one():
 
 
 def test_the_best_score_and_the_best_whole_box_are_kept():
-    # Tiles begin at 0, 70 and 140; both of the first two see the object whole.
+    # Tiles begin at 0, 70 and 140; the first two both contain the full object.
     seen = []
 
     def score(value, box):
@@ -230,7 +230,7 @@ def test_scores_are_kept_of_what_tiles_still_share_alone():
 
 
 def panoptic_oracle(truth, labels, things):
-    """Reads segments with ids of its own in each tile."""
+    """Return a function that reads segments in a tile, with different ids in each tile."""
     random = np.random.default_rng(0)
 
     def predict(pictures):

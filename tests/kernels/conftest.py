@@ -3,5 +3,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def fast_kernels(monkeypatch):
-    """These tests hold fast paths to their definitions, so that they choose between them themselves."""
+    """Leave the choice of kernels to these tests, which compare fast paths with their definitions."""
     monkeypatch.setenv("VITKIT_KERNELS", "fast")

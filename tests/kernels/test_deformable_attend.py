@@ -12,11 +12,11 @@ from vitkit.kernels.deformable_attention import cpu, deformable_attend, plain
 SHAPES = [(5, 7), (3, 2), (1, 1), (4, 1)]
 HEADS, POINTS = 3, 2
 FEW, MANY = 2, 9
-"""Queries that read only some of the pixels, and most of them."""
+"""Numbers of queries that read only a few of the pixels, and most of them."""
 
 
 def inputs(num_queries, *, batch_size=2, channels=6, shapes=SHAPES, dtype=torch.float64, seed=0):
-    """Values, locations and weights; of the locations some are outside the maps, some exactly on pixels or borders."""
+    """Return values, locations and weights, with locations outside the maps and exactly on pixels or borders."""
     generator = torch.Generator().manual_seed(seed)
     area = sum(height * width for height, width in shapes)
     shape = (batch_size, num_queries, HEADS, len(shapes), POINTS)
@@ -36,7 +36,7 @@ def on_pixels_and_borders(locations):
 
 
 def run(attend, values, locations, weights, *, shapes=SHAPES):
-    """Output and gradients."""
+    """Return the output and the gradients."""
     output = attend(values, shapes, locations, weights)
     upstream = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
     return output, *torch.autograd.grad(output, (values, locations, weights), upstream, allow_unused=True)
@@ -48,7 +48,7 @@ def assert_all_close(got, expected, atol=1e-10):
 
 
 def by_grid_sample(values, shapes, locations, weights):
-    """The formulation published for machines without the original's extension."""
+    """Compute with the formulation that the original uses without its extension."""
     batch_size, _, heads, channels = values.shape
     sampled = []
     for level, (part, shape) in enumerate(zip(values.split([h * w for h, w in shapes], dim=1), shapes)):
@@ -129,7 +129,7 @@ def test_low_precision_inputs_sum_in_float32(attend, dtype):
     full = [x.detach().float().requires_grad_() for x in low]
     got, expected = run(attend, *low), run(attend, *full)
     assert all(x.dtype == dtype for x in got)
-    # One rounding, of the result.
+    # Only the result is rounded.
     assert_all_close(got[:1], [expected[0].to(dtype)], atol=0)
     scale = torch.finfo(dtype).eps
     for a, b in zip(got[1:], expected[1:]):

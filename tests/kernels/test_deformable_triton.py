@@ -1,4 +1,4 @@
-"""Triton reads TRITON_INTERPRET when it is imported, so each case with its interpreter runs in a process of its own."""
+"""Triton kernels. Triton reads TRITON_INTERPRET at import, so each case with its interpreter runs in a new process."""
 
 import os
 import subprocess
@@ -128,6 +128,6 @@ def test_compiled_kernels_equal_plain(dtype, channels, gpu):
         results.append((output, *torch.autograd.grad(output, inputs, torch.ones_like(output))))
     scale = 4 * torch.finfo(dtype).eps + 1e-5
     for a, b in zip(*results):
-        # Where a location is within a rounding of a pixel, the two may take the pixels on either side.
+        # If a location is within rounding error of a pixel, the two may read the pixels on different sides.
         close = (a - b).abs() <= scale * b.abs().max()
         assert close.float().mean() > 0.9999

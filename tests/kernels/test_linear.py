@@ -9,7 +9,7 @@ from vitkit.nn.layers import Linear
 
 @pytest.fixture
 def by_onednn(monkeypatch):
-    """The product that AMD's processors take, on any."""
+    """Use the product that is chosen on AMD's processors, on any processor."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         pytest.skip("PyTorch without oneDNN")
     monkeypatch.setattr(module, "_mkl_is_slow", lambda: True)
@@ -86,7 +86,7 @@ def test_plain_is_pytorchs(by_onednn, monkeypatch):
 
 
 def test_backward_products_have_rows_without_gaps(by_onednn, monkeypatch):
-    """With gaps, which a chunk's rows have, oneDNN's transposed product takes a hundred times as long."""
+    """A chunk's rows have gaps, with which oneDNN's transposed product would take a hundred times as long."""
     gaps = []
     product = module.onednn_product
     monkeypatch.setattr(

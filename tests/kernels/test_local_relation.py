@@ -13,7 +13,7 @@ from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.local_relation import GeometryPrior, LocalRelation, local_relation
 
 NAMES = [*list(SIMILARITIES)[:6], "none"]
-"""The originals' numbers 0 to 5 and -1, which indexes the last."""
+"""Names of the originals' similarities 0 to 5 and -1, which indexes the last name."""
 VARIANTS = (*(f"sim{i}" for i in range(6)), "geometry_only", "stride2", "dilation2", "kernel5", "saliency")
 
 
@@ -40,7 +40,7 @@ def test_golden_outputs_scores_and_gradients(case, variant):
 
 
 def scores(inputs, similarity, options):
-    """(B * G, k * k, h * w)."""
+    """Return the scores, (B * G, k * k, h * w)."""
     query, key, _, prior = (x.detach() for x in inputs)
     return window_scores(query, key, prior, similarity=similarity, **options).flatten(0, 1)
 

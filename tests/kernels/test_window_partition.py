@@ -5,12 +5,12 @@ import torch.nn.functional as F
 from vitkit.kernels.windows import gather, plain, window_partition
 
 CASES = [((6, 9), 3, 0), ((6, 9), 3, 1), ((7, 5), 4, 0), ((7, 5), 4, 2), ((2, 3), 4, 2)]
-"""Size, window, shift."""
+"""(height, width) of the map, window size, shift."""
 KERNELS = pytest.mark.parametrize("kernel", [gather, plain], ids=["gather", "plain"])
 
 
 def by_hand(x, window, shift, value):
-    """(B, H, W, C) padded with `value`, rolled, and cut window by window."""
+    """Pad (B, H, W, C) with `value`, roll it, and cut it window by window."""
     height, width = x.shape[1:3]
     x = F.pad(x - value, (0, 0, 0, -width % window, 0, -height % window)) + value
     x = x.roll((-shift, -shift), (1, 2))
@@ -43,7 +43,7 @@ def test_gradients_are_those_of_plain(size, window, shift):
     for kernel in (gather, plain):
         windows = kernel.window_partition(x, window, shift, value)
         upstream = torch.linspace(-1, 1, windows.numel()).view_as(windows).to(windows)
-        # A padded value has no gradient in plain where nothing is padded.
+        # Without padding, the padding value has no gradient in the plain form.
         partitioned = torch.autograd.grad(windows, (x, value), upstream, allow_unused=True)
         windows = windows.detach().requires_grad_()
         output = kernel.window_reverse(windows, window, size, shift)

@@ -36,7 +36,7 @@ SPECS = {
 
 
 def target(count, *, empty=()):
-    """`count` objects, of which those in `empty` have no pixel, and a box of no size."""
+    """Return a target of `count` objects; those in `empty` have no pixel and a box without area."""
     masks = torch.rand(count, 30, 41) > 0.7
     boxes = torch.rand(count, 4) * 0.4 + 0.1
     for i in empty:

@@ -8,7 +8,8 @@ from vitkit.losses.captioning import CaptionLoss
 
 
 def soft_outputs():
-    """Two captions of two and one words over three locations, the second's last one padding; uniform over two words."""
+    """Return outputs of two captions of two words and one, over three locations, of which the second image has two;
+    words are uniform over two."""
     attention = torch.tensor(
         [[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]], [[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]]], requires_grad=True
     )
@@ -28,7 +29,7 @@ def hard_outputs(drawn):
 def test_every_locate_should_be_looked_at_once_by_real_words():
     outputs, targets = soft_outputs()
     losses = CaptionLoss(doubly_stochastic=2.0)(outputs, targets)
-    # First: 1 - 0.5, 1 - 1, 1 - 0.5. Second: 1 - 0.25, 1 - 0.75; what is looked at after the end does not count.
+    # First: 1 - 0.5, 1 - 1, 1 - 0.5. Second: 1 - 0.25, 1 - 0.75; attention after the end does not count.
     first, second = 0.25 + 0.25, 0.5625 + 0.0625
     assert losses["doubly_stochastic"].item() == pytest.approx(2 * (first + second) / 3)
     assert losses["cross_entropy"].item() == pytest.approx(math.log(2))

@@ -13,9 +13,9 @@ from vitkit.registry import CRITERIA
 
 LN2, LN4, LN4_3 = math.log(2), math.log(4), math.log(4 / 3)
 WHERE = tuple(torch.zeros(1, 1, dtype=torch.int64) for _ in range(3))
-"""Of one layer's one image the first query is matched,"""
+"""Indices of the only match: layer 0, image 0, query 0."""
 LABEL = torch.ones(1, 1, dtype=torch.int64)
-"""with class 1."""
+"""The class of the match, 1."""
 
 
 def one_match(loss, logit: float, iou: float, **settings) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +39,7 @@ def test_a_match_that_does_not_overlap_is_no_object_for_varifocal():
 
 
 def test_matchability_aware_loss_by_hand():
-    # p = 3/4, and the answer of an IoU of 1/4 is (1/4) ** 1.5 = 1/8.
+    # p = 3/4, and the target of an IoU of 1/4 is (1/4) ** 1.5 = 1/8.
     value, gradient = one_match(matchability_aware_loss, math.log(3), 0.25, gamma=1.5)
     torch.testing.assert_close(value, torch.tensor([LN4_3 / 8 + LN4 * 7 / 8 + 3 * 0.75**1.5 * LN4]))
     torch.testing.assert_close(gradient[0], torch.tensor([0.75**2.5, 0.75 - 0.125]))
@@ -106,7 +106,7 @@ def make_case(counts: list[int]):
 
 
 def by_loop(criterion, class_loss: str, layer: dict, targets: list[dict]) -> torch.Tensor:
-    """The published formulas, class by class."""
+    """Compute the loss by the published formulas, class by class."""
     matches = criterion.matcher(layer["pred_logits"][None], layer["pred_boxes"][None], targets)[0]
     total = torch.zeros(())
     for i, (queries, indices) in enumerate(matches):

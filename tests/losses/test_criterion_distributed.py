@@ -19,11 +19,11 @@ CASES = {
     "one_target_in_all": [0, 0, 1, 0],
     "no_targets": [0, 0, 0, 0],
 }
-"""Targets of each of four images; two go to each rank."""
+"""Name of the case -> number of targets in each of four images, two for each rank."""
 
 
 class TinyDetector(nn.Module):
-    """Stands in for a model: image features to the criterion's inputs."""
+    """A stand-in for a model, from image features to the criterion's inputs."""
 
     def __init__(self):
         super().__init__()

@@ -115,5 +115,5 @@ def test_gradients_of_all_parameters_equal_the_original(case, model, outputs):
         got_norm, got_projection = grad_projection(name, grad.numpy())
         # The first decoder layer attends over zeros: its in_proj_weight has no gradient but rounding, near 1e-4.
         assert got_norm == pytest.approx(norm, rel=1e-3, abs=5e-4), name
-        # On a random direction the rounding of both float32 runs shows, up to 0.0024 of the norm from float64.
+        # Along a random direction, the rounding of both float32 runs is visible: up to 0.0024 of the norm from float64.
         assert got_projection == pytest.approx(projection, abs=3e-3 * norm + 5e-4), name

@@ -70,7 +70,7 @@ def outputs(case, model):
 
 
 def make_criterion(case, variant, num_aux):
-    """The criterion with the golden file's points in place of random ones."""
+    """Build the criterion with the golden file's points in place of random ones."""
     criterion = CRITERIA.build(SPECS[case.name][1])
     prefix = f"points:{case.name}:{variant}"
     # Here the last layer comes first, then the earlier ones.
@@ -125,5 +125,5 @@ def test_gradients_of_all_parameters_equal_the_original(case, model, outputs):
         norm, projection = case.grads["objects"][name]
         got_norm, got_projection = grad_projection(name, grads[name].numpy())
         assert got_norm == pytest.approx(norm, rel=1e-3, abs=1e-4), name
-        # On a random direction the rounding of float32 shows: a ReLU that flips moves it by up to 0.007 of the norm.
+        # Along a random direction, float32 rounding is visible: a flipped ReLU changes it by up to 0.007 of the norm.
         assert got_projection == pytest.approx(projection, abs=1e-2 * norm + 1e-3), name

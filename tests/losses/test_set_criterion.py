@@ -31,7 +31,7 @@ def make_case(counts: list[int], *, dtype: torch.dtype = torch.float32):
 
 
 def losses_by_loop(criterion, layer: dict, targets: list[dict]) -> dict[str, torch.Tensor]:
-    """DETR's terms of one layer, image by image and pair by pair."""
+    """Compute DETR's terms of one layer, image by image and pair by pair."""
     matches = criterion.matcher(layer["pred_logits"][None], layer["pred_boxes"][None], targets)[0]
     classes = torch.full(layer["pred_logits"].shape[:2], NUM_CLASSES)
     l1 = giou = torch.zeros(())
@@ -164,7 +164,7 @@ def test_focal_losses_of_layers_and_first_stage_equal_a_plain_loop(counts):
     outputs, targets = make_case(counts)
     outputs["enc_outputs"] = make_layer(len(counts))
     for target in targets:
-        target["labels"] = target["labels"].clamp(min=1)  # none is the first class, as which the first stage sees all
+        target["labels"] = target["labels"].clamp(min=1)  # class 0 is that of all objects in the first stage
     losses = criterion(outputs, targets)
     layers = {"": outputs, "aux1_": outputs["aux_outputs"][1]}
     for prefix, layer in layers.items():

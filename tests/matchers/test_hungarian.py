@@ -100,7 +100,7 @@ def test_nan_logit_names_layer_image_and_term(caplog):
     expected = make_matcher()(*make_case([3, 2]))
     matches = make_matcher()(logits, boxes, targets)
     assert re.search(message, caplog.text)
-    # All targets are matched all the same, and those of the other layers and images as ever.
+    # All targets are still matched, and the matches of the other layers and images do not change.
     assert [[len(query) for query, _ in layer] for layer in matches] == [[3, 2]] * len(matches)
     assert all(a.equal(b) for a, b in zip(expected[0][1], matches[0][1]))
 
@@ -115,7 +115,7 @@ def test_infinite_box_names_its_terms(caplog):
 
 def test_label_out_of_range_names_image_and_label():
     logits, boxes, targets = make_case([3, 2])
-    targets[1]["labels"][1] = NUM_CLASSES  # the no-object class is no label
+    targets[1]["labels"][1] = NUM_CLASSES  # the no-object class is not a valid label
     with pytest.raises(DataError, match=r"image_id 41\), target 1 has label 5; expected 0\.\.4"):
         make_matcher()(logits, boxes, targets)
 

@@ -23,7 +23,7 @@ def test_masks_and_their_factors_are_matched_alike(mask_cost):
     for layers in (factors, masks):
         torch.manual_seed(1)
         matches.append(matcher(layers, targets, input_size=(32, 24)))
-        assert all("pred_masks" not in layer for layer in factors)  # what is computed on the way is not kept
+        assert all("pred_masks" not in layer for layer in factors)  # intermediate values are not kept
     for ours, theirs in zip(*matches):
         for pair, other in zip(ours, theirs):
             assert torch.equal(pair[0], other[0])

@@ -24,7 +24,7 @@ def tiny(num_classes):
 
 
 def official(model):
-    """The model's state dict under the official names, written out by hand for each kind of entry."""
+    """Return the model's state dict under the official names, written out by hand for each kind of entry."""
     names = {
         "neck.projections.res5.": "input_proj.",
         "head.encoder.layers.0.ffn.": ENCODER,

@@ -28,7 +28,7 @@ def test_each_config_has_published_weights_or_a_reason_why_not(name):
     file = re.search(
         r"^Weights:\s+(\S+)", ast.get_docstring(ast.parse((ROOT / f"configs/{name}.py").read_text())), re.M
     )
-    if file:  # the lab note and the index name one file
+    if file:  # the lab note and the index name the same file
         assert INDEX[name]["url"].endswith(file[1])
 
 
@@ -46,7 +46,7 @@ def test_each_entry_is_whole(name):
     assert re.fullmatch(r"[\w.\-]+\.(pth|pyth|pkl)", file)
     assert entry["published"] and entry["published_in"] and entry["dataset"]
     assert entry["licence"] in ("Apache-2.0", "MIT", "BSD-3-Clause", "CC-BY-NC-4.0")
-    if entry["checksum"]:  # it is that of the file's name
+    if entry["checksum"]:  # it is the checksum in the file's name
         assert entry["checksum"].partition(":")[2] in file
 
 

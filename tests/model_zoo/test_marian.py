@@ -19,7 +19,7 @@ TEXTS = ["a dog sleeps.", "Two  red cats — ﬁeld", ">>de<< the ball", "", "x"
 
 
 def sentence_pieces(texts):
-    """A SentencePiece model as Marian's are: with the library's own normalisation and numbers."""
+    """Return a SentencePiece model like Marian's, with the library's normalisation and ids."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_writer=model, vocab_size=70, hard_vocab_limit=False, minloglevel=2
@@ -96,7 +96,7 @@ def test_texts_are_split_and_translated_as_by_the_library(folder):
         ids = theirs.generate(**source, num_beams=1, max_length=20)[0]
         expected = tokenizer.decode(ids, skip_special_tokens=True, use_source_tokenizer=False)
         ours = translator(text, beams=1).text
-        assert expected and ours.startswith(expected)  # theirs end after 20 tokens
+        assert expected and ours.startswith(expected)  # the library's end after 20 tokens
 
 
 def test_saved_vocabularies_are_the_same(folder):

@@ -27,13 +27,13 @@ def entries(name):
 
 
 def original(family, backbone, num_classes):
-    """Names and shapes of an official checkpoint, made of those of R50 and of Swin-T."""
+    """Return names and shapes of an official checkpoint, derived from those of R50 and Swin-T."""
     golden = entries(GOLDEN[family])
     heads = {key: shape for key, shape in golden.items() if not key.startswith("backbone.")}
     if backbone == "swin_tiny":
         own = {f"backbone.{key}": shape for key, shape in entries("swin_tiny_backbone").items()}
         for key, shape in heads.items():
-            # What reads the backbone's maps; of Mask2Former's pyramid that is its finest step alone.
+            # The layers that read the backbone's maps; in Mask2Former's pyramid, only the finest one does.
             if re.search(r"adapter_\d\.weight|layer_4\.weight|input_proj\.(\d\.0\.)?weight", key):
                 heads[key] = (shape[0], SWIN_CHANNELS[shape[1]], *shape[2:])
     else:
@@ -50,7 +50,7 @@ def original(family, backbone, num_classes):
 
 
 def with_encoder(heads):
-    """MaskFormer's on COCO: a transformer encoder before the pyramid, whose output the queries take as it is."""
+    """Return MaskFormer's heads for COCO: with an encoder before the FPN, whose output the queries read directly."""
     heads = {key: shape for key, shape in heads.items() if not key.startswith("sem_seg_head.predictor.input_proj.")}
     neck = "sem_seg_head.pixel_decoder."
     heads |= {
@@ -77,7 +77,7 @@ def with_encoder(heads):
 
 
 def filled(shapes):
-    """Each entry has a value of its own."""
+    """Return a state dict in which every entry has a different value."""
     return {key: torch.full(shape, float(i)) for i, (key, shape) in enumerate(shapes.items())}
 
 
@@ -162,7 +162,7 @@ def test_a_detectron2_pickle_loads(tmp_path):
 
 
 def small(kind, num_classes, **options):
-    """A model of few channels."""
+    """Build a model with few channels."""
     if kind in ("DETR", "DETRSegmentation"):
         return build_model(
             dict(
@@ -243,7 +243,7 @@ def test_a_mask_head_starts_anew_on_a_trained_detr():
     assert "not in it, so these start anew: bbox_attention, mask_head" in str(report) and not report.missing
     for key, value in model.state_dict().items():
         assert torch.equal(value, fresh[key] if key in fresh else detr.state_dict()[key]), key
-    # To evaluate such a model would be a mistake.
+    # Such a model must not be evaluated.
     assert "missing" in refusal(model, detr.state_dict())
 
 

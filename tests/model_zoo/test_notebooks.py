@@ -15,11 +15,11 @@ from PIL import Image
 FOLDER = ROOT / "model_zoo" / "notebooks"
 NOTEBOOKS = [pytest.param(path, id=path.stem) for path in sorted(FOLDER.glob("*.py"))]
 SECONDS = 180
-"""Of processor time, so that a notebook takes no longer on any number of free cores."""
+"""The limit of a notebook's processor time in seconds, which bounds the time on any number of free cores."""
 
 
 def cells(path: Path) -> list[tuple[bool, list[str]]]:
-    """Whether each cell is prose, and its lines; what stands before the first cell would be lost in a notebook."""
+    """Return for each cell whether it is prose, and its lines; lines before the first cell are an error."""
     lines = path.read_text(encoding="utf-8").splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("# %%")]
     assert starts[0] == 0
@@ -44,7 +44,7 @@ def test_notebook_uses_public_names_that_exist(path):
     assert any(module.startswith("vitkit") for module, _ in names)
     for module, name in names:
         assert all(map(public, [*module.split("."), name or ""]))
-        # What comes with vitkit, so that nothing else need be installed.
+        # Only packages that are installed with vitkit.
         assert module.split(".")[0] in {"vitkit", "torch", "matplotlib", "numpy", "scipy", "pathlib"}
         assert name is None or hasattr(importlib.import_module(module), name)
 

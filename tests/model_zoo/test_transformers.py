@@ -34,7 +34,7 @@ def test_a_model_gives_the_same_from_its_folder_and_from_memory(name, tmp_path):
     report = load_weights(ours, tmp_path)
     assert report.converter.startswith("transformers ") and not report.missing and not report.unexpected
     compare(theirs, ours)
-    # In memory the library spells its names in its newest way.
+    # In memory, the library uses the newest spelling of its names.
     others = ours_for(tmp_path)
     load_weights(others, dict(theirs.state_dict()))
     for key, value in ours.state_dict().items():

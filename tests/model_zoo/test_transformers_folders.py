@@ -1,4 +1,4 @@
-"""Folders that vitkit writes for the transformers library: its own classes build and load them, with equal outputs."""
+"""Folders that vitkit writes for the transformers library: the library's classes load them, with equal outputs."""
 
 import json
 
@@ -22,7 +22,7 @@ TEXT = ["a dog runs", "two dogs run", "ein Hund rennt", "zwei Hunde rennen"] * 3
 
 
 def trained(tmp_path, name):
-    """A checkpoint of vitkit's for one of the library's models, and the class of the latter."""
+    """Return a vitkit checkpoint of one of the library's models, and the library's class."""
     theirs = build_theirs(transformers, name)
     theirs.save_pretrained(tmp_path / "theirs")
     things = ["model.things=[True,False,True]"] if name == "detr_masks" else []

@@ -1,4 +1,4 @@
-"""Weights written under others' names: read back exactly, and by the transformers library itself."""
+"""Weights written with other projects' names: read back exactly, and read by the transformers library."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def assert_same(model, other):
             assert torch.equal(value, expected[key]), key
 
 
-# Detectors are written with timm's names of their backbone, which all published ones have.
+# Detectors are written with timm's names of the backbone, as in all published checkpoints.
 @pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"detr_own_resnet"}))
 def test_the_transformers_library_reads_what_is_written_for_it(name, tmp_path):
     transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
@@ -40,7 +40,7 @@ def test_the_transformers_library_reads_what_is_written_for_it(name, tmp_path):
     write_safetensors(tmp_path / "model.safetensors", result.state)
     read, info = type(theirs).from_pretrained(tmp_path, output_loading_info=True)
     assert not info["unexpected_keys"] and not info["mismatched_keys"]
-    # The norm after a Swin Transformer's last map, which nothing reads there.
+    # The norm after a Swin Transformer's last map, which is unused in the library.
     assert all("encoder.swin.layernorm." in key for key in info["missing_keys"]), info["missing_keys"]
     compare(read.eval(), ours)
     again = random_model(spec | ({} if spec["type"] == "Transformer" else {"num_classes": 3}))
@@ -112,7 +112,7 @@ def test_official_names_are_read_back_exactly(name):
     again = build_model(OFFICIAL[name])
     report = load_weights(again, {"model": result.state})
     assert not report.missing and not report.unexpected
-    # Names that are vitkit's own need no converter.
+    # If the names are the same as vitkit's, no converter is needed.
     same = {f"backbone.{key}" for key in result.state} >= model.state_dict().keys()
     assert report.converter is None if same else report.converter == name.strip()
     assert_same(model, again)

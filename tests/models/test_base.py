@@ -1,4 +1,4 @@
-"""What holds for every dense model: the same result alone and in any batch, and clear errors."""
+"""Properties of every dense model: the same result alone and in any batch, and clear errors."""
 
 import logging
 
@@ -95,7 +95,7 @@ DENSE_MODELS = {
 def build(name, **changes):
     torch.manual_seed(0)
     model = build_model({**DENSE_MODELS[name], "backbone": RESNET, "num_classes": 3, **changes}).eval()
-    for module in model.modules():  # norms and biases, too, have values of their own
+    for module in model.modules():  # norms and biases get distinct values, too
         if isinstance(module, nn.GroupNorm | nn.LayerNorm):
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.uniform_(module.bias, -0.5, 0.5)
@@ -105,7 +105,7 @@ def build(name, **changes):
 
 
 def in_a_batch(image, height, width):
-    """The image beside one that fills the batch, padded at the right and bottom."""
+    """Return a batch of the image, padded at the right and bottom, and one of the batch's size."""
     images, mask = torch.zeros(2, 3, height, width, dtype=torch.uint8), torch.ones(2, height, width).bool()
     images[0, :, : image.shape[1], : image.shape[2]] = image
     mask[0, : image.shape[1], : image.shape[2]] = False
@@ -114,7 +114,7 @@ def in_a_batch(image, height, width):
 
 
 def assert_same(alone, together):
-    """What is predicted of the first image; maps of the batch may go on in the padding."""
+    """Check that the first image's predictions are equal; maps in the batch may extend into the padding."""
     for name in ("pred_logits", "pred_boxes", "pred_masks", "pred_semantic"):
         if name in alone:
             expected = alone[name][0]
@@ -151,7 +151,7 @@ def test_isolated_images_have_the_same_results_alone_and_in_any_batch(name, heig
 
 @pytest.mark.parametrize("name", DENSE_MODELS)
 def test_without_isolation_a_batch_changes_results(name):
-    model = build(name)  # else the test above could not fail
+    model = build(name)  # otherwise the test above could not fail
     image = torch.randint(256, (3, 69, 51), dtype=torch.uint8)
     with torch.no_grad(), pytest.raises(AssertionError, match="not close"):
         assert_same(model(image[None]), model(*in_a_batch(image, 160, 192)))
@@ -168,7 +168,7 @@ def test_isolated_images_have_the_results_that_they_have_alone_without_isolation
 def test_isolated_padding_trains_and_gives_no_nan(name):
     model = build(name, isolate_padding=True).train()
     images, mask = in_a_batch(torch.full((3, 40, 33), 9, dtype=torch.uint8), 70, 64)
-    mask[0] = True  # nothing is left of it
+    mask[0] = True  # the image is completely masked
     outputs = model(images, mask)
     sum(outputs[key].float().sum() for key in outputs if key.startswith("pred_")).backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]

@@ -25,7 +25,7 @@ def test_a_model_is_one_graph_that_is_compiled_once_for_all_sizes(name):
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
-    # torch 2.6 compiles again, though not for each size, where finer maps are cut to another share of what was padded.
+    # torch 2.6 recompiles, though not for each size, if finer maps are cropped to another fraction of the padded size.
     is_exact = torch.__version__ >= (2, 7) or name != "deformable_detr"
     for height, width in SIZES if is_exact else MULTIPLES_OF_32:
         padding_mask = torch.zeros(2, height, width, dtype=torch.bool)
@@ -41,8 +41,8 @@ def targets_of(*counts):
 
 
 def test_queries_from_targets_compile_nothing_anew_for_other_numbers_of_targets():
-    # How many there are follows from the targets, so they, their mask and what they shall predict are made outside of
-    # the graph: its three breaks, with four graphs between them.
+    # The number of denoising queries depends on the targets, so the queries, their mask and their targets are made
+    # outside of the graph: three graph breaks, with four graphs between them.
     spec = dict(HEADS["deformable_detr"]["head"], num_decoder_layers=1, denoising_queries=6)
     sizes = dict(feature_info={"p4": FeatureInfo(channels=32, stride=16)}, num_classes=3, num_queries=5)
     head = HEAD_REGISTRY.build(spec, **sizes).train()
@@ -57,6 +57,6 @@ def test_queries_from_targets_compile_nothing_anew_for_other_numbers_of_targets(
         known = outputs["denoising"]
         assert [len(rows) for rows, _ in known["matches"]] == [n * known["num_groups"] for n in counts]
         num_graphs.append(counter.frame_count)
-    # A batch without any target has no mask, and graphs of its own.
+    # A batch without any target has no mask, and separate graphs.
     assert num_graphs[:4] == [num_graphs[0]] * 4 and num_graphs[4] == num_graphs[5]
     assert num_graphs[0] == 4 and num_graphs[5] <= 7

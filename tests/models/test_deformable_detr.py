@@ -199,7 +199,7 @@ def test_parameter_counts_are_the_originals(name, parameters):
 
 
 def official(model):
-    """The model's weights under the official names, with the second names that the original stores."""
+    """Return the model's weights under the official names, with the second names that the original stores."""
     state = {}
     two_stage = hasattr(model.head, "proposals")
     layers = len(model.head.decoder.layers)
@@ -266,7 +266,7 @@ def test_heads_of_91_raw_ids_serve_the_80_classes(variant):
     images, mask = small_batch()
     with torch.no_grad():
         expected, outputs = theirs(images, mask), ours(images, mask)
-    # The same places are proposed, so that queries agree one by one.
+    # The same locations are proposed, so that queries agree one by one.
     torch.testing.assert_close(outputs["pred_boxes"], expected["pred_boxes"])
     torch.testing.assert_close(outputs["pred_logits"], expected["pred_logits"][..., list(COCO_CATEGORY_IDS)])
 

@@ -35,7 +35,7 @@ def golden_model(case, **options):
 
 
 def padded(*images, margin=0):
-    """The images at the top left of one batch, and its padding mask."""
+    """Return a batch with the images at the top left, and its padding mask."""
     height, width = (max(image.shape[d] for image in images) + margin for d in (1, 2))
     batch = torch.zeros(len(images), 3, height, width)
     mask = torch.ones(len(images), height, width, dtype=torch.bool)
@@ -47,7 +47,7 @@ def padded(*images, margin=0):
 
 @pytest.fixture(scope="module")
 def run(case, model):
-    """The outputs on the golden batch, with those of the modules inside."""
+    """Return the outputs on the golden batch, with those of inner modules."""
     inner = {}
     parts = {"backbone": model.backbone, "memory": model.head.encoder, "decoded": model.head.decoder}
     handles = [
@@ -167,5 +167,5 @@ def test_gradients_of_all_parameters_equal_the_original(case, model, run):
         norm, projection = case.grads["objects"][name]
         got_norm, got_projection = grad_projection(name, grad.numpy())
         assert got_norm == pytest.approx(norm, rel=1e-3), name
-        # On a random direction the rounding of float32 shows: up to 0.005 of the norm from float64, which agrees.
+        # Along a random direction, float32 rounding is visible: up to 0.005 of the norm from float64, which agrees.
         assert got_projection == pytest.approx(projection, abs=6e-3 * norm), name

@@ -1,4 +1,4 @@
-"""The variants without a golden file beside an independent implementation, transformers', with the same weights."""
+"""The variants without a golden file equal an independent implementation, transformers', with the same weights."""
 
 import re
 
@@ -25,11 +25,11 @@ NAMES = (
     (r"^model\.query_position_embeddings\.", "query_embed."),
     (r"^model\.", "transformer."),
 )
-"""transformers' names to the original's."""
+"""Renames from transformers' names to the original's."""
 
 
 def official_state(theirs, num_heads):
-    """transformers' weights under the original's names; q, k and v in one matrix, heads once per layer."""
+    """Return transformers' weights under the original's names: q, k and v in one matrix, heads once per layer."""
     state = {}
     for key, value in theirs.state_dict().items():
         for pattern, replacement in NAMES:

@@ -36,7 +36,7 @@ def golden_model(case, **options):
 
 
 def padded(*images, margin=0):
-    """The images at the top left of one batch, and its padding mask."""
+    """Return a batch with the images at the top left, and its padding mask."""
     height, width = (max(image.shape[d] for image in images) + margin for d in (1, 2))
     batch = torch.zeros(len(images), 3, height, width)
     mask = torch.ones(len(images), height, width, dtype=torch.bool)
@@ -48,7 +48,7 @@ def padded(*images, margin=0):
 
 @pytest.fixture(scope="module")
 def run(case, model):
-    """The outputs on the golden batch, with those of the modules inside."""
+    """Return the outputs on the golden batch, with those of inner modules."""
     inner = {}
     parts = {"backbone": model.backbone, "memory": model.head.encoder, "states": model.head.decoder}
     handles = [

@@ -35,7 +35,7 @@ NAMES = (
     (r"^mask_head\.output_conv\.", "mask_head.out_lay."),
     (r"^bbox_attention\.([qk])_proj\.", r"bbox_attention.\1_linear."),
 )
-"""transformers' names to the original's."""
+"""Renames from transformers' names to the original's."""
 
 
 def small_spec(**options):
@@ -136,7 +136,7 @@ def test_panoptic_maps_drop_small_segments_and_share_their_pixels():
     masks = torch.full((6, 8, 8), -5.0)
     masks[0, :, :4] = 5  # a thing
     masks[1, :4, 4:] = 5  # stuff
-    masks[2, 4:, 4:] = 4  # the same stuff: merged at first, then dropped for it has no pixel of its own
+    masks[2, 4:, 4:] = 4  # the same stuff: first merged, then dropped because it has no pixels
     masks[1, 4:, 4:] = -1  # so that its pixels go to the next surest
     masks[3, 0, 0] = 9  # a thing of one pixel, which is dropped
     masks[4] = 8  # "no object"
@@ -155,7 +155,7 @@ def test_masks_some_at_a_time_are_those_of_all_at_once(chunk, monkeypatch):
     monkeypatch.setattr(mask_postprocess, "CHUNK_VALUES", chunk)
     torch.manual_seed(0)
     masks, padded, image, original = torch.randn(7, 8, 12), (32, 48), (29, 40), (51, 77)
-    masks[5] = masks[2]  # of equal masks the first owns a pixel
+    masks[5] = masks[2]  # among equal masks, the first owns a pixel
     whole = F.interpolate(masks[None], padded, mode="bilinear", align_corners=False)[0]
     assert torch.equal(mask_argmax(masks, padded), whole.argmax(0))
     cut = (whole[:, : image[0], : image[1]].sigmoid() > 0.5).float()

@@ -1,4 +1,4 @@
-"""DINO's options of Deformable DETR, and denoising of both DETRs. What the original computes: test_dino_golden.py."""
+"""DINO's options of Deformable DETR, and denoising for both DETRs; test_dino_golden.py compares with the original."""
 
 import time
 
@@ -176,7 +176,7 @@ def test_checkpoints_of_dino_and_deformable_detr_are_not_taken_for_each_other():
 
 
 def official_state(num_classes=91):
-    """A state dict under the original's names, of the small model with COCO's raw ids for classes."""
+    """Return the small model's state dict under the original's names, with COCO's raw ids as classes."""
     spec = test_deformable_detr.small_spec(head=DINO) | dict(num_classes=num_classes)
     state = {}
     for key, value in build_model(spec).state_dict().items():
@@ -210,7 +210,7 @@ def test_official_names_load_and_rows_of_cocos_classes_are_taken():
     ids = list(COCO_CATEGORY_IDS)
     head = model.head
     assert torch.equal(head.class_embed[0].weight, state["class_embed.2.weight"][ids])
-    # No class is special to a first stage that ranks by the likeliest.
+    # A first stage that ranks by the most probable class treats all classes alike.
     assert torch.equal(head.proposals.class_embed.weight, state["transformer.enc_out_class_embed.weight"][ids])
     assert torch.equal(head.denoising.label_embed.weight, state["label_enc.weight"][[*ids, 91]])
 

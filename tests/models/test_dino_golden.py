@@ -1,6 +1,6 @@
 """DINO-R50 with the golden weights against the official implementation; golden/README.md's tolerances.
 
-In training the recorded noise stands in for drawn noise.
+In training, the recorded noise replaces sampled noise.
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ def assert_golden(case, outputs):
 
 
 def by_golden_name(outputs, prefix):
-    """The outputs of all layers under their golden names."""
+    """Return the outputs of all layers under their golden names."""
     parts = {"": outputs} | ({"dn_": outputs["denoising"]} if "denoising" in outputs else {})
     layers = dict(parts)
     for part, layer in parts.items():

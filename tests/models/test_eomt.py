@@ -1,4 +1,4 @@
-"""What EoMT does beyond its golden case: sizes, windows, annealing, errors, weights of others."""
+"""EoMT beyond its golden case: sizes, windows, annealing, errors, other projects' weights."""
 
 import pickle
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ def images(*sizes):
 
 
 def batch(*images):
-    """Zero-padded to a common size, with the padding mask."""
+    """Return a batch of the images, zero-padded to a common size, with its padding mask."""
     height, width = (max(image.shape[i] for image in images) for i in (1, 2))
     padded = torch.zeros(len(images), 3, height, width, dtype=torch.uint8)
     mask = torch.ones(len(images), height, width, dtype=torch.bool)
@@ -179,7 +179,7 @@ def test_annealing_is_spread_over_the_run():
 
 
 def run_of(model, *, step, ema=None):
-    """What the hook reads of a run of two epochs of 6 batches, two a step."""
+    """Return what the hook reads from a run of two epochs of 6 batches, with two batches per step."""
     settings = SimpleNamespace(epochs=2, accumulate=2)
     return SimpleNamespace(
         model=model, ema=ema, settings=settings, loader=range(6), progress=SimpleNamespace(step=step)

@@ -16,7 +16,7 @@ from vitkit.ops.masks import mask_logits
 from vitkit.registry import CRITERIA, SCHEDULES
 
 NAMES = ["", "block_-3_", "block_-2_", "block_-1_"]
-"""Of the predictions in our order: the last, then the earlier ones."""
+"""Golden prefixes of the predictions in our order: the last, then the earlier ones."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_half_annealed_and_unmasked_equal_the_original(case, model, images, monk
 
 
 def make_criterion(case, variant):
-    """The configs' criterion with the golden file's points in place of random ones."""
+    """Build the configs' criterion with the golden file's points in place of random ones."""
     criterion = CRITERIA.build(
         dict(
             type="MaskCriterion",
@@ -193,15 +193,15 @@ def test_annealing_equals_the_original(case):
     expected = case.meta["training"]["annealing"]
     given = MaskAnnealing(start_steps=expected["start_steps"], end_steps=expected["end_steps"])
     for step, probabilities in expected["probs"].items():
-        # The original computes in float32, in which little is left just before the end.
+        # The original computes in float32, which loses precision just before the end.
         got = given.probabilities(int(step), 88_692, 3)
         assert got == pytest.approx(probabilities, abs=1e-5), step
-        # Its steps are shares of its 12 epochs of 7391 steps.
+        # The original's steps are fractions of its 12 epochs of 7391 steps.
         assert MaskAnnealing().probabilities(int(step), 88_692, 3) == pytest.approx(got, abs=1e-12), step
 
 
 def pixels(result):
-    """Class and segment of every pixel as the original has them; class 133 and segment -1 are void."""
+    """Return the class and the segment of every pixel in the original's form; class 133 and segment -1 are void."""
     found = torch.tensor([133, -1]).repeat(*result.segment_ids.shape, 1)
     for segment in result.segments:
         found[result.segment_ids == segment["id"]] = torch.tensor([segment["label"], segment["id"] - 1])

@@ -46,7 +46,7 @@ def model(case):
 
 
 def batch(case, *names):
-    """Normalised, then padded with 0 to a common size, as the original does."""
+    """Return a batch, normalised and then padded with 0 to a common size, as in the original."""
     mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (IMAGENET_MEAN, IMAGENET_STD))
     inputs = case.torch_inputs()
     images = [(inputs[name] - mean) / std for name in names]

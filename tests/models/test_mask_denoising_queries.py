@@ -11,7 +11,7 @@ from vitkit.registry import CRITERIA
 from vitkit.structures import Batch
 
 SIZE = (61, 90)
-"""Of the images; they are padded to 64 x 96."""
+"""(height, width) of the images, which are padded to 64 x 96."""
 NUM_LAYERS = 3
 
 
@@ -101,7 +101,7 @@ def test_in_every_layer_known_queries_attend_within_their_targets_masks():
 
 
 def by_hand(outputs, targets, weight_no_object=0.1):
-    """Return the terms of one layer of known queries, of full masks."""
+    """Return the loss terms of one layer of known queries, with full masks."""
     logits, embeds, features = outputs["pred_logits"], outputs["mask_embed"], outputs["mask_features"]
     num_rows = logits.shape[1]
     most = max(len(t["labels"]) for t in targets)

@@ -36,7 +36,7 @@ def predictions(num_queries=7, num_classes=5):
 
 
 def whole_size(masks, geometry=GEOMETRY):
-    """The originals' two steps on all masks at once."""
+    """Apply the originals' two steps to all masks at once."""
     x = F.interpolate(masks[None], geometry.padded, mode="bilinear", align_corners=False)
     x = x[..., : geometry.image[0], : geometry.image[1]]
     return F.interpolate(x, geometry.original, mode="bilinear", align_corners=False)[0]
@@ -97,7 +97,7 @@ def test_instances_are_the_best_pairs_with_sure_masks(chunk, monkeypatch):
 
 
 def panoptic_by_loop(probabilities, masks, *, things, object_threshold, overlap_threshold, cut_masks):
-    """The originals' loop over full masks."""
+    """Merge masks by the originals' loop over full masks."""
     scores, labels = probabilities.max(-1)
     keep = (labels != len(things)) & (scores > object_threshold)
     scores, labels, p = scores[keep], labels[keep], whole_size(masks[keep]).sigmoid()

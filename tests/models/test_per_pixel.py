@@ -40,7 +40,7 @@ def padded_batch():
 
 
 def target(labels, size):
-    """Rows of the image in bands of these classes, None being none."""
+    """Return a target whose rows are bands of these classes; None: no class."""
     bands = torch.arange(size[0]) * len(labels) // size[0]
     masks = [(bands == i)[:, None].expand(size) for i, label in enumerate(labels) if label is not None]
     return dict(
@@ -65,7 +65,7 @@ def test_a_map_has_the_original_images_size_and_its_pixels_most_likely_class(mod
     assert first["semantic"].shape == (140, 122) and second["semantic"].shape == (25, 80)
     logits = F.interpolate(outputs["pred_semantic"][1:], size=(72, 64), mode="bilinear")[..., :50, :40]
     expected = F.interpolate(logits, size=(25, 80), mode="bilinear")[0].argmax(0)
-    assert (second["semantic"] == expected).float().mean() > 0.999  # of equal values either may be first
+    assert (second["semantic"] == expected).float().mean() > 0.999  # among equal values, either may be first
 
 
 def test_bands_of_rows_are_the_whole(monkeypatch):

@@ -77,7 +77,7 @@ def make_criterion(head: str):
 
 
 def tensors(outputs: dict) -> dict[str, torch.Tensor]:
-    """Return what is predicted by all layers, without groups."""
+    """Return the predictions of all layers, without groups."""
     layers = {"": outputs} | {f"aux{i}_": layer for i, layer in enumerate(outputs["aux_outputs"])}
     return {
         prefix + name: value
@@ -234,7 +234,7 @@ def test_overrides_reach_the_head_and_the_criterion():
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["detr", "deformable_detr"])
 def test_overfits_two_images_with_groups(head, monkeypatch):
-    if head == "detr":  # which learns slowly with norms after the sums
+    if head == "detr":  # it learns slowly with post-norm layers
         monkeypatch.setitem(HEADS, head, dict(HEADS[head], head=dict(HEADS[head]["head"], norm_first=True)))
     model, criterion = build(head, groups=2, one_to_many_queries=6, one_to_many_repeats=3).train(), make_criterion(head)
     images, targets = batch()

@@ -21,7 +21,8 @@ SMALL = dict(
 
 
 class Reds(nn.Module):
-    """Two classes, whose scores are a pixel's red and what is missing to it, times the width of the input."""
+    """A model of two classes: the first one's score is a pixel's red value times the input's width, the second one's
+    is 1000 minus that."""
 
     def forward(self, images):
         return dict(scores=images[:, :1].float() * images.shape[-1])
@@ -66,7 +67,8 @@ def test_scores_are_summed_over_sizes_and_mirror_images():
 
 @pytest.mark.parametrize("spec", [SMALL, PER_PIXEL])
 def test_the_mirrored_image_gives_the_mirrored_scores(spec):
-    # At these scales a resized pixel is a sum without rounding error; else it may be another whole number mirrored.
+    # At these scales, a resized pixel is a sum without rounding error; otherwise it may be rounded differently when
+    # mirrored.
     model = MultiScaleFlip(small_model(spec), scales=(0.5, 1.0, 2.0))
     with torch.no_grad():
         outputs = [model(x)["views"][0] for x in (image(), image().flip(-1))]

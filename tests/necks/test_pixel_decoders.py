@@ -1,4 +1,4 @@
-"""Pixel decoders against their steps one by one, in PyTorch's own modules."""
+"""Pixel decoders against their steps one by one, in PyTorch's modules."""
 
 import pytest
 import torch
@@ -24,13 +24,13 @@ def features(batch_size=2):
 def build(kind, **options):
     torch.manual_seed(0)
     neck = NECKS.build(dict(type=kind, out_channels=D_MODEL, mask_channels=20, **options), feature_info=INFO).eval()
-    for parameter in neck.parameters():  # norms and biases, too, have values of their own
+    for parameter in neck.parameters():  # norms and biases get distinct values, too
         nn.init.uniform_(parameter, -0.3, 0.3)
     return neck
 
 
 def normed(x, layer):
-    """Convolution without bias and group norm of 32 groups."""
+    """Apply a convolution without bias, and a group norm with 32 groups."""
     convolution, norm = layer[0], layer[1]
     x = F.conv2d(x, convolution.weight, padding=convolution.kernel_size[0] // 2)
     return F.group_norm(x, 32, norm.weight, norm.bias)
@@ -44,7 +44,7 @@ def pyramid(neck, maps, coarse):
 
 
 def encoded(x, layers, positions):
-    """DETR's post-norm encoder, batch first, positions added to queries and keys of every layer; no norm after it."""
+    """Apply DETR's post-norm encoder, batch first, with positions added to queries and keys; no norm after it."""
     for layer in layers:
         attention = nn.MultiheadAttention(D_MODEL, 4, batch_first=True)
         attention.load_state_dict(layer.self_attn.state_dict())

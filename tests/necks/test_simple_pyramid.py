@@ -107,7 +107,7 @@ def test_vitdets_names_load_into_backbone_and_neck(nested):
         key = key.replace("backbone.", "backbone.net.").replace("neck.levels.res", "backbone.simfp_")
         official[key if nested else key.removeprefix("backbone.")] = value.clone()
     pos_embed = "backbone.net.pos_embed" if nested else "net.pos_embed"
-    # The original keeps the position of the class token that it does not have.
+    # The original keeps a position for the class token, which it does not have.
     official[pos_embed] = torch.cat((torch.full((1, 1, 16), 9.0), official[pos_embed]), dim=1)
     backbone = build(
         "ViT", patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, window_size=2, relative_positions=4

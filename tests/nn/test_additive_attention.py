@@ -7,7 +7,7 @@ from vitkit.nn.additive_attention import SCORES, AlignmentAttention
 
 
 def by_hand(attention, query, key):
-    """The score of one query and one key (before `keys`), channel by channel."""
+    """Compute the score of one query and one key (before `keys`), channel by channel."""
     score, name = attention.score, {kind: name for name, kind in SCORES.items()}[type(attention.score)]
     dot = sum(q * k for q, k in zip(query, key)) if len(query) == len(key) else None
     if name == "dot":

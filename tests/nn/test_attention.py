@@ -18,7 +18,7 @@ B, L, S, D, HEADS = 2, 5, 7, 16, 4
 
 @pytest.fixture
 def pair():
-    """An nn.MultiheadAttention and ours with its weights."""
+    """Return an nn.MultiheadAttention, and ours with the same weights."""
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(D, HEADS, batch_first=True).eval()
     nn.init.normal_(theirs.in_proj_bias)
@@ -106,7 +106,7 @@ def test_a_fully_padded_image_stays_finite_and_leaves_the_others_alone(pair, dty
 def test_a_row_that_only_both_masks_hide_attends_everywhere(pair):
     theirs, ours = pair
     mask = torch.zeros(L, S, dtype=torch.bool)
-    mask[2, :3] = True  # the second image has just these keys
+    mask[2, :3] = True  # the second image has only these keys
     output = ours(*inputs(), padding_mask=padding(7, 3), attention_mask=mask)
     q, k, v = inputs()
     close(output[1, 2], theirs(q[1:, 2:3], k[1:], v[1:])[0][0, 0])

@@ -19,7 +19,7 @@ def assert_all_close(got, expected, atol=1e-10):
 
 @pytest.fixture
 def module():
-    """A module with 8 heads, and what calls it."""
+    """Return a module with 8 heads, and a function that calls it."""
     torch.manual_seed(0)
     attention = MultiScaleDeformableAttention(32, 8, num_levels=2, num_points=4)
     nn.init.normal_(attention.attention_weights.weight)

@@ -6,7 +6,7 @@ from vitkit.nn.kv_cache import KeyValueCache
 def test_a_cache_holds_what_was_appended_through_growth_and_selection():
     torch.manual_seed(0)
     cache, expected = KeyValueCache(capacity=4), torch.empty(3, 0, 2)
-    cache.select(torch.tensor([2, 0, 1]))  # nothing is there yet
+    cache.select(torch.tensor([2, 0, 1]))  # the cache is still empty
     for step in range(40):
         tokens = torch.randn(len(expected), 1 + step % 3, 2)
         expected = torch.cat([expected, tokens], dim=1)

@@ -9,7 +9,7 @@ from vitkit.nn.non_local import PAIRWISE, NonLocalBlock
 
 
 def block(*, seed=0, **options):
-    """With a norm that lets its input through."""
+    """Return a block whose norm is the identity."""
     torch.manual_seed(seed)
     made = NonLocalBlock(6, 4, **options).eval()
     torch.nn.init.ones_(made.norm.weight)
@@ -17,7 +17,7 @@ def block(*, seed=0, **options):
 
 
 def expected(made, x, *, pool=None):
-    """The paper's equation 1, location by location."""
+    """Compute the paper's equation 1, location by location."""
     pooled = x if pool is None else (F.max_pool2d if x.ndim == 4 else F.max_pool3d)(x, pool)
     gaussian = made.pairwise == "gaussian"
     theta, phi = (x, pooled) if gaussian else (made.conv_theta(x), made.conv_phi(pooled))

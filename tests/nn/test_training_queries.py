@@ -94,7 +94,7 @@ def test_negative_copies_have_more_noise(monkeypatch):
         lambda n, device: Noise(torch.ones(n), torch.zeros(n, dtype=int), torch.ones(n, 4), torch.full((n, 4), 0.4)),
     )
     boxes = denoising([target(BOX)]).boxes_cxcywh[0]
-    # All corners move by 0.5 * 0.4, and by 0.5 * 1.4, halves of the width and height.
+    # All corners move by 0.5 * 0.4 of half the width and height, those of the negative copy by 0.5 * 1.4 of it.
     torch.testing.assert_close(boxes, torch.tensor([[0.52, 0.54, 0.2, 0.4], [0.57, 0.64, 0.2, 0.4]]))
 
 

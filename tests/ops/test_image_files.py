@@ -1,4 +1,4 @@
-"""Image files: which are opened at all, how large they may be, and where they may lie."""
+"""Image files: which formats are opened, how large they may be, and where they may be."""
 
 import json
 import os
@@ -21,7 +21,7 @@ BLACK = np.zeros((6, 8, 3), np.uint8)
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that says it has this size, and holds no pixel."""
+    """Return a PNG whose header has this size, without any pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -31,7 +31,7 @@ def png_header(width: int, height: int) -> bytes:
 
 
 def jpeg_header(width: int, height: int, path) -> bytes:
-    """A small JPEG whose header is changed to another size."""
+    """Write a small JPEG whose header is changed to another size."""
     Image.fromarray(BLACK).save(path, format="JPEG")
     data = bytearray(path.read_bytes())
     start = data.index(b"\xff\xc0") + 5
@@ -49,7 +49,7 @@ def test_each_format_is_read(kind, tmp_path):
 
 
 def test_an_eps_file_is_not_opened(tmp_path, monkeypatch):
-    program = tmp_path / "gs"  # what Pillow would start to draw it
+    program = tmp_path / "gs"  # the program that Pillow would start to render it
     program.write_text(f"#!/bin/sh\necho ran > {tmp_path / 'ran'}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -1,4 +1,4 @@
-"""Models compared on the same images: paired differences, what won and lost, and what cannot be compared."""
+"""Models compared on the same images: paired differences, what got better or worse, and what cannot be compared."""
 
 import json
 import shutil

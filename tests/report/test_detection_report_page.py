@@ -1,4 +1,4 @@
-"""The report of a detector: what the file holds, without a browser; and all of it in one, where there is one."""
+"""The report of a detector: the file's content without a browser; and the full page in one, if it is installed."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from vitkit.tools import test as test_tool
 
 
 def page_data(path):
-    """What the script of the page reads."""
+    """Return the data that the page's script reads."""
     return json.loads(re.search(r"class='data'>(.*?)</script>", path.read_text(), re.S)[1])
 
 

@@ -1,4 +1,4 @@
-"""The reports of maps, classes, captions and texts hold the evaluators' numbers, and their cells open pictures."""
+"""The reports of maps, classes, captions and texts have the evaluators' numbers, and their cells open pictures."""
 
 import re
 
@@ -106,7 +106,7 @@ def test_pixels_of_panoptic_maps_are_those_of_a_semantic_evaluator():
 
     other = EVALUATORS.build(dict(type="SemanticEvaluator"), dataset=Semantic())
     statistics, matrix = pixel_statistics(ids, dataset.classes, pairs.__getitem__)
-    # The evaluator takes complete maps only: what has no prediction is compared by the counts alone.
+    # The evaluator takes only complete maps, so images without a prediction are compared only by their counts.
     for k, image_id in enumerate(ids):
         complete = np.where(pairs[k][1] == 255, 0, pairs[k][1]).astype(np.int64)
         other.update([dict(semantic=torch.from_numpy(complete))], [dict(image_id=image_id)])

@@ -44,7 +44,7 @@ def test_a_run_is_reported_in_its_folder(run):
     assert path == run / "report.html" and "<h1>small</h1>" in path.read_text()
     results = json.loads((run / "results.json").read_text())
     assert len({result["image_id"] for result in results}) == 4
-    evaluation = evaluation_of_run(run, device="cpu")  # from the results that lie there
+    evaluation = evaluation_of_run(run, device="cpu")  # from the existing results
     assert evaluation.name == "small" and evaluation.evaluator.results() == results
 
 

@@ -59,7 +59,7 @@ def targets_in(batch=2, length=5):
 
 
 def model_map(features):
-    """As of a backbone, without padding."""
+    """Return the features as a backbone's map, without padding."""
     return FeatureMap(features, None)
 
 
@@ -100,7 +100,7 @@ def test_selected_rows_go_on_as_they_would(model):
 
 
 def test_padding_changes_nothing_but_the_border(model):
-    """Convolutions see padding near the border, so the map is given; what is attended to must not be padding."""
+    """Convolutions see padding near the border, so the test sets the map; attention must be zero on padding."""
     torch.manual_seed(3)
     features = torch.randn(1, model.feature_channels, 4, 6)
     mask = torch.zeros(1, 4, 6, dtype=torch.bool)
@@ -112,7 +112,7 @@ def test_padding_changes_nothing_but_the_border(model):
 
 
 def with_map(model, features, mask):
-    """The model's outputs as if its backbone gave this map."""
+    """Return the model's outputs as if its backbone returned this map."""
     model = copy.deepcopy(model)
     model.backbone = torch.nn.Identity()
     model.backbone.forward = lambda images: {model.feature: features}
@@ -162,14 +162,14 @@ def test_hard_attention_shows_the_locate_that_was_read():
     settings = DecodingSettings(max_length=3, min_length=2)
     shown = {kind: decode(build(kind), inputs, settings, return_attention=True) for kind in ("hard", "hard_expected")}
     for read, expected in zip(shown["hard"], shown["hard_expected"]):
-        # The first word's state does not depend on what was read before.
+        # The first word's state does not depend on earlier attention.
         assert (read[0].attention > 0).sum(-1).tolist() == [1] * len(read[0].tokens)
         assert (expected[0].attention > 0).all()
         assert read[0].attention[0].argmax() == expected[0].attention[0].argmax()
 
 
 def test_gradient_of_the_reward_raises_what_was_drawn():
-    """A caption that is more probable than usual makes the drawn places more probable."""
+    """A caption that is more probable than usual makes the sampled locations more probable."""
     model = build("hard", expected_probability=0.0).train()
     targets = [{"tokens": torch.tensor([5, 6, 7, 8, 3])}]
     torch.manual_seed(4)
@@ -181,7 +181,7 @@ def test_gradient_of_the_reward_raises_what_was_drawn():
 
 
 def test_reward_gradient_is_on_average_that_of_the_expected_log_probability():
-    """Against the expectation over all places, which can be summed here: a caption of one word, three places."""
+    """The expectation can be summed over all locations here: a caption of one word, three locations."""
     model = build("hard", expected_probability=0.0).train()
     annotations = 2 * torch.randn(1, model.feature_channels, 1, 3)
     begin, word, copies = torch.tensor([BOS]), 5, 20000
@@ -316,5 +316,5 @@ def test_hard_attention_starts_from_the_weights_of_soft_attention():
     state = hard.state_dict()
     assert state.pop("reward_baseline").tolist() == [0, 0]
     assert all(torch.equal(value, soft.state_dict()[name]) for name, value in state.items())
-    with pytest.raises(CheckpointError, match=r"missing \(1\): reward_baseline"):  # evaluated, it is another model
+    with pytest.raises(CheckpointError, match=r"missing \(1\): reward_baseline"):  # evaluation needs all weights
         load_weights(hard, soft.state_dict())

@@ -1,4 +1,4 @@
-"""Decoding against naive implementations without caches, source by source, and against all texts there are."""
+"""Decoding against naive implementations without caches, source by source, and against all possible texts."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ LENGTHS = [9, 4, 1, 7, 6, 6]
 def model(request):
     torch.manual_seed(1)
     model = BUILDERS[request.param]().eval()
-    # Sharper than at random, so that no two continuations are equally good but for rounding.
+    # Sharper logits than random ones, so that no two continuations are equally good up to rounding.
     decoder = getattr(model, "decoder", model)
     output = getattr(decoder, "output", None)
     (decoder.embedding if output is None else output).weight.data.mul_(3)
@@ -59,7 +59,7 @@ def batch(sources, margin=0):
 
 @torch.no_grad()
 def log_probs_after(model, source, tokens):
-    """Log probabilities of the next token, by a full forward pass."""
+    """Return the log probabilities of the next token, by a full forward pass."""
     logits = model(source[None], None, torch.tensor([[BOS, *tokens]]))["logits"]
     log_probs = logits[0, -1].log_softmax(-1)
     log_probs[[PAD, BOS]] = -math.inf
@@ -77,7 +77,7 @@ def naive_greedy(model, source, max_length):
 
 
 def naive_beam_search(model, source, settings):
-    """Hypothesis after hypothesis, in lists."""
+    """Search with one hypothesis after the other, in lists."""
     running, ended = [((), 0.0)], []
     for length in range(1, settings.max_length + 1):
         candidates = []
@@ -173,7 +173,7 @@ class TableState(State):
 
 
 class TableModel:
-    """Next to each last token, the probabilities of the next."""
+    """A model whose next-token probabilities are looked up in a table by the last tokens."""
 
     def __init__(self, table):
         self.table = table
@@ -182,7 +182,7 @@ class TableModel:
         return TableState(torch.full((len(source),), BOS))
 
     def step(self, tokens, state, *, with_attention=False):
-        # The state must have followed the rows: it knows the token before the last.
+        # The state must have been reordered with the rows: it has the token before the last.
         logits = self.table[state.last, tokens]
         return logits.clone(), TableState(tokens), None
 
@@ -251,7 +251,7 @@ def test_samples_have_their_probabilities(options, expected):
     shares = torch.bincount(tokens.flatten(), minlength=8)[4:] / tokens.numel()
     assert shares.tolist() == pytest.approx(expected, abs=0.025)
     assert [bool(share) for share in shares] == [bool(share) for share in expected]
-    # The score is the model's own probability, whatever was drawn from.
+    # The score is the model's probability, not that of the truncated distribution that was sampled from.
     total = table[0, 0].log_softmax(-1)[tokens[0]].sum().item()
     assert decoded[0][0].score == pytest.approx(total / settings.penalty(200), abs=1e-3)
 
@@ -276,7 +276,7 @@ def test_attention_belongs_to_its_tokens_and_never_falls_on_padding(name, method
 
 @torch.no_grad()
 def rnn_attention(model, source, tokens):
-    """Attention to one source, with its tokens forced."""
+    """Return the attention to one source for given target tokens."""
     state, rows = model.start(source[None]), []
     for token in [BOS, *tokens][: len(tokens)]:
         _, state, weights = model.step(torch.tensor([token]), state)

@@ -1,4 +1,4 @@
-"""What recurrent models are trained with besides the texts: their own words, and word vectors."""
+"""Training of recurrent models with their own predictions (scheduled sampling) and with word vectors."""
 
 from types import SimpleNamespace
 

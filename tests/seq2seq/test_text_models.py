@@ -1,4 +1,4 @@
-"""The text models themselves; decoding has tests of its own."""
+"""The text models; decoding is tested in test_decoding.py."""
 
 import pytest
 import torch

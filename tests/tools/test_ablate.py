@@ -1,4 +1,4 @@
-"""Sets of runs: resumed, not repeated, at equal cost, and their table and plot."""
+"""Sets of runs: resumed, not repeated, with equal cost per arm; and their table and plot."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def ablation():
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """A set file; its folder is the current one."""
+    """Write a set file into a new current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.py").write_text(SET.replace("MINUTES", "").replace("EPOCHS", "1"))
     return "toy.py"

@@ -1,4 +1,4 @@
-"""tools/analyze.py: counts by hand, of the originals, and as published."""
+"""tools/analyze.py: counts equal those by hand, of the originals, and as published."""
 
 import json
 import warnings
@@ -97,7 +97,7 @@ def test_macs_equal_those_of_fvcore(name):
 
 
 def _attention_macs(inputs, outputs):
-    """fvcore knows no fused attention: the scores and the weighted sum."""
+    """Count the scores and the weighted sum of fused attention, which fvcore does not support."""
     batch_size, heads, queries, d = inputs[0].type().sizes()
     return 2 * batch_size * heads * queries * inputs[1].type().sizes()[-2] * d
 
@@ -114,7 +114,7 @@ def test_parameters_that_are_shared_count_once():
 def test_memory_of_parts_by_hand():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     costs = analysis.measure(model, torch.zeros(10, 4), names=["", "0", "1", "2"], repeats=2)
-    # Of all that autograd saves only the activation is neither a parameter nor the input.
+    # Among the tensors that autograd saves, only the activation is neither a parameter nor the input.
     assert {name: cost.saved_bytes for name, cost in costs.items()} == {"": 320, "0": 0, "1": 320, "2": 0}
     assert {name: cost.peak_bytes for name, cost in costs.items() if name} == {"0": 320, "1": 320, "2": 80}
     assert 640 <= costs[""].peak_bytes <= 720
@@ -167,7 +167,7 @@ def test_memory_of_training_is_told_without_computing_it(capsys):
 
 @pytest.fixture
 def fused_attention(monkeypatch):
-    """The plain definitions would store all matrices."""
+    """Use fused attention, as the plain definition would store all matrices."""
     monkeypatch.setenv("VITKIT_KERNELS", "fast")
 
 
@@ -273,7 +273,7 @@ def check_macs(name):
     assert not row["unknown"]
     macs = row["macs"] / 1e9
     if "published_g" in figures and abs(macs / figures["published_g"] - 1) > 0.02:
-        # The original's count stands where a note says how the published one was had.
+        # If the published count differs, there are the original's count and a note that explains the published one.
         assert "note" in figures and macs == pytest.approx(figures["counted_g"], rel=0.02)
     elif "published_g" not in figures and "counted_g" in figures:
         assert macs == pytest.approx(figures["counted_g"], rel=0.02)

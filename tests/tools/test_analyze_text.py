@@ -1,4 +1,4 @@
-"""MACs of models of text by hand, and of layers by their formulas."""
+"""MACs of text models by hand, and of layers by their formulas."""
 
 import json
 from pathlib import Path
@@ -29,12 +29,12 @@ def analyzed(capsys, *arguments: str) -> dict:
 
 
 def attention(queries: int, keys: int) -> int:
-    """Scores and values; the projections are counted in `layer`."""
+    """Return the MACs of scores and values; the projections are counted in `layer`."""
     return 2 * queries * keys * D
 
 
 def layer(tokens: int) -> int:
-    """Projections, feed-forward network and two norms of five operations per value."""
+    """Return the MACs of projections, feed-forward network and two norms of five operations per value."""
     return tokens * (4 * D * D + 2 * D * FFN + 2 * 5 * D)
 
 

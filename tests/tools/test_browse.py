@@ -30,7 +30,7 @@ def config():
 
 
 class Report(HTMLParser):
-    """What a report holds: the sources of its images, the classes of its figures, and whether its tags close."""
+    """The content of a report: the sources of its images, the classes of its figures, and whether its tags close."""
 
     def __init__(self, path):
         super().__init__()

@@ -90,7 +90,7 @@ def test_pictures_in_captions_and_attention_out(tiny, pictures, tmp_path, capsys
     assert lines[0] == lines[3]
     assert {path.name for path in (tmp_path / "drawn").iterdir()} <= {"0.png", "1.png", "2.png"}
     caption.main([tiny, "runs/tiny/last.pth", "pictures/1.png", "model.attention=hard", "--device", "cpu"])
-    assert capsys.readouterr().out.splitlines() == [lines[1]]  # it is alone what it is beside others
+    assert capsys.readouterr().out.splitlines() == [lines[1]]  # the same caption as in a batch
     model = load("runs/tiny/last.pth")
     assert model("pictures/1.png").text == lines[1].split("\t")[1]
     assert [prediction.name for prediction in model(pictures)] == [f"pictures/{i}.png" for i in range(3)]

@@ -83,7 +83,7 @@ def test_a_run_on_folders_leaves_its_files_and_tests_to_the_same_numbers(photos,
 
 
 def test_a_resumed_run_equals_one_that_was_never_stopped(photos):
-    """Erasing and mixing draw from generators that checkpoints hold."""
+    """Erasing and mixing sample from generators whose state is in checkpoints."""
     constant = ["schedule=MultiStepLR", "schedule.drop_at_epochs=[100]"]
     train(photos, "--run-dir", "whole", "train.epochs=2", *constant)
     train(photos, "--run-dir", "parts", "train.epochs=1", *constant)

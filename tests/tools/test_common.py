@@ -1,4 +1,4 @@
-"""What the tools share of how a model is named."""
+"""The tools' common handling of a model's name."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_weights_of_a_config_are_left_out_where_none_are_needed(tmp_path):
     weights.touch()
     assert without_weights([str(weights), "a.b=1"]) == ["a.b=1"]
     assert without_weights(["detr_r50"]) == [] and without_weights([]) == []
-    assert without_weights(["a.b=" + 300 * "c"]) == ["a.b=" + 300 * "c"]  # longer than names of files may be
+    assert without_weights(["a.b=" + 300 * "c"]) == ["a.b=" + 300 * "c"]  # longer than a file name may be
     assert without_weights(["bset.pth", "a.b=1"]) == ["bset.pth", "a.b=1"]  # a typo stays, and is an error
 
 

@@ -1,4 +1,4 @@
-"""The demo's page: what its controls do, without a browser; and all of it in one, where there is one."""
+"""The demo's page: its event handlers without a browser; and the full page in one, if it is installed."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def small_captioner(model):
 
 @pytest.fixture
 def picture(tmp_path):
-    """A file of 70 x 50 pixels, which drawings show seven times as large."""
+    """Return a picture file of 70 x 50 pixels, which drawings enlarge seven times."""
     path = tmp_path / "noise.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)).save(path)
     return path
@@ -70,7 +70,7 @@ def detr(tmp_path):
 
 
 def handlers_of(run, folder):
-    """The page's events for a run's model; updates of controls are plain dicts."""
+    """Return the page's event handlers for a run's model; updates of controls are plain dicts."""
     return Handlers(Demo(load(run), folder), SimpleNamespace(update=lambda **changes: changes))
 
 
@@ -89,7 +89,7 @@ def test_a_detector_answers_and_shows_its_slider(detr, picture, tmp_path):
     redrawn, answer = handlers.on_choice(prediction, "detection", 0.0)
     assert answer.endswith("; from score 0.00 (as asked for)")
     assert (np.asarray(Image.open(redrawn)) != before).any()
-    # The next picture is drawn from the chosen threshold on.
+    # The next picture is drawn with the chosen threshold.
     assert "from score 0.00 (as asked for)" in handlers.on_picture(str(picture), 0.0)[2]
 
 
@@ -100,7 +100,7 @@ def test_a_click_shows_what_the_point_and_its_query_attend_to(detr, picture, tmp
     text, encoder, query = handlers.on_click(prediction, 0.0, pixel, is_drawn=is_drawn)
     assert text.startswith("Point x 30, y 20: its attention in the encoder. ")
     assert encoder["visible"] and size_of(encoder["value"])[0] > 500
-    # The weights are random: whether a box covers the point is not known.
+    # The weights are random, so a box may or may not cover the point.
     assert ("covers it (" in text) == query["visible"] == ("No query's box" not in text)
     outside = handlers.on_click(prediction, 0.0, (30, 2000), is_drawn=True)
     assert outside == [HINT, *[{"value": None, "visible": False}] * 2]
@@ -208,7 +208,7 @@ def test_models_of_text_and_of_clips_are_sent_elsewhere():
 
 @pytest.fixture
 def served(detr, tmp_path, monkeypatch, free_port):
-    """Runs the tool in this thread, and a function with the page's address in another; then ctrl-C ends the tool."""
+    """Run the tool in this thread, and a function with the page's address in another; then ctrl-C ends the tool."""
     pytest.importorskip("gradio")
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -269,7 +269,7 @@ def test_the_page_is_served_here_alone_and_ends_at_ctrl_c(served, capsys):
 
 
 def visit_page(address, browser_path, picture, shots):
-    """Upload a picture, click it, move the slider; returns what the page said, and what it asked others for."""
+    """Upload a picture, click it, move the slider; return the page's texts, and its requests to other hosts."""
     from playwright.sync_api import sync_playwright
 
     errors, requests, said = [], [], {}

@@ -31,7 +31,7 @@ DATA_CHECKS = ["annotations", "images", "same_classes", "class_balance", "empty_
 
 
 def write_coco(name, *, seed, num_images=6, categories=((1, "cat"), (2, "dog")), **changes):
-    """A sound dataset: two objects in each image, polygons that fit their boxes. `changes` replace parts of it."""
+    """Write a valid dataset: two objects in each image, with polygons that fit their boxes; `changes` replace parts."""
     rng = np.random.default_rng(seed)
     Path(name).mkdir(exist_ok=True)
     images, annotations = [], []
@@ -63,7 +63,7 @@ def write_coco(name, *, seed, num_images=6, categories=((1, "cat"), (2, "dog")),
 
 @pytest.fixture
 def coco(tmp_path, monkeypatch):
-    """Sound train and val data, and a config; returns the training file's content."""
+    """Write valid train and val data, and a config; return the training file's content."""
     monkeypatch.chdir(tmp_path)
     Path("config.py").write_text(DETECTION)
     write_coco("val", seed=1)
@@ -76,7 +76,7 @@ def check_config(*overrides, checks=DATA_CHECKS, config="config.py", **options):
 
 
 def worst(issues, check, *, where="data.train"):
-    """(verdict, message) of the worst issue of a check."""
+    """Return (verdict, message) of the worst issue of a check."""
     matching = [issue for issue in issues if issue.check == check and issue.where == where]
     assert matching, f"no issue {check!r} among {sorted({issue.check for issue in issues})}"
     issue = max(matching, key=lambda issue: VERDICTS.index(issue.verdict))
@@ -88,7 +88,7 @@ def rewrite(content, **changes):
 
 
 def change(content, position=0, **changes):
-    """The file again, with one annotation changed."""
+    """Write the file again, with one annotation changed."""
     annotations = [dict(a) for a in content["annotations"]]
     annotations[position] |= changes
     rewrite(content, annotations=annotations)
@@ -213,7 +213,7 @@ def test_leakage_of_files_pixels_and_look(coco):
 
 
 def test_frames_of_one_recording_in_both(coco):
-    """Names tell it where each of them is another image."""
+    """Frames that are different images are recognised by their names."""
     for split, names in (("train", "ab"), ("val", "bc")):
         content = json.loads(Path(f"{split}.json").read_text())
         for k, image in enumerate(content["images"]):

@@ -1,4 +1,4 @@
-"""The doctor on annotations in a wrong format: what it names, and that its command mends it."""
+"""The doctor recognises annotations in a wrong format, and the command that it prints repairs them."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def write(change=lambda box: box, *, size=(WIDTH, HEIGHT), names=("cell",)):
-    """An annotation file of 60 boxes, each as `change` writes it; returns the right boxes."""
+    """Write an annotation file of 60 boxes, each changed by `change`; return the correct boxes."""
     rng = np.random.default_rng(0)
     boxes = []
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""tools/test.py --eval-only: predictions that were written before are scored without a model."""
+"""tools/test.py --eval-only: existing predictions are scored without a model."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ EVALUATOR = {
 
 
 def predict(dataset, index, task):
-    """The truth of an image as a prediction, but for a quarter of its rows."""
+    """Return the ground truth of an image as a prediction, except for a quarter of its rows."""
     target = dataset[index]["target"]
     if task == "instance":
         masks = target["masks"].clone()

@@ -62,7 +62,7 @@ def detr(tmp_path, monkeypatch) -> list[str]:
 
 @pytest.fixture
 def deformable(detr, tmp_path) -> list[str]:
-    """Likewise, beside it."""
+    """Return the arguments for Deformable DETR; its files are beside DETR's."""
     (tmp_path / "deformable.py").write_text(DEFORMABLE)
     save_untrained(tmp_path / "deformable.py", tmp_path / "deformable.pth")
     return ["deformable.py", "deformable.pth", *detr[2:]]
@@ -96,7 +96,7 @@ def usage_error(capsys, *args) -> str:
 
 
 def drawn(monkeypatch, name: str) -> list[dict]:
-    """What a drawing function is called with from now on, by parameter name."""
+    """Record the arguments of a drawing function's calls from now on, by parameter name."""
     module = explain if hasattr(explain, name) else image_attention
     calls, draw = [], getattr(module, name)
 
@@ -262,7 +262,7 @@ def test_usage_errors_say_what_is_missing(detr, capsys):
 
 
 def save_model(tmp_path, change: str) -> list[str]:
-    """A config of a changed quickstart, and its checkpoint; arguments of the tool."""
+    """Save a changed quickstart config and its checkpoint; return the tool's arguments."""
     (tmp_path / "model.py").write_text(change)
     save_untrained(tmp_path / "model.py", tmp_path / "model.pth")
     return ["model.py", "model.pth"]

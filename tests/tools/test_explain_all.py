@@ -28,7 +28,7 @@ MASKS = QUERIES | {"masks"}
 CHANNELS = dict(type="ChannelProjection", out_channels=16)
 DETR = dict(type="DETRHead", num_encoder_layers=1, num_decoder_layers=2, **LAYERS)  # one encoder layer is enough
 
-# Model -> its spec and the pictures, or the reason why there are none.
+# Model -> its spec and its pictures, or the reason why it has none.
 DENSE = {
     "DETR": (dict(neck=CHANNELS, head=DETR), QUERIES | {"encoder", "encoder_heads"}),
     "DETRSegmentation": (
@@ -105,12 +105,12 @@ CLASSIFIERS = {
 
 @pytest.fixture
 def unsaved(monkeypatch):
-    """Figures are made and not rendered, which takes most of the time."""
+    """Skip the rendering of figures, which takes most of the time."""
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).touch())
 
 
 def check(draw, expected, folder: Path) -> None:
-    """Draw, and compare the files, or the reason why there are none."""
+    """Draw, and compare the files, or the error that explains why there are none."""
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=expected):
             draw()

@@ -22,7 +22,7 @@ KINDS = {"CausalLanguageModel": ("target",), "MaskedLanguageModel": ("target",),
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, str]:
-    """Kind -> a checkpoint of random weights, as a run leaves it."""
+    """Return kind -> a run's checkpoint with random weights."""
     torch.manual_seed(0)
     paths = {}
     for kind, sides in KINDS.items():

@@ -1,4 +1,4 @@
-"""Runs that are killed or stopped at any moment, and resumed, end in the same weights as one that never was."""
+"""Runs that are killed or stopped at any moment, and resumed, end with the same weights as an uninterrupted run."""
 
 import os
 import random
@@ -25,7 +25,7 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """With runs that were never stopped: `whole1` of one rank, `whole2` of two."""
+    """Return a folder with uninterrupted runs: `whole1` of one rank, `whole2` of two."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "tiny.py").write_text(CONFIG)
     before = Path.cwd()
@@ -79,7 +79,7 @@ SHARDED = ["train.strategy=fsdp", "train.ema_decay=none", "train.sharded_checkpo
 
 @pytest.fixture(scope="module")
 def sharded(folder) -> str:
-    """A run of two ranks that write their shards, never stopped."""
+    """Return an uninterrupted run of two ranks that write their shards."""
     before = Path.cwd()
     os.chdir(folder)
     assert finish(start("tiny.py", "--run-dir", "sharded", *SHARDED, ranks=2)) == [0, 0]
@@ -106,7 +106,7 @@ def test_a_run_killed_while_its_ranks_save_their_shards_equals_one_never_stopped
 @needs_newer_torch
 @pytest.mark.parametrize(("seed", "kills"), [(0, 1), pytest.param(1, 20, marks=SLOW), pytest.param(2, 20, marks=SLOW)])
 def test_ranks_killed_at_any_moment_of_a_save_lose_nothing(sharded, seed, kills):
-    """One of the two or both, at once or some time apart; a run has no more steps, so that there are several."""
+    """One rank or both are killed, at once or one after the other; runs are short, so that several can be killed."""
     draw, done, number = random.Random(seed), 0, 0
     while done < kills:
         number, run = number + 1, f"shards{seed}-{number}"
@@ -127,7 +127,7 @@ def test_ranks_killed_at_any_moment_of_a_save_lose_nothing(sharded, seed, kills)
 
 
 def wait_for_save(run: str, processes: list) -> None:
-    """Wait until shards or what names them are being written."""
+    """Wait until shards, or the file that lists them, are being written."""
     deadline = time.monotonic() + 5
     while not list(Path(run).glob("*.tmp")) and all(process.is_alive() for process in processes):
         time.sleep(0.001)
@@ -150,7 +150,7 @@ def test_a_signal_ends_the_step_saves_and_tells_how_to_go_on(ranks, number):
         ranks=ranks,
     )
     wait_for_step(run, 6, processes)
-    os.kill(processes[-1].pid, number)  # one rank alone: all of them stop
+    os.kill(processes[-1].pid, number)  # one rank only: all of them stop
     statuses = finish(processes)
     assert statuses == [143 if ranks == 2 else 130] * ranks
     output = Path("output.txt").read_text()
@@ -161,7 +161,7 @@ def test_a_signal_ends_the_step_saves_and_tells_how_to_go_on(ranks, number):
 
 
 def test_a_whole_process_group_that_is_told_to_end_is_saved():
-    """As Slurm does it: the workers get the signal, too."""
+    """As with Slurm, the workers get the signal, too."""
     command = [sys.executable, str(ROOT / "tools" / "train.py"), "tiny.py", "--run-dir", "group", "--device", "cpu"]
     process = subprocess.Popen(
         [*command, "data.num_workers=2", "train.epochs=200", "schedule.end_factor=1.0"],
@@ -227,7 +227,7 @@ def config():
 
 
 def agent(run: str, *options: str, **variables: str) -> subprocess.Popen:
-    """An agent of torchrun, with a run whose rank 1 breaks once, and further environment variables."""
+    """Start torchrun's agent with a run whose rank 1 fails once, and with further environment variables."""
     Path("breaking.py").write_text(BREAKING)
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(ROOT / "tools" / "train.py"), "breaking.py"]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{Path.cwd()}", "BREAKING": run}
@@ -241,7 +241,7 @@ def agent(run: str, *options: str, **variables: str) -> subprocess.Popen:
 
 
 def torchrun(run: str, *options: str) -> tuple[int, str]:
-    """The exit status of one agent with two processes, and what it and they say."""
+    """Run one agent with two processes; return its exit status and all output."""
     process = agent(run, "--standalone", "--nproc-per-node", "2", *options)
     said = process.communicate(timeout=150)[1]
     return process.returncode, said
@@ -265,14 +265,14 @@ def test_under_torchrun_with_restarts_a_run_goes_on_by_itself():
 
 @pytest.mark.parametrize("slurm", [False, pytest.param(True, marks=SLOW)])
 def test_on_two_machines_a_run_goes_on_by_itself_too(slurm):
-    """Two agents that meet as on two machines. Only the one whose process breaks counts a restart."""
+    """Two agents meet as on two machines. Only the one whose process fails counts a restart."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free.getsockname()[1]}"]
     meeting += ["--rdzv-id", "17"] if slurm else []
     # What srun sets for the task on each machine.
     jobs = [dict(SLURM_JOB_ID="17", SLURM_STEP_ID="0", SLURM_PROCID=task) if slurm else {} for task in "01"]
-    # On a busy machine an agent may see the other one gone first, and spend a restart on it.
+    # On a busy machine, an agent may first see that the other one has left, and use up a restart.
     options = ["--nnodes", "2", "--nproc-per-node", "1", *meeting, "--local-addr", "127.0.0.1", "--max-restarts", "3"]
     run = "restarted_slurm" if slurm else "restarted2"
     agents = [agent(run, *options, **job) for job in jobs]

@@ -1,4 +1,4 @@
-"""Suspicious labels as a page and as corrections, and the measurement of them by planted errors."""
+"""Suspicious labels as a page and as corrections, and their measurement with planted errors."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ from vitkit.tools.benchmark import label_errors as planted_errors
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Labels of which the third annotation is removed, and perfect predictions."""
+    """Write labels without the third annotation, and perfect predictions."""
     monkeypatch.chdir(tmp_path)
     write_data(tmp_path, num_images=8)
     truth = json.loads((tmp_path / "truth.json").read_text())

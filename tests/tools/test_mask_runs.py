@@ -1,4 +1,4 @@
-"""Masks from training over sheets and results files to their scores, on the quickstarts' models and on real images."""
+"""Masks from training to figures, results files and scores, with the quickstarts' models and on real images."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def metrics_of(run: str) -> dict:
 
 
 def train(config: str, overrides: list[str]) -> dict:
-    """The metrics of a run in the folder "run", whose sheet is looked at."""
+    """Train in the folder "run", check the figure of predictions, and return the metrics."""
     train_tool.main([config, *overrides, "--run-dir", "run", "--device", "cpu"])
     sheet = cv2.imread("run/predictions.png")
     assert min(sheet.shape[:2]) > 300 and len(np.unique(sheet)) > 100
@@ -46,7 +46,7 @@ def train(config: str, overrides: list[str]) -> dict:
 
 
 def score(capsys, *args: str) -> list[str]:
-    """The table that tools/test.py prints."""
+    """Return the table that tools/test.py prints."""
     capsys.readouterr()
     test_tool.main([*args, "--device", "cpu"])
     lines = capsys.readouterr().out.split("results are in")[0].strip().splitlines()

@@ -1,4 +1,4 @@
-"""A person's data as `vitkit start` reads it: classes of label pictures, splits that are there already."""
+"""A user's data as `vitkit start` reads it: classes of label pictures, existing splits."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def label_pictures(folder, values, count=6):
 
 
 def settings_of(data, split):
-    """Run the lines of the config."""
+    """Run the lines of the config; return the settings of a split."""
     cfg = {"data": {"train": {}, "val": {}}}
     exec("\n".join(data.config_lines), {"cfg": cfg})
     return cfg["data"][split]

@@ -51,7 +51,7 @@ def make_run(text: str, dataset: str) -> None:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run of random weights in an own folder, with pictures beside it."""
+    """Return a run with random weights in a new folder, with pictures beside it."""
     monkeypatch.chdir(tmp_path)
     make_run(DETR, "ShapesDetection")
     rng = np.random.default_rng(0)
@@ -127,7 +127,7 @@ def test_a_camera_that_is_not_there_is_an_error_of_one_line(run, capfd):
     with pytest.raises(SystemExit) as error:
         predict.main([run, "--input", "97", "--device", "cpu", "--out", "out"])
     assert str(error.value.code).endswith("no frame of camera 97 can be read. Is it connected, and not in use?")
-    assert "WARN" not in capfd.readouterr().err  # OpenCV's own lines
+    assert "WARN" not in capfd.readouterr().err  # OpenCV's log messages
 
 
 def test_a_file_in_locate_of_the_folder_to_write_is_an_error_of_one_line(run, capsys):

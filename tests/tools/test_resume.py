@@ -33,7 +33,7 @@ def config():
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    # So small a model is several times slower where threads wait for a core that others use.
+    # So small a model is several times slower if its threads wait for cores that other processes use.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -66,7 +66,7 @@ def val_metrics(run: str) -> dict[str, float]:
 
 
 def test_with_moving_average_and_accumulation_a_resumed_run_equals_one_never_stopped(config, capsys):
-    # Three batches, of which the last makes a step alone.
+    # Three batches, of which the last one makes a step alone.
     options = ["train.ema_decay=0.5", "train.accumulate=2"]
     call(train, config, "--run-dir", "whole", "train.epochs=2", *options)
     call(train, config, "--run-dir", "parts", *options)

@@ -1,4 +1,4 @@
-"""Runs that are started together end in folders of their own, or with an error that names the other."""
+"""Runs that are started together get separate folders, or end with an error that names the other one."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def test_of_two_that_resume_one_run_one_trains():
     assert finish(first) == [-signal.SIGKILL] and reached("run") < LAST_STEP
     runs = [start("--resume", "run") for _ in range(2)]
     statuses = [finish(run)[0] for run in runs]
-    # On a busy machine the second may come when the first has ended, and finds the run complete.
+    # On a busy machine, the second may start after the first has ended, and find the run complete.
     assert statuses.count(0) == 1 or len(messages()) == 1
     assert read_checkpoint("run/last.pth")["progress"]["step"] == LAST_STEP
     assert log_of("run")

@@ -16,7 +16,7 @@ RANDOM = "model.backbone.pretrained=false"
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """The synthetic world in COCO's layout: 24 + 8 images of 64 pixels."""
+    """Return the synthetic world in COCO's layout: 24 + 8 images of 64 pixels."""
     out = tmp_path_factory.mktemp("start") / "shapes"
     make_shapes([str(out), "--num-train", "24", "--num-val", "8", "--image-size", "64"])
     return out
@@ -24,7 +24,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def step_cost(monkeypatch, tmp_path):
-    """Steps cost what `costs` says: seconds by precision, at 256 pixels; more with the pixels of larger ones."""
+    """Let steps take the time in `costs`: seconds by precision, at 256 pixels; proportionally more at larger sizes."""
     monkeypatch.chdir(tmp_path)
     costs, timed = {"fp32": 1.0, "bf16": 2.0}, []
 

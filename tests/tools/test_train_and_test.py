@@ -70,7 +70,7 @@ def evaluate(*args):
 
 
 def table_of(text: str) -> list[str]:
-    """The twelve numbers of the boxes."""
+    """Return the lines with the twelve numbers of the boxes."""
     (line,) = (line for line in text.splitlines() if line.startswith("boxes "))
     return line.split()[1:]
 
@@ -148,7 +148,7 @@ def test_testing_repeats_the_validation_and_writes_results_for_pycocotools(tiny,
 
 def test_checkpoints_keep_what_the_evaluation_has_measured(tiny, monkeypatch, capsys):
     found = ScoreThresholds(0.25, (0.5, *[None] * 5), "highest F1 in validation")
-    # So short a training finds nothing.
+    # After such a short training nothing is detected.
     monkeypatch.setattr(CocoEvaluator, "score_thresholds", lambda evaluator: found)
     train(tiny, "train.save_every_steps=1")
     expected = {
@@ -160,7 +160,7 @@ def test_checkpoints_keep_what_the_evaluation_has_measured(tiny, monkeypatch, ca
     capsys.readouterr()
     evaluate("runs/tiny/last.pth")
     assert "objects are best shown from score 0.25 to 0.50, by class (highest F1" in capsys.readouterr().out
-    # A run that is resumed has them from the start, not only after its next evaluation.
+    # A resumed run has the thresholds from the start, not only after its next evaluation.
     monkeypatch.setattr(CocoEvaluator, "score_thresholds", lambda evaluator: None)
     train("--resume", "runs/tiny")
     assert read_checkpoint("runs/tiny/last.pth")["measured"] == expected

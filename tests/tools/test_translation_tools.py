@@ -75,7 +75,7 @@ def test_a_checkpoint_without_vocabularies_is_refused(tmp_path):
 
 
 def test_a_resumed_run_keeps_its_vocabulary(run, checkpoint, tmp_path):
-    # Other training text would make another vocabulary; its weights would not fit.
+    # Other training text would give another vocabulary, to which the weights would not fit.
     arguments = ["configs/quickstart/translation.py", *SMALL, "data.train.vocabulary.size=100"]
     train_tool.main([*arguments, "--init", checkpoint, "--run-dir", str(tmp_path / "next")])
     assert (

@@ -210,7 +210,7 @@ def test_attention_over_space_and_time_is_drawn(run, capsys):
     explain.main([*args, "--frame", "1", "--points", "3,12", "9,2"])
     assert "1_attention.png" in capsys.readouterr().out
     width, height = Image.open(run / "maps" / "1_attention.png").size
-    assert width > 800 and height > 800  # 4 frames, and lines of frames, the class token and two points
+    assert width > 800 and height > 800  # 4 columns of frames, and rows of frames, the class token and two points
     explain.main([*args, "--encoder-layer", "0"])
 
 
@@ -243,7 +243,7 @@ def test_the_doctor_counts_lengths_rates_short_and_unreadable_videos(run, capsys
     found = json.loads(capsys.readouterr().out)["issues"]
     issues = {(issue["where"], issue["check"]): issue for issue in found}
     failed = [issue["message"] for issue in found if issue["verdict"] == "fail"]
-    assert status == 1 and len(failed) == 2  # of both splits
+    assert status == 1 and len(failed) == 2  # in both splits
     assert "1 of 5 videos cannot be read" in failed[0] and "bad.mp4" in failed[0]
     short = issues["data.train", "short videos"]
     assert short["verdict"] == "note" and "2 of 4 videos are shorter than a clip" in short["message"]

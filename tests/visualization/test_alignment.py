@@ -11,7 +11,7 @@ def test_an_alignment_matrix_is_drawn(tmp_path):
     draw_alignment(attention, ["▁a", "b", "c", "</s>"], ["▁x", "ß", "$z$"], path)
     picture = Image.open(path).convert("L")
     assert picture.width > 300 and picture.height > 200
-    # White and black cells are both there.
+    # There are both white and black cells.
     assert picture.getextrema() == (0, 255)
 
 

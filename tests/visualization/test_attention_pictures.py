@@ -22,7 +22,7 @@ MAGENTA, GREEN, BLUE, RED, LIMEGREEN = (255, 0, 255), (44, 160, 44), (31, 119, 1
 
 @pytest.fixture
 def panels(monkeypatch):
-    """The panels of the figures that are saved, so that tests see numbers and not only pixels."""
+    """Return the panels of saved figures, so that tests can check numbers and not only pixels."""
     saved = []
     savefig = Figure.savefig
 

@@ -17,7 +17,7 @@ def data_of(path) -> dict:
 
 
 def weights_of(layer: dict, num_rows: int) -> np.ndarray:
-    """(heads, N, M) as the page's script decodes them."""
+    """Decode the weights as the page's script does: (heads, N, M)."""
     largest = np.frombuffer(base64.b64decode(layer["largest"]), "<f4").reshape(-1, num_rows, 1)
     levels = np.frombuffer(base64.b64decode(layer["levels"]), np.uint8).reshape(*largest.shape[:2], -1)
     return levels / 255 * largest

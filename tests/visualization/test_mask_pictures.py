@@ -13,7 +13,7 @@ BLACK = np.zeros((400, 500, 3), np.uint8)
 
 
 def on_black(label):
-    """The colour of a class on black, as light as an overlay is."""
+    """Return the colour of a class on black, with the opacity of an overlay."""
     return tuple(np.rint(np.array(named_color(label, NAMES)) * 0.35).tolist())
 
 
@@ -99,7 +99,7 @@ def test_classes_have_the_colours_that_people_expect():
     names = ["person", "Sky", "sky-other-merged", "tree", "zebra"]
     sky, tree = named_color(1, names), named_color(3, names)
     assert sky[2] > sky[1] > sky[0] and tree[1] > max(tree[0], tree[2])
-    # A second sky is told apart from the first, and names that say no colour have those of their numbers.
+    # A second sky gets another colour than the first, and names without an expected colour get that of their number.
     assert named_color(2, names) == class_color(2) and named_color(4, names) == class_color(4)
     assert len({named_color(label, names) for label in range(5)}) == 5
 

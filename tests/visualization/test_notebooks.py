@@ -16,7 +16,7 @@ def picture(tmp_path):
 
 
 def ipython(shell) -> dict[str, ModuleType]:
-    """A stand-in for IPython, whose pictures are what they were made of."""
+    """Return a stand-in for IPython whose pictures are the arguments that they were made from."""
     package, display = ModuleType("IPython"), ModuleType("IPython.display")
     package.get_ipython = lambda: shell
     display.shown = []

@@ -1,4 +1,4 @@
-"""The Triton kernels compile for GPUs that are not there."""
+"""The Triton kernels compile for GPUs that the machine does not have."""
 
 import pytest
 

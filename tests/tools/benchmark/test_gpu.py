@@ -1,4 +1,4 @@
-"""The command that says everything about a GPU, in its smallest form on the CPU."""
+"""The command for all checks of a GPU, in its smallest form on the CPU."""
 
 import json
 

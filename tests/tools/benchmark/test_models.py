@@ -33,7 +33,8 @@ def test_both_forms_of_a_model_train_the_same_number_of_parameters(name):
         losses.append(contestant.loss().item())
     assert trained[0] == trained[1]
     if name in ("maskformer", "mask2former"):
-        # Of random weights: a layer more or less would change it by a sixth or a tenth, another weight by more.
+        # Weights are random: one layer more or less would change the loss by a sixth or a tenth, another loss weight
+        # by more.
         assert losses[0] == pytest.approx(losses[1], rel=0.5)
 
 
