@@ -176,7 +176,7 @@ class Queries(NamedTuple):
     boxes_xyxy: Tensor
     """(Q, 4) in pixels of the picture; around the masks where the model predicts no boxes."""
     masks: Tensor | None
-    """(Q, h, w) bool, over the full picture at a lower resolution; None if the model predicts no masks."""
+    """(Q, h, w) bool, over the full picture at the masks' resolution; None if the model predicts no masks."""
     size: Size
     """(height, width) of the picture in pixels."""
 
