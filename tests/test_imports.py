@@ -85,7 +85,7 @@ def own_part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def test_every_part_has_a_locate_in_the_order():
+def test_every_part_has_a_place_in_the_order():
     assert {own_part(path) for path in FILES} <= LEVEL.keys() | BESIDE.keys()
 
 

@@ -225,7 +225,7 @@ def folders_of_splits(names: Sequence[str]) -> dict[str, list[int]] | None:
     if "test" in folders and not all(splits.values()):
         raise DataError(
             "the folders have test pictures, but not both train and val: give the folders of the pictures to train on, "
-            "which start divides, such as images/train."
+            "which are then split, such as images/train."
         )
     return splits if all(splits.values()) else None
 

@@ -112,7 +112,7 @@ def test_a_file_may_have_another_name_than_its_address(address, tmp_path):
     assert cached_file(f"{address}/download?id=7", name="a.pth", folder=tmp_path).name == "a.pth"
 
 
-def test_a_web_page_in_locate_of_a_file_is_said(address, tmp_path):
+def test_a_web_page_in_place_of_a_file_is_an_error(address, tmp_path):
     with pytest.raises(CheckpointError, match="cannot download .*answers with a web page"):
         cached_file(f"{address}/page.html", folder=tmp_path)
 

@@ -151,7 +151,7 @@ def test_synthetic_captions_are_of_known_words():
     assert data.target_vocabulary.unknown_count == 0
 
 
-def test_features_take_the_locate_of_images(folder):
+def test_features_take_the_place_of_images(folder):
     images = dataset(folder)
     maps = torch.arange(3 * 2 * 2 * 2, dtype=torch.float32).view(3, 2, 2, 2)
     write_features(folder / "maps.npy", maps.split(2), images, weights_key=17)

@@ -107,7 +107,7 @@ def test_every_object_of_a_crowd_is_found_once(masks):
     assert boxes_of(result) == sorted(boxes)
 
 
-def test_other_classes_at_the_same_locate_stay():
+def test_other_classes_at_the_same_location_stay():
     def predict(pictures):
         results = []
         for picture in pictures:

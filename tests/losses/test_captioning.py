@@ -26,7 +26,7 @@ def hard_outputs(drawn):
     return {**outputs, "sampled_log_weights": drawn, "reward_baseline": torch.zeros(2)}, targets
 
 
-def test_every_locate_should_be_looked_at_once_by_real_words():
+def test_every_location_should_be_looked_at_once_by_real_words():
     outputs, targets = soft_outputs()
     losses = CaptionLoss(doubly_stochastic=2.0)(outputs, targets)
     # First: 1 - 0.5, 1 - 1, 1 - 0.5. Second: 1 - 0.25, 1 - 0.75; attention after the end does not count.

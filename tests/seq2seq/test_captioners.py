@@ -147,7 +147,7 @@ def test_hard_attention_draws_places_for_some_images_in_training():
     assert (model(targets_in(), images())["sampled_log_weights"] == 0).all()
 
 
-def test_hard_attention_looks_at_one_locate_in_evaluation():
+def test_hard_attention_looks_at_one_location_in_evaluation():
     model = build("hard", gated=False)
     annotations = torch.randn(2, model.feature_channels, 2, 3)
     state = model._start(model_map(annotations))
@@ -157,7 +157,7 @@ def test_hard_attention_looks_at_one_locate_in_evaluation():
         assert torch.equal(context[row], places[row, :, weights[row].argmax()])
 
 
-def test_hard_attention_shows_the_locate_that_was_read():
+def test_hard_attention_shows_the_location_that_was_read():
     inputs = {"images": images()}
     settings = DecodingSettings(max_length=3, min_length=2)
     shown = {kind: decode(build(kind), inputs, settings, return_attention=True) for kind in ("hard", "hard_expected")}

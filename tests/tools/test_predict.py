@@ -130,7 +130,7 @@ def test_a_camera_that_is_not_there_is_an_error_of_one_line(run, capfd):
     assert "WARN" not in capfd.readouterr().err  # OpenCV's log messages
 
 
-def test_a_file_in_locate_of_the_folder_to_write_is_an_error_of_one_line(run, capsys):
+def test_a_file_in_place_of_the_folder_to_write_is_an_error_of_one_line(run, capsys):
     with pytest.raises(SystemExit) as error:
         predict.main([run, "--input", "b.png", "--device", "cpu", "--out", "b.png/out"])
     assert str(error.value.code).startswith("error: b.png/out: Not a directory.")

@@ -48,7 +48,7 @@ def query_layer(reference: list[float], weights: torch.Tensor | None = None) -> 
     return QueryLayer(locations, weights, torch.tensor(reference), torch.tensor([0.5, 0.5, 0.4, 0.2]), "cat", 0.9)
 
 
-def test_overlay_colours_the_locate_of_the_weight_and_leaves_the_rest_grey():
+def test_overlay_colours_the_location_of_the_weight_and_leaves_the_rest_grey():
     weights = torch.zeros(2, 2)
     weights[0, 1] = 0.3
     drawn = overlay_attention(grey_image(), weights, color=(200, 0, 0))

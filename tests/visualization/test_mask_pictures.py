@@ -21,7 +21,7 @@ def has_color(image, color):
     return bool((image == color).all(axis=-1).any())
 
 
-def test_masks_are_coloured_at_their_locate_with_a_legend_below():
+def test_masks_are_coloured_where_they_are_with_a_legend_below():
     masks = np.zeros((1, 400, 500), bool)
     masks[0, 100:300, 50:250] = True
     drawn = draw_masks(BLACK, masks, [1], NAMES, scores=[0.9])
