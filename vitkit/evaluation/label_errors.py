@@ -93,7 +93,7 @@ class _Image:
 
 
 class _Evidence:
-    """What all images together say about the model: how often a score is right, its usual IoU, what it misses."""
+    """Statistics of the model over all images: how often a score is right, its usual IoU, what it misses."""
 
     def __init__(self, images: Sequence[_Image], category_ids: Sequence[int]):
         scores = np.concatenate([np.zeros(0), *(image.scores for image in images)])

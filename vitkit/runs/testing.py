@@ -36,7 +36,7 @@ class Evaluated:
     evaluator: Evaluator
     """The evaluator with all predictions; see its `per_class`, `details` and `score_thresholds`."""
     report: LoadReport
-    """How loading the weights went."""
+    """What was loaded from the weights; see `LoadReport`."""
     seconds_per_sample: float
     """Median time per sample over all batches but the first, excluding loading and scoring."""
     sample: str

@@ -185,7 +185,7 @@ class _Samples(NamedTuple):
         return by_location, by_weight.view_as(self.weights)
 
     def _slopes(self, axis: int) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of near and far by the offset, (L, N) each; at a kink, that of the side beyond."""
+        """Return the derivatives of near and far by the offset, (L, N) each; right-hand ones at a kink."""
         unit = self.offsets[axis].floor()
         before, within, after = ((unit == k).to(unit.dtype) for k in (-1, 0, 1))
         return before.sub_(within), within.sub(after).mul_(self.levels.has_far[axis])

@@ -238,7 +238,7 @@ def _corner(left, top, right_share, lower_share, height, width, first, CORNER: t
         row, share_y, slope_y = top + 1, lower_share, 1
     else:
         row, share_y, slope_y = top, 1 - lower_share, -1
-    # Compared as floats: what is far away or not a number has no integer.
+    # Compared as floats: values that are far away or nan cannot be converted to integers.
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     pixel = first + row.to(tl.int32) * width + column.to(tl.int32)
     return pixel.to(tl.int64), inside, share_x, share_y, slope_x, slope_y
