@@ -1,10 +1,8 @@
 """DINO-R50 with four scales on COCO 2017, 12 epochs (Zhang et al. 2022, https://arxiv.org/abs/2203.03605).
 
 Two-stage Deformable DETR with box refinement, and the additions of DINO: contrastive denoising, mixed query selection,
-look
-forward twice, and heads shared by all layers. The box noise of 1.0 is that of the original's training scripts; its
-config
-file says 0.4.
+look forward twice, and heads shared by all layers. The box noise of 1.0 is that of the original's training scripts; its
+config file says 0.4.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/dino_r50_4scale.py
 Reference: 49.0 box AP at 12 epochs (original README). 46,893,182 parameters with 91 classes. Here: not yet run.

@@ -1,8 +1,7 @@
 """EoMT-L (DINOv2, 640x640) on COCO 2017 panoptic segmentation (Kerssies et al. 2025, https://arxiv.org/abs/2503.19108).
 
 A plain ViT-L/16 from DINOv2's weights with registers (patches of 14 resampled to 16), whose last four blocks process
-200
-queries. Their attention is masked at first, but no longer in the last two epochs and in inference.
+200 queries. Their attention is masked at first, but no longer in the last two epochs and in inference.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/eomt_large_coco_panoptic.py train.precision=fp16
 Reference: 56.0 PQ after 12 epochs (original model zoo). Here: not yet run.

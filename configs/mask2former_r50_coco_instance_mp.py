@@ -2,8 +2,7 @@
 instance segmentation.
 
 In addition to the usual queries, there are as many noised copies of the targets' classes and masks as fit into 100.
-They
-attend within the targets' masks in every layer, and have to predict the targets. Inference is the same as
+They attend within the targets' masks in every layer, and have to predict the targets. Inference is the same as
 Mask2Former's.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_r50_coco_instance_mp.py train.precision=bf16

@@ -1,8 +1,7 @@
 """Mask2Former-R50 on COCO 2017 panoptic segmentation (Cheng et al. 2022, https://arxiv.org/abs/2112.01527).
 
 AP and mIoU are of the same model; here AP is computed against the things of the panoptic maps, in the original against
-the
-instances file, whose masks may overlap.
+the instances file, whose masks may overlap.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_r50_coco_panoptic.py train.precision=bf16
 Reference: 51.9 PQ, 41.7 mask AP, 61.7 mIoU (original model zoo). 44.0 M parameters, 226 GMACs (paper).

@@ -6,8 +6,7 @@ some parts have: `isinstance(dataset, HasClasses)` checks for one. Both are stru
 own file needs no base class of vitkit.
 
 Capabilities are methods and plain attributes, never submodules: `nn.Module` keeps submodules in tables of its own,
-which
-`isinstance` does not see; see `child`.
+which `isinstance` does not see; see `child`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -69,8 +68,7 @@ class UsesTargets(Protocol):
     """A model or a head that may have additional queries in training only, such as noised targets.
 
     If `uses_targets` is true, training also passes it `targets`, the same ones as the criterion's. Without targets it
-    adds
-    no queries.
+    adds no queries.
     """
 
     uses_targets: bool

@@ -5,8 +5,7 @@ https://arxiv.org/abs/2203.03605): denoising, then mixed query selection and loo
 Groups of queries (Group DETR, https://arxiv.org/abs/2207.13085) and MAL instead of the focal loss (DEIM,
 https://arxiv.org/abs/2412.04234) are each added to DINO separately. DN-DETR (https://arxiv.org/abs/2203.01305) is DETR
 with denoising. Images are smaller than in configs/transfer/bccd.py, and epochs are few: the runs compare what is
-learned in
-the first minutes.
+learned in the first minutes.
 
 Run:  vitkit ablate detection_bccd data.root=DIR    (other weights than torchvision's: see configs/parts/resnet.py)
 Here: see model_zoo/ablations/detection_bccd.md.

@@ -1,8 +1,7 @@
 """From DETR to DINO on 50 images of COCO, from ImageNet weights, at equal processor time.
 
 The arms of detection_bccd.py, on https://github.com/lizhogn/tiny_coco_dataset: 49 of the 80 classes. As there are so
-few
-images, objects of other images are pasted and images are jittered in scale.
+few images, objects of other images are pasted and images are jittered in scale.
 
 Run:  vitkit ablate detection_coco_tiny data.root=DIR    (other weights than torchvision's: see configs/parts/resnet.py)
 Here: see model_zoo/ablations/detection_coco_tiny.md.

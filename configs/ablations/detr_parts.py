@@ -2,8 +2,7 @@
 
 Numbers of encoder and decoder layers and no feed-forward networks (table 2 and section 4.2), position encodings (table
 3), leaving out each loss term (table 4), and 300 query slots. The base has two encoder and three decoder layers. For
-the AP
-after each decoder layer: `vitkit compare_layers RUN`.
+the AP after each decoder layer: `vitkit compare_layers RUN`.
 
 Run:  vitkit ablate detr_parts
 Here: see model_zoo/ablations/detr_parts.md.

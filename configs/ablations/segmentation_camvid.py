@@ -1,14 +1,10 @@
 """From per-pixel classification to Mask2Former and EoMT on CamVid, from ImageNet weights, at equal processor time.
 
 The recording 0006R0, 101 images by day, is held out: neighbouring frames, which a random split would distribute over
-both
-parts, reveal each other. Per-pixel classification, MaskFormer (Cheng et al. 2021, https://arxiv.org/abs/2107.06278,
-table
-1) and Mask2Former (https://arxiv.org/abs/2112.01527) share backbone and pixel decoder; known masks are those of
-MP-Former
-(https://arxiv.org/abs/2303.07336). EoMT (https://arxiv.org/abs/2503.19108) does not run on a ResNet and has a small
-plain
-ViT from random weights, so its result is no comparison of methods.
+both parts, reveal each other. Per-pixel classification, MaskFormer (Cheng et al. 2021,
+https://arxiv.org/abs/2107.06278, table 1) and Mask2Former (https://arxiv.org/abs/2112.01527) share backbone and pixel
+decoder; known masks are those of MP-Former (https://arxiv.org/abs/2303.07336). EoMT (https://arxiv.org/abs/2503.19108)
+does not run on a ResNet and has a small plain ViT from random weights, so its result is no comparison of methods.
 
 Run:  vitkit ablate segmentation_camvid data.root=DIR    (other weights than torchvision's: see configs/parts/resnet.py)
 Here: see model_zoo/ablations/segmentation_camvid.md.

@@ -3,8 +3,7 @@ https://arxiv.org/abs/2010.11929).
 
 Positions: none, 1-D, 2-D and relative (table 8); class token or mean (figure 9); the hybrid with a ResNet as stem
 (section 3.1, figure 5); a hidden layer in the head (section 3.1). Models with relative positions have no class token,
-like
-"mean".
+like "mean".
 
 Run:  vitkit ablate vit_parts
 Here: see model_zoo/ablations/vit_parts.md.

@@ -1,8 +1,7 @@
 """A small DINO on blood cells (https://github.com/Shenggan/BCCD_Dataset), from ImageNet weights.
 
 configs/transfer/bccd.py with the additions of DINO (contrastive denoising, mixed query selection, look forward twice),
-and
-half the batch size for twice the steps.
+and half the batch size for twice the steps.
 
 Run:  python tools/train.py configs/bccd/dino.py data.root=DIR    (DIR holds images/ and annotations/)
       From Keras's weights, as the figure: see configs/parts/resnet.py.

@@ -1,8 +1,7 @@
 """mask2former.py with a recording of the training part held out, which is not used for any choice: the score to report.
 
 The published validation frames are 31 to 135 frames, a second or more, away from training frames, and they choose the
-best
-epoch. The test set is the recording 0006R0, 101 frames by day.
+best epoch. The test set is the recording 0006R0, 101 frames by day.
 
 Run:  python tools/train.py configs/camvid/held_out.py data.root=DIR    (DIR holds images/ and labels/)
       python tools/test.py runs/held_out --split test

@@ -1,8 +1,7 @@
 """Show, Attend and Tell overfits the captions of Flickr8k's first fifty training images.
 
 It is evaluated on the images that it was trained on, and the backbone starts from random weights. If such a run on your
-own
-data stays far below the result here, something is wrong with the data or the settings; a lack of images is not the
+own data stays far below the result here, something is wrong with the data or the settings; a lack of images is not the
 reason.
 
 Run:  python tools/train.py configs/overfit/captioning.py data.root=data/flickr8k

@@ -20,8 +20,7 @@ def with_plain_vit(cfg, backbone, strides=(4, 8, 16, 32), layer_decay=0.8):
     it.
 
     The learning rate decreases from block to block (ViTDet, https://arxiv.org/abs/2203.16527); to freeze blocks
-    instead, set
-    model.backbone.frozen_stages to their number.
+    instead, set model.backbone.frozen_stages to their number.
     """
     model = cfg["model"]
     neck = {name: value for name, value in model["neck"].items() if name != "in_features"}

@@ -1,8 +1,7 @@
 """Kinetics-400 (Kay et al. 2017, https://arxiv.org/abs/1705.06950): lists of videos with labels, and class names.
 
 ROOT/train.txt and ROOT/val.txt have a line `PATH LABEL` for each video, with paths relative to ROOT; ROOT/classes.txt
-has
-one name per line. Videos that are no longer available are left out, and counted.
+has one name per line. Videos that are no longer available are left out, and counted.
 """
 
 from vitkit.configs.parts.imagenet import deit_augmentation

@@ -5,8 +5,7 @@ def with_panoptic(cfg, data, classes):
     """Set a mask classification config to panoptic data, also evaluated by mask AP and mIoU; changes it in place.
 
     `classes` are the model's arguments for the published checkpoint: number of classes, and which have instances; a run
-    on
-    other data sets them from its dataset.
+    on other data sets them from its dataset.
     """
     cfg["model"].update(tasks=["panoptic", "instance", "semantic"], **classes)
     cfg["data"] = data

@@ -116,8 +116,7 @@ def check_feature_info(backbone: nn.Module) -> None:
     """Check a backbone's `feature_info` against the maps that it returns for a small image of zeros.
 
     This takes about as long as one training image of 64x96 pixels (the meta device would take two to six times as
-    long),
-    and draws no random numbers. A backbone that rejects the image's size (DataError) is not checked, nor is one
+    long), and draws no random numbers. A backbone that rejects the image's size (DataError) is not checked, nor is one
     that raises another error, which is logged.
 
     Raises:
@@ -190,8 +189,7 @@ class BackboneBase(nn.Module):
     (B, num_classes). Images of another shape, or too small ones, raise a DataError.
 
     A subclass calls `configure` first and `freeze` last in its constructor. Its stem and the following stages are
-    `stem`
-    and `layers`, an `nn.ModuleDict`; otherwise it overrides `stages` and `drop_stages_after`.
+    `stem` and `layers`, an `nn.ModuleDict`; otherwise it overrides `stages` and `drop_stages_after`.
     """
 
     class_head: tuple[str, ...] = ()

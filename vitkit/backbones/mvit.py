@@ -201,8 +201,7 @@ class MViT(BackboneBase):
     The classifier attends to the full map, with pooled keys. The backbone is the paper's for detection (section 4.3):
     the blocks attend within windows, except for the last ones of res3, res4 and res5 (of these, the first two pool
     their keys twice as much); it has no class token, and a norm for each returned map. With clips, both attend to the
-    full
-    map.
+    full map.
 
     Args:
         image_size: side of the images, in pixels, that the position tables are made for; they are resized for other

@@ -52,8 +52,7 @@ CLIP_RESNET_VARIANTS = {
     },
 }
 """The networks of SlowFast's configs/Kinetics: C2D, I3D and SLOW, with and without _NLN_; then those of the paper's
-tables
-1 and 2 (c, e), made for clips of 32 frames and more.
+tables 1 and 2 (c, e), made for clips of 32 frames and more.
 """
 
 _DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}

@@ -102,8 +102,7 @@ class ResNet(BackboneBase, tv.ResNet):
         dilation: keep res4's stride of 16 in the last stage and dilate its kernels (DC5).
         stride_in_1x1: put the stride of a stage in its first 1x1 convolution, as required by the paper's own weights,
             detectron2's "MSRA" and Keras's, rather than in the 3x3 convolution after it, as by torchvision's. The names
-            and
-            shapes of weights are the same, so a wrong setting only shows in worse results.
+            and shapes of weights are the same, so a wrong setting only shows in worse results.
         settings: see `BackboneSettings`; pretrained=True means torchvision's ImageNet weights (IMAGENET1K_V1).
     Raises:
         ConfigError: an argument is invalid.

@@ -243,8 +243,8 @@ class Swin(BackboneBase):
         positions: "relative": a bias for each offset within a window; "absolute": a learned vector for each of 56 x 56
             locations of res2, resampled to other sizes; or "none" (table 4).
         settings: see `BackboneSettings`; pretrained=True means the official weights.
-    ConfigError: an argument is invalid.
-        ConfigError: an argument is impossible.
+    Raises:
+        ConfigError: an argument is invalid.
     """
 
     weights = _WEIGHTS

@@ -47,8 +47,7 @@ STEPS = {
 }
 """For each step, how tokens are grouped; tokens in the same group along all three axes attend to each other. Along an
 axis, "one" puts all tokens in one group, "each" makes each index a group, "halves" splits the first from the second
-half,
-and "every second" splits even from odd indices.
+half, and "every second" splits even from odd indices.
 
 So "local" is the paper's "F x H/2 x W/2 neighboring patches", and "global" its "stride of 2 patches along the temporal
 dimension and also the two spatial dimensions"; the paper gives no code for either.
@@ -137,8 +136,7 @@ class Block(nn.Module):
 
     The last step uses the names of a ViT, `norm1` and `attn`; the others are named after the step
     (`temporal_norm1`, `temporal_attn`) and have a final layer (`temporal_fc`) that is initialised to zero, so that a
-    new
-    network starts as a ViT.
+    new network starts as a ViT.
 
     As in the original, the class token takes no part in the temporal step. In the other steps every group includes it,
     and its outputs are averaged over the groups.
@@ -206,8 +204,7 @@ class TimeSformer(BackboneBase):
     """TimeSformer: a classifier of clips, or one map of them, "res4" for patches of 16; loads official weights.
 
     `load_pretrained` also accepts weights of an image ViT, or of a TimeSformer whose blocks lack the earlier steps. As
-    in
-    the original, the attention of these steps is then initialised as a copy of the ViT's, and their final layer as
+    in the original, the attention of these steps is then initialised as a copy of the ViT's, and their final layer as
     zeros.
 
     An `AttentionRecorder` gets, for each attention, (B * G, heads, S, S), or 1 + S with the class token, where groups
@@ -216,8 +213,7 @@ class TimeSformer(BackboneBase):
 
     Args:
         attention: a key of `SCHEMES`: "space" (each frame separately, averaged at the end), "joint", "divided",
-            "sparse"
-            (local, then global) or "axial" (time, width, height).
+            "sparse" (local, then global) or "axial" (time, width, height).
         image_size, num_frames: size of the clips, in pixels and frames, that the position tables are made for. For
             other clips, and for weights trained on others, the tables are resampled (nearest), which is logged. The
             original resamples a frame's flattened table when loading, vitkit its rows and columns.

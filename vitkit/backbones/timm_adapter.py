@@ -47,8 +47,7 @@ class TimmBackbone(BackboneBase):
         drop_path: timm's `drop_path_rate`; None: the model's default.
         pretrained: see `BackboneSettings`; True: timm's weights of that name.
         patch_size: patch size of a plain ViT, in pixels; weights for another one, such as DINOv2's 14, are resampled
-            when
-            they are loaded (https://arxiv.org/abs/2212.08013). None: the model's default.
+            when they are loaded (https://arxiv.org/abs/2212.08013). None: the model's default.
     Raises:
         ConfigError: timm has no model of that name, the model has no such maps, or its patch size cannot be set.
     """

@@ -75,8 +75,7 @@ VIT_VARIANTS = {
 }
 """The variants of table 1 of the paper (B, L, H); table 1 of DeiT (Ti, S; distilled); section 4 and appendix A.2 of
 ViTDet; table 17 of DINOv2, with and without registers; tables 2 and 3 of DINOv3, without the biases that are zero in
-the
-published weights, and with them (qkvb). Names are timm's."""
+the published weights, and with them (qkvb). Names are timm's."""
 
 _DEIT = "https://dl.fbaipublicfiles.com/deit/deit_{}_patch16_224-{}.pth#sha256={}"
 _DEIT_CHECKSUMS = {
@@ -113,16 +112,14 @@ class TokenSettings:
     positions: Literal["all", "patches", "axes", "rotary", "none"] = "all"
     """Learned positions of patches, class and distillation token, or only of patches (DINOv2 with registers); learned
     positions of a patch's row and column, with half of the channels each (ViT's "2-D" in table 8); rotations of the
-    patches'
-    queries and keys in every block (DINOv3); or none. For ViT's relative positions use `relative_positions`."""
+    patches' queries and keys in every block (DINOv3); or none. For ViT's relative positions use
+    `relative_positions`."""
     rotary_rescale: float = 1.0
     """In training, the coordinates of "rotary" are multiplied by a log-uniform random factor between the inverse of
-    this
-    number and the number itself; DINOv3 was trained with 2."""
+    this number and the number itself; DINOv3 was trained with 2."""
     pooling: Literal["token", "mean", "mean_norm"] = "token"
     """The input of a classifier: "token": the class token; "mean": the mean of the normalised patches (Beyer et al.
-    2022,
-    https://arxiv.org/abs/2205.01580); "mean_norm": the normalised mean of the patches (MAE)."""
+    2022, https://arxiv.org/abs/2205.01580); "mean_norm": the normalised mean of the patches (MAE)."""
 
     hidden_layer: bool = False
     """Whether a classifier has a hidden layer with tanh, as ViT does in pre-training (section 3.1)."""
@@ -157,8 +154,8 @@ class ViT(BackboneBase):
 
     Args:
         image_size: side or (height, width), in pixels, that the position embeddings are made for. They are resampled
-            for
-            images of other sizes, and when loading weights for other sizes; the patch projection is resampled likewise.
+            for images of other sizes, and when loading weights for other sizes; the patch projection is resampled
+            likewise.
         stem: a backbone whose coarsest map is divided into patches instead of the image (the hybrid of section 3.1).
         settings: see `BackboneSettings`; pretrained=True means DINOv2's, DINOv3's, DeiT's or torchvision's weights.
     Raises:
@@ -351,8 +348,7 @@ class ViT(BackboneBase):
 
     def _adapt_positions(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert positions to this grid; if a token has none here, its position is added to the token; missing ones
-        are
-        zero."""
+        are zero."""
         key = f"{prefix}pos_embed"
         table = state[key]
         num_others, grid = self._split_positions(table.shape[1], key)

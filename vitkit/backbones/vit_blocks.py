@@ -60,8 +60,7 @@ class ViTBlockSettings:
     """Type of the MLP; "swiglu": gated, where `mlp_ratio` sets the gated width."""
     layer_scale: float | None = None
     """Initial value of the branches' learned scales; None: no scales, and those in weights are merged into the
-    preceding
-    layers."""
+    preceding layers."""
     qkv_bias: Literal["qkv", "qv", "none"] = "qkv"
     """Which of queries, keys and values have a bias."""
     norm_eps: float = 1e-6
@@ -79,8 +78,7 @@ class WindowSettings:
     """Settings of blocks that attend within windows, as in ViTDet for dense prediction.
 
     There is then no class token and no norm after the last block, and, as in the original, no antialiasing when
-    position
-    embeddings are resampled.
+    position embeddings are resampled.
     """
 
     window_size: int | None = None
@@ -89,8 +87,7 @@ class WindowSettings:
     """Indices of the blocks with global attention; None: the last one of each quarter."""
     relative_positions: int | None = None
     """Side, in patches, of the map that the relative positions of global blocks are made for (blocks with windows also
-    get
-    them); None: no relative positions."""
+    get them); None: no relative positions."""
 
     def choose_global_blocks(self, depth: int) -> set[int]:
         """Return the indices of the blocks with global attention.

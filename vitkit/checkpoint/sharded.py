@@ -2,8 +2,7 @@
 
 The folder is written by `torch.distributed.checkpoint` (dcp), and can be read by any number of ranks, or by one process
 without a process group. The file contains everything that is not sharded, the names, sizes and checksums of the
-folder's
-files, and a description, in plain values, of where each tensor is stored in them.
+folder's files, and a description, in plain values, of where each tensor is stored in them.
 """
 
 import math

@@ -81,14 +81,12 @@ def load_weights(
             transformers library or a repository of its hub ("hf:OWNER/NAME"), or a state dict (also wrapped as
             {"model": ...}). From vitkit's own checkpoints the moving average is loaded if there is one.
         classes: the model's class names. A vitkit checkpoint that was trained on other classes is then rejected, even
-            if
-            there are as many.
+            if there are as many.
         new_class_head: the weights are a start for training: if the classes differ, keep the model's fresh class head
             instead of raising; likewise its `new_parts`, if the checkpoint has no entries for them.
         strict: raise an error for missing or unexpected keys instead of only reporting them. For a backbone of feature
-            maps,
-            a classifier's head does not count as unexpected, nor the norms of the maps as missing; the report lists
-            them.
+            maps, a classifier's head does not count as unexpected, nor the norms of the maps as missing; the report
+            lists them.
     Raises:
         CheckpointError: the file cannot be read, does not fit the model, or has none of its entries.
     """

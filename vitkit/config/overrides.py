@@ -35,8 +35,8 @@ def split_override(text: str) -> tuple[str, str]:
 def apply_override(cfg: dict[str, Any], key: str, raw: str) -> None:
     """Set one value in `cfg`. Parts that the config omits on the way to the key start from the constructor's defaults.
 
-    key: dotted key; lists are indexed by number.
-        key: dotted; lists are indexed by number.
+    Args:
+        key: dotted key; lists are indexed by number.
         raw: a Python literal, where `dict(name=value)` is allowed, or true, false, none, or any text.
     Raises:
         ConfigError: the key is unknown (the nearest one is suggested), or does not accept such a value.

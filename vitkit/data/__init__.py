@@ -1,8 +1,7 @@
 """Datasets, transforms, collation and loading.
 
 vitkit.protocols says what the other parts require of a dataset; datasets of images share `BaseImageDataset`, those of
-text
-`TextDataset`.
+text `TextDataset`.
 """
 
 import os

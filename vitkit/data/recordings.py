@@ -16,11 +16,9 @@ from vitkit.ops.image_files import FORMATS, read_image
 
 _MAX_DISTANCE = 0.035
 """Mean difference of two thumbnails, in standard deviations of their grey values, below which two images are probably
-the
-same one saved twice. Saved with a JPEG quality of 50, at half the size, brighter by 15 of 255 or with less contrast,
-images of BCCD, COCO and CamVid differ from the original by up to 0.035; different photos differ by 0.64 or more, and
-frames
-of CamVid, a second apart, by 0.040 or more."""
+the same one saved twice. Saved with a JPEG quality of 50, at half the size, brighter by 15 of 255 or with less
+contrast, images of BCCD, COCO and CamVid differ from the original by up to 0.035; different photos differ by 0.64 or
+more, and frames of CamVid, a second apart, by 0.040 or more."""
 _MIN_DEVIATION = 2.0
 """Standard deviation of grey values (0 to 255) below which an image is of one plain colour, like many others."""
 _THUMBNAIL_SIZE = 16

@@ -61,10 +61,8 @@ class RunCheckpoints:
     """Saves a run's state in its folder, and restores it.
 
     last.pth is the newest state; best.pth holds only the weights with the best metric, those of the moving average if
-    there
-    is one. Each file is written under another name and then renamed, and older ones are only removed afterwards, so
-    that a run
-    may be killed at any moment.
+    there is one. Each file is written under another name and then renamed, and older ones are only removed afterwards,
+    so that a run may be killed at any moment.
     """
 
     run_dir: Path
@@ -118,9 +116,8 @@ class RunCheckpoints:
         Args:
             is_best: also write best.pth, and do so first: a run that is killed between the two then evaluates again.
             raise_on_error: raise if the state cannot be written, after saving it in the temporary folder. Otherwise the
-                error is
-                logged and training continues: the previous checkpoint is intact, and there may be room for the next
-                one.
+                error is logged and training continues: the previous checkpoint is intact, and there may be room for the
+                next one.
             per_rank: an earlier result of `per_rank_state`; None: the current state.
         Returns:
             the names out of best.pth and last.pth that were written, on the main process.

@@ -34,8 +34,7 @@ def train(
     """Train until `settings.epochs`, with evaluations and checkpoints in between.
 
     A run that is interrupted or killed at any moment and then resumed ends with the same weights as an uninterrupted
-    one: a
-    checkpoint holds the state between two optimiser steps, including the position in the epoch.
+    one: a checkpoint holds the state between two optimiser steps, including the position in the epoch.
 
     Args:
         validate: takes the model to evaluate, returns metrics (an empty dict on ranks other than the main one).
@@ -44,8 +43,7 @@ def train(
     Raises:
         ConfigError: the disk has no room for the run's checkpoints.
         TrainingError: several steps in a row had a loss or gradient that is not finite, memory ran out, or the loader
-            ended
-            early.
+            ended early.
         CheckpointError: `resume` does not fit this run, or the last state cannot be written.
         Interrupted: a signal requested the end, and the state is saved.
     """

@@ -37,19 +37,17 @@ class OptimizerSettings(ABC):
     """Part of a parameter's dotted name -> factor on `lr`; the first match applies."""
     layer_decay: float | None = None
     """Factor on the learning rate from each block of the backbone to the one below it, from the last block down to the
-    stem;
-    see `layer_factors`. It multiplies the other factors, and puts the backbone's parameters in groups of their own."""
+    stem; see `layer_factors`. It multiplies the other factors, and puts the backbone's parameters in groups of their
+    own."""
     layer_decay_rule: Literal["beit", "eomt"] = "beit"
     """"beit": the last block is one step below the rest of the model, and the stem one step below the first block;
-    "eomt":
-    the last block has the full rate, and the stem that of the first block."""
+    "eomt": the last block has the full rate, and the stem that of the first block."""
     full_rate_blocks: int = 0
     """Number of the backbone's last blocks that `layer_decay` does not apply to."""
     weight_decay: float = 1e-4
     no_weight_decay: Sequence[str] = ()
     """Parameters without weight decay: parts of their names, such as "pos_embed", or kinds of parameters: "vectors"
-    (all
-    with at most one dimension: biases, scales of norms), "norms" (all of normalisation layers), "embeddings"."""
+    (all with at most one dimension: biases, scales of norms), "norms" (all of normalisation layers), "embeddings"."""
 
     @abstractmethod
     def build(self, model: nn.Module) -> Optimizer:
@@ -60,8 +58,7 @@ class OptimizerSettings(ABC):
 
         Raises:
             ConfigError: `backbone_lr` is combined with an `lr` of 0, a name in `lr_multipliers` or `no_weight_decay`
-                matches no
-                parameter, or the backbone has no blocks for `layer_decay`.
+                matches no parameter, or the backbone has no blocks for `layer_decay`.
         """
         multipliers = dict(self.lr_multipliers or {})
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -297,8 +294,7 @@ def inverse_sqrt_lr(
     optimizer: Optimizer, steps_per_epoch: int, *, epochs: int, warmup_steps: int = 0, warmup_epochs: float = 0.0
 ) -> LRScheduler:
     """Increase the rate linearly to the optimiser's, then decrease it as 1 / sqrt(step) (Vaswani et al. 2017, section
-    5.3,
-    https://arxiv.org/abs/1706.03762).
+    5.3, https://arxiv.org/abs/1706.03762).
 
     The paper's peak rate is (d_model * warmup_steps) ** -0.5: 7e-4 for the base model's 512 channels and 4000 steps.
 

@@ -113,8 +113,7 @@ def repeated_run(launches: Sequence[Launch], *, run_dir: Path | None, default: P
         mark = folder / _LAUNCH_NAME
         common = names & set(mark.read_text(encoding="utf-8").splitlines()) if mark.is_file() else frozenset()
         # If a process of another machine failed or rejoined, torchrun's agent restarts its own processes without
-        # counting a
-        # restart; but it is the same agent that started them before.
+        # counting a restart; but it is the same agent that started them before.
         if (is_repeated and (run_dir or common)) or any(name.startswith(_AGENT) for name in common):
             return folder
     return None

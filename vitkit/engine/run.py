@@ -60,8 +60,7 @@ class Hook:
         Args:
             record: `kind` is "train", with step, epoch, loss, losses (by name), lr, it_s, data_share and memory_mb; or
                 "val", with step, epoch and metrics (by name). Both have minutes and processor_minutes, the training
-                time so
-                far.
+                time so far.
         """
 
     def after_epoch(self, run: "TrainRun") -> None:
@@ -156,8 +155,7 @@ class TrainRun:
 
         Raises:
             CheckpointError: the state cannot be written and `raise_on_error` is set (otherwise this is logged and
-                training
-                continues), or the folder no longer belongs to this run.
+                training continues), or the folder no longer belongs to this run.
         """
         written = self.checkpoints.save(self.progress, is_best=self.is_best, raise_on_error=raise_on_error)
         if self.is_best and not broadcast_object(BEST_NAME in written):

@@ -33,8 +33,7 @@ class FolderLock:
 
     It is a POSIX record lock on the folder's file `.lock`. The system releases it when the process ends, even by
     SIGKILL; unlike a `flock` lock, it is not inherited by loading processes, which may outlive the process by seconds;
-    and
-    NFS shares it between machines, unless it is mounted with `nolock`.
+    and NFS shares it between machines, unless it is mounted with `nolock`.
 
     Args:
         path: the folder.

@@ -26,8 +26,7 @@ def record_start(run_dir: Path, device: torch.device) -> None:
     """Append this start to the list in the run's `run.json`, which has one entry per start or resumption.
 
     An entry has the time, the command, its folder, the machine, versions, the state of the git repositories of vitkit
-    and
-    of the folder (commit, branch, changed files), and the device.
+    and of the folder (commit, branch, changed files), and the device.
     """
     path = run_dir / RECORD_NAME
     starts = []

@@ -24,8 +24,7 @@ class TrainSettings:
     """Under "bf16" and "fp16", autocast chooses per operation; "fp16" also scales the loss."""
     accumulate: int = 1
     """Number of batches whose gradients are averaged before each optimiser step; a criterion that divides by the number
-    of
-    objects still does so per batch."""
+    of objects still does so per batch."""
     ema_decay: float | None = None
     """Decay of an exponential moving average of the weights, evaluated and exported instead; None: no average."""
     activation_checkpointing: bool = False
@@ -56,8 +55,7 @@ class TrainSettings:
     GPUs, for models that do not fit on one."""
     sharded_checkpoints: bool = False
     """With "fsdp": each GPU writes its shards, into a folder that the checkpoint refers to, so that no process holds
-    the
-    full model; any number of GPUs can resume from such a checkpoint, and all tools read it."""
+    the full model; any number of GPUs can resume from such a checkpoint, and all tools read it."""
     hooks: Sequence[Spec] = ()
     """Additional hooks of the run, see `vitkit.engine.hooks.Hook`."""
 

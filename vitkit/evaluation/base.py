@@ -14,8 +14,7 @@ class SampleEvaluator(ABC):
     """Base of evaluators that store what the metrics need of each sample, and compute them from all samples at the end.
 
     `update` stores an answer for each sample that is not in `answers` yet: samplers repeat some samples to fill the
-    last batch.
-    `_compute` and `_table_lines` see the answers of all ranks.
+    last batch. `_compute` and `_table_lines` see the answers of all ranks.
 
     Args:
         dataset: the evaluated dataset.

@@ -37,8 +37,7 @@ def tokenize_caption(text: str) -> list[str]:
     Clitics become tokens (it 's, do n't); hyphenated words and numbers (3,000) are one token. Brackets, quotes, dashes
     and marks that end or divide a sentence are left out; symbols (&, %, $) are tokens. The COCO evaluation runs
     Stanford's tokeniser, which does the same but also recognises abbreviations (it keeps the period of "st."),
-    emoticons
-    and addresses.
+    emoticons and addresses.
     """
     text = text.lower().replace("’", "'").replace("‘", "'").replace("cannot", "can not")
     return [token for token in _TOKEN.findall(_CLITIC.sub(r" \1", text)) if token not in _PUNCTUATION]
@@ -48,17 +47,15 @@ def bleu(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -
     """Return BLEU-1 to BLEU-4 of a corpus (Papineni et al. 2002), in 0..1.
 
     An n-gram counts at most as often as it occurs in the reference that has it most. The brevity penalty compares with
-    the
-    reference nearest in length, the shorter one of two. There is no smoothing: without a matching n-gram the score is
-    0.
+    the reference nearest in length, the shorter one of two. There is no smoothing: without a matching n-gram the score
+    is 0.
     """
     return bleu_of_counts(bleu_counts(candidates, references).sum(axis=0)[None])[0].tolist()
 
 
 def bleu_counts(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> np.ndarray:
     """Return the counts of each candidate, (N, 10): matching n-grams of 1 to 4 tokens, all such n-grams, tokens, and
-    the
-    reference's tokens."""
+    the reference's tokens."""
     counts = np.zeros((len(candidates), 2 * MAX_N + 2))
     for row, candidate, image_references in zip(counts, candidates, references, strict=True):
         most: Counts = Counter()
@@ -121,8 +118,7 @@ def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
     Cosine of the n-grams' TF-IDF vectors, clipped to the reference's and damped by the difference of the lengths, times
     10; the mean over the references and over n of one to four. An n-gram's document frequency is the number of images
     in `references` with at least one reference that has it, so a score is only valid within a set of images, and is 0
-    for a
-    single image.
+    for a single image.
 
     What is reported is the mean over images: about 1.0 for good models on COCO. A candidate that repeats one of five
     references gets 2 from that one alone.

@@ -30,8 +30,7 @@ class CaptionEvaluator(SampleEvaluator):
 
     Every image of the dataset counts, with all its references; an image without a prediction counts as having an empty
     caption. CIDEr-D is scaled as the COCO evaluation reports it, up to 10 and about 1.0 for good models; all others are
-    in
-    0..1. "exact_match" is the fraction of captions that equal a reference word for word.
+    in 0..1. "exact_match" is the fraction of captions that equal a reference word for word.
 
     Args:
         dataset: the evaluated dataset.

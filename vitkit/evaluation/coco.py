@@ -208,9 +208,9 @@ class CocoEvaluator(SampleEvaluator):
         """Return the thresholds with the highest F1 in the last `compute()`, over all classes and for each class.
 
         A prediction is correct if its IoU (of masks if they were evaluated) with an object of its class is at least
-        0.5. A
-        threshold lies halfway to the next lower score, so that it is robust to rounding. Classes without a correct
-        prediction get no threshold of their own. Returns None if no prediction is correct, and on other processes.
+        0.5. A threshold lies halfway to the next lower score, so that it is robust to rounding. Classes without a
+        correct prediction get no threshold of their own. Returns None if no prediction is correct, and on other
+        processes.
         """
         if not self._evaluations:
             return None

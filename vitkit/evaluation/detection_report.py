@@ -42,9 +42,8 @@ def threshold_rows(
     """Compute precision, recall and F1 at each threshold.
 
     Within each image and class, predictions are matched in order of decreasing score, each to the unmatched object that
-    it
-    overlaps most; those on a crowd are ignored. So which objects are detected at a threshold depends on no prediction
-    below it.
+    it overlaps most; those on a crowd are ignored. So which objects are detected at a threshold depends on no
+    prediction below it.
 
     Args:
         truth: annotations in COCO's format, as from `ground_truth()` of a dataset.

@@ -1,8 +1,7 @@
 """COCO's metrics of resampled images, computed from a single matching by COCOeval.
 
 COCOeval matches each image by itself, and only then sorts the predictions of all images. So the matches can be kept,
-and
-the average precision of any resample is accumulated from them.
+and the average precision of any resample is accumulated from them.
 """
 
 from collections.abc import Sequence

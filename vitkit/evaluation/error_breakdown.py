@@ -1,8 +1,7 @@
 """How much average precision each kind of error costs (TIDE, Bolya et al. 2020, https://arxiv.org/abs/2008.08115).
 
 Each wrong prediction has one kind of error, determined by its IoU with the objects of its image: the first that
-applies, in
-the order of TIDE's own code.
+applies, in the order of TIDE's own code.
 
         localisation  0.1 to 0.5 with an object of its class, and not more with another one of its class
         class         at least 0.5 with an object of another class

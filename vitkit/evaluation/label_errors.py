@@ -2,8 +2,7 @@
 
 The kinds are those of ObjectLab (Tkachenko et al. 2023, https://arxiv.org/abs/2309.00832), plus superfluous boxes; the
 scores of suspicion are our own. Each is 0 to 1 and based only on the model's evidence, so that one list can rank all
-kinds.
-A model's evidence is best on images that it was not trained on.
+kinds. A model's evidence is best on images that it was not trained on.
 """
 
 from collections import defaultdict

@@ -236,10 +236,8 @@ def match_segments(truth: PanopticMap, predicted: PanopticMap, num_classes: int)
     """Match the predicted segments of one image with the true ones.
 
     A predicted and a true segment of the same class match if their IoU is above one half, where void pixels of the
-    ground
-    truth are ignored; so no segment can have two matches. Crowds match nothing. A predicted segment of which more than
-    half
-    lies in void or in a crowd of its class is not counted as wrong.
+    ground truth are ignored; so no segment can have two matches. Crowds match nothing. A predicted segment of which
+    more than half lies in void or in a crowd of its class is not counted as wrong.
 
     Returns:
         (num_classes, 4) float64: the sum of the matches' IoU, the number of matches, of predicted segments without a

@@ -265,8 +265,7 @@ class LanguageModelEvaluator(SampleEvaluator):
 
     def write_results(self, path: str | Path) -> None:
         """Write the metrics, and each sentence's tokens, correct tokens and log likelihood, as JSON, with null for
-        infinite
-        values."""
+        infinite values."""
         sentences = [{"index": index, **answer._asdict()} for index, answer in self.answers.items()]
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         Path(path).write_text(json.dumps({**metrics, "sentences": sentences}), encoding="utf-8")

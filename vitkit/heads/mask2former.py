@@ -154,8 +154,7 @@ class Mask2FormerHead(nn.Module):
 
         Args:
             targets: only in training, if there is denoising: the targets, with masks of the padded images, that known
-                queries
-                are made from.
+                queries are made from.
         Returns:
             pred_logits: (B, Q, num_classes + 1), the last class being "no object".
             pred_masks: (B, Q, h, w) logits at the stride of the mask features.

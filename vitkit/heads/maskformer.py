@@ -59,8 +59,7 @@ class MaskFormerHead(TransformerHead):
             pred_masks: (B, Q, h, w) logits at the stride of the mask features.
             mask_embed, mask_features: (B, Q, channels) and (B, channels, h, w), whose product is pred_masks.
             aux_outputs: the same for each decoder layer but the last, first layer first; without pred_masks, as the
-                losses
-                only need the matched masks, at a few points.
+                losses only need the matched masks, at a few points.
             groups, one_to_many: in training, the same for further groups of queries, see `QueryLayout`.
         """
         decoded = self.decode(features, padding_mask)

@@ -21,13 +21,11 @@ class CaptionLoss(nn.Module):
     """Cross entropy of the words, and terms that shape the attention.
 
     doubly_stochastic (equation 14): over a caption, the attention to each location of the image should sum to 1; the
-    term
-    is the squared difference, summed over the locations.
+    term is the squared difference, summed over the locations.
 
     reinforce and entropy (section 4.1) train hard attention. The first follows the gradient of the log weights of the
     sampled locations, multiplied by the amount by which the caption's log probability exceeds its moving average; the
-    second
-    maximises the entropy of the weights.
+    second maximises the entropy of the weights.
 
     As in the paper, each term is per caption, like the log probability of all its words; all are divided by the
     number of words, as is the cross entropy.

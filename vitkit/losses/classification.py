@@ -21,8 +21,7 @@ class ClassificationLoss(nn.Module):
 
     Args:
         label_smoothing: part of each target that is spread over all classes (https://arxiv.org/abs/1512.00567); only
-            used
-            in training.
+            used in training.
     Raises:
         ConfigError: it is not in 0..1.
     """

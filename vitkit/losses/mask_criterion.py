@@ -87,10 +87,9 @@ class MaskCriterion(nn.Module):
 
         Args:
             outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks in the form that `matched_masks`
-                takes;
-                input_size (height, width) that the images were padded to, which the masks cover; optionally
-                aux_outputs, a list of
-                such dicts for the earlier layers, and groups, one_to_many and denoising as in `SetCriterion`.
+                takes; input_size (height, width) that the images were padded to, which the masks cover; optionally
+                aux_outputs, a list of such dicts for the earlier layers, and groups, one_to_many and denoising as in
+                `SetCriterion`.
             targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images.
         Returns:
             Weighted scalars whose sum is the loss: `labels mask dice` for the last layer, `aux0_labels ...` for the

@@ -19,8 +19,7 @@ class SequenceLoss(nn.Module):
     """Cross entropy of every token except padding, averaged over the tokens of all ranks.
 
     `meters["token_accuracy"]` counts the tokens that were the most probable ones; `meters["nll"]` is the mean negative
-    log
-    probability of a token, in nats and not smoothed: its exponential is the perplexity.
+    log probability of a token, in nats and not smoothed: its exponential is the perplexity.
 
     Args:
         label_smoothing: part of each target that is spread over the whole vocabulary

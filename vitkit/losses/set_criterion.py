@@ -57,18 +57,15 @@ class SetCriterion(nn.Module):
     """Class loss of every query, and L1 and GIoU losses of the matched ones, for every decoder layer.
 
     Each layer is matched separately and all layers have the same weight. `meters["matched_accuracy"]` counts how many
-    of
-    the last layer's matched queries predict their target's class.
+    of the last layer's matched queries predict their target's class.
 
     Args:
         matcher: a spec of the matcher (see `HungarianMatcher`), or the matcher.
         weights: the weight of each of the terms labels, l1, giou; and, for a model that predicts masks, of mask (focal)
             and dice, which are computed for its last layer.
         class_loss: "cross_entropy", whose last logit is "no object" (DETR); or a sigmoid loss of every class, divided
-            by the
-            number of targets: "focal" (Deformable DETR), or "varifocal" or "mal", which teach the class probability to
-            reflect
-            how well the box fits. See `class_losses`.
+            by the number of targets: "focal" (Deformable DETR), or "varifocal" or "mal", which teach the class
+            probability to reflect how well the box fits. See `class_losses`.
         no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
         focal_alpha: for the focal loss, the weight of a matched query's class, all others having 1 - alpha (0.25 if
             None); for varifocal, the weight of negatives (0.75 if None); mal has none.
@@ -117,18 +114,13 @@ class SetCriterion(nn.Module):
         Args:
             outputs: pred_logits (B, Q, C + 1), the last class being "no object", or (B, Q, C) for sigmoid losses;
                 pred_boxes (B, Q, 4) cxcywh in 0..1; and optionally: aux_outputs, a list of such dicts for the earlier
-                layers;
-                enc_outputs, such a dict for the first of two stages, for which every target has class 0 (an object of
-                any class);
-                selected_outputs, such a dict for a first stage that distinguishes the classes; denoising, such a dict,
-                with
-                aux_outputs, for queries that are already matched, with the matches of a layer and num_groups, the
-                number of times
-                that each target is matched; groups, a list of such dicts for groups of queries that are matched
-                separately like
-                the usual ones; one_to_many, such a dict for queries that each target is matched to `repeats` times.
-                With mask
-                terms also pred_masks (B, Q, h, w) logits and input_size (height, width) that they cover.
+                layers; enc_outputs, such a dict for the first of two stages, for which every target has class 0 (an
+                object of any class); selected_outputs, such a dict for a first stage that distinguishes the classes;
+                denoising, such a dict, with aux_outputs, for queries that are already matched, with the matches of a
+                layer and num_groups, the number of times that each target is matched; groups, a list of such dicts for
+                groups of queries that are matched separately like the usual ones; one_to_many, such a dict for queries
+                that each target is matched to `repeats` times. With mask terms also pred_masks (B, Q, h, w) logits and
+                input_size (height, width) that they cover.
             targets: B targets with labels in 0..C-1 and, for mask terms, masks (N, H, W) bool.
         Returns:
             Weighted scalars whose sum is the loss: `labels l1 giou` (`mask dice`) for the last layer, `aux0_labels ...`

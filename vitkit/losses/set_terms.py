@@ -50,8 +50,7 @@ def layers_of_groups(outputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]
     """Return the outputs of each layer for the usual queries and for all groups like them.
 
     The losses of the groups are averaged by `mean_of_groups`, so that they have the scale of one group. The keys are
-    those
-    of `decoder_layers`, preceded by the number of the group; the usual queries have number 0 and come first.
+    those of `decoder_layers`, preceded by the number of the group; the usual queries have number 0 and come first.
     """
     groups = [outputs, *outputs.get("groups", ())]
     return {f"{i}/{name}": layer for i, group in enumerate(groups) for name, layer in decoder_layers(group).items()}

@@ -27,8 +27,7 @@ class HungarianMatcher(nn.Module):
     Args:
         class_cost: the definition of `class`: "softmax": minus the label's probability, for logits whose last class is
             "no object"; "focal": the change of the focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002) with
-            alpha
-            0.25 and gamma 2 if the label were positive rather than negative, for one sigmoid logit per class.
+            alpha 0.25 and gamma 2 if the label were positive rather than negative, for one sigmoid logit per class.
     """
 
     def __init__(

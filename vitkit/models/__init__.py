@@ -21,8 +21,7 @@ def build_model(
 
     Args:
         spec: its `num_classes` and `things`, which official configs set to those of the published checkpoint, are used
-            if
-            `classes` is None.
+            if `classes` is None.
         classes: the dataset's class names, whose number sets the size of the model's head; None leaves it to the spec.
         things: for each class, whether it has instances, for models with such an argument; None: those in the spec, or
             all.

@@ -24,17 +24,15 @@ class DensePredictionModel(ModelOnBackbone):
 
     Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised by ImageNet's
     mean and standard deviation, even if the backbone's differ. Their padding mask is (B, H, W) bool, True = padding;
-    None if
-    no image is padded. A DataError is raised for images that are not RGB, or smaller than one location of the coarsest
-    map.
+    None if no image is padded. A DataError is raised for images that are not RGB, or smaller than one location of the
+    coarsest map.
 
     Args:
         backbone: spec or module, as are `neck` and `head`.
         num_classes: number of classes, in the form that the head takes.
         queries: for heads with queries; settings of additional queries in training are passed on if they are set.
         isolate_padding: in the original models, padding leaks into an image through convolutions, norms and resizing,
-            so
-            that results depend on the other images in the batch; official metrics include this. True prevents it: an
+            so that results depend on the other images in the batch; official metrics include this. True prevents it: an
             image's results are then the same, except for rounding, alone and in any batch.
         size_divisibility: images are padded with zeros to a multiple of this; the padding counts as part of the image.
     Raises:

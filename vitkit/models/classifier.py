@@ -18,8 +18,7 @@ class Classifier(ModelOnBackbone):
         backbone: spec, or a module that returns logits.
         num_classes: number of classes; a run sets its dataset's.
         pixel_mean, pixel_std: statistics of RGB values in 0..1 that the backbone was trained with; None: the backbone's
-            own.
-            They are ImageNet's except for weights such as those of "How to train your ViT?"
+            own. They are ImageNet's except for weights such as those of "How to train your ViT?"
             (https://arxiv.org/abs/2106.10270), for which all are 0.5.
     """
 

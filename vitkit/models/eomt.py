@@ -28,13 +28,11 @@ class EoMT(MaskResults, ModelOnBackbone):
 
     Before each of the last blocks, the queries predict masks; in that block, patches outside its mask are masked for a
     query. `attn_mask_probs` has the fraction of queries, chosen at random, for which each block does this; training
-    decreases
-    it from one to zero (the hook `MaskAnnealing`), after which inference is that of a plain ViT.
+    decreases it from one to zero (the hook `MaskAnnealing`), after which inference is that of a plain ViT.
 
     Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised. As in the
     original, they are padded with black to the size that the backbone is made for, `image_size`. Larger images are
-    evaluated
-    in windows if the only task is "semantic"; otherwise their sides must be multiples of the patch size.
+    evaluated in windows if the only task is "semantic"; otherwise their sides must be multiples of the patch size.
 
     Args:
         backbone: a `ViT` with global attention, or its spec.
@@ -98,8 +96,8 @@ class EoMT(MaskResults, ModelOnBackbone):
             input_size: (height, width) of the padded images, which the masks cover.
             image_sizes: (B, 2) int64, height and width of each image without padding.
             windows: only if images were evaluated in windows, (N, 3) int64: the index of the image, and the top and
-                left of
-                the window; the first three outputs are then for windows, with N instead of B, of size `input_size`.
+                left of the window; the first three outputs are then for windows, with N instead of B, of size
+                `input_size`.
         """
         image_sizes = unpadded_sizes(images, padding_mask)
         images = self.prepare(images, padding_mask)

@@ -40,8 +40,7 @@ class MaskSettings(SegmentationSettings):
     """Whether pixels outside a segment's own mask are void (Mask2Former) rather than the segment's (MaskFormer)."""
     resize_masks: bool | None = None
     """Whether masks are resized to the original image before the classes are summed, rather than the sums; None: True
-    if
-    there is a task other than "semantic", as in the originals."""
+    if there is a task other than "semantic", as in the originals."""
 
 
 class Geometry(NamedTuple):

@@ -22,8 +22,7 @@ class MultiScaleFlip(nn.Module):
 
     It is evaluated like the model itself, and takes about `2 * sum(scale ** 2)` times as long: 17 with the defaults.
     All sizes are made from the image at its evaluation size; the originals make them from the stored image, which has
-    more
-    detail if it is larger.
+    more detail if it is larger.
 
     Args:
         model: a model with `semantic_scores`, see `MaskClassification`.

@@ -86,8 +86,7 @@ class TopDownPath(nn.Module):
             if self.mode == "bilinear":
                 coarse = extend_edges(coarse, padding_mask)
             # At the finest stride these are the largest tensors of all, so they are added in place, and none is kept
-            # after the
-            # layer that reads it.
+            # after the layer that reads it.
             x = self.lateral[name](features[name], padding_mask)
             x += F.interpolate(coarse, size=x.shape[-2:], mode=self.mode, **options)
             convolution, norm, relu = self.output[name]

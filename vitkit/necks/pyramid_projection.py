@@ -16,8 +16,7 @@ class PyramidProjection(nn.Module):
     """Deformable DETR's levels (Zhu et al. 2021, section 4.1, https://arxiv.org/abs/2010.04159).
 
     A 1x1 convolution of each map; then, up to `num_levels`, 3x3 convolutions with stride 2, the first on the
-    unprojected
-    coarsest map, each further one on the previous level. Every level has a group norm.
+    unprojected coarsest map, each further one on the previous level. Every level has a group norm.
 
     Args:
         feature_info: description of the backbone's maps, fine to coarse.
@@ -81,8 +80,7 @@ class PyramidProjection(nn.Module):
         Args:
             features: name -> (B, channels, H, W).
             padding_mask: (B, H, W) bool at the size of the images, True = padding, which then does not affect
-                convolutions
-                and norms; None: it is treated like the image, as in the original.
+                convolutions and norms; None: it is treated like the image, as in the original.
         Returns:
             name -> (B, out_channels, H, W), fine to coarse.
         """

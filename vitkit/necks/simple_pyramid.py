@@ -41,8 +41,7 @@ class SimpleFeaturePyramid(nn.Module):
     that read several levels (Li et al. 2022, section 3, https://arxiv.org/abs/2203.16527).
 
     Finer maps are made by transposed convolutions, coarser ones by max pooling; a 1x1 and a 3x3 convolution follow,
-    each
-    with a layer norm.
+    each with a layer norm.
 
     Args:
         feature_info: description of the backbone's maps.

@@ -1,8 +1,7 @@
 """Known queries: noised targets that the decoder learns to restore (DN-DETR and DINO).
 
 DN-DETR (Li et al. 2022, https://arxiv.org/abs/2203.01305) makes queries from the noised labels and boxes of the
-targets,
-so that they need no matching. DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605, section 3.3) adds to
+targets, so that they need no matching. DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605, section 3.3) adds to
 each copy a second one with so much noise that it has to be classified as "no object".
 """
 
@@ -31,8 +30,7 @@ class DenoisingSettings:
 
     denoising_queries: int | None = None
     """Number of queries to fill with copies of the targets, counted by the image with the most targets; at least one
-    copy is
-    made. None: no denoising."""
+    copy is made. None: no denoising."""
     contrastive: bool = True
     """Whether each copy is accompanied by one with more noise, which has to be classified as "no object" (DINO)."""
     label_noise: float = 0.5
@@ -101,8 +99,7 @@ class BoxDenoising(TrainingOnly):
         """Draw noise and make the queries for a batch.
 
         With m the largest number of targets in an image, target j of an image is in row c * m + j of its copy c. Rows
-        without
-        a target are queries like the others, with zero content and a box in the middle.
+        without a target are queries like the others, with zero content and a box in the middle.
         """
         device = self.label_embed.weight.device
         counts = [len(target["labels"]) for target in targets]

@@ -2,8 +2,7 @@
 
 MP-Former (Zhang et al. 2023, https://arxiv.org/abs/2303.07336) makes queries from embeddings of the targets' classes
 and lets each decoder layer attend within the targets' masks, instead of the masks that it predicted before. They need
-no
-matching, as their targets are known. Labels are replaced at random, and points of the masks flipped.
+no matching, as their targets are known. Labels are replaced at random, and points of the masks flipped.
 """
 
 from collections.abc import Sequence
@@ -25,8 +24,7 @@ class MaskDenoisingSettings:
 
     denoising_queries: int | None = None
     """Number of queries to fill with copies of the targets, counted by the image with the most targets; at least one
-    copy is
-    made. None: no denoising."""
+    copy is made. None: no denoising."""
     label_flips: float = 0.2
     """Fraction of labels that are replaced by random ones."""
     mask_flips: float = 0.2

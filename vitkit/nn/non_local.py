@@ -23,8 +23,7 @@ class NonLocalBlock(nn.Module):
     locations.
 
     The norm's scale starts at zero, so that the block is initially the identity and can be inserted into a trained
-    network.
-    State dicts of SlowFast's blocks can be loaded; its "softmax" is "embedded_gaussian".
+    network. State dicts of SlowFast's blocks can be loaded; its "softmax" is "embedded_gaussian".
 
     Args:
         channels: number of input and output channels.

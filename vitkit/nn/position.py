@@ -92,9 +92,8 @@ def rotary_positions_2d(
     https://arxiv.org/abs/2508.10104; rotary positions: Su et al. 2021, https://arxiv.org/abs/2104.09864).
 
     Row and column of each location's centre, from -1 to 1 over the map, rotate pairs of channels at decreasing
-    frequencies:
-    the first quarter of the channels by the row, the next by the column; the second half holds the partners of the
-    first.
+    frequencies: the first quarter of the channels by the row, the next by the column; the second half holds the
+    partners of the first.
 
     Args:
         size: (H, W) of the map.

@@ -1,9 +1,9 @@
 """Queries that a decoder has only in training, in addition to those used for predictions.
 
 A decoder's rows are, in this order: noised targets (Li et al. 2022, https://arxiv.org/abs/2203.01305), additional
-groups
-of queries, each matched to the targets separately (Chen et al. 2022, https://arxiv.org/abs/2207.13085), and the usual
-queries. A mask in the self-attention separates them, so that leaving the others out does not change the usual ones.
+groups of queries, each matched to the targets separately (Chen et al. 2022, https://arxiv.org/abs/2207.13085), and the
+usual queries. A mask in the self-attention separates them, so that leaving the others out does not change the usual
+ones.
 """
 
 import logging
@@ -139,8 +139,7 @@ def training_mask(num_queries: int, *, denoising_sizes: Sequence[int] = (), grou
     """Return which keys each row of a decoder must not see in the self-attention.
 
     Every group of rows sees itself. Noised targets, which would give the answer away, are seen by no other rows, but
-    they
-    see the usual queries.
+    they see the usual queries.
 
     Args:
         num_queries: number of the usual queries, which are the last rows.

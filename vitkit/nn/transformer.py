@@ -49,8 +49,7 @@ class EncoderDecoderSettings(TransformerSettings):
     num_decoder_layers: int = 6
     positions: Literal["sine", "sine_input", "learned", "none"] = "sine"
     """Encoding of a map's locations (DETR, table 3): sines added to the keys and queries of every attention, or once to
-    the
-    encoder's input; a learned vector for each row and column instead of the sines; or none."""
+    the encoder's input; a learned vector for each row and column instead of the sines; or none."""
 
 
 def with_positions(x: Tensor, positions: Tensor | None) -> Tensor:

@@ -8,8 +8,7 @@ from torch import Tensor
 
 def rollout(layers: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
     """Compute attention rollout (Abnar & Zuidema 2020, https://arxiv.org/abs/2005.00928): the product over the layers
-    of
-    each layer's attention, averaged over its heads and mixed with the identity for the residual path.
+    of each layer's attention, averaged over its heads and mixed with the identity for the residual path.
 
     Args:
         layers: (heads, N, N) for each layer, first to last; rows sum to 1.
@@ -26,8 +25,7 @@ def rollout(layers: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
 
 def attention_distance(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """Compute the mean attention distance of each head: the distance from query to key, averaged by attention weight
-    and
-    then over the queries (Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929, figure 7; Raghu et al. 2021,
+    and then over the queries (Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929, figure 7; Raghu et al. 2021,
     https://arxiv.org/abs/2108.08810).
 
     Args:

@@ -18,8 +18,7 @@ from vitkit.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
 """Pillow's names of the formats that are read, regardless of file extensions. The formats left out include some that
-run
-programs (EPS starts Ghostscript) and some that nobody maintains."""
+run programs (EPS starts Ghostscript) and some that nobody maintains."""
 MAX_PIXELS = 178_956_970
 """Default for the largest width x height of an image, which `data.max_image_pixels` overrides; Pillow's own limit."""
 _BYTES_PER_PIXEL = 8

@@ -43,8 +43,7 @@ def normalize_images(
 
     Args:
         images: (B, 3, H, W), or (B, 3, T, H, W) for clips: uint8 RGB in 0..255; or float, already normalised by
-            ImageNet's
-            mean and standard deviation, and returned unchanged if these are requested.
+            ImageNet's mean and standard deviation, and returned unchanged if these are requested.
         padding_mask: (B, H, W) bool, True = padding; padded pixels are 0 after normalisation.
         mean, std: statistics of R, G and B, with pixel values in 0..1.
     Returns:

@@ -42,8 +42,7 @@ def wrong_segmentation(segmentation: Any, height: int, width: int) -> str | None
             return _EXPECTED_POLYGONS
         try:
             # The length of the vector is at least the largest coordinate, and the comparison fails if a coordinate is
-            # nan. This
-            # is the fastest test of all coordinates; few polygons are so long that they need the exact one.
+            # nan. This is the fastest test of all coordinates; few polygons are so long that they need the exact one.
             is_near = math.hypot(*polygon) <= reach or all(-reach <= value <= reach for value in polygon)
         except OverflowError:
             is_near = False

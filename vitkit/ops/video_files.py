@@ -130,8 +130,7 @@ class VideoFile:
 
     Frames are numbered in the order of the times stated in the file's packets, which are read first, so a number is
     exact for any distance of key frames, with B-frames and with varying frame rates. A frame is decoded from the
-    preceding
-    key frame on; frames in between are skipped if no requested frame depends on them.
+    preceding key frame on; frames in between are skipped if no requested frame depends on them.
 
     PyAV, OpenCV and torchcodec were compared on 17 files (H.264, H.265, MPEG-4 and VP9 in MP4, Matroska, AVI and
     MPEG-TS; constant and variable frame rates, key frames every 12 to 250 frames, open groups, B-frames, odd sizes,

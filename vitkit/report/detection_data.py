@@ -30,8 +30,8 @@ def interactive_data(
     """Return the data for the page's script.
 
     Each image has `labels` and `crowd` of its objects, `found` labels and `scores` of its predictions, the predictions
-    that
-    lie on a crowd, and the `pairs` that may match, in order. Images that the page shows also have boxes, and masks.
+    that lie on a crowd, and the `pairs` that may match, in order. Images that the page shows also have boxes, and
+    masks.
 
     Args:
         best: the threshold with the highest F1.

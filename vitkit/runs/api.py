@@ -68,8 +68,7 @@ def train(
         device: "cpu", "cuda", "mps", ...; None: an accelerator if there is one.
         trust: allow a saved config to import the code that it names, see `load_config`.
         overrides: values of the config: for each section a dict of the values to change, or a `dict(type=...)` that
-            replaces
-            the section; or by dotted key: `**{"model.num_queries": 50}`.
+            replaces the section; or by dotted key: `**{"model.num_queries": 50}`.
     Raises:
         VitkitError: an error that a user can cause, see vitkit/errors.py.
         KeyboardInterrupt: ctrl-C was pressed; the state is saved, and `resume` continues from it.

@@ -253,8 +253,7 @@ class PrefixLanguageModel(DecoderOnly):
 
 def prefix_mask(source_padding: Tensor, target_length: int) -> Tensor:
     """Return which keys each token must not see: tokens of a source see all of it, tokens of a target see the source
-    and
-    the tokens before them.
+    and the tokens before them.
 
     Args:
         source_padding: (B, S) bool, True = padding.
@@ -275,8 +274,7 @@ class MaskedLanguageModel(nn.Module):
     https://arxiv.org/abs/1810.04805).
 
     A fraction `mask_share` of the tokens is chosen; 80 % of these become the mask token, 10 % a random one, 10 % stay.
-    In
-    evaluation the choice is always the same.
+    In evaluation the choice is always the same.
 
     Args:
         target_vocabulary: a run sets its dataset's; it must have a mask token (`vocabulary.mask_id`).

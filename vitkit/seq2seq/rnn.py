@@ -27,8 +27,7 @@ class RNNSettings:
     d_embedding: int = 620
     d_hidden: int = 1000
     """Hidden size of the decoder, and of each direction of the encoder. For "dot", "scaled_dot" and "cosine", which
-    compare
-    the two, both directions together have this size."""
+    compare the two, both directions together have this size."""
     dropout: float = 0.0
     """Dropout probability of embeddings, between layers, and before the output."""
     scheduled_sampling: float = 0.0
@@ -216,10 +215,9 @@ class RNNTranslator(TextGenerator):
     """Recurrent encoder and decoder, from one text to another.
 
     With `attention`, this is RNNsearch (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473): the encoder reads in
-    both
-    directions, and before each token the decoder's state attends to the source tokens. Without, the source is encoded
-    as one
-    vector that initialises the decoder and enters each of its steps (Cho et al. 2014, https://arxiv.org/abs/1406.1078).
+    both directions, and before each token the decoder's state attends to the source tokens. Without, the source is
+    encoded as one vector that initialises the decoder and enters each of its steps (Cho et al. 2014,
+    https://arxiv.org/abs/1406.1078).
 
     Args:
         source_vocabulary, target_vocabulary: a run sets its dataset's.

@@ -120,8 +120,8 @@ class ListedImages(BaseImageDataset):
 def require_folders(**folders: str | Path) -> None:
     """Raise a DataError if one of a dataset's folders does not exist.
 
-    folders: each folder by the name of the dataset's argument that gives it.
-        folders: by the name of the dataset's argument.
+    Args:
+        folders: each folder by the name of the dataset's argument that gives it.
     """
     for name, folder in folders.items():
         if not Path(folder).is_dir():

@@ -26,8 +26,7 @@ class CityscapesPanoptic(SegmentationDataset):
 
     In a map, value v marks stuff of class v, or a group (crowd) of things of class v; 1000 v, 1000 v + 1, …
     mark individual objects. Other values are void. These are the segments that cityscapesScripts' `createPanopticImgs`
-    writes.
-    An image's id is its position among the sorted file names.
+    writes. An image's id is its position among the sorted file names.
 
     Args:
         images: folder of a split's images, such as "leftImg8bit/train".

@@ -14,14 +14,11 @@ class ClipSampling:
 
     With `sampling_rate`, a clip spans `num_frames * sampling_rate` frames of a video at `frame_rate`, and as many
     seconds of any other video, so that motion has the same speed in all videos. A clip begins at a random time, or the
-    clips
-    of a video are spread over it: a single one in the middle, several from its start to its end. As in the code of
-    SlowFast
-    and of TimeSformer, the first and the last frame of that span are in the clip.
+    clips of a video are spread over it: a single one in the middle, several from its start to its end. As in the code
+    of SlowFast and of TimeSformer, the first and the last frame of that span are in the clip.
 
     Without `sampling_rate`, the video is cut into `num_frames` segments of equal length, each of which gives one frame:
-    a
-    random one, or the middle one (Wang et al. 2016, https://arxiv.org/abs/1608.00859; for Something-Something).
+    a random one, or the middle one (Wang et al. 2016, https://arxiv.org/abs/1608.00859; for Something-Something).
     """
 
     num_frames: int = 8

@@ -44,8 +44,7 @@ class CocoDetection(ListedImages):
         annotations: COCO's JSON file, or the file or folder of another format; see vitkit.data.formats.
         transforms: see `BaseImageDataset`.
         masks: also load instance masks, in which case every annotation needs one; objects without a visible pixel are
-            removed.
-            Otherwise invalid masks are ignored, with a warning.
+            removed. Otherwise invalid masks are ignored, with a warning.
         bad_boxes: what to do with boxes that have no width or height or lie outside their image: "error", or "drop" to
             remove and count them. Negative sizes and numbers that are not finite are always errors.
         first: use only the first `first` images of the file, for instance to check that a model can overfit them.

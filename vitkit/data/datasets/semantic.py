@@ -34,12 +34,10 @@ class SemanticFolder(BaseImageDataset):
     Args:
         images: folder of the images.
         labels: folder of the label maps: one channel (grey or palette) whose values are classes; or RGB in the colours
-            that
-            the class file names.
+            that the class file names.
         classes: names of the classes; or a file that lists them, shared by all splits (see `parse_class_file`).
         values: the pixel value of each class; None: the values in the class file, or 0, 1, 2, … in order, or 1, 2, 3, …
-            with
-            `zero_is_ignored`.
+            with `zero_is_ignored`.
         ignore: pixel values without a class, which are neither trained on nor evaluated; values that are neither here
             nor in `values` are errors.
         zero_is_ignored: value 0 is also ignored, and the classes begin at 1 (as in ADE20K).

@@ -34,16 +34,13 @@ class ClipDataset(ClassificationDataset):
 
     A sample's image is a clip, (3, T, H, W). With several clips of a video, or several crops of each, it is (views, 3,
     T, H, W), with the crops of the first clip first; `collate` makes each view a sample of the batch, with the target
-    of the
-    video, and the evaluator averages their scores. Targets are those of `ClassificationDataset` with `is_padded`, which
-    tells
-    whether the last frame is repeated because the video is shorter than a clip.
+    of the video, and the evaluator averages their scores. Targets are those of `ClassificationDataset` with
+    `is_padded`, which tells whether the last frame is repeated because the video is shorter than a clip.
 
     Args:
         classes: see `ClassificationDataset`.
         transforms: image transforms; all frames of a video get the same random numbers, and so the same crop and
-            colours.
-            Transforms with `views`, such as `ClipEvalTransforms`, give several crops.
+            colours. Transforms with `views`, such as `ClipEvalTransforms`, give several crops.
         sampling: how frames are chosen for a clip.
     """
 
@@ -67,8 +64,7 @@ class ClipDataset(ClassificationDataset):
 
         Raises:
             DataError: the video cannot be read or is too short, or its size after the transforms differs from that of
-                earlier
-                videos.
+                earlier videos.
         """
         random = np.random.default_rng(seed)
         transforms_seed = int(random.integers(2**63))

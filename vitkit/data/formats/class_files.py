@@ -39,8 +39,7 @@ def parse_class_file(path: str | Path) -> ClassFile:
     Args:
         path: a text file with one name per line, the first for 0, or `NAME:R,G,B` as CVAT writes labelmap.txt; or
             JSON: a list of names, a list of objects with `name`, `id` (or `index`, `value`) and optionally `color`, or
-            an
-            object of numbers and names; any of these may be in an object under `classes`, next to `ignore_index`,
+            an object of numbers and names; any of these may be in an object under `classes`, next to `ignore_index`,
             the value without a class.
     Raises:
         DataError: there is no such file, or it names no classes.

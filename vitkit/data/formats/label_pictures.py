@@ -1,8 +1,7 @@
 """Folders of label images, one for each image, read as objects with masks.
 
 Instances in one label image: every value, or colour, is an object and 0 (black) is none; values from 1000 on are CLASS
-*
-1000 + NUMBER, as in Cityscapes. Semantic label images: every connected region of a class is an object.
+* 1000 + NUMBER, as in Cityscapes. Semantic label images: every connected region of a class is an object.
 """
 
 from collections.abc import Iterator

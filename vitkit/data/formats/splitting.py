@@ -25,15 +25,13 @@ def split_dataset(
 
     A random split divides each class in the same proportions, and keeps together images that look the same, bursts, and
     frames of one recording. With fewer than five recordings, parts of adjacent frames are kept together instead. Images
-    that
-    cannot be read are put into no split and recorded in `left_out`.
+    that cannot be read are put into no split and recorded in `left_out`.
 
     Args:
         data: the dataset whose splits are set.
         fractions: fractions of the images in val and test, such as {"val": 0.2}; the rest is train.
         patterns: patterns of file names for each split, such as {"val": ["0016E5_*"]}; the rest is train, or is divided
-            by
-            `fractions`.
+            by `fractions`.
         seed: seed of the random split.
     Raises:
         ConfigError: the fractions are invalid, or neither fractions nor patterns are given.

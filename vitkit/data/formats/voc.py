@@ -1,10 +1,8 @@
 """Pascal VOC: one XML file per image, with boxes in pixels (http://host.robots.ox.ac.uk/pascal/VOC/).
 
 Coordinates begin at 1 and both ends belong to the box, as VOC defines it. In a dataset where a coordinate is 0, they
-are
-taken to begin at 0 with exclusive ends, as some tools write them. Classes are in the order of classes.txt, if it
-exists,
-otherwise by name. The flags `difficult`, `truncated` and `occluded` are kept in the annotations.
+are taken to begin at 0 with exclusive ends, as some tools write them. Classes are in the order of classes.txt, if it
+exists, otherwise by name. The flags `difficult`, `truncated` and `occluded` are kept in the annotations.
 """
 
 import math

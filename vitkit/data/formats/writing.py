@@ -44,8 +44,7 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     """Write images/SPLIT, labels/SPLIT and data.yaml, as Ultralytics reads them.
 
     Classes are numbered from 0 in the order of their ids. Objects with masks become polygons; masks in several parts or
-    with
-    holes become one outline with seams.
+    with holes become one outline with seams.
     """
     ids = sorted(category["id"] for category in data.categories)
     number = {category_id: k for k, category_id in enumerate(ids)}

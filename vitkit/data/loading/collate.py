@@ -13,8 +13,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
 
     Args:
         samples: at least one; images (3, H, W) uint8, or clips of equal size, (3, T, H, W), or (views, 3, T, H, W),
-            whose
-            views become samples of the batch.
+            whose views become samples of the batch.
     """
     images = [sample["image"] for sample in samples]
     if images[0].ndim > 3:

@@ -39,9 +39,8 @@ class DataSettings:
 
     train: Spec | None = None
     """The training dataset; `{root}` in its strings stands for `root`. With `fraction` in the spec of an image dataset,
-    only
-    that fraction of the images is trained on: the same ones in every run, and a smaller fraction is always a subset of
-    a larger one."""
+    only that fraction of the images is trained on: the same ones in every run, and a smaller fraction is always a
+    subset of a larger one."""
     val: Spec | None = None
     """The dataset evaluated on during training; the same rules apply."""
     test: Spec | None = None
@@ -64,8 +63,7 @@ class DataSettings:
     sample's seed. In evaluation it is always an error: metrics over fewer images would not be comparable."""
     sampler: Sampler | None = None
     """How often images occur in an epoch: "repeat_factor" repeats those of rare classes, "class_aware" makes all
-    classes
-    occur equally often (see vitkit.data.loading.image_weights); None: every image once."""
+    classes occur equally often (see vitkit.data.loading.image_weights); None: every image once."""
     repeat_threshold: float = 0.001
     """For "repeat_factor": the fraction of images below which a class is rare."""
     max_image_pixels: int = MAX_PIXELS
@@ -228,8 +226,7 @@ class BatchLoader:
             worker_init_fn=_start_worker,
             multiprocessing_context=settings.start_workers if has_workers else None,
             # A separate generator: a number per epoch drawn from the global one would make a resumed run, which starts
-            # one
-            # more iteration, differ from the interrupted run.
+            # one more iteration, differ from the interrupted run.
             generator=torch.Generator().manual_seed(0),
         )
 

@@ -20,8 +20,7 @@ class TrainBatches:
 
     An epoch has every image at least once, or as often as its weight says, in an order drawn from (seed, epoch). All
     ranks have the same number of batches; if there are too few images to fill the last ones, images are repeated with
-    different
-    random numbers.
+    different random numbers.
 
     Args:
         num_images: size of the dataset.
@@ -119,8 +118,7 @@ class TokenBatches:
 
     In training, an epoch's order is drawn from (seed, epoch): sentences of equal length are grouped at random, and the
     batches are in random order. All ranks have the same number of batches in every epoch; if necessary, the last
-    batches
-    repeat others. In evaluation, every sentence occurs once over all ranks, the longest first.
+    batches repeat others. In evaluation, every sentence occurs once over all ranks, the longest first.
 
     Args:
         lengths: (num_sentences, sides) int, number of tokens on each side of a sentence pair.

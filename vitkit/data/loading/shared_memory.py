@@ -15,9 +15,8 @@ class SharedArray(np.ndarray):
     """An array in shared memory; its slices and elements are ordinary arrays.
 
     Forked processes inherit the memory; processes started otherwise receive its file descriptor in place of a copy.
-    Pickled
-    for any other purpose it becomes an ordinary array. A process that writes to it changes only its own copy of that
-    page.
+    Pickled for any other purpose it becomes an ordinary array. A process that writes to it changes only its own copy of
+    that page.
     """
 
     def __array_finalize__(self, source: Any) -> None:

@@ -21,10 +21,8 @@ class ShapesMotion(ClipDataset):
     """Clips of one moving thing, whose class is the direction of motion.
 
     A clip of one direction is a clip of the opposite one in reverse. So a single frame says nothing about the class,
-    and
-    neither do all frames of a clip without their order: a model that ignores the order is right no more often than
-    chance
-    with "left" and "right" alone, and no more than half of the time with all four directions.
+    and neither do all frames of a clip without their order: a model that ignores the order is right no more often than
+    chance with "left" and "right" alone, and no more than half of the time with all four directions.
 
     Args:
         num_videos: number of clips, divided equally among the classes.

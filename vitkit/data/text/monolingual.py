@@ -26,8 +26,8 @@ class MonolingualText(TextDataset):
     Args:
         file: text file with one sentence per line.
         objective: "causal": the input is BOS and the text, and the target at each position is the next token, at the
-            last
-            EOS. "masked": the input is the text and EOS; the model masks some of these; the vocabulary has MASK_TOKEN.
+            last EOS. "masked": the input is the text and EOS; the model masks some of these; the vocabulary has
+            MASK_TOKEN.
         vocabulary, max_length, unfit_lines: see TextDataset.
     Raises:
         ConfigError: the objective is unknown.

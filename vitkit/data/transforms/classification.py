@@ -70,8 +70,7 @@ class ClassificationTrainTransforms(PillowTransforms):
     """Crop, flip, RandAugment; then, on whole batches, random erasing, mixup and cutmix.
 
     The implementations are those of timm or torchvision, which DeiT, Swin and MViT are trained with. Without the
-    arguments
-    from `rand_augment` on, this is the augmentation of ResNet.
+    arguments from `rand_augment` on, this is the augmentation of ResNet.
 
     Args:
         size: height and width of the result, in pixels.

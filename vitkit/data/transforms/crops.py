@@ -153,8 +153,7 @@ class _FixedSizeCrop(_CropAndResize):
         crop_size: (height, width) of every result.
         pad_value: value of padded pixels.
         max_class_area: the crop is drawn again, up to ten times, as long as a single region of the segment map covers
-            more
-            than this fraction of all regions' pixels; 1: any crop is accepted.
+            more than this fraction of all regions' pixels; 1: any crop is accepted.
     """
 
     def __init__(self, *, crop_size: tuple[int, int], pad_value: int, max_class_area: float = 1.0):

@@ -152,8 +152,7 @@ class LargeScaleJitter(_Pipeline):
         pad_value: value of all three channels.
         color_probability: probability of `ColorDistortion`.
         min_visible, min_box_side: remove slivers of objects that the crop leaves, see `ComposedTransforms`; the
-            original
-            keeps all that are not empty.
+            original keeps all that are not empty.
     """
 
     def __init__(

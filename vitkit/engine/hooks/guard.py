@@ -29,8 +29,7 @@ class StepGuard(Hook):
     """Skips a step unless every loss and gradient of every rank is finite, and reports which are not.
 
     It also turns one rank's requests in `run.should_save` and `run.should_stop` into decisions of all ranks. The
-    running
-    statistics of batch norms, which the forward pass has already changed, are restored if a step is skipped.
+    running statistics of batch norms, which the forward pass has already changed, are restored if a step is skipped.
     """
 
     def before_epoch(self, run: TrainRun) -> None:

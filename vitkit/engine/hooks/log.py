@@ -27,10 +27,8 @@ class ProgressLog(Hook):
     """Logs the mean losses of every `train.log_every` steps, each epoch's meters, and the evaluations.
 
     A record is printed as a line on the console, written to log.jsonl, and passed to every hook's `on_log`. If steps
-    are slow,
-    the console gets additional lines: after the first step, and when the last line is 20 seconds old; these show the
-    losses of
-    the main process only. Losses stay on the device until they are logged.
+    are slow, the console gets additional lines: after the first step, and when the last line is 20 seconds old; these
+    show the losses of the main process only. Losses stay on the device until they are logged.
     """
 
     @contextmanager

@@ -2,9 +2,8 @@
 
 The values are a table with a row for each location and head. Each head of a query reads four rows per sample, at the
 corners of the cell around it, and computes their weighted sum: `embedding_bag`. In the backward pass, the gradients of
-the
-weights are products of the same pairs of rows (`sampled_addmm`), and the gradient of the values is another bag, of the
-queries that read each row.
+the weights are products of the same pairs of rows (`sampled_addmm`), and the gradient of the values is another bag, of
+the queries that read each row.
 
 Shapes: L queries, N = heads * levels * points samples of a query, d channels per head, R = S * heads table rows.
 """
@@ -123,8 +122,7 @@ class _Samples(NamedTuple):
 
     rows: Tensor
     """(L, N) int32, table row of the first of four corners. Near a map's border, this is the nearest cell inside;
-    corners
-    that a sample does not touch have weight zero."""
+    corners that a sample does not touch have weight zero."""
     offsets: Tensor
     """(2, L, N) x and y from the first corner, in pixels."""
     near: Tensor
@@ -226,8 +224,7 @@ def _add_value_gradients(
     """Add to each row of the table the weighted gradients of the queries that read it.
 
     A cell's samples are sorted once for all its four corners, since the same queries read them: the sums for a corner
-    are
-    those of the cells, moved by a number of rows.
+    are those of the cells, moved by a number of rows.
 
     Args:
         grad_table: (R, d), changed in place.

@@ -1,9 +1,8 @@
 """Local relation (Hu et al. 2019, https://arxiv.org/abs/1904.11491): a weighted mean of each output's window.
 
 The fast form multiplies shifted maps without materialising windows, and has its own gradients, since the gradient of
-each
-of n slices would be as large as the map. For LR-Net-50 on two 224x224 images, with 2 threads of an AMD EPYC, inference
-takes 0.22 of the plain form's time, a training step 0.29.
+each of n slices would be as large as the map. For LR-Net-50 on two 224x224 images, with 2 threads of an AMD EPYC,
+inference takes 0.22 of the plain form's time, a training step 0.29.
 """
 
 import torch
@@ -34,8 +33,7 @@ def local_relation(
 
     Group g uses the g-th part of the channels of query, key and value. Its weights are the softmax over the window of
     `prior[g]` + `scale` * the sum of `similarity` over its query and key channels; outside the map, where values are 0,
-    of
-    `prior[g]` - 100.
+    of `prior[g]` - 100.
 
     Args:
         query: (B, G * c, h, w).
