@@ -156,11 +156,9 @@ class Model(Protocol):
     An evaluated model is a `DenseModel` or a `GenerativeModel`, unless its evaluator `TakesOutputs`. It may have
         new_parts: prefixes of parts that may be missing altogether from a checkpoint to start training from,
         variant_of(names): describes in words which variant the names in a state dict belong to, for models whose
-        variants'
-            checkpoints are easily confused,
+            variants' checkpoints are easily confused,
         renames_itself: True if its `adapt_state` handles all names of its weights, so that they are not matched against
-        the
-            official formats,
+            the official formats,
         semantic_scores: yields each pixel's score per class; see `MaskClassification`.
     """
 

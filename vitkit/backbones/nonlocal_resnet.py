@@ -262,8 +262,8 @@ class ClipResNet(BackboneBase):
                 halved.
         Returns:
             the maps named by `out_features`, each (B, channels, frames, ceil(H / stride), ceil(W / stride)), fine to
-                coarse: T frames in res2, T // 2 or (for "slow") T in the others, with `paper_pooling` ceil(T / 4) and
-                ceil(T / 8); a classifier returns (B, num_classes) logits.
+            coarse: T frames in res2, T // 2 or (for "slow") T in the others, with `paper_pooling` ceil(T / 4) and
+            ceil(T / 8); a classifier returns (B, num_classes) logits.
         Raises:
             DataError: the clips do not have three channels, or are too small.
         """

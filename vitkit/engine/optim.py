@@ -163,8 +163,7 @@ def layer_factors(
         rule, full_rate_blocks: see `OptimizerSettings`.
     Returns:
         parameter name -> factor. By "beit" it is 1 above the last of N blocks and decay ** (N + 1) before the first; by
-        "eomt"
-            1 from the last block on and decay ** (N - 1) in the first and before it.
+        "eomt" 1 from the last block on and decay ** (N - 1) in the first and before it.
     Raises:
         ConfigError: decay is not in 0..1, there are no blocks, or fewer than `full_rate_blocks`.
     """

@@ -68,7 +68,7 @@ def bootstrap_weights(num_images: int, num_resamples: int | None = None, *, seed
         num_resamples: R; None: 1000, or 200 for more than 2000 images.
     Returns:
         (1 + R, N) float64: how often each image counts. In the first row every image counts once, so that the first
-            value of each metric is the metric itself.
+        value of each metric is the metric itself.
     """
     if num_resamples is None:
         num_resamples = NUM_RESAMPLES if num_images <= LARGE else NUM_RESAMPLES_LARGE

@@ -165,8 +165,7 @@ class CocoEvaluator(SampleEvaluator):
 
         Returns:
             class name -> metrics, including APs, APm and APl; "small", "medium", "large" -> metrics; each with
-            `objects`,
-                the number of objects. -1 where there is no object; empty on other processes.
+            `objects`, the number of objects. -1 where there is no object; empty on other processes.
         """
         if not self._evaluations:
             return {}, {}

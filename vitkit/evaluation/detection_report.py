@@ -182,7 +182,7 @@ def confusion_matrix(
         threshold: predictions with a lower score are not counted.
     Returns:
         (C + 1, C + 1) int64: rows are true classes, columns predicted ones; the last row counts predictions without an
-            object, the last column missed objects.
+        object, the last column missed objects.
     """
     label_of = {raw: label for label, raw in enumerate(category_ids)}
     background = len(category_ids)
@@ -220,7 +220,7 @@ def match_any_class(
         iou: lowest IoU of a match.
     Returns:
         pairs of a prediction and an object, predictions without an object, objects without a prediction. Unmatched
-            predictions that lie on a crowd are in none of them.
+        predictions that lie on a crowd are in none of them.
     """
     used, taken, pairs = set(), set(), []
     for i, j in overlapping_pairs(overlaps, crowd, scores, iou):

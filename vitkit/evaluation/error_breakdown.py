@@ -3,12 +3,12 @@
 Each wrong prediction has one kind of error, determined by its IoU with the objects of its image: the first that
 applies, in the order of TIDE's own code.
 
-        localisation  0.1 to 0.5 with an object of its class, and not more with another one of its class
-        class         at least 0.5 with an object of another class
-        duplicate     at least 0.5 with an object of its class that is matched to a better prediction
+    localisation  0.1 to 0.5 with an object of its class, and not more with another one of its class
+    class         at least 0.5 with an object of another class
+    duplicate     at least 0.5 with an object of its class that is matched to a better prediction
     background    below 0.1 with every object
     both          0.1 to 0.5 with an object of another class
-        missed        (an object) that no prediction detects, nor would if the errors above were corrected
+    missed        (an object) that no prediction detects, nor would if the errors above were corrected
 """
 
 from collections.abc import Mapping, Sequence

@@ -241,7 +241,7 @@ def match_segments(truth: PanopticMap, predicted: PanopticMap, num_classes: int)
 
     Returns:
         (num_classes, 4) float64: the sum of the matches' IoU, the number of matches, of predicted segments without a
-            match, and of true segments without a match.
+        match, and of true segments without a match.
     """
     result = np.zeros((num_classes, 4))
     true_of = {segment["id"]: segment for segment in truth.segments_info}

@@ -106,7 +106,7 @@ class SimpleFeaturePyramid(nn.Module):
                 border; None: it is treated like the image.
         Returns:
             name -> (B, out_channels, ceil(h * s), ceil(w * s)) with s = stride of the map / stride of the level; or the
-                outputs of `neck` for these.
+            outputs of `neck` for these.
         """
         x = zero_padding(features[self.in_feature], padding_mask)
         maps = {}

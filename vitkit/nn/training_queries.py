@@ -102,13 +102,10 @@ class QueryLayout:
         Args:
             layers: the outputs of each decoder layer, each (B, L, ...).
         Returns:
-            the last layer's outputs for the usual queries, and aux_outputs, a list of the same for the layers before
-            it;
-                denoising: the same for the noised targets, with matches and num_groups of `DenoisingQueries`, if there
-                are any;
-                groups: a list of the same for each additional group, if there are any;
-                one_to_many: the same for the group with `one_to_many_repeats`, with their number as repeats, if there
-                is one.
+            the last layer's outputs for the usual queries, with aux_outputs, a list of the same for earlier layers;
+            denoising: the same for the noised targets, with matches and num_groups of `DenoisingQueries`, if any;
+            groups: a list of the same for each additional group, if there are any;
+            one_to_many: the same for the group with `one_to_many_repeats`, with their number as repeats, if any.
         """
         num_denoising = 0 if self.denoising is None else self.denoising.content.shape[1]
         sizes = [num_denoising, *self.group_sizes, self.num_queries]

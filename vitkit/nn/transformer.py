@@ -253,7 +253,7 @@ class TransformerDecoder(nn.Module):
             memory_positions: (B or 1, S, d_model). The other arguments are as in a layer.
         Returns:
             (layers, B, L, d_model), every layer's output, normalised; without `all_layers` (B, L, d_model), the last
-                layer's.
+            layer's.
         """
         memory_keys = with_positions(memory, memory_positions)
         outputs = []

@@ -109,8 +109,7 @@ def pixel_statistics(ids: list, class_names: Any, maps: Any) -> tuple[SemanticSt
 
     Returns:
         each image's contribution to IoU and boundary IoU, and (C, C + 1) pixel counts: rows true, columns predicted,
-        the
-            last column no prediction.
+        the last column no prediction.
     """
     num_classes = len(class_names)
     counts, boundaries = np.zeros((2, len(ids), 3, num_classes))

@@ -64,8 +64,7 @@ class Decodable(Protocol):
             with_attention: whether to return the attention (which takes extra time for some models).
         Returns:
             logits (N, V) of the next token, the new state (the old one may be overwritten), and each row's attention to
-            the
-                source, (N, S) that sums to 1, or None if it was not requested.
+            the source, (N, S) that sums to 1, or None if it was not requested.
         """
 
 

@@ -20,8 +20,7 @@ class MonolingualText(TextDataset):
     A sample has
         tokens: (T,) int64, the input,
         target: a dict of tokens (T,) int64, the token to predict at each position; text, the line; and index, the
-            line's
-                number from 0.
+            line's number from 0.
 
     Args:
         file: text file with one sentence per line.

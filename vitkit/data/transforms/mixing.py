@@ -35,8 +35,7 @@ class BatchMixing:
             batch: images or clips, uint8, or float and already normalised; targets with `label`.
         Returns:
             the batch with images float, normalised; if they are mixed, targets also have `class_weights`,
-            (num_classes,) float32
-                that sum to 1.
+            (num_classes,) float32 that sum to 1.
         Raises:
             ConfigError: images are to be mixed in pairs, but their number is odd.
         """
