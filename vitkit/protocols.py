@@ -234,15 +234,15 @@ class Dataset(Protocol):
     """Samples by index; registered in DATASETS.
 
     It may have
-            noun: what its samples are called in the plural, if not "images",
-            num_objects: the number of objects that it trains on,
-            task: "semantic", "instance" or "panoptic", the task that its segments are meant for,
-            aspect_ratios(): width / height of every image, float64 (len(self),), for batching by orientation,
-            lengths(): number of tokens of every sample, for batching text,
-            image_classes(): the classes that each image shows, for sampling: (M,) int64 indices of images, and labels;
-                each pair once,
-            collate(samples): joins its samples into a `Batch`, in place of vitkit's `collate`,
-            batch_transforms: transforms training batches on the model's device; None if there are none.
+        noun: what its samples are called in the plural, if not "images",
+        num_objects: the number of objects that it trains on,
+        task: "semantic", "instance" or "panoptic", the task that its segments are meant for,
+        aspect_ratios(): width / height of every image, float64 (len(self),), for batching by orientation,
+        lengths(): number of tokens of every sample, for batching text,
+        image_classes(): the classes that each image shows, for sampling: (M,) int64 indices of images, and labels;
+            each pair once,
+        collate(samples): joins its samples into a `Batch`, in place of vitkit's `collate`,
+        batch_transforms: transforms training batches on the model's device; None if there are none.
     """
 
     def __len__(self) -> int: ...
