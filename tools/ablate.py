@@ -1,8 +1,8 @@
 """Train a set of configs, several seeds each, and write their table and their plot.
 
 A set is a file with a function `ablation()`, see configs/ablations. Each arm is run with each seed by tools/train.py in
-a separate folder. A run that is in the results is not repeated, an interrupted one is resumed; ctrl-C or SIGTERM stop
-after a step.
+a separate folder. A run that is in the results is not repeated, an interrupted one is resumed; ctrl-C and SIGTERM
+stop it after a step.
 
 Examples:
     vitkit ablate --list
@@ -70,15 +70,25 @@ _KEYS = f"dict({', '.join(f'{item.name}=…' for item in fields(Ablation))})"
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set", nargs="?", help="a name of --list, or a file")
-    parser.add_argument("overrides", nargs="*", help="key.sub=value of all arms, such as data.root=data/bccd")
-    parser.add_argument("--arms", nargs="+", help="only these")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1], help="(0 1)")
-    parser.add_argument("--budget", type=float, metavar="MINUTES", help="start no run after so long")
-    parser.add_argument("--out", type=Path, default=Path("model_zoo/ablations"), help="results (model_zoo/ablations)")
-    parser.add_argument("--runs", type=Path, default=Path("runs/ablations"), help="folders of runs (runs/ablations)")
-    parser.add_argument("--list", action="store_true", help="print the sets, or the set's arms, and stop")
-    parser.add_argument("--plot-only", action="store_true", help="write table and plot of the runs that there are")
+    parser.add_argument("set", nargs="?", help="name of a set (--list prints them), or a file")
+    parser.add_argument("overrides", nargs="*", help="key.sub=value for all arms, such as data.root=data/bccd")
+    parser.add_argument("--arms", nargs="+", help="train only these arms (default: all)")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0, 1], help="random seeds of the runs of each arm (default: 0 1)"
+    )
+    parser.add_argument("--budget", type=float, metavar="MINUTES", help="start no run after this many minutes")
+    parser.add_argument(
+        "--out", type=Path, default=Path("model_zoo/ablations"), help="results folder (default: model_zoo/ablations)"
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/ablations"), help="folder of the runs (default: runs/ablations)"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the sets, or the commands of the set's arms, and stop"
+    )
+    parser.add_argument(
+        "--plot-only", action="store_true", help="train nothing; write the table and the plot of the existing results"
+    )
     add_device(parser)
     words = list(sys.argv[1:] if argv is None else argv)
     # Overrides are taken out first: after --seeds or --arms they would be parsed as values of these options.
@@ -112,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             plot(ablation, rows, args.out / f"{path.stem}.png")
             print(f"wrote {args.out / path.stem}.json, .md and .png")
         else:
-            print(f"wrote {args.out / path.stem}.md; no run is done")
+            print(f"wrote {args.out / path.stem}.md; no run is complete")
         return int(failures > 0)
 
 

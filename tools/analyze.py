@@ -70,39 +70,47 @@ MIB = 2**20
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a backbone's name or a model; with --table a pattern of names")
+    parser.add_argument("model", nargs="?", help="a backbone's name or a model; with --table, a pattern of names")
     parser.add_argument("overrides", nargs="*", help="key.sub=value of a config, key=value of a backbone")
-    parser.add_argument("--size", nargs=2, type=int, metavar=("H", "W"), help="of the images in pixels")
-    parser.add_argument("--frames", type=int, metavar="T", help="of clips, for backbones that take them")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images (1)")
-    parser.add_argument("--depth", type=int, default=2, metavar="N", help="of the parts listed: 2 has head.encoder (2)")
-    parser.add_argument("--attention", action="store_true", help="only the attention matrices; needs no memory itself")
-    parser.add_argument("--time", action="store_true", help="run it: time and memory by part")
-    parser.add_argument("--repeats", type=int, default=5, help="of --time (5)")
+    parser.add_argument(
+        "--size", nargs=2, type=int, metavar=("H", "W"), help="height and width of the images in pixels"
+    )
+    parser.add_argument("--frames", type=int, metavar="T", help="frames of a clip, for backbones that take clips")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images in a batch (default: 1)")
+    parser.add_argument(
+        "--depth", type=int, default=2, metavar="N", help="depth of the parts: 2 includes head.encoder (default: 2)"
+    )
+    parser.add_argument(
+        "--attention", action="store_true", help="report only the attention matrices, without allocating them"
+    )
+    parser.add_argument("--time", action="store_true", help="run the model and report time and memory by part")
+    parser.add_argument("--repeats", type=int, default=5, help="runs that --time measures (default: 5)")
     add_trust(parser)
     add_device(parser, default="cpu")
     parser.add_argument(
         "--training",
         type=int,
         metavar="GPUS",
-        help="only the memory of a training step on so many GPUs: full on each (DDP), and sharded among them (FSDP)",
+        help="report only the memory of a training step on this many GPUs: replicated (DDP) and sharded (FSDP)",
     )
-    parser.add_argument("--table", action="store_true", help="all backbones beside their published figures")
+    parser.add_argument("--table", action="store_true", help="list all backbones beside their published figures")
     parser.add_argument(
         "--clips",
         metavar="PNG",
-        help="MACs and memory of backbones of clips, MODEL being a pattern, against frames and crop; "
-        "plotted into this file",
+        help="plot the MACs and memory of clip backbones by frames and crop size into this file; MODEL is a pattern "
+        "of names",
     )
-    parser.add_argument("--lengths", nargs="+", type=int, metavar="N", help="of models of text, and --layers: tokens")
+    parser.add_argument(
+        "--lengths", nargs="+", type=int, metavar="N", help="text lengths in tokens, for text models and --layers"
+    )
     parser.add_argument(
         "--layers",
         metavar="PNG",
-        help="what self-attention, restricted self-attention, recurrence and convolution cost by the length of a "
-        "text, beside their formulas (Vaswani et al. 2017, table 1); plotted into this file",
+        help="plot what self-attention, restricted self-attention, recurrence and convolution cost by text length into "
+        "this file, beside their formulas (Vaswani et al. 2017, table 1)",
     )
     parser.add_argument(
-        "--no-macs", "--no-flops", action="store_true", help="parameters only; counting MACs runs the model once"
+        "--no-macs", "--no-flops", action="store_true", help="report parameters only; counting MACs runs the model once"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_intermixed_args(argv)
@@ -439,7 +447,7 @@ def clips(args: argparse.Namespace) -> list[dict[str, Any]]:
             panels.append((change, title, curves))
     plot_costs(panels, args.clips)
     if not args.json:
-        print(f"\nOf one clip in float32. Fused kernels store no attention matrices. The plot is {args.clips}.")
+        print(f"\nCosts of one clip in float32. Fused kernels store no attention matrices. The plot is {args.clips}.")
     return report
 
 

@@ -133,15 +133,15 @@ def print_text_costs(report: dict[str, Any], types: dict[str, str]) -> None:
         indent = "  " * (name.count(".") + 1 if name else 0)
         macs = [f"{row[kind][length] / 1e6:,.2f}" for kind in ("forward", "inference") for length in lengths]
         lines.append([indent + (name.rpartition(".")[2] or "(all)"), types[name], f"{row['total']:,}", *macs])
-    print(f"{report['model']}: M MACs of one text, by its tokens\n")
+    print(f"{report['model']}: M MACs of one text, by its length in tokens\n")
     widths = [max(map(len, column)) for column in zip(*lines)]
     for line in lines:
         cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths))]
         print("  ".join(cells).rstrip())
     if lengths:
         print(
-            "\ntrain: the forward pass over a source and a target of so many tokens each, or over one text.\n"
-            "infer: a source of so many tokens is read, and as many are written one after another, greedily.\n"
+            "\ntrain: the forward pass over a source and a target of that many tokens each, or over one text.\n"
+            "infer: a source of that many tokens is read, and as many are generated greedily, one after another.\n"
             "a training step, forward and backward: "
             + ", ".join(f"{macs / 1e6:,.2f} M at {length}" for length, macs in report["step"].items())
         )

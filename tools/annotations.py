@@ -22,12 +22,14 @@ _SHOWN = 3
 
 def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -> None:
     """Add the options that tell where annotations are; `read_source` reads them."""
-    text = "folder of the pictures (where the format usually has them)"
+    text = "folder of the pictures (default: where the format usually has them)"
     parser.add_argument("--images", type=Path, metavar="DIR", help=text)
-    text = "of the annotations, where they look like two: " + ", ".join(READERS)
+    text = "format of the annotations, if it is ambiguous: " + ", ".join(READERS)
     parser.add_argument("--from", dest="format", choices=READERS, metavar="FORMAT", help=text)
     if with_split:
-        parser.add_argument("--split", metavar="NAME", help="only train, val or test, where the format names splits")
+        parser.add_argument(
+            "--split", metavar="NAME", help="read only this split: train, val or test, if the format names splits"
+        )
 
 
 def read_source(source: str | Path, args: argparse.Namespace) -> AnnotatedImages:

@@ -34,11 +34,15 @@ TAKEN_OVER = ("config", "classes", "category_ids", "things", "vocabularies", "me
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoints", nargs="+", help="files, or patterns in quotes")
-    parser.add_argument("--last", type=int, metavar="N", help="of the files of each pattern only the last N, by number")
-    parser.add_argument("--weights", type=float, nargs="+", metavar="W", help="one for each file (all the same)")
+    parser.add_argument("checkpoints", nargs="+", help="checkpoint files, or patterns in quotes")
+    parser.add_argument(
+        "--last", type=int, metavar="N", help="take only the last N files of each pattern, by the number in their names"
+    )
+    parser.add_argument(
+        "--weights", type=float, nargs="+", metavar="W", help="weight of each file in the mean (default: equal weights)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     args = parser.parse_intermixed_args(argv)
     if args.last is not None and args.last < 1:
         parser.error("--last is at least 1")

@@ -46,14 +46,22 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help=MODEL_HELP)
     parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
-    parser.add_argument("--split", choices=("train", "val", "test"), default="train", help="which of the data (train)")
-    parser.add_argument("--count", type=int, default=16, metavar="N", help="images (16)")
-    parser.add_argument("--views", type=int, default=1, metavar="N", help="augmentations of each (1)")
-    parser.add_argument("--original", action="store_true", help="also each image as it is stored")
-    parser.add_argument("--images", nargs="+", metavar="ID", help="these images, by their ids")
-    parser.add_argument("--class", dest="with_class", metavar="NAME", help="only images in which this class is left")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice and the augmentation (0)")
-    parser.add_argument("--out", type=Path, default=Path("runs/browse"), help="folder to write (runs/browse)")
+    parser.add_argument(
+        "--split", choices=("train", "val", "test"), default="train", help="split to show (default: train)"
+    )
+    parser.add_argument("--count", type=int, default=16, metavar="N", help="number of images (default: 16)")
+    parser.add_argument("--views", type=int, default=1, metavar="N", help="augmentations of each image (default: 1)")
+    parser.add_argument("--original", action="store_true", help="also show each image as it is stored")
+    parser.add_argument(
+        "--images", nargs="+", metavar="ID", help="ids of the images to show (default: a random choice)"
+    )
+    parser.add_argument(
+        "--class", dest="with_class", metavar="NAME", help="show only images with this class after augmentation"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed of the choice and the augmentation (default: 0)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/browse"), help="folder to write (default: runs/browse)")
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
     args.overrides = without_weights(args.overrides)

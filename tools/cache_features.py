@@ -36,10 +36,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("model", help=f"a captioner with freeze_backbone: {MODEL_HELP}")
     parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/flickr8k")
     parser.add_argument(
-        "--checkpoint", help="a run or its checkpoint, in place of the model's own or the backbone's pretrained weights"
+        "--checkpoint",
+        help="a run or its checkpoint, used instead of the model's own or the backbone's pretrained weights",
     )
-    parser.add_argument("--out", type=Path, default=Path("features"), help="folder of the files (default: features)")
-    parser.add_argument("--batch-size", type=int, default=32, help="images at once (default: 32)")
+    parser.add_argument("--out", type=Path, default=Path("features"), help="folder to write (default: features)")
+    parser.add_argument("--batch-size", type=int, default=32, help="images in a batch (default: 32)")
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
@@ -81,7 +82,7 @@ def run(config: Config, weights: str | Path | None, args: argparse.Namespace) ->
         )
         print(f"{path}: {' x '.join(map(str, written['shape']))}, {path.stat().st_size / 2**20:.1f} MiB")
         overrides.append(f"data.{name}.features={path}")
-    print(f"To train on them give tools/train.py the overrides\n    {' '.join(overrides)}")
+    print(f"To train on them, give tools/train.py the overrides\n    {' '.join(overrides)}")
 
 
 def build_captioner(config: Config, dataset: Any) -> Captioner:

@@ -44,16 +44,18 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument(
-        "pictures",
-        nargs="+",
-        help="after a config its weights; pictures, folders of them, and overrides (key.sub=value)",
+        "pictures", nargs="+", help="the weights of a config; pictures, folders of them, and overrides (key.sub=value)"
     )
     parser.add_argument(
-        "--beams", type=int, metavar="N", help="beam search with N beams; 1: greedy (default: config's)"
+        "--beams", type=int, metavar="N", help="beam search with N beams; 1: greedy (default: the config's)"
     )
-    parser.add_argument("--n-best", type=int, default=1, metavar="N", help="captions of each picture, with scores")
-    parser.add_argument("--attention", type=Path, metavar="FOLDER", help="draw each word's attention into PNGs here")
-    parser.add_argument("--batch-size", type=int, default=16, help="pictures at once (default: 16)")
+    parser.add_argument(
+        "--n-best", type=int, default=1, metavar="N", help="print the N best captions, with scores (default: 1)"
+    )
+    parser.add_argument(
+        "--attention", type=Path, metavar="FOLDER", help="draw the attention of each word into PNGs in this folder"
+    )
+    parser.add_argument("--batch-size", type=int, default=16, help="pictures in a batch (default: 16)")
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)

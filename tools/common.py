@@ -20,7 +20,7 @@ from vitkit.inference.ahead import map_ahead
 def add_device(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
     """Add --device: "cpu", or an accelerator that PyTorch finds, which is then the default."""
     default = default or default_device()
-    parser.add_argument("--device", type=_device, default=default, help=f"cpu, cuda, mps, ... ({default})")
+    parser.add_argument("--device", type=_device, default=default, help=f"cpu, cuda, mps, ... (default: {default})")
 
 
 MODEL_HELP = (
@@ -32,8 +32,8 @@ MODEL_HELP = (
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, its weights if MODEL is a config, and overrides; `sort_model` tells weights and overrides apart."""
     parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument("weights", nargs="?", help="of a config: a checkpoint, or a name of the model zoo")
-    parser.add_argument("overrides", nargs="*", help="key.sub=value of the config, such as data.root=data/coco")
+    parser.add_argument("weights", nargs="?", help="the weights of a config: a checkpoint, or a name of the model zoo")
+    parser.add_argument("overrides", nargs="*", help="key.sub=value for the config, such as data.root=data/coco")
 
 
 def sort_model(args: argparse.Namespace) -> None:
@@ -52,7 +52,7 @@ def add_tiles(parser: argparse.ArgumentParser) -> None:
     """Add --tiles and --tile-overlap; `tiling_of` reads them."""
     text = "predict in tiles of SIZE pixels, for images much larger than those trained on"
     parser.add_argument("--tiles", type=int, metavar="SIZE", help=text)
-    text = "least overlap of neighbours (a quarter of SIZE)"
+    text = "minimum overlap of neighbours (default: a quarter of SIZE)"
     parser.add_argument("--tile-overlap", type=int, metavar="PIXELS", help=text)
 
 
@@ -69,7 +69,7 @@ def tiling_of(args: argparse.Namespace) -> Tiling | None:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add --trust, without which a saved config imports only code that the user has run or trusted before."""
-    text = "import what a saved config names in `imports`, from now on until that code changes"
+    text = "import the modules that a saved config names in `imports`; remembered until their code changes"
     parser.add_argument("--trust", action="store_true", help=text)
 
 

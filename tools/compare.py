@@ -33,10 +33,16 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path, help="runs or results files, at least two")
     parser.add_argument("--data", metavar="MODEL", help="score results files on the data of this config or run")
-    parser.add_argument("--annotations", type=Path, metavar="FILE", help="or on these, in COCO's format")
-    parser.add_argument("--images", type=Path, metavar="DIR", help="their pictures")
-    parser.add_argument("--names", nargs="+", help="of the models on the page (their folders' and files')")
-    parser.add_argument("--out", type=Path, default=Path("comparison.html"), help="the page (comparison.html)")
+    parser.add_argument(
+        "--annotations", type=Path, metavar="FILE", help="score results files on these annotations in COCO's format"
+    )
+    parser.add_argument("--images", type=Path, metavar="DIR", help="folder of the pictures of --annotations")
+    parser.add_argument(
+        "--names", nargs="+", help="names of the models on the page (default: the names of their folders and files)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("comparison.html"), help="the page to write (default: comparison.html)"
+    )
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)

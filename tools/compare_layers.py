@@ -35,8 +35,12 @@ Rows = dict[bool, list[dict[str, float]]]
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    parser.add_argument("--iou", type=float, default=0.5, help="boxes of a class above it are suppressed (0.5)")
-    parser.add_argument("--out", type=Path, default=Path("layers.png"), metavar="PNG")
+    parser.add_argument(
+        "--iou", type=float, default=0.5, help="suppress boxes of one class with a higher IoU than this (default: 0.5)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("layers.png"), metavar="PNG", help="the plot to write (default: layers.png)"
+    )
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)

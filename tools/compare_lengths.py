@@ -18,8 +18,10 @@ from vitkit.tools.common import errors_in_one_line
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", metavar="[NAME=]RESULTS", help="what tools/test.py wrote")
-    parser.add_argument("--out", type=Path, default=Path("bleu_by_length.png"), metavar="PNG")
+    parser.add_argument("results", nargs="+", metavar="[NAME=]RESULTS", help="results files that tools/test.py wrote")
+    parser.add_argument(
+        "--out", type=Path, default=Path("bleu_by_length.png"), metavar="PNG", help="(default: bleu_by_length.png)"
+    )
     return parser.parse_args(argv)
 
 

@@ -35,8 +35,10 @@ logger = logging.getLogger("vitkit")
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (127.0.0.1: this machine alone)")
-    parser.add_argument("--port", type=int, default=7860, help="port to serve on (7860)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=int, default=7860, help="port to serve on (default: 7860)")
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)

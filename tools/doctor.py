@@ -34,14 +34,28 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("config", help="a config: a file, or the name of an installed one")
     parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
     parser.add_argument("--init", metavar="CHECKPOINT", help="the weights that the run will start from")
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="processes that will train (1)")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="of the device that will train (this one's)")
-    parser.add_argument("--images", type=int, default=1000, metavar="N", help="of each dataset to load (1000)")
-    parser.add_argument("--overfit-steps", type=int, default=200, metavar="N", help="at most (200)")
-    parser.add_argument("--overfit-seconds", type=float, default=120.0, metavar="S", help="at most (120)")
-    parser.add_argument("--only", nargs="+", metavar="CHECK", choices=CHECKS, help="these checks alone")
-    parser.add_argument("--skip", nargs="+", metavar="CHECK", choices=CHECKS, default=[], help="all but these")
-    parser.add_argument("--strict", action="store_true", help="a warning makes the exit status 1, too")
+    parser.add_argument(
+        "--gpus", type=int, default=1, metavar="N", help="number of processes that will train (default: 1)"
+    )
+    parser.add_argument(
+        "--memory", type=float, metavar="GIB", help="memory of the device that will train (default: that of this one)"
+    )
+    parser.add_argument(
+        "--images", type=int, default=1000, metavar="N", help="images to load of each dataset (default: 1000)"
+    )
+    parser.add_argument(
+        "--overfit-steps", type=int, default=200, metavar="N", help="step limit of the overfit check (default: 200)"
+    )
+    parser.add_argument(
+        "--overfit-seconds",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="time limit of the overfit check (default: 120)",
+    )
+    parser.add_argument("--only", nargs="+", metavar="CHECK", choices=CHECKS, help="run only these checks")
+    parser.add_argument("--skip", nargs="+", metavar="CHECK", choices=CHECKS, default=[], help="skip these checks")
+    parser.add_argument("--strict", action="store_true", help="exit with status 1 also at a warning")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_trust(parser)
     add_device(parser)

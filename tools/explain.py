@@ -102,35 +102,46 @@ def point(text: str) -> tuple[float, float]:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    parser.add_argument("--image", type=Path, help="the picture to explain; resized as the validation data is")
-    parser.add_argument("--text", metavar="SENTENCE", help="that a model of text reads")
-    parser.add_argument("--beams", type=int, default=4, metavar="N", help="of the tree of a model that writes (4)")
-    parser.add_argument("--video", type=Path, help="the video to explain, of which the clip in the middle is taken")
-    parser.add_argument("--frame", type=int, metavar="N", help="of the clip that --points are in, from 0 (the middle)")
+    parser.add_argument("--image", type=Path, help="the picture to explain; resized like the validation data")
+    parser.add_argument("--text", metavar="SENTENCE", help="the sentence that a text model reads")
+    parser.add_argument(
+        "--beams", type=int, default=4, metavar="N", help="beams in the tree of a model that writes text (default: 4)"
+    )
+    parser.add_argument("--video", type=Path, help="the video to explain; its middle clip is taken")
+    parser.add_argument(
+        "--frame", type=int, metavar="N", help="frame of the clip that --points are in, from 0 (default: the middle)"
+    )
     parser.add_argument(
         "--queries",
         type=query_number,
         nargs="+",
         metavar="N",
-        help="to draw, from 0 (default: the best-scoring; with --dataset alone the first 20)",
+        help="queries to draw, from 0 (default: the best-scoring ones; with --dataset alone, the first 20)",
     )
     parser.add_argument(
         "--points",
         type=point,
         nargs="+",
         metavar="X,Y",
-        help="pixels of the image (default: the best boxes' centres) or the video's crop (where the class token looks)",
+        help="pixels of the image (default: the best boxes' centres) "
+        "or of the video's crop (default: where the class token looks)",
     )
-    parser.add_argument("--encoder-layer", type=int, metavar="N", help="of DETR or TimeSformer, from 0 (the last)")
-    parser.add_argument("--decoder-layer", type=int, metavar="N", help="of DETR, from 0 (default: the last)")
+    parser.add_argument(
+        "--encoder-layer", type=int, metavar="N", help="encoder layer of DETR or TimeSformer, from 0 (default: last)"
+    )
+    parser.add_argument("--decoder-layer", type=int, metavar="N", help="decoder layer of DETR, from 0 (default: last)")
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="pictures to average attention distances over")
-    text = "another model, or a config and its weights, whose attention distances are drawn beside"
+    text = "another model, or a config and its weights; its attention distances are drawn alongside"
     parser.add_argument("--compare", nargs="+", metavar="MODEL", help=text)
-    parser.add_argument("--threshold", type=float, help="least score of the boxes drawn (the model's own, or 0.5)")
+    parser.add_argument(
+        "--threshold", type=float, help="minimum score of the drawn boxes (default: the model's own, or 0.5)"
+    )
     parser.add_argument("--dataset", action="store_true", help="draw each query's boxes over the validation data")
-    text = "also write a page for the browser, in which pointing shows what attends to what"
+    text = "also write an HTML page that shows what attends to what under the mouse pointer"
     parser.add_argument("--html", action="store_true", help=text)
-    parser.add_argument("--out", type=Path, default=Path("runs/explain"), help="folder of the PNGs (runs/explain)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/explain"), help="folder of the PNGs (default: runs/explain)"
+    )
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)

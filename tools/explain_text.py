@@ -95,7 +95,7 @@ def draw_text(model: nn.Module, attention: TextAttention, stem: Path, args: argp
         yield path
     codes = next((module.codes for module in model.modules() if isinstance(module, TextPositions)), None)
     if codes is None:
-        print("no picture of positions: a recurrent model has no position encoding")
+        print("no picture of the position encoding: a recurrent model has none")
     else:
         path = Path(f"{stem}_positions.png")
         draw_positions(codes[:MAX_POSITIONS].detach().float().cpu(), path, title="Position encoding")

@@ -36,21 +36,23 @@ NUM_PICTURES = 2
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    parser.add_argument("--format", choices=tuple(FORMATS), default="onnx", help="of the file (onnx)")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="onnx", help="format of the file (default: onnx)")
     parser.add_argument("--half", action="store_true", help="compute in float16")
-    parser.add_argument("--quantize", choices=("int8",), help="matrix products in int8, of ONNX files")
-    parser.add_argument("--out", type=Path, help="the file (NAME.onnx or NAME.pt2 in this folder)")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
-    parser.add_argument("--size", type=size, metavar="HxW", help="one height and width for all images (any)")
+    parser.add_argument("--quantize", choices=("int8",), help="compute matrix products in int8 (ONNX files only)")
+    parser.add_argument("--out", type=Path, help="the file to write (default: NAME.onnx or NAME.pt2 in this folder)")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
+    parser.add_argument("--size", type=size, metavar="HxW", help="fixed height and width of the images (default: any)")
     parser.add_argument(
-        "--images", metavar="INPUT", help="pictures to compare on: a file, folder, pattern (drawn ones)"
+        "--images", metavar="INPUT", help="pictures to compare on: a file, folder or pattern (default: synthetic ones)"
     )
-    parser.add_argument("--opset", type=int, default=20, help=f"of ONNX, {OPSETS[0]} to {OPSETS[-1]} (20)")
+    parser.add_argument("--opset", type=int, default=20, help=f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]} (default: 20)")
     tolerances = ", ".join(f"{name} {value:g}" for name, value in TOLERANCES.items())
     parser.add_argument(
-        "--tolerance", type=float, help=f"largest difference, relative to the largest value ({tolerances})"
+        "--tolerance", type=float, help=f"allowed difference, relative to the largest value (default: {tolerances})"
     )
-    parser.add_argument("--licence", help="of the weights, for the file (what the model zoo says of its own)")
+    parser.add_argument(
+        "--licence", help="licence of the weights, noted in the file (default: for models of the zoo, the one it lists)"
+    )
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
     sort_model(args)
@@ -83,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
         for part in export_model(predictor, out, settings=settings, pictures=pictures, metadata=metadata):
             show(part, args)
         if args.format == "onnx":
-            print(f"wrote run_{out.stem}.py beside it, which predicts by it without PyTorch")
+            print(f"wrote run_{out.stem}.py beside it, which predicts with it without PyTorch")
 
 
 def zoo_licence(weights: str | Path | None) -> str | None:

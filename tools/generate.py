@@ -42,15 +42,26 @@ DECODING_OPTIONS = (*SAMPLING_OPTIONS, "greedy", "beams", "max_length", "min_len
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="to continue, or with <mask> for each hidden token")
-    parser.add_argument("--weights", help="of a config: a checkpoint, or the folder of a run")
+    parser.add_argument(
+        "text", nargs="*", metavar="TEXT", help="text to continue, or text with <mask> for each hidden token"
+    )
+    parser.add_argument("--weights", help="the weights of a config: a checkpoint, or the folder of a run")
     add_lines(parser)
-    parser.add_argument("--n-best", type=int, metavar="N", help="continuations of a text, or candidates at a mask (5)")
+    parser.add_argument(
+        "--n-best",
+        type=int,
+        metavar="N",
+        help="continuations of a text (default: 1) or candidates for a mask (default: 5)",
+    )
     add_sampling(parser)
-    parser.add_argument("--greedy", action="store_true", help="the most probable token each time, as --temperature 0")
+    parser.add_argument(
+        "--greedy", action="store_true", help="choose the most probable token each time, like --temperature 0"
+    )
     parser.add_argument("--beams", type=int, metavar="N", help="beam search with N beams")
-    parser.add_argument("--max-length", type=int, metavar="T", help="tokens written at most")
-    parser.add_argument("--min-length", type=int, metavar="T", help="tokens written at least, before the text may end")
+    parser.add_argument("--max-length", type=int, metavar="T", help="maximum number of tokens to write")
+    parser.add_argument(
+        "--min-length", type=int, metavar="T", help="minimum number of tokens to write before the text may end"
+    )
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)

@@ -33,11 +33,17 @@ from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="whose labels (val)")
-    text = "judge by predictions that tools/test.py wrote before, without a checkpoint"
+    parser.add_argument(
+        "--split", choices=("train", "val", "test"), default="val", help="split whose labels are checked (default: val)"
+    )
+    text = "use predictions that tools/test.py has written instead of running the model"
     parser.add_argument("--eval-only", type=Path, metavar="RESULTS", help=text)
-    parser.add_argument("--most", type=int, default=200, metavar="N", help="labels to list (200)")
-    parser.add_argument("--out", type=Path, default=Path("label_errors.html"), help="the page (label_errors.html)")
+    parser.add_argument(
+        "--most", type=int, default=200, metavar="N", help="maximum number of labels to list (default: 200)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("label_errors.html"), help="the page to write (default: label_errors.html)"
+    )
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)

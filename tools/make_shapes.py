@@ -33,15 +33,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog="Example: python tools/make_shapes.py data/shapes --num-train 1000 --num-val 200 --image-size 128",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it is made")
-    parser.add_argument("--num-train", type=int, default=1000, help="training images (1000)")
-    parser.add_argument("--num-val", type=int, default=200, help="validation images (200)")
-    parser.add_argument("--image-size", type=int, default=128, help="height and width in pixels (128)")
-    parser.add_argument("--max-image-size", type=int, help="draw heights and widths from image-size up to this")
-    parser.add_argument("--min-objects", type=int, default=1, help="shapes per image, at least (1)")
-    parser.add_argument("--max-objects", type=int, default=4, help="shapes per image, at most (4)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed gives other images (0)")
-    parser.add_argument("--format", choices=("png", "jpg"), default="png", help="of the images (png)")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it is created")
+    parser.add_argument("--num-train", type=int, default=1000, help="number of training images (default: 1000)")
+    parser.add_argument("--num-val", type=int, default=200, help="number of validation images (default: 200)")
+    parser.add_argument("--image-size", type=int, default=128, help="height and width in pixels (default: 128)")
+    parser.add_argument(
+        "--max-image-size", type=int, help="draw heights and widths at random from --image-size to this"
+    )
+    parser.add_argument("--min-objects", type=int, default=1, help="minimum number of shapes per image (default: 1)")
+    parser.add_argument("--max-objects", type=int, default=4, help="maximum number of shapes per image (default: 4)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed; another seed gives other images (default: 0)")
+    parser.add_argument("--format", choices=("png", "jpg"), default="png", help="format of the images (default: png)")
     parser.add_argument("--overwrite", action="store_true", help="replace what an earlier run wrote to OUT")
     arguments = parser.parse_args(argv)
     if arguments.num_train < 1 or arguments.num_val < 1:

@@ -20,11 +20,11 @@ from vitkit.tools.common import errors_in_one_line
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    text = "annotations of any format that convert reads; FILE,DIR where the pictures lie elsewhere"
+    text = "annotations in any format that convert reads; FILE,DIR if their pictures are elsewhere"
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=text)
-    text = "the new name of a class; no name leaves its objects out"
+    text = "the new name of a class; with an empty name its objects are left out"
     parser.add_argument("--map", nargs="+", default=[], metavar="CLASS=NAME", help=text)
-    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (coco)")
+    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (default: coco)")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     args = parser.parse_args(argv)
     if len(args.sources) < 2:

@@ -1,4 +1,4 @@
-"""Draw the curves of one run or several: losses, smoothed, and validation metrics.
+"""Draw the curves of one or several runs: losses, smoothed, and validation metrics.
 
 Examples:
     python tools/plot_log.py runs/detr
@@ -18,13 +18,21 @@ from vitkit.visualization.curves import plot_runs, plot_training
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or their log.jsonl")
-    parser.add_argument("--names", nargs="+", help="of the runs in the picture (their folders')")
-    parser.add_argument("--metrics", nargs="+", help="validation metrics (AP, AP50, AP75, or all)")
-    parser.add_argument("--losses", nargs="+", help="of several runs: loss, the total, or terms such as l1 (loss)")
-    parser.add_argument("--smooth", type=float, metavar="PART", help="average losses over this part of a curve (0.025)")
-    parser.add_argument("--x", choices=("epoch", "step"), default="epoch", help="what the curves go over (epoch)")
-    parser.add_argument("--out", type=Path, default=Path("curves.png"), help="the PNG to write (curves.png)")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or their log.jsonl files")
+    parser.add_argument(
+        "--names", nargs="+", help="names of the runs in the plot (default: the names of their folders)"
+    )
+    parser.add_argument(
+        "--metrics", nargs="+", help="validation metrics to draw (default: AP, AP50 and AP75, or all without these)"
+    )
+    parser.add_argument(
+        "--losses", nargs="+", help="losses of several runs: loss (the total) or terms such as l1 (default: loss)"
+    )
+    parser.add_argument(
+        "--smooth", type=float, metavar="PART", help="average losses over this fraction of a curve (default: 0.025)"
+    )
+    parser.add_argument("--x", choices=("epoch", "step"), default="epoch", help="horizontal axis (default: epoch)")
+    parser.add_argument("--out", type=Path, default=Path("curves.png"), help="the PNG to write (default: curves.png)")
     args = parser.parse_intermixed_args(argv)
     if args.names and len(args.names) != len(args.runs):
         parser.error(f"--names: got {len(args.names)} for {len(args.runs)} runs")

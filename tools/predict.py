@@ -74,17 +74,31 @@ FRAMES_SHOWN = 8
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    text = "pictures, folders, patterns, videos, addresses, or a camera's number"
+    text = "pictures, folders, patterns, videos, URLs, or a camera's number"
     parser.add_argument("--input", nargs="+", required=True, metavar="INPUT", help=text)
-    parser.add_argument("--out", type=Path, default=Path("runs/predict"), help="folder to write (runs/predict)")
-    parser.add_argument("--threshold", type=float, help="least score of the objects drawn (the model's own, or 0.5)")
-    parser.add_argument("--json-threshold", type=float, help="least score of those in the JSON (as drawn)")
-    parser.add_argument("--task", choices=tuple(FIELDS), help="what to draw, of a model that does several")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images, or tiles, at once (1: no padding)")
-    parser.add_argument("--half", action="store_true", help="half precision: bf16 where PyTorch holds it to be safe")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="of a video only each Nth frame (1)")
-    parser.add_argument("--format", choices=("jpg", "png"), default="jpg", help="of drawn pictures (jpg)")
-    parser.add_argument("--no-draw", action="store_true", help="JSON and maps only")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/predict"), help="folder to write (default: runs/predict)"
+    )
+    parser.add_argument(
+        "--threshold", type=float, help="minimum score of the drawn objects (default: the model's own, or 0.5)"
+    )
+    parser.add_argument(
+        "--json-threshold", type=float, help="minimum score of the objects in the JSON (default: as drawn)"
+    )
+    parser.add_argument(
+        "--task", choices=tuple(FIELDS), help="which predictions to draw, for a model with several tasks"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="images or tiles in a batch (default: 1, without padding)"
+    )
+    parser.add_argument("--half", action="store_true", help="half precision: bf16 where PyTorch considers it safe")
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="N", help="use only every Nth frame of a video (default: 1)"
+    )
+    parser.add_argument(
+        "--format", choices=("jpg", "png"), default="jpg", help="format of the drawn pictures (default: jpg)"
+    )
+    parser.add_argument("--no-draw", action="store_true", help="write only the JSON and the maps")
     add_tiles(parser)
     add_trust(parser)
     add_device(parser)

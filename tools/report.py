@@ -19,10 +19,14 @@ from vitkit.tools.common import errors_in_one_line
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="the file that tools/test.py wrote")
-    parser.add_argument("--annotations", type=Path, metavar="FILE", help="of boxes or masks, in COCO's format")
-    parser.add_argument("--images", type=Path, metavar="DIR", help="their pictures (none are shown)")
-    parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page (report.html)")
+    parser.add_argument("results", type=Path, help="the results file that tools/test.py wrote")
+    parser.add_argument(
+        "--annotations", type=Path, metavar="FILE", help="annotations of boxes or masks in COCO's format"
+    )
+    parser.add_argument("--images", type=Path, metavar="DIR", help="folder of their pictures (default: none are shown)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("report.html"), help="the page to write (default: report.html)"
+    )
     return parser.parse_args(argv)
 
 

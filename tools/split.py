@@ -25,13 +25,13 @@ from vitkit.tools.common import errors_in_one_line
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="annotations: a file or a folder of any format that convert reads")
+    parser.add_argument("source", type=Path, help="annotations: a file or a folder in any format that convert reads")
     add_source(parser, with_split=False)
     for name in ("val", "test"):
-        text = f"what becomes {name}: a fraction, or patterns of file names"
+        text = f"the {name} split: a fraction of the images, or patterns of file names"
         parser.add_argument(f"--{name}", nargs="+", metavar="PART", help=text)
-    parser.add_argument("--seed", type=int, default=0, help="of the choice (0)")
-    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (coco)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the split (default: 0)")
+    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (default: coco)")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     args = parser.parse_args(argv)
     if not args.val and not args.test:

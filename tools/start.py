@@ -85,13 +85,17 @@ class Choice:
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, help="folder of the pictures, or what tells where they are")
-    parser.add_argument("rest", nargs="*", metavar="ANNOTATIONS", help="and key.sub=value of the config")
-    parser.add_argument("--task", choices=RECIPES, default="detection", help="what is learnt (detection)")
-    parser.add_argument("--hours", type=float, default=1.0, help="by the clock, for all of it (1)")
-    parser.add_argument("--val", type=float, default=0.2, metavar="SHARE", help="of the images, for validation (0.2)")
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/start"), help="where to write (runs/start)")
-    parser.add_argument("--dry-run", action="store_true", help="choose and write the config, train nothing")
+    parser.add_argument("images", type=Path, help="folder of the pictures, or a file that says where they are")
+    parser.add_argument("rest", nargs="*", metavar="ANNOTATIONS", help="annotations, and key.sub=value for the config")
+    parser.add_argument("--task", choices=RECIPES, default="detection", help="task to learn (default: detection)")
+    parser.add_argument("--hours", type=float, default=1.0, help="wall-clock time for everything (default: 1)")
+    parser.add_argument(
+        "--val", type=float, default=0.2, metavar="SHARE", help="share of the images for validation (default: 0.2)"
+    )
+    parser.add_argument(
+        "--run-dir", type=Path, default=Path("runs/start"), help="folder to write (default: runs/start)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="choose and write the config, but do not train")
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
     args.overrides = [word for word in args.rest if is_override(word)]
@@ -268,7 +272,7 @@ def check(path: Path, args: argparse.Namespace) -> None:
     """
     issues = diagnose(load_config(path, args.overrides), Options(device=torch.device(args.device)), checks=CHECKS)
     issues = [issue for issue in issues if issue.verdict in ("warn", "fail")]
-    print(report(issues) if issues else "doctor    nothing to say")
+    print(report(issues) if issues else "doctor    no issues")
     if any(issue.verdict == "fail" for issue in issues):
         raise DataError(f"the data cannot be trained on, see above; `vitkit doctor {path}` tells all.")
 

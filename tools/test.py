@@ -6,7 +6,7 @@ folder of maps beside results.json; for classifiers there is also a picture of t
 Examples:
     python tools/test.py configs/detr_r50.py detr-r50-e632da11.pth data.root=data/coco
     python tools/test.py runs/detr --per-class
-    python tools/test.py runs/detr --split test    (data.test, which has chosen nothing)
+    python tools/test.py runs/detr --split test    (data.test, which was not used for any choice)
     torchrun --nproc-per-node 8 tools/test.py configs/detr_r50.py runs/detr_r50/best.pth
     python tools/test.py configs/detr_r50.py --eval-only results.json    (scores what was predicted before)
     python tools/test.py configs/camvid/mask2former.py runs/mask2former/best.pth --tta    (several sizes, mirrored)
@@ -49,29 +49,29 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--eval-only",
         type=Path,
         metavar="RESULTS",
-        help="score predictions that were written before, without a checkpoint: the JSON, or a folder of semantic PNG",
+        help="score predictions written earlier instead of running a model: the JSON, or a folder of semantic PNGs",
     )
     parser.add_argument(
-        "--tta", action="store_true", help="average a semantic model's scores over sizes of the image, each mirrored"
+        "--tta", action="store_true", help="average a semantic model's scores over image sizes, each also mirrored"
     )
     parser.add_argument(
         "--tta-scales",
         type=scales,
         metavar="SCALES",
         default=SCALES,
-        help=f"those sizes, relative to the evaluated one (default: {','.join(map(str, SCALES))})",
+        help=f"sizes for --tta, relative to the evaluated one (default: {','.join(map(str, SCALES))})",
     )
-    text = "which data; those of training are prepared as those of validation (val)"
+    text = "split to evaluate; training data are prepared like validation data (default: val)"
     parser.add_argument("--split", choices=("val", "test", "train"), default="val", help=text)
     add_tiles(parser)
-    parser.add_argument("--per-class", action="store_true", help="also print the numbers of each class")
-    parser.add_argument("--per-size", action="store_true", help="for detectors, also those of small to large objects")
+    parser.add_argument("--per-class", action="store_true", help="also print the metrics of each class")
+    parser.add_argument("--per-size", action="store_true", help="for detectors, also print the metrics by object size")
     parser.add_argument(
         "--thresholds",
         type=float,
         nargs="*",
         metavar="T",
-        help="for detectors, also print precision, recall and F1 at these scores (0.1 to 0.9)",
+        help="for detectors, also print precision, recall and F1 at these scores (default: 0.1 to 0.9)",
     )
     parser.add_argument(
         "--confusion",
@@ -79,10 +79,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         nargs="?",
         const=0.5,
         metavar="SCORE",
-        help="for detectors, draw which classes are taken for which, by predictions of at least this score (0.5)",
+        help="for detectors, draw the confusion matrix of predictions with at least this score (default: 0.5)",
     )
-    parser.add_argument("--iou", type=float, default=MATCHED, help="the least IoU of a match for these two (0.5)")
-    parser.add_argument("--out", type=Path, help="where to write the results (default: results.json in this folder)")
+    parser.add_argument(
+        "--iou", type=float, default=MATCHED, help="minimum IoU for --thresholds and --confusion (default: 0.5)"
+    )
+    parser.add_argument("--out", type=Path, help="results file to write (default: results.json in this folder)")
     parser.add_argument("--report", type=Path, metavar="HTML", help="write a page with numbers, curves and pictures")
     add_trust(parser)
     add_device(parser)
@@ -215,7 +217,7 @@ def print_thresholds(evaluator: Any, thresholds: list[float], iou_type: str, iou
     truth, results = evaluator.dataset.ground_truth(), evaluator.results()
     rows = threshold_rows(truth, results, thresholds, iou_type=iou_type, iou=iou)
     best = best_threshold(truth, results, iou_type=iou_type, iou=iou)
-    print(f"{iou_type}, IoU from {iou:g}\n  score  precision  recall     F1    right    wrong   missed")
+    print(f"{iou_type}, IoU of at least {iou:g}\n  score  precision  recall     F1    right    wrong   missed")
     for row in [*rows, best]:
         last = "  highest F1" if row is best else ""
         print(
@@ -236,7 +238,9 @@ def print_confusion(evaluator: Any, args: argparse.Namespace, iou_type: str) -> 
     )
     names = [*evaluator.dataset.classes, "(nothing)"]
     wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))
-    print(f"predictions from score {args.confusion:g} on, IoU from {args.iou:g}: {matrix.trace()} right")
+    print(
+        f"predictions with a score of at least {args.confusion:g}, IoU of at least {args.iou:g}: {matrix.trace()} right"
+    )
     for cell in np.argsort(-wrong, axis=None, kind="stable")[:8]:
         row, column = np.unravel_index(cell, wrong.shape)
         if wrong[row, column]:

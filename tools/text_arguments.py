@@ -16,8 +16,8 @@ SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
 
 def add_lines(parser: argparse.ArgumentParser) -> None:
     """Add --input and --output."""
-    parser.add_argument("--input", type=Path, help="a file with a text in each line, plain or gzip")
-    parser.add_argument("--output", type=Path, help="where to write (default: to the terminal)")
+    parser.add_argument("--input", type=Path, help="a file with one text per line, plain or gzip")
+    parser.add_argument("--output", type=Path, help="file to write (default: standard output)")
 
 
 def check_lines(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -29,10 +29,10 @@ def check_lines(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
 def add_sampling(parser: argparse.ArgumentParser, *, when: str = "") -> None:
     """Add SAMPLING_OPTIONS, whose help begins with `when`."""
     options = (
-        ("--temperature", float, "T", "below 1, improbable tokens are rarer"),
-        ("--top-k", int, "K", "only the K most probable tokens"),
-        ("--top-p", float, "P", "only the most probable tokens that make up P"),
-        ("--seed", int, "S", "another seed draws other tokens"),
+        ("--temperature", float, "T", "below 1, improbable tokens become rarer"),
+        ("--top-k", int, "K", "sample only from the K most probable tokens"),
+        ("--top-p", float, "P", "sample only from the most probable tokens that together have probability P"),
+        ("--seed", int, "S", "random seed; another seed draws other tokens"),
     )
     for name, type_, metavar, text in options:
         parser.add_argument(name, type=type_, metavar=metavar, help=when + text)

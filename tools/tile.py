@@ -20,15 +20,17 @@ from vitkit.tools.common import errors_in_one_line
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="annotations: a file or a folder of any format that convert reads")
+    parser.add_argument("source", type=Path, help="annotations: a file or a folder in any format that convert reads")
     add_source(parser)
     parser.add_argument("--size", type=int, required=True, metavar="PIXELS", help="height and width of a tile")
-    parser.add_argument("--overlap", type=int, metavar="PIXELS", help="least overlap of neighbours (a quarter of it)")
-    text = "a tile has the objects of which it shows at least this share (0.25)"
+    parser.add_argument(
+        "--overlap", type=int, metavar="PIXELS", help="minimum overlap of neighbours (default: a quarter of --size)"
+    )
+    text = "share of an object that a tile must show to keep it (default: 0.25)"
     parser.add_argument("--min-visible", type=float, default=0.25, metavar="SHARE", help=text)
-    text = "also keep tiles that show no object of an image with objects"
+    text = "also keep tiles without objects from images with objects"
     parser.add_argument("--keep-empty", action="store_true", help=text)
-    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (coco)")
+    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (default: coco)")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     args = parser.parse_args(argv)
     if not 0 < args.min_visible <= 1:

@@ -37,14 +37,14 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "config", nargs="?", help="a config: a file, or the name of an installed one (not needed with --resume)"
     )
     parser.add_argument("overrides", nargs="*", help="key.sub=value, such as train.epochs=2")
-    parser.add_argument("--run-dir", type=Path, help="where to write (default: runs/CONFIG_NAME, numbered if taken)")
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="resume the stopped run in this folder")
+    parser.add_argument("--run-dir", type=Path, help="folder to write (default: runs/CONFIG_NAME, numbered if taken)")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="resume the interrupted run in this folder")
     parser.add_argument(
         "--init", metavar="CHECKPOINT", help="start from the weights of a model or a file; other classes get a new head"
     )
     add_trust(parser)
     add_device(parser)
-    parser.add_argument("--print-config", action="store_true", help="print every value and where it is from, and stop")
+    parser.add_argument("--print-config", action="store_true", help="print every value and where it was set, and stop")
     args = parser.parse_intermixed_args(argv)
     if args.resume and is_override(args.config):
         args.config, args.overrides = None, [args.config, *args.overrides]

@@ -48,20 +48,26 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("text", nargs="*", metavar="TEXT", help="sentences to translate")
     add_lines(parser)
     parser.add_argument("--beams", type=int, metavar="N", help="beam search with N beams (1: greedy)")
-    parser.add_argument("--length-penalty", type=float, metavar="A", help="for beam search; 0 for none")
-    parser.add_argument("--n-best", type=int, metavar="N", help="N translations of each line, with their scores")
-    parser.add_argument("--max-length", type=int, metavar="T", help="tokens written at most")
-    parser.add_argument("--sample", action="store_true", help="draw the tokens by their probability")
+    parser.add_argument(
+        "--length-penalty", type=float, metavar="A", help="exponent of the length penalty of beam search; 0 for none"
+    )
+    parser.add_argument(
+        "--n-best", type=int, metavar="N", help="print the N best translations of each line, with scores"
+    )
+    parser.add_argument("--max-length", type=int, metavar="T", help="maximum number of tokens to write")
+    parser.add_argument("--sample", action="store_true", help="sample the tokens by their probability")
     add_sampling(parser, when="for --sample: ")
     parser.add_argument(
         "--attention",
         type=Path,
         metavar="PNG",
-        help="draw the alignment matrix of the best translation (of several lines: NAME_1.png and so on)",
+        help="draw the alignment matrix of the best translation (for several lines: NAME_1.png and so on)",
     )
-    parser.add_argument("--max-source", type=int, default=1000, metavar="S", help="tokens of a sentence at most")
     parser.add_argument(
-        "--truncate", action="store_true", help="cut sentences over --max-source in place of stopping with an error"
+        "--max-source", type=int, default=1000, metavar="S", help="maximum tokens of a sentence (default: 1000)"
+    )
+    parser.add_argument(
+        "--truncate", action="store_true", help="truncate sentences longer than --max-source instead of failing"
     )
     add_device(parser)
     args = parser.parse_intermixed_args(argv)

@@ -102,7 +102,7 @@ def test_wrong_names_are_refused(toy):
 def test_a_set_without_runs_has_a_table_that_says_so(toy, tmp_path, capsys):
     assert ablate.main([toy, "--plot-only", "--out", str(tmp_path / "new" / "folder")]) == 0
     assert "| plain | not run |" in (tmp_path / "new" / "folder" / "toy.md").read_text()
-    assert "no run is done" in capsys.readouterr().out
+    assert "no run is complete" in capsys.readouterr().out
 
 
 def test_list_prints_sets_and_commands(toy, capsys):

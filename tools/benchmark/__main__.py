@@ -50,13 +50,19 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table here")
-    parser.add_argument("--repeats", type=int, default=9, help="rounds, of which medians are taken (default: 9)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="processor threads of PyTorch")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for all parts but the loader's")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of models, attention and text")
-    parser.add_argument("--no-memory", action="store_true", help="time only")
-    parser.add_argument("--processor-time", action="store_true", help="do not count waiting for other programs")
-    parser.add_argument("--images", type=Path, metavar="DIR", help="JPEGs to load (default: drawn ones of 640x480)")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds; the table has their medians (default: 9)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="number of PyTorch's CPU threads")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="device of all parts except the loader (default: cpu)"
+    )
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="for models, attention and text (default: fp32)"
+    )
+    parser.add_argument("--no-memory", action="store_true", help="measure only time")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="measure processor time, without waiting for other programs"
+    )
+    parser.add_argument("--images", type=Path, metavar="DIR", help="JPEGs to load (default: synthetic ones of 640x480)")
     args = parser.parse_args(argv)
     for part in args.parts:
         if part not in PARTS:

@@ -52,12 +52,20 @@ PARTS: dict[str, Callable[[Options], list[Row]]] = {
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu.json"), metavar="FILE", help="results (JSON)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="the smallest form of each part")
-    parser.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="holds bccd, camvid, coco_tiny")
-    parser.add_argument("--minutes", type=float, default=10, help="of each part (default: 10)")
-    parser.add_argument("--again", action="store_true", help="also parts that are done")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/gpu.json"), metavar="FILE", help="results file (default: runs/gpu.json)"
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device to measure (default: cuda)")
+    parser.add_argument("--tiny", action="store_true", help="run the smallest form of each part")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("data"),
+        metavar="DIR",
+        help="holds bccd, camvid and coco_tiny (default: data)",
+    )
+    parser.add_argument("--minutes", type=float, default=10, help="time limit of each part (default: 10)")
+    parser.add_argument("--again", action="store_true", help="also run parts that are complete")
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     for part in args.parts:

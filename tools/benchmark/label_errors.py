@@ -28,9 +28,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("annotations", type=Path, help="a file in COCO's format")
     parser.add_argument("results", type=Path, help="predictions in COCO's result format, as tools/test.py writes them")
-    parser.add_argument("--part", type=float, default=0.05, help="of the labels that become wrong (0.05)")
-    parser.add_argument("--first", type=int, default=50, help="suspicious labels that are looked at (50)")
-    parser.add_argument("--seeds", type=int, default=5, help="repetitions (5)")
+    parser.add_argument(
+        "--part", type=float, default=0.05, help="fraction of the labels that become wrong (default: 0.05)"
+    )
+    parser.add_argument(
+        "--first", type=int, default=50, help="number of suspicious labels that are reviewed (default: 50)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="number of repetitions, each with another seed (default: 5)"
+    )
     return parser.parse_args(argv)
 
 
