@@ -68,7 +68,7 @@ def test_a_fused_kernel_saves_no_attention_matrices_and_bf16_less_than_fp32(monk
     assert next(model.parameters()).device.type == "cpu"  # it is as before
 
 
-def test_a_model_without_blocks_cannot_recompute():
+def test_activation_checkpointing_needs_a_model_with_blocks():
     with pytest.raises(ConfigError, match="Conv2d has no blocks"):
         count_activations(nn.Conv2d(3, 4, 3), SHAPE, checkpointing=True)
 
@@ -103,7 +103,7 @@ def two_ranks_measure(folder: Path) -> dict[str, int]:
 
 @pytest.mark.slow
 @needs_newer_torch
-def test_two_sharding_ranks_take_as_much_as_was_calculated(tmp_path):
+def test_two_sharded_ranks_need_about_the_calculated_memory(tmp_path):
     # The calculation assumes the worst case: all gradients together with all activations, and the next block's weights,
     # which are prefetched only on GPUs. Measured: 0.82 of it, and 0.81 with activation checkpointing.
     parameters = training_memory(mask2former(), states=2, gpus=2, sharded=True)

@@ -50,7 +50,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_head_is_left_out_and_norms_of_maps_start_anew(case):
+def test_classifier_head_is_left_out_and_norms_of_feature_maps_are_initialised(case):
     make, spec, left_out, new = CASES[case]
     theirs = make().state_dict()
     model = BACKBONES.build(spec)
@@ -66,7 +66,7 @@ def test_the_head_is_left_out_and_norms_of_maps_start_anew(case):
     assert {p.flatten()[0].item() for k, p in model.state_dict().items() if not k.startswith(fresh)} <= values
 
 
-def test_stages_that_are_not_made_are_left_out_too():
+def test_weights_of_stages_that_are_not_built_are_left_out():
     state = torchvision.models.resnet18().state_dict()
     report = load_weights(BACKBONES.build("resnet18", out_features=["res3", "res4"]), state)
     assert {key.split(".")[0] for key in report.left_out} == {"layer4", "fc"}
@@ -76,20 +76,20 @@ def test_stages_that_are_not_made_are_left_out_too():
     assert parts == {"layers.1.downsample", "layers.2.downsample"}
 
 
-def test_a_deeper_variant_of_the_same_kind_is_still_an_error():
+def test_weights_of_a_deeper_variant_are_an_error():
     state = torchvision.models.resnet34(num_classes=5).state_dict()
     with pytest.raises(CheckpointError, match=r"unexpected \(\d+\): layer1\.2\.conv1\.weight"):
         load_weights(BACKBONES.build("resnet18"), state)
 
 
-def test_a_backbone_without_a_norm_is_no_classifier_that_lacks_it():
+def test_missing_norm_of_a_feature_backbone_is_an_error():
     state = BACKBONES.build(SWIN).state_dict()
     del state["norm2.weight"]
     with pytest.raises(CheckpointError, match=r"missing \(1\): norm2\.weight"):
         load_weights(BACKBONES.build(SWIN), state)
 
 
-def test_nothing_loaded_is_an_error_even_if_differences_are_only_reported():
+def test_loading_no_weights_is_an_error_even_if_not_strict():
     state = {f"their.{key}": value for key, value in BACKBONES.build("resnet18").state_dict().items()}
     with pytest.raises(CheckpointError, match=r"does not fit ResNet: 0 of the model's \d+ entries are in it"):
         load_weights(BACKBONES.build("resnet18"), state, strict=False)

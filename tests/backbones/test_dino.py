@@ -38,7 +38,7 @@ def assert_same_map(ours, theirs, x):
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "vit_small_patch14_reg4_dinov2"])
-def test_dinov2_weights_load_by_name_and_give_timms_features(name):
+def test_dinov2_weights_load_by_name_and_reproduce_timm_features(name):
     theirs, ours = timm_model(name, img_size=56), build(name, **SMALL, image_size=56)
     report = load_weights(ours, theirs.state_dict())
     assert report.converter is None and not report.missing and not report.unexpected
@@ -46,7 +46,7 @@ def test_dinov2_weights_load_by_name_and_give_timms_features(name):
     assert_same_map(ours, theirs, images(56, 56))
 
 
-def test_the_giants_gated_mlp_gives_timms_features():
+def test_gated_mlp_of_the_giant_variant_reproduces_timm_features():
     theirs = timm_model("vit_giant_patch14_reg4_dinov2", img_size=28)
     ours = build("vit_giant_patch14_reg4_dinov2", **SMALL, image_size=28)
     load_weights(ours, theirs.state_dict())
@@ -56,7 +56,7 @@ def test_the_giants_gated_mlp_gives_timms_features():
 @pytest.mark.parametrize("size", [(64, 64), (48, 80)])
 @pytest.mark.parametrize("suffix", ["", "_qkvb"])
 @pytest.mark.parametrize("variant", ["small", "small_plus"])
-def test_dinov3_weights_load_by_name_and_give_timms_features(variant, suffix, size):
+def test_dinov3_weights_load_by_name_and_reproduce_timm_features(variant, suffix, size):
     name = f"vit_{variant}_patch16_dinov3{suffix}"
     theirs, ours = timm_model(name), build(name, **SMALL)
     report = load_weights(ours, theirs.state_dict())
@@ -77,7 +77,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variants_have_timms_parameters_and_name_its_weights(variant):
+def test_variants_have_the_parameter_counts_and_weight_names_of_timm(variant):
     with torch.device("meta"):
         ours, theirs = build(variant), timm.create_model(variant, num_classes=0)
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
@@ -85,7 +85,7 @@ def test_variants_have_timms_parameters_and_name_its_weights(variant):
     assert name.partition(".")[0] == variant and timm.is_model_pretrained(name)
 
 
-def test_the_originals_names_load():
+def test_official_parameter_names_load():
     torch.manual_seed(0)
     model = build("vit_small_plus_patch16_dinov3_qkvb", **SMALL)
     for p in model.parameters():
@@ -106,7 +106,7 @@ def test_the_originals_names_load():
         assert torch.equal(other.state_dict()[key], value), key
 
 
-def test_biases_that_are_zero_come_and_go_and_others_are_not_lost():
+def test_missing_biases_are_zero_and_only_zero_biases_are_dropped():
     without, with_biases = build("vit_small_patch16_dinov3", **SMALL), build("vit_small_patch16_dinov3_qkvb", **SMALL)
     load_weights(with_biases, without.state_dict())
     assert not with_biases.blocks[0].attn.q_bias.any()
@@ -116,7 +116,7 @@ def test_biases_that_are_zero_come_and_go_and_others_are_not_lost():
         load_weights(without, with_biases.state_dict())
 
 
-def test_patches_of_weights_are_resampled_as_timm_does():
+def test_patch_embeddings_are_resampled_as_in_timm():
     theirs = timm_model("vit_small_patch14_reg4_dinov2", img_size=56)
     ours = build("vit_small_patch14_reg4_dinov2", **SMALL, image_size=64, patch_size=16)
     load_weights(ours, theirs.state_dict())
@@ -125,14 +125,14 @@ def test_patches_of_weights_are_resampled_as_timm_does():
     assert_same_map(ours, theirs, images(64, 64))
 
 
-def test_class_positions_of_weights_join_a_class_token_that_has_none():
+def test_class_token_position_is_added_to_a_class_token_without_one():
     model, other = (build("ViT", **SMALL, image_size=32, positions=p) for p in ("all", "patches"))
     load_weights(other, model.state_dict())
     torch.testing.assert_close(other.cls_token, model.cls_token + model.pos_embed[:, :1])
     torch.testing.assert_close(other.pos_embed, model.pos_embed[:, 1:])
 
 
-def test_coordinates_are_rescaled_in_training_alone():
+def test_coordinates_are_rescaled_only_in_training():
     model = build("vit_small_patch16_dinov3", **SMALL, rotary_rescale=2.0)
     plain = model.eval().rotations((3, 4))
     assert torch.equal(plain, model.rotations((3, 4)))
@@ -143,7 +143,7 @@ def test_coordinates_are_rescaled_in_training_alone():
     assert ratio.std() < 1e-4 and 0.5 <= ratio[0] <= 2
 
 
-def test_recorded_weights_follow_rotations_and_a_bias():
+def test_recorded_attention_includes_rotations_and_bias():
     torch.manual_seed(0)
     attention, x = Attention(8, 2), torch.randn(1, 5, 8)
     bias = torch.zeros(1, 1, 5, 5)

@@ -38,7 +38,7 @@ def images(name, batch=2):
 
 
 @pytest.mark.parametrize("name", PYRAMIDS)
-def test_a_model_that_reads_fewer_maps_keeps_no_parameter_without_a_gradient(name):
+def test_backbone_with_fewer_output_maps_has_no_parameter_without_a_gradient(name):
     torch.manual_seed(0)
     model, x = BACKBONES.build(SPECS[name]).eval(), images(name)
     before = model(x)
@@ -55,7 +55,7 @@ def test_a_model_that_reads_fewer_maps_keeps_no_parameter_without_a_gradient(nam
 
 
 @pytest.mark.parametrize("name", ["resnet_basic", "nonlocal", "lrnet", "clips"])
-def test_batch_norms_count_a_recomputed_batch_once(name):
+def test_batch_norms_count_a_recomputed_batch_only_once(name):
     torch.manual_seed(0)
     model, x = BACKBONES.build(dict(SPECS[name], out_features=["res2", "res3"])).train(), images(name)
     initial = {key: value.clone() for key, value in model.state_dict().items()}
@@ -71,7 +71,7 @@ def test_batch_norms_count_a_recomputed_batch_once(name):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_drop_path_acts_in_training_alone(name):
+def test_drop_path_acts_only_in_training(name):
     torch.manual_seed(0)
     model, x = BACKBONES.build(dict(SPECS[name], drop_path=0.9)), images(name)
     deepest = list(model.feature_info)[-1]
@@ -99,6 +99,6 @@ def test_drop_path_acts_in_training_alone(name):
         (dict(out_features=[]), "out_features is empty"),
     ],
 )
-def test_impossible_numbers_are_named(name, arguments, message):
+def test_invalid_numbers_are_named(name, arguments, message):
     with torch.device("meta"), pytest.raises(ConfigError, match=message):
         BACKBONES.build({**SPECS[name], **arguments})

@@ -29,14 +29,14 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("variant", PARAMETERS)
-def test_parameters_of_the_classifiers(variant):
+def test_classifiers_have_the_published_parameters(variant):
     """They are the published 23.3 M and 14.7 M to 0.6 %, and exactly those of an independent reconstruction."""
     with torch.device("meta"):
         model = BACKBONES.build(variant, num_classes=1000)
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[variant]
 
 
-def test_flops_of_lrnet50():
+def test_macs_of_lrnet50_equal_an_independent_reconstruction():
     """An independent reconstruction has 4.072 G; its queries are computed at twice the needed rows and columns."""
     macs = count_macs(build("LRNet", num_classes=1000), torch.zeros(1, 3, 224, 224))
     unneeded = sum(c * -(-c // 8) * (4 - 1) * side**2 for c, side in ((64, 112), (200, 28), (400, 14), (800, 7)))
@@ -64,7 +64,7 @@ def test_gradients_are_finite_at_odd_sizes(num_classes):
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-def test_stages_beyond_the_deepest_feature_are_not_made():
+def test_stages_beyond_the_deepest_feature_are_not_built():
     model = build("LRNet", **SMALL, out_features=["res3"]).eval()
     assert not any(name.startswith(("layers.res4", "layers.res5", "fc")) for name in model.state_dict())
     assert list(model(torch.randn(1, 3, 8, 8))) == ["res3"]
@@ -91,7 +91,7 @@ def test_recomputing_activations_keeps_the_gradients():
         torch.testing.assert_close(a, b)
 
 
-def test_the_recorder_sees_every_layers_weights():
+def test_recorder_collects_the_weights_of_every_layer():
     model = build("LRNet", **SMALL, out_features=["res3"]).eval()
     with AttentionRecorder(model) as maps:
         model(torch.randn(1, 3, 16, 24))
@@ -101,13 +101,13 @@ def test_the_recorder_sees_every_layers_weights():
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 25, 6))
 
 
-def test_weights_load_into_other_windows():
+def test_weights_load_into_models_with_another_window_size():
     source, model = build("LRNet", **SMALL, num_classes=3), build("LRNet", depth=26, kernel_size=5, num_classes=3)
     load_weights(model, source.state_dict())
     torch.testing.assert_close(model.stem[3].prior()[:, 1:4, 1:4], source.stem[3].prior())
 
 
-def test_compiles_without_graph_breaks_and_runs_in_other_types():
+def test_compiles_without_graph_breaks_and_runs_in_other_dtypes():
     model = build("LRNet", **SMALL, out_features=["res2"]).eval()
     images = torch.randn(1, 3, 12, 9)
     expected = model(images)["res2"]

@@ -55,7 +55,7 @@ def count(model):
         ("mvitv2_b_32x3", 400, 51_230_128),
     ],
 )
-def test_classifiers_have_the_originals_parameters(variant, num_classes, expected):
+def test_classifiers_have_the_parameters_of_the_original(variant, num_classes, expected):
     assert count(build_on_meta(variant, num_classes=num_classes)) == expected
 
 
@@ -76,12 +76,12 @@ def test_classifiers_have_the_published_parameters(variant, num_classes, million
         ("mvitv2_large_cls", 212_484_384),
     ],
 )
-def test_pyramids_have_detectron2s_parameters(variant, expected):
+def test_pyramids_have_the_parameters_of_detectron2(variant, expected):
     assert count(build_on_meta(variant)) == expected
 
 
 @pytest.mark.parametrize("variant", MVIT_VARIANTS)
-def test_feature_info_is_what_the_network_returns(variant):
+def test_feature_info_describes_what_the_network_returns(variant):
     model = build_on_meta(variant, out_features=["res3", "res5"])
     clip = MVIT_VARIANTS[variant].get("num_frames")
     size = (16, 65, 97) if clip else (65, 97)
@@ -103,7 +103,7 @@ def test_feature_info_is_what_the_network_returns(variant):
     ],
     ids=str,
 )
-def test_classifier_equals_timms_with_timms_names(options):
+def test_classifier_loads_timm_names_and_equals_timm(options):
     cfg = MultiScaleVitCfg(
         depths=TINY["depths"],
         embed_dim=TINY["embed_dim"],
@@ -127,7 +127,7 @@ def test_classifier_equals_timms_with_timms_names(options):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_clip_classifier_equals_torchvisions_with_torchvisions_names(version):
+def test_clip_classifier_loads_torchvision_names_and_equals_torchvision(version):
     settings = []
     improved = version == 2
     channels = [(16, 16), (16, 32), (32, 64), (64, 128)] if improved else [(16, 32), (32, 64), (64, 128), (128, 128)]
@@ -178,7 +178,7 @@ def table_row(q, k, q_length, k_length):
     return math.floor(q * q_step - k * k_step + (k_length - 1) * k_step)
 
 
-def test_windows_attend_by_themselves_and_to_their_zero_padding():
+def test_windows_attend_only_to_themselves_and_their_zero_padding():
     torch.manual_seed(0)
     layer = PoolingAttention(
         8, 12, num_heads=3, pooling=Pooling(q_stride=(2, 2), kv_stride=(2, 2)), positions=(3, 3), window=6
@@ -244,7 +244,7 @@ def test_relative_positions_of_other_sizes_are_interpolated_and_truncated():
     torch.testing.assert_close(maps[""][0][0, 0], scores.view(15, 6).softmax(-1), atol=1e-5, rtol=1e-4)
 
 
-def test_blocks_are_hybrid_as_in_detectron2s_pyramid():
+def test_windowed_and_global_blocks_alternate_as_in_detectron2():
     model = build_on_meta("mvitv2_tiny")
     attention = [block.attn for block in model.blocks]
     assert [a.window for a in attention] == [56, 56, None, 28, 14, 14, 14, None, 14, None]
@@ -269,7 +269,7 @@ def test_blocks_are_hybrid_as_in_detectron2s_pyramid():
     ids=str,
 )
 @pytest.mark.parametrize("size", [(33, 79), (64, 64), (4, 5)], ids=str)
-def test_any_size_gives_finite_gradients_to_every_parameter(options, size):
+def test_every_parameter_gets_a_finite_gradient_at_any_image_size(options, size):
     torch.manual_seed(0)
     model = tiny(drop_path=0.0, **options).train()
     frames = (5,) if "num_frames" in options else ()
@@ -282,7 +282,7 @@ def test_any_size_gives_finite_gradients_to_every_parameter(options, size):
     assert not [n for n, p in model.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
 
 
-def test_stages_beyond_the_deepest_feature_are_not_made():
+def test_stages_beyond_the_deepest_feature_are_not_built():
     model = tiny(out_features=["res3"])
     assert len(model.blocks) == 3
     assert not any(name.startswith(("scale2", "scale4", "scale5", "norm.", "head")) for name in model.state_dict())
@@ -313,7 +313,7 @@ def test_activation_checkpointing_gives_the_same_gradients():
 
 
 @pytest.mark.parametrize("options", [dict(window_size=8), dict(num_classes=3, class_token=True)], ids=str)
-def test_recorder_sees_every_blocks_weights(options):
+def test_recorder_collects_the_weights_of_every_block(options):
     model, images = tiny(**options).eval(), torch.randn(1, 3, 48, 64)
     plain = model(images)
     with AttentionRecorder(model) as maps:
@@ -325,7 +325,7 @@ def test_recorder_sees_every_blocks_weights(options):
 
 
 @pytest.mark.parametrize("options", [dict(window_size=8), dict(num_classes=3, class_token=True)], ids=str)
-def test_other_precisions(options):
+def test_outputs_agree_in_other_precisions(options):
     model, images = tiny(**options).eval(), torch.randn(1, 3, 48, 64)
     expected = model(images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -372,7 +372,7 @@ def test_a_pyramid_takes_a_classifiers_weights(tmp_path, positions):
         assert torch.equal(pyramid.pos_embed, state["pos_embed"][:, 1:])
 
 
-def test_projections_that_older_weights_hold_apart_are_joined():
+def test_separate_projections_of_older_weights_are_joined():
     model = randomize(tiny(num_classes=3))
     state = {}
     for key, value in model.state_dict().items():
@@ -387,7 +387,7 @@ def test_projections_that_older_weights_hold_apart_are_joined():
     assert torch.equal(holder.backbone.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
 
 
-def test_the_backbone_of_detectron2s_detectors_is_taken():
+def test_backbone_is_loaded_from_detectron2_detector_checkpoints():
     theirs = randomize(tiny())
     state = {f"backbone.bottom_up.{key}": value for key, value in theirs.state_dict().items()}
     state["backbone.fpn_lateral2.weight"] = torch.zeros(1)
@@ -420,7 +420,7 @@ def test_the_backbone_of_detectron2s_detectors_is_taken():
     ],
     ids=str,
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_settings_are_named(options, message):
     with pytest.raises(ConfigError, match=message):
         tiny(**options)
 
@@ -435,7 +435,7 @@ def test_impossible_settings_are_named(options, message):
     ],
     ids=str,
 )
-def test_impossible_images_are_named(shape, options, message):
+def test_invalid_images_are_named(shape, options, message):
     with pytest.raises(DataError, match=message):
         tiny(**options)(torch.zeros(shape))
 

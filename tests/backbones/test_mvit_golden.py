@@ -21,7 +21,7 @@ def model(case):
     return model
 
 
-def test_inner_and_main_outputs_equal_the_originals(case, model):
+def test_intermediate_and_final_outputs_equal_the_originals(case, model):
     found = {}
     handles = [
         model.patch_embed.register_forward_hook(lambda _, __, output: found.update(patch_embed=output[0])),
@@ -39,7 +39,7 @@ def test_inner_and_main_outputs_equal_the_originals(case, model):
     assert all(line["ok"] for line in report.values()), report
 
 
-def test_weights_load_below_a_prefix_and_with_kernels_of_one_frame(case, model):
+def test_weights_with_a_prefix_and_single_frame_kernels_load(case, model):
     state = {
         # SlowFast's image checkpoints hold kernels of clips with one frame.
         f"backbone.{key}": value[:, :, None] if value.ndim == 4 else value

@@ -38,7 +38,7 @@ def outputs(case, model):
     return found
 
 
-def test_inner_and_main_outputs_equal_the_originals(case, outputs):
+def test_intermediate_and_final_outputs_equal_the_originals(case, outputs):
     assert outputs.keys() == case.expected.keys()
     report = compare(case, {name: value.detach().numpy() for name, value in outputs.items()})
     assert all(line["ok"] for line in report.values()), report

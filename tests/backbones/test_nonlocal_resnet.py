@@ -25,7 +25,7 @@ SHALLOW = dict(depth=18, positions={"res3": (0,), "res4": (1,)}, pretrained=Fals
 
 
 @pytest.mark.parametrize("variant", OFFICIAL)
-def test_parameters_are_the_originals(variant):
+def test_parameter_counts_equal_the_originals(variant):
     with torch.device("meta"):
         model = BACKBONES.build(variant, num_classes=400)
     assert sum(p.numel() for p in model.parameters()) == OFFICIAL[variant]
@@ -43,7 +43,7 @@ def test_clip_features_have_the_promised_shapes(variant):
 
 
 @pytest.mark.parametrize("kind", ["c2d", "i3d"])
-def test_the_papers_networks_have_its_sizes_and_blocks(kind):
+def test_networks_have_the_sizes_and_blocks_of_the_paper(kind):
     for depth in (50, 101):
         for count in (1, 5, 10):
             with torch.device("meta"):
@@ -62,7 +62,7 @@ def test_the_papers_networks_have_its_sizes_and_blocks(kind):
 
 
 @pytest.mark.parametrize("pairwise", PAIRWISE)
-def test_every_pairwise_function_learns_from_clips(pairwise):
+def test_every_pairwise_function_trains_on_clips(pairwise):
     torch.manual_seed(0)
     model = build("ClipResNet", num_classes=3, positions={"res3": (0,)}, pairwise=pairwise, paper_pooling=True)
     for module in model.modules():
@@ -73,7 +73,7 @@ def test_every_pairwise_function_learns_from_clips(pairwise):
 
 
 @pytest.mark.parametrize("kind", ["c2d", "i3d"])
-def test_an_inflated_resnet_sees_in_a_still_clip_what_the_resnet_sees(kind, tmp_path):
+def test_inflated_resnet_on_a_still_clip_equals_the_image_resnet(kind, tmp_path):
     torch.manual_seed(0)
     theirs = torchvision.models.resnet50(num_classes=5).eval()
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
@@ -162,7 +162,7 @@ def test_official_names_load(norm):
         assert torch.equal(loaded[ours], official[theirs]), ours
 
 
-def test_official_names_load_below_a_prefix():
+def test_official_names_load_with_a_prefix():
     official = {f"backbone.{key}": value for key, value in slowfast_state("bn").items()}
     below = torch.nn.ModuleDict({"backbone": build("i3d_nln_r50", num_classes=400)})
     load_weights(below, official)
@@ -179,7 +179,7 @@ def test_clip_gradients_are_finite_and_frozen_stages_have_none():
         assert p.grad is None or torch.isfinite(p.grad).all()
 
 
-def test_clip_activations_can_be_recomputed():
+def test_activation_checkpointing_works_on_clips():
     torch.manual_seed(0)
     model = build("ClipResNet", out_features=["res3"])
     clips = torch.randn(2, 3, 2, 16, 16)
@@ -209,7 +209,7 @@ def test_a_new_network_equals_the_resnet_whose_weights_it_loads(variant, tmp_pat
 
 
 @pytest.mark.parametrize("norm", ["bn", "frozen_bn"])
-def test_gradients_are_finite_and_padding_is_not_seen(norm):
+def test_gradients_are_finite_and_padding_is_ignored(norm):
     torch.manual_seed(0)
     model = build("NonLocalResNet", **SHALLOW, norm=norm).train()
     model(torch.randn(2, 3, 65, 65))["res5"].square().mean().backward()

@@ -68,7 +68,7 @@ def test_features_have_the_promised_shapes_and_finite_gradients(variant):
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-def test_stages_beyond_the_deepest_feature_are_not_made():
+def test_stages_beyond_the_deepest_feature_are_not_built():
     model = build("ResNet", depth=18, out_features=["res3"])
     assert not any(name.startswith(("layer3", "layer4", "fc")) for name in model.state_dict())
     assert list(model(torch.randn(1, 3, 32, 32))) == ["res3"]
@@ -108,7 +108,7 @@ def test_recomputing_activations_keeps_the_gradients():
 @pytest.mark.parametrize(
     "variant", [dict(depth=18), dict(depth=50), dict(depth=50, dilation=True), dict(depth=50, stride_in_1x1=True)]
 )
-def test_padding_that_is_masked_does_not_reach_the_image(variant):
+def test_masked_padding_does_not_affect_the_image(variant):
     model = randomize_norms(build("ResNet", **variant, norm="frozen_bn")).eval()
     image = torch.randn(1, 3, 45, 71)
     alone = model(image)
@@ -122,7 +122,7 @@ def test_padding_that_is_masked_does_not_reach_the_image(variant):
 
 
 @pytest.mark.parametrize("dilation", [False, True])
-def test_strides_in_the_first_convolution_equal_torchvisions_with_strides_moved(dilation):
+def test_stride_in_the_first_convolution_equals_torchvision_with_strides_moved(dilation):
     theirs = randomize_norms(resnet50(replace_stride_with_dilation=[False, False, dilation])).eval()
     for layer in (theirs.layer2, theirs.layer3, *(() if dilation else (theirs.layer4,))):
         layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
@@ -154,7 +154,7 @@ KERAS_MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)
         ("000000516008.jpg", "notebook", 0.50),
     ],
 )
-def test_trained_weights_that_stride_in_the_first_convolution_recognise_photos(shared_data, photo, name, probability):
+def test_weights_with_stride_in_the_first_convolution_recognise_photos(shared_data, photo, name, probability):
     """The file holds Keras's ResNet-50 under torchvision's names, with the deviation folded into its first kernel."""
     if "VITKIT_RESNET50_MSRA" not in os.environ:
         pytest.skip("VITKIT_RESNET50_MSRA names no file of weights")
@@ -199,7 +199,7 @@ def test_pretrained_weights_are_taken_from_torch_hubs_cache(tmp_path, monkeypatc
     torch.testing.assert_close(model.conv1.weight, theirs.conv1.weight)
 
 
-def test_pretrained_weights_that_cannot_be_had_name_the_file_and_the_way_on(tmp_path, monkeypatch):
+def test_unavailable_pretrained_weights_name_the_file_and_a_remedy(tmp_path, monkeypatch):
     def offline(*_, **__):
         raise OSError("Network is unreachable")
 
@@ -237,17 +237,17 @@ def test_wrong_arguments_are_named(arguments, message):
         build("ResNet", **arguments)
 
 
-def test_random_stages_that_are_frozen_are_warned_of(caplog):
+def test_freezing_randomly_initialised_stages_is_warned_about(caplog):
     build("ResNet", depth=18, frozen_stages=1, pretrained=False).load_pretrained()
     assert "random and frozen" in caplog.text and "model.backbone.frozen_stages=0" in caplog.text
 
 
-def test_random_stages_that_train_are_not_warned_of(caplog):
+def test_trainable_random_stages_cause_no_warning(caplog):
     build("ResNet", depth=18, pretrained=False).load_pretrained()
     assert not caplog.records
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 32, 32), (3, 32, 32)], ids=str)
-def test_impossible_images_are_named(shape):
+def test_invalid_images_are_named(shape):
     with pytest.raises(DataError, match=r"ResNet: images of shape \(.*\): expected \(B, 3, H, W\)"):
         build("ResNet", depth=18)(torch.zeros(shape))

@@ -60,7 +60,7 @@ def assert_same(ours, theirs, size, batch=2):
 
 
 @pytest.mark.parametrize("name", [*SWIN_VARIANTS, *SWINV2_VARIANTS])
-def test_parameter_counts_are_the_originals(name):
+def test_parameter_counts_equal_the_originals(name):
     with torch.device("meta"):
         model = BACKBONES.build(name, num_classes=1000)
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
@@ -81,7 +81,7 @@ def test_classifier_with_timms_weights_equals_timms(name, theirs, size):
     assert_same(ours, theirs, size)
 
 
-def test_offsets_of_a_fine_tuned_v2_are_in_units_of_the_first_windows():
+def test_offsets_of_a_fine_tuned_v2_are_in_units_of_the_pretraining_windows():
     theirs = timm.models.swin_transformer_v2.SwinTransformerV2(
         img_size=256,
         window_size=16,
@@ -118,7 +118,7 @@ def test_classifier_with_torchvisions_weights_equals_torchvisions(name, theirs, 
     assert_same(ours, theirs, size, batch=1)
 
 
-def test_a_detectors_checkpoint_loads_into_its_backbone_alone():
+def test_backbone_weights_load_from_a_detector_checkpoint():
     model = build("Swin", **SMALL)
     state = {f"backbone.{key}": value for key, value in randomize(build("Swin", **SMALL)).state_dict().items()}
     buffers = {"backbone.layers.0.blocks.0.attn.relative_position_index": torch.zeros(16, 16)}
@@ -127,7 +127,7 @@ def test_a_detectors_checkpoint_loads_into_its_backbone_alone():
     assert all(torch.equal(value, state[f"backbone.{key}"]) for key, value in model.state_dict().items())
 
 
-def test_names_load_below_a_prefix():
+def test_names_with_a_prefix_load():
     theirs = timm.models.SwinTransformer(
         img_size=32, window_size=4, embed_dim=16, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8), num_classes=0
     )
@@ -151,7 +151,7 @@ def test_pretrained_classifier_starts_a_dense_backbone(tmp_path):
         build("SwinV2", **SMALL, pretrained=str(path)).load_pretrained()
 
 
-def test_pretrained_true_is_the_official_weights_of_the_size():
+def test_pretrained_true_loads_the_official_weights_of_the_size():
     base = "https://github.com/SwinTransformer/storage/releases/download"
     with torch.device("meta"):
         assert BACKBONES.build("swin_base_384")._address() == f"{base}/v1.0.0/swin_base_patch4_window12_384.pth"
@@ -179,7 +179,7 @@ def test_bias_tables_are_resampled_when_the_window_changes():
         )
 
 
-def test_tables_of_stages_smaller_than_a_window_are_the_middle_of_a_whole_one():
+def test_stages_smaller_than_a_window_use_the_centre_of_a_full_bias_table():
     sizes = dict(embed_dim=12, depths=(2, 1, 2, 1), num_heads=(1, 2, 3, 4), num_classes=3)
     theirs = randomize(timm.models.swin_transformer.SwinTransformer(img_size=64, window_size=4, **sizes)).eval()
     tables = [len(layer.blocks[0].attn.relative_position_bias_table) for layer in theirs.layers]
@@ -190,7 +190,7 @@ def test_tables_of_stages_smaller_than_a_window_are_the_middle_of_a_whole_one():
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-4)
 
 
-def test_a_classifiers_small_map_is_one_window_with_the_middle_of_the_table():
+def test_small_feature_map_is_one_window_with_the_centre_of_the_bias_table():
     # Official classifiers make a table for the smaller window; its entries are ours nearest to the middle.
     theirs = randomize(
         timm.models.SwinTransformer(
@@ -221,7 +221,7 @@ def test_maps_have_the_promised_shapes_and_all_parameters_finite_gradients(name,
 
 
 @pytest.mark.parametrize("name", ["Swin", "SwinV2"])
-def test_classifiers_take_any_size(name):
+def test_classifiers_accept_any_image_size(name):
     model = build(name, **SMALL, num_classes=5)
     for size in ((4, 4), (37, 150), (224, 224)):
         logits = model(torch.randn(1, 3, *size))
@@ -230,7 +230,7 @@ def test_classifiers_take_any_size(name):
 
 
 @pytest.mark.parametrize("name", ["Swin", "SwinV2"])
-def test_gradients_are_those_of_finite_differences_with_padding_and_shift(name):
+def test_gradients_equal_finite_differences_with_padding_and_shift(name):
     # With other weights, a step may cross a kink of the ReLU in SwinV2's position network, where the finite difference
     # is not the slope.
     torch.manual_seed(2)
@@ -255,7 +255,7 @@ def test_gradients_are_those_of_finite_differences_with_padding_and_shift(name):
         torch.testing.assert_close((parameter.grad * direction).sum(), expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_stages_beyond_the_deepest_feature_are_not_made():
+def test_stages_beyond_the_deepest_feature_are_not_built():
     model = build("Swin", **SMALL, out_features=["res3"])
     assert len(model.layers) == 2
     assert model.layers[1].downsample is None
@@ -290,7 +290,7 @@ def test_drop_path_grows_over_the_blocks():
 
 
 @pytest.mark.parametrize("name", ["Swin", "SwinV2"])
-def test_attention_is_recorded_and_hides_what_the_shift_brought(name):
+def test_recorded_attention_masks_tokens_brought_in_by_the_shift(name):
     model = randomize(build(name, **SMALL))
     images = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
@@ -347,7 +347,7 @@ def test_compiles_without_graph_breaks(name):
         (dict(frozen_stages=5), "frozen_stages 5: expected 0 to 4"),
     ],
 )
-def test_impossible_settings_are_named(arguments, message):
+def test_invalid_settings_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
         build("Swin", **{**SMALL, **arguments})
 

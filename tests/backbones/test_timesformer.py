@@ -36,14 +36,14 @@ def clips(frames=4, height=64, width=64, batch=2):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_parameters_are_the_originals(scheme):
+def test_parameter_counts_equal_the_originals(scheme):
     with torch.device("meta"):
         for num_classes, head in ((400, 0), (174, (400 - 174) * 769)):
             model = BACKBONES.build(f"timesformer_{scheme}", num_classes=num_classes)
             assert sum(p.numel() for p in model.parameters()) == PARAMETERS[scheme] - head
 
 
-def test_larger_variants_differ_in_their_tables_alone():
+def test_larger_variants_differ_only_in_their_position_tables():
     with torch.device("meta"):
         tables = {
             name: {key: p.shape[1] for key, p in BACKBONES.build(name).named_parameters() if key.endswith("_embed")}
@@ -113,7 +113,7 @@ def test_a_block_equals_masked_joint_attention(scheme, size):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_groups_are_joined_as_they_were_split(step):
+def test_joining_groups_reverses_splitting_them(step):
     for size in ((4, 6, 2), (3, 5, 3), (7, 1, 1)):
         tokens = torch.arange(1.0, 1 + math.prod(size)).view(1, *size, 1)
         groups = split_groups(tokens, step)
@@ -125,7 +125,7 @@ def test_groups_are_joined_as_they_were_split(step):
 
 
 @pytest.mark.parametrize("scheme", ["space", "joint", "divided"])
-def test_equals_transformers_with_its_names(scheme):
+def test_loads_transformers_names_and_equals_transformers(scheme):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     kind = dict(space="space_only", joint="joint_space_time", divided="divided_space_time")[scheme]
@@ -147,7 +147,7 @@ def test_equals_transformers_with_its_names(scheme):
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_the_original_names_load_below_a_classifier_and_another_head_starts_anew():
+def test_original_names_load_into_a_classifier_and_another_head_is_reinitialised():
     source = tiny("divided", num_classes=5)
     official = {"model_state": {f"model.{key}": value for key, value in source.state_dict().items()}, "epoch": 3}
     model = tiny("divided", seed=1, num_classes=5)
@@ -158,7 +158,7 @@ def test_the_original_names_load_below_a_classifier_and_another_head_starts_anew
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_an_image_vit_is_inflated_so_that_steps_before_the_last_change_nothing(scheme, tmp_path):
+def test_image_vit_is_inflated_with_extra_attention_steps_that_change_nothing(scheme, tmp_path):
     torch.manual_seed(0)
     vit = build("ViT", **TINY_VIT, num_classes=5).eval()
     for parameter in vit.parameters():
@@ -217,7 +217,7 @@ def test_weights_of_another_scheme_are_named(ours, theirs, tmp_path):
             model.load_pretrained()
 
 
-def test_other_clips_are_said_once_and_have_the_nearest_positions(caplog):
+def test_other_clip_sizes_are_reported_once_and_use_the_nearest_positions(caplog):
     model = tiny("divided", num_classes=5)
     x = clips(frames=2, height=32, width=96)
     found = model(x)
@@ -231,7 +231,7 @@ def test_other_clips_are_said_once_and_have_the_nearest_positions(caplog):
     torch.testing.assert_close(fitting(x), found)
 
 
-def test_order_in_time_is_seen_by_all_schemes_but_space():
+def test_all_schemes_except_space_depend_on_the_order_of_frames():
     x = clips()
     for scheme in SCHEMES:
         model = tiny(scheme, num_classes=5)
@@ -242,7 +242,7 @@ def test_order_in_time_is_seen_by_all_schemes_but_space():
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("num_classes", [None, 3])
-def test_any_size_gives_finite_gradients_to_every_parameter(scheme, num_classes):
+def test_every_parameter_gets_a_finite_gradient_at_any_size(scheme, num_classes):
     model = tiny(scheme, num_classes=num_classes).train()
     outputs = model(clips(3, 33, 70))
     if num_classes is None:
@@ -254,7 +254,7 @@ def test_any_size_gives_finite_gradients_to_every_parameter(scheme, num_classes)
     assert all(parameters[name].grad is not None and parameters[name].grad.isfinite().all() for name in used)
 
 
-def test_new_networks_start_with_every_step_before_the_last_at_zero():
+def test_all_attention_steps_but_the_last_are_initialised_to_zero():
     for scheme in SCHEMES:
         model = build("TimeSformer", attention=scheme, **TINY)
         layers = [module for name, module in model.named_modules() if name.endswith("_fc")]
@@ -276,7 +276,7 @@ def test_activation_checkpointing_gives_the_same_gradients(scheme):
         torch.testing.assert_close(a, b)
 
 
-def test_recorder_sees_every_steps_weights():
+def test_recorder_collects_the_weights_of_every_step():
     shapes = {
         "space": dict(attn=(8, 2, 17, 17)),
         "joint": dict(attn=(2, 2, 65, 65)),
@@ -296,7 +296,7 @@ def test_recorder_sees_every_steps_weights():
         }
 
 
-def test_frozen_blocks_get_no_gradient_and_drop_nothing():
+def test_frozen_blocks_get_no_gradient_and_stay_in_evaluation_mode():
     model = tiny("divided", num_classes=3, frozen_stages=1, drop_path=0.9).train()
     model(clips()).sum().backward()
     for name, p in model.named_parameters():
@@ -323,12 +323,12 @@ def test_compiles_without_graph_breaks_and_in_bfloat16(scheme):
         (dict(pretrained=True), "TimeSformer has no weights of its own"),
     ],
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_settings_are_named(options, message):
     with pytest.raises(ConfigError, match=message):
         build("TimeSformer", **{**TINY, **options}).load_pretrained()
 
 
-def test_impossible_clips_are_named():
+def test_invalid_clips_are_named():
     model = tiny("divided")
     with pytest.raises(DataError, match=r"expected \(B, 3, T, H, W\)"):
         model(torch.zeros(1, 3, 64, 64))

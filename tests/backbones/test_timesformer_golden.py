@@ -44,7 +44,7 @@ def assert_golden(case, outputs):
     assert all(line["ok"] for line in report.values()), report
 
 
-def test_parameters_are_the_originals(case, model):
+def test_parameters_equal_the_originals(case, model):
     assert sum(p.numel() for p in model.parameters()) == case.meta["num_params"]
     assert [f"model.{key}" for key in model.state_dict()] == list(case.state_dict)
 
@@ -53,12 +53,12 @@ def test_logits_equal_the_originals(case, run):
     assert_golden(case, {"logits": run[0]})
 
 
-def test_a_smaller_clip_has_the_tables_resampled(case, model):
+def test_position_tables_are_resampled_for_a_smaller_clip(case, model):
     with torch.no_grad():
         assert_golden(case, {"small/logits": model(case.torch_inputs()["small"])})
 
 
-def test_inner_outputs_equal_the_originals(case, model, run):
+def test_intermediate_outputs_equal_the_originals(case, model, run):
     inner = dict(run[1])
     inner["patch_embed"] = inner["patch_embed"].flatten(2).transpose(1, 2)
     last = inner["block11"]
@@ -68,7 +68,7 @@ def test_inner_outputs_equal_the_originals(case, model, run):
     assert_golden(case, inner | {"norm": model.norm(last)})
 
 
-def test_the_dense_map_is_the_normalised_patches(case, run):
+def test_dense_map_consists_of_the_normalised_patch_tokens(case, run):
     dense = BACKBONES.build(case.name, image_size=112, num_frames=8).eval()
     load_weights(dense, case.torch_state_dict(), strict=False)
     with torch.no_grad():

@@ -54,7 +54,7 @@ def test_maps_equal_timms_with_channels_first(name, feature, theirs):
         torch.testing.assert_close(ours(x)[feature], expected)
 
 
-def test_what_is_deeper_than_the_features_is_not_kept():
+def test_layers_deeper_than_the_features_are_dropped():
     model = BACKBONES.build(f"timm/{CONV}", out_features=["res2", "res3"])
     assert list(model.feature_info) == ["res2", "res3"]
     model(images(64, 64))["res3"].square().mean().backward()
@@ -76,7 +76,7 @@ def test_a_model_may_keep_fewer_features(name):
     assert 0 < len(trained) < len(list(model.parameters()))
 
 
-def test_stride_2_is_given_when_asked_for():
+def test_stride_2_is_returned_on_request():
     model = BACKBONES.build("timm/resnet18", out_features=["res1", "res2"]).eval()
     assert [x.shape[-2:] for x in model(images(33, 40)).values()] == [(17, 20), (9, 10)]
 
@@ -120,7 +120,7 @@ def test_pretrained_true_asks_timm_for_the_same_name(monkeypatch):
     assert asked == [f"{CONV}.d2_in1k"] * 3
 
 
-def test_weights_that_cannot_be_had_name_the_way_on(monkeypatch):
+def test_unavailable_weights_name_a_remedy(monkeypatch):
     create = timm.create_model
 
     def offline(name, pretrained=False, **options):
@@ -220,7 +220,7 @@ def test_wrong_images_are_named(shape, message):
 DINOV2 = "vit_small_patch14_dinov2"
 
 
-def test_weights_of_other_patches_are_resampled_as_timm_does(monkeypatch):
+def test_patch_embeddings_of_another_size_are_resampled_as_in_timm(monkeypatch):
     theirs = timm.create_model(DINOV2, img_size=126)  # 9 x 9 patches of 14 pixels, and a class token
     asked_for = timm.create_model(DINOV2, patch_size=16)
     expected = checkpoint_filter_fn(theirs.state_dict(), asked_for)
@@ -234,7 +234,7 @@ def test_weights_of_other_patches_are_resampled_as_timm_does(monkeypatch):
         assert model.eval()(images(70, 90))["res4"].shape == (1, 384, 5, 6)
 
 
-def test_patches_of_a_network_without_them_cannot_be_set():
+def test_patch_size_of_a_network_without_patches_is_an_error():
     with pytest.raises(ConfigError, match="patch_size"):
         BACKBONES.build("timm/resnet18", patch_size=16)
 
@@ -247,7 +247,7 @@ def test_pixels_are_normalised_as_the_weights_expect():
 @pytest.mark.parametrize(
     ("name", "first", "count"), [(VIT, "net.model.blocks.0", 12), (CONV, "net.stages_0.blocks.0", 12)]
 )
-def test_blocks_have_rates_of_their_own(name, first, count):
+def test_each_block_has_its_own_layer_decay_factor(name, first, count):
     """Modules between two blocks, such as a ConvNeXt's downsampling, have the rate of the lower block."""
     model = nn.Module()
     model.backbone = BACKBONES.build(f"timm/{name}")

@@ -71,7 +71,7 @@ def test_classifiers_at_384_have_the_published_parameters(variant, count):
     assert sum(p.numel() for p in model.parameters()) == count
 
 
-def test_vitdet_has_the_originals_parameters_but_the_class_tokens_position():
+def test_vitdet_has_the_parameters_of_the_original_except_the_class_token_position():
     # 85,889,024 in detectron2, which keeps a position that nothing uses.
     with torch.device("meta"):
         model = BACKBONES.build("vitdet_base")
@@ -102,7 +102,7 @@ def test_every_size_and_patch_is_a_variant():
         ({}, dict(init_values=0.1)),
     ],
 )
-def test_timms_weights_give_timms_logits(ours, theirs):
+def test_timm_weights_reproduce_timm_logits(ours, theirs):
     theirs = randomize(VisionTransformer(**THEIRS, **theirs))
     ours = build("ViT", **SMALL, num_classes=5, **ours).eval()
     report = load_weights(ours, theirs.state_dict())
@@ -110,7 +110,7 @@ def test_timms_weights_give_timms_logits(ours, theirs):
     assert_same(ours, theirs, images(32, 32))
 
 
-def test_deits_distilled_weights_give_the_mean_of_both_heads():
+def test_distilled_deit_weights_give_the_mean_of_both_heads():
     theirs = randomize(timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=2, num_classes=5))
     ours = build("ViT", d_model=192, depth=2, num_heads=3, image_size=32, distilled=True, num_classes=5).eval()
     load_weights(ours, {"model": theirs.state_dict()})
@@ -139,7 +139,7 @@ def torchvision_vit():
 
 
 @pytest.mark.parametrize("mlp_names", [("0", "3"), ("linear_1", "linear_2")])
-def test_torchvisions_weights_give_torchvisions_logits(mlp_names):
+def test_torchvision_weights_reproduce_torchvision_logits(mlp_names):
     theirs = torchvision_vit()
     state = {
         key.replace(".mlp.0.", f".mlp.{mlp_names[0]}.").replace(".mlp.3.", f".mlp.{mlp_names[1]}."): value
@@ -151,7 +151,7 @@ def test_torchvisions_weights_give_torchvisions_logits(mlp_names):
 
 
 @pytest.mark.parametrize("prefix", ["backbone.", "model.backbone."])
-def test_torchvisions_names_load_below_any_prefix(prefix):
+def test_torchvision_names_load_with_any_prefix(prefix):
     theirs = torchvision_vit()
     ours = build("ViT", **SMALL, num_classes=5).eval()
     owner = ours
@@ -204,7 +204,7 @@ def jax_arrays(*, width=24, heads=2, depth=3, tokens=17, new_names=False, stacke
     ("prefix", "options"),
     [("", {}), ("opt/target/", {}), ("params/", dict(new_names=True)), ("params/", dict(new_names=True, stacked=True))],
 )
-def test_the_original_files_give_what_timm_makes_of_them(tmp_path, prefix, options):
+def test_original_npz_files_load_as_in_timm(tmp_path, prefix, options):
     arrays = jax_arrays(**options)
     # timm reads the files of one naming scheme without stacks, below the prefix.
     readable = jax_arrays(new_names="new_names" in options)
@@ -237,7 +237,7 @@ def test_pickled_or_damaged_arrays_are_refused(tmp_path):
             load_weights(build("ViT", **SMALL), tmp_path / name)
 
 
-def test_weights_of_another_image_size_are_resampled_as_timm_does():
+def test_positions_for_another_image_size_are_resampled_as_in_timm():
     theirs = randomize(VisionTransformer(**THEIRS))
     model = build("ViT", **{**SMALL, "image_size": (40, 56)}, num_classes=5)
     load_weights(model, theirs.state_dict())
@@ -245,7 +245,7 @@ def test_weights_of_another_image_size_are_resampled_as_timm_does():
     torch.testing.assert_close(model.pos_embed, expected)
 
 
-def test_weights_with_other_tokens_fit():
+def test_weights_with_other_prefix_tokens_load():
     theirs = randomize(VisionTransformer(**THEIRS))
     windowed = build("ViT", **SMALL, window_size=2)
     report = load_weights(windowed, theirs.state_dict(), strict=False)
@@ -256,7 +256,7 @@ def test_weights_with_other_tokens_fit():
     torch.testing.assert_close(distilled.pos_embed[:, 1], torch.zeros(1, 24))
 
 
-def test_positions_that_are_no_square_ask_for_the_image_size():
+def test_non_square_positions_require_the_image_size():
     state = build("ViT", **{**SMALL, "image_size": (32, 64)}).state_dict()
     with pytest.raises(CheckpointError, match=r"pos_embed: 33 positions .*grid is 4 x 4"):
         load_weights(build("ViT", **SMALL), state)
@@ -272,7 +272,7 @@ def test_dinov2s_names_and_layer_scale_load():
     assert_same(ours, theirs, images(32, 32))
 
 
-def test_a_checkpoint_of_another_variant_shows_both_shapes():
+def test_error_for_a_checkpoint_of_another_variant_shows_both_shapes():
     state = build("ViT", **{**SMALL, "d_model": 48}).state_dict()
     with pytest.raises(CheckpointError, match=r"checkpoint \(1, 1, 48\), model \(1, 1, 24\)"):
         load_weights(build("ViT", **SMALL), state)
@@ -358,13 +358,13 @@ def test_classifiers_give_logits_and_gradients_to_every_parameter(options):
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-def test_patch_size_1_is_a_transformer_on_pixels():
+def test_patch_size_1_makes_a_transformer_on_pixels():
     model = build("ViT", patch_size=1, d_model=8, depth=1, num_heads=1, image_size=4)
     assert model(images(5, 7))["res0"].shape == (2, 8, 5, 7)
     assert model.feature_info["res0"].stride == 1
 
 
-def test_patch_size_14_gives_the_nearest_name():
+def test_features_of_patch_size_14_are_named_by_the_nearest_stride():
     assert build("ViT", patch_size=14, d_model=8, depth=1, num_heads=1, image_size=28).feature_info == {"res4": (8, 14)}
 
 
@@ -389,7 +389,7 @@ def test_recomputing_activations_keeps_the_gradients():
 
 
 @pytest.mark.parametrize("options", [{}, dict(window_size=2, relative_positions=4)])
-def test_the_recorder_sees_weights_that_sum_to_1_and_change_nothing(options):
+def test_recorded_weights_sum_to_1_and_recording_changes_nothing(options):
     model = randomize(build("ViT", **SMALL, **options))
     x = images(33, 32)
     with torch.no_grad():
@@ -417,7 +417,7 @@ def test_double_precision_and_bfloat16_agree_with_single(options):
 
 
 @pytest.mark.parametrize("options", [dict(num_classes=3), dict(window_size=3, relative_positions=4)])
-def test_the_graph_has_no_breaks(options):
+def test_compiles_without_graph_breaks(options):
     model = build("ViT", **SMALL, **options).eval()
     x = images(33, 47)
     with torch.no_grad():
@@ -440,7 +440,7 @@ def test_pretrained_names_the_published_file(variant, address):
         assert BACKBONES.build(variant)._address().endswith(address)
 
 
-def test_sizes_without_published_weights_say_what_to_give():
+def test_error_for_a_size_without_published_weights_names_a_remedy():
     with pytest.raises(ConfigError, match=r"pretrained=True: ViT has no weights of its own"):
         build("ViT", **SMALL, pretrained=True).load_pretrained()
 
@@ -455,7 +455,7 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
         torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, theirs.blocks[2].mlp.fc2.weight)
 
 
-def test_a_mae_starts_a_classifier_that_has_another_norm(tmp_path):
+def test_mae_weights_initialise_a_classifier_with_another_norm(tmp_path):
     state = {k: v for k, v in build("ViT", **SMALL, num_classes=3).state_dict().items() if not k.startswith("head.")}
     torch.save({"model": {**state, "mask_token": torch.zeros(1, 1, 8)}}, tmp_path / "mae.pth")
     model = build("ViT", **SMALL, num_classes=3, pooling="mean_norm", pretrained=str(tmp_path / "mae.pth"))
@@ -501,6 +501,6 @@ def test_wrong_images_are_named(shape, message):
         build("ViT", **SMALL)(torch.zeros(shape))
 
 
-def test_an_unknown_variant_names_the_nearest():
+def test_error_for_an_unknown_variant_names_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'vit_base_patch16'"):
         BACKBONES.build("vit_base_patch61")

@@ -42,7 +42,7 @@ def assert_golden(case, outputs):
     assert all(line["ok"] for line in report.values()), report
 
 
-def test_parameters_are_the_originals(case, model):
+def test_parameters_equal_the_originals(case, model):
     assert sum(p.numel() for p in model.parameters()) == case.meta["num_params"] == 86_567_656
     assert list(model.state_dict()) == list(case.state_dict)
 
@@ -51,14 +51,14 @@ def test_logits_equal_the_originals(case, run):
     assert_golden(case, {"logits": run[0]})
 
 
-def test_inner_outputs_equal_the_originals(case, model, run):
+def test_intermediate_outputs_equal_the_originals(case, model, run):
     inner = dict(run[1])
     inner["patch_embed"] = inner["patch_embed"].flatten(2).transpose(1, 2)
     assert len(inner) == 13
     assert_golden(case, inner | {"norm": model.norm(inner["block11"])})
 
 
-def test_the_dense_map_is_the_normalised_patches(case, run):
+def test_dense_map_consists_of_the_normalised_patch_tokens(case, run):
     dense = BACKBONES.build("vit_base_patch16").eval()
     assert load_weights(dense, case.torch_state_dict()).left_out == ["head.weight", "head.bias"]
     with torch.no_grad():

@@ -21,7 +21,7 @@ class TinyDetector(nn.Module):
         self.classes = nn.Linear(8, num_classes)
 
 
-def test_what_is_saved_is_read_back(tmp_path):
+def test_saved_values_are_read_back(tmp_path):
     model = TinyDetector()
     save_checkpoint(tmp_path / "last.pth", {"model": model.state_dict(), "classes": ["a", "b", "c"]})
     assert [p.name for p in tmp_path.iterdir()] == ["last.pth"]
@@ -66,7 +66,7 @@ def test_a_truncated_checkpoint_is_named(tmp_path):
         (b"PK\x03\x04", "truncated or damaged (PytorchStreamReader failed reading zip archive: not a"),
     ],
 )
-def test_what_is_no_checkpoint_is_said_in_plain_words(tmp_path, content, message):
+def test_error_for_a_file_that_is_no_checkpoint_is_plain(tmp_path, content, message):
     path = tmp_path / "page.pth"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=re.escape(f"page.pth: {message}")):
@@ -90,7 +90,7 @@ def test_pickled_code_is_refused_and_not_run(tmp_path, zipped):
     assert not os.path.exists("/tmp/vitkit_code_was_run")
 
 
-def test_argparse_settings_of_official_training_checkpoints_are_read(tmp_path):
+def test_argparse_namespace_of_official_training_checkpoints_is_read(tmp_path):
     import argparse
 
     torch.save({"model": {"w": torch.ones(2)}, "args": argparse.Namespace(lr=1e-4)}, tmp_path / "official.pth")
@@ -141,7 +141,7 @@ def test_other_classes_are_an_error_unless_a_new_head_is_asked_for(tmp_path):
     assert torch.equal(model.body.weight, trained.body.weight)
 
 
-def test_as_many_but_other_classes_are_not_taken_for_the_same(tmp_path):
+def test_equally_many_but_other_classes_are_not_taken_for_the_same(tmp_path):
     save_checkpoint(tmp_path / "a.pth", {"model": TinyDetector().state_dict(), "classes": ["cat", "dog", "cow"]})
     with pytest.raises(CheckpointError, match="3 classes cat, dog, cow; model: 3 classes dog, cat, cow"):
         load_weights(TinyDetector(), tmp_path / "a.pth", classes=["dog", "cat", "cow"])
@@ -172,7 +172,7 @@ def test_weights_that_are_not_finite_are_named(caplog):
     assert "2 of 2 loaded entries hold NaN or infinity: weight, bias" in caplog.text
 
 
-def test_infinity_in_a_buffer_may_be_a_mask(caplog):
+def test_infinity_in_a_buffer_is_allowed(caplog):
     class Masked(nn.Module):
         def __init__(self):
             super().__init__()
@@ -182,7 +182,7 @@ def test_infinity_in_a_buffer_may_be_a_mask(caplog):
     assert "infinity" not in caplog.text
 
 
-def test_damage_that_torch_does_not_see_is_an_error(tmp_path):
+def test_damage_that_torch_does_not_notice_is_an_error(tmp_path):
     path = tmp_path / "weights.pth"
     torch.save({"model": {"w": torch.arange(1000.0)}}, path)
     data = bytearray(path.read_bytes())
@@ -194,7 +194,7 @@ def test_damage_that_torch_does_not_see_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_what_is_beside_the_weights_is_read_without_them(tmp_path, legacy):
+def test_other_entries_are_read_without_the_weights(tmp_path, legacy):
     path = tmp_path / "weights.pth"
     weights = torch.arange(1000.0)
     state = {"model": {"w": weights}, "config": "the config", "classes": ["cat"]}
@@ -211,7 +211,7 @@ def test_what_is_beside_the_weights_is_read_without_them(tmp_path, legacy):
         read_metadata(path)
 
 
-def test_other_kinds_of_numbers_are_not_converted_in_silence():
+def test_dtype_changes_are_not_silent():
     state = {**TinyDetector().state_dict(), "body.bias": torch.ones(8, dtype=torch.int64)}
     with pytest.raises(CheckpointError, match=r"body.bias holds torch.int64 .* the model's torch.float32"):
         load_weights(TinyDetector(), state)

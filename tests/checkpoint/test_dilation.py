@@ -30,7 +30,7 @@ def models():
 
 
 @pytest.mark.parametrize("dilation", [True, False])
-def test_a_run_of_the_other_kind_is_an_error(models, dilation):
+def test_run_with_the_other_dilation_is_an_error(models, dilation):
     checkpoint = dict(model=models[dilation].state_dict(), config=json.dumps(dict(model=spec(dilation))))
     load_weights(models[dilation], checkpoint)
     trained, ours = ("dilated", "not") if dilation else ("not dilated", "dilated")
@@ -41,13 +41,13 @@ def test_a_run_of_the_other_kind_is_an_error(models, dilation):
         load_weights(models[not dilation], checkpoint)
 
 
-def test_official_settings_tell_it_too(models):
+def test_dilation_is_known_from_official_settings(models):
     checkpoint = dict(model=models[True].state_dict(), args=Namespace(dilation=True))
     with pytest.raises(CheckpointError, match=r"is of a backbone that is dilated \(DC5\)"):
         load_weights(models[False], checkpoint)
 
 
-def test_the_model_zoos_name_tells_it(models, monkeypatch, tmp_path):
+def test_dilation_is_known_from_the_model_zoo_name(models, monkeypatch, tmp_path):
     torch.save({"model": models[True].state_dict()}, tmp_path / "weights.pth")
     monkeypatch.setattr(model_zoo, "published_weights", lambda name: tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match=r"is of a backbone that is dilated \(DC5\)"):
@@ -57,7 +57,7 @@ def test_the_model_zoos_name_tells_it(models, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "warns"), [("detr-r50-dc5-f0fb7ef5.pth", True), ("detr_dc50.pth", False)])
-def test_a_files_name_is_worth_a_warning(models, tmp_path, caplog, name, warns):
+def test_file_name_with_the_other_dilation_causes_a_warning(models, tmp_path, caplog, name, warns):
     torch.save({"model": models[True].state_dict()}, tmp_path / name)
     with caplog.at_level(logging.WARNING, "vitkit"):
         load_weights(models[False], tmp_path / name)
@@ -68,7 +68,7 @@ def test_a_files_name_is_worth_a_warning(models, tmp_path, caplog, name, warns):
     )
 
 
-def test_as_a_start_of_training_either_will_do(models, caplog):
+def test_training_may_start_from_either_dilation(models, caplog):
     checkpoint = dict(model=models[True].state_dict(), config=json.dumps(dict(model=spec(True))))
     with caplog.at_level(logging.WARNING, "vitkit"):
         load_weights(models[False], checkpoint, new_class_head=True)

@@ -56,7 +56,7 @@ def test_a_file_is_downloaded_once_and_then_taken_from_the_cache(address, tmp_pa
     assert len(_Server.ranges) == 1
 
 
-def test_a_broken_download_goes_on_where_it_stopped(address, tmp_path):
+def test_interrupted_download_continues_where_it_stopped(address, tmp_path):
     _Server.broken.add("/weights.pth")
     with pytest.raises(CheckpointError, match="cannot download .*kept in weights.pth.part"):
         cached_file(f"{address}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
@@ -73,12 +73,12 @@ def test_a_wrong_checksum_is_an_error_and_leaves_nothing_in_the_cache(address, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_address_out_of_reach_says_where_to_put_the_file(tmp_path):
+def test_error_for_an_unreachable_address_says_where_to_put_the_file(tmp_path):
     with pytest.raises(CheckpointError, match="Put the file at .*weights.pth"):
         cached_file("http://127.0.0.1:9/weights.pth", folder=tmp_path)
 
 
-def test_the_first_download_records_the_sum_that_is_not_published(address, tmp_path, caplog):
+def test_first_download_records_an_unpublished_checksum(address, tmp_path, caplog):
     caplog.set_level("INFO", logger="vitkit")
     path = cached_file(f"{address}/weights.pth", checksum="", folder=tmp_path)
     assert (tmp_path / "weights.pth.sha256").read_text() == f"{DIGEST}  weights.pth\n"
@@ -91,7 +91,7 @@ def test_the_first_download_records_the_sum_that_is_not_published(address, tmp_p
     assert sorted(file.name for file in tmp_path.iterdir()) == ["weights.pth", "weights.pth.sha256"]
 
 
-def test_later_downloads_must_agree_with_the_recorded_sum(address, tmp_path):
+def test_later_downloads_must_match_the_recorded_checksum(address, tmp_path):
     (tmp_path / "weights.pth.sha256").write_text("0" * 64 + "  weights.pth\n")
     with pytest.raises(
         CheckpointError, match=f"sha256 is {DIGEST}, but {'0' * 64} was recorded .* delete weights.pth.sha256"
@@ -108,16 +108,16 @@ def test_published_md5_sums_are_checked(address, tmp_path):
         cached_file(f"{address}/weights.pth", checksum="md5:000000", folder=tmp_path)
 
 
-def test_a_file_may_have_another_name_than_its_address(address, tmp_path):
+def test_file_name_may_differ_from_the_address(address, tmp_path):
     assert cached_file(f"{address}/download?id=7", name="a.pth", folder=tmp_path).name == "a.pth"
 
 
-def test_a_web_page_in_place_of_a_file_is_an_error(address, tmp_path):
+def test_web_page_instead_of_a_file_is_an_error(address, tmp_path):
     with pytest.raises(CheckpointError, match="cannot download .*answers with a web page"):
         cached_file(f"{address}/page.html", folder=tmp_path)
 
 
-def test_a_cache_without_room_or_rights_is_an_error_of_one_line(address, tmp_path, monkeypatch):
+def test_full_or_unwritable_cache_is_a_one_line_error(address, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "weights.pth.part"))
 

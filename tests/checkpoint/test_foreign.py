@@ -46,7 +46,7 @@ def test_pickles_of_anything_else_are_refused(tmp_path):
         read_checkpoint(path)
 
 
-def test_an_array_that_claims_more_than_there_is_is_refused(tmp_path):
+def test_array_that_claims_more_data_than_the_file_has_is_refused(tmp_path):
     header = io.BytesIO()
     claim = {"descr": "<f4", "fortran_order": False, "shape": (1 << 50,)}
     np.lib.format.write_array_header_1_0(header, claim)
@@ -58,7 +58,7 @@ def test_an_array_that_claims_more_than_there_is_is_refused(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "\n", "import torch\n", "{}", "c", "l.", "0 1 2\n", "]", "(", "\x80\x02."])
 @pytest.mark.parametrize("suffix", ["pth", "pkl", "npz", "txt"])
-def test_text_is_no_checkpoint(text, suffix, tmp_path):
+def test_text_file_is_refused_as_a_checkpoint(text, suffix, tmp_path):
     (tmp_path / f"a.{suffix}").write_text(text, encoding="latin1")
     with pytest.raises(CheckpointError, match=rf"a\.{suffix}: "):
         read_checkpoint(tmp_path / f"a.{suffix}")

@@ -91,7 +91,7 @@ def repositories(monkeypatch, tmp_path):
     server.server_close()
 
 
-def test_a_repository_is_a_model_downloaded_once(repositories):
+def test_repository_is_loaded_as_a_model_and_downloaded_once(repositories):
     state = weights()
     processor = json.dumps(dict(size=dict(height=32, width=32), image_mean=[0.5] * 3, image_std=[0.5] * 3))
     repositories["cats/vit"] = {
@@ -121,7 +121,7 @@ def test_each_file_of_weights_is_read_once(repositories, monkeypatch):
     assert sorted(read) == ["model-0.safetensors", "model-1.safetensors"]
 
 
-def test_weights_in_several_files_are_fetched_all(repositories, monkeypatch):
+def test_all_files_of_sharded_weights_are_downloaded(repositories, monkeypatch):
     state = weights()
     repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(state)}
     model = vitkit.load("hf:cats/large").model
@@ -151,7 +151,7 @@ def test_an_architecture_that_vitkit_lacks_is_refused_before_its_weights_are_fet
         ("hf:cats/empty", "hf:cats/empty: holds no weights: expected model.safetensors"),
     ],
 )
-def test_names_that_are_no_model_say_so(repositories, name, message):
+def test_names_that_are_not_models_are_a_one_line_error(repositories, name, message):
     repositories["cats/text"] = {"README.md": b"x"}
     repositories["cats/empty"] = {"config.json": json.dumps(VIT).encode()}
     with pytest.raises(CheckpointError, match=message) as error:
@@ -159,7 +159,7 @@ def test_names_that_are_no_model_say_so(repositories, name, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_hub_out_of_reach_says_what_to_do(repositories, monkeypatch):
+def test_error_for_an_unreachable_hub_names_a_remedy(repositories, monkeypatch):
     monkeypatch.setattr(hub, "_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(
         CheckpointError, match="hf:cats/vit: cannot be reached, and config.json is not in the cache"
@@ -180,7 +180,7 @@ def lose_connection_at(monkeypatch, lost, error):
 
 
 @pytest.mark.parametrize("lost", ["preprocessor_config.json", "model-1.safetensors", "model.safetensors.index.json"])
-def test_a_connection_lost_midway_is_no_absent_file(repositories, monkeypatch, lost):
+def test_lost_connection_is_not_taken_for_a_missing_file(repositories, monkeypatch, lost):
     repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(weights())}
     lose_connection_at(monkeypatch, lost, huggingface_hub.errors.LocalEntryNotFoundError("connection lost"))
     with pytest.raises(CheckpointError, match=f"hf:cats/large: cannot be reached, and {lost} is not in the cache"):
@@ -202,7 +202,7 @@ def test_offline_without_the_preprocessing_file_is_a_warning(repositories, monke
     assert "hf:cats/vit: offline, and preprocessor_config.json is not in the cache" in caplog.text
 
 
-def test_errors_of_the_http_library_are_one_line(repositories, monkeypatch):
+def test_http_library_errors_become_one_line(repositories, monkeypatch):
     class Broken(huggingface_hub.errors.HfHubHTTPError.__bases__[0]):
         def __init__(self):
             Exception.__init__(self, "peer closed connection\nwithout a word")
@@ -214,14 +214,14 @@ def test_errors_of_the_http_library_are_one_line(repositories, monkeypatch):
 
 
 @pytest.mark.parametrize("index", [b'{"weight_map": ["a"]}', b"{}", b'{"weight_map": {"a": "../b.safetensors"}}'])
-def test_a_damaged_index_of_a_repository_is_one_line(repositories, index):
+def test_damaged_repository_index_is_a_one_line_error(repositories, index):
     repositories["cats/bad"] = {"config.json": json.dumps(VIT).encode(), "model.safetensors.index.json": index}
     with pytest.raises(CheckpointError, match="index.json: .*weight_map|expected files beside it") as error:
         vitkit.load("hf:cats/bad")
     assert "\n" not in str(error.value)
 
 
-def test_a_cache_without_room_says_where(repositories, monkeypatch):
+def test_error_for_a_full_cache_names_its_folder(repositories, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 

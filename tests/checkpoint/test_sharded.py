@@ -43,7 +43,7 @@ def read(folder: Path, shards: dict) -> dict:
     return read_checkpoint(folder / LAST_NAME)
 
 
-def test_it_is_read_without_a_process_group_and_from_any_folder(tmp_path):
+def test_sharded_checkpoint_is_read_without_a_process_group_and_from_any_folder(tmp_path):
     (tmp_path / "before").mkdir()
     shards = saved(tmp_path / "before")
     state = read((tmp_path / "before").rename(tmp_path / "after"), shards)
@@ -90,14 +90,14 @@ def described(**change):
         described(chunks=[[[0, 0], [4, 1], "x", 0, 1]]),
     ],
 )
-def test_a_checkpoint_that_says_nonsense_of_its_shards_is_damaged(tmp_path, shards):
+def test_inconsistent_shard_metadata_is_an_error(tmp_path, shards):
     (tmp_path / "a.shards").mkdir()
     with pytest.raises(CheckpointError, match=r"last\.pth: (damaged|its shards cannot be read)"):
         read(tmp_path, shards)
 
 
 @pytest.mark.parametrize("change", [(3, 7), (4, 9), (2, "../last.pth"), (1, [6])])
-def test_a_chunk_that_is_elsewhere_is_an_error(tmp_path, change):
+def test_wrong_chunk_metadata_is_an_error(tmp_path, change):
     shards = saved(tmp_path)
     shards["tensors"]["model/a"]["chunks"][0][change[0]] = change[1]
     with pytest.raises(CheckpointError, match=r"last\.pth: (damaged|its shards cannot be read)"):

@@ -245,12 +245,12 @@ def test_override_of_a_spec_may_be_written_as_configs_write_it(load):
         ("train.tags=[1,2]", ["expected list[str]"]),
     ],
 )
-def test_wrong_override_is_an_error_that_says_what_is_right(load, override, parts):
+def test_error_for_a_wrong_override_says_what_is_expected(load, override, parts):
     message = error_of(load, override)
     assert all(part in message for part in parts), message
 
 
-def test_unannotated_value_keeps_the_type_that_it_has(load):
+def test_unannotated_value_keeps_its_type(load):
     assert "expected" in error_of(load, "model.backbone.out_features=5")
 
 
@@ -303,14 +303,14 @@ def test_value_of_the_wrong_kind_is_an_error(model, part):
     assert part in str(caught.value)
 
 
-def test_argument_that_takes_no_names_holds_no_specs():
+def test_argument_that_takes_no_names_contains_no_specs():
     foreign = dict(type="Foreign", transforms=[dict(type="OfAnotherLibrary", p=1)])
     check_config({"data": {"train": dict(type="Folder", images="a", transforms=foreign)}})
     with pytest.raises(ConfigError, match="expected Sequence"):
         check_config({"data": {"train": dict(type="Folder", transforms=dict(type="Foreign", transforms=["Flip"]))}})
 
 
-def test_arguments_that_the_owner_gives_are_not_missing():
+def test_arguments_supplied_by_the_owner_are_not_missing():
     check_config({"model": dict(type="Detector", backbone="net50", neck=None, head=dict(type="SmallHead"))})
 
 

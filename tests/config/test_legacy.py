@@ -21,13 +21,13 @@ def test_a_saved_config_of_an_earlier_version_is_valid_and_means_the_same(tmp_pa
     assert cfg["schedule"] == dict(type="MultiStepLR", drop_at_epochs=[4], gamma=0.5)
 
 
-def test_weight_decay_of_everything_needs_no_list():
+def test_weight_decay_on_all_parameters_needs_no_list():
     old = {"optimizer": dict(type="SGD", lr=1.0, decay_norms_and_biases=True), "schedule": "CosineLR"}
     upgrade(old)
     assert old == {"optimizer": dict(type="SGD", lr=1.0), "schedule": "CosineLR"}
 
 
-def test_an_up_to_date_config_stays_as_it_is():
+def test_up_to_date_config_is_unchanged():
     cfg = json.loads(json.dumps(quickstart()))
     before = json.loads(json.dumps(cfg))
     upgrade(cfg)

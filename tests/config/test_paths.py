@@ -3,7 +3,7 @@
 from vitkit.config import load_config, make_data_paths_absolute
 
 
-def test_paths_of_data_are_made_absolute_and_nothing_else(tmp_path, monkeypatch):
+def test_only_data_paths_are_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "val").mkdir()  # as a split is called
     data = load_config("configs/detr_r50.py", ["data.root=cows"])["data"]

@@ -40,7 +40,7 @@ def times_run(run: Path) -> int:
     return len(path.read_text()) if path.exists() else 0
 
 
-def test_a_saved_config_names_the_code_that_it_would_run_and_runs_nothing(stranger):
+def test_untrusted_saved_config_names_its_code_and_runs_nothing(stranger):
     with pytest.raises(ConfigError) as caught:
         load_config(stranger / "config.json")
     assert f"imports.0: {stranger / 'evil.py'} (" in str(caught.value) and "--trust" in str(caught.value)
@@ -60,7 +60,7 @@ def test_trusted_code_is_remembered_until_it_changes(stranger, monkeypatch):
     assert times_run(stranger) == 2
 
 
-def test_what_the_users_own_config_imports_is_trusted_in_its_run(tmp_path, monkeypatch):
+def test_imports_of_the_users_own_config_are_trusted_in_its_run(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("")
     (tmp_path / "my_config.py").write_text("def config():\n    return dict(imports=['mine.py', 'colorsys'])\n")
     save_config(load_config(tmp_path / "my_config.py"), tmp_path / "config.json")
@@ -68,7 +68,7 @@ def test_what_the_users_own_config_imports_is_trusted_in_its_run(tmp_path, monke
     assert load_config(tmp_path / "config.json")["imports"] == [str(tmp_path / "mine.py"), "colorsys"]
 
 
-def test_overrides_are_the_users_own(stranger, monkeypatch):
+def test_imports_set_by_overrides_are_trusted(stranger, monkeypatch):
     monkeypatch.chdir(stranger)
     load_config("config.json", ["imports=[evil.py]"])
     assert times_run(stranger) == 1
@@ -86,7 +86,7 @@ def test_installed_modules_need_trust_too(tmp_path):
     assert "antigravity" not in sys.modules
 
 
-def test_a_home_that_cannot_be_written_still_works_in_one_process(stranger, monkeypatch):
+def test_read_only_home_still_works_within_one_process(stranger, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
     load_config(stranger / "config.json", trust=True)
     load_config(stranger / "config.json")
@@ -94,7 +94,7 @@ def test_a_home_that_cannot_be_written_still_works_in_one_process(stranger, monk
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"a": ', b"[" * 200_000])
-def test_a_damaged_list_trusts_nothing(stranger, content):
+def test_damaged_trust_list_trusts_nothing(stranger, content):
     trust.trust_file().parent.mkdir(parents=True)
     trust.trust_file().write_bytes(content)
     with pytest.raises(ConfigError, match="neither run nor trusted"):
@@ -103,7 +103,7 @@ def test_a_damaged_list_trusts_nothing(stranger, content):
     assert len(json.loads(trust.trust_file().read_text())) == 1
 
 
-def test_every_tool_and_the_loader_ask(stranger, capsys):
+def test_every_tool_and_the_loader_require_trust(stranger, capsys):
     config, weights = str(stranger / "config.json"), str(stranger / "last.pth")
     picture = str(stranger / "a.png")
     Path(picture).write_bytes(b"picture")
@@ -130,7 +130,7 @@ def test_every_tool_and_the_loader_ask(stranger, capsys):
     capsys.readouterr()
 
 
-def test_a_stranger_cannot_be_run_by_the_command_line(stranger, tmp_path):
+def test_untrusted_code_cannot_be_run_from_the_command_line(stranger, tmp_path):
     program = "from vitkit.tools.predict import main; main()"
     command = [sys.executable, "-c", program, str(stranger), "--input", str(stranger / "config.json")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HOME": str(tmp_path)})

@@ -22,7 +22,7 @@ def detr_head(**settings) -> DETRHead:
 
 
 @pytest.mark.parametrize(("positions", "are_seen"), [("none", False), ("sine", True), ("sine_input", True)])
-def test_detr_without_positions_does_not_see_where_things_are(positions, are_seen):
+def test_detr_without_position_encodings_ignores_locations(positions, are_seen):
     head, features = detr_head(positions=positions), torch.randn(1, 16, 3, 4)
     boxes = [head({"res4": x})["pred_boxes"] for x in (features, features.flip(3))]
     assert torch.allclose(*boxes, atol=1e-5) is not are_seen
@@ -37,7 +37,7 @@ def test_detr_learns_a_position_for_each_row_and_column():
         detr_head(positions="cosine")
 
 
-def test_a_feed_forward_network_of_no_channels_adds_a_bias_alone():
+def test_feed_forward_network_without_channels_adds_only_a_bias():
     ffn = FeedForward(16, 0)
     assert torch.equal(ffn(torch.randn(2, 3, 16)), ffn.linear2.bias.expand(2, 3, 16))
 
@@ -50,7 +50,7 @@ def mask2former_head(num_queries=5, **settings) -> Mask2FormerHead:
 
 
 @pytest.mark.parametrize("is_masked", [True, False])
-def test_mask2former_with_full_attention_reads_what_lies_outside_its_mask(is_masked):
+def test_mask2former_with_full_attention_attends_outside_its_mask(is_masked):
     head = mask2former_head(num_queries=1, masked_attention=is_masked)
     features = {"mask_features": torch.randn(1, 16, 16, 16), "res3": torch.randn(1, 16, 8, 8)}
     features["res4"] = torch.randn(1, 16, 4, 4, requires_grad=True)
@@ -86,7 +86,7 @@ def swin(**arguments):
 
 
 @pytest.mark.parametrize("shifted", [True, False])
-def test_swin_windows_see_each_other_only_if_they_are_shifted(shifted):
+def test_swin_windows_exchange_information_only_if_shifted(shifted):
     images = torch.randn(1, 3, 32, 32, requires_grad=True)
     swin(shifted=shifted)(images)["res2"][0, 0, 1, 1].backward()
     seen = images.grad.abs().sum((0, 1)) > 0
@@ -113,14 +113,14 @@ def vit(**arguments):
 
 
 @pytest.mark.parametrize(("positions", "are_seen"), [("none", False), ("axes", True), ("all", True)])
-def test_vit_without_positions_does_not_see_where_patches_are(positions, are_seen):
+def test_vit_without_position_encodings_ignores_patch_locations(positions, are_seen):
     images = torch.randn(1, 3, 32, 32)
     moved = images.roll(8, dims=3)  # by a patch
     model = vit(positions=positions)
     assert torch.allclose(model(images), model(moved), atol=1e-6) is not are_seen
 
 
-def test_vit_positions_of_axes_are_the_sum_of_row_and_column():
+def test_axial_vit_positions_are_the_sum_of_row_and_column():
     model = vit(positions="axes")
     patches = model.embed(torch.zeros(1, 6, 16), (2, 3))[0, 1:].unflatten(0, (2, 3))
     assert torch.equal(patches[0, :, :8], patches[0, :1, :8].expand(3, -1))
@@ -128,7 +128,7 @@ def test_vit_positions_of_axes_are_the_sum_of_row_and_column():
     assert vit(positions="axes")(torch.randn(1, 3, 40, 24)).shape == (1, 3)
 
 
-def test_hybrid_vit_cuts_a_stems_map_into_patches():
+def test_hybrid_vit_splits_a_stem_feature_map_into_patches():
     stem = dict(type="ResNet", depth=18, out_features=["res2"], pretrained=False)
     model = vit(stem=stem)
     assert model.patch_embed.proj.weight.shape == (16, 64, 2, 2) and model(torch.randn(2, 3, 30, 32)).shape == (2, 3)
@@ -136,7 +136,7 @@ def test_hybrid_vit_cuts_a_stems_map_into_patches():
         vit(stem=stem | {"out_features": ["res4"]})
 
 
-def test_vit_head_with_a_hidden_layer():
+def test_vit_head_may_have_a_hidden_layer():
     model = vit(hidden_layer=True)
     x = torch.randn(2, 17, 16)
     hidden, tanh, last = model.head

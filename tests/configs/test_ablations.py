@@ -57,6 +57,6 @@ def test_arm_is_a_valid_config_that_trains_a_step(name, arm):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_set_says_how_it_is_run(name):
+def test_ablation_set_documents_its_command(name):
     path = next(path for path in set_files() if path.stem == name)
     assert summary_of(path) and f"vitkit ablate {name}" in path.read_text()

@@ -141,7 +141,7 @@ def test_a_config_is_valid_and_its_parts_fit_together(name):
 
 
 @pytest.mark.parametrize("name", ["mask2former_dinov3_base_coco_instance", "mask2former_dinov3_base_ade20k_semantic"])
-def test_a_config_on_a_vit_of_timm_fits_together(name):
+def test_config_with_a_timm_vit_fits_together(name):
     if not timm.is_model("vit_base_patch16_dinov3"):
         pytest.skip(f"timm {timm.__version__} has no DINOv3")
     config = load(name)
@@ -155,7 +155,7 @@ def test_a_config_on_a_vit_of_timm_fits_together(name):
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_model_has_the_originals_number_of_parameters(name):
+def test_models_have_the_parameter_counts_of_the_originals(name):
     assert sum(p.numel() for p in on_meta(name).parameters()) == PARAMETERS[name]
 
 
@@ -172,7 +172,7 @@ def decays(name):
     return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
 
 
-def test_norms_embeddings_and_tables_of_position_have_no_weight_decay():
+def test_norms_embeddings_and_position_tables_have_no_weight_decay():
     got = decays("mask2former_swin_tiny_coco_instance")
     without = (
         "backbone.patch_embed.norm.weight",
@@ -192,11 +192,11 @@ def test_norms_embeddings_and_tables_of_position_have_no_weight_decay():
     assert got["backbone.patch_embed.proj.bias"] == (1e-5, 0.05)
 
 
-def test_maskformer_on_swin_learns_at_one_rate():
+def test_maskformer_on_swin_has_one_learning_rate():
     got = decays("maskformer_swin_tiny_ade20k")
     assert {lr for lr, _ in got.values()} == {6e-5} and {decay for _, decay in got.values()} == {0.0, 0.01}
 
 
-def test_frozen_detr_trains_its_mask_head_alone():
+def test_frozen_detr_trains_only_its_mask_head():
     for name in FROZEN:
         assert {n.split(".")[0] for n in decays(name)} == {"bbox_attention", "mask_head"}

@@ -19,7 +19,7 @@ OFFICIAL = [name for name in config_names() if num_classes_of(name)]
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
-def test_the_model_of_a_config_alone_has_the_classes_of_its_published_checkpoint(name):
+def test_model_built_without_data_has_the_classes_of_its_published_checkpoint(name):
     with torch.device("meta"):
         model = build_model(load_config(name)["model"])
     state = model.state_dict()
@@ -35,7 +35,7 @@ def test_every_family_is_covered():
     }
 
 
-def test_data_with_other_classes_sizes_the_model():
+def test_classes_of_the_data_determine_the_model_size():
     spec = load_config("mask2former_r50_ade20k_panoptic")["model"]
     spec["backbone"] = dict(type="ResNet", depth=18, pretrained=False)
     with torch.device("meta"):

@@ -53,7 +53,7 @@ def test_captioning_configs_build(name):
     _build_the_rest(config, model)
 
 
-def test_hard_attention_differs_from_soft_in_what_is_hard_alone():
+def test_hard_and_soft_attention_configs_differ_only_in_their_attention():
     soft, hard = (load_config(CONFIGS / f"caption_sat_{name}_flickr8k.py") for name in ("soft", "hard"))
     assert (soft["model"].pop("attention"), hard["model"].pop("attention")) == ("soft", "hard")
     assert hard["criterion"].pop("reinforce") and hard["criterion"].pop("entropy")
@@ -67,13 +67,13 @@ def _build_the_rest(config, model):
     SCHEDULES.build(config["schedule"], optimizer=optimizer, steps_per_epoch=100, epochs=epochs)
 
 
-def test_every_docstring_says_how_to_run_it_and_what_comes_out():
+def test_every_docstring_states_the_command_and_the_expected_result():
     for name in (*TRANSLATION, *LANGUAGE_MODELS, *CAPTIONING):
         text = (CONFIGS / f"{name}.py").read_text()
         assert f"configs/{name}.py" in text and "Here:" in text
 
 
-def test_the_transformers_settings_are_the_papers():
+def test_transformer_settings_are_those_of_the_paper():
     # Section 5.3: the rate is d_model ** -0.5 * warmup_steps ** -0.5 at its peak.
     for name, d_model in (("transformer_base_wmt14", 512), ("transformer_big_wmt14", 1024)):
         config = load_config(CONFIGS / f"{name}.py")
@@ -84,7 +84,7 @@ def test_the_transformers_settings_are_the_papers():
         assert config["model"]["decoding"]["beams"] == 4
 
 
-def test_without_attention_everything_else_is_the_same():
+def test_configs_with_and_without_attention_are_otherwise_equal():
     rnn, rnnsearch = (load_config(CONFIGS / f"translation_{name}_multi30k.py") for name in ("rnn", "rnnsearch"))
     assert (rnn["model"].pop("attention"), rnnsearch["model"].pop("attention")) == (None, "additive")
     assert rnn == rnnsearch

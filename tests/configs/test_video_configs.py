@@ -35,7 +35,7 @@ def load(name):
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_config_is_valid_and_its_model_of_the_published_size(name):
+def test_config_is_valid_and_its_model_has_the_published_size(name):
     config = load(name)  # raises if a name or a type is wrong
     with torch.device("meta"):
         model = build_model(config["model"], classes=[str(i) for i in range(400)])
@@ -50,7 +50,7 @@ def test_a_config_is_valid_and_its_model_of_the_published_size(name):
 
 
 @pytest.mark.parametrize("name", [name for name in PARAMETERS if not name.startswith("nonlocal")])
-def test_clips_are_of_the_size_that_the_model_has_positions_for(name):
+def test_clips_have_the_size_of_the_model_positions(name):
     config = load(name)
     with torch.device("meta"):
         backbone = build_model(config["model"], classes=["a", "b"]).backbone

@@ -41,7 +41,7 @@ def dataset(folder, min_count=1, **arguments):
     return CocoCaptions(str(folder / "images"), str(folder / "captions.json"), min_count=min_count, **arguments)
 
 
-def test_words_of_a_caption():
+def test_caption_is_split_into_words():
     assert caption_words(' "A black-and-white dog\'s - toy" , isn’t it_?\n') == "a black-and-white dog's toy isn't it"
 
 
@@ -125,7 +125,7 @@ def test_wrong_files_are_named_errors(folder, edit, message):
         dataset(folder)
 
 
-def test_only_the_first_images(folder):
+def test_only_the_first_images_are_kept(folder):
     (folder / "images/3.png").unlink()
     data = dataset(folder, first=2)
     assert list(data.image_ids) == [10, 20] and data.references(1) == ["a cat sits", "A cat."]
@@ -143,7 +143,7 @@ def test_missing_files_are_named_errors(folder):
         CocoCaptions(str(folder / "images"), str(folder / "none.json"))
 
 
-def test_synthetic_captions_are_of_known_words():
+def test_synthetic_captions_contain_only_known_words():
     data = DATASETS.build("ShapesCaptions", num_images=20, max_objects=4)
     for index in range(len(data)):
         tokens = data[index]["target"]["tokens"].tolist()
@@ -151,7 +151,7 @@ def test_synthetic_captions_are_of_known_words():
     assert data.target_vocabulary.unknown_count == 0
 
 
-def test_features_take_the_place_of_images(folder):
+def test_cached_features_replace_images(folder):
     images = dataset(folder)
     maps = torch.arange(3 * 2 * 2 * 2, dtype=torch.float32).view(3, 2, 2, 2)
     write_features(folder / "maps.npy", maps.split(2), images, weights_key=17)
@@ -189,7 +189,7 @@ def test_features_of_other_images_or_transforms_are_refused(folder):
         dataset(folder, features=str(path))
 
 
-def test_features_that_the_disk_has_no_room_for_are_an_error(folder):
+def test_features_that_do_not_fit_on_the_disk_are_an_error(folder):
     # If they were mapped into memory, reading them would end the process by a signal.
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

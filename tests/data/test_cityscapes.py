@@ -46,7 +46,7 @@ def in_the_root(monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
 
 
-def test_segments_are_those_of_the_published_script(root):
+def test_segments_equal_those_of_the_official_script(root):
     dataset = section("mask2former_r50_cityscapes_panoptic", root)
     assert len(dataset) == 2 and dataset.image_ids.tolist() == [0, 1]  # aachen, ulm
     assert len(dataset.classes) == 19 and sum(dataset.things) == 8
@@ -63,7 +63,7 @@ def test_segments_are_those_of_the_published_script(root):
     assert dataset.image_size(1) == (40, 60) and dataset.aspect_ratios().tolist() == [1.5, 1.5]
 
 
-def test_samples_have_a_mask_for_each_segment_but_crowds(root):
+def test_samples_have_a_mask_for_each_segment_except_crowds(root):
     dataset = section("mask2former_r50_cityscapes_panoptic", root)
     target = dataset[1]["target"]
     labels = [dataset.classes[label] for label in target["labels"].tolist()]
@@ -72,7 +72,7 @@ def test_samples_have_a_mask_for_each_segment_but_crowds(root):
     assert dataset.load_semantic(1)[35, 30] == 255
 
 
-def test_instances_are_of_things_alone(root):
+def test_instances_contain_only_things(root):
     dataset = section("mask2former_r50_cityscapes_instance", root)
     assert len(dataset.classes) == 8 and dataset.category_ids == [24, 25, 26, 27, 28, 31, 32, 33]
     assert sorted(dataset.classes[label] for label in dataset[1]["target"]["labels"].tolist()) == [
@@ -102,7 +102,7 @@ def test_an_image_of_another_size_is_an_error(root):
         section("mask2former_r50_cityscapes_panoptic", root)[0]
 
 
-def test_things_that_are_no_classes_are_an_error(root):
+def test_things_that_are_not_classes_are_an_error(root):
     data = load_config("configs/mask2former_r50_cityscapes_panoptic.py")["data"]
     with pytest.raises(ConfigError, match="not 'lorry'"):
         build_dataset({**data["val"], "things": ["car", "lorry"]}, str(root))

@@ -25,7 +25,7 @@ def apply(transforms, image, seed=0):
     return transforms(AnnotatedImage(image), seed=seed).image
 
 
-def test_the_same_seed_gives_the_same_picture_and_leaves_the_generators_alone():
+def test_same_seed_gives_the_same_image_without_touching_global_generators():
     transforms = ClassificationTrainTransforms(
         size=32, rand_augment="rand-m9-n3-mstd0.5-inc1", color_jitter=0.4, interpolation="random"
     )
@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_picture_and_leaves_the_generators_alone():
 
 @pytest.mark.parametrize("magnitude", [0, 10])
 @pytest.mark.parametrize("increasing", ["", "-inc1"])
-def test_augmentation_works_to_the_ends_of_its_range(magnitude, increasing):
+def test_augmentation_works_at_both_ends_of_its_range(magnitude, increasing):
     transforms = ClassificationTrainTransforms(size=8, rand_augment=f"rand-m{magnitude}-n15-p1{increasing}")
     for seed in range(40):
         assert apply(transforms, picture(), seed).shape == (8, 8, 3)
@@ -96,7 +96,7 @@ def batch_of(num_images=6, size=32) -> Batch:
 
 
 @pytest.mark.parametrize("method", ["mixup", "cutmix"])
-def test_mixed_images_are_the_shares_that_their_targets_say(method):
+def test_mixed_images_are_weighted_by_the_shares_in_their_targets(method):
     torch.manual_seed(0), np.random.seed(0)
     batch = batch_of()
     mixed = BatchMixing(6, **{method: 1.0})(batch)
@@ -117,7 +117,7 @@ def test_mixed_images_are_the_shares_that_their_targets_say(method):
     assert batch.inputs["images"].dtype == torch.uint8 and "class_weights" not in batch.targets[0]
 
 
-def test_erasing_touches_its_part_of_the_images_and_no_label():
+def test_erasing_changes_the_given_share_of_images_and_no_labels():
     torch.manual_seed(0), random.seed(0)
     batch = batch_of(200, 16)
     erased = BatchMixing(6, erasing=0.25)(batch)
@@ -147,7 +147,7 @@ def test_an_odd_batch_cannot_be_mixed():
         BatchMixing(6, mixup=0.8)(batch_of(3))
 
 
-def test_smoothing_after_mixing_is_mixing_of_smoothed_labels():
+def test_smoothing_after_mixing_equals_mixing_smoothed_labels():
     """The originals smooth the labels first."""
     torch.manual_seed(0), np.random.seed(0)
     mixed = BatchMixing(6, mixup=0.8, cutmix=1.0)(batch_of())

@@ -86,7 +86,7 @@ def test_image_without_annotations_is_kept(tmp_path):
     assert target["masks"].shape == (0, *target["image_size"])
 
 
-def test_indices_count_from_the_end_and_end(tmp_path):
+def test_negative_indices_count_from_the_end_and_larger_ones_raise(tmp_path):
     dataset = load(tmp_path)
     assert dataset[-1]["target"]["image_id"] == 3
     with pytest.raises(IndexError):
@@ -99,7 +99,7 @@ def test_crowd_is_left_out_of_samples_and_kept_for_evaluation(tmp_path):
     assert [a["iscrowd"] for a in dataset.ground_truth()["annotations"]] == [0, 1]
 
 
-def test_ids_beyond_32_bits(tmp_path):
+def test_ids_may_exceed_32_bits(tmp_path):
     data = content()
     data["images"][0]["id"] = data["annotations"][0]["image_id"] = data["annotations"][1]["image_id"] = BIG_ID
     assert load(tmp_path, data)[0]["target"]["image_id"] == BIG_ID
@@ -134,7 +134,7 @@ def test_masks_of_polygons_and_both_run_lengths_agree(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1", "LA"])
-def test_every_kind_of_picture_becomes_rgb(tmp_path, mode):
+def test_every_image_mode_becomes_rgb(tmp_path, mode):
     image = picture(mode=mode)
     name = "a.tif" if mode == "CMYK" else "a.png"
     data = content()
@@ -174,7 +174,7 @@ def test_size_annotated_before_the_exif_rotation_is_an_error(tmp_path):
         load(tmp_path, data)[0]
 
 
-def test_out_of_image_boxes_are_clipped_and_counted(tmp_path, caplog):
+def test_boxes_beyond_the_image_are_clipped_and_counted(tmp_path, caplog):
     data = content()
     data["annotations"][0]["bbox"] = [-10, 20, 20, 30]
     with caplog.at_level(logging.INFO, logger="vitkit"):
@@ -311,7 +311,7 @@ BAD_SEGMENTATIONS = {
 
 @pytest.mark.parametrize(("segmentation", "message"), BAD_SEGMENTATIONS.values(), ids=BAD_SEGMENTATIONS)
 @pytest.mark.parametrize("crowd", [0, 1])
-def test_bad_segmentation_is_an_error_where_masks_are_wanted(tmp_path, segmentation, message, crowd):
+def test_bad_segmentation_is_an_error_if_masks_are_loaded(tmp_path, segmentation, message, crowd):
     data = content()
     data["annotations"][0] |= {"segmentation": segmentation, "iscrowd": crowd}
     with pytest.raises(DataError, match=rf"annotation 17 \(image 'a\.png'\) has segmentation .*{message}.*masks=False"):
@@ -319,7 +319,7 @@ def test_bad_segmentation_is_an_error_where_masks_are_wanted(tmp_path, segmentat
 
 
 @pytest.mark.parametrize("segmentation", [case for case, _ in BAD_SEGMENTATIONS.values()], ids=BAD_SEGMENTATIONS)
-def test_bad_segmentation_is_removed_where_only_boxes_are_wanted(tmp_path, caplog, segmentation):
+def test_bad_segmentation_is_dropped_if_only_boxes_are_loaded(tmp_path, caplog, segmentation):
     data = content()
     data["annotations"][0]["segmentation"] = segmentation
     truth = load(tmp_path, data).ground_truth()["annotations"]
@@ -344,7 +344,7 @@ def test_missing_root_file_and_image_name_the_config_key_and_path(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
-def test_truncated_and_empty_pictures_and_other_files_are_named(tmp_path, suffix):
+def test_truncated_empty_and_non_image_files_are_named(tmp_path, suffix):
     name = f"a.{suffix}"
     data = content()
     data["images"] = [{**data["images"][0], "file_name": name}]
@@ -356,7 +356,7 @@ def test_truncated_and_empty_pictures_and_other_files_are_named(tmp_path, suffix
             dataset[0]
 
 
-def test_index_is_a_few_flat_arrays(tmp_path):
+def test_index_consists_of_a_few_flat_arrays(tmp_path):
     """Ten times the objects may take only the memory of their numbers, not of more Python objects."""
     data = content()
     data["annotations"] = [{**data["annotations"][0], "id": number} for number in range(1000)]
@@ -400,7 +400,7 @@ def test_bccd_loads_with_its_one_pixel_boxes_and_without_segmentations(shared_da
         CocoDetection(**arguments, masks=True)
 
 
-def test_the_first_images_alone(tmp_path):
+def test_only_the_first_images_are_kept(tmp_path):
     dataset = load(tmp_path, first=1)
     assert dataset.image_ids.tolist() == [7] and dataset.num_objects == 1 and dataset.classes == ["cat", "dog"]
     truth = dataset.ground_truth()

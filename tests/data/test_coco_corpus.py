@@ -158,15 +158,15 @@ def outcomes(tmp_path_factory) -> dict[str, str]:
     return outcomes
 
 
-def test_every_file_of_the_corpus_is_expected_to_end_somehow():
+def test_every_file_of_the_corpus_has_an_expected_outcome():
     assert {path.stem for path in CORPUS.glob("*.json")} == EXPECTED.keys()
 
 
-def test_a_sound_file_is_evaluated(outcomes):
+def test_valid_file_is_evaluated(outcomes):
     assert "'segm/AP': " in outcomes["instances"]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_wrong_file_is_an_error_that_says_what_is_wrong(outcomes, name):
+def test_invalid_file_is_an_error_that_says_what_is_wrong(outcomes, name):
     assert outcomes[name].startswith("error: "), outcomes[name]
     assert re.search(EXPECTED[name], outcomes[name]), outcomes[name]

@@ -61,7 +61,7 @@ def changed(change):
     return content
 
 
-def test_panoptic_samples_hold_every_segment_but_crowds(tmp_path):
+def test_panoptic_samples_contain_every_segment_except_crowds(tmp_path):
     dataset = load(tmp_path)
     assert dataset.classes == ["cat", "sea", "sky"] and dataset.category_ids == [17, 30, 120]
     assert dataset.things == [True, False, False] and dataset.image_ids.tolist() == [9, 4]
@@ -73,7 +73,7 @@ def test_panoptic_samples_hold_every_segment_but_crowds(tmp_path):
     assert target["image_id"] == 9
 
 
-def test_truth_for_evaluation_holds_crowds(tmp_path):
+def test_ground_truth_for_evaluation_contains_crowds(tmp_path):
     ids, segments = load(tmp_path).load_panoptic(0)
     assert np.array_equal(ids, IDS) and ids.dtype == np.int32
     assert segments == [
@@ -90,7 +90,7 @@ def test_an_image_without_segments_has_no_masks(tmp_path, caplog):
     assert dataset[1]["target"]["masks"].shape == (0, 8, 8)
 
 
-def test_instance_samples_hold_things_only(tmp_path):
+def test_instance_samples_contain_only_things(tmp_path):
     dataset = load(tmp_path, task="instance")
     assert dataset.classes == ["cat"] and dataset.category_ids == [17]
     assert torch.equal(dataset[0]["target"]["masks"], torch.from_numpy((IDS == CAT)[None]))
@@ -115,7 +115,7 @@ def test_segments_that_a_crop_cuts_off_are_not_in_the_sample(tmp_path):
     assert target["labels"].tolist() == [2] and target["masks"].flatten(1).any(1).all()
 
 
-def test_more_segments_than_a_byte_counts(tmp_path):
+def test_more_than_255_segments_are_read(tmp_path):
     ids = np.arange(1, 401).reshape(20, 20)
     content = changed(lambda c: c["images"][0].update(width=20, height=20))
     content["annotations"][1]["segments_info"] = [{"id": i, "category_id": 17} for i in range(1, 401)]
@@ -185,7 +185,7 @@ def test_unknown_task_is_an_error(tmp_path):
         load(tmp_path, task="stuff")
 
 
-def test_published_sample_has_the_segments_that_its_lists_say(shared_data):
+def test_official_sample_has_the_segments_of_its_annotations(shared_data):
     folder = shared_data / "panoptic_sample"
     listed = json.loads((folder / "annotations" / "panoptic_examples.json").read_text())
     dataset = CocoPanoptic(
@@ -258,7 +258,7 @@ def test_masks_that_a_resize_empties_are_left_out():
     assert sum(len(target["labels"]) for target in targets) < 8 * 3
 
 
-def test_the_first_images_alone(tmp_path):
+def test_only_the_first_images_are_kept(tmp_path):
     dataset = load(tmp_path, first=1)
     assert dataset.image_ids.tolist() == [9] and dataset.num_objects == 2
     assert dataset[0]["target"]["image_id"] == 9 and [i["id"] for i in dataset.ground_truth()["images"]] == [9]

@@ -10,7 +10,7 @@ def distort(image, **drawn):
     return ColorDistortion().apply(image, **{**neutral, **drawn})
 
 
-def test_colours_change_as_named():
+def test_each_distortion_changes_its_own_property():
     image = np.array([[[200, 100, 50], [10, 20, 250]]], np.uint8)
     assert np.array_equal(distort(image), image)
     assert distort(image, shift=20).tolist() == [[[220, 120, 70], [30, 40, 255]]]
@@ -22,7 +22,7 @@ def test_colours_change_as_named():
     assert turned.tolist() == [[[0, 240, 0]]]
 
 
-def test_colours_change_in_about_half_of_the_images_each():
+def test_each_distortion_applies_to_about_half_of_the_images():
     distortion = ColorDistortion()
     distortion.set_random_seed(0)
     drawn = [distortion.get_params() for _ in range(400)]

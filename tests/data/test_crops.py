@@ -21,7 +21,7 @@ def original_resize(height, width, size, max_size=None):
 
 
 @pytest.mark.parametrize("shape", [(480, 640), (640, 480), (427, 640), (500, 333), (300, 300), (100, 900)])
-def test_fold_equals_resize_crop_resize_within_a_pixel(shape):
+def test_folded_transform_equals_resize_crop_resize_within_a_pixel(shape):
     """The same drawn numbers, step by step as published: sizes are equal, boxes within a pixel of the source."""
     fold = MultiScaleCrop(crop_probability=1.0)
     height, width = shape
@@ -47,7 +47,7 @@ def test_fold_equals_resize_crop_resize_within_a_pixel(shape):
         assert (np.abs(folded - steps) / source_pixel)[inside].max(initial=0) <= 1
 
 
-def test_fold_crops_the_pixels_that_its_boxes_say():
+def test_folded_transform_crops_the_pixels_of_its_boxes():
     image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
     fold = MultiScaleCrop()
     cropped = fold.apply(image, crop=Crop((100, 50, 400, 350), (300, 300), (300, 300)))
@@ -58,5 +58,5 @@ def test_fold_crops_the_pixels_that_its_boxes_say():
     ("size", "expected"),
     [((480, 640), (800, 1066)), ((640, 480), (1066, 800)), ((300, 900), (444, 1332)), ((800, 900), (800, 900))],
 )
-def test_resized_size(size, expected):
+def test_resized_size_is_computed_correctly(size, expected):
     assert resized_size(*size, short_side=800, max_size=1333) == expected == original_resize(*size, 800, 1333)

@@ -39,7 +39,7 @@ WRITTEN_AS = {
 
 @pytest.mark.parametrize("order", WRITTEN_AS)
 @pytest.mark.parametrize("fractions", [False, True])
-def test_boxes_of_another_format_are_recognised_and_mended(tmp_path, order, fractions):
+def test_boxes_in_another_format_are_recognised_and_fixed(tmp_path, order, fractions):
     data = dataset(tmp_path)
     right = numbers(data)
     for annotation, box in zip(data.annotations, right):
@@ -52,7 +52,7 @@ def test_boxes_of_another_format_are_recognised_and_mended(tmp_path, order, frac
     assert not wrong_scale(data) and likely_order(data) == "xywh"
 
 
-def test_few_or_right_boxes_are_left_alone(tmp_path):
+def test_few_or_correct_boxes_are_left_unchanged(tmp_path):
     data = dataset(tmp_path, num_boxes=3)
     data.annotations[0]["bbox"] = [100, 60, 30, 30]  # reaches out of the image, as real boxes may
     assert likely_order(data) == "xywh" and not wrong_scale(data)
@@ -67,14 +67,14 @@ def test_corners_in_yolo_are_recognised(tmp_path):
     assert likely_order(data) == "xyxy"
 
 
-def test_exchanged_sizes_are_taken_from_the_files(tmp_path):
+def test_swapped_sizes_are_read_from_the_image_files(tmp_path):
     data = dataset(tmp_path)
     data.images[0].update(width=HEIGHT, height=WIDTH)
     assert FIXES["sizes"][0](data) == 1
     assert (data.images[0]["width"], data.images[0]["height"]) == (WIDTH, HEIGHT)
 
 
-def test_classes_of_two_names_are_merged_into_the_more_frequent(tmp_path):
+def test_class_name_variants_are_merged_into_the_most_frequent(tmp_path):
     data = dataset(tmp_path, num_boxes=3)
     for name in ("Cells", "bus", "Buses", "bu", "cell", "red cell", "Red-Cell"):
         data.categories.append({"id": len(data.categories) + 1, "name": name})
@@ -99,7 +99,7 @@ def correct(data, folder, *entries):
     return apply_corrections(data, path)
 
 
-def test_corrections_add_remove_and_change(tmp_path):
+def test_corrections_add_remove_and_change_annotations(tmp_path):
     data = dataset(tmp_path, num_boxes=3)
     data.categories.append({"id": 9, "name": "dirt"})
     done = correct(

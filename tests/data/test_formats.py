@@ -72,7 +72,7 @@ def test_yolo_is_read_from_the_layout_of_roboflow(tmp_path):
     assert list(data.splits) == ["train", "val"] and "test" in data.notes[0]
 
 
-def test_yolo_lists_pictures_of_one_name_by_another_machines_paths(tmp_path):
+def test_yolo_lists_with_paths_of_another_machine_are_resolved(tmp_path):
     pictures(tmp_path / "images", "train/a.jpg", "val/a.jpg")
     for split in ("train", "val"):
         write(tmp_path / f"labels/{split}/a.txt", "0 0.5 0.5 0.5 0.5\n")
@@ -83,7 +83,7 @@ def test_yolo_lists_pictures_of_one_name_by_another_machines_paths(tmp_path):
     assert names == {"train": "images/train/a.jpg", "val": "images/val/a.jpg"}
 
 
-def test_yolo_in_one_folder_without_names(tmp_path):
+def test_yolo_is_read_from_one_folder_without_class_names(tmp_path):
     pictures(tmp_path, "a.jpg")
     write(tmp_path / "a.txt", "2 0.5 0.5 0.1 0.1\n2 0.5 0.5 0.1 0.1\n")
     data = read_annotations(tmp_path)
@@ -126,7 +126,7 @@ def test_voc_counts_pixels_from_one_and_keeps_its_flags(tmp_path):
     }
 
 
-def test_a_version_in_a_name_is_no_ending(tmp_path):
+def test_version_number_in_a_name_is_not_taken_for_an_extension(tmp_path):
     pictures(tmp_path, "img.jpg", "other.v2.jpg")
     voc(tmp_path, "img.v1", ("cell", 1, 1, 20, 10))
     voc(tmp_path, "other.v2", ("cell", 1, 1, 20, 10))
@@ -135,7 +135,7 @@ def test_a_version_in_a_name_is_no_ending(tmp_path):
     assert data.left_out["XML files without a picture"] == ["img.v1.xml"]
 
 
-def test_voc_with_a_zero_counts_from_zero(tmp_path):
+def test_voc_with_a_zero_coordinate_counts_from_zero(tmp_path):
     pictures(tmp_path, "a.jpg")
     voc(tmp_path, "a", ("dog", 0, 1, 10, 5))
     data = read_annotations(tmp_path)
@@ -173,7 +173,7 @@ def test_labelme_groups_shapes_and_decodes_masks(tmp_path):
     assert data.left_out == {"shapes of type point": ["a.json shape 5"]}
 
 
-def test_cvat_boxes_polygons_masks_and_subsets(tmp_path):
+def test_cvat_boxes_polygons_masks_and_subsets_are_read(tmp_path):
     pictures(tmp_path, "images/a.jpg")
     write(
         tmp_path / "annotations.xml",
@@ -202,20 +202,20 @@ def test_cvat_boxes_polygons_masks_and_subsets(tmp_path):
         "ImageID,LabelName,XMin,YMin,XMax,YMax\na,cat,0.25,0.25,0.75,0.75\n",
     ],
 )
-def test_csv_columns(tmp_path, text):
+def test_csv_columns_are_recognised(tmp_path, text):
     pictures(tmp_path, "a.jpg")
     data = read_annotations(write(tmp_path / "boxes.csv", text))
     assert boxes(data) == [("a.jpg", "cat", [10, 5, 20, 10])]
 
 
-def test_csv_whose_columns_may_mean_two_things(tmp_path):
+def test_ambiguous_csv_columns_are_an_error(tmp_path):
     pictures(tmp_path, "a.jpg")
     path = write(tmp_path / "b.csv", "file,class,xmin,ymin,xmax,ymax,x,y,w,h\na,cat,1,1,2,2,1,1,1,1\n")
     with pytest.raises(DataError, match=r"xmin,ymin,xmax,ymax \(xyxy\) or x,y,w,h \(xywh\)"):
         read_annotations(path, format="csv")
 
 
-def test_instances_and_classes_of_label_pictures(tmp_path):
+def test_label_pictures_give_instances_and_classes(tmp_path):
     pictures(tmp_path / "images", "a.jpg", "b.jpg")
     values = np.zeros((20, 40), np.uint8)
     values[2:6, 3:9], values[10:12, 20:30] = 1, 2
@@ -234,7 +234,7 @@ def test_instances_and_classes_of_label_pictures(tmp_path):
     assert [name for _, name, _ in boxes(data)] == ["road", "tree"]
 
 
-def test_folder_that_looks_like_two_formats(tmp_path):
+def test_folder_that_matches_two_formats_is_an_error(tmp_path):
     pictures(tmp_path, "a.jpg")
     voc(tmp_path, "a", ("dog", 1, 1, 10, 5))
     write(tmp_path / "a.txt", "0 0.5 0.5 0.1 0.1\n")
@@ -243,7 +243,7 @@ def test_folder_that_looks_like_two_formats(tmp_path):
     assert len(CocoDetection(tmp_path, tmp_path, format="voc")) == 1
 
 
-def test_folder_of_no_known_format(tmp_path):
+def test_folder_of_unknown_format_is_an_error(tmp_path):
     pictures(tmp_path, "a.jpg")
     with pytest.raises(DataError, match="none of the formats"):
         read_annotations(tmp_path)
@@ -288,7 +288,7 @@ def test_boxes_survive_every_format(tmp_path, to):
     assert [(name, box) for _, name, box in boxes(again)] == [(name, box) for _, name, box in boxes(data)]
 
 
-def test_masks_with_holes_and_parts_survive_as_one_outline():
+def test_masks_with_holes_and_several_parts_survive_as_one_outline():
     mask = np.zeros((60, 80), np.uint8)
     mask[5:40, 5:40], mask[15:25, 15:25], mask[45:55, 50:70] = 1, 0, 1
     runs = {"size": [60, 80], "counts": []}
@@ -301,7 +301,7 @@ def test_masks_with_holes_and_parts_survive_as_one_outline():
     assert polygon_box([outline]) == [5, 5, 65, 50]
 
 
-def test_supervision_reads_the_same_boxes(tmp_path):
+def test_supervision_library_reads_the_same_boxes(tmp_path):
     supervision = pytest.importorskip("supervision")
     pictures(tmp_path / "photos", "a.png", size=(64, 48))
     data = read_annotations(write(tmp_path / "photos" / "b.csv", "a.png,10,5,30,15,cat\na.png,1,2,9,40,dog\n"))
@@ -320,7 +320,7 @@ def test_supervision_reads_the_same_boxes(tmp_path):
     assert found.xyxy.tolist() == [[10, 5, 30, 15], [1, 2, 9, 40]]
 
 
-def test_yolo_whose_label_files_are_elsewhere_is_no_dataset_of_empty_pictures(tmp_path):
+def test_missing_yolo_label_files_are_not_taken_for_empty_images(tmp_path):
     pictures(tmp_path / "images", "a.png", "b.png")
     write(tmp_path / "annotations/a.txt", "0 0.5 0.5 0.1 0.1\n")
     write(tmp_path / "data.yaml", "train: images\nnames: [cat]\n")
@@ -328,7 +328,7 @@ def test_yolo_whose_label_files_are_elsewhere_is_no_dataset_of_empty_pictures(tm
         read_annotations(tmp_path / "data.yaml")
 
 
-def test_yolo_tells_that_training_pictures_are_tested(tmp_path):
+def test_yolo_reports_training_images_in_the_test_split(tmp_path):
     pictures(tmp_path / "images", "train/a.png", "val/b.png")
     write(tmp_path / "labels/train/a.txt", "0 0.5 0.5 0.1 0.1\n")
     write(tmp_path / "data.yaml", "train: images/train\nval: images/val\ntest: images/train\nnames: [cat]\n")
@@ -345,7 +345,7 @@ def coco_with(folder, *boxes):
     return data
 
 
-def test_boxes_beyond_the_border_do_not_move_the_others_in_voc(tmp_path):
+def test_voc_boxes_beyond_the_border_do_not_shift_the_others(tmp_path):
     data, lost = coco_with(tmp_path, [-3, 2, 8, 4], [10, 5, 6, 6], [50, 2, 4, 4]), {}
     write_voc(data, tmp_path / "out", lost)
     again = read_annotations(tmp_path / "out")

@@ -40,7 +40,7 @@ def test_classes_labels_and_ids_come_from_the_folders(tmp_path):
     assert dataset.aspect_ratios().tolist() == [1.0] * 4
 
 
-def test_transforms_see_the_image_and_the_seed_alone(tmp_path):
+def test_transforms_get_only_the_image_and_the_seed(tmp_path):
     folder = write_images(tmp_path, {"a": 2, "b": 2})
     spec = dict(type="ClassificationTrainTransforms", size=16, rand_augment="rand-m9-mstd0.5-inc1", mixup=0.8)
     dataset = build_dataset(dict(type="ImageFolder", folder="{root}", transforms=spec), folder)
@@ -95,7 +95,7 @@ def test_an_unreadable_image_is_named_by_the_loader(tmp_path):
         next(iter(loader))
 
 
-def test_a_class_that_one_split_lacks_is_named(tmp_path):
+def test_class_missing_from_one_split_is_named(tmp_path):
     train = ImageFolder(write_images(tmp_path / "train", {"cat": 1, "cow": 1, "dog": 1}))
     val = ImageFolder(write_images(tmp_path / "val", {"cat": 1, "dog": 1}))
     with pytest.raises(
@@ -104,7 +104,7 @@ def test_a_class_that_one_split_lacks_is_named(tmp_path):
         check_same_classes(train, val)
 
 
-def test_the_shapes_world_has_one_thing_an_image_and_its_class():
+def test_shapes_classification_images_have_one_object_and_its_class():
     dataset = DATASETS.build("ShapesClassification", num_images=60, image_size=32, split="val")
     labels = [dataset[i]["target"]["label"] for i in range(60)]
     assert dataset.classes == list(THINGS) and len(dataset) == 60

@@ -14,21 +14,21 @@ from vitkit.errors import ConfigError
 IMAGES, LABELS = np.array([0, 1, 2, 3, 3]), np.array([0, 0, 0, 0, 1])
 
 
-def test_an_image_is_repeated_as_its_rarest_class_wants():
+def test_images_are_repeated_by_their_rarest_class():
     assert repeat_factors(IMAGES, LABELS, 4, threshold=1.0).tolist() == [1, 1, 1, 2]
     assert repeat_factors(IMAGES, LABELS, 4, threshold=0.25).tolist() == [1, 1, 1, 1]
     # An image without objects, and a class of an unknown image count for nothing.
     assert repeat_factors(IMAGES, LABELS, 8, threshold=1.0).tolist() == pytest.approx([2**0.5] * 3 + [8**0.5] + [1] * 4)
 
 
-def test_classes_come_equally_often():
+def test_classes_are_sampled_equally_often():
     weights = class_aware_weights(IMAGES, LABELS, 4)
     assert weights.tolist() == [0.5, 0.5, 0.5, 2.5]
     # Half of the draws are for class 1, whose only image is the last; it is also a quarter of the other draws.
     assert class_aware_weights(IMAGES[:4], LABELS[:4], 5).tolist() == [1.25, 1.25, 1.25, 1.25, 0]
 
 
-def test_a_draw_has_its_size_and_keeps_to_the_weights():
+def test_draw_has_the_given_size_and_follows_the_weights():
     random, weights = np.random.default_rng(0), np.array([0.5, 1.0, 2.5, 0.0])
     counts = np.zeros(4)
     for _ in range(400):
@@ -43,7 +43,7 @@ def batches_of(**arguments):
     return TrainBatches(8, batch_size=2, seed=0, groups=groups, weights=weights, **arguments)
 
 
-def test_every_epoch_has_as_many_batches_and_its_own_draw_and_resumes():
+def test_every_epoch_has_equally_many_batches_and_a_new_draw_and_can_resume():
     sampler = batches_of()
     counts = Counter()
     for epoch in range(50):
@@ -64,7 +64,7 @@ def test_ranks_share_the_draw():
     assert [ranks[number % 2][number // 2] for number in range(6)] == list(alone)
 
 
-def test_a_group_of_images_that_never_come_has_no_batches():
+def test_group_of_images_with_zero_weight_has_no_batches():
     sampler = TrainBatches(4, batch_size=2, seed=0, groups=np.array([0, 0, 1, 1]), weights=np.array([1.0, 1, 0, 0]))
     assert len(sampler) == 1 and {index for index, _ in next(iter(sampler))} == {0, 1}
 
@@ -76,7 +76,7 @@ def test_settings_of_samplers_are_checked():
         DataSettings(sampler="class_aware").train_loader([1, 2], seed=0)
 
 
-def test_coco_images_tell_their_classes(shared_data):
+def test_coco_dataset_returns_the_classes_of_its_images(shared_data):
     from vitkit.data.datasets.coco import CocoDetection
 
     root = shared_data / "coco_tiny"

@@ -34,7 +34,7 @@ def seen(loader):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_workers_give_what_no_workers_give(training):
+def test_batches_are_the_same_with_and_without_workers(training):
     alone, helped = (
         settings.train_loader(Numbers(), seed=3) if training else settings.val_loader(Numbers())
         for settings in (DataSettings(val_images_per_gpu=2, num_workers=num_workers) for num_workers in (0, 2))
@@ -47,7 +47,7 @@ def test_workers_give_what_no_workers_give(training):
     assert len(alone) == len(helped)
 
 
-def test_loader_resumes_without_loading_what_it_skips():
+def test_loader_resumes_without_loading_skipped_samples():
     loader = DataSettings(images_per_gpu=2, num_workers=0).train_loader(Numbers(), seed=0)
     loader.set_position(2)
     expected = seen(loader)
@@ -56,7 +56,7 @@ def test_loader_resumes_without_loading_what_it_skips():
     assert seen(fresh) == expected[3:]
 
 
-def test_loading_leaves_the_global_random_numbers_alone():
+def test_loading_does_not_change_the_global_random_state():
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
@@ -66,7 +66,7 @@ def test_loading_leaves_the_global_random_numbers_alone():
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_data_error_arrives_as_it_was_raised(num_workers):
+def test_data_error_of_a_worker_is_raised_unchanged(num_workers):
     loader = DataSettings(val_images_per_gpu=1, num_workers=num_workers).val_loader(Numbers(bad=4))
     with pytest.raises(DataError) as caught:
         list(loader)
@@ -106,7 +106,7 @@ def test_classes_without_ids_are_compared_in_their_order():
         check_same_classes(dataset("a", "b"), type("Classes", (), {"classes": ["a"], "category_ids": [7]}))
 
 
-def test_an_epoch_over_coco_tiny_in_workers(shared_data):
+def test_workers_load_an_epoch_of_coco_tiny(shared_data):
     spec = {
         "type": "CocoDetection",
         "images": "{root}/train2017",
@@ -134,7 +134,7 @@ def test_an_epoch_over_coco_tiny_in_workers(shared_data):
     assert ids == set(dataset.image_ids.tolist())
 
 
-def test_splits_are_evaluated_with_the_transforms_of_validation():
+def test_all_splits_are_evaluated_with_validation_transforms():
     world = dict(type="ShapesDetection", num_images=4)
     resize = dict(type="EvalResize", short_side=64, max_size=64)
     settings = DataSettings(

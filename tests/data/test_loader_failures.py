@@ -64,7 +64,7 @@ def test_only_the_first_failures_are_logged(caplog):
     assert caplog.text.count("takes its place") <= 20
 
 
-def test_by_default_and_in_evaluation_a_bad_file_ends_the_loading():
+def test_bad_file_is_an_error_by_default_and_in_evaluation():
     for settings, training in (
         (DataSettings(num_workers=0), True),
         (DataSettings(num_workers=0, on_error="skip"), False),
@@ -82,7 +82,7 @@ class Killing(Numbers):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_loading_process_that_was_killed_is_known_as_such():
+def test_killed_worker_is_reported_as_such():
     loader = DataSettings(images_per_gpu=3, num_workers=1, start_workers="fork").train_loader(Killing(), seed=0)
     with pytest.raises(RuntimeError) as error:
         epoch(loader)

@@ -22,7 +22,7 @@ def test_opposite_directions_have_the_same_frames_in_reverse(axis, index):
     assert not any((a == b).all() for a, b in pairwise(forward))
 
 
-def test_the_shape_moves_to_where_the_class_says():
+def test_shape_moves_in_the_direction_of_its_class():
     plain = dict(type="ShapesMotion", num_videos=8, directions=["left", "right", "up", "down"])
     dataset = build_dataset(plain)
     assert dataset.classes == ["left", "right", "up", "down"]
@@ -37,7 +37,7 @@ def test_the_shape_moves_to_where_the_class_says():
         assert max(step, key=step.get) == dataset.classes[dataset[index]["target"]["label"]]
 
 
-def test_a_clip_follows_from_its_number_alone():
+def test_clip_depends_only_on_its_index():
     spec = dict(type="ShapesMotion", num_videos=4, num_frames=3)
     assert (build_dataset(spec)[2]["image"] == build_dataset(spec)[2, 5]["image"]).all()
     assert not (build_dataset(spec)[2]["image"] == build_dataset(spec | {"split": "val"})[2]["image"]).all()
@@ -51,6 +51,6 @@ def test_a_clip_follows_from_its_number_alone():
         (dict(min_objects=0), "min_objects: got 0"),
     ],
 )
-def test_impossible_settings_are_errors(wrong, message):
+def test_invalid_settings_are_errors(wrong, message):
     with pytest.raises(ConfigError, match=message):
         build_dataset(dict(type="ShapesMotion", **{"num_videos": 4} | wrong))

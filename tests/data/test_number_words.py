@@ -34,7 +34,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_numbers_in_words(number):
+def test_numbers_are_written_in_words(number):
     assert (english_number(number), german_number(number)) == NUMBERS[number]
 
 
@@ -50,7 +50,7 @@ def test_other_numbers_are_refused(number):
         english_number(number)
 
 
-def test_validation_numbers_are_unseen():
+def test_validation_numbers_are_not_in_training():
     train, val = NumberWords(5000), NumberWords(1000, split="val")
     assert not set(train.numbers.tolist()) & set(val.numbers.tolist())
     assert len(set(val.numbers.tolist())) == 1000
@@ -60,11 +60,11 @@ def test_validation_numbers_are_unseen():
     assert 0.12 < (train.numbers < 10).mean() < 0.25 and 0.1 < (train.numbers > 99_999).mean() < 0.25
 
 
-def test_numbers_follow_from_their_index():
+def test_numbers_depend_only_on_their_index():
     assert NumberWords(50).numbers.tolist() == NumberWords(5000).numbers[:50].tolist()
 
 
-def test_a_sample_and_how_people_are_told_of_it():
+def test_sample_has_the_number_in_both_languages():
     dataset = NumberWords(20, vocabulary=dict(kind="char"))
     target = dataset[0]["target"]
     number = int(dataset.numbers[0])
@@ -80,7 +80,7 @@ def test_too_many_numbers_are_refused():
         NumberWords(5, split="test")
 
 
-def test_tasks_go_both_ways_and_are_named_in_the_source():
+def test_both_directions_are_tasks_named_in_the_source():
     dataset = NumberTasks(4, split="val", vocabulary=dict(kind="char"))
     assert list(dataset.numbers) == list(NumberWords(4, split="val").numbers)
     for index, number in enumerate(dataset.numbers.tolist()):

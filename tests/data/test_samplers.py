@@ -14,7 +14,7 @@ def batches_of(size, **arguments):
     return TrainBatches(size, **{"batch_size": 2, "seed": 0, **arguments})
 
 
-def test_every_image_comes_each_epoch_in_another_order():
+def test_every_epoch_has_each_image_once_in_another_order():
     sampler = batches_of(10)
     first = list(sampler)
     assert sorted(index for batch in first for index, _ in batch) == list(range(10))
@@ -31,7 +31,7 @@ def test_the_seed_of_the_run_decides_the_order():
 
 @pytest.mark.parametrize("size", [1, 3, 8, 13, 50])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_ranks_share_the_images_and_have_as_many_batches(size, world_size):
+def test_ranks_share_the_images_and_have_equally_many_batches(size, world_size):
     groups = (np.arange(size) % 3 == 0).astype(int)
     ranks = [batches_of(size, groups=groups, rank=rank, world_size=world_size) for rank in range(world_size)]
     taken = [list(sampler) for sampler in ranks]
@@ -43,7 +43,7 @@ def test_ranks_share_the_images_and_have_as_many_batches(size, world_size):
     assert all(len({groups[index] for index, _ in batch}) == 1 for batches in taken for batch in batches)
 
 
-def test_resuming_in_an_epoch_gives_the_same_samples():
+def test_resuming_within_an_epoch_gives_the_same_samples():
     whole = batches_of(11, batch_size=3)
     whole.set_position(4)
     expected = list(whole)
@@ -70,7 +70,7 @@ def lengths(count=500, sides=2):
     return torch.randint(2, 40, (count, sides), generator=torch.Generator().manual_seed(0)).numpy()
 
 
-def test_token_batches_hold_every_sentence_and_no_more_tokens_than_asked_for():
+def test_token_batches_have_every_sentence_within_the_token_limit():
     sizes = lengths()
     batches = list(TokenBatches(sizes, batch_tokens=200, training=True, seed=1))
     assert sorted(index for batch in batches for index, _ in batch) == list(range(500))
@@ -79,7 +79,7 @@ def test_token_batches_hold_every_sentence_and_no_more_tokens_than_asked_for():
         assert members.max() * len(batch) <= 200
 
 
-def test_token_batches_follow_from_seed_and_epoch():
+def test_token_batches_depend_only_on_seed_and_epoch():
     batches = TokenBatches(lengths(), batch_tokens=200, training=True, seed=1)
     first = list(batches)
     assert list(batches) == first
@@ -95,7 +95,7 @@ def test_token_batches_follow_from_seed_and_epoch():
     assert list(other) != first and len(other) == len(first)
 
 
-def test_token_batches_go_on_in_the_middle_of_an_epoch():
+def test_token_batches_resume_in_the_middle_of_an_epoch():
     batches = TokenBatches(lengths(), batch_tokens=200, training=True, seed=1)
     batches.set_position(4)
     whole = list(batches)
@@ -104,7 +104,7 @@ def test_token_batches_go_on_in_the_middle_of_an_epoch():
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_have_as_many_batches_and_together_all_sentences(world_size):
+def test_ranks_have_equally_many_batches_and_together_all_sentences(world_size):
     options = dict(batch_tokens=200, training=True, seed=1, world_size=world_size)
     of_ranks = [list(TokenBatches(lengths(), rank=rank, **options)) for rank in range(world_size)]
     assert len({len(batches) for batches in of_ranks}) == 1
@@ -112,19 +112,19 @@ def test_ranks_have_as_many_batches_and_together_all_sentences(world_size):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_in_evaluation_every_sentence_comes_once_over_all_ranks(world_size):
+def test_evaluation_takes_each_sentence_once_over_all_ranks(world_size):
     options = dict(batch_tokens=200, training=False, world_size=world_size)
     of_ranks = [TokenBatches(lengths(), rank=rank, **options) for rank in range(world_size)]
     assert all(len(list(batches)) == len(batches) for batches in of_ranks)
     assert sorted(index for batches in of_ranks for batch in batches for index, _ in batch) == list(range(500))
 
 
-def test_a_sentence_that_fits_no_batch_is_an_error():
+def test_sentence_longer_than_a_batch_is_an_error():
     with pytest.raises(DataError, match=r"data\.tokens_per_gpu=30: a sentence has 39 tokens, which fit no batch"):
         TokenBatches(lengths(), batch_tokens=30, training=True)
 
 
-def test_little_of_a_batch_is_padding():
+def test_batches_have_little_padding():
     # Lengths are distributed as in real text: most near the middle, similar for source and target.
     random = torch.Generator().manual_seed(0)
     source = (torch.randn(20000, generator=random) * 5 + 15).clamp(4, 50).round()

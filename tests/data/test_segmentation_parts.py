@@ -36,11 +36,11 @@ def test_parts_are_valid(name, tmp_path):
     assert data.train["type"] == data.val["type"]
 
 
-def test_ade20k_names_150_classes_once():
+def test_ade20k_has_150_distinct_class_names():
     assert len(set(CLASSES)) == len(CLASSES) == 150
 
 
-def test_cityscapes_folders_and_ids(tmp_path):
+def test_cityscapes_has_the_expected_folders_and_ids(tmp_path):
     data = cityscapes_semantic(root=str(tmp_path))
     ids = np.array([[0, 7, 33], [34 - 1, 26, 255]], np.uint8)
     for folder, ending, picture in (

@@ -26,14 +26,14 @@ def assert_map_follows(image, numbers):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_jitter_gives_one_size_and_moves_maps_with_the_image(seed):
+def test_jitter_gives_a_fixed_size_and_transforms_maps_with_the_image(seed):
     result = LargeScaleJitter(size=128)(regions(), seed=seed)
     assert result.image.shape == (128, 128, 3)
     assert result.segment_map.shape == (128, 128) and result.segment_map.dtype == np.uint8
     assert_map_follows(result.image, result.segment_map)
 
 
-def test_jitter_scales_what_fits_by_the_range():
+def test_jitter_scales_relative_to_the_fitting_size():
     box, label = np.array([[0, 0, 200, 100]], np.float32), np.zeros(1, np.int64)
     sample = regions(100, 200)._replace(boxes_xyxy=box, labels=label)
     small = LargeScaleJitter(size=128, scale_range=(0.5, 0.5), flip_probability=0)(sample, seed=0)
@@ -62,7 +62,7 @@ def test_jittered_boxes_follow_their_masks():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_semantic_crops_have_one_size_and_follow_the_image(seed):
+def test_semantic_crops_have_a_fixed_size_and_follow_the_image(seed):
     transforms = SemanticTrainTransforms(crop_size=(64, 96), short_sides=[40, 80, 160], color_probability=0)
     result = transforms(regions(), seed=seed)
     assert result.image.shape == (64, 96, 3)
@@ -113,7 +113,7 @@ def test_bad_ranges_are_errors():
         SemanticTrainTransforms(max_class_area=1.5)
 
 
-def test_jitter_may_change_colours_but_not_those_of_the_padding():
+def test_jitter_changes_colours_of_the_image_but_not_of_the_padding():
     options = dict(size=128, scale_range=(0.5, 0.5), flip_probability=0, pad_value=0)
     plain = LargeScaleJitter(**options)(regions(), seed=3)
     changed = LargeScaleJitter(**options, color_probability=1.0)(regions(), seed=3)

@@ -29,7 +29,7 @@ def load(folder, **arguments):
     )
 
 
-def test_a_mask_for_each_class_that_is_seen(tmp_path):
+def test_sample_has_a_mask_for_each_class_in_the_image(tmp_path):
     write(tmp_path, np.array([[2, 2, 255], [0, 0, 0]], np.uint8))
     dataset = load(tmp_path)
     target = dataset[0]["target"]
@@ -50,20 +50,20 @@ def test_zero_is_ignored_and_classes_begin_at_one(tmp_path):
     assert dataset.load_semantic(0).tolist() == [[255, 0], [2, 255]]
 
 
-def test_any_values_and_ignored_values(tmp_path):
+def test_values_and_ignored_values_can_be_chosen(tmp_path):
     write(tmp_path, np.array([[7, 26], [11, 4]], np.uint8))
     dataset = load(tmp_path, values=[11, 7, 26], ignore=[4, 5])
     assert dataset.load_semantic(0).tolist() == [[1, 2], [0, 255]]
 
 
-def test_an_image_with_nothing_but_ignored_pixels_has_no_masks(tmp_path):
+def test_image_with_only_ignored_pixels_has_no_masks(tmp_path):
     write(tmp_path, np.full((4, 6), 255, np.uint8))
     target = load(tmp_path, transforms=dict(type="SemanticTrainTransforms", crop_size=[8, 8]))[0]["target"]
     assert target["masks"].shape == (0, 8, 8) and target["boxes_cxcywh"].shape == (0, 4)
     assert target["labels"].shape == (0,)
 
 
-def test_names_are_joined_over_folders_and_endings(tmp_path):
+def test_images_and_maps_are_paired_across_folders_and_suffixes(tmp_path):
     for name in ("ulm/u_1", "bonn/b_2"):
         write(tmp_path, np.zeros((2, 2), np.uint8), name, suffixes=("_leftImg8bit.png", "_gtFine_labelIds.png"))
     write(tmp_path, np.zeros((2, 2), np.uint8), "bonn/other")
@@ -84,7 +84,7 @@ def test_a_seed_decides_the_sample(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "1", "I;16"])
-def test_grey_palette_and_deep_pictures_hold_values(tmp_path, mode):
+def test_grey_palette_and_16_bit_label_pictures_are_read(tmp_path, mode):
     values = np.array([[0, 1], [1, 0]], np.uint16 if mode == "I;16" else np.uint8)
     picture = Image.fromarray(values if mode != "1" else values.astype(bool))
     if mode == "P":
@@ -126,7 +126,7 @@ def test_a_damaged_label_picture_is_an_error(tmp_path):
         load(tmp_path)[0]
 
 
-def test_missing_files_are_errors_and_spare_ones_are_counted(tmp_path, caplog):
+def test_missing_files_are_errors_and_extra_files_are_counted(tmp_path, caplog):
     write(tmp_path, np.zeros((4, 6), np.uint8))
     write(tmp_path, np.zeros((4, 6), np.uint8), "b")
     (tmp_path / "images" / "b.jpg").unlink()
@@ -141,7 +141,7 @@ def test_missing_files_are_errors_and_spare_ones_are_counted(tmp_path, caplog):
         load(tmp_path, labels=str(tmp_path / "nowhere"))
 
 
-def test_values_that_do_not_fit_are_errors(tmp_path):
+def test_inconsistent_values_are_errors(tmp_path):
     write(tmp_path, np.zeros((4, 6), np.uint8))
     with pytest.raises(ConfigError, match=r"values \[1, 1, 2\] do not fit 3 classes"):
         load(tmp_path, values=[1, 1, 2])
@@ -151,7 +151,7 @@ def test_values_that_do_not_fit_are_errors(tmp_path):
         load(tmp_path, classes=[str(i) for i in range(256)])
 
 
-def test_camvid_and_ade20k(shared_data):
+def test_camvid_and_ade20k_are_read(shared_data):
     from vitkit.configs.parts.ade20k import CLASSES as ADE20K
     from vitkit.configs.parts.camvid import camvid
     from vitkit.data.loading.loader import build_dataset
@@ -175,7 +175,7 @@ def test_camvid_and_ade20k(shared_data):
     }
 
 
-def test_only_images_of_some_names(tmp_path):
+def test_names_select_images(tmp_path):
     for name in ("one/a_1", "one/a_2", "two/b_1"):
         write(tmp_path, np.zeros((2, 2), np.uint8), name)
     assert load(tmp_path, names=["one/*_2", "two/*"]).image_ids == ["one/a_2", "two/b_1"]

@@ -41,7 +41,7 @@ def test_a_mosaic_of_halves_fills_the_canvas():
     assert_masks_fill_boxes(result)
 
 
-def test_images_of_a_mosaic_meet_at_its_centre_and_are_cut_at_the_canvas():
+def test_mosaic_images_meet_at_the_centre_and_are_cropped_at_the_canvas():
     # At full size, the first image ends at (2, 4): its columns 6 and 7 and its rows from 4 on are visible.
     first = flat(50, [(0, 0, 8, 8), (0, 0, 6, 8), (4, 0, 8, 8)], [1, 2, 3])
     rest = [flat(90, [], []) for _ in range(3)]
@@ -56,7 +56,7 @@ def test_images_of_a_mosaic_meet_at_its_centre_and_are_cut_at_the_canvas():
         assert result.labels.tolist() == labels and len(result.masks) == len(labels)
 
 
-def test_images_of_other_sizes_keep_their_proportions_in_a_mosaic():
+def test_mosaic_images_keep_their_aspect_ratio():
     wide = flat(60, [(0, 0, 16, 4)], [5], size=(4, 16), masks=False)
     rest = [flat(0, [], [], masks=False) for _ in range(3)]
     result = make_mosaic([rest[0], rest[1], rest[2], wide], (8, 8), (4, 4), np.ones(4), KEEP_ALL)
@@ -83,7 +83,7 @@ def test_pasted_objects_cover_those_below():
         assert paste_objects(below, other, np.array([True, False]), visibility).labels.tolist() == labels
 
 
-def test_nothing_pasted_leaves_the_image():
+def test_pasting_nothing_leaves_the_image_unchanged():
     below, other = flat(0, [(0, 0, 4, 4)], [0]), flat(200, [(0, 0, 5, 4)], [7])
     assert paste_objects(below, other, np.array([False]), KEEP_ALL) is below
 
@@ -114,7 +114,7 @@ def shapes(transforms, **others):
     return build_dataset(SHAPES | dict(transforms=transforms, masks=True) | others)
 
 
-def test_a_dataset_mixes_its_images_by_the_seed_alone():
+def test_dataset_mixes_images_depending_only_on_the_seed():
     spec = dict(type="MultiImageTransforms", transforms=FLIP, mosaic=0.5, copy_paste=0.5, mixup=0.5)
     first, second = shapes(spec), shapes(spec)
     order = [(index, seed) for seed in range(6) for index in range(6)]
@@ -131,7 +131,7 @@ def test_a_dataset_mixes_its_images_by_the_seed_alone():
 
 
 @pytest.mark.parametrize("kind", ["mosaic", "copy_paste", "mixup"])
-def test_boxes_lie_around_the_masks_of_a_real_sample(kind):
+def test_boxes_enclose_the_masks_of_a_real_sample(kind):
     dataset = shapes(dict(type="MultiImageTransforms", min_visible=0.0, min_box_side=0.0, **{kind: 1.0}))
     counts = []
     for seed in range(8):
@@ -171,7 +171,7 @@ def test_wrong_arguments_are_named(arguments, message):
         MultiImageTransforms(**arguments)
 
 
-def test_what_a_dataset_cannot_give_is_said_when_it_is_built():
+def test_unsupported_datasets_are_an_error_when_built():
     with pytest.raises(ConfigError, match=r"copy_paste=0.5 pastes objects by their masks.*Set masks=True"):
         shapes(dict(type="MultiImageTransforms", copy_paste=0.5), masks=False)
     with pytest.raises(ConfigError, match="ShapesSegmentation: MultiImageTransforms needs images with boxes"):
@@ -182,7 +182,7 @@ def test_what_a_dataset_cannot_give_is_said_when_it_is_built():
         MultiImageTransforms(mosaic=1.0)(flat(0, [], []))
 
 
-def test_configs_are_checked_down_to_the_transforms_within():
+def test_configs_are_checked_including_nested_transforms():
     cfg = load_config("configs/quickstart/detr.py")
     cfg["data"]["train"]["transforms"] = dict(type="MultiImageTransforms", mosaic=0.5, transforms=FLIP)
     check_config(cfg)

@@ -14,7 +14,7 @@ from vitkit.registry import DATASETS
 CROWDED = World(image_size=96, min_objects=5, max_objects=5, max_size=0.6)
 
 
-def test_a_scene_depends_on_seed_split_and_index_alone():
+def test_scene_depends_only_on_seed_split_and_index():
     world = World(image_size=64)
     first = world.scene(7)
     world.scene(8)
@@ -84,7 +84,7 @@ def scene_of(shapes: list[Shape]) -> Scene:
     return Scene(empty, empty, tuple(shapes), np.arange(count) + 1, np.zeros((count, 4), np.float32), ground=1)
 
 
-def test_the_caption_goes_from_left_to_right():
+def test_caption_lists_shapes_from_left_to_right():
     def shape(label, color, x, y):
         return Shape(label=label, color=color, rgb=(0, 0, 0), x=x, y=y, radius=5, angle=0)
 
@@ -137,7 +137,7 @@ def test_dataset_ground_truth_equals_its_samples():
     assert dataset.aspect_ratios() == pytest.approx([i["width"] / i["height"] for i in truth.dataset["images"]])
 
 
-def test_dataset_is_built_from_a_config_and_ends():
+def test_dataset_is_built_from_a_config_and_iteration_ends():
     dataset = DATASETS.build({"type": "ShapesDetection", "num_images": 3, "image_size": 32})
     assert len(list(dataset)) == len(dataset) == 3
     assert dataset[0]["image"].dtype == torch.uint8
@@ -147,7 +147,7 @@ def test_dataset_is_built_from_a_config_and_ends():
         dataset[3]
 
 
-def test_dataset_hands_image_and_seed_to_its_transforms():
+def test_dataset_passes_image_and_seed_to_its_transforms():
     def keep_first(sample, *, seed=None):
         assert seed == 11
         image, boxes_xyxy, labels, masks, _ = sample

@@ -30,7 +30,7 @@ def shared_files() -> set[str]:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_another_process_sees_the_same_memory_and_cannot_change_it(method):
+def test_other_process_shares_the_memory_read_only(method):
     array = share(np.arange(5000))
     context = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
@@ -43,7 +43,7 @@ def test_another_process_sees_the_same_memory_and_cannot_change_it(method):
 
 
 @pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3), np.array(["a", "ünï"]), np.array([[1, 2]], np.uint8)])
-def test_it_is_the_array_that_it_was(array):
+def test_shared_array_equals_the_original(array):
     shared = share(array)
     assert isinstance(shared, SharedArray) and shared.dtype == array.dtype and shared.flags.writeable
     np.testing.assert_array_equal(shared, array)
@@ -52,18 +52,18 @@ def test_it_is_the_array_that_it_was(array):
         np.testing.assert_array_equal(copied, array)
 
 
-def test_what_is_taken_out_is_an_ordinary_array():
+def test_slices_are_ordinary_arrays():
     shared = share(np.arange(10))
     assert type(shared[2:4]) is np.ndarray and type(shared[3]) is np.int64
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(shared + 1)), np.arange(10) + 1)
 
 
-def test_nothing_is_not_shared():
+def test_empty_array_is_not_shared():
     assert type(share(np.zeros((0, 4)))) is np.ndarray
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux tells which files are open")
-def test_its_file_is_closed_with_it():
+def test_file_is_closed_with_the_array():
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     array = share(np.arange(10))
@@ -78,7 +78,7 @@ def test_its_file_is_closed_with_it():
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_coco_dataset_gives_the_same_in_workers_of_any_start(shared_data, method):
+def test_coco_dataset_gives_the_same_samples_under_any_start_method(shared_data, method):
     from vitkit.data.datasets.coco import CocoDetection
     from vitkit.data.loading.loader import DataSettings
 

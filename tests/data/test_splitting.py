@@ -65,7 +65,7 @@ def test_copies_and_recordings_stay_together(tmp_path):
     assert copies <= files(data, "train") or copies <= files(data, "val")
 
 
-def test_of_few_recordings_adjacent_frames_stay_together(tmp_path):
+def test_adjacent_frames_stay_together_if_there_are_few_recordings(tmp_path):
     data = dataset(tmp_path, [f"rec{r}_{frame:04d}.png" for r in range(2) for frame in range(20)])
     split_dataset(data, {"val": 0.25})
     val = sorted(files(data, "val"))
@@ -95,7 +95,7 @@ def test_unreadable_image_is_named_and_in_no_split(tmp_path):
     assert 4 not in chain(*data.splits.values()) and "3x.png" in data.left_out[UNREADABLE][0]
 
 
-def test_bursts_are_known_by_the_time_of_the_camera(tmp_path):
+def test_bursts_are_recognised_by_camera_time(tmp_path):
     paths = []
     for k, second in enumerate((1, 2, 30)):
         noise(tmp_path / f"{k}.jpg", k)
@@ -108,12 +108,12 @@ def test_bursts_are_known_by_the_time_of_the_camera(tmp_path):
     assert groups[0] == groups[1] != groups[2] and not errors
 
 
-def test_split_that_gets_nothing_is_an_error():
+def test_empty_split_is_an_error():
     with pytest.raises(DataError, match="val gets none of the 1 groups"):
         stratified(np.zeros(4, np.int64), [Counter({1: 1})] * 4, {"train": 0.8, "val": 0.2})
 
 
-def test_series_of_names():
+def test_file_names_are_grouped_into_series():
     frames = [f"{r}_{k:03d}.png" for r in "ab" for k in range(5)]
     assert set(series_of(frames)) == {"a_", "b_"}
     assert series_of([f"IMG_{k}.jpg" for k in range(10)]) is None
@@ -131,7 +131,7 @@ def test_datasets_are_merged_by_class_name(tmp_path):
         merge_datasets([a, b], {"cow": "cat"}, tmp_path / "out")
 
 
-def test_tiles_have_the_parts_of_objects(tmp_path):
+def test_tiles_contain_the_visible_parts_of_objects(tmp_path):
     data = AnnotatedImages("coco", tmp_path / "own.json", tmp_path)
     noise(tmp_path / "a.png", 0, size=(64, 32))
     image_id = data.add_image("a.png", 64, 32)
@@ -153,7 +153,7 @@ def test_tiles_have_the_parts_of_objects(tmp_path):
     json.dumps(tiled.content)
 
 
-def test_copies_are_known_in_other_brightness_and_size_and_plain_pictures_are_none():
+def test_copies_are_recognised_despite_brightness_and_size_but_plain_pictures_are_not():
     rng = np.random.default_rng(0)
     images = [np.kron(rng.integers(20, 200, (8, 8, 1), dtype=np.uint8), np.ones((8, 8, 3), np.uint8)) for _ in range(5)]
     plain = np.full((64, 64, 3), 90, np.uint8)

@@ -25,7 +25,7 @@ def pair(tmp_path):
     return make
 
 
-def test_lines_of_plain_and_gzip_files(tmp_path):
+def test_plain_and_gzip_files_are_read(tmp_path):
     content = "eins\r\nzwei\u2028drei\n\nvier".encode()
     (tmp_path / "a").write_bytes(content)
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + content + b"\n"))
@@ -55,7 +55,7 @@ def test_different_numbers_of_lines_are_an_error(pair):
         pair(["a", "b"], ["x", "y", "z"])
 
 
-def test_a_sample_and_a_batch(pair):
+def test_samples_are_batched_with_padding(pair):
     dataset = pair(["a b", "b"], ["x", "y x z"], vocabulary=WORDS)
     assert dataset.source_vocabulary.tokens[4:] == ["▁b", "▁a"]
     assert dataset.target_vocabulary.tokens[4:] == ["▁x", "▁y", "▁z"]
@@ -103,7 +103,7 @@ def test_unfit_lines_can_be_errors(pair):
         dataset.lengths()
 
 
-def test_nothing_left_is_an_error(pair):
+def test_dataset_without_remaining_lines_is_an_error(pair):
     with pytest.raises(DataError, match=r"none of the 1 sentences is left: 1 with an empty side"):
         len(pair([""], ["x"], vocabulary=dict(kind="word")))
 
@@ -117,7 +117,7 @@ def test_unknown_characters_are_reported(pair, caplog):
     assert val.source_vocabulary.unknown_count == 3
 
 
-def test_a_dataset_without_vocabulary_says_so(pair):
+def test_dataset_without_vocabulary_is_an_error(pair):
     dataset = pair(["a"], ["x"])
     with pytest.raises(DataError, match=r"it takes its training dataset's or a checkpoint's"):
         dataset[0]
@@ -130,7 +130,7 @@ def test_vocabularies_can_be_set_one_by_one(pair):
     assert dataset.target_vocabulary == train.target_vocabulary
 
 
-def test_vocabulary_settings_may_be_built_already(pair):
+def test_vocabulary_settings_may_be_an_object(pair):
     dataset = pair(["a b", "b"], ["x", "x"], vocabulary=VocabularySettings(kind="word", size=5))
     assert dataset.source_vocabulary.tokens[4:] == ["▁b"]
 
@@ -146,7 +146,7 @@ def test_unknown_vocabulary_settings_are_refused(pair):
         pair(["a"], ["x"], unfit_lines="cut")
 
 
-def test_monolingual_text_for_both_objectives(tmp_path):
+def test_monolingual_text_serves_both_objectives(tmp_path):
     (tmp_path / "a").write_text("b a\nb\n")
     causal = MonolingualText(str(tmp_path / "a"), vocabulary=dict(kind="word"))
     assert causal[0]["tokens"].tolist() == [BOS, 4, 5]
@@ -164,7 +164,7 @@ def test_monolingual_text_for_both_objectives(tmp_path):
         masked.target_vocabulary = causal.target_vocabulary
 
 
-def test_loaders_of_a_config(pair, tmp_path):
+def test_loaders_are_built_from_a_config(pair, tmp_path):
     dataset = pair([f"a {'b ' * (i % 5)}" for i in range(40)], ["x"] * 40, vocabulary=WORDS)
     settings = DataSettings(tokens_per_gpu=30, num_workers=0)
     loader = settings.train_loader(dataset, seed=3)
@@ -175,7 +175,7 @@ def test_loaders_of_a_config(pair, tmp_path):
     assert [len(batch) for batch in by_count] == [8] * 5
 
 
-def test_workers_give_the_same_batches(pair):
+def test_batches_are_the_same_with_workers(pair):
     dataset = pair([f"a {'b ' * (i % 5)}" for i in range(40)], ["x"] * 40, vocabulary=dict(kind="bpe", size=8))
     alone, workers = (
         DataSettings(tokens_per_gpu=30, num_workers=count).train_loader(dataset, seed=3) for count in (0, 2)
@@ -184,7 +184,7 @@ def test_workers_give_the_same_batches(pair):
         assert a.inputs["source"].equal(b.inputs["source"])
 
 
-def test_tokens_per_gpu_needs_text():
+def test_tokens_per_gpu_requires_text():
     shapes = build_dataset(dict(type="ShapesClassification", num_images=4, image_size=32))
     with pytest.raises(ConfigError, match=r"data\.tokens_per_gpu: ShapesClassification has no text"):
         DataSettings(tokens_per_gpu=100).train_loader(shapes, seed=0)
@@ -192,5 +192,5 @@ def test_tokens_per_gpu_needs_text():
         DataSettings(tokens_per_gpu=0)
 
 
-def test_padding_token_is_what_padding_is_made_of():
+def test_batches_are_padded_with_the_padding_token():
     assert Vocabulary.train("word", ["a"]).tokens[PAD] == "<pad>"

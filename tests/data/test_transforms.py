@@ -78,7 +78,7 @@ def test_flip_and_crop_are_independent():
     assert len(flipped_and_whole) == 4
 
 
-def test_a_seed_decides_everything_and_none_is_fresh():
+def test_seed_determines_everything_and_no_seed_is_random():
     transforms, data = DETRTrainTransforms(), blocks()
     first = transforms(data, seed=5)
     transforms(data)
@@ -87,7 +87,7 @@ def test_a_seed_decides_everything_and_none_is_fresh():
     assert len({transforms(data).image.shape for _ in range(20)}) > 5
 
 
-def test_objects_outside_the_crop_are_dropped_with_masks_and_labels():
+def test_objects_outside_the_crop_lose_masks_and_labels_too():
     transforms = ComposedTransforms(transforms=[{"type": "Crop", "x_min": 0, "y_min": 0, "x_max": 260, "y_max": 220}])
     result = transforms(blocks())
     assert result.labels.tolist() == [0] and result.masks.shape == (1, 220, 260)
@@ -109,14 +109,14 @@ def test_every_object_may_vanish():
     assert result.boxes_xyxy.shape == (0, 4) and result.masks.shape == (0, 10, 10) and len(result.labels) == 0
 
 
-def test_picture_smaller_than_the_crop_range():
+def test_image_smaller_than_the_crop_range_is_cropped():
     image = np.zeros((3, 5, 3), np.uint8)
     transforms = DETRTrainTransforms(crop_scales=[3], crop_probability=1.0, scales=[6], max_size=12)
     result = transforms(AnnotatedImage(image, np.array([[0, 0, 5, 3]], np.float32), np.array([1])), seed=0)
     assert result.image.shape == (6, 10, 3) and result.boxes_xyxy.tolist() == [[0, 0, 10, 6]]
 
 
-def test_evaluation_resizes_as_pillow_and_torchvision_do():
+def test_evaluation_resizes_like_pillow_and_torchvision():
     functional = pytest.importorskip("torchvision.transforms.functional")
     boxes = blocks().boxes_xyxy
     image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
@@ -169,7 +169,7 @@ BAD_SPECS = {
 
 
 @pytest.mark.parametrize(("spec", "message"), BAD_SPECS.values(), ids=BAD_SPECS)
-def test_bad_specs_are_errors(spec, message):
+def test_invalid_specs_are_errors(spec, message):
     with pytest.raises(ConfigError, match=message):
         ComposedTransforms(transforms=[spec])
 
@@ -202,13 +202,13 @@ def test_multi_image_transforms_are_refused_when_the_config_is_checked():
         check_config({"data": {"train": train}})
 
 
-def test_what_a_transform_raises_names_the_image_size():
+def test_transform_errors_name_the_image_size():
     crop = ComposedTransforms(transforms=[{"type": "RandomCrop", "height": 9000, "width": 9000}])
     with pytest.raises(DataError, match=r"transforms: .* on an image of \d+x\d+ pixels .* with \d boxes: .*9000"):
         crop(blocks())
 
 
-def test_slivers_that_a_crop_leaves_are_dropped_unless_the_recipe_keeps_them():
+def test_slivers_left_by_a_crop_are_dropped_unless_the_recipe_keeps_them():
     # The crop keeps columns 0 to 50: all of the first box, half of the second, a tenth, a twentieth, one pixel.
     boxes = np.array(
         [[0, 10, 40, 20], [40, 10, 60, 20], [48, 10, 68, 20], [49, 10, 69, 20], [49, 30, 50, 40]], np.float32
@@ -227,7 +227,7 @@ def test_slivers_that_a_crop_leaves_are_dropped_unless_the_recipe_keeps_them():
 
 
 @pytest.mark.parametrize("name", ["DETRTrainTransforms", "LargeScaleJitter"])
-def test_recipes_keep_what_the_originals_keep_and_can_drop_slivers(name):
+def test_recipes_keep_slivers_like_the_originals_and_can_drop_them(name):
     box = np.array([[0, 100, 320, 400]], np.float32)
     sample = AnnotatedImage(np.zeros((480, 640, 3), np.uint8), box, np.zeros(1, np.int64))
 
@@ -238,7 +238,7 @@ def test_recipes_keep_what_the_originals_keep_and_can_drop_slivers(name):
     assert kept(min_visible=0.9) < kept() and kept(min_box_side=300.0) < kept()
 
 
-def test_shares_and_sides_are_checked():
+def test_invalid_fractions_and_side_lengths_are_errors():
     for options, message in ((dict(min_visible=2), "0 to 1"), (dict(min_box_side=-1), "from 0")):
         with pytest.raises(ConfigError, match=message):
             DETRTrainTransforms(**options)

@@ -57,13 +57,13 @@ def test_clips_are_spread_from_start_to_end():
     assert numbers(40, num_clips=3, **CLIP) == [[0, 5, 10, 15], [12, 17, 22, 27], [24, 29, 34, 39]]
 
 
-def test_jitter_begins_anywhere_by_its_seed():
+def test_jitter_starts_anywhere_depending_on_its_seed():
     starts = {numbers(40, seed=seed, temporal_jitter=True, **CLIP)[0][0] for seed in range(300)}
     assert starts == set(range(24))
     assert numbers(40, seed=3, temporal_jitter=True, **CLIP) == numbers(40, seed=3, temporal_jitter=True, **CLIP)
 
 
-def test_segments_give_their_middle_or_a_random_frame():
+def test_each_segment_gives_its_middle_or_a_random_frame():
     segments = dict(num_frames=4, sampling_rate=None)
     assert numbers(41, **segments) == [[5, 15, 25, 35]]
     drawn = np.array([numbers(41, seed=seed, temporal_jitter=True, **segments)[0] for seed in range(300)])
@@ -84,7 +84,7 @@ def test_a_short_video_repeats_its_last_frame_or_is_an_error():
     [dict(num_frames=0), dict(frame_rate=0), dict(on_short="skip"), dict(sampling_rate=None, num_clips=2)],
     ids=str,
 )
-def test_impossible_settings_are_errors(wrong):
+def test_invalid_settings_are_errors(wrong):
     with pytest.raises(ConfigError, match=next(reversed(wrong))):
         ClipSampling(**wrong)
 
@@ -132,7 +132,7 @@ def test_labels_of_a_list_may_be_names_with_spaces(root, tmp_path):
         ("\n", "is empty"),
     ],
 )
-def test_wrong_lists_are_errors(root, tmp_path, text, message):
+def test_invalid_lists_are_errors(root, tmp_path, text, message):
     (tmp_path / "list.txt").write_text(text)
     (tmp_path / "classes.txt").write_text("run\njump high\n")
     files = dict(list_file=str(tmp_path / "list.txt"), class_file=str(tmp_path / "classes.txt"))
@@ -154,7 +154,7 @@ def something(tmp_path, root, annotations, labels):
     return build_dataset(dict(type="SomethingSomething", folder=str(root / "run"), num_frames=4, **files))
 
 
-def test_something_something_takes_templates_as_classes(root, tmp_path):
+def test_something_something_uses_templates_as_classes(root, tmp_path):
     labels = {"Holding something": "1", "Dropping something onto something": "0"}
     entries = [
         {"id": "a", "label": "holding a cup", "template": "Holding [something]"},
@@ -177,7 +177,7 @@ def test_something_something_takes_templates_as_classes(root, tmp_path):
         ({}, {"Holding": "0"}, "holds no list of videos"),
     ],
 )
-def test_wrong_something_something_files_are_errors(root, tmp_path, entries, labels, message):
+def test_invalid_something_something_files_are_errors(root, tmp_path, entries, labels, message):
     with pytest.raises(DataError, match=message):
         something(tmp_path, root, entries, labels)
 
@@ -207,7 +207,7 @@ def test_a_damaged_video_is_skipped_in_training_and_counted(root, tmp_path):
 TRAIN = dict(type="ClipTrainTransforms", size=32, short_sides=(40, 48))
 
 
-def test_all_frames_of_a_clip_have_the_same_crop_and_clips_another(root):
+def test_all_frames_of_a_clip_share_a_crop_that_differs_between_clips(root):
     for transforms in (TRAIN, dict(type="ClassificationTrainTransforms", size=32, rand_augment="rand-m7-n4-mstd0.5")):
         spec = dict(type="VideoFolder", folder=str(root), transforms=transforms, num_frames=3, sampling_rate=1)
         dataset = build_dataset(spec)
@@ -233,7 +233,7 @@ class SameFrames:
         pass
 
 
-def test_views_are_clips_by_crops_and_samples_of_a_batch(root):
+def test_each_clip_and_crop_is_a_view_and_a_sample_of_the_batch(root):
     transforms = dict(type="ClipEvalTransforms", size=40, short_side=48, num_crops=3)
     dataset = build_dataset(dict(type="VideoFolder", folder=str(root), transforms=transforms, num_clips=2, **CLIP))
     image = dataset[3]["image"]
@@ -248,7 +248,7 @@ def test_views_are_clips_by_crops_and_samples_of_a_batch(root):
     assert "padding_mask" not in batch.inputs
 
 
-def test_crops_of_upright_videos_go_from_top_to_bottom():
+def test_crops_of_portrait_videos_go_from_top_to_bottom():
     from vitkit.data.transforms.annotated_image import AnnotatedImage
     from vitkit.data.transforms.clips import ClipEvalTransforms
 
@@ -265,7 +265,7 @@ def test_crops_of_upright_videos_go_from_top_to_bottom():
         (dict(type="ClipEvalTransforms", num_crops=0), "at least one crop"),
     ],
 )
-def test_impossible_crops_are_errors(root, spec, message):
+def test_invalid_crops_are_errors(root, spec, message):
     with pytest.raises(ConfigError, match=message):
         build_dataset(dict(type="VideoFolder", folder=str(root), transforms=spec))
 
