@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A Transformer that translates numbers
 #
-# Notebook 1 ended with multi-head attention. Here a whole Transformer (Vaswani et al. 2017) learns to write German
-# number words from English ones, and shows its parts: how it knows positions, what its masks hide, what its heads
-# attend to, and how it chooses the next token. The training takes less than a minute;
+# Notebook 1 ended with multi-head attention. Here, a complete Transformer (Vaswani et al. 2017) learns to translate
+# English number words into German, and we look at its parts: how positions are encoded, what its masks hide, what its
+# heads attend to, and how it selects the next token. The training takes less than a minute;
 # `configs/quickstart/translation.py` is the same run at full length.
 
 # %%
@@ -26,13 +26,13 @@ torch.manual_seed(0)
 # %% [markdown]
 # ## Positions
 #
-# Attention is a weighted sum, and a sum does not know the order of its terms. So each position $p$ gets a code of its
-# own, which is added to the token's embedding: sines and cosines of falling frequencies,
+# Attention is a weighted sum, which does not depend on the order of its terms. So each position $p$ gets an encoding,
+# which is added to the token's embedding: sines and cosines of decreasing frequencies,
 #
 # $$PE_{p, 2i} = \sin\!\left(p / 10000^{2i/d}\right), \qquad PE_{p, 2i+1} = \cos\!\left(p / 10000^{2i/d}\right).$$
 #
-# A row of the picture is a position, a column a channel. The first channels change from one position to the next, the
-# last ones hardly change over the whole sentence, much as the digits of a number.
+# Each row of the figure is a position, each column a channel. The first channels change from one position to the next,
+# the last ones hardly change over the whole sentence, like the low and high digits of a number.
 
 # %%
 codes = sine_positions_1d(60, 128)
@@ -40,12 +40,12 @@ draw_positions(codes, out / "positions.png", title="Sine positions, d = 128")
 show(out / "positions.png")
 
 # %% [markdown]
-# The scalar product of two codes depends on their offset $k$ alone, because $\sin a \sin b + \cos a \cos b = \cos(a -
+# The dot product of two encodings depends only on their offset $k$, because $\sin a \sin b + \cos a \cos b = \cos(a -
 # b)$:
 #
 # $$PE_p^\top PE_{p+k} = \sum_{i=0}^{d/2-1} \cos\!\left(k / 10000^{2i/d}\right).$$
 #
-# That is why a head can learn "the token before this one", wherever it stands.
+# This lets a head learn to attend to the previous token at any position.
 
 # %%
 products = codes @ codes.T
@@ -63,11 +63,12 @@ show(out / "offsets.png")
 # %% [markdown]
 # ## Masks
 #
-# Two things must not be read. Sentences of a batch are padded to one length, and padding is nothing to attend to; and
-# in training the decoder sees the whole target at once, but a token may only depend on those before it. Both are biases
-# on the scores: 0 where a key is visible, a very negative number where it is hidden, whose softmax is 0.
+# Two kinds of tokens must be masked. Sentences of a batch are padded to one length, and padding must not be attended
+# to. And in training the decoder gets the whole target at once, but a token may only depend on those before it. Both
+# masks are biases on the scores: 0 where a key is visible, and a very negative number where it is masked, so that its
+# softmax weight is 0.
 #
-# In vitkit a mask is always `True` where something is hidden, and becomes a bias in one place, `mask_bias`.
+# In vitkit, a mask is always `True` where a key is masked, and is converted to a bias in one function, `mask_bias`.
 
 # %%
 scores = torch.zeros(1, 1, 6, 6)  # all tokens fit equally well
@@ -89,9 +90,9 @@ show(out / "masks.png")
 # %% [markdown]
 # ## Training
 #
-# Two layers on each side with four heads and 128 channels; norms come before each part (`norm_first`), which learns
-# faster in so short a run. The tokens are subwords, learned from the training text by byte pair encoding and shared by
-# both languages. The numbers that it is evaluated on are not in the training data.
+# The model has two layers each in the encoder and the decoder, with four heads and 128 channels, and pre-norm
+# (`norm_first`), which learns faster in such a short run. The tokens are subwords, learned from the training text by
+# byte pair encoding and shared by both languages. The numbers in the validation data are not in the training data.
 
 # %%
 run = vitkit.train(
@@ -103,8 +104,8 @@ print({name: round(run.metrics[name], 3) for name in ("exact_match", "chrf")})
 show(run.path / "curves.png")
 
 # %% [markdown]
-# The run's folder has all that is needed to use it. `run.load()` is what `vitkit.load("runs/translation")` would return
-# in another program: a translator, from text to text.
+# The run's folder has all that is needed to use the model. `run.load()` returns the same as
+# `vitkit.load("runs/translation")` in another program: a translator from text to text.
 
 # %%
 translator = run.load()
@@ -112,11 +113,11 @@ for number in ("seven", "twenty-one", "one hundred twenty-three", "forty-five th
     print(f"{number:48} {translator(number)}")
 
 # %% [markdown]
-# ## What it attends to
+# ## What the model attends to
 #
-# `text_attention` runs the model on one sentence and returns the weights of all layers with their tokens, and what the
-# decoder expected at each step. There are three kinds of attention: among the source's tokens (encoder), among those
-# written so far (decoder), and from the written ones to the source (cross).
+# `text_attention` runs the model on one sentence and returns the attention weights of all layers with their tokens, and
+# the decoder's predictions at each step. There are three kinds of attention: among the source tokens (encoder), among
+# the tokens written so far (decoder), and from these to the source tokens (cross).
 
 # %%
 text = "one hundred twenty-three"
@@ -131,8 +132,8 @@ draw_heads([x.weights.numpy() for x in encoder], rows, rows, out / "encoder.png"
 show(out / "encoder.png")
 
 # %% [markdown]
-# The same for the decoder's second layer, as lines: from the token at the left to what it attends to at the right.
-# Under the causal mask no line leads down.
+# The same for the decoder's second layer, as lines from each token on the left to the tokens on the right that it
+# attends to. Because of the causal mask, no line leads down.
 
 # %%
 decoder = attention.of_kind("decoder")[-1]
@@ -140,7 +141,7 @@ draw_arcs(decoder.weights.numpy(), decoder.rows, decoder.columns, out / "decoder
 show(out / "decoder.png")
 
 # %% [markdown]
-# The cross-attention is the alignment of notebook 1. `align` draws it as translations do, by the mean of the heads.
+# Cross-attention corresponds to the alignment of notebook 1. `align` returns its mean over the heads.
 
 # %%
 draw_alignment(*translator.align(text), out / "alignment.png")
@@ -150,17 +151,17 @@ show(out / "alignment.png")
 # ## One token after another
 #
 # A translation $y$ of $x$ is written token by token, $p(y \mid x) = \prod_t p(y_t \mid y_{<t}, x)$. Each panel is one
-# factor: the five most probable tokens after those before. Where the model is sure there is one bar.
+# factor: the five most probable next tokens. Where the model is certain, there is a single bar.
 
 # %%
 draw_expected(attention.expected, out / "next_tokens.png", title=f"What may come next: {text}")
 show(out / "next_tokens.png")
 
 # %% [markdown]
-# To take the best token at each step is greedy, and may miss a better whole. Beam search keeps the $k$ best beginnings
-# and extends all of them; the hypotheses are compared by their summed log probability, divided by a penalty of their
-# length. In the tree each token stands above the log probability of all up to it, and green is the best. A text may
-# turn up twice, split into other subwords.
+# Greedy decoding takes the best token at each step, and may miss a more probable sentence. Beam search keeps the $k$
+# best prefixes and extends all of them; hypotheses are compared by the sum of their log probabilities, divided by a
+# length penalty. In the tree, the number below each token is the log probability of the sequence up to it, and the best
+# hypothesis is green. A text may appear twice, split into different subwords.
 
 # %%
 inputs = text_inputs(translator.model, translator.vocabularies, "twenty-one")
@@ -174,7 +175,7 @@ for score, candidate in translator("twenty-one", beams=3, n_best=3).n_best:
 # %% [markdown]
 # ## Where to go from here
 #
-# - The same pictures for any run, also as one page for the browser in which pointing at a token shows what it attends
-#   to: `vitkit explain runs/translation --text "one hundred twenty-three" --html`.
+# - The same figures for any run, also as an HTML page in which pointing at a token shows what it attends to:
+#   `vitkit explain runs/translation --text "one hundred twenty-three" --html`.
 # - `vitkit analyze configs/quickstart/translation.py` counts parameters and multiplications by part.
-# - Notebook 3 writes text about a picture.
+# - Notebook 3 generates image captions.
