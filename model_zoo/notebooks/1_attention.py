@@ -32,7 +32,8 @@ torch.manual_seed(0)
 #
 # $$e_{ij} = v^\top \tanh(W s_{i-1} + U h_j),$$
 #
-# a softmax over the source turns the scores into weights, and the decoder reads the weighted mean, called the *context*:
+# a softmax over the source turns the scores into weights, and the decoder reads the weighted mean, called the
+# *context*:
 #
 # $$\alpha_{ij} = \frac{\exp e_{ij}}{\sum_{k=1}^{S} \exp e_{ik}}, \qquad c_i = \sum_{j=1}^{S} \alpha_{ij} h_j.$$
 #
@@ -214,8 +215,8 @@ for num_heads in (1, 2):
     print(f"{num_heads} head(s): {right:.3f} of the neighbours are right, chance is {1 / SYMBOLS:.3f}")
 
 # %% [markdown]
-# `AttentionRecorder` collected the weights while the model ran: inside its `with` block, it records the weights of every
-# attention layer under the layer's name, without changes to the model. The figures show means over 500 sequences.
+# `AttentionRecorder` collected the weights while the model ran: inside its `with` block, it records the weights of
+# every attention layer under the layer's name, without changes to the model. The figures show means over 500 sequences.
 
 # %%
 positions = [str(n) for n in range(LENGTH)]

@@ -1,9 +1,9 @@
 # %% [markdown]
-# # Captions that look
+# # Captions with attention
 #
-# Show, Attend and Tell (Xu et al. 2015) writes a caption word by word, and looks at the picture anew for each word.
-# This notebook trains it twice on vitkit's synthetic world, once with soft and once with hard attention, and draws
-# where it looked.
+# Show, Attend and Tell (Xu et al. 2015) writes a caption word by word, and attends to the image again for each word.
+# This notebook trains the model twice on vitkit's synthetic images, once with soft and once with hard attention, and
+# draws the attention maps.
 
 # %%
 from pathlib import Path
@@ -20,10 +20,10 @@ from vitkit.visualization.text import draw_expected
 out = Path("pictures/captions")
 
 # %% [markdown]
-# ## Pictures with a known right answer
+# ## Synthetic images with captions
 #
-# A scene of the synthetic world is drawn from its number alone, with its boxes, masks and a caption, so nothing need be
-# downloaded. The captions name the shapes from left to right and then the ground.
+# Each synthetic scene is generated from its index, with boxes, masks and a caption, so nothing needs to be downloaded.
+# The captions name the shapes from left to right and then the background.
 
 # %%
 WORLD = dict(type="ShapesCaptions", image_size=32, min_objects=2, max_objects=2, min_size=0.4, max_size=0.55)
@@ -36,26 +36,27 @@ show(out / "world.png")
 # %% [markdown]
 # ## The model
 #
-# A convolutional network turns the picture into a map of features, one for each of $L$ locations: the annotations $a_1,
+# A convolutional network computes a feature vector for each of $L$ locations, which the paper calls annotations $a_1,
 # \dots, a_L$. An LSTM with state $h_{t-1}$ scores each of them with the additive score of notebook 1, and a softmax
-# makes weights of the scores,
+# turns the scores into weights,
 #
 # $$e_{ti} = v^\top \tanh(W h_{t-1} + U a_i), \qquad \alpha_{ti} = \frac{\exp e_{ti}}{\sum_{k=1}^{L} \exp e_{tk}}.$$
 #
-# **Soft attention** reads the expected annotation. That is differentiable, so it is trained by backpropagation:
+# **Soft attention** reads the expected annotation, which is differentiable and can be trained by backpropagation:
 #
 # $$z_t = \beta_t \sum_{i=1}^{L} \alpha_{ti} a_i, \qquad \beta_t = \sigma(f_\beta(h_{t-1})).$$
 #
-# The gate $\beta_t$ lets a word such as *of* or *ground* do with less of the picture. A penalty asks that each location
-# be looked at about once in a caption, $\lambda \sum_i \bigl(1 - \sum_t \alpha_{ti}\bigr)^2$.
+# The gate $\beta_t$ reduces the image's influence on words such as *of* or *ground*. A penalty encourages the weights
+# of each location to sum to about one over the caption, $\lambda \sum_i \bigl(1 - \sum_t \alpha_{ti}\bigr)^2$.
 #
-# **Hard attention** reads one location $s_t$, drawn with the probabilities $\alpha_t$. A draw has no gradient, so the
-# weights learn from a reward, the caption's log probability $r = \log p(y \mid s, a)$ beyond its running average $b$:
+# **Hard attention** reads one location $s_t$, sampled with probabilities $\alpha_t$. Sampling has no gradient, so the
+# attention weights are trained with a reward, the log probability $r = \log p(y \mid s, a)$ of the caption minus its
+# running average $b$:
 #
 # $$\nabla_\theta \approx \nabla_\theta \log p(y \mid s, a)
 # + \lambda_r (r - b)\, \nabla_\theta \log p(s \mid a) + \lambda_e \nabla_\theta H[s].$$
 #
-# The model attends to a map of 8 x 8 locations, and starts from random weights, the convolutions as well.
+# The model attends to a map of 8 x 8 locations. All weights are initialised randomly, including those of the backbone.
 
 # %%
 MODEL = dict(
@@ -89,16 +90,16 @@ soft_run = train_captioner("soft", epochs=2, lr=2e-3)
 show(soft_run.path / "predictions.png")
 
 # %% [markdown]
-# Above each picture stands what it wrote, below what is right. After a few minutes' worth of pictures it has learned
-# the grammar, the grounds, the colours and their order from left to right; shapes it mostly guesses still, as the
-# convolutions need many more pictures to tell a star from a cross. (`configs/quickstart/captioning.py` takes a quarter
+# The predicted caption is above each image, the reference below. After such a short training, the model has learned
+# the grammar, the backgrounds, the colours and their order from left to right. It still mostly guesses the shapes, as
+# the backbone needs many more images to tell a star from a cross. (`configs/quickstart/captioning.py` takes a quarter
 # of an hour and writes three of four captions without a mistake.)
 #
 # ## Soft attention
 #
-# A caption with the map of each word; bright is where it was read from, and the number is the largest weight. Colours
-# are read at the shapes, sharply, the left one first. Words such as *of* need nothing of the picture, and their weights
-# are spread.
+# A caption with the attention map of each word; bright locations have a high weight, and the number is the largest
+# weight. For colours, attention is concentrated on the shapes, the left one first. Words such as *of* need no
+# information from the image, and their weights are spread out.
 
 # %%
 soft = soft_run.load()
@@ -110,8 +111,8 @@ draw_word_attention(image, words, weights, out / "soft.png")
 show(out / "soft.png")
 
 # %% [markdown]
-# What did it expect at each word? It is sure of colours and grammar, and of the shapes it says itself how little it
-# knows.
+# Next, the probabilities that the model predicted for each word. It is certain about colours and grammar; for the
+# shapes, the probabilities show how uncertain it is.
 
 # %%
 attention = caption_attention(soft.model, inputs)
@@ -121,10 +122,10 @@ show(out / "next_words.png")
 # %% [markdown]
 # ## Hard attention
 #
-# The same network reads a single location for each word. It starts from the weights of the soft one, which already know
-# where to look, and learns to do with one location. In training half of the pictures still get the expectation, as in
-# the paper, which keeps the variance of the gradient in bounds. Evaluated, it reads the location of the largest weight,
-# and the picture shows just that one.
+# The same network now reads a single location for each word. It starts from the weights of the soft-attention model,
+# which already attends to the right locations. In training, half of the images still use the expectation, as in the
+# paper, which limits the variance of the gradient. In evaluation, the model reads the location with the largest weight,
+# and the figure shows only that location.
 
 # %%
 hard_run = train_captioner("hard", epochs=1, lr=5e-4, init=soft_run.weights, reinforce=0.1, entropy=0.002)
@@ -136,9 +137,9 @@ draw_word_attention(image, words, weights, out / "hard.png")
 show(out / "hard.png")
 
 # %% [markdown]
-# How far the soft maps are spread can be said in a number: the entropy of the weights, as the number of locations that
-# would give it if they shared the weight equally, $\exp\bigl(-\sum_i \alpha_{ti} \log \alpha_{ti}\bigr)$. Hard
-# attention has 1 by construction.
+# The spread of the soft maps can be measured by the entropy of their weights, expressed as the number of locations with
+# equal weights that has the same entropy, $\exp\bigl(-\sum_i \alpha_{ti} \log \alpha_{ti}\bigr)$. For hard attention,
+# it is 1 by construction.
 
 # %%
 words, weights = word_attention(soft.model, inputs)
@@ -146,9 +147,9 @@ spread = (-(weights * weights.clamp(min=1e-12).log()).sum((1, 2))).exp()
 print("  ".join(f"{word} {count:.1f}" for word, count in zip(words, spread.tolist())))
 
 # %% [markdown]
-# ## Beams
+# ## Beam search
 #
-# A captioner decodes as a translator does. The tree shows where it hesitates.
+# A captioner decodes like a translator. The tree shows where the model is uncertain.
 
 # %%
 torch.manual_seed(0)
@@ -159,7 +160,7 @@ show(out / "beams.png")
 # ## Where to go from here
 #
 # - `vitkit caption configs/quickstart/captioning.py runs/captioning/best.pth pictures/ --attention drawn` captions a
-#   folder of pictures, and draws each as above.
+#   folder of images, and draws each as above.
 # - `configs/caption_sat_soft_flickr8k.py` and `caption_sat_hard_flickr8k.py` are the paper's models on photographs;
 #   `configs/caption_transformer_coco.py` replaces the LSTM by a Transformer.
-# - Notebook 4 asks what backbones attend to by themselves.
+# - Notebook 4 shows what backbones attend to.

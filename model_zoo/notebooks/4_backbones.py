@@ -1,10 +1,11 @@
 # %% [markdown]
-# # ViT, Swin, MViT, LR-Net: what they look at and what they cost
+# # ViT, Swin, MViT, LR-Net: attention and cost
 #
-# Four answers to one question: every location of a picture should see the others, but there are many of them. ViT lets
-# all attend to all (Dosovitskiy et al. 2021), Swin attends within windows that shift (Liu et al. 2021), MViT pools keys
-# and values (Li et al. 2022), and LR-Net weighs the neighbours of each pixel (Hu et al. 2019). This notebook counts
-# their cost, trains a small one of each on the synthetic world, and draws what they attend to.
+# Attention between all locations of an image is expensive, because there are many of them. The four backbones deal with
+# this differently: ViT lets all tokens attend to all (Dosovitskiy et al. 2021), Swin attends within shifted windows
+# (Liu et al. 2021), MViT pools keys and values (Li et al. 2022), and LR-Net weighs the neighbours of each pixel (Hu et
+# al. 2019). This notebook counts their cost, trains a small model of each on synthetic images, and draws their
+# attention.
 
 # %%
 from pathlib import Path
@@ -31,10 +32,11 @@ from vitkit.visualization.predictions import save_titled
 out = Path("pictures/backbones")
 
 # %% [markdown]
-# ## What they cost
+# ## Computational cost
 #
-# For a map of $N = h w$ tokens with $C$ channels, a layer of attention takes $4 N C^2$ multiplications for its
-# projections to queries, keys, values and output, whatever it attends to. The scores and the weighted sums differ:
+# For a map of $N = h w$ tokens with $C$ channels, an attention layer takes $4 N C^2$ multiplications for its
+# projections to queries, keys, values and output, whatever it attends to. The cost of the scores and weighted sums
+# differs:
 #
 # | | attends to | multiplications |
 # |---|---|---|
@@ -43,11 +45,11 @@ out = Path("pictures/backbones")
 # | MViT | a map pooled by $s \times s$ | $2 N^2 C / s^2$ |
 # | LR-Net | $k \times k$ around each pixel | $N k^2 (C + C / m)$ |
 #
-# In LR-Net the values are the input itself, and each group of $m$ channels shares its weights, so queries and keys have
-# only $C / m$ channels.
+# In LR-Net, the values are the input itself, and each group of $m$ channels shares its weights, so queries and keys
+# have only $C / m$ channels.
 #
-# A backbone is built by its name, and `count_macs` runs it once and counts. On PyTorch's `meta` device tensors have
-# shapes but no values, so even large models on large pictures take no time.
+# A backbone is built by name, and `count_macs` runs it once and counts its multiply-accumulates. On PyTorch's `meta`
+# device, tensors have shapes but no values, so even large models on large images take almost no time.
 
 # %%
 NAMES = {"ViT-S/16": "vit_small_patch16", "Swin-T": "swin_tiny", "MViTv2-T": "mvitv2_tiny", "LR-Net-50": "lrnet50"}
@@ -62,7 +64,8 @@ for title, name in NAMES.items():
     )
 
 # %% [markdown]
-# All four were made to cost about the same at 224 x 224. Dense prediction takes larger pictures, and there they part.
+# All four were designed for about the same cost at 224 x 224. On the larger images of dense prediction, their costs
+# diverge.
 
 # %%
 sides = [224, 320, 448, 640, 896]
@@ -79,15 +82,15 @@ plot_costs(panels, out / "costs.png")
 show(out / "costs.png")
 
 # %% [markdown]
-# Per pixel, the cost of windows is constant and that of full attention grows with the picture. MViT's backbone for
-# detection attends within windows, too, except for its last layers.
+# Per pixel, the cost of windowed attention is constant, and that of full attention grows with the image. MViT's
+# detection backbone also attends within windows, except in its last layers.
 #
-# ## Small ones, trained
+# ## Training small models
 #
-# One shape in each picture, and the class is which. Any backbone goes into any config, here into the quickstart
-# classifier; only the part of the config that changes is named. So that it is done in seconds, each learns 64 pictures
-# by heart, and is looked at on these. (From pictures it has never seen a ViT learns shapes slowly; `vitkit ablate
-# data_needs` compares it with a ResNet and a Swin.)
+# Each image shows one shape, which is its class. Any backbone can be used in any config, here in the quickstart
+# classifier; we pass only the parts of the config that change. To keep training short, each model overfits 64 images,
+# and the figures show these images. (A ViT learns slowly to classify shapes in images that it was not trained on;
+# `vitkit ablate data_needs` compares it with a ResNet and a Swin.)
 
 # %%
 WORLD = dict(type="ShapesClassification", image_size=64, num_images=64)
@@ -116,7 +119,7 @@ vit = train_classifier(dict(type="ViT", patch_size=8, d_model=64, depth=4, num_h
 # %% [markdown]
 # ## ViT: the class token
 #
-# ViT's classifier reads one extra token. What that token attends to, layer by layer and head by head:
+# ViT's classifier reads one extra token, the class token. Its attention by layer and head:
 
 # %%
 image = images[0]
@@ -126,9 +129,10 @@ draw_class_token(shown, layers, out / "class_token.png")
 show(out / "class_token.png")
 
 # %% [markdown]
-# One head tells the shape from the ground, another its border. But a layer's map does not say where information came
-# from, because the tokens had mixed in the layers before. **Attention rollout** (Abnar & Zuidema 2020) multiplies the
-# layers, half of each being the identity for the residual path, where $\bar A_l$ is the mean of the heads of layer $l$:
+# One head separates the shape from the background, another attends to its border. But the map of a single layer does
+# not show where information came from, because earlier layers have already mixed the tokens. **Attention rollout**
+# (Abnar & Zuidema 2020) multiplies the attention matrices of all layers, averaged with the identity for the residual
+# connection, where $\bar A_l$ is the mean over the heads of layer $l$:
 #
 # $$R_l = \tfrac{1}{2} \bigl(\bar A_l + I\bigr)\, R_{l-1}, \qquad R_0 = I.$$
 
@@ -139,9 +143,9 @@ show(out / "rollout.png")
 # %% [markdown]
 # ## Swin: windows and shifts
 #
-# In every second layer the windows are shifted by half of their side, so that what was parted by a border is together
-# one layer later. The green frame is all that the token at the point may attend to. Watch it move between two layers of
-# one stage, and grow when patches are merged.
+# In every second layer, the windows are shifted by half their side, so that tokens separated by a window border are in
+# the same window one layer later. The green frame is the window of the token at the marked point. It moves between two
+# layers of a stage, and grows with each patch merging.
 
 # %%
 swin = train_classifier(
@@ -153,8 +157,8 @@ show(out / "swin.png")
 # %% [markdown]
 # ## MViT: pooled keys
 #
-# Each layer sees the whole map, but keys and values are pooled first: by 4 in the first stage, where the map is
-# largest, and by less in the next ones, so that all layers attend to maps of a similar small size, which is above each
+# Each layer attends to the full map, but keys and values are pooled first: by 4 in the first stage, where the map is
+# largest, and by less in later stages, so that all layers attend to maps of a similar small size, given above each
 # panel.
 
 # %%
@@ -165,12 +169,13 @@ draw_points(mvit.as_evaluated(image), backbone_attention(mvit, image), [(28, 28)
 show(out / "mvit.png")
 
 # %% [markdown]
-# ## How far they look
+# ## Attention distance
 #
 # The **mean attention distance** of a head is the distance from a token to the others, weighted by its attention,
-# $\sum_j \alpha_{ij} \lVert x_i - x_j \rVert$, averaged over tokens and pictures, here in pixels. A dot is a head.
-# Windows bound Swin's in its first stages. In large pretrained ViTs some heads of the first layers look near and those
-# of the last ones far; all heads of this one, which is small and has seen little, look equally far.
+# $\sum_j \alpha_{ij} \lVert x_i - x_j \rVert$, averaged over tokens and images, here in pixels. Each dot is a head. In
+# Swin's first stages, the windows limit the distance. In large pretrained ViTs, some heads of the first layers attend
+# locally and those of the last layers globally; in this small ViT, trained on few images, all heads have about the same
+# distance.
 
 # %%
 models = {}
@@ -180,16 +185,17 @@ plot_distances(models, out / "distances.png", num_images=len(images))
 show(out / "distances.png")
 
 # %% [markdown]
-# ## LR-Net: kernels that depend on the picture
+# ## LR-Net: kernels that depend on the image
 #
-# A convolution has the same kernel everywhere. LR-Net replaces it by weights that are computed for each pixel $p$ over
-# its neighbours $p + \delta$: a similarity $\Phi$ of query and key, plus a learned prior of the offset alone,
+# A convolution has the same kernel at all locations. LR-Net replaces it by weights that are computed for each pixel $p$
+# over its neighbours $p + \delta$: a similarity $\Phi$ of query and key, plus a learned prior that depends only on the
+# offset,
 #
 # $$\omega(p, \delta) = \operatorname{softmax}_{\delta} \bigl( \Phi(q_p, k_{p+\delta}) + G(\delta) \bigr).$$
 #
-# For each of several layers the upper row is the softmax of the prior $G$ alone, the lower one the kernel at the point;
-# each panel is one group of channels. Trained so briefly, it leans on the prior. The last map is smaller than the
-# window: what lies outside gets no weight.
+# For each of several layers, the upper row is the softmax of the prior $G$ alone, and the lower row the kernel at the
+# marked point; each panel is one group of channels. After such a short training, the kernels mostly follow the prior.
+# The last map is smaller than the window; locations outside the map get no weight.
 
 # %%
 lrnet = train_classifier(dict(type="LRNet", depth=26), epochs=5)
@@ -200,8 +206,8 @@ show(out / "kernels.png")
 # %% [markdown]
 # ## Where to go from here
 #
-# - `vitkit explain runs/classifier --image picture.png --html` makes all of these for any backbone, also under a
-#   detector, and a page to point at.
+# - `vitkit explain runs/classifier --image picture.png --html` draws all of these figures for any backbone, also in a
+#   detector, and an interactive page.
 # - `vitkit analyze --table` lists all backbones with parameters and multiply-accumulates beside the published ones.
-# - `configs/ablations/vit_parts.py`, `swin_parts.py`, `lrnet_parts.py` and `data_needs.py` take the parts away one by
-#   one.
+# - `configs/ablations/vit_parts.py`, `swin_parts.py` and `lrnet_parts.py` remove components one by one; `data_needs.py`
+#   varies the amount of training data.
