@@ -1,10 +1,10 @@
 # %% [markdown]
 # # DETR and Deformable DETR
 #
-# DETR (Carion et al. 2020) predicts a set of objects: a fixed number of queries read the picture, and each says one
-# object or none. No anchors and no suppression of doubles. What makes it possible is the matching of predictions with
-# objects in the loss, so this notebook does that by hand first. Then it trains a small DETR and a small Deformable DETR
-# (Zhu et al. 2021) to know sixteen pictures by heart, and draws where they look.
+# DETR (Carion et al. 2020) predicts a set of objects: a fixed number of queries attend to the image, and each predicts
+# one object or "no object", without anchors or non-maximum suppression. The loss makes this possible by matching
+# predictions with objects, which this notebook first does by hand. Then it overfits a small DETR and a small Deformable
+# DETR (Zhu et al. 2021) on sixteen images, and draws their attention.
 
 # %%
 from pathlib import Path
@@ -29,8 +29,8 @@ torch.manual_seed(0)
 # %% [markdown]
 # ## Matching by hand
 #
-# A picture of the synthetic world with three objects, and six made-up predictions: each query has a box, as centre,
-# width and height relative to the picture, and a probability for each class.
+# A synthetic image with three objects, and six made-up predictions: each query has a box, as centre, width and height
+# relative to the image, and a probability for each class.
 
 # %%
 WORLD = dict(type="ShapesDetection", image_size=64, min_objects=3, max_objects=3, min_size=0.25, max_size=0.5)
@@ -56,12 +56,14 @@ save_grid([truth, guesses], ["objects", "predictions"], out / "made_up.png")
 show(out / "made_up.png")
 
 # %% [markdown]
-# The cost of giving query $j$ the object $i$ is small if the query finds its class probable and has nearly its box:
+# The cost of matching query $j$ with object $i$ is small if the query gives the object's class a high probability and
+# its box is close to the object's:
 #
 # $$\mathcal{C}_{ij} = -\lambda_{\text{cls}}\, \hat p_j(c_i) + \lambda_{L_1} \lVert b_i - \hat b_j \rVert_1
 # - \lambda_{\text{giou}} \operatorname{GIoU}(b_i, \hat b_j).$$
 #
-# Among all assignments of objects to different queries, the Hungarian algorithm finds the one of the least total cost:
+# Among all assignments of objects to different queries, the Hungarian algorithm finds the one with the least total
+# cost:
 #
 # $$\hat\sigma = \arg\min_{\sigma} \sum_i \mathcal{C}_{i\,\sigma(i)}.$$
 
@@ -85,8 +87,9 @@ figure.savefig(out / "cost.png", dpi=110)
 show(out / "cost.png")
 
 # %% [markdown]
-# Query 0 is close to the first object, too, but it is left over: it must learn to say "no object". That is what makes
-# suppression of doubles needless. vitkit's matcher does the same for all decoder layers and images of a batch at once:
+# Query 0 is also close to the first object, but remains unmatched: it must learn to predict "no object". This makes
+# non-maximum suppression unnecessary. vitkit's matcher does the same for all decoder layers and images of a batch at
+# once:
 
 # %%
 weights = dict(cost_class=3.0, cost_l1=5.0, cost_giou=2.0)
@@ -97,8 +100,9 @@ assert pairs == list(zip(objects.tolist(), queries.tolist()))
 print("object, query:", pairs)
 
 # %% [markdown]
-# Given the matching, the loss is ordinary: cross entropy of all queries' classes, where "no object" counts a tenth as
-# there are so many of it, and $L_1$ and GIoU loss of the matched boxes. The order of the queries does not matter:
+# Given the matching, the loss is standard: cross entropy for the classes of all queries, where "no object" has a weight
+# of a tenth because it is so frequent, and $L_1$ and GIoU losses for the matched boxes. The order of the queries does
+# not matter:
 
 # %%
 spec = dict(type="SetCriterion", no_object_weight=0.1, weights=dict(labels=3.0, l1=5.0, giou=2.0))
@@ -110,10 +114,10 @@ for name, order in (("as they are", range(6)), ("reversed", range(5, -1, -1))):
 # %% [markdown]
 # ## Training DETR
 #
-# A ResNet reads the picture; an encoder lets all locations of its last map attend to each other; a decoder lets ten
-# learned queries attend to each other and to the map. We let it learn sixteen pictures by heart, which is done in a
-# minute, and evaluate it on the same sixteen. (`configs/quickstart/detr.py` learns from 6400, and finds nine of ten
-# objects in pictures that it has never seen.)
+# A ResNet computes feature maps; in the encoder, all locations of the last map attend to each other; in the decoder,
+# ten learned queries attend to each other and to the encoded map. We overfit the model on sixteen images, which takes a
+# minute, and evaluate it on the same images. (`configs/quickstart/detr.py` trains on 6400 images, and finds nine of ten
+# objects in validation images.)
 
 # %%
 FEW = dict(
@@ -137,12 +141,12 @@ detr_run = train_short("quickstart/detr", 120)
 show(detr_run.path / "predictions.png")
 
 # %% [markdown]
-# ## What its encoder does
+# ## Encoder self-attention
 #
-# Encoder self-attention at the centres of the boxes that scored best. A DETR that was trained on many pictures
-# separates objects already here, each centre attending to its own (figure 3 of the paper). Ours, which knows its
-# pictures by heart, has no need to: any part of a picture tells which one it is. `vitkit explain detr_r50 --image
-# street.jpg` draws the same of the published model.
+# Encoder self-attention at the centres of the boxes with the highest scores. In a DETR trained on many images, the
+# encoder already separates objects: each centre attends to its own object (figure 3 of the paper). Our overfitted model
+# does not need this, since any part of an image identifies the image. `vitkit explain detr_r50 --image street.jpg`
+# draws the same for the published model.
 
 # %%
 detr = detr_run.load()
@@ -154,11 +158,11 @@ attention.draw_points(centres, out / "encoder.png")
 show(out / "encoder.png")
 
 # %% [markdown]
-# ## What its decoder does
+# ## Decoder cross-attention
 #
-# The three queries that scored best, with what they read: all together, then head by head, then one of them through the
-# layers. Each layer predicts, and each has its own loss. Here, too, the maps are spread although the boxes are right:
-# these boxes are remembered more than seen.
+# The cross-attention of the three queries with the highest scores: averaged over heads, then by head, then by layer for
+# one query. Each layer makes predictions and has its own loss. Here, too, the maps are spread out although the boxes
+# are right: the model has memorised these boxes.
 
 # %%
 attention.draw_queries(best, out / "decoder.png")
@@ -175,25 +179,25 @@ show(out / "decoder_layers.png")
 # %% [markdown]
 # ## Deformable DETR
 #
-# Attention to every location costs much on large maps, and at the start it is nearly uniform and takes long to learn
-# where to look. In Deformable DETR each head $m$ of a query $z_q$ with reference point $\hat p_q$ reads $K$ points on
-# each of $L$ maps, at offsets $\Delta p_{mlqk}$ that are predicted from the query, as are the weights $A_{mlqk}$, which
-# sum to 1 over $l$ and $k$:
+# Attention to every location is expensive on large maps. At the start of training it is nearly uniform, and it takes
+# long to focus. In Deformable DETR, each head $m$ of a query $z_q$ with reference point $\hat p_q$ samples $K$ points
+# on each of $L$ maps, at offsets $\Delta p_{mlqk}$. The offsets are predicted from the query, as are the weights
+# $A_{mlqk}$, which sum to 1 over $l$ and $k$:
 #
 # $$\operatorname{MSDeformAttn}(z_q, \hat p_q) = \sum_{m=1}^{M} W_m \sum_{l=1}^{L} \sum_{k=1}^{K}
 # A_{mlqk}\, W'_m x^l\bigl(\phi_l(\hat p_q) + \Delta p_{mlqk}\bigr).$$
 #
 # $\phi_l$ scales the point to map $l$, and $x^l(\cdot)$ is interpolated bilinearly, so the offsets have gradients. The
-# cost grows with the number of points, and not with the square of the map. In two stages the encoder's own proposals
-# are the first reference boxes, and each decoder layer refines them.
+# cost grows with the number of points, not with the square of the map size. In the two-stage variant, proposals from
+# the encoder are the initial reference boxes, and each decoder layer refines them.
 
 # %%
 deformable_run = train_short("quickstart/deformable_detr", 60)
 show(deformable_run.path / "predictions.png")
 
 # %% [markdown]
-# A row is a decoder layer, a column a map, and the last column has all. The cross is the reference point, dots are the
-# points that all heads read, coloured by their weight, and the green box is what the layer predicts.
+# Each row is a decoder layer, each column a map; the last column shows all maps. The cross is the reference point, the
+# dots are the sampling points of all heads, coloured by weight, and the green box is the layer's prediction.
 
 # %%
 deformable = deformable_run.load()
@@ -203,10 +207,10 @@ sampling.draw_query(query, out / "sampling.png")
 show(out / "sampling.png")
 
 # %% [markdown]
-# Both over epochs of the same sixteen pictures. To remember, neither has to look, and they are about as fast as each
-# other. To find objects in pictures that it has never seen a model must learn where to look: for that the paper reports
-# a tenth of DETR's epochs, which is why Deformable DETR was made. `vitkit ablate detr_convergence` draws that
-# comparison on the synthetic world.
+# Both models over epochs of the same sixteen images. Memorising them does not require well-placed attention, and both
+# models are about equally fast. To detect objects in new images, a model must learn where to attend, for which the
+# paper reports that Deformable DETR needs a tenth of DETR's epochs. `vitkit ablate detr_convergence` makes that
+# comparison on synthetic images.
 
 # %%
 logs = {"DETR": detr_run.path / "log.jsonl", "Deformable DETR": deformable_run.path / "log.jsonl"}
@@ -216,7 +220,6 @@ show(out / "both.png")
 # %% [markdown]
 # ## Where to go from here
 #
-# - `vitkit explain detr_r50 --image street.jpg --html` draws all of this for the published DETR on a photograph of
-#   yours.
-# - `vitkit explain runs/detr --dataset` draws where each query's boxes lie over a dataset.
-# - `configs/quickstart/dino.py` adds what came later: denoising, mixed query selection, look forward twice.
+# - `vitkit explain detr_r50 --image street.jpg --html` draws all of this for the published DETR on your own photograph.
+# - `vitkit explain runs/detr --dataset` draws the locations of each query's boxes over a dataset.
+# - `configs/quickstart/dino.py` adds DINO's later techniques: denoising, mixed query selection, look forward twice.

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # From per-pixel classification to Mask2Former
 #
-# The usual way to segment a picture is to classify each of its pixels. MaskFormer (Cheng et al. 2021) showed that one
-# may instead predict a set of masks with a class each, and that this does semantic, instance and panoptic segmentation
-# alike. Mask2Former (Cheng et al. 2022) made it better than special models by letting each query attend only to where
-# its mask was. This notebook compares the two losses on one picture, trains both kinds of model for a moment, and opens
-# Mask2Former up.
+# The traditional approach to semantic segmentation is to classify each pixel. MaskFormer (Cheng et al. 2021) showed
+# that a model can instead predict a set of masks with one class each, and that the same model then handles semantic,
+# instance and panoptic segmentation. Mask2Former (Cheng et al. 2022) outperformed specialised models by restricting
+# each query's attention to its previously predicted mask. This notebook compares the two losses on one image, trains
+# both kinds of model briefly, and looks inside Mask2Former.
 
 # %%
 from pathlib import Path
@@ -25,10 +25,10 @@ out = Path("pictures/masks")
 torch.manual_seed(0)
 
 # %% [markdown]
-# ## A picture that tells the two apart
+# ## Semantic and panoptic ground truth
 #
-# Two things of the same class that touch. In the semantic map, which gives each pixel a class, they are one region; the
-# panoptic map keeps them apart.
+# The image shows two touching objects of the same class. In the semantic map, which assigns a class to each pixel, they
+# are one region; the panoptic map separates them.
 
 # %%
 WORLD = dict(type="ShapesSegmentation", image_size=64, min_objects=2, max_objects=3, min_size=0.35, max_size=0.6)
@@ -46,13 +46,13 @@ show(out / "truth.png")
 # %% [markdown]
 # ## Two losses
 #
-# **Per pixel**, the loss is the mean cross entropy over the pixels $x$ of the picture $\Omega$,
+# **Per-pixel classification** minimises the mean cross entropy over the pixels $x$ of the image $\Omega$,
 #
 # $$\mathcal{L}_{\text{pixel}} = -\frac{1}{|\Omega|} \sum_{x \in \Omega} \log p_x(c_x).$$
 #
-# **Mask classification** predicts $N$ pairs of class probabilities $p_j$ and a mask $m_j$. They are matched with the
-# true segments, as DETR matches boxes, by the least total cost. Let $c_j$ be the class of the segment that query $j$ is
-# matched with, or $\varnothing$, "no object", and $\hat m_j$ that segment's mask:
+# **Mask classification** predicts $N$ pairs of class probabilities $p_j$ and a mask $m_j$. As in DETR, the predictions
+# are matched with the ground-truth segments at the least total cost. Let $c_j$ be the class of the segment matched with
+# query $j$, or $\varnothing$ ("no object"), and $\hat m_j$ that segment's mask:
 #
 # $$\mathcal{L}_{\text{mask}} = -\lambda_{\text{cls}} \sum_{j=1}^{N} \log p_j(c_j) + \sum_{j:\, c_j \neq \varnothing}
 # \bigl( \lambda_{\text{ce}}\, \mathcal{L}_{\text{ce}}(m_j, \hat m_j)
@@ -61,8 +61,8 @@ show(out / "truth.png")
 # $$\mathcal{L}_{\text{dice}}(m, \hat m)
 # = 1 - \frac{2 \sum_x m(x)\, \hat m(x) + 1}{\sum_x m(x) + \sum_x \hat m(x) + 1}.$$
 #
-# (In vitkit "no object" counts a tenth, and each sum is divided by its number of terms.) To see what each loss notices,
-# we write predictions by hand, from masks and labels.
+# (In vitkit, "no object" has a weight of a tenth, and each sum is divided by its number of terms.) To see which errors
+# each loss penalises, we construct predictions by hand from masks and labels.
 
 # %%
 per_pixel_loss = CRITERIA.build(dict(type="PerPixelCriterion"))
@@ -109,15 +109,15 @@ for name, prediction in cases.items():
     print(f"{name:34}{pixel:10.3f}{mask:10.3f}")
 
 # %% [markdown]
-# The order of the queries does not matter to either (the small difference is that of the random points at which masks
-# are compared, see below). Merging the two things is no error per pixel, and a large one for masks. And a wrong class
-# costs masks one query's cross entropy, however many pixels the thing has.
+# Neither loss depends on the order of the queries (the small difference comes from the random points at which masks are
+# compared, see below). Merging the two objects is no error in the per-pixel loss, but a large one in the mask loss. And
+# a wrong class costs one query's cross entropy in the mask loss, however many pixels the object has.
 #
 # ## Training both
 #
-# The same backbone and pixel decoder, and the same eight pictures, the one above among them. The per-pixel model puts a
-# 1x1 convolution on the decoder's map; Mask2Former puts queries there, whose masks are products of the query's
-# embedding and the map, $m_j(x) = \sigma(e_j^\top f(x))$.
+# Both models have the same backbone and pixel decoder, and are trained on the same eight images, including the one
+# above. The per-pixel model applies a 1x1 convolution to the pixel decoder's map. Mask2Former uses queries, whose masks
+# are dot products of the query embedding and the map, $m_j(x) = \sigma(e_j^\top f(x))$.
 
 # %%
 FEW = dict(WORLD, num_images=8)
@@ -152,10 +152,10 @@ mask_run = train_short("panoptic", 120)
 show(mask_run.path / "predictions.png")
 
 # %% [markdown]
-# ## What each query became
+# ## Predictions of each query
 #
-# Twelve queries, each with its class and its mask. Few are needed; the others say "no object", whatever their mask is
-# (the class above it is the most probable one beside that).
+# The twelve queries with their classes and masks. Only a few are needed; the others predict "no object", whatever their
+# masks are (the class above such a mask is the most probable one other than "no object").
 
 # %%
 predictor = mask_run.load()
@@ -167,21 +167,22 @@ show(out / "queries.png")
 # %% [markdown]
 # ## Masked attention
 #
-# A query's cross-attention is limited to where the mask that it predicted one layer before is above one half:
+# A query's cross-attention is restricted to the locations where the mask that it predicted one layer before is at least
+# one half:
 #
 # $$X_l = \operatorname{softmax}(\mathcal{M}_{l-1} + Q_l K_l^\top)\, V_l + X_{l-1}, \qquad
 # \mathcal{M}_{l-1}(x) = \begin{cases} 0 & m_{l-1}(x) \geq 0.5 \\ -\infty & \text{otherwise.} \end{cases}$$
 #
-# (Scores are scaled as in notebook 1.) The first row shows where the query may look in each layer, the second where it
-# looks there, the third the mask that it predicts, which is the next layer's limit. The layers take the feature maps in
-# turn, coarse first.
+# (Scores are scaled as in notebook 1.) The first row shows the locations that the query may attend to in each layer,
+# the second row its attention, and the third row the predicted mask, which restricts the next layer. The layers use the
+# feature maps in turn, starting with the coarsest.
 
 # %%
 draw_query_layers(attention, best[0], out / "layers.png")
 show(out / "layers.png")
 
 # %% [markdown]
-# Head by head, the queries of three segments in the last layer: each stays within its own.
+# The attention of the queries of three segments in the last layer, by head: each query attends within its own segment.
 
 # %%
 draw_query_heads(attention, best[:3], out / "heads.png")
@@ -190,8 +191,9 @@ show(out / "heads.png")
 # %% [markdown]
 # ## A loss at points
 #
-# To compare whole masks takes memory for each query and pixel. Mask2Former compares them at points, three quarters of
-# them where the prediction is least certain: along the borders, and in whatever is easily mistaken for the segment.
+# Comparing full masks takes memory for each query and pixel. Mask2Former compares masks at sampled points, three
+# quarters of them where the prediction is least certain: along borders, and in regions that are easily mistaken for the
+# segment.
 
 # %%
 draw_loss_points(attention.view, mask_loss, best[:3], out / "points.png")
@@ -200,9 +202,9 @@ show(out / "points.png")
 # %% [markdown]
 # ## Merging masks into a panoptic map
 #
-# Masks may overlap, a panoptic map may not. Queries that are sure enough of an object compete for each pixel with the
-# product of class score and mask, $\arg\max_j p_j(c_j)\, m_j(x)$; a segment that keeps too small a part of its mask is
-# dropped. The picture says which pixel was decided by which rule.
+# Masks may overlap, but the segments of a panoptic map may not. Each pixel goes to the query with the highest product
+# of class score and mask, $\arg\max_j p_j(c_j)\, m_j(x)$, among the queries with a sufficient class score; a segment
+# that keeps too small a part of its mask is dropped. The figure shows which rule decided each pixel.
 
 # %%
 draw_merging(attention.view, predictor.model, classes, out / "merging.png")
@@ -212,5 +214,5 @@ show(out / "merging.png")
 # ## Where to go from here
 #
 # - `vitkit explain mask2former_r50_coco_panoptic --image street.jpg --html` draws all of this for the published model.
-# - `vitkit ablate mask2former_parts` takes masked attention, learned queries, levels and points away, one by one.
-# - `configs/quickstart/eomt.py` is what came later: the queries go through the last blocks of a plain ViT.
+# - `vitkit ablate mask2former_parts` removes masked attention, learned queries, levels and points, one by one.
+# - `configs/quickstart/eomt.py` is the later EoMT, in which the queries pass through the last blocks of a plain ViT.
