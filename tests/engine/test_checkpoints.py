@@ -51,7 +51,7 @@ class StopsAt(Batches):
             yield batch
 
 
-def test_an_evaluation_that_fails_costs_no_epoch(tmp_path):
+def test_failed_evaluation_loses_no_epoch(tmp_path):
     def broken(model):
         torch.rand(1)
         raise ZeroDivisionError("in the evaluator")
@@ -71,7 +71,7 @@ def test_an_evaluation_that_fails_costs_no_epoch(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model", "optimizer", "schedule", "progress", "rng", "meters"])
-def test_a_checkpoint_with_a_part_that_is_something_else_is_an_error_that_names_it(tmp_path, name):
+def test_checkpoint_with_a_part_of_the_wrong_type_is_an_error_that_names_it(tmp_path, name):
     run(tmp_path / "run", epochs=1)
     last = tmp_path / "run" / LAST_NAME
     sound = read_checkpoint(last)
@@ -87,7 +87,7 @@ def steps_of(folder):
 
 @pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}, {"precision": "fp16"}, {"accumulate": 2}])
 @pytest.mark.parametrize("where", [(0, 0), (1, 4), (3, 7)])
-def test_a_run_stopped_within_an_epoch_and_resumed_equals_one_never_stopped(tmp_path, options, where):
+def test_run_resumed_within_an_epoch_equals_an_uninterrupted_one(tmp_path, options, where):
     whole, _ = run(tmp_path / "whole", **options)
     with pytest.raises(Interrupted) as interrupted:
         run(tmp_path / "parts", loader=StopsAt(*where), **options)
@@ -105,7 +105,7 @@ def test_a_run_stopped_within_an_epoch_and_resumed_equals_one_never_stopped(tmp_
     assert positions[0] == positions[1]
 
 
-def test_checkpoints_within_epochs_come_by_steps_and_by_time_and_old_ones_go(tmp_path, monkeypatch):
+def test_checkpoints_within_epochs_are_saved_by_steps_or_time_and_old_ones_removed(tmp_path, monkeypatch):
     seen = []
     save = checkpoints.save_checkpoint
     monkeypatch.setattr(checkpoints, "save_checkpoint", lambda path, state: seen.append(path.name) or save(path, state))
@@ -122,7 +122,7 @@ def test_checkpoints_within_epochs_come_by_steps_and_by_time_and_old_ones_go(tmp
 
 
 @pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}])
-def test_the_best_checkpoint_holds_the_evaluated_weights_alone(tmp_path, options):
+def test_best_checkpoint_contains_only_the_evaluated_weights(tmp_path, options):
     metrics, evaluated = iter([0.5, 0.2]), []
 
     def evaluate(model):
@@ -143,7 +143,7 @@ def full_disk(*args):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_leaves_the_checkpoint_from_before_and_training_goes_on(tmp_path, monkeypatch, caplog):
+def test_full_disk_keeps_the_previous_checkpoint_and_training_continues(tmp_path, monkeypatch, caplog):
     fsync, calls = os.fsync, []
 
     def full_at_times(file):
@@ -162,7 +162,7 @@ def test_a_full_disk_leaves_the_checkpoint_from_before_and_training_goes_on(tmp_
 
 
 @pytest.mark.parametrize("full_at", [BEST_NAME, LAST_NAME])
-def test_a_best_that_was_not_written_does_not_count_as_best(tmp_path, monkeypatch, full_at):
+def test_best_checkpoint_that_was_not_written_does_not_count_as_best(tmp_path, monkeypatch, full_at):
     metrics, evaluated = iter([0.5, 0.4, 0.3]), []
 
     def evaluate(model):
@@ -206,7 +206,7 @@ def full_below(folder, monkeypatch, number=errno.ENOSPC):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EACCES, errno.EDQUOT])
 @pytest.mark.parametrize("options", [{"ema_decay": 0.9}, {"keep_checkpoints": 2}])
-def test_a_last_state_that_cannot_be_saved_is_in_the_temporary_folder(
+def test_last_state_that_cannot_be_saved_goes_to_the_temporary_folder(
     tmp_path, temporary, monkeypatch, number, options
 ):
     whole, _ = run(tmp_path / "whole", **options)
@@ -224,7 +224,7 @@ def test_a_last_state_that_cannot_be_saved_is_in_the_temporary_folder(
 
 
 @pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}])
-def test_where_the_state_does_not_fit_the_weights_are_saved(tmp_path, temporary, monkeypatch, options):
+def test_weights_are_saved_if_the_full_state_does_not_fit(tmp_path, temporary, monkeypatch, options):
     def too_large(path, state, save=checkpoints.save_checkpoint):
         if "optimizer" in state and state["progress"]["step"] > 0:
             raise CheckpointError(f"{path}: not saved (No space left on device).")
@@ -238,7 +238,7 @@ def test_where_the_state_does_not_fit_the_weights_are_saved(tmp_path, temporary,
     assert saved.keys() == {"model", "progress", "classes"} and saved["progress"]["step"] == 8
 
 
-def test_a_state_that_fits_nowhere_is_an_error_that_names_both_places(tmp_path, temporary, monkeypatch):
+def test_state_that_fits_nowhere_is_an_error_that_names_both_locations(tmp_path, temporary, monkeypatch):
     run(tmp_path / "run", epochs=1)
     full_below(tmp_path, monkeypatch)
     with pytest.raises(CheckpointError) as error:
@@ -247,7 +247,7 @@ def test_a_state_that_fits_nowhere_is_an_error_that_names_both_places(tmp_path, 
     assert read_checkpoint(tmp_path / "run" / LAST_NAME)["progress"]["epoch"] == 1
 
 
-def test_early_stopping_on_a_full_disk_saves_elsewhere_too(tmp_path, temporary, monkeypatch):
+def test_early_stopping_on_a_full_disk_saves_elsewhere(tmp_path, temporary, monkeypatch):
     def evaluate(model):
         full_below(tmp_path / "run", monkeypatch)
         return {"bbox/AP": math.nan}
@@ -257,7 +257,7 @@ def test_early_stopping_on_a_full_disk_saves_elsewhere_too(tmp_path, temporary, 
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_folder_that_is_removed_while_a_run_trains_ends_it_with_its_state_elsewhere(tmp_path, temporary, replaced):
+def test_run_whose_folder_is_removed_ends_with_its_state_saved_elsewhere(tmp_path, temporary, replaced):
     folder = tmp_path / "run"
     lock = FolderLock(folder, option="--run-dir")
 
@@ -276,7 +276,7 @@ def test_a_folder_that_is_removed_while_a_run_trains_ends_it_with_its_state_else
     assert not folder.exists() or (folder / LAST_NAME).read_text() == "another run's"
 
 
-def test_torchs_own_error_of_a_full_disk_is_understood(tmp_path, monkeypatch):
+def test_full_disk_error_of_torch_is_recognised(tmp_path, monkeypatch):
     def save(state, file):
         try:
             full_disk()
@@ -298,7 +298,7 @@ def save_with_little_room(folder):
         (folder / "error.txt").write_text(str(error))
 
 
-def test_a_file_that_really_cannot_be_written_to_its_end_leaves_the_one_from_before(tmp_path):
+def test_incompletely_written_file_leaves_the_previous_one(tmp_path):
     process = multiprocessing.get_context("forkserver").Process(target=save_with_little_room, args=(tmp_path,))
     process.start()
     process.join()
@@ -308,7 +308,7 @@ def test_a_file_that_really_cannot_be_written_to_its_end_leaves_the_one_from_bef
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_link_is_copied_where_there_are_none_and_names_of_one_file_leave_nothing(tmp_path, monkeypatch):
+def test_linking_falls_back_to_copying_and_leaves_no_temporary_files(tmp_path, monkeypatch):
     save_checkpoint(tmp_path / "a.pth", {"number": 1})
     for _ in range(2):
         link_checkpoint(tmp_path / "a.pth", tmp_path / "b.pth")
@@ -322,7 +322,7 @@ def write(path, step):
     save_checkpoint(path, {"progress": asdict(Progress(step=step))})
 
 
-def test_random_numbers_go_on_as_if_never_stopped():
+def test_random_state_continues_as_if_uninterrupted():
     state = rng_state()
     first = torch.rand(3), np.random.rand(3), random.random()
     set_rng_state(state)
@@ -330,7 +330,7 @@ def test_random_numbers_go_on_as_if_never_stopped():
     assert torch.equal(first[0], again[0]) and (first[1] == again[1]).all() and first[2] == again[2]
 
 
-def test_the_newest_checkpoint_that_is_whole_is_found(tmp_path, caplog):
+def test_newest_complete_checkpoint_is_found(tmp_path, caplog):
     assert newest_checkpoint(tmp_path) is None
     write(tmp_path / BEST_NAME, 1)
     assert newest_checkpoint(tmp_path) is None  # it has only weights
@@ -347,14 +347,14 @@ def test_the_newest_checkpoint_that_is_whole_is_found(tmp_path, caplog):
     assert newest_checkpoint(tmp_path).name == "step_00000010.pth"
 
 
-def test_what_a_killed_run_was_writing_is_removed(tmp_path):
+def test_partial_files_of_a_killed_run_are_removed(tmp_path):
     write(tmp_path / LAST_NAME, 1)
     (tmp_path / "step_00000002.pth.tmp").write_bytes(b"half")
     remove_stale(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [LAST_NAME]
 
 
-def test_an_epoch_with_another_number_of_batches_goes_on_at_the_same_part(tmp_path, caplog):
+def test_epoch_with_another_number_of_batches_resumes_at_the_same_fraction(tmp_path, caplog):
     class Half(Batches):
         def __len__(self):
             return 4

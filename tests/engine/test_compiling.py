@@ -18,7 +18,7 @@ def run_of(model):
     )
 
 
-def test_a_long_first_step_is_announced_watched_and_timed(capsys):
+def test_slow_first_step_is_announced_monitored_and_timed(capsys):
     run, log = run_of(nn.Linear(1000, 100)), CompileLog(every=0.02)
     with log.during_training(run):
         log.before_epoch(run)
@@ -41,6 +41,6 @@ def test_a_long_first_step_is_announced_watched_and_timed(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_only_a_run_that_compiles_has_it():
+def test_only_compiled_runs_announce_their_first_step():
     assert not any(isinstance(hook, CompileLog) for hook in default_hooks(TrainSettings(epochs=1)))
     assert any(isinstance(hook, CompileLog) for hook in default_hooks(TrainSettings(epochs=1, compile=True)))

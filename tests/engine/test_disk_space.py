@@ -19,7 +19,7 @@ Usage = namedtuple("Usage", "total used free")
     ("name", "options"),
     [("AdamW", {}), ("AdamW", {"amsgrad": True}), ("SGD", {}), ("SGD", {"momentum": 0.9}), ("NAdam", {})],
 )
-def test_the_size_of_an_optimisers_state_is_known_before_its_first_step(name, options):
+def test_optimizer_state_size_is_known_before_the_first_step(name, options):
     model = nn.Sequential(nn.Linear(300, 20), nn.Linear(20, 100, bias=False))
     groups = [{"params": list(part.parameters()), "lr": lr} for part, lr in zip(model, (0.1, 0.2))]
     optimizer = getattr(torch.optim, name)(groups, **options)
@@ -35,7 +35,7 @@ def test_the_size_of_an_optimisers_state_is_known_before_its_first_step(name, op
     assert optimizer_state_bytes(optimizer) == actual
 
 
-def test_another_optimiser_counts_as_adam():
+def test_unknown_optimizer_counts_as_adam():
     model = nn.Linear(30, 20)
     assert optimizer_state_bytes(torch.optim.LBFGS(model.parameters())) == 2 * 4 * 620
 
@@ -53,7 +53,7 @@ class Large(Regression):
 
 
 @pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}, {"keep_checkpoints": 3}])
-def test_too_small_a_disk_is_an_error_that_names_need_and_free(tmp_path, monkeypatch, options):
+def test_too_small_disk_is_an_error_that_names_needed_and_free_space(tmp_path, monkeypatch, options):
     run(tmp_path / "whole", model=Large(), epochs=1, **options)
     full = (tmp_path / "whole" / LAST_NAME).stat().st_size
     number = options.get("keep_checkpoints", 1) + 1
@@ -70,7 +70,7 @@ def test_too_small_a_disk_is_an_error_that_names_need_and_free(tmp_path, monkeyp
         run(tmp_path / "run", model=Large(), epochs=1, **options)
 
 
-def test_what_a_resumed_run_will_replace_counts_as_free(tmp_path, monkeypatch):
+def test_files_that_a_resumed_run_replaces_count_as_free(tmp_path, monkeypatch):
     run(tmp_path / "run", model=Large(), epochs=1)
     full = (tmp_path / "run" / LAST_NAME).stat().st_size
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 0, 1.4 * full))

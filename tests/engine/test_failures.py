@@ -36,7 +36,7 @@ class Poisoned(Batches):
             yield batch
 
 
-def test_a_step_with_a_loss_that_is_not_finite_is_skipped_and_its_images_are_named(tmp_path, caplog):
+def test_step_with_a_non_finite_loss_is_skipped_and_its_images_are_named(tmp_path, caplog):
     model, progress = run(tmp_path / "run", loader=Poisoned(2), epochs=2)
     assert progress.step == 14 and progress.bad_in_a_row == 0
     assert all(value.isfinite().all() for value in model.state_dict().values())
@@ -45,7 +45,7 @@ def test_a_step_with_a_loss_that_is_not_finite_is_skipped_and_its_images_are_nam
     assert message in caplog.text and "image 200, 201, 202, 203. After 5" in caplog.text
 
 
-def test_training_after_a_skipped_step_is_training_without_that_batch(tmp_path):
+def test_training_after_a_skipped_step_equals_training_without_that_batch(tmp_path):
     class Without(Batches):
         def __len__(self):
             return 7
@@ -64,7 +64,7 @@ def test_training_after_a_skipped_step_is_training_without_that_batch(tmp_path):
         assert a.equal(b)
 
 
-def test_running_statistics_of_a_skipped_step_are_those_from_before(tmp_path):
+def test_skipped_step_does_not_change_running_statistics(tmp_path):
     model = Regression()
     model.layers.insert(0, nn.BatchNorm1d(4))
     run(tmp_path / "run", loader=Poisoned(7), epochs=1, model=model)
@@ -72,7 +72,7 @@ def test_running_statistics_of_a_skipped_step_are_those_from_before(tmp_path):
     assert saved["layers.0.num_batches_tracked"] == 7 and saved["layers.0.running_mean"].isfinite().all()
 
 
-def test_five_in_a_row_end_the_run_and_leave_the_checkpoint_from_before(tmp_path):
+def test_five_failed_steps_in_a_row_end_the_run_and_keep_the_previous_checkpoint(tmp_path):
     with pytest.raises(
         TrainingError, match=r"loss squared, absolute is nan; image 700, .* 5 steps in a row were skipped"
     ):
@@ -83,13 +83,13 @@ def test_five_in_a_row_end_the_run_and_leave_the_checkpoint_from_before(tmp_path
     assert all(value.isfinite().all() for value in saved["model"].values())
 
 
-def test_steps_in_a_row_are_counted_over_a_resumed_run(tmp_path):
+def test_consecutive_failed_steps_are_counted_across_a_resume(tmp_path):
     with pytest.raises(TrainingError, match="5 steps in a row were skipped"):
         run(tmp_path / "run", loader=Poisoned(6, 7), epochs=1)
         run(tmp_path / "run", loader=Poisoned(0, 1, 2), epochs=2, resume=tmp_path / "run" / LAST_NAME)
 
 
-def test_one_bad_batch_of_an_accumulated_step_is_the_one_that_is_named(tmp_path, caplog):
+def test_error_names_the_bad_batch_of_an_accumulated_step(tmp_path, caplog):
     _, progress = run(tmp_path / "run", loader=Poisoned(2), epochs=1, accumulate=2)
     assert progress.step == 3
     assert "image 200, 201, 202, 203. After" in caplog.text and "300" not in caplog.text
@@ -103,7 +103,7 @@ class Exploding(SquaredError):
         return {**losses, "root": (outputs["value"] * 0).sqrt().sum()}
 
 
-def test_a_gradient_that_is_not_finite_is_skipped_and_its_parameters_named(tmp_path, caplog):
+def test_step_with_a_non_finite_gradient_is_skipped_and_its_parameters_are_named(tmp_path, caplog):
     with pytest.raises(
         TrainingError, match=r"the gradient's norm is nan, by layers\.0\.weight, .* and 1 others; image"
     ):
@@ -130,7 +130,7 @@ def decide(state):
     guard.before_step(state)
 
 
-def test_an_fp16_scale_that_is_too_high_is_lowered_and_counts_for_nothing():
+def test_too_high_fp16_scale_is_lowered_without_counting_as_a_failure():
     state = State(grad_norm=torch.tensor(math.inf))
     for scale, expected in ((2.0**16, 0), (2.0, 0), (1.0, 1), (0.5, 2)):
         state.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
@@ -139,7 +139,7 @@ def test_an_fp16_scale_that_is_too_high_is_lowered_and_counts_for_nothing():
         assert not state.should_step and state.progress.bad_in_a_row == expected
 
 
-def test_requests_to_save_and_stop_are_kept_by_the_decision():
+def test_requests_to_save_and_stop_survive_the_decision():
     state = State(should_stop=True)
     decide(state)
     assert (state.should_step, state.should_save, state.should_stop) == (True, False, True)
@@ -163,7 +163,7 @@ def explained(batch, **settings):
         MemoryError(),
     ],
 )
-def test_out_of_memory_names_the_batch_and_what_takes_less(error):
+def test_out_of_memory_names_the_batch_and_memory_savings(error):
     labels = [{"labels": torch.zeros(n, dtype=torch.int64), "image_id": 10 + n} for n in (3, 40)]
     batch = Batch({"images": torch.zeros(2, 3, 8, 16)}, labels)
     with pytest.raises(TrainingError) as caught, explained(batch):
@@ -186,7 +186,7 @@ def test_out_of_memory_in_the_optimisers_step_is_explained_too(tmp_path, monkeyp
         run(tmp_path / "run")
 
 
-def test_out_of_memory_in_evaluation_names_the_image_and_what_takes_less():
+def test_out_of_memory_in_evaluation_names_the_image_and_memory_savings():
     class Hungry(nn.Module):
         def forward(self, images):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -198,7 +198,7 @@ def test_out_of_memory_in_evaluation_names_the_image_and_what_takes_less():
     assert "data.val.transforms" in str(caught.value) and "accumulate" not in str(caught.value)
 
 
-def test_other_errors_pass_as_they_are():
+def test_other_errors_are_raised_unchanged():
     with pytest.raises(RuntimeError, match="shapes"), explained(Batch({}, [])):
         raise RuntimeError("shapes do not fit")
 
@@ -210,7 +210,7 @@ def logged(caplog):
 
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
-def test_an_evaluation_leaves_modes_and_meters_as_they_were(is_training, fails):
+def test_evaluation_restores_modes_and_meters(is_training, fails):
     class Evaluator:
         def update(self, predictions, targets):
             assert not model.training and not criterion.training

@@ -59,7 +59,7 @@ def test_three_steps_lower_the_loss_in_every_precision(name, precision, gpu, tmp
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_waits_twice_and_the_forward_pass_never(name, gpu, tmp_path):
+def test_step_synchronises_twice_and_the_forward_pass_never(name, gpu, tmp_path):
     needs_cuda(gpu)
     run, batch = quickstart_run(name, gpu, tmp_path)
     train_step(run, iter([batch]), 1)  # allocates what later steps reuse
@@ -80,7 +80,7 @@ def test_a_step_waits_twice_and_the_forward_pass_never(name, gpu, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["detr", "deformable_detr", "mask2former_instance"])
-def test_a_compiled_model_trains_as_the_eager_one(name, gpu, tmp_path):
+def test_compiled_model_trains_like_the_eager_one(name, gpu, tmp_path):
     needs_cuda(gpu)  # it takes minutes on a CPU
     losses = []
     for compiled in (False, True):
@@ -94,7 +94,7 @@ def test_a_compiled_model_trains_as_the_eager_one(name, gpu, tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
 
 
-def test_ddp_with_one_rank_has_the_gradients_of_the_model_alone(gpu, tmp_path, process_group):
+def test_ddp_with_one_rank_has_the_gradients_of_the_plain_model(gpu, tmp_path, process_group):
     gradients = []
     for parallel in (False, True):
         run, batch = quickstart_run("detr", gpu, tmp_path)
@@ -107,7 +107,7 @@ def test_ddp_with_one_rank_has_the_gradients_of_the_model_alone(gpu, tmp_path, p
         torch.testing.assert_close(shared, alone, rtol=1e-3, atol=1e-5)
 
 
-def test_fsdp_with_one_rank_steps_as_the_model_alone(gpu, tmp_path, process_group):
+def test_fsdp_with_one_rank_takes_the_steps_of_the_plain_model(gpu, tmp_path, process_group):
     def move(module):
         module.to(gpu)
         return shard(module, gpu) if isinstance(module, DETR) else module
@@ -132,7 +132,7 @@ def test_channels_last_predicts_the_same(gpu, tmp_path):
     torch.testing.assert_close(got["pred_masks"], expected["pred_masks"], rtol=1e-2, atol=1e-3)
 
 
-def test_images_travel_as_bytes_from_pinned_memory(gpu, tmp_path):
+def test_images_are_transferred_as_bytes_from_pinned_memory(gpu, tmp_path):
     needs_cuda(gpu)
     _, batch = quickstart_run("detr", gpu, tmp_path)
     pinned = batch.pin_memory()
@@ -141,7 +141,7 @@ def test_images_travel_as_bytes_from_pinned_memory(gpu, tmp_path):
 
 
 @pytest.mark.parametrize("first", ["here", "elsewhere"])
-def test_a_run_is_resumed_on_the_other_device(first, gpu, tmp_path):
+def test_run_can_be_resumed_on_another_device(first, gpu, tmp_path):
     devices = [gpu.type, "cpu"] if first == "here" else ["cpu", gpu.type]
     begun = vitkit.train("quickstart/detr", run_dir=tmp_path / "run", device=devices[0], **TINY, **{"train.epochs": 1})
     saved = tmp_path / "run" / "config.json"
@@ -150,7 +150,7 @@ def test_a_run_is_resumed_on_the_other_device(first, gpu, tmp_path):
     assert len(resumed.history) == 2 and "bbox/AP" in resumed.metrics
 
 
-def test_memory_that_runs_out_names_the_batch_and_what_takes_less(gpu, tmp_path):
+def test_out_of_memory_names_the_batch_and_memory_savings(gpu, tmp_path):
     needs_cuda(gpu)
     run, batch = quickstart_run("detr", gpu, tmp_path)
     batch.inputs = {name: x.repeat_interleave(64, -1).repeat_interleave(64, -2) for name, x in batch.inputs.items()}

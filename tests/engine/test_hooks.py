@@ -63,7 +63,7 @@ class Recorder(Hook):
         self.calls.append(sorted(metrics))
 
 
-def test_a_hook_is_called_in_the_order_of_the_loop(tmp_path):
+def test_hook_methods_are_called_in_the_order_of_the_loop(tmp_path):
     recorder = Recorder()
     hooks = {"hooks": [recorder], "epochs": 1, "accumulate": 4, "log_every": 1}
     run(tmp_path / "run", evaluate=lambda model: {"bbox/AP": 0.5}, **hooks)
@@ -92,7 +92,7 @@ def test_a_hook_can_save_and_end_a_run(tmp_path):
     assert (progress.epoch, progress.step) == (1, 8)
 
 
-def test_a_mistaken_hook_is_found_in_the_config_with_the_nearest_name(tmp_path):
+def test_error_for_an_unknown_hook_names_the_nearest(tmp_path):
     (tmp_path / "hooks.py").write_text(
         "from vitkit import HOOKS\nfrom vitkit.engine.hooks import Hook\n\n\n"
         "@HOOKS.register\nclass Chime(Hook):\n    def __init__(self, volume: int = 3): ...\n"
@@ -146,7 +146,7 @@ def example(name: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "spec"), [("wandb", dict(project="boxes")), ("mlflow", dict(experiment="boxes"))])
-def test_the_readmes_trackers_get_losses_and_metrics(tmp_path, monkeypatch, name, spec):
+def test_trackers_of_the_readme_get_losses_and_metrics(tmp_path, monkeypatch, name, spec):
     tracker = Tracker(name)
     monkeypatch.setitem(sys.modules, name, tracker)
     namespace = {"__name__": "my_trackers"}

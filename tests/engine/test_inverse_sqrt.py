@@ -6,7 +6,7 @@ from vitkit.errors import ConfigError
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 
 
-def test_the_rate_rises_to_its_peak_and_falls_as_the_paper_says():
+def test_learning_rate_rises_and_falls_as_in_the_paper():
     d_model, warmup, lr = 512, 40, (512 * 40) ** -0.5
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
     spec = dict(type="InverseSqrtLR", warmup_steps=warmup)
@@ -18,7 +18,7 @@ def test_the_rate_rises_to_its_peak_and_falls_as_the_paper_says():
         schedule.step()
 
 
-def test_the_warm_up_may_be_counted_in_epochs_and_must_be_there():
+def test_warm_up_is_required_and_may_be_given_in_epochs():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     spec = dict(type="InverseSqrtLR", warmup_epochs=2)
     schedule = SCHEDULES.build(spec, optimizer=optimizer, steps_per_epoch=10, epochs=20)
@@ -27,7 +27,7 @@ def test_the_warm_up_may_be_counted_in_epochs_and_must_be_there():
         SCHEDULES.build("InverseSqrtLR", optimizer=optimizer, steps_per_epoch=10, epochs=20)
 
 
-def test_the_optimizer_takes_the_papers_numbers():
+def test_optimizer_accepts_the_settings_of_the_paper():
     spec = dict(type="AdamW", lr=7e-4, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
     (group,) = OPTIMIZERS.build(spec).build(nn.Linear(2, 2)).param_groups
     assert group["betas"] == (0.9, 0.98) and group["eps"] == 1e-9

@@ -78,7 +78,7 @@ def test_records_are_json_lines_and_a_resumed_run_appends(tmp_path):
     assert [record["step"] for record in records(tmp_path)] == [20, 20, 40]  # step 40 is after this run's position
 
 
-def test_numbers_that_json_cannot_hold_are_null(tmp_path):
+def test_non_finite_numbers_become_null(tmp_path):
     write(tmp_path, metrics={"bbox/AP": math.nan, "loss": math.inf})
     assert records(tmp_path)[1]["metrics"] == {"bbox/AP": None, "loss": None}
 
@@ -98,7 +98,7 @@ def test_ranks_other_than_the_main_one_write_and_print_nothing(tmp_path, monkeyp
     assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
 
 
-def test_scalars_are_in_tensorboard_where_it_is_installed(tmp_path):
+def test_scalars_are_written_to_tensorboard_if_installed(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     write(tmp_path)
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -107,7 +107,7 @@ def test_scalars_are_in_tensorboard_where_it_is_installed(tmp_path):
     assert (point.step, point.value) == (40, 0.25)
 
 
-def test_without_tensorboard_the_rest_is_written(tmp_path, monkeypatch):
+def test_other_logs_are_written_without_tensorboard(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [LOG_NAME]
@@ -132,7 +132,7 @@ def test_peak_memory_of_the_process_is_in_mebibytes():
     assert 20 < peak_memory_mb(torch.device("cpu")) < 2**20
 
 
-def test_a_log_is_cut_where_the_checkpoint_is(tmp_path):
+def test_resumed_log_is_truncated_at_the_checkpoint(tmp_path):
     lines = [
         {"kind": "train", "step": 4, "epoch": 1},
         {"kind": "val", "step": 4, "epoch": 1},
@@ -152,7 +152,7 @@ def test_a_log_is_cut_where_the_checkpoint_is(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-def test_a_log_that_cannot_be_written_ends_no_run(tmp_path, capsys):
+def test_unwritable_log_does_not_end_the_run(tmp_path, capsys):
     run = run_of(tmp_path)
     log = run.hooks[0]
     with log.during_training(run), Path("/dev/full").open("ab", buffering=0) as full:
@@ -164,7 +164,7 @@ def test_a_log_that_cannot_be_written_ends_no_run(tmp_path, capsys):
     assert json.loads((tmp_path / LOG_NAME).read_text().strip()) == VAL
 
 
-def test_tensorboard_on_a_full_disk_is_said_once_and_ends_no_run(tmp_path, monkeypatch, capsys):
+def test_tensorboard_on_a_full_disk_is_reported_once_and_does_not_end_the_run(tmp_path, monkeypatch, capsys):
     writer = pytest.importorskip("tensorboard.summary.writer.record_writer")
     write_record, written = writer.RecordWriter.write, []
 
@@ -185,7 +185,7 @@ def test_tensorboard_on_a_full_disk_is_said_once_and_ends_no_run(tmp_path, monke
     assert not captured.err and threading.excepthook is hook
 
 
-def test_a_tensorboard_that_cannot_begin_ends_no_run(tmp_path, capsys):
+def test_tensorboard_that_cannot_start_does_not_end_the_run(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     (tmp_path / "tensorboard").touch()
     board, run = TensorBoard(), run_of(tmp_path)
@@ -194,7 +194,7 @@ def test_a_tensorboard_that_cannot_begin_ends_no_run(tmp_path, capsys):
     assert capsys.readouterr().out.count("tensorboard: not written any more (") == 1
 
 
-def test_console_has_a_line_after_the_first_step_and_then_by_time(tmp_path, capsys):
+def test_console_prints_after_the_first_step_and_then_at_intervals(tmp_path, capsys):
     run = run_of(tmp_path)
     run.settings.log_every = 50
     with run.hooks[0].during_training(run):
@@ -207,7 +207,7 @@ def test_console_has_a_line_after_the_first_step_and_then_by_time(tmp_path, caps
     assert records(tmp_path) == []  # its steps do not depend on the time
 
 
-def test_time_left_has_the_evaluations(tmp_path, capsys):
+def test_remaining_time_includes_evaluations(tmp_path, capsys):
     run = run_of(tmp_path)
     run.settings.epochs, run.settings.eval_every = 5, 2
     log = run.hooks[0]
@@ -220,6 +220,6 @@ def test_time_left_has_the_evaluations(tmp_path, capsys):
         assert log._time_left(run, 1.0) == "0:06:30"
 
 
-def test_console_leaves_numbers_of_the_table_and_unmeasured_ones_out(tmp_path, capsys):
+def test_console_omits_unmeasured_numbers_and_those_of_the_table(tmp_path, capsys):
     write(tmp_path, metrics={"bbox/AP": -1.0, "bbox/APs": -1.0, "segm/AP": 0.5, "loss": 2.0})
     assert capsys.readouterr().out.splitlines()[-1] == "epoch 1/2  validation  bbox/AP –  loss 2"

@@ -29,14 +29,14 @@ def test_every_trainable_parameter_is_in_one_group():
     assert sum(len(g["params"]) for g in groups) == 5
 
 
-def test_the_backbone_and_named_parts_have_their_own_rates():
+def test_backbone_and_named_parts_have_their_own_learning_rates():
     model = Model()
     got = rates(model, lr=1e-3, weight_decay=0.1, backbone_lr=1e-4, lr_multipliers={"head": 2.0})
     assert got["backbone.0.weight"] == pytest.approx((1e-4, 0.1))
     assert got["head.weight"] == pytest.approx((2e-3, 0.1))
 
 
-def test_norms_and_biases_lose_weight_decay_only_where_asked():
+def test_norms_and_biases_have_no_weight_decay_only_on_request():
     model = Model()
     assert {d for _, d in rates(model).values()} == {0.1}
     got = rates(model, no_weight_decay=["vectors"])
@@ -44,7 +44,7 @@ def test_norms_and_biases_lose_weight_decay_only_where_asked():
     assert got["backbone.0.bias"][1] == got["backbone.1.weight"][1] == 0.0
 
 
-def test_a_multiplier_that_fits_nothing_names_the_nearest():
+def test_error_for_a_multiplier_without_a_match_names_the_nearest():
     with pytest.raises(ConfigError, match="no trainable parameter's name contains 'hed'.*'head'"):
         rates(Model(), lr_multipliers={"hed": 2.0})
 
@@ -73,14 +73,14 @@ def test_step_schedule_drops_after_the_named_epoch():
     assert values[30:] == pytest.approx([0.1] * 11)
 
 
-def test_multi_step_schedule_drops_where_it_says_with_a_warm_up_too():
+def test_multi_step_schedule_drops_at_its_milestones_also_with_a_warm_up():
     values = curve({"type": "MultiStepLR", "drop_at_epochs": [2, 3], "warmup_steps": 5})
     assert values[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1.0])
     assert values[19] == pytest.approx(1.0) and values[20] == pytest.approx(0.1)
     assert values[29] == pytest.approx(0.1) and values[30] == pytest.approx(0.01)
 
 
-def test_cosine_schedule_is_half_way_down_in_the_middle_and_zero_at_the_end():
+def test_cosine_schedule_is_halved_in_the_middle_and_zero_at_the_end():
     values = curve({"type": "CosineLR"})
     assert values[0] == 1.0 and values[20] == pytest.approx(0.5) and values[40] == pytest.approx(0.0, abs=1e-9)
 
@@ -111,7 +111,7 @@ class Blocks(nn.Module):
         self.head = self.Block()
 
 
-def test_layer_decay_lowers_the_rate_block_by_block():
+def test_layer_decay_lowers_the_learning_rate_block_by_block():
     model = Blocks()
     got = rates(model, layer_decay=0.5)
     expected = {
@@ -144,7 +144,7 @@ def test_layer_decay_by_eomts_rule_keeps_the_last_block_and_joins_the_stem_to_th
     assert got["backbone.stage2.0.inner.bias"][0] == 1.0 and got["backbone.stage1.0.inner.weight"][0] == 1 / 4
 
 
-def test_two_warm_ups_rest_the_backbone_then_raise_it():
+def test_two_warm_ups_freeze_the_backbone_and_then_raise_its_learning_rate():
     model = Blocks()
     optimizer = SGD(lr=1.0, layer_decay=1.0).build(model)
     schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0](
@@ -160,7 +160,7 @@ def test_two_warm_ups_rest_the_backbone_then_raise_it():
     assert by_part["backbone"] == pytest.approx([0, 0, 0, 1 / 4, 2 / 4, 3 / 4, 1, 3 / 4, 2 / 4, 1 / 4, 0])
 
 
-def test_two_warm_ups_need_groups_of_the_backbone_and_steps():
+def test_two_warm_ups_need_backbone_groups_and_steps():
     schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0]
     with pytest.raises(ConfigError, match="TwoStageWarmupPolyLR: the optimizer has no groups of the backbone's"):
         schedule(SGD(lr=1.0).build(Blocks()), 100, epochs=1)
@@ -188,7 +188,7 @@ def test_named_parameters_have_no_weight_decay():
         rates(model, no_weight_decay=["posembed"])
 
 
-def test_the_cosine_ends_at_its_part_of_every_groups_rate():
+def test_cosine_schedule_ends_at_a_fraction_of_every_groups_learning_rate():
     optimizer = torch.optim.SGD([{"params": nn.Parameter(torch.zeros(1)), "lr": lr} for lr in (1.0, 0.1)], lr=1.0)
     spec = {"type": "CosineLR", "end_factor": 0.2, "warmup_epochs": 0.5}
     schedule = SCHEDULES.build(spec, optimizer=optimizer, steps_per_epoch=10, epochs=4)
@@ -201,7 +201,7 @@ def test_the_cosine_ends_at_its_part_of_every_groups_rate():
     assert schedule.get_last_lr() == pytest.approx([0.2, 0.02])
 
 
-def test_the_warm_up_is_counted_one_way():
+def test_warm_up_is_given_either_in_steps_or_in_epochs():
     with pytest.raises(ConfigError, match="warmup_steps=5 and warmup_epochs=1; expected one of them"):
         curve({"type": "CosineLR", "warmup_steps": 5, "warmup_epochs": 1})
     assert curve({"type": "MultiStepLR", "drop_at_epochs": [2], "warmup_epochs": 0.5})[:6] == pytest.approx(
@@ -209,7 +209,7 @@ def test_the_warm_up_is_counted_one_way():
     )
 
 
-def test_norms_and_embeddings_lose_weight_decay_by_their_kind():
+def test_norms_and_embeddings_have_no_weight_decay_by_module_type():
     model = nn.ModuleDict(
         dict(
             convolution=nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.BatchNorm2d(4)),
@@ -236,7 +236,7 @@ def test_norms_and_embeddings_lose_weight_decay_by_their_kind():
     }
 
 
-def test_a_rate_may_drop_within_an_epoch():
+def test_learning_rate_may_drop_within_an_epoch():
     values = curve({"type": "MultiStepLR", "drop_at_epochs": [1.26, 3.5]})
     assert values[:13] == [1.0] * 13 and values[13:35] == pytest.approx([0.1] * 22)
     assert values[35:] == pytest.approx([0.01] * 6)
@@ -247,7 +247,7 @@ def test_a_rate_may_drop_within_an_epoch():
     assert sorted(schedule.milestones) == pytest.approx([327_778, 355_092], rel=1e-3)
 
 
-def test_nesterov_looks_ahead_by_the_momentum():
+def test_nesterov_momentum_takes_a_look_ahead_step():
     def step(nesterov):
         weight = nn.Parameter(torch.tensor([1.0]))
         model = nn.Module()

@@ -190,20 +190,20 @@ def two_ranks(tmp_path_factory) -> tuple[Path, list[dict]]:
 
 
 @needs_newer_torch
-def test_sharded_weights_have_the_losses_of_full_ones(two_ranks):
+def test_sharded_training_has_the_losses_of_full_weights(two_ranks):
     for results in two_ranks[1]:
         assert len(results["ddp"]) in (3, 6) and results["ddp"][0] != results["ddp"][-1]
         assert results["fsdp"] == pytest.approx(results["ddp"], rel=1e-4)
 
 
 @needs_newer_torch
-def test_a_rank_without_anything_to_evaluate_does_not_stop_the_other(two_ranks):
+def test_rank_without_data_to_evaluate_does_not_block_the_other(two_ranks):
     main, other = two_ranks[1]
     assert len(main["one image"]) == 1 and other["one image"] == []
 
 
 @needs_newer_torch
-def test_their_checkpoint_is_full_and_equals_that_of_full_weights(two_ranks):
+def test_sharded_run_saves_a_full_checkpoint_equal_to_that_of_full_weights(two_ranks):
     ddp, fsdp = (read_checkpoint(two_ranks[0] / name / LAST_NAME) for name in ("ddp", "fsdp"))
     assert fsdp["model"].keys() == ddp["model"].keys() and fsdp["progress"] == ddp["progress"]
     for name, value in ddp["model"].items():
@@ -212,7 +212,7 @@ def test_their_checkpoint_is_full_and_equals_that_of_full_weights(two_ranks):
 
 
 @needs_newer_torch
-def test_a_resumed_sharded_run_equals_one_never_stopped(two_ranks):
+def test_resumed_sharded_run_equals_an_uninterrupted_one(two_ranks):
     full, parts = (read_checkpoint(two_ranks[0] / name / LAST_NAME) for name in ("fsdp", "parts"))
     assert full["progress"] == parts["progress"]
     assert all(value.equal(parts["model"][name]) for name, value in full["model"].items())
@@ -222,7 +222,7 @@ def test_a_resumed_sharded_run_equals_one_never_stopped(two_ranks):
 
 @needs_newer_torch
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_bad_batch_of_one_rank_is_skipped_by_both(two_ranks, strategy):
+def test_bad_batch_of_one_rank_is_skipped_by_both_ranks(two_ranks, strategy):
     folder, (main, _) = two_ranks
     saved = read_checkpoint(folder / f"poisoned_{strategy}" / LAST_NAME)
     assert saved["progress"]["step"] == 1 and saved["progress"]["epoch"] == 1
@@ -232,7 +232,7 @@ def test_a_bad_batch_of_one_rank_is_skipped_by_both(two_ranks, strategy):
     assert "rank 0" not in main["warnings"][0]
 
 
-def test_an_optimisers_state_follows_the_memory_format_of_its_parameters():
+def test_optimizer_state_follows_the_memory_format_of_its_parameters():
     gradients = torch.randn(4, 6, 3, 2, 2)
 
     def steps(formats):
@@ -256,7 +256,7 @@ def test_an_optimisers_state_follows_the_memory_format_of_its_parameters():
     torch.testing.assert_close(steps([torch.contiguous_format, torch.channels_last]), same)
 
 
-def test_a_run_from_before_optimisers_were_fused_goes_on_fused():
+def test_run_saved_without_fused_optimizers_resumes_with_them():
     model = nn.Linear(3, 2)
     optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.1}).build(model)
     old = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -270,13 +270,13 @@ def test_a_run_from_before_optimisers_were_fused_goes_on_fused():
         load_state(optimizer, {"state": {}, "param_groups": []}, model)
 
 
-def test_one_process_has_nothing_to_shard_a_model_among():
+def test_sharding_needs_several_processes():
     with pytest.raises(ConfigError, match="train.strategy=fsdp: there is one process"):
         shard(Blocks(), CPU)
 
 
 @needs_newer_torch
-def test_weights_in_channels_last_are_an_error_before_torchs_own():
+def test_sharding_of_channels_last_weights_is_an_error():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(ConfigError, match=r"train\.channels_last: .* Set it to false"):
@@ -285,7 +285,7 @@ def test_weights_in_channels_last_are_an_error_before_torchs_own():
         dist.destroy_process_group()
 
 
-def test_settings_that_do_not_go_with_sharded_weights_are_errors():
+def test_settings_incompatible_with_sharded_weights_are_errors():
     with pytest.raises(ConfigError, match=r"train\.ema_decay: there is no average"):
         TrainSettings(epochs=1, strategy="fsdp", ema_decay=0.9)
     with pytest.raises(ConfigError, match=r"train\.precision=fp16"):

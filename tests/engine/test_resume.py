@@ -8,7 +8,7 @@ from vitkit.engine.resume import current_launch, mark_launch, repeated_run, repo
 from vitkit.errors import ConfigError
 
 
-def test_changes_are_told_with_what_they_mean(tmp_path, caplog):
+def test_changed_settings_are_reported_with_their_effect(tmp_path, caplog):
     saved = {
         "train": {"log_every": 50, "clip_grad_norm": 0.1},
         "optimizer": {"type": "AdamW", "lr": 1e-4},
@@ -27,7 +27,7 @@ def test_changes_are_told_with_what_they_mean(tmp_path, caplog):
         report_changes(tmp_path, saved, {**saved, "optimizer": {"type": "AdamW", "lr": 1.0}})
 
 
-def test_a_launch_knows_its_run_again_and_no_other(tmp_path, monkeypatch):
+def test_repeated_launch_recognises_only_its_own_run(tmp_path, monkeypatch):
     for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     for name in ("detr", "detr-2"):
@@ -58,7 +58,7 @@ def test_a_launch_knows_its_run_again_and_no_other(tmp_path, monkeypatch):
     assert resume_command(tmp_path / "a run").endswith(f"--resume '{tmp_path / 'a run'}'")
 
 
-def test_resume_command_is_of_the_program_that_was_started(monkeypatch):
+def test_resume_command_names_the_program_that_was_started(monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     is_installed = True

@@ -53,7 +53,7 @@ def holder(tmp_path):
     process.join()
 
 
-def test_a_folder_in_use_names_the_process_and_is_free_once_that_is_killed(tmp_path, holder):
+def test_folder_in_use_names_the_process_and_is_free_once_it_is_killed(tmp_path, holder):
     with pytest.raises(ConfigError, match=rf"in use by process {holder.pid} on \S+ since 2\d\d\d-") as error:
         claim(tmp_path, option="--resume")
     assert f"remove {tmp_path / LOCK_NAME}" in str(error.value)
@@ -65,14 +65,14 @@ def test_a_folder_in_use_names_the_process_and_is_free_once_that_is_killed(tmp_p
     assert {path.name for path in tmp_path.iterdir()} == {"locked"}
 
 
-def test_a_repeated_launch_waits_for_a_lock_that_ends_soon(tmp_path, holder):
+def test_repeated_launch_waits_for_a_lock_that_is_released_soon(tmp_path, holder):
     threading.Timer(0.2, holder.kill).start()
     claim(tmp_path, wait=30.0).release()
     assert not holder.is_alive()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, None])
-def test_where_there_are_no_locks_it_is_said_and_the_run_goes_on(tmp_path, monkeypatch, caplog, number):
+def test_missing_file_locks_are_reported_and_the_run_continues(tmp_path, monkeypatch, caplog, number):
     def lockf(*_):
         raise OSError(number, os.strerror(number))
 
@@ -88,7 +88,7 @@ def test_where_there_are_no_locks_it_is_said_and_the_run_goes_on(tmp_path, monke
         assert choose(stack, tmp_path / "run").path == tmp_path / "run-2"
 
 
-def test_a_new_folder_goes_with_a_run_that_did_not_begin_and_no_other(tmp_path):
+def test_only_the_new_folder_of_a_run_that_did_not_start_is_removed(tmp_path):
     default, given = tmp_path / "runs" / "detr", tmp_path / "given"
     given.mkdir()
     with ExitStack() as stack:
@@ -101,7 +101,7 @@ def test_a_new_folder_goes_with_a_run_that_did_not_begin_and_no_other(tmp_path):
     assert [path.name for path in default.iterdir()] == [CONFIG_NAME]
 
 
-def test_a_folder_that_was_removed_or_replaced_is_not_mine(tmp_path):
+def test_folder_that_was_removed_or_replaced_is_no_longer_owned(tmp_path):
     lock = claim(tmp_path / "run")
     assert lock.is_mine()
     shutil.rmtree(tmp_path / "run")
@@ -113,7 +113,7 @@ def test_a_folder_that_was_removed_or_replaced_is_not_mine(tmp_path):
     other.release()
 
 
-def test_a_full_disk_can_be_locked_and_hides_no_other_error(tmp_path):
+def test_folder_lock_on_a_full_disk_hides_no_other_error(tmp_path):
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
@@ -129,7 +129,7 @@ def test_a_full_disk_can_be_locked_and_hides_no_other_error(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, monkeypatch):
+def test_read_only_folder_is_an_error_with_a_remedy(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     (tmp_path / "broken").symlink_to(tmp_path / "nothing" / "here")
     for folder, reason in {"file": "Not a directory", "broken": "File exists"}.items():

@@ -10,7 +10,7 @@ import vitkit
 from vitkit.engine.run_record import RECORD_NAME, git_state, record_start
 
 
-def test_each_start_is_added_with_command_versions_and_device(tmp_path, monkeypatch):
+def test_each_start_is_recorded_with_command_versions_and_device(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "tools/train.py", "my config.py"])
     for count in (1, 2):
         record_start(tmp_path, torch.device("cpu"))
@@ -22,7 +22,7 @@ def test_each_start_is_added_with_command_versions_and_device(tmp_path, monkeypa
     assert starts[1]["device"]["type"] == "cpu" and starts[1]["device"]["name"] and starts[1]["device"]["threads"] >= 1
 
 
-def test_git_state_names_the_commit_and_what_is_changed(tmp_path):
+def test_git_state_names_the_commit_and_the_changed_files(tmp_path):
     assert git_state(tmp_path) is None
 
     def git(*arguments):

@@ -25,7 +25,7 @@ PER_IMAGE = 100
 """The number of predictions per image."""
 
 
-def test_an_epoch_of_64_ranks_has_every_image_once_at_little_memory():
+def test_epoch_over_64_ranks_has_every_image_once_in_little_memory():
     groups = np.arange(NUM_IMAGES) % 2
     seen, most, seconds = [], 0, 0.0
     for rank in range(0, RANKS, 9):

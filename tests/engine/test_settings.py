@@ -5,13 +5,13 @@ from vitkit.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ["epochs", "accumulate", "log_every", "eval_every"])
-def test_counts_begin_at_one(name):
+def test_counts_are_at_least_one(name):
     assert getattr(TrainSettings(**{"epochs": 3, name: 1}), name) == 1
     with pytest.raises(ConfigError, match=rf"train\.{name}: got 0; expected at least 1"):
         TrainSettings(**{"epochs": 3, name: 0})
 
 
-def test_decay_of_the_moving_average_is_a_share():
+def test_decay_of_the_moving_average_is_a_fraction():
     with pytest.raises(ConfigError, match=r"train\.ema_decay: got 2"):
         TrainSettings(epochs=1, ema_decay=2)
 

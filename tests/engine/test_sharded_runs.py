@@ -125,7 +125,7 @@ def folders(run_dir: Path) -> list[Path]:
 
 
 @needs_newer_torch
-def test_each_rank_writes_its_shards_and_all_are_read_as_one(trained):
+def test_each_rank_writes_its_shards_which_load_as_one_checkpoint(trained):
     folder, _ = trained
     full, sharded = (read_checkpoint(folder / name / LAST_NAME) for name in ("full", "sharded"))
     assert full.keys() == sharded.keys() and full["progress"] == sharded["progress"]
@@ -144,7 +144,7 @@ def test_each_rank_writes_its_shards_and_all_are_read_as_one(trained):
 
 
 @needs_newer_torch
-def test_a_resumed_run_equals_one_never_stopped(trained):
+def test_resumed_run_equals_an_uninterrupted_one(trained):
     folder, results = trained
     full, parts = (read_checkpoint(folder / name / LAST_NAME) for name in ("sharded", "parts"))
     assert full["progress"] == parts["progress"]
@@ -154,7 +154,7 @@ def test_a_resumed_run_equals_one_never_stopped(trained):
 
 
 @needs_newer_torch
-def test_only_what_a_checkpoint_names_is_kept(trained):
+def test_only_shards_named_by_a_checkpoint_are_kept(trained):
     folder, _ = trained
     named = {shards_named(folder / "sharded" / name) for name in (LAST_NAME, BEST_NAME)}
     assert {path.name for path in folders(folder / "sharded")} == named
@@ -165,7 +165,7 @@ def test_only_what_a_checkpoint_names_is_kept(trained):
 
 
 @needs_newer_torch
-def test_the_best_checkpoint_has_shards_of_the_weights_alone(trained):
+def test_best_checkpoint_has_shards_of_only_the_weights(trained):
     folder, _ = trained
     best = read_checkpoint(folder / "sharded" / BEST_NAME)
     assert best.keys() == {"model", "progress"} and best["progress"]["best"] == 0.5
@@ -179,7 +179,7 @@ def shards_named(path: Path) -> str:
 
 
 @needs_newer_torch
-def test_a_disk_that_is_full_for_one_rank_leaves_the_checkpoint_from_before(trained):
+def test_disk_full_for_one_rank_keeps_the_previous_checkpoint(trained):
     folder, (main, other) = trained
     assert len(main["no_space"]) == 1 and not other["no_space"]
     assert "not saved (No space left on device). Checkpoints from before are intact" in main["no_space"][0]
@@ -187,7 +187,7 @@ def test_a_disk_that_is_full_for_one_rank_leaves_the_checkpoint_from_before(trai
 
 
 @needs_newer_torch
-def test_a_last_state_that_one_rank_cannot_write_leaves_the_weights_in_the_temporary_folder(trained):
+def test_last_state_that_one_rank_cannot_write_leaves_weights_in_the_temporary_folder(trained):
     folder, results = trained
     (path,) = (folder / "temporary").glob("*/last.pth")
     main, other = (result["no_last"] for result in results)
@@ -200,7 +200,7 @@ def test_a_last_state_that_one_rank_cannot_write_leaves_the_weights_in_the_tempo
 
 
 @needs_newer_torch
-def test_a_best_that_the_main_rank_cannot_write_holds_up_no_other_rank(trained):
+def test_best_checkpoint_that_the_main_rank_cannot_write_blocks_no_other_rank(trained):
     folder, results = trained
     for of_rank in results:
         assert of_rank["no_best"] == of_rank["full"]
@@ -209,7 +209,7 @@ def test_a_best_that_the_main_rank_cannot_write_holds_up_no_other_rank(trained):
 
 
 @needs_newer_torch
-def test_tools_read_it_by_its_name(first):
+def test_tools_read_sharded_checkpoints_by_name(first):
     model = Blocks()
     report = load_weights(model, first / LAST_NAME)
     assert not report.missing and not report.unexpected
@@ -236,7 +236,7 @@ def three_ranks_resume(folder: Path) -> dict:
 
 
 @needs_newer_torch
-def test_another_number_of_ranks_reads_its_shards_of_it(trained):
+def test_another_number_of_ranks_reads_the_shards(trained):
     folder, _ = trained
     saved = read_checkpoint(folder / "first" / LAST_NAME)
     results = on_ranks(3, folder, three_ranks_resume)
@@ -273,7 +273,7 @@ def test_files_that_are_missing_or_damaged_are_named(first):
 
 
 @needs_newer_torch
-def test_what_a_killed_run_was_writing_is_removed_and_the_rest_is_not(first):
+def test_only_partial_files_of_a_killed_run_are_removed(first):
     before = {path.name for path in first.iterdir()}
     (first / "step_00000009.shards.tmp").mkdir()
     (first / "step_00000009.shards.tmp" / "__0_0.distcp").touch()
@@ -282,6 +282,6 @@ def test_what_a_killed_run_was_writing_is_removed_and_the_rest_is_not(first):
     assert {path.name for path in first.iterdir()} == before
 
 
-def test_full_weights_have_no_shards_to_write():
+def test_sharded_checkpoints_need_sharded_weights():
     with pytest.raises(ConfigError, match=r"train\.sharded_checkpoints: only train\.strategy=fsdp"):
         TrainSettings(epochs=1, **SHARDED)

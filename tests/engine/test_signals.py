@@ -20,7 +20,7 @@ def listening():
         yield signals
 
 
-def test_a_second_interrupt_stops_at_once_but_not_one_that_is_only_passed_on():
+def test_second_interrupt_stops_at_once_unless_it_was_only_forwarded():
     before = signal.getsignal(signal.SIGINT)  # ignored where a shell runs the tests in its background
     with listening() as signals:
         signal.raise_signal(signal.SIGINT)
@@ -32,7 +32,7 @@ def test_a_second_interrupt_stops_at_once_but_not_one_that_is_only_passed_on():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_request_interrupts_an_evaluation():
+def test_stop_request_interrupts_an_evaluation():
     with listening() as signals:
         with pytest.raises(Interrupted), signals.during_evaluation(RUN):
             signal.raise_signal(signal.SIGTERM)
@@ -42,7 +42,7 @@ def test_a_request_interrupts_an_evaluation():
     assert signals.received == signal.SIGTERM
 
 
-def test_a_request_waits_for_the_evaluation_of_a_sharded_model(monkeypatch):
+def test_stop_request_waits_for_the_evaluation_of_a_sharded_model(monkeypatch):
     monkeypatch.setattr("vitkit.engine.hooks.saving.is_sharded", lambda model: True)
     with listening() as signals, signals.during_evaluation(RUN):
         signal.raise_signal(signal.SIGTERM)

@@ -116,7 +116,7 @@ def test_training_lowers_the_loss_and_logs_it(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}, {"precision": "fp16"}, {"accumulate": 2}])
-def test_a_stopped_and_resumed_run_equals_one_never_stopped(tmp_path, options):
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
     whole, _ = run(tmp_path / "whole", **options)
     run(tmp_path / "parts", **{**options, "epochs": 2})
     resumed, progress = run(tmp_path / "parts", resume=tmp_path / "parts" / LAST_NAME, **options)
@@ -128,7 +128,7 @@ def test_a_stopped_and_resumed_run_equals_one_never_stopped(tmp_path, options):
     assert all(torch.equal(a["ema"][k], b["ema"][k]) for k in a.get("ema", {}))
 
 
-def test_two_accumulated_batches_are_one_batch_of_both(tmp_path):
+def test_two_accumulated_batches_equal_one_batch_of_both(tmp_path):
     class Joined(Batches):
         def __len__(self):
             return 4
@@ -165,7 +165,7 @@ def test_two_accumulated_batches_are_one_batch_of_both(tmp_path):
         torch.testing.assert_close(a, b)
 
 
-def test_best_checkpoint_last_checkpoint_and_early_stopping(tmp_path):
+def test_early_stopping_leaves_the_best_and_the_last_checkpoint(tmp_path):
     metrics = iter([0.2, 0.5, 0.4, 0.3, 0.9])
     _, progress = run(tmp_path / "run", evaluate=lambda model: {"bbox/AP": next(metrics)}, patience=2, epochs=5)
     assert progress.epoch == 4 and progress.best == 0.5
@@ -174,7 +174,7 @@ def test_best_checkpoint_last_checkpoint_and_early_stopping(tmp_path):
     assert [r["metrics"]["bbox/AP"] for r in records(tmp_path / "run", "val")] == [0.2, 0.5, 0.4, 0.3]
 
 
-def test_a_run_that_was_stopped_early_trains_no_more_unless_patience_is_raised(tmp_path, capsys):
+def test_early_stopped_run_trains_on_only_with_more_patience(tmp_path, capsys):
     metrics = iter([0.5, 0.4, 0.3, 0.2])
     options = {"evaluate": lambda model: {"bbox/AP": next(metrics)}, "resume": tmp_path / "run" / LAST_NAME}
     run(tmp_path / "run", **{**options, "resume": None}, patience=1)
@@ -190,7 +190,7 @@ def test_a_run_that_was_stopped_early_trains_no_more_unless_patience_is_raised(t
     assert progress.epoch == 3 and progress.worse_in_a_row == 2
 
 
-def test_a_best_by_another_metric_is_not_compared_with_a_resumed_runs(tmp_path, capsys):
+def test_best_by_another_metric_is_not_compared_after_a_resume(tmp_path, capsys):
     values = iter([{"top1": 0.9, "loss": 3.0}, {"top1": 0.5, "loss": 2.0}, {"top1": 0.6, "loss": 4.0}])
     options = {"evaluate": lambda model: next(values), "epochs": 3}
     run(tmp_path / "run", **{**options, "epochs": 1}, best_metric="top1")
@@ -200,7 +200,7 @@ def test_a_best_by_another_metric_is_not_compared_with_a_resumed_runs(tmp_path, 
     assert read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 2
 
 
-def test_a_best_that_was_kept_by_the_highest_loss_is_forgotten(tmp_path, capsys):
+def test_best_checkpoint_chosen_by_the_highest_loss_is_forgotten(tmp_path, capsys):
     losses = iter([3.0, 2.0])
     options = {"evaluate": lambda model: {"loss": next(losses)}, "best_metric": "loss"}
     run(tmp_path / "run", epochs=1, **options)
@@ -212,7 +212,7 @@ def test_a_best_that_was_kept_by_the_highest_loss_is_forgotten(tmp_path, capsys)
     assert progress.best == -2.0 and progress.worse_in_a_row == 0
 
 
-def test_a_complete_run_says_so_when_it_is_resumed(tmp_path, capsys):
+def test_resuming_a_complete_run_reports_that_it_is_complete(tmp_path, capsys):
     run(tmp_path / "run")
     before = (tmp_path / "run" / LAST_NAME).read_bytes()
     capsys.readouterr()
@@ -226,13 +226,13 @@ def test_evaluation_runs_every_n_epochs_and_at_the_end(tmp_path):
     assert [r["epoch"] for r in records(tmp_path / "run", "val")] == [3, 4]
 
 
-def test_an_unknown_best_metric_is_said_and_loses_no_run(tmp_path, capsys):
+def test_unknown_best_metric_is_reported_without_losing_the_run(tmp_path, capsys):
     _, progress = run(tmp_path / "run", evaluate=lambda model: {"bbox/AP": 0.1}, best_metric="bbox/AP5")
     assert progress.epoch == 4
     assert "train.best_metric=bbox/AP5: not measured" in capsys.readouterr().out
 
 
-def test_the_moving_average_is_what_is_evaluated(tmp_path):
+def test_evaluation_uses_the_moving_average(tmp_path):
     seen = []
     model, _ = run(tmp_path / "run", evaluate=lambda m: seen.append(m) or {"bbox/AP": 0.1}, ema_decay=0.5)
     assert all(m is not model for m in seen)
@@ -241,14 +241,14 @@ def test_the_moving_average_is_what_is_evaluated(tmp_path):
     assert not torch.equal(saved["ema"]["layers.0.weight"], saved["model"]["layers.0.weight"])
 
 
-def test_resuming_from_weights_alone_says_what_is_lacking(tmp_path):
+def test_resuming_from_weights_only_names_what_is_missing(tmp_path):
     torch.save({"model": Regression().state_dict()}, tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match="cannot be resumed, it lacks optimizer, schedule"):
         run(tmp_path / "run", resume=tmp_path / "weights.pth")
 
 
 @pytest.mark.parametrize(("accumulate", "sizes"), [(3, [3, 3, 2]), (2, [2] * 4), (20, [8])])
-def test_an_epochs_last_and_smaller_group_is_averaged_over_its_own_size(tmp_path, monkeypatch, accumulate, sizes):
+def test_last_smaller_accumulation_group_is_averaged_over_its_own_size(tmp_path, monkeypatch, accumulate, sizes):
     seen = []
 
     def step(run, batches, num_batches):
@@ -270,14 +270,14 @@ def test_a_loader_that_ends_before_its_length_is_an_error_with_both_numbers(tmp_
         run(tmp_path / "run", loader=Short(), epochs=1, accumulate=accumulate)
 
 
-def test_a_slow_optimizer_is_not_taken_for_slow_data(tmp_path, monkeypatch):
+def test_slow_optimizer_is_not_mistaken_for_slow_data(tmp_path, monkeypatch):
     step = torch.optim.AdamW.step
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, *a: (time.sleep(0.02), step(self, *a)))
     run(tmp_path / "run", epochs=1)
     assert all(record["data_share"] < 0.3 for record in records(tmp_path / "run", "train"))
 
 
-def test_slow_data_is_told(tmp_path):
+def test_slow_data_loading_is_reported(tmp_path):
     class Slow(Batches):
         def __iter__(self):
             for batch in super().__iter__():

@@ -27,7 +27,7 @@ def without_triton(monkeypatch):
 
 
 @pytest.mark.parametrize("name", MATCHING)
-def test_a_step_waits_once_to_match_and_once_for_the_guard(name, tmp_path):
+def test_step_synchronises_once_for_matching_and_once_for_the_guard(name, tmp_path):
     with emulated_gpu() as gpu:
         run, batch = quickstart_run(name, DEVICE, tmp_path, move=to_device)
         gpu.waits.clear()
@@ -38,7 +38,7 @@ def test_a_step_waits_once_to_match_and_once_for_the_guard(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["resnet", "vit_windows", "swin", "swinv2", "mvit", "lrnet"])
-def test_no_backbone_waits_in_either_pass(name):
+def test_no_backbone_synchronises_in_either_pass(name):
     with emulated_gpu() as gpu:
         backbone = to_device(REGISTRY.build(BACKBONES[name])).train()
         images = torch.rand(2, 3, 69, 91).to(DEVICE, non_blocking=True)
@@ -65,7 +65,7 @@ def test_no_backbone_waits_in_either_pass(name):
         lambda x: x.repeat_interleave(x.long()),
     ],
 )
-def test_the_emulated_gpu_counts_what_a_real_one_waits_for(wait):
+def test_emulated_gpu_counts_the_synchronisations_of_a_real_one(wait):
     with emulated_gpu() as gpu:
         x = torch.tensor([1.0, 2.0, 0.0]).to(DEVICE, non_blocking=True)
         y = (x + 1).where(x > 0, 0).roll(1).index_select(0, x.long()) + torch.zeros(3, device=x.device)

@@ -22,7 +22,7 @@ def evaluated(texts):
     return evaluator, evaluator.compute()
 
 
-def test_references_as_captions_score_best():
+def test_captions_equal_to_references_score_best():
     _, metrics = evaluated({5: "A red ball on the grass", 7: "a dog runs!", 3: "two cats sit"})
     best = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "exact_match")
     assert {name: metrics[name] for name in best} == pytest.approx(dict.fromkeys(best, 1.0))
@@ -47,7 +47,7 @@ def test_an_image_seen_twice_counts_once():
     assert evaluator.compute() == metrics
 
 
-def test_results_are_cocos_and_score_the_same_again(tmp_path):
+def test_results_have_the_coco_format_and_score_the_same_when_read_back(tmp_path):
     evaluator, metrics = evaluated({7: "a dog running", 3: "cats", 5: "a ball – grün"})
     path = tmp_path / "results.json"
     assert evaluator.write_results(path) == [path]

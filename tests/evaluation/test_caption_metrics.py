@@ -21,11 +21,11 @@ def words(*texts):
         (" \n", ""),
     ],
 )
-def test_tokens_are_lower_case_words_with_clitics_apart(text, tokens):
+def test_tokens_are_lower_case_words_with_separate_clitics(text, tokens):
     assert tokenize_caption(text) == tokens.split()
 
 
-def test_bleu_of_a_hand_worked_corpus():
+def test_bleu_of_a_corpus_by_hand():
     candidates = words("the the the cat", "a dog runs fast")
     references = [words("the cat sat on the mat", "a cat on the mat"), words("a dog runs very fast", "the dog is fast")]
     # Unigrams: 2 (the, clipped by the first reference) + 1 of 4; 4 of 4. Bigrams: "the cat" of 3; "a dog", "dog runs"
@@ -37,13 +37,13 @@ def test_bleu_of_a_hand_worked_corpus():
     assert bleu(candidates, references) == pytest.approx(expected)
 
 
-def test_bleu_is_one_for_a_reference_and_zero_for_nothing():
+def test_bleu_is_one_for_a_reference_and_zero_for_an_empty_caption():
     references = [words("a red ring above a blue star", "another one")]
     assert bleu(references[0][:1], references) == pytest.approx([1, 1, 1, 1])
     assert bleu([[]], references) == [0, 0, 0, 0]
 
 
-def test_bleu_takes_the_shorter_of_two_equally_near_references():
+def test_bleu_uses_the_shorter_of_two_equally_close_references():
     # Nearest to 3 are 2 and 4; with 2 there is no penalty.
     assert bleu(words("a b c"), [words("a b", "a b c d")])[0] == pytest.approx(1.0)
 
@@ -56,7 +56,7 @@ def test_rouge_l_takes_precision_and_recall_each_from_its_best_reference():
     assert rouge_l([[], ["x"]], [words("a dog"), words("a dog")]) == [0, 0]
 
 
-def test_cider_d_of_a_hand_worked_pair_of_images():
+def test_cider_d_of_two_images_by_hand():
     candidates = words("a dog", "a cat")
     references = [words("a dog"), words("a cat sits")]
     # "a" is in both of two images and weighs log(2 / 2) = 0; everything else log 2. The first candidate repeats its
@@ -74,10 +74,10 @@ def test_cider_d_clips_repeated_words_and_averages_over_references():
     assert cider_d(candidates, references) == pytest.approx([expected, 0.0])
 
 
-def test_cider_d_of_one_image_is_zero_since_no_word_tells_it_from_others():
+def test_cider_d_of_a_single_image_is_zero():
     assert cider_d(words("a dog"), [words("a dog")]) == [0.0]
 
 
-def test_a_candidate_that_is_one_of_five_references_gets_two_from_it():
+def test_candidate_equal_to_one_of_five_references_scores_two():
     references = [words("p q r s t", "b1", "b2", "b3", "b4"), words("other words")]
     assert cider_d([references[0][0], []], references)[0] == pytest.approx(2.0)

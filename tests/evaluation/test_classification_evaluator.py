@@ -78,7 +78,7 @@ def test_accuracies_agree_with_a_plain_count_on_random_scores():
     assert fed(images, 50).compute() == {"top1": (rank == 0).sum() / 50, "top5": pytest.approx((rank < 5).sum() / 50)}
 
 
-def test_fewer_than_five_classes():
+def test_top_5_with_fewer_than_five_classes():
     evaluator = ClassificationEvaluator(SimpleNamespace(classes=["a", "b"], image_ids=[1]))
     evaluator.update([{"class_scores": torch.tensor([0.4, 0.6])}], [{"image_id": 1, "label": 0}])
     assert evaluator.compute() == {"top1": 0.0, "top5": 1.0}
@@ -121,7 +121,7 @@ def run_rank(rank: int, folder: str) -> None:
     close_distributed()
 
 
-def test_two_ranks_count_every_image_once(tmp_path):
+def test_every_image_counts_once_over_two_ranks(tmp_path):
     context = torch.multiprocessing.spawn(run_rank, args=(str(tmp_path),), nprocs=2, join=False)
     deadline = time.monotonic() + 120
     while not context.join(timeout=1):
@@ -131,7 +131,7 @@ def test_two_ranks_count_every_image_once(tmp_path):
     assert other == [{}, ""]
 
 
-def test_the_scores_of_an_images_views_are_averaged():
+def test_scores_of_the_views_of_an_image_are_averaged():
     evaluator = ClassificationEvaluator(dataset_of(2))
     views = [[0.6, 0.4, 0, 0, 0, 0, 0], [0.0, 0.9, 0.1, 0, 0, 0, 0], [0.2, 0.1, 0.7, 0, 0, 0, 0]]
     predictions = [{"class_scores": torch.tensor(scores)} for scores in views]

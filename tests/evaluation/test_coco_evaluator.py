@@ -106,7 +106,7 @@ def test_perfect_predictions_score_one(dataset):
     assert evaluator.per_class() == pytest.approx({"cat": 1.0, "kite": 1.0, "dog": 1.0})
 
 
-def test_hand_made_case():
+def test_metrics_of_a_case_by_hand():
     dataset = dataset_of([annotation(1, 11, 3, LARGE), annotation(2, 5, 3, LARGE)])
     shifted = [LARGE[0] + 20.0, *LARGE[1:]]  # IoU 80 / 120 = 0.667: right at 0.5, 0.55, 0.6 and 0.65
     evaluator = CocoEvaluator(dataset)
@@ -140,7 +140,7 @@ def test_detection_of_a_crowd_is_ignored(dataset):
     assert run(evaluator, predictions)["bbox/AP"] == pytest.approx(1.0)
 
 
-def test_numbers_equal_pycocotools_own_reading_of_the_results_file(dataset, tmp_path, capsys):
+def test_metrics_equal_those_of_pycocotools_on_the_results_file(dataset, tmp_path, capsys):
     evaluator = CocoEvaluator(dataset)
     metrics = run(evaluator, noisy(dataset))
     assert capsys.readouterr().out == ""
@@ -163,14 +163,14 @@ def test_numbers_equal_pycocotools_own_reading_of_the_results_file(dataset, tmp_
     assert evaluator.per_class()["cat"] == pytest.approx(of_cats.mean())
 
 
-def test_results_hold_raw_ids_and_plain_numbers(dataset):
+def test_results_contain_raw_ids_and_plain_numbers(dataset):
     evaluator = CocoEvaluator(dataset)
     evaluator.update([detections([(1, [1.5, 2.0, 3.0, 4.0], 0.5)])], [dict(image_id=2**40)])
     assert evaluator.results() == [{"image_id": 2**40, "category_id": 90, "bbox": [1.5, 2.0, 3.0, 4.0], "score": 0.5}]
     assert json.dumps(evaluator.results())
 
 
-def test_ranks_together_equal_one_process_though_an_image_came_twice(dataset, monkeypatch):
+def test_two_ranks_equal_one_process_despite_a_repeated_image(dataset, monkeypatch):
     predictions = noisy(dataset)
     single = CocoEvaluator(dataset)
     expected = run(single, predictions)
@@ -185,7 +185,7 @@ def test_ranks_together_equal_one_process_though_an_image_came_twice(dataset, mo
     assert ranks[0].results() == single.results()
 
 
-def test_other_ranks_compute_nothing(dataset, monkeypatch):
+def test_only_the_main_rank_computes_metrics(dataset, monkeypatch):
     evaluator = CocoEvaluator(dataset)
     monkeypatch.setattr(base_module, "gather_dicts", lambda answers: {})
     monkeypatch.setattr(base_module, "is_main", lambda: False)
@@ -218,7 +218,7 @@ def test_unknown_iou_type_is_an_error(dataset):
         CocoEvaluator(dataset, iou_types=["boxes"])
 
 
-def test_thresholds_are_those_of_the_highest_f1_of_each_class_and_of_all():
+def test_thresholds_maximise_f1_per_class_and_overall():
     rng = np.random.default_rng(0)
     annotations, predictions = [], []
     for image_id in (11, 5, 12):
@@ -254,7 +254,7 @@ def test_thresholds_are_those_of_the_highest_f1_of_each_class_and_of_all():
         assert row.f1 == best_threshold(own, own_results).f1
 
 
-def test_a_class_of_which_nothing_is_right_has_no_threshold_of_its_own(dataset):
+def test_class_without_correct_detections_has_no_own_threshold(dataset):
     box = torch.tensor([[10.0, 20.0, 110.0, 140.0]])
     evaluator = CocoEvaluator(dataset)
     evaluator.update([dict(labels=torch.tensor([0]), scores=torch.tensor([0.25]), boxes_xyxy=box)], [dict(image_id=11)])

@@ -40,7 +40,7 @@ def run(dataset, by, **arguments):
     return evaluator, evaluator.compute()
 
 
-def test_run_lengths_equal_pycocotools_own():
+def test_run_lengths_equal_those_of_pycocotools():
     masks = torch.rand(37, 21, 30) < 0.3
     expected = coco_mask.encode(np.asfortranarray(masks.permute(1, 2, 0).numpy().view(np.uint8)))
     assert masks_to_rle(masks) == [{"size": [21, 30], "counts": rle["counts"].decode()} for rle in expected]
@@ -54,7 +54,7 @@ def test_perfect_masks_score_one(dataset):
     assert evaluator.table().splitlines()[1].split()[:2] == ["masks", "1.000"]
 
 
-def test_numbers_equal_pycocotools_own_reading_of_the_results_file(dataset, tmp_path, capsys):
+def test_metrics_equal_those_of_pycocotools_on_the_results_file(dataset, tmp_path, capsys):
     evaluator, metrics = run(dataset, 3, iou_types=["bbox", "segm"])
     assert 0 < metrics["segm/AP"] < 1
     assert [line.split()[0] for line in evaluator.table().splitlines()] == ["AP", "boxes", "masks"]
@@ -74,7 +74,7 @@ def test_numbers_equal_pycocotools_own_reading_of_the_results_file(dataset, tmp_
     assert evaluator.per_class().keys() == set(dataset.classes)
 
 
-def test_written_results_score_the_same(dataset, tmp_path):
+def test_written_results_score_the_same_when_read_back(dataset, tmp_path):
     evaluator, expected = run(dataset, 3, iou_types=["bbox", "segm"])
     evaluator.write_results(tmp_path / "results.json")
     again = CocoEvaluator(dataset, iou_types=["bbox", "segm"])
@@ -131,7 +131,7 @@ def test_wrong_values_of_results_are_named(dataset, tmp_path, change, message):
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_masks_of_other_sizes_than_their_images_are_an_error(dataset, tmp_path, compressed):
+def test_masks_of_another_size_than_their_image_are_an_error(dataset, tmp_path, compressed):
     """pycocotools would never finish comparing them."""
     counts = coco_mask.encode(np.ones((7, 5), np.uint8, order="F"))["counts"].decode() if compressed else [0, 35]
     result = {"image_id": 1, "category_id": 1, "score": 0.5, "segmentation": {"size": [7, 5], "counts": counts}}
@@ -168,7 +168,7 @@ def test_a_model_without_masks_is_an_error(dataset):
         CocoEvaluator(dataset, iou_types=["segm"]).update([prediction], [target])
 
 
-def test_truth_without_masks_is_an_error():
+def test_ground_truth_without_masks_is_an_error():
     annotation = dict(id=4, image_id=1, category_id=1, bbox=[0, 0, 5, 5], area=25, iscrowd=0)
     truth = dict(images=[dict(id=1, width=9, height=9)], annotations=[annotation], categories=[dict(id=1, name="cell")])
     dataset = SimpleNamespace(classes=["cell"], category_ids=[1], image_ids=[1], ground_truth=lambda: truth)

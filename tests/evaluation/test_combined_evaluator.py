@@ -55,7 +55,7 @@ def evaluated(dataset, *, spoil):
     return evaluator
 
 
-def test_it_returns_the_metrics_of_all(dataset):
+def test_combined_evaluator_returns_the_metrics_of_all(dataset):
     metrics = evaluated(dataset, spoil=False).compute()
     assert metrics["PQ"] == metrics["mIoU"] == pytest.approx(1.0) and metrics["segm/AP"] == pytest.approx(1.0)
     evaluator = evaluated(dataset, spoil=True)
@@ -66,7 +66,7 @@ def test_it_returns_the_metrics_of_all(dataset):
     assert evaluator.per_class_metric == "PQ" and evaluator.per_class().keys() == set(dataset.classes)
 
 
-def test_results_that_were_written_give_the_same_metrics(dataset, tmp_path):
+def test_written_results_give_the_same_metrics(dataset, tmp_path):
     evaluator = evaluated(dataset, spoil=True)
     metrics = evaluator.compute()
     written = evaluator.write_results(tmp_path / "results.json")
@@ -80,7 +80,7 @@ def test_results_that_were_written_give_the_same_metrics(dataset, tmp_path):
         EVALUATORS.build(SPEC, dataset=dataset).load_results(tmp_path / "results.json")
 
 
-def test_evaluators_of_one_kind_write_files_of_their_own(dataset, tmp_path):
+def test_evaluators_of_the_same_type_write_separate_files(dataset, tmp_path):
     spec = dict(
         type="CombinedEvaluator",
         evaluator=[

@@ -48,20 +48,20 @@ def test_a_higher_iou_matches_less():
     assert (row.right, row.wrong) == (1, 4)
 
 
-def test_the_best_threshold_is_that_of_the_best_f1():
+def test_best_threshold_has_the_highest_f1():
     best = best_threshold(TRUTH, RESULTS)
     every = threshold_rows(TRUTH, RESULTS, [r["score"] for r in RESULTS])
     assert best == pytest.approx(max(every, key=lambda row: row.f1))
     assert best_threshold(TRUTH, [])[:4] == (1.0, 1.0, 0.0, 0.0)
 
 
-def test_equal_scores_are_taken_together():
+def test_equal_scores_share_a_threshold():
     results = found((1, 3, [0, 0, 10, 10], 0.5), *[(1, 3, [80, 80, 5, 5], 0.5)] * 3)
     best = best_threshold(truth((1, 3, [0, 0, 10, 10])), results)
     assert (best.right, best.wrong) == (1, 3)
 
 
-def test_predictions_on_a_crowd_count_neither_way():
+def test_predictions_on_a_crowd_are_neither_right_nor_wrong():
     crowd = truth((1, 3, [0, 0, 50, 50], True), (1, 3, [60, 60, 10, 10]))
     results = found((1, 3, [10, 10, 10, 10], 0.9), (1, 3, [60, 60, 10, 10], 0.8))
     scores, right = match_by_class(crowd, results, iou_type="bbox", iou=0.5)
@@ -77,7 +77,7 @@ def test_confusions_by_hand():
     assert confusion_matrix(TRUTH, [], [3, 7]).tolist() == [[0, 0, 2], [0, 0, 1], [0, 0, 0]]
 
 
-def test_masks_are_compared_by_masks():
+def test_segmentation_is_matched_by_masks():
     def rle(rows):
         mask = np.zeros((100, 100), np.uint8, order="F")
         mask[rows] = 1
@@ -99,7 +99,7 @@ class Dataset:
         return truth((1, 3, [0, 0, 10, 10]), (1, 7, [50, 50, 40, 40]), (2, 3, [0, 0, 96, 97]))
 
 
-def test_details_are_the_coco_numbers_by_class_and_size():
+def test_details_are_the_coco_metrics_by_class_and_size():
     evaluator = CocoEvaluator(Dataset())
     assert evaluator.details() == ({}, {})
     evaluator.update(

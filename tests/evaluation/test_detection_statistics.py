@@ -89,7 +89,7 @@ def test_resampled_metrics_equal_cocoeval_on_the_resampled_images(seed, tmp_path
             assert np.nan_to_num(values["AP75"][row], nan=-1.0) == pytest.approx(sizes[size]["AP75"], abs=1e-12)
 
 
-def test_threshold_counts_are_those_of_the_matches(tmp_path):
+def test_threshold_counts_equal_those_of_the_matches(tmp_path):
     evaluator, _ = evaluated(*random_data(seed=5), tmp_path)
     statistics = evaluator.statistics()
     right, predicted, objects = statistics.threshold_counts()
@@ -113,20 +113,20 @@ def test_calibration_counts_by_hand(tmp_path):
     assert total[9] == pytest.approx(1.88) and right[9] == 1 and right[3] == 0
 
 
-def test_an_interval_covers_the_middle_of_its_resamples():
+def test_interval_covers_the_middle_of_its_resamples():
     values = np.r_[0.5, np.linspace(0, 1, 1001), np.nan]
     assert estimate(values) == pytest.approx((0.5, 0.025, 0.975))
     assert np.isnan(estimate(np.array([np.nan, 0.1])).low)
 
 
-def test_a_paired_difference_is_significant_only_without_zero():
+def test_paired_difference_is_significant_only_if_its_interval_excludes_zero():
     noise = np.random.default_rng(0).normal(0, 0.1, 1001)
     first = 0.5 + noise
     assert paired_difference(first, first + 0.01).significant  # unpaired, the intervals overlap almost wholly
     assert not paired_difference(first, first[::-1]).significant
 
 
-def test_resamples_have_as_many_images():
+def test_resamples_have_as_many_images_as_the_data():
     weights = bootstrap_weights(7, 5, seed=1)
     assert weights.shape == (6, 7) and (weights.sum(axis=1) == 7).all() and (weights[0] == 1).all()
     assert bootstrap_weights(3000).shape[0] == 201

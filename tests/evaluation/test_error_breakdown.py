@@ -54,13 +54,13 @@ PREDICTIONS = [
 ]
 
 
-def test_each_kind_is_named_once(tmp_path):
+def test_each_error_kind_is_assigned_once(tmp_path):
     errors, _ = breakdown(OBJECTS, PREDICTIONS, tmp_path)
     assert errors.counts() == dict.fromkeys(KINDS, 1)
     assert len(errors.predictions.scores) == 6
 
 
-def test_ap_without_each_kind_by_hand(tmp_path):
+def test_ap_without_each_error_kind_by_hand(tmp_path):
     errors, metrics = breakdown(OBJECTS, PREDICTIONS, tmp_path)
     mended = {kind: values[0] for kind, values in errors.mended(bootstrap_weights(1, 0)).items()}
     assert mended["none"] == pytest.approx(metrics["bbox/AP50"])
@@ -77,14 +77,14 @@ def test_ap_without_each_kind_by_hand(tmp_path):
     assert mended["missed"] == pytest.approx(mended["none"])
 
 
-def test_of_two_that_would_be_mended_to_one_object_one_is_left(tmp_path):
+def test_only_one_of_two_predictions_fixed_to_the_same_object_remains(tmp_path):
     objects = [(3, [0, 0, 20, 20])]
     errors, _ = breakdown(objects, [(3, [10, 0, 20, 20], 0.9), (3, [11, 0, 20, 20], 0.8)], tmp_path)
     assert errors.counts()["localisation"] == 2 and errors.counts()["missed"] == 0
     assert errors.mended(np.ones((1, 1)))["localisation"][0] == pytest.approx(1.0)
 
 
-def test_without_predictions_everything_is_missed(tmp_path):
+def test_all_objects_are_missed_without_predictions(tmp_path):
     errors, _ = breakdown(OBJECTS, [], tmp_path)
     assert errors.counts() == dict.fromkeys(KINDS, 0) | {"missed": 4}
     assert np.isnan(errors.mended(np.ones((1, 1)))["missed"][0])  # no object is left
@@ -103,5 +103,5 @@ def test_without_predictions_everything_is_missed(tmp_path):
         ([0.7, 0.3], [True, False], "duplicate"),
     ],
 )
-def test_error_kind(overlaps, same, kind):
+def test_error_kind_follows_from_class_and_iou(overlaps, same, kind):
     assert KINDS[error_kind(np.array(overlaps), np.array(same, bool))[0]] == kind

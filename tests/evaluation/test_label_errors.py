@@ -41,7 +41,7 @@ def data(num_images=12):
     return {"images": images, "annotations": annotations, "categories": CATEGORIES}, results
 
 
-def test_each_kind_is_among_the_first_and_is_mended():
+def test_each_kind_of_label_error_ranks_high_and_is_corrected():
     truth, results = data()
     errors = find_label_errors(truth, results, [3, 7])
     first = {error.kind: error for error in errors[:4]}
@@ -67,21 +67,21 @@ def test_each_kind_is_among_the_first_and_is_mended():
     }
 
 
-def test_crowds_are_left_alone():
+def test_crowds_are_never_suspicious():
     truth, results = data()
     truth["annotations"][-1]["iscrowd"] = 1
     errors = find_label_errors(truth, results, [3, 7])
     assert len(truth["annotations"]) - 1 not in {error.annotation for error in errors}
 
 
-def test_right_labels_that_are_detected_are_not_suspicious():
+def test_correct_detected_labels_are_not_suspicious():
     truth, results = data()
     errors = find_label_errors(truth, results, [3, 7])
     others = [error for error in errors if error.image_id - 10 not in WRONG.values()]
     assert max((error.suspicion for error in others), default=0) < 0.5
 
 
-def test_without_predictions_nothing_is_known():
+def test_no_label_is_suspicious_without_predictions():
     truth, _ = data()
     assert find_label_errors(truth, [], [3, 7]) == []
     assert find_label_errors({**truth, "annotations": []}, [], [3, 7]) == []

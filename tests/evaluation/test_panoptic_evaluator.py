@@ -58,7 +58,7 @@ def run(dataset, predictions):
 TRUTH = line((1, 10), (2, 8), (0, 2)), segments((1, 0), (2, 1))
 
 
-def test_a_case_worked_by_hand():
+def test_quality_of_a_case_by_hand():
     # The cat: 6 right pixels and 2 in void, IoU 6 / (10 + 6). The sky: 4 of 8, IoU 4 / 12. A second cat of one pixel.
     found = line((5, 6), (6, 8), (7, 1), (0, 3), (5, 2)), segments((5, 0), (6, 1), (7, 0))
     evaluator, metrics = run(dataset_of({3: TRUTH}), {3: found})
@@ -114,7 +114,7 @@ def test_segments_mostly_in_the_crowd_of_their_class_are_not_wrong():
     assert counts(truth, exact) == [1, 0, 0]
 
 
-def test_void_and_crowd_together_excuse_a_segment():
+def test_segment_mostly_in_void_and_crowd_together_is_not_wrong():
     truth = line((0, 3), (1, 3), (2, 14)), segments((1, 0, True), (2, 1))
     found = line((5, 10), (6, 10)), segments((5, 0), (6, 1))
     assert counts(truth, found) == [1, 0, 0]
@@ -163,7 +163,7 @@ def by_masks(truth, found):
     return result
 
 
-def test_random_maps_score_as_a_calculation_by_masks_does():
+def test_random_maps_score_as_in_a_computation_with_masks():
     rng = np.random.default_rng(0)
     total = np.zeros(4)
     for _ in range(60):
@@ -181,7 +181,7 @@ def test_an_image_without_prediction_counts_as_missed(caplog):
     assert "1 of 2 images have no prediction" in caplog.text
 
 
-def test_nothing_to_find_has_no_quality():
+def test_quality_is_undefined_without_segments():
     empty = line((0, 5)), []
     _, metrics = run(dataset_of({3: empty}), {3: empty})
     assert set(metrics.values()) == {-1.0}
@@ -193,7 +193,7 @@ def random_dataset():
     return dataset_of({i: truth for i, (truth, _) in maps.items()}), {i: found for i, (_, found) in maps.items()}
 
 
-def test_ranks_together_equal_one_process_though_an_image_came_twice(monkeypatch):
+def test_two_ranks_equal_one_process_despite_a_repeated_image(monkeypatch):
     dataset, predictions = random_dataset()
     _, expected = run(dataset, predictions)
     ranks = [PanopticEvaluator(dataset), PanopticEvaluator(dataset)]
@@ -207,7 +207,7 @@ def test_ranks_together_equal_one_process_though_an_image_came_twice(monkeypatch
     assert ranks[1].compute() == {} and ranks[1].table() == "" and ranks[1].per_class() == {}
 
 
-def test_written_results_have_cocos_format_and_score_the_same(tmp_path):
+def test_written_results_have_the_coco_format_and_score_the_same(tmp_path):
     dataset, predictions = random_dataset()
     evaluator, expected = run(dataset, predictions)
     written = evaluator.write_results(tmp_path / "results.json")
@@ -262,7 +262,7 @@ def test_wrong_results_are_errors(tmp_path, change, message):
         evaluator.load_results(tmp_path / "results.json")
 
 
-def test_no_results_are_an_error(tmp_path):
+def test_empty_results_are_an_error(tmp_path):
     evaluator = PanopticEvaluator(random_dataset()[0])
     with pytest.raises(DataError, match="results: no file"):
         evaluator.load_results(tmp_path / "results.json")
@@ -284,7 +284,7 @@ def test_wrong_predictions_are_errors():
         PanopticEvaluator(SimpleNamespace(classes=[]))
 
 
-def test_published_sample_matches_itself(shared_data):
+def test_official_sample_matches_itself(shared_data):
     folder = shared_data / "panoptic_sample"
     dataset = CocoPanoptic(
         str(folder / "images"),

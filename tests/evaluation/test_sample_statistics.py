@@ -65,7 +65,7 @@ def shapes(task):
 
 
 @pytest.mark.parametrize("without", [(), (2,)])
-def test_semantic(without):
+def test_semantic_metrics_are_recomputed_from_sample_statistics(without):
     dataset = shapes("semantic")
 
     def predict(k):
@@ -79,7 +79,7 @@ def test_semantic(without):
 
 
 @pytest.mark.parametrize("without", [(), (2,)])
-def test_panoptic(without):
+def test_panoptic_metrics_are_recomputed_from_sample_statistics(without):
     dataset = shapes("panoptic")
 
     def predict(k):
@@ -92,7 +92,7 @@ def test_panoptic(without):
 
 
 @pytest.mark.parametrize("without", [(), (2,)])
-def test_classification(without):
+def test_classification_metrics_are_recomputed_from_sample_statistics(without):
     dataset = build_dataset(dict(type="ShapesClassification", num_images=6, image_size=32, split="val"))
     rng = np.random.default_rng(0)
     scores = torch.from_numpy(rng.dirichlet(np.ones(len(dataset.classes)), size=6))
@@ -116,7 +116,7 @@ REFERENCES = [
 
 
 @pytest.mark.parametrize("metrics", [("bleu", "chrf", "exact_match"), ("exact_match",)])
-def test_text(metrics):
+def test_text_metrics_are_recomputed_from_sample_statistics(metrics):
     def evaluated(positions):
         dataset = type("Many", (), {"__len__": lambda self: len(positions)})()
         evaluator = TextEvaluator(dataset, smallest_group=2, metrics=metrics)
@@ -138,7 +138,7 @@ def test_text(metrics):
     assert statistics.sample_scores()[1].argmax() == 4
 
 
-def test_captions_but_for_the_document_frequencies():
+def test_caption_metrics_are_recomputed_except_for_document_frequencies():
     class Captioned(Repeated):
         def references(self, index):
             return REFERENCES[self._positions[index]]
@@ -159,7 +159,7 @@ def test_captions_but_for_the_document_frequencies():
             assert overall[name][row] == pytest.approx(again[name])
 
 
-def test_language_model():
+def test_perplexity_is_recomputed_from_sample_statistics():
     evaluator = LanguageModelEvaluator(Sentences())
     generator = torch.Generator().manual_seed(0)
     for index in range(6):

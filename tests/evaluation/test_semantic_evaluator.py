@@ -34,7 +34,7 @@ def run(dataset, predictions, **arguments):
     return evaluator, evaluator.compute()
 
 
-def test_a_case_worked_by_hand():
+def test_iou_of_a_case_by_hand():
     # sky 4 of 4 right and one pixel of road taken for it; road 2 of 4 right; the ignored pixels do not count.
     dataset = dataset_of({"a/1": [[0, 0, 1, 1], [0, 0, 255, 255]], "b": [[1, 1]]})
     predictions = {"a/1": [[0, 0, 0, 1], [0, 0, 2, 1]], "b": [[1, 3]]}
@@ -54,7 +54,7 @@ def test_a_case_worked_by_hand():
     ]
 
 
-def test_boundaries_compare_only_pixels_near_edges():
+def test_boundary_iou_compares_only_pixels_near_edges():
     truth = np.zeros((50, 50), np.uint8)
     truth[10:40, 10:40] = 1
     found = np.zeros((50, 50), np.uint8)
@@ -73,7 +73,7 @@ def test_boundaries_compare_only_pixels_near_edges():
 
 
 @pytest.mark.parametrize("distance", [1, 3])
-def test_near_edge_equals_erosion_of_each_class(distance):
+def test_pixels_near_edges_equal_erosion_of_each_class(distance):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, (6, 7)).astype(np.uint8).repeat(9, 0).repeat(8, 1)
     labels[labels == 2] = 255
@@ -98,7 +98,7 @@ def random_dataset():
     return dataset_of(truths), truths, predictions
 
 
-def test_random_maps_score_as_a_calculation_by_masks_does():
+def test_random_maps_score_as_in_a_computation_with_masks():
     dataset, truths, predictions = random_dataset()
     _, metrics = run(dataset, predictions)
     truth = np.concatenate([truths[i] for i in truths])
@@ -124,12 +124,12 @@ def test_an_image_without_prediction_counts_as_missed(caplog):
     assert "1 of 2 images have no prediction" in caplog.text
 
 
-def test_nothing_labelled_has_no_metrics():
+def test_metrics_are_undefined_without_labelled_pixels():
     _, metrics = run(dataset_of({1: [[255, 255]]}), {1: [[0, 0]]})
     assert set(metrics.values()) == {-1.0}
 
 
-def test_ranks_together_equal_one_process_though_an_image_came_twice(monkeypatch):
+def test_two_ranks_equal_one_process_despite_a_repeated_image(monkeypatch):
     dataset, _, predictions = random_dataset()
     _, expected = run(dataset, predictions)
     ranks = [SemanticEvaluator(dataset), SemanticEvaluator(dataset)]
@@ -144,7 +144,7 @@ def test_ranks_together_equal_one_process_though_an_image_came_twice(monkeypatch
     assert ranks[1].compute() == {} and ranks[1].table() == "" and ranks[1].per_class() == {}
 
 
-def test_written_maps_hold_raw_ids_and_score_the_same(tmp_path):
+def test_written_maps_contain_raw_ids_and_score_the_same(tmp_path):
     dataset, _, predictions = random_dataset()
     evaluator, expected = run(dataset, predictions)
     written = evaluator.write_results(tmp_path / "results.json")
@@ -159,7 +159,7 @@ def test_written_maps_hold_raw_ids_and_score_the_same(tmp_path):
         assert again.compute() == expected
 
 
-def test_maps_of_folders_and_of_large_ids(tmp_path):
+def test_maps_in_subfolders_and_with_large_ids_are_written(tmp_path):
     dataset = dataset_of({"ulm/1": [[0, 1]]})
     dataset.category_ids = [300, 7, 24, 9]
     evaluator, expected = run(dataset, {"ulm/1": [[0, 0]]})

@@ -21,14 +21,14 @@ def evaluated(texts, references, sources=None, **options):
     return evaluator
 
 
-def test_bleu_of_a_case_worked_by_hand():
+def test_bleu_of_a_case_by_hand():
     # 1- to 4-grams: 5 of 6, 3 of 5, 2 of 4, 1 of 3; as long as the reference, so there is no brevity penalty.
     evaluator = evaluated(["the cat sat on a mat"], ["the cat sat on the mat"])
     expected = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
     assert evaluator.compute()["bleu"] == pytest.approx(expected, abs=1e-9)
 
 
-def test_perplexity_of_text_that_is_all_but_impossible_is_infinite():
+def test_perplexity_of_extremely_improbable_text_is_infinite():
     assert perplexity(math.log(3)) == pytest.approx(3) and perplexity(1e4) == math.inf
 
 
@@ -38,7 +38,7 @@ def test_too_short_text_is_penalised():
     assert evaluator.compute()["bleu"] == pytest.approx(100 * math.exp(1 - 6 / 5), abs=1e-9)
 
 
-def test_right_answers():
+def test_exact_match_counts_right_answers():
     evaluator = evaluated(["drei", "Vier", "fünf"], ["drei", "vier", "fünf"])
     metrics = evaluator.compute()
     assert metrics["exact_match"] == pytest.approx(2 / 3)
@@ -56,7 +56,7 @@ def test_case_and_tokenizer_are_options():
         TextEvaluator([], tokenize="13b")
 
 
-def test_metrics_are_chosen_and_the_first_one_is_by_length(tmp_path):
+def test_metrics_can_be_chosen_and_the_first_is_reported_by_length(tmp_path):
     evaluator = evaluated(["drei", "Vier"], ["drei", "vier"], metrics=["exact_match", "chrf"])
     metrics = evaluator.compute()
     assert list(metrics) == ["exact_match", "chrf"] and metrics["exact_match"] == 0.5
@@ -72,7 +72,7 @@ def test_metrics_are_chosen_and_the_first_one_is_by_length(tmp_path):
             evaluated(["a"], ["a"], metrics=wrong)
 
 
-def test_every_reference_counts_where_there_are_several():
+def test_every_one_of_several_references_counts():
     evaluator = evaluated(["a b c d", "e f g h"], [["x", "a b c d"], ["e f g h"]])
     assert evaluator.compute() == pytest.approx({"bleu": 100.0, "chrf": 100.0, "exact_match": 1.0})
 
@@ -83,7 +83,7 @@ def test_other_models_and_datasets_are_refused():
             TextEvaluator(range(1)).update([prediction], [target])
 
 
-def test_a_sentence_counts_once_and_all_are_expected():
+def test_every_sentence_is_required_and_counts_once():
     evaluator = evaluated(["a"], ["a"])
     evaluator.update([{"text": "b"}], [{"index": 0, "source_text": "", "references": ["b"]}])
     assert evaluator.compute()["exact_match"] == 1
@@ -171,7 +171,7 @@ def test_perplexity_by_hand():
     assert "2 tokens of 1 sentences" in evaluator.table()
 
 
-def test_only_masked_places_count():
+def test_only_masked_tokens_count():
     logits = torch.zeros(3, 4)
     logits[1, 3] = 100.0
     evaluator = LanguageModelEvaluator(range(1))

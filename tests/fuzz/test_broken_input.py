@@ -67,7 +67,7 @@ def write_and_check(kind: Format, seed: int, world: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_broken_input_ends_well(name, world, tmp_path):
+def test_broken_input_is_read_or_a_clean_error(name, world, tmp_path):
     counts, failures = run_seeds(FORMATS[name], seeds_of(FORMATS[name], CASES), world, tmp_path)
     assert not failures, f"{dict(counts)}\n" + "\n\n".join(failures[:10])
     assert counts["accepted"] and counts["error"], f"{dict(counts)}: cases of one kind show little"
@@ -75,7 +75,7 @@ def test_broken_input_ends_well(name, world, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
-def test_much_broken_input_ends_well(name, world, tmp_path):
+def test_many_broken_inputs_are_read_or_clean_errors(name, world, tmp_path):
     kind = FORMATS[name]
     _totals[name], failures = run_seeds(kind, seeds_of(kind, SLOW_CASES, FIRST_SLOW_SEED), world, tmp_path)
     columns = ("accepted", "error", "failure", "hang", "crash")
@@ -88,7 +88,7 @@ def test_much_broken_input_ends_well(name, world, tmp_path):
 
 
 @pytest.mark.parametrize("folder", CASE_FOLDERS, ids=lambda folder: folder.relative_to(CORPUS).as_posix())
-def test_what_once_failed_ends_well(folder, world, tmp_path):
+def test_inputs_that_failed_before_are_read_or_clean_errors(folder, world, tmp_path):
     kind = FORMATS[folder.parent.name]
     kind.warm_up()
     case_folder = Path(shutil.copytree(folder, tmp_path / "case"))
@@ -96,7 +96,7 @@ def test_what_once_failed_ends_well(folder, world, tmp_path):
     assert outcome.ended_well, outcome
 
 
-def test_the_ways_to_end_are_told_apart(tmp_path):
+def test_outcomes_are_distinguished(tmp_path):
     def ends(case) -> Outcome:
         return run_isolated(case, tmp_path, ValueError)
 
@@ -117,7 +117,7 @@ def test_the_ways_to_end_are_told_apart(tmp_path):
     assert ends(lambda _: os.kill(os.getpid(), 11)) == Outcome("crash", "SIGSEGV")
 
 
-def test_hangs_are_ended(tmp_path, monkeypatch):
+def test_hanging_processes_are_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("fuzz.isolation.SECONDS", 1)
 
     def sleep(_):
