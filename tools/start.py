@@ -143,14 +143,15 @@ def start(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace, data: OwnData, choice: Choice, folder: Path) -> None:
     """Train with the chosen settings, write the report, and print the results and possible next steps."""
     config = load_config(folder / CONFIG, args.overrides)
+    began = time.monotonic()
     try:
         run = vitkit.train(config, run_dir=folder / "run", device=args.device)
     except KeyboardInterrupt:
         command = shlex.join(["vitkit", "test", str(folder / "run"), "--report", str(folder / "report.html")])
         sys.exit(f"interrupted; when the training is resumed and done, the report: {command}")
     metric = config["train"]["best_metric"]
+    trained = f"{choice.epochs} epochs, {(time.monotonic() - began) / 60:.0f} min"
     evaluated = vitkit.test(run.path, device=args.device, trust=True)
-    trained = f"{choice.epochs} epochs, {choice.steps * choice.cost.minutes:.0f} min"
     facts = {"model": str(run.path), "trained": trained}
     path = write_report(evaluated.evaluator, folder / "report.html", title=f"{args.task}: {args.images}", facts=facts)
     print(f"report    {path}")
