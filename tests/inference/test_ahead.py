@@ -7,7 +7,7 @@ import pytest
 from vitkit.inference.ahead import map_ahead
 
 
-def test_results_come_in_order_though_threads_end_in_another():
+def test_results_keep_their_order_whichever_thread_finishes_first():
     second_is_done = threading.Event()
 
     def double(number: int) -> int:
@@ -21,7 +21,7 @@ def test_results_come_in_order_though_threads_end_in_another():
     assert list(map_ahead(double, [])) == []
 
 
-def test_items_are_taken_only_as_results_are_used():
+def test_items_are_consumed_only_as_results_are_used():
     taken = []
 
     def items():
@@ -35,7 +35,7 @@ def test_items_are_taken_only_as_results_are_used():
     assert list(results) == ["17", "18", "19"]
 
 
-def test_an_error_comes_when_its_item_is_due_and_no_thread_is_left():
+def test_error_is_raised_at_its_item_and_all_threads_end():
     results = map_ahead(lambda number: 6 // number, [3, 2, 0, 1], ahead=4)
     assert [next(results), next(results)] == [2, 3]
     with pytest.raises(ZeroDivisionError):

@@ -36,7 +36,7 @@ def recorded(model, clip):
     return {name: calls[0].mean(dim=1) for name, calls in maps.items()}
 
 
-def test_joint_attention_is_the_row_of_the_token(clip):
+def test_joint_attention_equals_the_row_of_the_token(clip):
     model = model_of("joint")
     weights = recorded(model, clip)["attn"][0]
     attention = clip_attention(model, clip)
@@ -45,7 +45,7 @@ def test_joint_attention_is_the_row_of_the_token(clip):
     assert torch.allclose(attention.class_token, weights[0, 1:].view(H, W, T))
 
 
-def test_attention_within_frames_reaches_no_other(clip):
+def test_spatial_attention_stays_within_its_frame(clip):
     model = model_of("space")
     weights = recorded(model, clip)["attn"]  # (T, 1 + h w, 1 + h w)
     attention = clip_attention(model, clip)
@@ -55,7 +55,7 @@ def test_attention_within_frames_reaches_no_other(clip):
     assert torch.allclose(attention.class_token, weights[:, 0, 1:].view(T, H, W).permute(1, 2, 0))
 
 
-def test_divided_attention_is_that_in_the_frame_then_that_over_time_at_each_place(clip):
+def test_divided_attention_combines_space_and_time_at_each_location(clip):
     model = model_of("divided")
     maps = recorded(model, clip)
     spatial, temporal = maps["attn"][:, 1:, 1:], maps["temporal_attn"].view(H, W, T, T)
@@ -65,7 +65,7 @@ def test_divided_attention_is_that_in_the_frame_then_that_over_time_at_each_plac
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_weights_are_parts_of_one(scheme, clip):
+def test_attention_weights_sum_to_at_most_one(scheme, clip):
     attention = clip_attention(model_of(scheme), clip, block=0)
     seen = torch.stack([attention.of_token(r, c, t) for r in range(H) for c in range(W) for t in range(T)])
     assert seen.shape == (H * W * T, H, W, T) and attention.class_token.shape == (H, W, T)
@@ -81,7 +81,7 @@ def test_other_backbones_and_blocks_are_errors(clip):
         clip_attention(model_of("joint"), clip, 2)
 
 
-def test_the_page_of_a_clip_has_its_frames_side_by_side():
+def test_page_of_a_clip_shows_its_frames_side_by_side():
     # Attention of one step over all 2 x 2 x 3 tokens: token i sees token i + 1.
     weights = torch.roll(torch.eye(12), 1, dims=1)[None]
     attention = ClipAttention(torch.arange(12.0).view(2, 2, 3), [("joint", weights)], (2, 2, 3))

@@ -81,7 +81,7 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_a_file_has_free_axes_with_names_and_says_what_it_is(run):
+def test_exported_file_has_named_dynamic_axes_and_metadata(run):
     import onnx
 
     graph = onnx.load(run / "out" / "tiny.onnx").graph
@@ -98,7 +98,7 @@ def test_a_file_has_free_axes_with_names_and_says_what_it_is(run):
     assert metadata["thresholds"]["origin"] == "chosen" and metadata["config"]["model"]["type"] == "DETR"
 
 
-def test_a_file_predicts_what_its_model_does(run):
+def test_exported_file_predicts_like_its_model(run):
     expected, actual = load(run / "run"), load(run / "out" / "tiny.onnx")
     assert actual.classes == CLASSES and actual.thresholds == expected.thresholds
     for a, b in zip(expected.predict(PICTURES, batch_size=2), actual.predict(PICTURES, batch_size=2)):
@@ -106,7 +106,7 @@ def test_a_file_predicts_what_its_model_does(run):
             assert torch.allclose(value, b.fields[name], atol=1e-3), name
 
 
-def test_a_file_is_evaluated_on_the_data_of_its_model(run, tmp_path, monkeypatch, capsys):
+def test_exported_file_is_evaluated_on_the_data_of_its_model(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tables = []
     for model in (run / "run", run / "out" / "tiny.onnx"):
@@ -129,7 +129,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_the_program_beside_a_file_predicts_without_torch(run, tmp_path):
+def test_generated_program_predicts_without_torch(run, tmp_path):
     command = [sys.executable, "-c", WITHOUT_TORCH, run / "out" / "run_tiny.py", run / "a.png", "--out", tmp_path]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -140,7 +140,7 @@ def test_the_program_beside_a_file_predicts_without_torch(run, tmp_path):
     assert Image.open(tmp_path / "a.png").size == (90, 70)
 
 
-def test_the_program_names_what_it_cannot_read_and_goes_on(run, tmp_path, monkeypatch, capsys):
+def test_generated_program_names_unreadable_images_and_continues(run, tmp_path, monkeypatch, capsys):
     def main(*arguments):
         monkeypatch.setattr(sys, "argv", ["run_tiny.py", "--model", *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
@@ -159,12 +159,12 @@ def test_the_program_names_what_it_cannot_read_and_goes_on(run, tmp_path, monkey
     assert main(model, run / "a.png") == 0
 
 
-def test_the_program_draws_in_the_colors_of_vitkit():
+def test_generated_program_draws_in_the_colors_of_vitkit():
     assert [onnx_runner.color_of(k) for k in range(1, 31)] == [class_color(k) for k in range(30)]
     assert onnx_runner.color_of(0) == (0, 0, 0)
 
 
-def test_a_file_over_the_tolerance_is_not_written(run, tmp_path, monkeypatch):
+def test_file_that_exceeds_the_tolerance_is_not_written(run, tmp_path, monkeypatch):
     # Tracing again would take too long.
     monkeypatch.setattr(export_module, "write_part", lambda _, path, *__: shutil.copyfile(run / "out/tiny.onnx", path))
     with pytest.raises(SystemExit, match=r"export: b.onnx is not written, as it differs .* pred_logits: .*--tol"):
@@ -184,14 +184,14 @@ def test_a_file_over_the_tolerance_is_not_written(run, tmp_path, monkeypatch):
         (["data.val.transforms=dict(type='DETRTrainTransforms')"], "DETRTrainTransforms, which a file cannot describe"),
     ],
 )
-def test_what_cannot_be_exported_is_said_in_one_line(run, tmp_path, arguments, message):
+def test_unsupported_exports_are_one_line_errors(run, tmp_path, arguments, message):
     out = ["--out", str(tmp_path / "a.onnx")]
     with pytest.raises(SystemExit, match=message):
         export_tool.main([str(run / "run"), *arguments, *out])
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_is_not_replaced_unless_asked_for(run, tmp_path):
+def test_existing_files_are_replaced_only_on_request(run, tmp_path):
     out, settings = tmp_path / "a.onnx", ExportSettings()
     check_out(out, settings)
     (tmp_path / "run_a.py").touch()
@@ -207,7 +207,7 @@ def test_what_is_there_is_not_replaced_unless_asked_for(run, tmp_path):
         export_tool.main(["no_such_model", "--out", str(out)])
 
 
-def test_a_classifier_is_exported_for_the_size_of_its_crop_alone():
+def test_classifier_is_exported_only_for_the_size_of_its_crop():
     crop = dict(transforms=dict(type="ClassificationEvalTransforms", size=32))
     predictor, _ = predictor_of("quickstart/classifier", **crop)
     with pytest.raises(ConfigError, match=r"got --size 96x96, but the classifier's images are cropped to 32x32"):
@@ -220,7 +220,7 @@ def test_a_classifier_is_exported_for_the_size_of_its_crop_alone():
         image_size(predictor, (32, 32))
 
 
-def test_other_images_are_compared_as_they_are_used_for_a_file_of_one_size():
+def test_fixed_size_file_is_compared_on_padded_images():
     predictor, _ = predictor_of("quickstart/detr")
     batch = image_inputs(predictor, PICTURES, (100, 45))[0]  # of 70x90
     assert batch["images"].shape == (1, 3, 100, 45) and not batch["images"][..., 35:, :].any()
@@ -230,13 +230,13 @@ def test_other_images_are_compared_as_they_are_used_for_a_file_of_one_size():
     assert np.array_equal(runner.prepare(Image.fromarray(PICTURES[0]))["padding_mask"], batch["padding_mask"])
 
 
-def test_the_licence_is_of_the_zoo_for_its_own_weights_alone(tmp_path):
+def test_licence_of_the_zoo_applies_only_to_its_own_weights(tmp_path):
     assert export_tool.zoo_licence("detr_r50") == model_zoo.index()["detr_r50"]["licence"] is not None
     (tmp_path / "detr_r50").mkdir()
     assert export_tool.zoo_licence(tmp_path / "detr_r50") is None
 
 
-def test_metadata_hold_the_statistics_that_the_model_normalises_by():
+def test_metadata_contain_the_normalisation_statistics_of_the_model():
     predictor, cfg = predictor_of("quickstart/classifier")
     predictor.model.backbone.pixel_mean, predictor.model.pixel_mean = (0.1, 0.1, 0.1), (0.5, 0.4, 0.3)
     assert describe(predictor, cfg, name="a", licence=None)["preprocessing"]["mean"] == [0.5, 0.4, 0.3]
@@ -260,7 +260,7 @@ class GraphInPython:
         return {name: value for name, value in values.items() if outputs is None or name in outputs}
 
 
-def test_an_exported_model_is_what_its_model_is():
+def test_exported_model_has_the_properties_of_its_model():
     found = {}
     for config in ("quickstart/classifier", "quickstart/detr", "quickstart/eomt", "quickstart/maskformer_semantic"):
         predictor, _ = predictor_of(config)
@@ -271,7 +271,7 @@ def test_an_exported_model_is_what_its_model_is():
     assert torch.equal(predictor(PICTURES[0], tiles=Tiling(64, 16)).fields["semantic"], expected)
 
 
-def test_a_file_is_opened_once_to_be_loaded(run, monkeypatch):
+def test_file_is_opened_only_once_to_be_loaded(run, monkeypatch):
     opened, file = [], run / "out" / "tiny.onnx"
     monkeypatch.setattr(exported, "open_exported", lambda path: opened.append(path) or open_exported(path))
     load(file)
@@ -285,7 +285,7 @@ def test_a_missing_package_is_named_with_the_extra(run, tmp_path, monkeypatch):
         export_tool.main([str(run / "run"), "--out", str(tmp_path / "a.onnx")])
 
 
-def test_other_files_are_no_exported_models(tmp_path):
+def test_other_files_are_refused_as_exported_models(tmp_path):
     (tmp_path / "a.onnx").write_bytes(b"no model")
     with pytest.raises(CheckpointError, match=r"a.onnx: ONNX Runtime cannot open it"):
         load(tmp_path / "a.onnx")
@@ -316,7 +316,7 @@ def test_an_operation_that_onnx_lacks_is_named(tmp_path):
         write_part(part, tmp_path / "a.onnx", ExportSettings(), {})
 
 
-def test_models_of_one_size_are_exported_for_it():
+def test_fixed_size_models_are_exported_for_their_size():
     swin = dict(type="Swin", embed_dim=16, depths=[1, 2, 1, 1], num_heads=[1, 1, 2, 2], pretrained=False)
     crop = dict(transforms=dict(type="ClassificationEvalTransforms", size=32))
     predictor, _ = predictor_of("swin_tiny_in1k", [f"model.backbone={swin}"], **crop)
@@ -338,7 +338,7 @@ class Windows(torch.nn.Module):
         return windows, window_reverse(2 * windows, 7, x.shape[1:3], shift=3)
 
 
-def test_windows_are_traced_for_maps_of_any_size():
+def test_windowed_models_are_traced_for_maps_of_any_size():
     free = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},)
     program = torch.export.export(Windows(), (torch.randn(2, 65, 129, 1),), dynamic_shapes=free, strict=False)
     for size in ((1, 16, 22, 1), (3, 15, 30, 1)):
@@ -356,7 +356,7 @@ def captioner():
     return Predictor(build_model(cfg["model"], vocabularies=dict(target=vocabulary)), ()), cfg
 
 
-def test_an_encoder_and_a_step_write_what_a_captioner_does(monkeypatch):
+def test_encoder_and_step_graphs_write_the_captions_of_the_model(monkeypatch):
     predictor, cfg = captioner()
     written = {"text": predictor(PICTURES[0]).fields["text"]}
     files = [GraphInPython(predictor.model, graph=graph) for graph in text_graphs(predictor.model)]
@@ -377,7 +377,7 @@ def test_an_encoder_and_a_step_write_what_a_captioner_does(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_captioner_becomes_an_encoder_and_a_step(tmp_path):
+def test_captioner_is_exported_as_an_encoder_and_a_step(tmp_path):
     predictor, cfg = captioner()
     parts = export(predictor, cfg, tmp_path / "a.onnx")
     assert [part.path.name for part in parts] == ["a.onnx", "a.step.onnx"]
@@ -417,7 +417,7 @@ def masks_model(config, **settings):
     return cfg
 
 
-def test_the_program_finds_the_segments_and_instances_that_the_model_does():
+def test_generated_program_finds_the_segments_and_instances_of_the_model():
     things = [True, False, True, True, False]
     cfg = masks_model("quickstart/mask2former_panoptic", things=things, object_threshold=0.4, tasks=["panoptic"])
     case = Outputs(cfg | dict(overlap_threshold=0.2))
@@ -433,7 +433,7 @@ def test_the_program_finds_the_segments_and_instances_that_the_model_does():
     assert np.array_equal(case.results["masks"], expected["masks"][order])
 
 
-def test_the_program_finds_the_segments_and_instances_that_a_panoptic_detr_does():
+def test_generated_program_finds_the_segments_and_instances_of_a_panoptic_detr():
     cfg = load_config("detr_r50_panoptic")["model"] | dict(num_classes=5, num_queries=9)
     cfg["things"], cfg["object_threshold"] = [True, False, True, True, False], 0.4
     cfg["backbone"] = RESNET
@@ -446,7 +446,7 @@ def test_the_program_finds_the_segments_and_instances_that_a_panoptic_detr_does(
     assert np.array_equal(case.results["masks"], expected["masks"][order])
 
 
-def test_a_semantic_map_of_a_graph_is_that_of_the_model_at_the_size_of_the_images():
+def test_exported_semantic_map_equals_that_of_the_model_at_image_size():
     case = Outputs(masks_model("quickstart/maskformer_semantic"))
     inputs = {"images": torch.zeros(1, 3, 24, 40, dtype=torch.uint8)}
     semantic = image_graph(case.model).finish(case.raw, inputs)["semantic"]
@@ -454,7 +454,7 @@ def test_a_semantic_map_of_a_graph_is_that_of_the_model_at_the_size_of_the_image
     assert torch.equal(semantic[0], case.model.postprocess(outputs, [(24, 40)])[0]["semantic"])
 
 
-def test_pictures_are_resized_as_the_model_does(tmp_path):
+def test_generated_program_resizes_images_like_the_model(tmp_path):
     cases = {
         "the middle": dict(transforms=dict(type="ClassificationEvalTransforms", size=32)),
         "squashed": dict(transforms=dict(type="ClassificationEvalTransforms", size=32, squash=True)),

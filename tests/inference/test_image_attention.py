@@ -72,7 +72,7 @@ def recorded(predictor, module, image=IMAGE):
         ("mask2former", (64 / 60, 96 / 90)),
     ],
 )
-def test_locations_and_queries_have_the_weights_of_their_layers(name, covered):
+def test_locations_and_queries_get_the_attention_weights_of_their_layers(name, covered):
     predictor = predictor_of(name)
     attention = image_attention(predictor, IMAGE)
     decoder = decoder_layers(predictor.model)
@@ -114,7 +114,7 @@ def test_each_layer_of_mask2former_is_gated_by_the_mask_before_it():
 
 
 @pytest.mark.parametrize("registers", [0, 2])
-def test_a_vits_patches_are_seen_without_its_other_tokens(registers):
+def test_attention_of_vit_patches_excludes_other_tokens(registers):
     torch.manual_seed(0)
     backbone = dict(type="ViT", d_model=32, depth=2, num_heads=2, image_size=64, num_registers=registers)
     predictor = Predictor(build_model(dict(type="Classifier", backbone=backbone), classes=["a", "b"]), ["a", "b"])
@@ -133,7 +133,7 @@ def eomt(*tasks):
     return Predictor(build_model(spec, classes=["a", "b"]), ["a", "b"])
 
 
-def test_queries_among_the_tokens_of_a_vit_are_seen():
+def test_attention_of_queries_among_vit_tokens_is_read():
     predictor = eomt("instance")
     attention = image_attention(predictor, IMAGE[:, :64])
     weights = recorded(predictor, predictor.model.backbone.blocks[2].attn, IMAGE[:, :64])
@@ -143,12 +143,12 @@ def test_queries_among_the_tokens_of_a_vit_are_seen():
     assert attention.decoder.layer == 1 and attention.queries.scores.shape == (5,)
 
 
-def test_a_picture_taken_in_windows_is_refused():
+def test_image_processed_in_windows_is_refused():
     with pytest.raises(ConfigError, match="EoMT takes a picture of this size in windows.* at most 64 x 64 pixels"):
         image_attention(eomt("semantic"), IMAGE)
 
 
-def test_deformable_attention_is_sampled():
+def test_deformable_attention_is_shown_at_its_sampling_points():
     torch.manual_seed(0)
     head = dict(type="DeformableDETRHead", d_model=32, num_heads=2, d_ffn=32, num_encoder_layers=1)
     neck = dict(type="PyramidProjection", out_channels=32, num_levels=4, num_groups=4)
@@ -175,7 +175,7 @@ def test_the_smallest_confident_box_around_a_point_is_taken():
     assert boxes(0.9, 0.8, 0.7).at((100, 30), ScoreThresholds()) is None
 
 
-def test_masks_decide_where_there_are_any():
+def test_point_is_matched_by_masks_if_there_are_any():
     masks = torch.zeros(3, 10, 20, dtype=torch.bool)
     masks[1, 5, 19] = True
     queries = boxes(0.9, 0.8, 0.7, masks=masks)
@@ -183,21 +183,21 @@ def test_masks_decide_where_there_are_any():
     assert queries.at((94, 55), ScoreThresholds()) is None and queries.at((30, 30), ScoreThresholds()) is None
 
 
-def test_a_point_lies_in_its_cell_of_the_map():
+def test_point_is_mapped_to_its_cell_of_the_feature_map():
     assert cell_of((0, 0), (50, 70), (5, 7), (1.0, 1.0)) == 0
     assert cell_of((25.5, 10), (50, 70), (5, 7), (1.0, 1.0)) == 7 + 2
     assert cell_of((69.9, 49.9), (50, 70), (5, 7), (1.0, 1.0)) == 34
     assert cell_of((69.9, 49.9), (50, 70), (5, 7), (2.0, 2.0)) == 2 * 7 + 3
 
 
-def test_class_scores_leave_out_no_object_where_there_is_such_a_column():
+def test_class_scores_exclude_the_no_object_column_if_there_is_one():
     logits = torch.tensor([[[0.0, 1.0, 2.0]]])
     softmax = class_scores({"pred_logits": logits}, 2)
     assert softmax == pytest.approx(logits[0].softmax(-1)[:, :2])
     assert class_scores({"pred_logits": logits}, 3) == pytest.approx(logits[0].sigmoid())
 
 
-def test_an_image_with_padding_is_that_much_larger():
+def test_padded_image_size_includes_the_padding():
     padding_mask = torch.ones(1, 8, 10, dtype=torch.bool)
     padding_mask[:, :4, :8] = False
     assert covered_by(padding_mask) == (2.0, 1.25)

@@ -48,7 +48,7 @@ def image(height=40, width=56, seed=0):
     return np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
 
 
-def test_a_run_predicts_in_pixels_of_each_image(run):
+def test_run_predicts_boxes_in_pixels_of_each_image(run):
     predictor = load(run)
     assert predictor.classes == ["cat", "dog", "cow"]
     small, large = predictor.predict([image(), image(120, 80)])
@@ -61,7 +61,7 @@ def test_a_run_predicts_in_pixels_of_each_image(run):
     assert predictor.prepare([image(120, 80)]).inputs["images"].shape == (1, 3, 96, 64)
 
 
-def test_config_and_weights_are_the_same_as_their_run(run):
+def test_config_and_weights_predict_the_same_as_their_run(run):
     by_run, by_config = load(run), load("tiny.py", run / "best.pth")
     a, b = (p.predict([image()])[0].fields["scores"] for p in (by_run, by_config))
     assert torch.equal(a, b)
@@ -98,7 +98,7 @@ def test_installed_configs_and_the_zoo_are_found_by_name(tmp_path, monkeypatch):
         load_config("detr_r5O")
 
 
-def test_the_config_of_a_checkpoint_imports_only_what_is_trusted(run):
+def test_config_of_a_checkpoint_imports_only_trusted_code(run):
     Path("theirs.py").write_text("print('ran')")
     config = load_config("tiny.py") | {"imports": [str(Path("theirs.py").resolve())]}
     save_checkpoint("foreign.pth", {"model": {"w": torch.zeros(1)}, "config": json.dumps(config)})
@@ -128,13 +128,13 @@ def test_images_are_loaded_a_batch_at_a_time(run):
     assert [p.name for p in stream] == ["image_1", "image_2", "image_3", "image_4"]
 
 
-def test_half_precision_is_near_full_precision(run):
+def test_half_precision_is_close_to_full_precision(run):
     full, half = (load(run, precision=p).predict([image()])[0].fields for p in ("fp32", "bf16"))
     assert half["boxes_xyxy"].dtype == torch.float32
     assert torch.allclose(full["boxes_xyxy"], half["boxes_xyxy"], atol=1.0)
 
 
-def test_json_holds_objects_above_the_threshold_best_first():
+def test_json_lists_objects_above_the_threshold_best_first():
     fields = {
         "scores": torch.tensor([0.2, 0.9, 0.6]),
         "labels": torch.tensor([0, 1, 0]),
@@ -149,7 +149,7 @@ def test_json_holds_objects_above_the_threshold_best_first():
     json.dumps(entry)
 
 
-def test_maps_and_classes_become_json():
+def test_maps_and_classes_are_written_as_json():
     panoptic = torch.zeros(4, 5, dtype=torch.int32)
     panoptic[:2] = 7
     fields = {
@@ -164,7 +164,7 @@ def test_maps_and_classes_become_json():
     assert [c["class"] for c in entry["classes"]] == ["sea", "sky"]
 
 
-def test_every_task_draws_itself(tmp_path):
+def test_predictions_of_every_task_can_be_drawn(tmp_path):
     panoptic = torch.ones(40, 56, dtype=torch.int32)
     fields = {
         "panoptic": panoptic,
@@ -205,13 +205,13 @@ def test_every_task_draws_itself(tmp_path):
         ("run/last.pth", "run/best.pth", ConfigError, "run/last.pth: is no config, so no weights are expected"),
     ],
 )
-def test_what_cannot_be_loaded_is_an_error_that_helps(run, source, weights, error, message):
+def test_unloadable_models_are_helpful_errors(run, source, weights, error, message):
     torch.save({"model": {"w": torch.zeros(1)}}, "official.pth")
     with pytest.raises(error, match=message):
         load(source, weights)
 
 
-def test_what_is_no_picture_is_an_error(run):
+def test_input_that_is_not_an_image_is_an_error(run):
     predictor = load(run)
     (run / "text.jpg").write_text("no picture")
     for picture, message in (
@@ -228,12 +228,12 @@ def test_what_is_no_picture_is_an_error(run):
             predictor.predict([picture])
 
 
-def test_a_model_that_predicts_nothing_of_images_is_an_error():
+def test_model_that_does_not_predict_on_images_is_an_error():
     with pytest.raises(ConfigError, match=r"Linear has no postprocess\(\), so it predicts nothing in images"):
         Predictor(torch.nn.Linear(1, 1), ["a"])
 
 
-def test_classes_come_from_the_checkpoint_then_the_config_then_what_is_usual(tmp_path):
+def test_classes_come_from_the_checkpoint_or_the_config_or_the_defaults(tmp_path):
     path = tmp_path / "official.pth"
     torch.save({"model": {"w": torch.zeros(1)}}, path)
     stated = {"model": "DETR", "data": {"val": {"type": "SemanticFolder", "classes": ["sky", "sea"]}}}
@@ -282,7 +282,7 @@ def measured_run(run, transforms=None, **changes):
     return "measured.pth"
 
 
-def test_the_checkpoints_thresholds_are_used_and_said(run):
+def test_thresholds_of_the_checkpoint_are_used_and_reported(run):
     predictor = load(measured_run(run))
     assert predictor.thresholds == ScoreThresholds(0.31, (None, 0.29, None), "highest F1 in validation")
     prediction = predictor(image())
@@ -294,7 +294,7 @@ def test_the_checkpoints_thresholds_are_used_and_said(run):
     assert load("run").thresholds == ScoreThresholds()
 
 
-def test_pictures_are_resized_to_the_validated_size_where_validation_had_no_resize(run, caplog):
+def test_images_are_resized_to_the_validated_size_if_validation_did_not_resize(run, caplog):
     predictor = load(measured_run(run))
     shapes = [tuple(predictor.prepare([image(*size)]).inputs["images"].shape[-2:]) for size in ((320, 400), (20, 24))]
     assert shapes == [(48, 60), (48, 57)]
@@ -309,7 +309,7 @@ def test_pictures_are_resized_to_the_validated_size_where_validation_had_no_resi
     assert boxes[:, 2].max() > 60  # in pixels of the picture itself
 
 
-def test_a_resize_in_validation_is_prediction_s_own(run, caplog):
+def test_prediction_resizes_as_in_validation(run, caplog):
     resize = dict(type="EvalResize", short_side=100, max_size=200)
     assert load(measured_run(run, resize)).prepare([image(320, 400)]).inputs["images"].shape[-2:] == (100, 125)
     flip = dict(type="ComposedTransforms", transforms=[dict(type="HorizontalFlip", p=1.0)])

@@ -50,7 +50,7 @@ def scores(predictions):
     return [round(float(p.fields["scores"][0]) * 255) for p in predictions]
 
 
-def test_every_kind_of_one_picture_is_one_prediction(model, files):
+def test_every_form_of_one_image_gives_one_prediction(model, files):
     array = picture(150)
     planes = torch.from_numpy(array).permute(2, 0, 1)
     kinds = ["street.png", files / "street.png", (files / "street.png").read_bytes(), array, Image.fromarray(array)]
@@ -61,7 +61,7 @@ def test_every_kind_of_one_picture_is_one_prediction(model, files):
         assert (prediction.image == array).all()
 
 
-def test_several_pictures_are_a_list(model, files):
+def test_several_images_give_a_list(model, files):
     assert [p.name for p in model("photos")] == ["photos/a.png", "photos/deep/b.png"]
     assert scores(model("*.png")) == [150] and isinstance(model("*.png"), list)
     assert scores(model(["street.png", picture(7)], batch_size=2)) == [150, 7]
@@ -70,7 +70,7 @@ def test_several_pictures_are_a_list(model, files):
     assert model([]) == [] and len(model.predict("street.png")) == 1
 
 
-def test_a_generator_is_read_only_as_far_as_its_predictions_are(model):
+def test_generator_is_read_only_as_far_as_predictions_are_used(model):
     taken = []
 
     def pictures():
@@ -93,7 +93,7 @@ def test_a_video_is_predicted_frame_by_frame(model, files):
     assert scores(stream) == pytest.approx([0, 100, 200], abs=3)
 
 
-def test_addresses_are_downloaded_once_each(model, files, monkeypatch):
+def test_each_url_is_downloaded_once(model, files, monkeypatch):
     fetched = []
 
     def cached_file(url, *, folder):
@@ -113,7 +113,7 @@ def test_addresses_are_downloaded_once_each(model, files, monkeypatch):
         model("https://a.example/image.png")
 
 
-def test_broken_files_of_a_folder_are_named_and_the_others_go_on(model, files, caplog):
+def test_broken_files_of_a_folder_are_named_and_the_others_predicted(model, files, caplog):
     (files / "photos/0.png").write_bytes(b"")
     (files / "photos/c.png").write_text("no picture")
     assert scores(model("photos")) == [50, 100]
@@ -137,13 +137,13 @@ def test_broken_files_of_a_folder_are_named_and_the_others_go_on(model, files, c
         ([1], "image_0: got int; expected a file"),
     ],
 )
-def test_what_holds_no_picture_is_an_error_that_says_what_would(model, files, source, message):
+def test_input_without_images_is_an_error_that_names_valid_inputs(model, files, source, message):
     (files / "empty").mkdir()
     with pytest.raises(DataError, match=message):
         model(source)
 
 
-def test_a_camera_that_is_not_there_is_an_error(monkeypatch):
+def test_missing_camera_is_an_error(monkeypatch):
     class Missing:
         def __init__(self, source):
             assert source == 7
@@ -159,7 +159,7 @@ def test_a_camera_that_is_not_there_is_an_error(monkeypatch):
         list(find_pictures(7).named)
 
 
-def test_what_is_no_score_number_or_picture_is_refused(model, files):
+def test_invalid_scores_counts_and_images_are_refused(model, files):
     for options, message in (
         (dict(threshold=2), "threshold 2: expected a score, 0 to 1"),
         (dict(batch_size=0), "batch_size=0: expected at least 1"),
@@ -174,7 +174,7 @@ def test_what_is_no_score_number_or_picture_is_refused(model, files):
             prediction.save(name)
 
 
-def test_videos_in_memory_are_told_from_their_frames():
+def test_videos_in_memory_are_distinguished_from_single_frames():
     small, large = np.zeros((4, 6, 3), np.uint8), np.zeros((5, 6, 3), np.uint8)
     assert inputs.find_videos([small, small]).kind == "one"
     several = inputs.find_videos([("named", [small, small]), [large], "clip.mp4"])

@@ -30,7 +30,7 @@ def filler():
     return make("MaskedLanguageModel", MaskFiller)
 
 
-def test_a_text_goes_on_as_decoded(continuer):
+def test_text_is_continued_as_decoded(continuer):
     settings = DecodingSettings(max_length=6)
     ids = [BOS, *WORDS.encode("two one")]
     expected = decode(continuer.model, {"tokens": torch.tensor([ids])}, settings)[0][0]
@@ -42,7 +42,7 @@ def test_a_text_goes_on_as_decoded(continuer):
     assert all(a.score >= b.score and a.text.startswith(a.prompt.strip()) for a, b in several)
 
 
-def test_characters_that_the_vocabulary_does_not_know_stay(continuer):
+def test_characters_missing_from_the_vocabulary_are_kept(continuer):
     (got,) = continuer("two  €uro", decoding=dict(max_length=3))
     settings = DecodingSettings(max_length=3)
     ids = [BOS, *WORDS.encode("two €uro")]
@@ -50,7 +50,7 @@ def test_characters_that_the_vocabulary_does_not_know_stay(continuer):
     assert got.text == "two  €uro" + "".join(WORDS.token_texts(written)).replace("▁", " ")
 
 
-def test_draws_follow_from_the_seed_and_the_text_number(continuer):
+def test_samples_depend_only_on_the_seed_and_the_index_of_the_text(continuer):
     drawn = dict(method="sample", max_length=10)
     texts = [best[0].text for best in continuer(["one"] * 40, decoding=drawn)]
     assert texts == [best[0].text for best in continuer(["one"] * 40, decoding=drawn)]
@@ -58,7 +58,7 @@ def test_draws_follow_from_the_seed_and_the_text_number(continuer):
     assert continuer("one", decoding=drawn | {"seed": 39})[0].text == texts[39]
 
 
-def test_a_text_ends_with_the_positions_and_shortens_no_other(continuer):
+def test_text_ends_at_the_last_position_without_shortening_others(continuer):
     long = " ".join(["one"] * 17)
     settings = dict(max_length=8, min_length=7)
     alone = continuer("two", decoding=settings)
@@ -70,7 +70,7 @@ def test_a_text_ends_with_the_positions_and_shortens_no_other(continuer):
         continuer(["two", " ".join(["one"] * 20)])
 
 
-def test_masks_are_filled_by_their_probability(filler):
+def test_masks_are_filled_by_probability(filler):
     text = "one <mask> three <mask>."
     ids = [*WORDS.encode("one"), WORDS.mask_id, *WORDS.encode("three"), WORDS.mask_id, *WORDS.encode("one.")[1:], EOS]
     with torch.no_grad():

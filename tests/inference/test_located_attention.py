@@ -28,7 +28,7 @@ def picture(height: int = 50, width: int = 70) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_all_that_a_point_attends_to_lies_on_the_map(name):
+def test_attention_of_a_point_sums_to_at_most_one_over_the_map(name):
     model, image = classifier(name), picture()
     for layer in located_attention(model, image, most=4):
         for point in ((3.0, 5.0), (60.0, 44.0)):
@@ -39,7 +39,7 @@ def test_all_that_a_point_attends_to_lies_on_the_map(name):
             assert x0 < x1 and y0 < y1
 
 
-def test_swin_sees_its_window_and_after_the_shift_another():
+def test_swin_attends_to_its_window_and_after_the_shift_to_another():
     layers = located_attention(classifier("swin"), picture(64, 64))
     # Stride 4, windows of 4: 16 pixels; the second block's windows lie half of one further to the left and up.
     assert layers[0].window_at((41, 21)) == (32, 16, 48, 32)
@@ -48,7 +48,7 @@ def test_swin_sees_its_window_and_after_the_shift_another():
     assert layers[1].window_at((60, 62)) == (56, 56, 64, 64)
 
 
-def test_a_vit_s_maps_are_the_recorder_s_rows():
+def test_vit_maps_equal_the_recorded_rows():
     model, image = classifier("vit"), picture()
     with torch.no_grad(), AttentionRecorder(model) as maps:
         model(image)
@@ -62,13 +62,13 @@ def test_a_vit_s_maps_are_the_recorder_s_rows():
     assert torch.allclose(reached, (halves[1] @ halves[0])[0, 1:].unflatten(0, (4, 5)), atol=1e-6)
 
 
-def test_a_local_kernel_lies_around_its_point_with_nothing_outside_the_picture():
+def test_local_kernel_surrounds_its_point_within_the_image():
     layer = located_attention(classifier("lrnet"), picture(64, 64))[2]
     assert layer.cell == 4 and layer.window_at((33, 33)) == (28, 28, 40, 40)
     assert layer.window_at((0, 0)) == (0, 0, 8, 8)
 
 
-def test_of_a_large_picture_the_first_and_the_last_layer_are_drawn(monkeypatch):
+def test_only_the_first_and_last_layer_of_a_large_image_are_drawn(monkeypatch):
     monkeypatch.setattr(backbone_pictures, "MAX_PIXELS", 50 * 70 - 1)
     predictor = Predictor(classifier("swin"), list("abc"))
     layers = backbone_attention(predictor, picture()[0].permute(1, 2, 0).numpy())
@@ -79,7 +79,7 @@ def test_layers_are_spread_from_the_first_to_the_last():
     assert spread(range(10), 4) == [0, 3, 6, 9] and spread("abc", 5) == list("abc") and spread("abc", 1) == ["a"]
 
 
-def test_points_follow_the_picture_through_resizing_and_cropping():
+def test_points_follow_the_image_through_resizing_and_cropping():
     predictor = Predictor(classifier("vit"), list("abc"))
     predictor.as_evaluated = lambda image: np.repeat(np.repeat(image, 2, 0), 2, 1)[:, 20:]
     x, y = seen_at(predictor, np.zeros((50, 70, 3), np.uint8), (40, 10))

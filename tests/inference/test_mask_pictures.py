@@ -26,7 +26,7 @@ def case() -> tuple[torch.Tensor, torch.Tensor]:
     return probabilities, torch.where(signs > 0, inside[:, None, None], outside[:, None, None])
 
 
-def test_each_pixel_is_lost_to_the_rule_that_took_it():
+def test_each_dropped_pixel_is_assigned_to_the_rule_that_dropped_it():
     probabilities, masks = case()
     settings = MaskSettings(tasks=["panoptic"], object_threshold=0.8, overlap_threshold=0.8)
     rules = merging_rules(probabilities, masks, GEOMETRY, settings)
@@ -37,7 +37,7 @@ def test_each_pixel_is_lost_to_the_rule_that_took_it():
     assert torch.equal(merged.segment_ids > 0, rules >= 3)
 
 
-def test_without_a_confident_query_all_is_void():
+def test_everything_is_void_without_a_confident_query():
     probabilities, masks = case()
     rules = merging_rules(probabilities[2:], masks[2:], GEOMETRY, MaskSettings(tasks=["panoptic"]))
     assert rules.tolist() == [[0, 0, 0, 1], [1, 0, 0, 0]]
@@ -51,7 +51,7 @@ def test_maskformer_gives_a_segment_the_pixels_outside_its_mask_too():
     assert torch.equal(merged.segment_ids > 0, rules >= 3) and (rules >= 3).all()
 
 
-def test_masks_points_and_merging_are_drawn(tmp_path):
+def test_masks_loss_points_and_merging_are_drawn(tmp_path):
     probabilities, masks = case()
     image = np.full((2, 4, 3), 90, np.uint8)
     outputs = dict(

@@ -35,7 +35,7 @@ def panoptic():
     return Prediction("a.png", IMAGE, {"panoptic": ids, "segments_info": segments}, ["sky", "sea"])
 
 
-def test_objects_are_those_from_the_thresholds_on_best_first():
+def test_objects_above_the_thresholds_are_listed_best_first():
     prediction = detection()
     assert prediction.names == ["dog", "cat"] and prediction.scores.tolist() == pytest.approx([0.9, 0.6])
     assert prediction.boxes.tolist() == [[1, 2, 3, 4], [5.5, 6, 70, 8]] and len(prediction) == 2
@@ -44,7 +44,7 @@ def test_objects_are_those_from_the_thresholds_on_best_first():
     assert by_class.names == ["dog", "cat", "cat"]
 
 
-def test_filter_by_class_and_score_also_below_the_thresholds():
+def test_filter_by_class_and_score_may_go_below_the_thresholds():
     prediction = detection()
     assert prediction.filter(score=0.05).names == ["dog", "cat", "cat", "dog"]
     assert prediction.filter("cat").names == ["cat"]
@@ -54,20 +54,20 @@ def test_filter_by_class_and_score_also_below_the_thresholds():
         prediction.filter(["cow"])
 
 
-def test_filter_clears_panoptic_segments():
+def test_filter_sets_other_panoptic_segments_to_void():
     filtered = panoptic().filter("sea")
     assert filtered.names == ["sea"] and filtered.panoptic.unique().tolist() == [0, 7]
     assert panoptic().filter(score=0.6).names == ["sky"]
 
 
-def test_a_summary_says_the_threshold_and_the_best_where_nothing_is_above_it():
+def test_summary_without_objects_names_the_threshold_and_the_best_score():
     assert detection().summary() == "a.png: 1 dog, 1 cat; from score 0.50 (the default)"
     high = detection(thresholds=ScoreThresholds(0.95, origin="highest F1 in validation"))
     assert repr(high) == "a.png: nothing from score 0.95 (highest F1 in validation); the best is 0.90 (dog)"
     assert str(ScoreThresholds(0.5, (0.2, 0.7))) == "score 0.20 to 0.70, by class (the default)"
 
 
-def test_drawn_and_written_objects_are_those_from_the_thresholds_on():
+def test_drawn_and_written_objects_are_those_above_the_thresholds():
     nothing = detection(thresholds=ScoreThresholds(0.95))
     assert (nothing.draw() == detection().draw(score_threshold=0.95)).all()
     assert len(detection().draw()) > len(nothing.draw()) == 320  # the legend of the classes is below the image
@@ -77,7 +77,7 @@ def test_drawn_and_written_objects_are_those_from_the_thresholds_on():
     assert (np.asarray(shown) == detection().draw()).all()
 
 
-def test_crops_are_the_parts_in_the_boxes():
+def test_crops_are_the_image_regions_in_the_boxes():
     dog, cat = detection().crop()
     assert (dog == IMAGE[2:4, 1:3]).all()
     assert (cat == IMAGE[6:8, 5:]).all()  # the box extends beyond the image
@@ -85,14 +85,14 @@ def test_crops_are_the_parts_in_the_boxes():
         panoptic().crop()
 
 
-def test_coco_results_have_the_datas_own_category_ids():
+def test_coco_results_have_the_category_ids_of_the_data():
     dog, cat = detection(category_ids=[17, 18]).to_coco(5)
     assert (dog["image_id"], dog["category_id"], dog["bbox"]) == (5, 18, [1, 2, 2, 2]) and cat["category_id"] == 17
     assert coco_mask.decode(dog["segmentation"]).sum() == 4
     assert detection().to_coco(5)[0]["category_id"] == 1
 
 
-def test_an_images_classes_and_captions_answer_to_the_same_names():
+def test_classes_and_captions_share_the_prediction_interface():
     classified = Prediction("a.png", IMAGE, {"class_scores": torch.tensor([0.25, 0.75])}, ["cat", "dog"])
     assert classified.names == ["dog", "cat"] and classified.boxes is None
     assert classified.summary() == "a.png: dog 0.75, cat 0.25"
@@ -103,7 +103,7 @@ def test_an_images_classes_and_captions_answer_to_the_same_names():
     assert drawn.shape[1] == 8 * 56 and drawn.shape[0] > 8 * 40 + 30  # several lines of text
 
 
-def test_pandas_has_a_row_for_each_object():
+def test_data_frame_has_a_row_for_each_object():
     pytest.importorskip("pandas")
     frame = detection().to_pandas()
     assert list(frame.columns) == ["class", "label", "score", "x0", "y0", "x1", "y1"]

@@ -68,7 +68,7 @@ def test_expected_tokens_are_the_softmax_of_the_logits():
 
 
 @pytest.mark.parametrize("name", ["Transformer", "RNNTranslator"])
-def test_the_tree_holds_the_probability_of_every_prefix(name):
+def test_beam_tree_has_the_probability_of_every_prefix(name):
     model, _ = text_model(name)
     source = torch.tensor([[*WORDS.encode("three one five"), EOS]])
     inputs = {"source": source, "source_padding": torch.zeros_like(source, dtype=torch.bool)}
@@ -89,7 +89,7 @@ def test_the_tree_holds_the_probability_of_every_prefix(name):
     assert [node.token for node in nodes if node.is_best and node.token != EOS] == best
 
 
-def test_inputs_are_the_sentence_that_the_model_reads():
+def test_inputs_are_the_sentence_read_by_the_model():
     one = WORDS.encode("two one")
     inputs = text_inputs(*text_model("Transformer"), "two one")
     assert inputs["source"].tolist() == [[*one, EOS]] and not inputs["source_padding"].any()
@@ -110,7 +110,7 @@ def test_an_alignment_has_a_row_for_each_token_of_the_translation(name):
     assert torch.allclose(attention.sum(-1), torch.ones(len(target)))
 
 
-def test_what_cannot_be_aligned_is_named():
+def test_models_without_an_alignment_are_named():
     model, vocabularies = text_model("Transformer")
     with pytest.raises(DataError, match="align: no token"):
         Translator(model, vocabularies).align(" ")
@@ -119,7 +119,7 @@ def test_what_cannot_be_aligned_is_named():
         Translator(prefix, vocabularies).align("two one")
 
 
-def test_the_tree_of_beams_is_drawn(tmp_path):
+def test_beam_tree_is_drawn(tmp_path):
     model, vocabularies = text_model("Transformer")
     model.decoding = DecodingSettings(max_length=3)
     path = tmp_path / "new" / "beams.png"
@@ -128,7 +128,7 @@ def test_the_tree_of_beams_is_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
-def test_words_of_a_caption_come_with_maps_of_what_they_attended_to(kind):
+def test_words_of_a_caption_have_attention_maps(kind):
     torch.manual_seed(0)
     backbone = dict(type="ResNet", depth=18, norm="bn", out_features=["res4"], pretrained=False)
     spec = dict(type="ShowAttendTell", backbone=backbone, attention=kind, d_embedding=8, d_model=8, d_attention=8)

@@ -75,7 +75,7 @@ def test_the_overlap_is_a_quarter_by_default():
     ("arguments", "message"),
     [((8,), "a size of 8 pixels; expected at least 16"), ((100, 60), "an overlap of 60 pixels; expected 0 to 50")],
 )
-def test_impossible_tiles_are_named(arguments, message):
+def test_invalid_tiles_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
         Tiling(*arguments)
 
@@ -93,7 +93,7 @@ def test_impossible_tiles_are_named(arguments, message):
     ],
 )
 @pytest.mark.parametrize("masks", [False, True])
-def test_an_object_on_borders_is_found_once_and_whole(box, masks):
+def test_object_across_tile_borders_is_found_once_and_complete(box, masks):
     result = detect(painted(box), masks=masks)
     assert boxes_of(result) == [box] and result["labels"].tolist() == [0]
     if masks:
@@ -107,7 +107,7 @@ def test_every_object_of_a_crowd_is_found_once(masks):
     assert boxes_of(result) == sorted(boxes)
 
 
-def test_other_classes_at_the_same_location_stay():
+def test_objects_of_other_classes_at_the_same_location_are_kept():
     def predict(pictures):
         results = []
         for picture in pictures:
@@ -121,7 +121,7 @@ def test_other_classes_at_the_same_location_stay():
     assert result["labels"].tolist() == [0, 1] and boxes_of(result) == [(60, 10, 110, 40)] * 2
 
 
-def test_duplicates_within_a_tile_are_the_models_own():
+def test_duplicates_within_a_tile_are_kept():
     def predict(pictures):
         result = objects(pictures[0])
         return [TileResult({name: torch.cat((v, v)) for name, v in result.fields.items()}, None)]
@@ -130,7 +130,7 @@ def test_duplicates_within_a_tile_are_the_models_own():
     assert boxes_of(result) == [(10, 10, 30, 30)] * 2
 
 
-def test_the_part_of_an_object_in_a_tiles_corner_does_not_become_another_object():
+def test_part_of_an_object_in_a_tile_corner_is_not_a_second_object():
     # The second tile begins at 70 (the image is 170 wide): it sees 2 columns of the object, and predicts 5.
     image = painted((40, 20, 72, 50))[:100, :170]
 
@@ -148,7 +148,7 @@ def test_the_part_of_an_object_in_a_tiles_corner_does_not_become_another_object(
     assert boxes_of(result) == [(40, 20, 72, 50)]
 
 
-def test_a_doubtful_box_of_another_tile_does_not_replace_a_sure_one():
+def test_uncertain_box_of_another_tile_does_not_replace_a_confident_one():
     image = painted((65, 20, 155, 60))[:100]
 
     def predict(pictures):
@@ -169,7 +169,7 @@ def test_a_doubtful_box_of_another_tile_does_not_replace_a_sure_one():
     assert sure.tolist() == [[65.0, 20.0, 155.0, 60.0]]
 
 
-def test_the_best_score_and_the_best_whole_box_are_kept():
+def test_best_score_and_best_complete_box_are_kept():
     # Tiles begin at 0, 70 and 140; the first two both contain the full object.
     seen = []
 
@@ -181,7 +181,7 @@ def test_the_best_score_and_the_best_whole_box_are_kept():
     assert len(seen) == 2 and result["scores"].tolist() == pytest.approx([0.8])
 
 
-def test_masks_that_do_not_fit_the_memory_are_left_out_and_that_is_said(monkeypatch, caplog):
+def test_masks_that_do_not_fit_in_memory_are_left_out_and_reported(monkeypatch, caplog):
     monkeypatch.setattr(merging, "MASK_BYTES", 2 * SIZE[0] * SIZE[1])
     boxes = [(10, 10, 20, 20), (50, 50, 60, 60), (200, 200, 220, 220)]
     with caplog.at_level(logging.WARNING, logger="vitkit"):
@@ -190,7 +190,7 @@ def test_masks_that_do_not_fit_the_memory_are_left_out_and_that_is_said(monkeypa
     assert "of 3 objects the 2 with the highest scores are kept, down to 0.40" in caplog.text
 
 
-def test_nothing_found_is_nothing():
+def test_tiles_without_objects_give_no_objects():
     result = detect(painted(), masks=True)
     assert result["boxes_xyxy"].shape == (0, 4) and result["masks"].shape == (0, *SIZE)
 
@@ -219,7 +219,7 @@ def test_scores_of_pixels_are_averaged_over_tiles(size):
     assert torch.equal(result["semantic"], (sums / counts).argmax(0))
 
 
-def test_scores_are_kept_of_what_tiles_still_share_alone():
+def test_scores_are_kept_only_where_tiles_still_overlap():
     tiles = Tiling(100, 30).tiles(2000, 100)
     merger = merging.MapMerger((2000, 100), tiles)
     most = 0
@@ -265,7 +265,7 @@ def test_things_and_stuff_of_panoptic_maps_are_merged_across_borders():
     assert by_score[1] == pytest.approx(0.53)
 
 
-def test_a_segment_that_only_the_other_tile_knows_fills_void():
+def test_void_is_filled_by_a_segment_of_the_other_tile():
     merger = merging.PanopticMerger((50, 150))
     left, right = Tile(0, 0, 50, 100), Tile(0, 50, 50, 150)
     segment = [dict(id=1, label=0, score=0.9, is_thing=True)]
@@ -276,6 +276,6 @@ def test_a_segment_that_only_the_other_tile_knows_fills_void():
     assert int((merger.result()["panoptic"] == 1).sum()) == 300
 
 
-def test_what_cannot_be_merged_is_an_error():
+def test_predictions_that_cannot_be_merged_are_an_error():
     with pytest.raises(ConfigError, match="tiles: are for boxes, masks and maps, .* the model predicts class_scores"):
         predict_tiles(painted(), Tiling(100), lambda pictures: [TileResult({"class_scores": torch.ones(3)}, None)])

@@ -15,7 +15,7 @@ def test_fast_equals_plain(learned):
         torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), inputs) for x in outputs))
 
 
-def test_plain_can_be_asked_for(monkeypatch):
+def test_plain_form_can_be_requested(monkeypatch):
     q, k, v = (torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3))
     monkeypatch.setenv("VITKIT_KERNELS", "plain")
     torch.manual_seed(0)
@@ -26,7 +26,7 @@ def test_plain_can_be_asked_for(monkeypatch):
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("num_keys", [9, 40])
-def test_dropout_is_that_of_the_weights_and_has_its_gradients(num_keys, with_bias):
+def test_dropout_applies_to_the_weights_and_their_gradients(num_keys, with_bias):
     q, k, v = (torch.randn(2, 3, length, 8, dtype=torch.float64) for length in (5, num_keys, num_keys))
     bias = torch.randn(2, 1, 1, num_keys, dtype=torch.float64) if with_bias else None
     inputs = [x.requires_grad_() for x in (q, k, v)]
@@ -47,7 +47,7 @@ def test_dropout_is_that_of_the_weights_and_has_its_gradients(num_keys, with_bia
         torch.testing.assert_close(found, want)
 
 
-def test_dropout_keeps_one_tensor_of_the_weights_size():
+def test_dropout_saves_a_single_tensor_of_the_size_of_the_weights():
     q, k, v = (torch.randn(1, 2, 64, 8, requires_grad=True) for _ in range(3))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):

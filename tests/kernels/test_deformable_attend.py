@@ -64,7 +64,7 @@ KERNELS = pytest.mark.parametrize("attend", [deformable_attend, plain.deformable
 
 
 @KERNELS
-def test_sums_by_hand(attend):
+def test_weighted_sums_by_hand(attend):
     values = torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0]).view(1, 5, 1, 1)  # a 2x2 map and a 1x1 map
     # The middle of the first map and its lower right pixel; half way out of the second map, and far outside.
     locations = [[(0.5, 0.5), (0.75, 0.75)], [(1.0, 0.5), (7.0, -7.0)]]
@@ -94,7 +94,7 @@ def test_fast_equals_plain_on_pixels_and_borders():
 
 
 @pytest.mark.parametrize("shapes", [[(4, 6)], [(1, 1)], [(1, 9), (9, 1)]])
-def test_fast_equals_plain_on_other_levels(shapes):
+def test_fast_equals_plain_with_other_numbers_of_levels(shapes):
     for num_queries in (1, 5):
         tensors = inputs(num_queries, shapes=shapes)
         expected = run(plain.deformable_attend, *tensors, shapes=shapes)
@@ -102,7 +102,7 @@ def test_fast_equals_plain_on_other_levels(shapes):
 
 
 @pytest.mark.parametrize("num_queries", [FEW, MANY])
-def test_chunks_change_nothing(num_queries, monkeypatch):
+def test_chunking_does_not_change_the_output(num_queries, monkeypatch):
     tensors = inputs(num_queries)
     in_one_chunk = run(deformable_attend, *tensors)
     monkeypatch.setattr(cpu, "CHUNK", 2 * HEADS * len(SHAPES) * POINTS)
@@ -110,14 +110,14 @@ def test_chunks_change_nothing(num_queries, monkeypatch):
 
 
 @KERNELS
-def test_no_queries_give_no_output_and_no_gradient(attend):
+def test_empty_queries_give_an_empty_output_and_zero_gradients(attend):
     output, grad_values, *_ = run(attend, *inputs(0))
     assert output.shape == (2, 0, HEADS * 6)
     assert not grad_values.any()
 
 
 @pytest.mark.parametrize("num_queries", [FEW, 4])
-def test_gradients_are_those_of_the_output(num_queries):
+def test_gradients_equal_finite_differences(num_queries):
     tensors = inputs(num_queries, batch_size=1, channels=2)
     assert torch.autograd.gradcheck(lambda v, l, w: deformable_attend(v, SHAPES, l, w), tensors)
 
@@ -137,7 +137,7 @@ def test_low_precision_inputs_sum_in_float32(attend, dtype):
 
 
 @KERNELS
-def test_a_location_that_is_not_a_number_gives_nan_where_it_is_used(attend):
+def test_nan_location_gives_nan_only_where_it_is_used(attend):
     values, locations, weights = inputs(3)
     locations.data[0, 1, 2, 0, 0] = torch.tensor([math.nan, 0.5])
     locations.data[0, 2] = 1e30
@@ -147,7 +147,7 @@ def test_a_location_that_is_not_a_number_gives_nan_where_it_is_used(attend):
     assert grad_values[1].isfinite().all()
 
 
-def test_tensors_that_do_not_fit_are_refused():
+def test_incompatible_shapes_are_refused():
     values, locations, weights = inputs(2)
     with pytest.raises(ValueError, match=r"values have 46 locations, but the levels \[\(5, 7\)\] have 35"):
         deformable_attend(values, [(5, 7)], locations, weights)
@@ -159,7 +159,7 @@ def test_tensors_that_do_not_fit_are_refused():
         deformable_attend(values[:1], SHAPES, locations, weights)
 
 
-def test_kernels_by_device(monkeypatch):
+def test_kernel_is_chosen_by_device(monkeypatch):
     monkeypatch.delenv("VITKIT_KERNELS", raising=False)
     runs_plain = deformable_attention._runs_plain
     monkeypatch.setattr(deformable_attention, "_has_triton", lambda: True)
@@ -175,7 +175,7 @@ def test_kernels_by_device(monkeypatch):
     assert runs_plain("cpu", True)
 
 
-def test_triton_is_not_imported_before_it_is_used():
+def test_triton_is_imported_only_when_used():
     code = "import sys, vitkit.nn.deformable_attention; print([m for m in sys.modules if 'triton' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "vitkit.kernels.deformable_attention.triton" not in done.stdout

@@ -54,7 +54,7 @@ for num_queries, channels, batch_size in ((3, 6, 2), (5, 8, 1), (0, 8, 2)):
 """)
 
 
-def test_interpreted_kernels_divide_queries_into_blocks():
+def test_interpreted_kernels_process_queries_in_blocks():
     interpret("""
 num_queries = triton.LAUNCHES["forward"]["tile"] // 32 + 1  # more than one block of the size of real runs
 tensors = inputs(num_queries, 32, torch.float64, batch_size=1, heads=1)
@@ -79,7 +79,7 @@ for a, b in zip(run_triton(tensors), run_plain(tensors), strict=True):
 """)
 
 
-def test_interpreted_kernels_sum_low_precision_in_float32():
+def test_interpreted_kernels_accumulate_low_precision_in_float32():
     interpret("""
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
     tensors = inputs(5, 8, dtype)

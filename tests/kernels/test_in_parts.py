@@ -6,7 +6,7 @@ from vitkit.nn.layers import TokenMLP
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 5, 12, 13, 20])
-def test_tokens_in_parts_give_what_all_at_once_do(monkeypatch, num_tokens):
+def test_processing_tokens_in_chunks_equals_processing_all_at_once(monkeypatch, num_tokens):
     mlp = TokenMLP(8, 16, 4)
     x = torch.randn(2, num_tokens, 8)
     expected = mlp(x)  # with gradients: all at once

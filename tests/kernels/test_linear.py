@@ -22,7 +22,7 @@ def by_onednn(monkeypatch):
 @pytest.mark.parametrize("shape", [(300, 64), (3, 100, 64), (2, 3, 50, 64)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "expanded"])
-def test_outputs_and_gradients_are_those_of_pytorch(by_onednn, shape, with_bias, layout):
+def test_outputs_and_gradients_equal_pytorch(by_onednn, shape, with_bias, layout):
     torch.manual_seed(0)
     x = torch.randn(shape)
     if layout == "transposed":
@@ -43,7 +43,7 @@ def test_outputs_and_gradients_are_those_of_pytorch(by_onednn, shape, with_bias,
 
 
 @pytest.mark.parametrize("frozen", ["input", "weight", "bias"])
-def test_what_is_frozen_gets_no_gradient(by_onednn, frozen):
+def test_frozen_tensors_get_no_gradient(by_onednn, frozen):
     parts = {"input": torch.randn(300, 64), "weight": torch.randn(96, 64), "bias": torch.randn(96)}
     for name, part in parts.items():
         part.requires_grad_(name != frozen)
@@ -51,7 +51,7 @@ def test_what_is_frozen_gets_no_gradient(by_onednn, frozen):
     assert {name for name, part in parts.items() if part.grad is None} == {frozen}
 
 
-def test_a_part_of_a_weight_gets_its_gradient_in_place(by_onednn):
+def test_slice_of_a_weight_gets_its_gradient_in_place(by_onednn):
     weight = torch.randn(192, 64, requires_grad=True)
     x = torch.randn(300, 64)
     linear(x, weight[96:]).sum().backward()
@@ -60,7 +60,7 @@ def test_a_part_of_a_weight_gets_its_gradient_in_place(by_onednn):
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (0, 4096), (4096,), (2, 4096)])
-def test_small_products_and_other_types_are_left_to_pytorch(by_onednn, shape):
+def test_small_products_and_other_dtypes_are_left_to_pytorch(by_onednn, shape):
     x = torch.randn(shape)
     weight = torch.randn(512, shape[-1])
     torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
@@ -78,14 +78,14 @@ def test_autocast_and_tracing_are_left_to_pytorch(by_onednn):
     assert not by_onednn
 
 
-def test_plain_is_pytorchs(by_onednn, monkeypatch):
+def test_plain_form_is_that_of_pytorch(by_onednn, monkeypatch):
     monkeypatch.setenv("VITKIT_KERNELS", "plain")
     x, weight = torch.randn(300, 64), torch.randn(96, 64)
     assert torch.equal(linear(x, weight), F.linear(x, weight))
     assert not by_onednn
 
 
-def test_backward_products_have_rows_without_gaps(by_onednn, monkeypatch):
+def test_operands_of_backward_products_have_contiguous_rows(by_onednn, monkeypatch):
     """A chunk's rows have gaps, with which oneDNN's transposed product would take a hundred times as long."""
     gaps = []
     product = module.onednn_product

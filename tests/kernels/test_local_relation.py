@@ -63,7 +63,7 @@ def tensors(*, channels=2, groups=3, size=(5, 6), kernel_size=3, stride=1, salie
     [dict(), dict(stride=2, dilation=2, scale=0.5), dict(stride=2, dilation=3), dict(stride=4, dilation=2)],
     ids=str,
 )
-def test_gradients_are_those_of_finite_differences(similarity, options):
+def test_gradients_equal_finite_differences(similarity, options):
     inputs = tensors(salient=3, stride=options.get("stride", 1))
     assert torch.autograd.gradcheck(
         lambda *x: local_relation(*x, similarity=similarity, **options), inputs, fast_mode=True
@@ -85,7 +85,7 @@ def test_fast_equals_plain(monkeypatch, size, stride, dilation):
             torch.testing.assert_close(fast, plain)
 
 
-def test_a_recorder_sees_the_weights_and_changes_nothing():
+def test_recorder_collects_the_weights_and_changes_nothing():
     inputs = tensors(size=(3, 11), kernel_size=5, stride=2)
 
     class Layer(torch.nn.Module):
@@ -102,7 +102,7 @@ def test_a_recorder_sees_the_weights_and_changes_nothing():
 
 
 @pytest.mark.parametrize("options", [dict(), dict(stride=2), dict(stride=4, dilation=2)], ids=str)
-def test_a_few_maps_at_a_time_give_what_all_do(monkeypatch, options):
+def test_processing_a_few_maps_at_a_time_changes_nothing(monkeypatch, options):
     inputs = tensors(size=(9, 7), stride=options.get("stride", 1), salient=1)
     whole = local_relation(*inputs, **options)
     gradients = torch.autograd.grad(whole.square().sum(), inputs)
@@ -121,26 +121,26 @@ def test_an_empty_batch_gives_an_empty_batch(grad):
         assert LocalRelation(8)(torch.zeros(0, 8, 5, 6)).shape == (0, 8, 5, 6)
 
 
-def test_the_outside_counts_where_all_scores_inside_are_lower():
+def test_padding_counts_if_all_scores_inside_are_lower():
     query, key, value = torch.full((1, 1, 2, 2), 10.0), torch.full((1, 1, 2, 2), -20.0), torch.ones(1, 1, 2, 2)
     output = local_relation(query, key, value, torch.zeros(1, 3, 3))  # inside -200, outside -100
     torch.testing.assert_close(output, torch.zeros_like(value))
 
 
-def test_the_outside_has_no_weight_beside_scores_of_any_size():
+def test_padding_has_no_weight_beside_scores_of_any_size():
     query = key = torch.full((1, 1, 2, 2), 1e5)  # scores of 1e10, from which float32 cannot subtract 70
     output = local_relation(query, key, torch.ones(1, 1, 2, 2), torch.zeros(1, 3, 3))
     torch.testing.assert_close(output, torch.ones(1, 1, 2, 2))
 
 
-def test_channels_last_in_memory_changes_nothing():
+def test_channels_last_memory_format_changes_nothing():
     query = torch.full((1, 2, 1, 1), 10.0).to(memory_format=torch.channels_last)
     value = torch.ones(1, 2, 1, 1).to(memory_format=torch.channels_last)
     output = local_relation(query, -query, value, torch.zeros(1, 3, 3))  # inside -200, outside -100
     torch.testing.assert_close(output, torch.zeros(1, 2, 1, 1))
 
 
-def test_an_even_window_reaches_further_up_and_left():
+def test_even_window_extends_further_up_and_left():
     query, key, value = (torch.zeros(1, 1, 4, 4) for _ in range(3))
     value[0, 0, 1, 1] = 1
     prior = torch.full((1, 4, 4), -50.0)
@@ -150,13 +150,13 @@ def test_an_even_window_reaches_further_up_and_left():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_layer_keeps_the_type_and_halves_any_size(dtype):
+def test_layer_keeps_the_dtype_and_halves_any_size(dtype):
     layer = LocalRelation(20, 5, channels_per_weight=8, stride=2).to(dtype)
     output = layer(torch.randn(2, 20, 7, 10, dtype=dtype))
     assert output.shape == (2, 20, 4, 5) and output.dtype == dtype
 
 
-def test_layer_under_autocast_is_near_full_precision():
+def test_layer_under_autocast_is_close_to_full_precision():
     layer = LocalRelation(16, 5)
     x = torch.randn(1, 16, 8, 9)
     with torch.autocast("cpu", torch.bfloat16):
@@ -178,7 +178,7 @@ def test_the_last_group_may_have_fewer_channels():
     assert all(torch.isfinite(p.grad).all() for p in layer.parameters())
 
 
-def test_prior_is_a_function_of_the_relative_position_alone():
+def test_prior_depends_only_on_the_relative_position():
     small, large = GeometryPrior(4, 3), GeometryPrior(4, 7)
     large.load_state_dict(small.state_dict())
     torch.testing.assert_close(large()[:, 2:5, 2:5], small())
@@ -211,7 +211,7 @@ def test_wrong_layer_arguments_are_named(arguments, message):
         LocalRelation(8, **arguments)
 
 
-def test_shapes_that_do_not_fit_are_named():
+def test_incompatible_shapes_are_named():
     query, key, value, prior = tensors()
     for wrong, message in (
         ((query[:, :5], key, value, prior), "3 groups must divide the 5 channels of query"),

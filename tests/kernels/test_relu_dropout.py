@@ -5,7 +5,7 @@ from vitkit.kernels.relu_dropout import _dropout_, relu_dropout
 from vitkit.nn.layers import FeedForward
 
 
-def test_plain_keeps_the_same_share_and_values(monkeypatch):
+def test_both_forms_keep_the_same_fraction_and_values(monkeypatch):
     x = torch.randn(1000, 100, requires_grad=True)
     for choice in ("fast", "plain"):
         monkeypatch.setenv("VITKIT_KERNELS", choice)
@@ -17,7 +17,7 @@ def test_plain_keeps_the_same_share_and_values(monkeypatch):
         torch.testing.assert_close(grad, kept / 0.7)
 
 
-def test_dropout_after_relu_is_that_of_separate_layers():
+def test_fused_relu_dropout_equals_separate_layers():
     ffn = FeedForward(8, 32, dropout=0.3).train()
     x = torch.randn(4, 8, requires_grad=True)
 
@@ -36,7 +36,7 @@ def test_dropout_after_relu_is_that_of_separate_layers():
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.99])
-def test_dropout_drops_its_share_and_keeps_the_mean(p):
+def test_dropout_drops_its_fraction_and_keeps_the_mean(p):
     torch.manual_seed(0)
     dropped = _dropout_(torch.ones(1000, 1001), p)
     assert (dropped == 0).float().mean().item() == pytest.approx(p, abs=2e-3)

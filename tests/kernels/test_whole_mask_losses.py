@@ -22,14 +22,14 @@ def test_fast_equals_plain(monkeypatch, values_at_a_time):
     torch.testing.assert_close(grads, expected)
 
 
-def test_plain_can_be_asked_for(monkeypatch):
+def test_plain_form_can_be_requested(monkeypatch):
     monkeypatch.setenv("VITKIT_KERNELS", "plain")
     logits, targets = torch.randn(2, 3, 4), torch.rand(2, 6, 8) > 0.5
     for chosen, defined in zip(whole_mask_losses(logits, targets), plain.whole_mask_losses(logits, targets)):
         assert torch.equal(chosen, defined)
 
 
-def test_a_trace_takes_the_plain_form(monkeypatch):
+def test_tracing_uses_the_plain_form(monkeypatch):
     monkeypatch.setattr("torch.jit.is_tracing", lambda: True)
     logits, targets = torch.randn(2, 3, 4, requires_grad=True), torch.rand(2, 6, 8) > 0.5
     focal, _ = whole_mask_losses(logits, targets)
@@ -42,7 +42,7 @@ def test_masks_are_padded_to_the_input():
     assert torch.equal(torch.cat([pad_masks(m, (36, 48)) for m in masks]), padded)
 
 
-def test_upsampling_matrix_is_linear_resizing():
+def test_upsampling_matrix_equals_linear_resizing():
     row = torch.tensor([[1.0, 5.0, 2.0]])
     assert in_chunks.upsampling_matrix(1, 3, row).tolist() == [[1, 1, 1]]
     expected = F.interpolate(row[None], size=7, mode="linear", align_corners=False)[0]

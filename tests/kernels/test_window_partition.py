@@ -25,7 +25,7 @@ def by_hand(x, window, shift, value):
 
 @KERNELS
 @pytest.mark.parametrize("size, window, shift", CASES)
-def test_partition_is_padding_rolling_and_slicing_and_reverse_undoes_it(kernel, size, window, shift):
+def test_partition_pads_rolls_and_slices_and_reverse_undoes_it(kernel, size, window, shift):
     x = torch.randn(2, *size, 3)
     value = torch.randn(3)
     windows = kernel.window_partition(x, window, shift, value)
@@ -36,7 +36,7 @@ def test_partition_is_padding_rolling_and_slicing_and_reverse_undoes_it(kernel, 
 
 
 @pytest.mark.parametrize("size, window, shift", CASES)
-def test_gradients_are_those_of_plain(size, window, shift):
+def test_gradients_equal_those_of_the_plain_form(size, window, shift):
     x = torch.randn(2, *size, 2, dtype=torch.double, requires_grad=True)
     value = torch.randn(2, dtype=torch.double, requires_grad=True)
     gradients = []
@@ -54,7 +54,7 @@ def test_gradients_are_those_of_plain(size, window, shift):
         torch.testing.assert_close(fast, expected)
 
 
-def test_the_environment_chooses_plain(monkeypatch):
+def test_environment_variable_selects_the_plain_form(monkeypatch):
     monkeypatch.setenv("VITKIT_KERNELS", "plain")
     monkeypatch.setattr(gather, "window_partition", None)
     assert window_partition(torch.zeros(1, 4, 4, 1), 2).shape == (4, 4, 1)

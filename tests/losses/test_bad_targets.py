@@ -65,7 +65,7 @@ def layer():
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", SPECS)
-def test_losses_and_gradients_are_finite_and_their_keys_constant(name, case):
+def test_losses_and_gradients_are_finite_and_keys_are_constant(name, case):
     torch.manual_seed(0)
     criterion = CRITERIA.build(SPECS[name])
     outputs = dict(layer(), aux_outputs=[layer()], input_size=SIZE)
@@ -79,7 +79,7 @@ def test_losses_and_gradients_are_finite_and_their_keys_constant(name, case):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_more_targets_than_queries_are_told_once_with_their_number(name, caplog):
+def test_more_targets_than_queries_are_reported_once_with_their_number(name, caplog):
     criterion = CRITERIA.build(SPECS[name])
     outputs = dict(layer(), input_size=SIZE)
     with caplog.at_level(logging.WARNING, logger="vitkit"):
@@ -105,7 +105,7 @@ def test_the_mask_matcher_matches_as_many_as_it_can(mask_cost):
 @pytest.mark.parametrize(
     ("field", "terms"), [("pred_logits", "class"), ("pred_masks", "mask, dice")], ids=["classes", "masks"]
 )
-def test_a_cost_that_is_not_finite_names_layer_image_and_term(mask_cost, field, terms, caplog):
+def test_non_finite_cost_names_layer_image_and_term(mask_cost, field, terms, caplog):
     matcher = MATCHERS.build(dict(**MASK_MATCHER, mask_cost=mask_cost, num_points=64))
     layers = [layer(), layer()]
     layers[1][field].data[1] = torch.nan
@@ -115,7 +115,7 @@ def test_a_cost_that_is_not_finite_names_layer_image_and_term(mask_cost, field, 
     assert [[len(query) for query, _ in layer] for layer in matches] == [[2, 3]] * 2
 
 
-def test_a_label_that_is_no_class_names_image_and_label():
+def test_label_out_of_range_names_image_and_label():
     matcher = MATCHERS.build(dict(**MASK_MATCHER, num_points=64))
     wrong = target(1) | dict(labels=torch.tensor([NUM_CLASSES]))
     with pytest.raises(DataError, match=r"image 1 of the batch \(image_id 7\) has labels \[3\]; expected 0\.\.2"):

@@ -26,7 +26,7 @@ def hard_outputs(drawn):
     return {**outputs, "sampled_log_weights": drawn, "reward_baseline": torch.zeros(2)}, targets
 
 
-def test_every_location_should_be_looked_at_once_by_real_words():
+def test_attention_of_real_words_should_sum_to_one_at_every_location():
     outputs, targets = soft_outputs()
     losses = CaptionLoss(doubly_stochastic=2.0)(outputs, targets)
     # First: 1 - 0.5, 1 - 1, 1 - 0.5. Second: 1 - 0.25, 1 - 0.75; attention after the end does not count.
@@ -36,7 +36,7 @@ def test_every_location_should_be_looked_at_once_by_real_words():
     assert losses.keys() == {"cross_entropy", "doubly_stochastic"}
 
 
-def test_reward_moves_the_weights_of_drawn_places():
+def test_reward_changes_the_weights_of_sampled_locations():
     drawn = torch.tensor([[-1.0, -2.0], [-3.0, -100.0]], requires_grad=True)
     outputs, targets = hard_outputs(drawn)
     outputs["reward_baseline"] = torch.tensor([-1.0, 5.0])
@@ -63,7 +63,7 @@ def test_entropy_is_rewarded_over_real_words():
     assert outputs["attention"].grad.isfinite().all()
 
 
-def test_baseline_starts_at_the_first_reward_and_rests_in_evaluation():
+def test_baseline_starts_at_the_first_reward_and_is_constant_in_evaluation():
     outputs, targets = hard_outputs(torch.zeros(2, 2))
     criterion = CaptionLoss().eval()
     criterion(outputs, targets)

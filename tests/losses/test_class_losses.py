@@ -33,7 +33,7 @@ def test_varifocal_loss_by_hand():
     torch.testing.assert_close(gradient, torch.tensor([[0.09375, 0.8 * (0.5 - 0.8)], [0.09375, 0.09375]]))
 
 
-def test_a_match_that_does_not_overlap_is_no_object_for_varifocal():
+def test_match_without_overlap_counts_as_no_object_in_varifocal_loss():
     value, _ = one_match(varifocal_loss, 0.0, 0.0, alpha=0.75, gamma=2.0)
     torch.testing.assert_close(value, torch.tensor([4 * 0.75 * 0.25 * LN2]))
 
@@ -45,7 +45,7 @@ def test_matchability_aware_loss_by_hand():
     torch.testing.assert_close(gradient[0], torch.tensor([0.75**2.5, 0.75 - 0.125]))
 
 
-def test_confident_poor_match_costs_much_with_mal_and_little_with_varifocal():
+def test_confident_poor_match_costs_more_with_mal_than_with_varifocal():
     poor = dict(logit=4.0, iou=0.05)
     others = 3 * torch.sigmoid(torch.tensor(4.0)) ** 2 * F.softplus(torch.tensor(4.0))
     mal = one_match(matchability_aware_loss, **poor, gamma=2.0)[0] - others
@@ -55,7 +55,7 @@ def test_confident_poor_match_costs_much_with_mal_and_little_with_varifocal():
 
 
 @pytest.mark.parametrize("loss", [varifocal_loss, matchability_aware_loss])
-def test_perfect_boxes_without_modulation_give_binary_cross_entropy(loss):
+def test_perfect_boxes_without_focal_factor_give_binary_cross_entropy(loss):
     torch.manual_seed(0)
     logits = torch.randn(3, 2, 4, 5)
     where = (torch.tensor([[0], [1], [2]]), torch.tensor([[1], [0], [1]]), torch.tensor([[3], [0], [2]]))

@@ -17,7 +17,7 @@ def test_the_loss_is_the_mean_cross_entropy():
     assert criterion.meters["accuracy"].compute() == (pytest.approx(2 / 3), 3)
 
 
-def test_labels_are_smoothed_in_training_alone():
+def test_labels_are_smoothed_only_in_training():
     criterion = ClassificationLoss(label_smoothing=0.2)
     loss = criterion({"logits": LOGITS[:1]}, TARGETS[:1])["cross_entropy"]
     assert loss.item() == pytest.approx(-(0.9 * math.log(3 / 4) + 0.1 * math.log(1 / 4)))
@@ -33,7 +33,7 @@ def test_mixed_images_count_for_each_of_their_classes():
     assert criterion.meters["accuracy"].compute() == (0.0, 1)
 
 
-def test_low_precision_logits_are_compared_in_float32():
+def test_loss_of_low_precision_logits_is_computed_in_float32():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = ClassificationLoss()({"logits": LOGITS.bfloat16()}, TARGETS)["cross_entropy"]
     assert loss.dtype == torch.float32

@@ -89,7 +89,7 @@ def results_of_two_ranks(tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_give_the_gradients_and_accuracy_of_one_process(case, results_of_two_ranks):
+def test_gradients_and_accuracy_of_two_ranks_equal_one_process(case, results_of_two_ranks):
     model, images, targets = make_step(CASES[case])
     criterion = make_criterion()
     expected = gradients(model, criterion(model(images), targets))

@@ -80,14 +80,14 @@ def assert_terms_equal(losses: dict, expected: dict, layer: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_stored_outputs_give_the_losses_of_the_final_layer(case, variant):
+def test_golden_outputs_give_the_losses_of_the_final_layer(case, variant):
     stored = {name: torch.from_numpy(case.expected[name].values) for name in ("pred_logits", "pred_boxes")}
     losses = make_criterion()(stored, targets_of(case, variant))
     assert_terms_equal(losses, case.losses[variant], "final")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_layer_is_matched_as_the_original(case, outputs, variant):
+def test_every_layer_is_matched_as_in_the_original(case, outputs, variant):
     matcher = make_criterion().matcher
     for name in LAYERS:
         layer = outputs if name == "final" else outputs["aux_outputs"][int(name[3:])]

@@ -93,7 +93,7 @@ def targets_of(case, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_layer_is_matched_as_the_original(case, outputs, variant):
+def test_every_layer_is_matched_as_in_the_original(case, outputs, variant):
     aux = outputs["aux_outputs"]
     matcher = make_criterion(case, variant, len(aux)).matcher
     matches = matcher([outputs, *aux], targets_of(case, variant), input_size=outputs["input_size"])

@@ -33,7 +33,7 @@ def test_the_loss_is_the_mean_over_all_tokens_by_hand():
     assert criterion.meters["token_accuracy"].compute() == (pytest.approx(1 / 3), 6)
 
 
-def test_only_masked_places_count_where_the_model_masks():
+def test_only_masked_tokens_count_for_masked_models():
     torch.manual_seed(0)
     logits, masked = torch.randn(2, 3, 8), torch.tensor([[True, False, False], [False, True, True]])
     criterion = SequenceLoss(label_smoothing=0.0)
@@ -42,7 +42,7 @@ def test_only_masked_places_count_where_the_model_masks():
     torch.testing.assert_close(loss, -(log_probs[0, 0, 5] + log_probs[1, 1, 4]) / 2)
 
 
-def test_a_batch_without_counted_places_still_has_a_gradient():
+def test_batch_without_counted_tokens_still_has_a_gradient():
     logits = torch.randn(1, 2, 8, requires_grad=True)
     loss = SequenceLoss()({"logits": logits, "masked": torch.zeros(1, 2, dtype=torch.bool)}, targets_of([5, 6]))
     loss["cross_entropy"].backward()
@@ -54,7 +54,7 @@ def test_targets_of_another_length_are_an_error():
         SequenceLoss()({"logits": torch.randn(2, 4, 8)}, targets_of([4, 5, 6], [4]))
 
 
-def test_label_smoothing_is_a_share():
+def test_label_smoothing_is_a_fraction():
     with pytest.raises(ConfigError, match="criterion.label_smoothing: got 1.0"):
         SequenceLoss(label_smoothing=1.0)
 
@@ -79,7 +79,7 @@ def run_rank(rank: int, folder: str) -> None:
     close_distributed()
 
 
-def test_two_ranks_give_the_gradients_of_one_process(tmp_path: Path):
+def test_gradients_of_two_ranks_equal_one_process(tmp_path: Path):
     context = torch.multiprocessing.spawn(run_rank, args=(str(tmp_path),), nprocs=2, join=False)
     deadline = time.monotonic() + 120
     while not context.join(timeout=1):

@@ -83,7 +83,7 @@ def test_zero_weight_keeps_the_key():
     assert losses["giou"] > 0
 
 
-def test_outputs_without_auxiliary_layers():
+def test_outputs_may_lack_auxiliary_layers():
     outputs, targets = make_case([2])
     del outputs["aux_outputs"]
     assert list(make_criterion()(outputs, targets)) == ["labels", "l1", "giou"]
@@ -177,7 +177,7 @@ def test_focal_losses_of_layers_and_first_stage_equal_a_plain_loop(counts):
     assert outputs["enc_outputs"]["pred_boxes"].grad is not None
 
 
-def test_settings_for_other_logits_are_refused():
+def test_settings_for_another_kind_of_logits_are_refused():
     with pytest.raises(ConfigError, match=r"class_cost='softmax' is for other logits.*expected 'focal'"):
         focal_criterion(matcher=MATCHER)
     with pytest.raises(ConfigError, match=r"no_object_weight=0\.1: the focal loss has no such class"):

@@ -5,7 +5,7 @@ from vitkit.kernels.whole_mask_losses import whole_mask_losses
 from vitkit.losses.mask_criterion import matched_masks
 
 
-def test_very_sure_predictions_give_finite_losses_and_gradients():
+def test_very_confident_predictions_give_finite_losses_and_gradients():
     logits = torch.full((2, 3, 4), 200.0) * torch.tensor([1.0, -1.0])[:, None, None]
     logits.requires_grad_()
     focal, dice = whole_mask_losses(logits, torch.ones(2, 6, 8, dtype=torch.bool))
@@ -15,7 +15,7 @@ def test_very_sure_predictions_give_finite_losses_and_gradients():
     assert logits.grad.isfinite().all()
 
 
-def test_only_matched_masks_are_computed_and_of_every_layer():
+def test_only_matched_masks_of_every_layer_are_computed():
     features = torch.randn(2, 4, 3, 5)
     layers = [dict(mask_embed=torch.randn(2, 6, 4), mask_features=features) for _ in range(3)]
     for counts, queries in (([2, 0], [[5, 0], [1, 2], [3, 3]]), ([1, 1], [[5, 0], [1, 4], [2, 1]])):

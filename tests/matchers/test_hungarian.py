@@ -49,7 +49,7 @@ def test_matching_is_the_cheapest_of_all_assignments():
 
 
 @pytest.mark.parametrize(("num_layers", "counts", "num_queries"), [(1, [1], 1), (2, [3, 0, 2], 6)])
-def test_predictions_and_targets_stay_as_they_are(num_layers, counts, num_queries):
+def test_predictions_and_targets_are_not_modified(num_layers, counts, num_queries):
     case = make_case(counts, num_layers=num_layers, num_queries=num_queries)
     make_matcher()(*case)
     untouched = make_case(counts, num_layers=num_layers, num_queries=num_queries)
@@ -84,7 +84,7 @@ def test_an_images_matches_do_not_depend_on_the_batch():
             assert all(a.equal(b) for a, b in zip(alone[layer][0], together[layer][i]))
 
 
-def test_half_precision_under_autocast_matches_as_its_float32_copy_does():
+def test_half_precision_under_autocast_matches_like_its_float32_copy():
     logits, boxes, targets = make_case([3, 2])
     logits, boxes = logits.bfloat16(), boxes.bfloat16()
     expected = make_matcher()(logits.float(), boxes.float(), targets)
@@ -120,7 +120,7 @@ def test_label_out_of_range_names_image_and_label():
         make_matcher()(logits, boxes, targets)
 
 
-def test_the_focal_cost_is_what_a_true_label_would_save():
+def test_focal_cost_is_the_loss_saved_by_a_true_label():
     torch.manual_seed(0)
     logits, boxes = torch.randn(1, 2, 4, NUM_CLASSES), torch.rand(1, 2, 4, 4)
     targets = [{"labels": torch.tensor([1, 4]), "boxes_cxcywh": torch.rand(2, 4)} for _ in range(2)]
@@ -135,7 +135,7 @@ def test_the_focal_cost_is_what_a_true_label_would_save():
         assert sorted(zip(query.tolist(), target.tolist())) == sorted(zip(best, range(2)))
 
 
-def test_the_focal_cost_takes_the_last_class_for_a_class():
+def test_focal_cost_treats_the_last_column_as_a_class():
     matcher = MATCHERS.build(dict(type="HungarianMatcher", class_cost="focal", cost_class=1, cost_l1=1, cost_giou=1))
     logits, boxes = torch.zeros(1, 1, 3, 2), torch.rand(1, 1, 3, 4)
     matcher(logits, boxes, [{"labels": torch.tensor([1]), "boxes_cxcywh": torch.rand(1, 4)}])

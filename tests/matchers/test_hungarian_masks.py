@@ -7,7 +7,7 @@ from vitkit.ops.masks import mask_logits
 
 
 @pytest.mark.parametrize("mask_cost", ["points", "focal"])
-def test_masks_and_their_factors_are_matched_alike(mask_cost):
+def test_masks_and_their_factors_are_matched_equally(mask_cost):
     torch.manual_seed(0)
     features = torch.randn(2, 4, 8, 6, requires_grad=True)
     factors = [
@@ -30,7 +30,7 @@ def test_masks_and_their_factors_are_matched_alike(mask_cost):
             assert torch.equal(pair[1], other[1])
 
 
-def test_a_wrong_label_is_named_although_another_image_has_costs_that_are_not_finite():
+def test_wrong_label_is_named_even_if_another_image_has_non_finite_costs():
     layer = dict(pred_logits=torch.zeros(2, 4, 3), pred_masks=torch.zeros(2, 4, 8, 8))
     layer["pred_logits"][0] = torch.nan
     masks = torch.ones(1, 8, 8, dtype=torch.bool)

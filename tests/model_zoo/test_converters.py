@@ -45,7 +45,7 @@ def official(model):
     return state
 
 
-def test_official_names_become_the_models_own():
+def test_official_names_become_names_of_the_model():
     model = tiny(num_classes=91)
     converted, converter = convert_official(official(model), model)
     assert converter.name == "facebookresearch/detr"
@@ -60,7 +60,7 @@ def test_a_wrapped_checkpoint_is_unwrapped():
     assert converter is not None and converted.keys() == model.state_dict().keys()
 
 
-def test_91_raw_ids_become_cocos_80_classes():
+def test_91_raw_ids_become_the_80_coco_classes():
     source, model = tiny(num_classes=91), tiny(num_classes=80)
     report = load_weights(model, official(source))
     assert report.converter == "facebookresearch/detr"
@@ -72,7 +72,7 @@ def test_91_raw_ids_become_cocos_80_classes():
     assert model.head.class_embed.bias.shape == (81,)
 
 
-def test_coco_ids_are_80_with_the_known_gaps():
+def test_coco_has_80_ids_with_the_known_gaps():
     assert len(COCO_CATEGORY_IDS) == 80
     assert set(range(1, 91)) - set(COCO_CATEGORY_IDS) == {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
     assert list(COCO_CATEGORY_IDS) == sorted(COCO_CATEGORY_IDS)
@@ -84,7 +84,7 @@ def test_an_unknown_state_dict_passes_unchanged():
     assert converter is None and converted == dict(state)
 
 
-def test_an_official_head_is_not_taken_for_as_many_other_classes():
+def test_official_head_is_not_used_for_equally_many_other_classes():
     model, state = tiny(num_classes=91), official(tiny(num_classes=91))
     names = [f"thing {i}" for i in range(91)]
     with pytest.raises(CheckpointError, match="class head is for other classes"):

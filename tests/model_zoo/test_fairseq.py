@@ -58,7 +58,7 @@ def test_positions_are_sines_then_cosines_counted_from_two():
     torch.testing.assert_close(codes, torch.tensor(expected))
 
 
-def test_every_entry_of_fairseq_goes_to_its_place():
+def test_every_entry_of_fairseq_is_converted():
     model, theirs = tiny(), fairseq_state()
     report = load_weights(model, {"model": theirs, "cfg": None})
     assert report.converter == "fairseq" and not report.missing and not report.unexpected
@@ -72,7 +72,7 @@ def test_every_entry_of_fairseq_goes_to_its_place():
     assert torch.equal(ours["encoder.norm.weight"], theirs["encoder.layer_norm.weight"])
 
 
-def test_token_ids_are_put_in_order():
+def test_token_ids_are_reordered():
     model, theirs = tiny(), fairseq_state()
     load_weights(model, theirs)
     for table, name in ((model.source_embedding, "encoder"), (model.decoder.embedding, "decoder")):
@@ -81,7 +81,7 @@ def test_token_ids_are_put_in_order():
             assert torch.equal(table.weight[ours], rows[fairseqs]), (name, ours)
 
 
-def test_an_output_projection_of_its_own_and_one_table_for_all():
+def test_separate_output_projection_and_shared_table_are_converted():
     theirs = fairseq_state()
     theirs["decoder.output_projection.weight"] = torch.randn(9, D)
     model = tiny(tied_output=False)
@@ -94,7 +94,7 @@ def test_an_output_projection_of_its_own_and_one_table_for_all():
     assert shared.source_embedding is None
 
 
-def test_numbers_of_numpy_in_training_statistics_are_left_out(tmp_path):
+def test_numpy_numbers_in_training_statistics_are_left_out(tmp_path):
     statistics = {"best": np.float64(0.5), "counts": np.array([1, 2]), "sum": 3}
     torch.save({"model": fairseq_state(), "extra_state": statistics}, tmp_path / "fairseq.pt")
     content = read_checkpoint(tmp_path / "fairseq.pt")
@@ -131,7 +131,7 @@ def byte_pairs(word: str, ranks: dict[tuple[str, str], int]) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "num_layers", "num_parameters"), [("001.35", 5, 2_520_576), ("001.38", 8, 3_909_120)])
-def test_trained_transformers_translate_as_their_authors_say(name, num_layers, num_parameters):
+def test_published_transformers_reproduce_their_published_translations(name, num_layers, num_parameters):
     """The folder is `detransliterator/assets` of the Python package of that name, version 0.0.2."""
     if "VITKIT_FAIRSEQ" not in os.environ:
         pytest.skip("VITKIT_FAIRSEQ does not name the assets of the package detransliterator")

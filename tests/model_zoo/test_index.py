@@ -32,12 +32,12 @@ def test_each_config_has_published_weights_or_a_reason_why_not(name):
         assert INDEX[name]["url"].endswith(file[1])
 
 
-def test_no_reason_stands_for_a_config_that_is_gone():
+def test_every_reason_belongs_to_an_existing_config():
     assert set(model_zoo.unpublished()) <= set(CONFIGS)
 
 
 @pytest.mark.parametrize("name", INDEX)
-def test_each_entry_is_whole(name):
+def test_each_entry_is_complete(name):
     entry = INDEX[name]
     assert (ROOT / entry["config"]).is_file()
     assert entry["url"].startswith("https://")
@@ -50,7 +50,7 @@ def test_each_entry_is_whole(name):
         assert entry["checksum"].partition(":")[2] in file
 
 
-def test_no_two_entries_share_a_file_in_the_cache():
+def test_entries_have_distinct_files_in_the_cache():
     files = [entry.get("file") or entry["url"].rsplit("/", 1)[-1] for entry in INDEX.values()]
     assert len(files) == len(set(files))
 
@@ -66,7 +66,7 @@ def test_no_two_entries_share_a_file_in_the_cache():
     + ["swin_small_in1k", "swinv2_tiny_window16_in1k", "vit_b16_in1k", "deit_tiny_distilled_patch16_in1k"]
     + ["mvitv2_small_in1k", "resnet101_in1k", "timesformer_divided_k400"],
 )
-def test_an_entrys_model_has_the_parameters_that_it_states(name):
+def test_model_of_an_entry_has_the_stated_number_of_parameters(name):
     model = find_model(name)
     classes = {"ADE20K-150": 150, "COCO 2017 panoptic": 133, "ImageNet-1k": 1000, "ImageNet-1K": 1000, "COCO 2017": 91}
     num_classes = {"Kinetics-400": 400} | classes
@@ -78,7 +78,7 @@ def test_an_entrys_model_has_the_parameters_that_it_states(name):
     assert sum(p.numel() for p in built.parameters()) == INDEX[name]["parameters"]
 
 
-def test_weights_of_a_backbone_are_an_entry_on_that_backbone():
+def test_backbone_weights_belong_to_an_entry_with_that_backbone():
     import json
 
     rows = json.loads((ROOT / "model_zoo/backbones.json").read_text())
@@ -121,7 +121,7 @@ def test_an_entry_loads_from_its_file(tmp_path, monkeypatch):
     assert (tmp_path / "home/hub/checkpoints/published.pth.sha256").is_file()
 
 
-def test_an_unknown_name_is_told_its_nearest():
+def test_error_for_an_unknown_name_names_the_nearest():
     with pytest.raises(vitkit.ConfigError, match="mean 'mask2former_r50_coco_instance'"):
         vitkit.load("mask2former_r50_coco_instanse")
     with pytest.raises(CheckpointError, match="no checkpoint 'detr_r5O'"):

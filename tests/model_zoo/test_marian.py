@@ -73,7 +73,7 @@ def folder(request, tmp_path):
     return tmp_path, model, tokenizer
 
 
-def test_texts_are_split_and_translated_as_by_the_library(folder):
+def test_texts_are_tokenized_and_translated_as_in_the_library(folder):
     path, theirs, tokenizer = folder
     translator = load(path)
     assert (translator.model.decoding.method, translator.model.decoding.beams) == ("beam", 3)
@@ -99,7 +99,7 @@ def test_texts_are_split_and_translated_as_by_the_library(folder):
         assert expected and ours.startswith(expected)  # the library's end after 20 tokens
 
 
-def test_saved_vocabularies_are_the_same(folder):
+def test_saved_vocabularies_are_read_back_unchanged(folder):
     from vitkit.vocabulary import Vocabulary
 
     for _, (vocabulary, _) in tokens_in(folder[0]).items():
@@ -107,7 +107,7 @@ def test_saved_vocabularies_are_the_same(folder):
         assert again == vocabulary and again.encode(TEXTS[2]) == vocabulary.encode(TEXTS[2])
 
 
-def test_files_that_do_not_fit_are_named(folder):
+def test_inconsistent_files_are_named(folder):
     path, _, _ = folder
     whole = (path / "vocab.json").read_text()
     for damaged in ('{"</s>": 0, "<unk>": 1}', '{"</s>": 0, "<unk>": 1, "a": [2]}'):

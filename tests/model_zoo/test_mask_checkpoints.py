@@ -107,7 +107,7 @@ def not_weights(key):
         ("maskformer_r50_coco_panoptic", "maskformer", "r50", 133),
     ],
 )
-def test_every_entry_of_an_official_checkpoint_finds_its_place(config, family, backbone, num_classes):
+def test_every_entry_of_an_official_checkpoint_is_converted(config, family, backbone, num_classes):
     state = filled(original(family, backbone, num_classes))
     model = model_of(config, num_classes)
     report = load_weights(model, {"model": state})
@@ -119,7 +119,7 @@ def test_every_entry_of_an_official_checkpoint_finds_its_place(config, family, b
 
 
 @pytest.mark.parametrize("family", GOLDEN)
-def test_names_of_the_first_releases_are_known(family):
+def test_names_of_the_first_releases_load(family):
     shapes = original(family, "r50", 80)
     first = {
         key.replace("sem_seg_head.pixel_decoder.", "sem_seg_head.").replace(".query_feat.", ".static_query."): value
@@ -216,7 +216,7 @@ def refusal(model, source, **options):
     return str(caught.value)
 
 
-def test_a_panoptic_detr_loads_the_rows_of_its_133_classes():
+def test_panoptic_detr_loads_the_rows_of_the_133_classes():
     source = small("DETRSegmentation", 250)
     model = small("DETRSegmentation", 133)
     report = load_weights(model, official_detr(source), classes=COCO_PANOPTIC_CLASSES)
@@ -228,14 +228,14 @@ def test_a_panoptic_detr_loads_the_rows_of_its_133_classes():
     assert "250 classes (COCO panoptic's raw ids)" in refusal(model, official_detr(source), classes=names)
 
 
-def test_the_ids_and_names_of_panoptic_classes_go_together():
+def test_ids_and_names_of_panoptic_classes_correspond():
     assert len(COCO_PANOPTIC_CATEGORY_IDS) == len(COCO_PANOPTIC_CLASSES) == 133
     assert list(COCO_PANOPTIC_CATEGORY_IDS) == sorted(COCO_PANOPTIC_CATEGORY_IDS)
     name_of = dict(zip(COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES))
     assert (name_of[92], name_of[149], name_of[184], name_of[200]) == ("banner", "road", "tree-merged", "rug-merged")
 
 
-def test_a_mask_head_starts_anew_on_a_trained_detr():
+def test_mask_head_is_initialised_on_a_trained_detr():
     names = [f"class {i}" for i in range(5)]
     detr, model = small("DETR", 5), small("DETRSegmentation", 5)
     fresh = {key: value.clone() for key, value in model.state_dict().items() if key.startswith(model.new_parts)}
@@ -247,7 +247,7 @@ def test_a_mask_head_starts_anew_on_a_trained_detr():
     assert "missing" in refusal(model, detr.state_dict())
 
 
-def test_a_frozen_class_head_cannot_start_anew():
+def test_frozen_class_head_cannot_be_reinitialised():
     message = refusal(
         small("DETRSegmentation", 133),
         official_detr(small("DETR", 91)),

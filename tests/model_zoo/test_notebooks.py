@@ -30,7 +30,7 @@ def public(name: str) -> bool:
     return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
 
 
-def test_there_are_six():
+def test_there_are_six_notebooks():
     assert [path.values[0].stem[0] for path in NOTEBOOKS] == list("123456")
 
 
@@ -50,7 +50,7 @@ def test_notebook_uses_public_names_that_exist(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS)
-def test_notebook_is_prose_and_code_in_turn_under_a_title(path):
+def test_notebook_has_a_title_and_alternates_prose_and_code(path):
     first, *others = cells(path)
     assert first[0] and first[1][0].startswith("# # ")
     for is_prose, lines in (first, *others):
@@ -73,7 +73,7 @@ def test_notebook_names_files_and_sets_that_exist(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS)
-def test_notebook_converts_to_as_many_cells(path):
+def test_notebook_converts_without_losing_cells(path):
     jupytext = pytest.importorskip("jupytext")
     notebook = jupytext.read(path)
     assert [cell.cell_type == "markdown" for cell in notebook.cells] == [is_prose for is_prose, _ in cells(path)]

@@ -27,7 +27,7 @@ def ours_for(folder):
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_a_model_gives_the_same_from_its_folder_and_from_memory(name, tmp_path):
+def test_model_outputs_are_the_same_from_a_folder_and_from_memory(name, tmp_path):
     theirs = build_theirs(transformers, name)
     theirs.save_pretrained(tmp_path)
     ours = ours_for(tmp_path)
@@ -43,7 +43,7 @@ def test_a_model_gives_the_same_from_its_folder_and_from_memory(name, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["sharded", "bin", "sharded bin", "half"])
-def test_files_of_every_form_load(form, tmp_path):
+def test_every_format_of_weight_files_loads(form, tmp_path):
     theirs = build_theirs(transformers, "vit")
     theirs.save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
@@ -90,7 +90,7 @@ def test_classes_and_sizes_come_from_the_folder(tmp_path):
     assert str(model.report).endswith("recognised as transformers DETR")
 
 
-def test_classifiers_see_pixels_as_their_folder_says(tmp_path):
+def test_classifiers_normalise_pixels_as_in_their_folder(tmp_path):
     folder = folder_of(tmp_path, "vit")
     processor = dict(size=dict(height=32, width=32), image_mean=[0.5] * 3, image_std=[0.5] * 3, resample=2)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
@@ -104,7 +104,7 @@ def test_classifiers_see_pixels_as_their_folder_says(tmp_path):
         torch.testing.assert_close(model.model(**batch.inputs)["logits"], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_detectors_with_a_class_for_each_raw_id_have_cocos_classes(tmp_path):
+def test_detectors_with_a_class_for_each_raw_id_get_the_coco_classes(tmp_path):
     names = ["N/A"] * 91
     for id_, name in zip([i for i in range(91) if i not in RAW_GAPS], COCO_CLASSES):
         names[id_] = name
@@ -127,7 +127,7 @@ def test_detectors_with_a_class_for_each_raw_id_have_cocos_classes(tmp_path):
 RAW_GAPS = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
 
 
-def test_things_of_cocos_panoptic_classes_are_known(tmp_path):
+def test_coco_panoptic_things_are_known(tmp_path):
     folder = folder_of(tmp_path, "mask2former_swin", id2label=dict(enumerate(COCO_PANOPTIC_CLASSES)))
     from vitkit.checkpoint import read_checkpoint
 
@@ -137,7 +137,7 @@ def test_things_of_cocos_panoptic_classes_are_known(tmp_path):
 
 
 @pytest.mark.parametrize("data", ["ade20k", "cityscapes"])
-def test_things_of_other_known_classes_are_found_by_name(data, tmp_path):
+def test_things_of_other_known_classes_are_identified_by_name(data, tmp_path):
     names = load_config(f"configs/mask2former_r50_{data}_semantic.py")["data"]["val"]["classes"]
     things = load_config(f"configs/mask2former_r50_{data}_panoptic.py")["model"]["things"]
     spelled = [name.replace("windowpane", "window ").replace("road", "road, route") for name in names]
@@ -145,14 +145,14 @@ def test_things_of_other_known_classes_are_found_by_name(data, tmp_path):
     assert find_model(folder).config["model"]["things"] == things and not all(things)
 
 
-def test_things_that_are_not_known_are_asked_for(tmp_path):
+def test_unknown_things_must_be_given(tmp_path):
     folder = folder_of(tmp_path / "my-panoptic", "mask2former_swin", id2label={"0": "a", "1": "b", "2": "c"})
     with pytest.raises(ConfigError, match="my-panoptic: things not known.* Give things="):
         load(folder)
     assert load(folder, things=[True, False, True]).model.things == [True, False, True]
 
 
-def test_a_runs_folder_with_exported_weights_stays_a_run(tmp_path):
+def test_run_folder_with_exported_weights_is_still_a_run(tmp_path):
     (tmp_path / "config.json").write_text('{"model": {"type": "DETR"}}')
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert not is_transformers_folder(tmp_path)
@@ -160,7 +160,7 @@ def test_a_runs_folder_with_exported_weights_stays_a_run(tmp_path):
     assert is_transformers_folder(tmp_path)
 
 
-def test_the_folders_name_says_the_task_of_masks(tmp_path):
+def test_folder_name_determines_the_mask_task(tmp_path):
     folder = folder_of(tmp_path / "panoptic-runs" / "mask2former-tiny", "mask2former_swin")
     assert find_model(folder).config["model"]["tasks"] == ["semantic"]
     folder = folder_of(tmp_path / "mask2former-tiny-instance", "mask2former_swin")
@@ -168,7 +168,7 @@ def test_the_folders_name_says_the_task_of_masks(tmp_path):
     assert find_model(folder, overrides=["model.tasks=['semantic']"]).config["model"]["tasks"] == ["semantic"]
 
 
-def test_an_architecture_that_vitkit_lacks_is_told_what_it_has(tmp_path):
+def test_error_for_an_unsupported_architecture_lists_the_supported_ones(tmp_path):
     folder = folder_of(tmp_path, model_type="conditional_detr", architectures=["ConditionalDetrForObjectDetection"])
     with pytest.raises(
         ConfigError, match="'conditional_detr' .*ConditionalDetrForObjectDetection.* Known: deformable_detr, detr, "
@@ -185,7 +185,7 @@ def test_an_architecture_that_vitkit_lacks_is_told_what_it_has(tmp_path):
         (dict(backbone_config=dict(model_type="timm_backbone", backbone="convnext_tiny")), "backbone 'convnext_tiny'"),
     ],
 )  # fmt: skip
-def test_settings_that_vitkit_has_not_are_named(changes, message, tmp_path):
+def test_unsupported_settings_are_named(changes, message, tmp_path):
     with pytest.raises((ConfigError, CheckpointError), match=message):
         load(folder_of(tmp_path, **changes))
 
@@ -220,7 +220,7 @@ def vit_folder(tmp_path):
     return folder_of(tmp_path, "vit")
 
 
-def test_dense_models_normalise_by_the_folders_mean(tmp_path):
+def test_dense_models_normalise_by_the_mean_in_the_folder(tmp_path):
     folder = folder_of(tmp_path, "mask2former_swin")
     (folder / "preprocessor_config.json").write_text(json.dumps(dict(image_mean=[0.5] * 3, image_std=[0.25] * 3)))
     backbone = load(folder).model.backbone
@@ -255,7 +255,7 @@ def test_damaged_folders_are_errors_that_name_the_file(tmp_path):
         load(folder)
 
 
-def test_weights_of_another_model_are_told_from_their_format(tmp_path):
+def test_error_for_weights_of_another_model_names_their_format(tmp_path):
     folder = folder_of(tmp_path, "vit")
     with pytest.raises(CheckpointError, match="seems to be transformers ViT"):
         load_weights(build_model(dict(type="Classifier", backbone="swin_tiny")), folder)

@@ -31,7 +31,7 @@ def trained(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"detr_own_resnet", "marian", "marian_swish"}))
-def test_the_library_builds_and_loads_what_is_written(name, tmp_path, capsys):
+def test_library_builds_and_loads_written_folders(name, tmp_path, capsys):
     path, theirs = trained(tmp_path, name)
     folder = tmp_path / "folder"
     convert([path, "--to", "transformers", "--out", str(folder)])
@@ -74,7 +74,7 @@ def test_translators_keep_their_tokens(shared, tmp_path):
         assert ours(text, beams=1).text.startswith(expected)
 
 
-def test_settings_that_the_library_lacks_are_named(tmp_path):
+def test_settings_unsupported_by_the_library_are_named(tmp_path):
     head = dict(type="DETRHead", d_model=32, num_heads=2, d_ffn=16, num_encoder_layers=1, num_decoder_layers=1)
     spec = dict(
         type="DETR", num_queries=5, backbone="resnet18", neck=dict(type="ChannelProjection", out_channels=32),
@@ -87,7 +87,7 @@ def test_settings_that_the_library_lacks_are_named(tmp_path):
     assert not (tmp_path / "folder").exists()
 
 
-def test_an_interpolation_that_folders_are_not_read_with_is_named(tmp_path):
+def test_unsupported_interpolation_is_named(tmp_path):
     spec = dict(type="Classifier", backbone="resnet18", num_classes=1)
     transforms = ClassificationEvalTransforms(size=32, interpolation="nearest")
     with pytest.raises(CheckpointError, match="interpolation='nearest': expected bilinear or bicubic"):

@@ -28,7 +28,7 @@ def assert_same(model, other):
 
 # Detectors are written with timm's names of the backbone, as in all published checkpoints.
 @pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"detr_own_resnet"}))
-def test_the_transformers_library_reads_what_is_written_for_it(name, tmp_path):
+def test_transformers_library_reads_written_weights(name, tmp_path):
     transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
     transformers.utils.logging.disable_progress_bar()
     theirs = build_theirs(transformers, name)
@@ -118,7 +118,7 @@ def test_official_names_are_read_back_exactly(name):
     assert_same(model, again)
 
 
-def test_originals_names_are_those_of_their_code():
+def test_official_names_equal_those_of_the_official_code():
     keys = written(random_model(OFFICIAL["facebookresearch/detr"]), "official").state.keys()
     assert {
         "backbone.0.body.layer1.0.conv1.weight",
@@ -140,7 +140,7 @@ def test_originals_names_are_those_of_their_code():
     assert not any(key.startswith("transformer.decoder.bbox_embed.") for key in shared)
 
 
-def test_models_that_the_other_project_lacks_are_named():
+def test_models_missing_from_the_other_project_are_named():
     with pytest.raises(CheckpointError, match="Classifier on LRNet, transformers names: there is no such model there"):
         written(build_model(dict(type="Classifier", backbone="lrnet26")), "transformers")
     spec = masks("MaskFormerHead", TRANSFORMER_DECODER, RESNET, num_encoder_layers=0)

@@ -122,7 +122,7 @@ def assert_same(alone, together):
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_every_dense_model_is_here():
+def test_every_dense_model_is_tested():
     with_a_neck = {
         name for name in MODELS.names() if hasattr(MODELS.resolve(name)[0], "backbone_maps")
     }  # of the registered models
@@ -131,7 +131,7 @@ def test_every_dense_model_is_here():
 
 @pytest.mark.parametrize(("height", "width"), [(69, 51), (64, 96), (32, 40)])
 @pytest.mark.parametrize("name", DENSE_MODELS)
-def test_isolated_images_have_the_same_results_alone_and_in_any_batch(name, height, width):
+def test_isolated_images_have_the_same_results_in_any_batch(name, height, width):
     model = build(name, isolate_padding=True)
     image = torch.randint(256, (3, height, width), dtype=torch.uint8)
     original = (2 * height - 5, width + 9)
@@ -150,7 +150,7 @@ def test_isolated_images_have_the_same_results_alone_and_in_any_batch(name, heig
 
 
 @pytest.mark.parametrize("name", DENSE_MODELS)
-def test_without_isolation_a_batch_changes_results(name):
+def test_results_depend_on_the_batch_without_isolation(name):
     model = build(name)  # otherwise the test above could not fail
     image = torch.randint(256, (3, 69, 51), dtype=torch.uint8)
     with torch.no_grad(), pytest.raises(AssertionError, match="not close"):
@@ -158,7 +158,7 @@ def test_without_isolation_a_batch_changes_results(name):
 
 
 @pytest.mark.parametrize("name", ["maskformer", "mask2former", "detr"])
-def test_isolated_images_have_the_results_that_they_have_alone_without_isolation(name):
+def test_isolated_images_equal_single_images_without_isolation(name):
     image = torch.randint(256, (1, 3, 69, 51), dtype=torch.uint8)
     with torch.no_grad():
         assert_same(build(name)(image), build(name, isolate_padding=True)(image))
@@ -186,7 +186,7 @@ def test_too_small_images_are_an_error(name, isolate_padding):
 
 @pytest.mark.parametrize(("channels", "words"), [(1, r"1 channels \(grey\)"), (4, r"4 channels \(RGB and alpha\)")])
 @pytest.mark.parametrize("name", ["detr", "mask2former", "per_pixel"])
-def test_images_of_other_channels_are_an_error_that_names_them(name, channels, words):
+def test_images_with_another_number_of_channels_are_an_error_that_names_it(name, channels, words):
     with pytest.raises(DataError, match=rf"{words}; expected \(B, 3, H, W\), RGB"):
         build(name)(torch.zeros(1, channels, 64, 64, dtype=torch.uint8))
 
@@ -229,7 +229,7 @@ class Patches(nn.Module):
     ],
     ids=["channels", "stride", "name", "order", "coarse_first"],
 )
-def test_a_backbone_that_does_not_return_what_it_says_is_an_error_when_the_model_is_built(backbone, message):
+def test_backbone_that_contradicts_its_feature_info_is_an_error_when_built(backbone, message):
     neck = dict(type="ChannelProjection", out_channels=128)
     with pytest.raises(ConfigError, match=f"backbone Patches: .*{message}"):
         build_model(dict(DENSE_MODELS["detr"], backbone=Patches(**backbone), neck=neck))
@@ -258,7 +258,7 @@ def test_a_backbone_that_refuses_small_images_is_not_checked_and_other_errors_ar
     assert [record.message for record in caplog.records] == ([] if error is DataError else [warning])
 
 
-def test_checking_a_backbone_changes_nothing_and_draws_no_number():
+def test_checking_a_backbone_changes_neither_it_nor_the_random_state():
     backbone = nn.Sequential(nn.Conv2d(3, 4, 2, stride=2), nn.BatchNorm2d(4), nn.Dropout(0.5))
     backbone[1].eval()
     forward = backbone.forward

@@ -15,7 +15,7 @@ def images_of(*size):
     return torch.randint(256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def test_logits_are_the_backbones_of_normalised_images():
+def test_logits_equal_those_of_the_backbone_on_normalised_images():
     model = build_model(SPEC, classes=CLASSES).eval()
     images = images_of(2, 3, 45, 61)
     outputs = model(images, torch.zeros(2, 45, 61, dtype=torch.bool))
@@ -27,7 +27,7 @@ def test_logits_are_the_backbones_of_normalised_images():
         torch.testing.assert_close(prediction["class_scores"], logits.softmax(0))
 
 
-def test_other_pixel_constants_are_those_of_the_backbone():
+def test_pixel_statistics_come_from_the_backbone():
     class Sum(nn.Module):
         def forward(self, images):
             return images.flatten(1)
@@ -76,7 +76,7 @@ def test_every_parameter_gets_a_finite_gradient():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_published_weights_load_and_give_the_originals_logits():
+def test_published_weights_load_and_reproduce_the_original_logits():
     torch.manual_seed(0)
     original = torchvision.models.resnet18().eval()
     model = build_model(SPEC).eval()
@@ -86,7 +86,7 @@ def test_published_weights_load_and_give_the_originals_logits():
     torch.testing.assert_close(model(images)["logits"], original(images), rtol=1e-4, atol=1e-5)
 
 
-def test_a_head_for_other_classes_starts_anew_only_when_asked():
+def test_head_for_other_classes_is_reinitialised_only_on_request():
     state = {"model": build_model(SPEC, classes=CLASSES).state_dict(), "classes": CLASSES}
     same = build_model(SPEC, classes=CLASSES)
     assert not load_weights(same, state, classes=CLASSES).reinitialized
@@ -97,14 +97,14 @@ def test_a_head_for_other_classes_starts_anew_only_when_asked():
     assert report.reinitialized == ["backbone.fc.weight", "backbone.fc.bias"]
 
 
-def test_the_backbone_may_name_neither_features_nor_classes():
+def test_config_of_the_backbone_may_set_neither_features_nor_classes():
     with pytest.raises(ConfigError, match="leave out_features out"):
         build_model({**SPEC, "backbone": dict(type="resnet18", out_features=["res5"])})
     with pytest.raises(ConfigError, match="'num_classes'.* is set by its owner"):
         build_model({**SPEC, "backbone": dict(type="resnet18", num_classes=3)})
 
 
-def test_it_compiles_without_a_graph_break():
+def test_classifier_compiles_without_graph_breaks():
     model = build_model(SPEC, classes=CLASSES).eval()
     explained = torch._dynamo.explain(model)(images_of(2, 3, 32, 32))
     assert explained.graph_break_count == 0

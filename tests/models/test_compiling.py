@@ -40,7 +40,7 @@ def targets_of(*counts):
     return UncompiledTargets(targets)
 
 
-def test_queries_from_targets_compile_nothing_anew_for_other_numbers_of_targets():
+def test_other_numbers_of_targets_cause_no_recompilation():
     # The number of denoising queries depends on the targets, so the queries, their mask and their targets are made
     # outside of the graph: three graph breaks, with four graphs between them.
     spec = dict(HEADS["deformable_detr"]["head"], num_decoder_layers=1, denoising_queries=6)

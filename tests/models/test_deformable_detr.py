@@ -109,7 +109,7 @@ def test_isolated_images_do_not_depend_on_padding(variant):
                 torch.testing.assert_close(outputs[name][:1], alone[name], atol=1e-4, rtol=1e-4)
 
 
-def test_postprocess_takes_the_best_pairs_of_query_and_class():
+def test_postprocess_selects_the_best_query_class_pairs():
     model = build_model(small_spec())
     logits = torch.tensor([[[2.0, 1.5, -5.0], [-5.0, 3.0, -5.0]]])
     boxes = torch.tensor([[[0.5, 0.5, 0.2, 0.4], [0.25, 0.5, 0.5, 1.0]]])
@@ -120,7 +120,7 @@ def test_postprocess_takes_the_best_pairs_of_query_and_class():
     torch.testing.assert_close(detections["boxes_xyxy"][:3], expected)
 
 
-def test_at_first_boxes_lie_around_their_references():
+def test_initial_boxes_surround_their_reference_points():
     model = build_model(small_spec())
     outputs = model(*small_batch())
     torch.testing.assert_close(outputs["pred_boxes"][..., :2], outputs["reference_points"])
@@ -192,7 +192,7 @@ def test_each_config_builds_and_names_its_parameter_groups(name):
     ("name", "parameters"),
     [("r50_single_scale", 34_066_593), ("r50", 40_069_665), ("r50_refine", 40_849_660), ("r50_two_stage", 41_181_529)],
 )
-def test_parameter_counts_are_the_originals(name, parameters):
+def test_parameter_counts_equal_the_originals(name, parameters):
     with torch.device("meta"):
         model = build_model({**load_config(f"configs/deformable_detr_{name}.py")["model"], "num_classes": 91})
     assert sum(p.numel() for p in model.parameters()) == parameters
@@ -232,7 +232,7 @@ def test_official_weights_of_every_variant_load(variant):
         assert torch.equal(ours.state_dict()[key], value), key
 
 
-def test_weights_of_another_variant_say_which():
+def test_error_for_official_weights_of_another_variant_names_it():
     def model(levels=3, **head):
         return build_model(small_spec(num_levels=levels, head=head))
 
@@ -247,14 +247,14 @@ def test_weights_of_another_variant_say_which():
             load_weights(model(**ours), official(model(levels, **theirs)))
 
 
-def test_own_weights_of_another_variant_say_which():
+def test_error_for_own_weights_of_another_variant_names_it():
     plain, refine = (build_model(small_spec(head=VARIANTS[name])) for name in ("plain", "refine"))
     with pytest.raises(CheckpointError, match="with box refinement does not fit a model of 3 levels without box ref"):
         load_weights(plain, refine.state_dict())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_heads_of_91_raw_ids_serve_the_80_classes(variant):
+def test_heads_for_91_raw_ids_are_used_for_the_80_classes(variant):
     torch.manual_seed(0)
     spec = small_spec(num_queries=12, head=VARIANTS[variant])
     theirs, ours = (build_model({**spec, "num_classes": n}).eval() for n in (91, 80))
@@ -271,13 +271,13 @@ def test_heads_of_91_raw_ids_serve_the_80_classes(variant):
     torch.testing.assert_close(outputs["pred_logits"], expected["pred_logits"][..., list(COCO_CATEGORY_IDS)])
 
 
-def test_official_names_with_other_classes_are_not_taken_for_coco():
+def test_official_weights_with_other_classes_are_not_taken_for_coco():
     theirs = build_model(small_spec())
     report = load_weights(build_model(small_spec()), official(theirs), classes=["a", "b", "c"])
     assert report.converter and not report.reinitialized
 
 
-def test_other_classes_start_only_the_class_heads_anew():
+def test_other_classes_reinitialise_only_the_class_heads():
     torch.manual_seed(0)
     theirs = build_model(small_spec(head=VARIANTS["two_stage"]))
     ours = build_model({**small_spec(head=VARIANTS["two_stage"]), "num_classes": 5})
@@ -300,7 +300,7 @@ def test_wrong_settings_are_named(spec, message):
         build_model(spec)
 
 
-def test_images_that_are_too_small_are_named():
+def test_too_small_images_are_named():
     images = torch.zeros(1, 3, 20, 31, dtype=torch.uint8)
     with pytest.raises(DataError, match="images of 20x31 pixels are smaller than one location of the coarsest map"):
         build_model(small_spec())(images)

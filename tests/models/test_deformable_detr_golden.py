@@ -78,11 +78,11 @@ def targets_of(case, variant):
     ]
 
 
-def test_parameter_count_is_the_originals(model):
+def test_parameter_count_equals_the_original(model):
     assert sum(p.numel() for p in model.parameters()) == 40_069_665
 
 
-def test_inner_outputs_equal_the_originals(case, run):
+def test_intermediate_outputs_equal_the_originals(case, run):
     _, inner, mask = run
     features = inner["backbone"]
     masks = [resize_mask(mask, x.shape[-2:]) for x in features.values()]
@@ -110,7 +110,7 @@ def test_outputs_of_every_layer_equal_the_originals(case, run):
 
 
 @pytest.mark.parametrize("with_mask", [False, True])
-def test_an_odd_sized_image_equals_the_original_with_and_without_a_mask(case, model, with_mask):
+def test_odd_sized_image_equals_the_original_with_and_without_a_mask(case, model, with_mask):
     images, mask = padded(case.torch_inputs()["odd"])
     with torch.no_grad():
         outputs = model(images, mask if with_mask else None)
@@ -137,7 +137,7 @@ def test_isolated_images_do_not_depend_on_the_batch_or_the_padding(case):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_layer_is_matched_as_the_original(case, run, variant):
+def test_every_layer_is_matched_as_in_the_original(case, run, variant):
     outputs, matcher = run[0], make_criterion().matcher
     for name in LAYERS:
         layer = outputs if name == "final" else outputs["aux_outputs"][int(name[3:])]

@@ -64,7 +64,7 @@ def test_pixels_are_normalised_inside_and_padding_is_zero_afterwards():
     assert normalize_images(normalised, mask) is normalised
 
 
-def test_the_backbones_own_mean_and_deviation_are_used():
+def test_pixel_mean_and_deviation_of_the_backbone_are_used():
     images, mask = small_batch()
     spec = small_spec()
     mean, std = (0.5, 0.4, 0.25), (0.2, 0.5, 1.0)
@@ -138,7 +138,7 @@ def test_isolated_images_do_not_depend_on_padding(norm_first):
             torch.testing.assert_close(outputs[name][:1], alone[name], atol=1e-4, rtol=1e-4)
 
 
-def test_isolation_needs_a_backbone_that_takes_the_mask():
+def test_isolation_needs_a_backbone_that_accepts_the_mask():
     class Plain(nn.Module):
         feature_info = {"res5": FeatureInfo(3, 1)}
 
@@ -195,13 +195,13 @@ def test_forward_compiles_without_graph_breaks(isolate_padding):
     torch.testing.assert_close(compiled(images, mask)["pred_boxes"], model(images, mask)["pred_boxes"])
 
 
-def test_head_and_neck_must_agree_on_the_channels():
+def test_head_and_neck_must_have_the_same_channels():
     spec = small_spec(neck=dict(type="ChannelProjection", out_channels=16))
     with pytest.raises(ConfigError, match=r"d_model=32, but feature 'res3' has 16 channels.*model\.neck\.out_channels"):
         build_model(spec)
 
 
-def test_neck_names_an_unknown_feature():
+def test_error_of_the_neck_names_an_unknown_feature():
     with pytest.raises(ConfigError, match=r"gives no feature 'res5'.*Known: res3"):
         build_model(small_spec(neck=dict(type="ChannelProjection", out_channels=32, in_features=["res5"])))
 

@@ -69,12 +69,12 @@ def assert_golden(case, outputs):
     assert all(line["ok"] for line in report.values()), report
 
 
-def test_parameter_counts_are_the_originals(model):
+def test_parameter_counts_equal_the_originals(model):
     assert sum(p.numel() for p in model.parameters()) == 41_524_768
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 41_302_368
 
 
-def test_inner_outputs_equal_the_originals(case, run):
+def test_intermediate_outputs_equal_the_originals(case, run):
     _, inner, mask = run
     features = inner["backbone"]["res5"]
     small_mask = resize_mask(mask, features.shape[-2:])
@@ -100,7 +100,7 @@ def test_outputs_of_every_layer_equal_the_originals(case, run):
 
 
 @pytest.mark.parametrize("with_mask", [False, True])
-def test_an_odd_sized_image_equals_the_original_with_and_without_a_mask(case, model, with_mask):
+def test_odd_sized_image_equals_the_original_with_and_without_a_mask(case, model, with_mask):
     images, mask = padded(case.torch_inputs()["odd"])
     with torch.no_grad():
         outputs = model(images, mask if with_mask else None)

@@ -97,7 +97,7 @@ def test_masks_equal_an_independent_implementation():
     torch.testing.assert_close(outputs["pred_masks"], expected.pred_masks, atol=5e-4, rtol=1e-3)
 
 
-def test_the_transformer_is_frozen_and_the_mask_head_learns():
+def test_transformer_is_frozen_and_mask_head_trains():
     model = build_model(small_spec()).train()
     assert not model.head.training and model.mask_head.training
     criterion = CRITERIA.build(
@@ -131,7 +131,7 @@ def test_the_transformer_is_frozen_and_the_mask_head_learns():
     assert empty.keys() == losses.keys() and empty["mask"] == 0
 
 
-def test_panoptic_maps_drop_small_segments_and_share_their_pixels():
+def test_panoptic_maps_drop_small_segments_and_reassign_their_pixels():
     model = build_model(small_spec(things=[True, False, False, True, True], object_threshold=0.5))
     masks = torch.full((6, 8, 8), -5.0)
     masks[0, :, :4] = 5  # a thing
@@ -151,7 +151,7 @@ def test_panoptic_maps_drop_small_segments_and_share_their_pixels():
 
 
 @pytest.mark.parametrize("chunk", [mask_postprocess.CHUNK_VALUES, 5000, 1])
-def test_masks_some_at_a_time_are_those_of_all_at_once(chunk, monkeypatch):
+def test_processing_masks_in_chunks_equals_processing_all_at_once(chunk, monkeypatch):
     monkeypatch.setattr(mask_postprocess, "CHUNK_VALUES", chunk)
     torch.manual_seed(0)
     masks, padded, image, original = torch.randn(7, 8, 12), (32, 48), (29, 40), (51, 77)
@@ -182,7 +182,7 @@ def test_post_processing_of_a_large_image_never_holds_all_masks_at_once(monkeypa
     assert max(x.numel() for x in sizes) == 2 * 64 * 96
 
 
-def test_instance_masks_are_cut_and_resized():
+def test_instance_masks_are_cropped_and_resized():
     model = build_model(small_spec(tasks=["instance"])).eval()
     images, mask = batch()
     with torch.no_grad():

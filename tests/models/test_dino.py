@@ -60,7 +60,7 @@ def make_criterion(variant):
 
 
 @pytest.mark.parametrize("variant", HEADS)
-def test_losses_have_the_same_keys_and_every_parameter_a_gradient_with_any_targets(variant):
+def test_loss_keys_are_constant_and_every_parameter_has_a_gradient_with_any_targets(variant):
     model, criterion = make_model(variant), make_criterion(variant)
     assert model.uses_targets
     keys = []
@@ -81,7 +81,7 @@ def test_losses_have_the_same_keys_and_every_parameter_a_gradient_with_any_targe
 
 
 @pytest.mark.parametrize("variant", HEADS)
-def test_noised_targets_change_nothing_for_the_usual_queries(variant):
+def test_denoising_queries_do_not_affect_the_matching_queries(variant):
     model = make_model(variant)
     with torch.no_grad():
         alone, beside = model(*small_batch()), model(*small_batch(), targets=TARGETS)
@@ -102,7 +102,7 @@ def test_a_batch_without_padding_needs_no_mask(variant):
         torch.testing.assert_close(outputs[name], masked[name], atol=1e-5, rtol=1e-5)
 
 
-def test_groups_of_noised_targets_do_not_see_each_other():
+def test_denoising_groups_do_not_attend_to_each_other():
     model = make_model("dino")
     denoising = model.head.denoising
 
@@ -120,7 +120,7 @@ def test_groups_of_noised_targets_do_not_see_each_other():
     assert (outputs[0][0, 8:] - outputs[1][0, 8:]).abs().max() > 1e-4
 
 
-def test_looking_forward_twice_trains_the_box_head_of_the_layer_before():
+def test_look_forward_twice_trains_the_box_head_of_the_previous_layer():
     for look_forward_twice in (False, True):
         model = make_model("dino", look_forward_twice=look_forward_twice, share_heads=False)
         outputs = model(*small_batch())
@@ -130,7 +130,7 @@ def test_looking_forward_twice_trains_the_box_head_of_the_layer_before():
         assert trained == [False, look_forward_twice, True]
 
 
-def test_only_the_selected_locations_have_a_loss_and_are_ranked_by_the_likeliest_class():
+def test_only_the_locations_selected_by_their_best_class_have_a_loss():
     model = make_model("dino").eval()
     with torch.no_grad():
         outputs = model(*small_batch())
@@ -161,12 +161,12 @@ def test_the_number_of_detections_is_set_by_the_config():
         (DINO | dict(denoising_queries=0), "denoising_queries=0: expected at least 1, or None"),
     ],
 )
-def test_options_that_exclude_each_other_are_named(head, message):
+def test_mutually_exclusive_options_are_named(head, message):
     with pytest.raises(ConfigError, match=message):
         build_model(test_deformable_detr.small_spec(head=head))
 
 
-def test_checkpoints_of_dino_and_deformable_detr_are_not_taken_for_each_other():
+def test_dino_and_deformable_detr_checkpoints_are_distinguished():
     dino, two_stage = make_model("dino"), make_model("two_stage", denoising_queries=None)
     mixed = "of 3 levels in two stages with mixed query selection \\(DINO\\)"
     with pytest.raises(CheckpointError, match=f"DeformableDETR {mixed} does not fit a model of 3 levels in two stages"):
@@ -201,7 +201,7 @@ def official_state(num_classes=91):
     return state
 
 
-def test_official_names_load_and_rows_of_cocos_classes_are_taken():
+def test_official_names_load_with_the_rows_of_the_coco_classes():
     state = official_state()
     spec = test_deformable_detr.small_spec(head=DINO) | dict(num_classes=80)
     model = build_model(spec)
@@ -215,7 +215,7 @@ def test_official_names_load_and_rows_of_cocos_classes_are_taken():
     assert torch.equal(head.denoising.label_embed.weight, state["label_enc.weight"][[*ids, 91]])
 
 
-def test_for_other_classes_the_embedding_of_labels_starts_anew_like_the_class_heads():
+def test_other_classes_reinitialise_the_label_embedding_and_the_class_heads():
     spec = test_deformable_detr.small_spec(head=DINO)
     trained, model = build_model(spec), build_model(spec | dict(num_classes=5))
     report = load_weights(model, trained.state_dict(), new_class_head=True)
@@ -224,7 +224,7 @@ def test_for_other_classes_the_embedding_of_labels_starts_anew_like_the_class_he
 
 
 @pytest.mark.parametrize("variant", HEADS)
-def test_weights_with_and_without_denoising_fit_each_other(variant):
+def test_weights_with_and_without_denoising_are_interchangeable(variant):
     with_denoising, without = make_model(variant), make_model(variant, denoising_queries=None)
     extra = with_denoising.state_dict().keys() - without.state_dict().keys()
     assert extra and all(key.startswith("head.denoising.") for key in extra)
@@ -248,7 +248,7 @@ def test_weights_with_and_without_denoising_fit_each_other(variant):
         ("swin_tiny_4scale", 46_893_182 - 23_454_912 + 27_520_698 - 2 * 96 - 256 * (3584 - 1344 + 9 * (2048 - 768))),
     ],
 )
-def test_parameter_counts_of_the_other_configs(name, expected):
+def test_other_configs_have_the_expected_parameter_counts(name, expected):
     model = build_model(load_config(f"configs/dino_{name}.py")["model"])
     assert sum(p.numel() for p in model.parameters()) == expected
 
@@ -267,7 +267,7 @@ def run_rank(rank: int, folder: str) -> None:
     close_distributed()
 
 
-def test_a_rank_without_objects_trains_beside_one_with(tmp_path):
+def test_rank_without_objects_trains_alongside_one_with_objects(tmp_path):
     context = torch.multiprocessing.spawn(run_rank, args=(str(tmp_path),), nprocs=2, join=False)
     deadline = time.monotonic() + 120
     while not context.join(timeout=1):  # True once both have ended

@@ -82,7 +82,7 @@ def train(case, model, monkeypatch):
     return run
 
 
-def test_parameter_count_is_the_originals(model):
+def test_parameter_count_equals_the_original(model):
     assert sum(p.numel() for p in model.parameters()) == 46_893_182
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 46_670_782
 
@@ -109,7 +109,7 @@ def test_postprocessing_equals_the_original(model):
 
 
 @pytest.mark.parametrize("variant", ["objects", "one_empty", "noise_1"])
-def test_noised_queries_and_mask_are_those_of_the_original(case, model, monkeypatch, variant):
+def test_denoising_queries_and_mask_equal_the_original(case, model, monkeypatch, variant):
     denoising = model.head.denoising
     settings = replace(denoising.settings, box_noise=case.meta["dn"][variant]["box_noise_scale"])
     monkeypatch.setattr(denoising, "settings", settings)

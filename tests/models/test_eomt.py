@@ -55,7 +55,7 @@ def test_smaller_images_are_padded_with_black_and_do_not_depend_on_the_batch():
         torch.testing.assert_close(black[key], alone[key])
 
 
-def test_the_backbones_own_mean_and_deviation_are_used_and_black_is_black_in_them():
+def test_pixel_statistics_of_the_backbone_are_used_also_for_black_padding():
     model = build(backbone=VIT | dict(pixel_mean=[0.5] * 3, pixel_std=[0.25] * 3))
     (image,) = images((20, 32))
     prepared = model.prepare(image[None], None)
@@ -71,7 +71,7 @@ def test_normalised_images_are_padded_with_black_too():
     torch.testing.assert_close(got["pred_masks"], expected["pred_masks"])
 
 
-def test_larger_images_must_divide_by_the_patch():
+def test_sizes_of_larger_images_must_be_multiples_of_the_patch():
     model = build()
     with torch.no_grad():
         assert model(torch.zeros(1, 3, 40, 64))["pred_masks"].shape == (1, 5, 10, 16)
@@ -80,7 +80,7 @@ def test_larger_images_must_divide_by_the_patch():
         model(torch.zeros(1, 3, 40, 33))
 
 
-def test_semantic_images_are_covered_by_windows_in_evaluation_alone():
+def test_semantic_images_are_split_into_windows_only_in_evaluation():
     model = build(tasks=["semantic"])
     padded, mask = batch(*images((32, 70), (32, 32), (50, 20)))
     with torch.no_grad():
@@ -96,14 +96,14 @@ def test_semantic_images_are_covered_by_windows_in_evaluation_alone():
     assert "windows" not in model.train()(padded[1:2, :, :32, :32])
 
 
-def test_windows_overlap_evenly():
+def test_windows_are_spaced_evenly():
     assert window_starts(32, 32) == window_starts(20, 32) == [0]
     assert window_starts(33, 32) == [0, 1]
     assert window_starts(70, 32) == [0, 19, 38]
     assert window_starts(64, 32) == [0, 32]
 
 
-def test_one_window_equals_the_usual_scores_and_rows_can_be_chosen(monkeypatch):
+def test_single_window_equals_the_usual_scores_and_rows_can_be_selected(monkeypatch):
     torch.manual_seed(0)
     probabilities, masks = torch.rand(5, 3), torch.randn(5, 8, 8)
     geometry = Geometry((32, 32), (32, 20), (50, 31))
@@ -117,7 +117,7 @@ def test_one_window_equals_the_usual_scores_and_rows_can_be_chosen(monkeypatch):
     torch.testing.assert_close(torch.cat([scores for _, scores in bands], dim=1), expected[:, 7:40])
 
 
-def test_queries_see_no_patches_outside_their_masks_and_all_else():
+def test_queries_attend_to_everything_except_patches_outside_their_masks():
     model = build()
     with torch.no_grad(), AttentionRecorder(model) as maps:
         outputs = model(images((32, 32))[0][None])
@@ -131,7 +131,7 @@ def test_queries_see_no_patches_outside_their_masks_and_all_else():
     assert maps["backbone.blocks.1.attn"][0].shape == (1, 2, 19, 19)
 
 
-def test_training_predicts_before_every_block_and_all_parameters_learn():
+def test_training_predicts_before_every_block_and_trains_all_parameters():
     for backbone in (VIT, DINOV3):
         model = build(backbone=backbone).train()
         model.set_mask_probabilities([0.0, 0.0])
@@ -155,13 +155,13 @@ def test_training_predicts_before_every_block_and_all_parameters_learn():
         assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
-def test_without_masked_attention_only_the_last_blocks_prediction_is_made():
+def test_only_the_last_block_predicts_without_masked_attention():
     model = build(masked_attention=False)
     assert model.train()(torch.zeros(1, 3, 32, 32))["aux_outputs"] == []
     assert model.eval()(torch.zeros(1, 3, 32, 32))["aux_outputs"] == []
 
 
-def test_a_loaded_checkpoint_sets_which_blocks_mask():
+def test_loaded_checkpoint_determines_the_masked_blocks():
     model, annealed = build(), build()
     annealed.set_mask_probabilities([0.0, 0.5])
     model.load_state_dict(annealed.state_dict())
@@ -214,7 +214,7 @@ def test_annealing_needs_a_model_with_masked_attention_and_steps_for_each_block(
         (dict(start_steps=[3], end_steps=[3]), "expected an end after each start"),
     ],
 )
-def test_impossible_annealing_is_named(options, message):
+def test_invalid_annealing_is_named(options, message):
     with pytest.raises(ConfigError, match=message):
         MaskAnnealing(**options)
 
@@ -238,7 +238,7 @@ def test_wrong_arguments_are_named(options, message):
         build(**options)
 
 
-def test_checkpoints_of_other_numbers_of_queries_and_blocks_are_named():
+def test_checkpoints_with_other_numbers_of_queries_or_blocks_are_named():
     state = build(num_queries=7, num_blocks=3).state_dict()
     message = r"num_queries=7 and num_blocks=3 does not fit a model with num_queries=5 and num_blocks=2"
     with pytest.raises(CheckpointError, match=message):
@@ -266,7 +266,7 @@ def test_official_names_load_with_positions_of_another_size(prefix):
     assert model.backbone.pos_embed.shape == (1, 1 + 16, 24)
 
 
-def test_weights_of_otherwise_normalised_pixels_are_refused():
+def test_weights_for_other_pixel_statistics_are_refused():
     state = official(build())
     state["encoder.pixel_mean"] = torch.full((1, 3, 1, 1), 0.5)
     with pytest.raises(CheckpointError, match=r"encoder.pixel_mean: the weights expect images normalised by \[0.5"):
@@ -274,7 +274,7 @@ def test_weights_of_otherwise_normalised_pixels_are_refused():
 
 
 @pytest.mark.parametrize("probability", [1.0, 0.0])
-def test_equals_transformers_with_its_names(probability):
+def test_loads_transformers_names_and_equals_transformers(probability):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.EomtConfig(
@@ -294,7 +294,7 @@ def test_equals_transformers_with_its_names(probability):
     torch.testing.assert_close(got["pred_masks"], expected.masks_queries_logits, atol=1e-3, rtol=1e-4)
 
 
-def test_on_dinov3_equals_transformers_with_its_names():
+def test_dinov3_variant_loads_transformers_names_and_equals_transformers():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.EomtDinov3Config(
@@ -314,7 +314,7 @@ def test_on_dinov3_equals_transformers_with_its_names():
     torch.testing.assert_close(got["pred_masks"], expected.masks_queries_logits, atol=1e-3, rtol=1e-4)
 
 
-def test_a_model_can_be_sent_to_another_process():
+def test_model_can_be_pickled_to_another_process():
     model = build()
     model.set_mask_probabilities([0.0, 1.0])
     copied = pickle.loads(pickle.dumps(model))

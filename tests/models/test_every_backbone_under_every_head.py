@@ -132,7 +132,7 @@ def test_every_pair_trains_at_odd_sizes(backbone, head):
     assert len(results) == 2 and all(torch.isfinite(result["scores"]).all() for result in results)
 
 
-def test_heads_of_several_levels_say_what_one_map_needs():
+def test_multi_level_heads_name_the_remedy_for_a_single_map():
     spec = dict(HEADS["mask2former"], backbone=BACKBONES["vit"], num_queries=5, num_classes=3)
     with pytest.raises(ConfigError, match=r"the backbone gives 1 \(res4\).*SimpleFeaturePyramid"):
         build_model(spec)

@@ -1,4 +1,4 @@
-"""Mask2Former with known queries in training (MP-Former)."""
+"""Mask2Former with denoising queries in training (MP-Former)."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def run(model, batch):
     return model(**training_inputs(model, batch))
 
 
-def test_the_usual_queries_do_not_see_the_known_ones():
+def test_matching_queries_do_not_attend_to_denoising_queries():
     model, batch = make_model(), make_batch()
     assert model.uses_targets
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_the_usual_queries_do_not_see_the_known_ones():
         torch.testing.assert_close(outputs[name], expected[name], atol=1e-5, rtol=1e-4)
 
 
-def test_inference_is_that_of_a_model_without_known_queries():
+def test_inference_equals_that_of_a_model_without_denoising_queries():
     model, batch = make_model().eval(), make_batch()
     plain = make_model(denoising_queries=None).eval()
     plain.load_state_dict({k: v for k, v in model.state_dict().items() if "denoising" not in k})
@@ -82,7 +82,7 @@ def test_inference_is_that_of_a_model_without_known_queries():
     assert torch.equal(outputs["pred_masks"], expected["pred_masks"])
 
 
-def test_in_every_layer_known_queries_attend_within_their_targets_masks():
+def test_denoising_queries_attend_within_their_target_masks_in_every_layer():
     model = make_model(label_flips=0.0, mask_flips=0.0)
     mask = torch.zeros(1, *SIZE, dtype=torch.bool)
     mask[:, :32, 32:64] = True  # location (0, 1) of the map of 2 x 3 that is attended to
@@ -101,7 +101,7 @@ def test_in_every_layer_known_queries_attend_within_their_targets_masks():
 
 
 def by_hand(outputs, targets, weight_no_object=0.1):
-    """Return the loss terms of one layer of known queries, with full masks."""
+    """Return the loss terms of one layer of denoising queries, with full masks."""
     logits, embeds, features = outputs["pred_logits"], outputs["mask_embed"], outputs["mask_features"]
     num_rows = logits.shape[1]
     most = max(len(t["labels"]) for t in targets)
@@ -129,7 +129,7 @@ def by_hand(outputs, targets, weight_no_object=0.1):
     )
 
 
-def test_losses_of_known_pairs_equal_a_plain_loop_in_every_layer():
+def test_denoising_losses_equal_a_plain_loop_in_every_layer():
     model, batch = make_model(), make_batch((2, 1))
     with torch.no_grad():
         outputs = run(model, batch)
@@ -155,7 +155,7 @@ def test_keys_are_constant_and_every_parameter_has_a_gradient(counts):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-def test_known_queries_and_groups_go_together():
+def test_denoising_queries_and_query_groups_can_be_combined():
     torch.manual_seed(0)
     model, batch = make_model(groups=2), make_batch()
     outputs = run(model, batch)
@@ -164,7 +164,7 @@ def test_known_queries_and_groups_go_together():
     assert "dn_labels" in losses and not any(name.startswith("group") for name in losses)
 
 
-def test_weights_without_known_queries_start_a_model_with_them():
+def test_weights_without_denoising_queries_initialise_a_model_with_them():
     model, plain = make_model(), make_model(denoising_queries=None)
     with torch.no_grad():
         plain.head.query_feat.weight.add_(1)
@@ -175,7 +175,7 @@ def test_weights_without_known_queries_start_a_model_with_them():
 
 
 @pytest.mark.slow
-def test_overfits_two_images_with_known_queries_and_groups():
+def test_overfits_two_images_with_denoising_queries_and_groups():
     model, batch, criterion = make_model(groups=2), make_batch(), make_criterion()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     history = []

@@ -42,7 +42,7 @@ def whole_size(masks, geometry=GEOMETRY):
     return F.interpolate(x, geometry.original, mode="bilinear", align_corners=False)[0]
 
 
-def test_rows_are_those_of_the_whole_map():
+def test_selected_rows_equal_those_of_the_full_map():
     maps = torch.randn(3, 9, 14)
     whole = F.interpolate(maps[None], (31, 20), mode="bilinear", align_corners=False)[0]
     for rows in (range(31), range(0, 4), range(17, 31)):
@@ -51,7 +51,7 @@ def test_rows_are_those_of_the_whole_map():
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("resize_masks", [False, True])
-def test_semantic_scores_are_those_of_all_rows_at_once(chunk, resize_masks, monkeypatch):
+def test_semantic_scores_in_chunks_equal_all_rows_at_once(chunk, resize_masks, monkeypatch):
     monkeypatch.setattr(mask_postprocess, "CHUNK_VALUES", chunk)
     probabilities, masks = predictions()
     if resize_masks:
@@ -78,7 +78,7 @@ def test_semantic_scores_are_precise_under_autocast(resize_masks):
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_instances_are_the_best_pairs_with_sure_masks(chunk, monkeypatch):
+def test_instances_are_the_best_query_class_pairs_with_confident_masks(chunk, monkeypatch):
     monkeypatch.setattr(mask_postprocess, "CHUNK_VALUES", chunk)
     probabilities, masks = predictions()
     things = [True, True, False, True, True]
@@ -121,7 +121,7 @@ def panoptic_by_loop(probabilities, masks, *, things, object_threshold, overlap_
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("cut_masks", [False, True])
 @pytest.mark.parametrize("overlap", [0.0, 0.2])
-def test_panoptic_maps_are_those_of_the_plain_loop(chunk, cut_masks, overlap, monkeypatch):
+def test_panoptic_maps_equal_a_plain_loop(chunk, cut_masks, overlap, monkeypatch):
     monkeypatch.setattr(mask_postprocess, "CHUNK_VALUES", chunk)
     probabilities, masks = predictions(num_queries=12, num_classes=3)
     options = dict(object_threshold=0.3, overlap_threshold=overlap, cut_masks=cut_masks)
@@ -132,13 +132,13 @@ def test_panoptic_maps_are_those_of_the_plain_loop(chunk, cut_masks, overlap, mo
     assert (found.segment_ids == ids).float().mean() > 0.999
 
 
-def test_no_sure_query_gives_an_empty_map():
+def test_panoptic_map_is_empty_without_confident_queries():
     probabilities, masks = predictions()
     found = panoptic(probabilities, masks, GEOMETRY, things=[True] * 5, settings=MaskSettings(object_threshold=1.0))
     assert found.segments == [] and not found.segment_ids.any() and found.segment_ids.shape == GEOMETRY.original
 
 
-def test_boxes_lie_around_the_pixels():
+def test_boxes_enclose_the_pixels_of_their_masks():
     masks = torch.zeros(2, 6, 9, dtype=torch.bool)
     masks[0, 2:4, 3:8] = True
     assert boxes_around_masks(masks).tolist() == [[3, 2, 8, 4], [0, 0, 0, 0]]
@@ -184,7 +184,7 @@ def test_instance_inference_equals_the_original():
         assert (labels == wanted).float().mean() > 0.95 and labels.sort().values.tolist() == sorted(wanted.tolist())
 
 
-def test_a_datasets_things_reach_the_model_and_win_over_its_own():
+def test_things_of_the_dataset_override_those_of_the_model():
     options = dict(neck=dict(type="FPNPixelDecoder", out_channels=32), head=dict(type="MaskFormerHead", d_ffn=32))
     with torch.device("meta"):
         model = build_model(spec(["panoptic"], **options), classes=["cat", "sky"], things=[True, False])

@@ -59,7 +59,7 @@ def test_outputs_cover_the_images_rounded_up_to_the_stride(model):
     assert len(outputs.get("aux_outputs", ())) == (2 if hasattr(model.head, "decoder") else 0)
 
 
-def test_a_map_has_the_original_images_size_and_its_pixels_most_likely_class(model):
+def test_semantic_map_has_the_original_size_and_the_most_likely_classes(model):
     outputs = model.eval()(*padded_batch())
     first, second = model.postprocess(outputs, [(140, 122), (25, 80)])
     assert first["semantic"].shape == (140, 122) and second["semantic"].shape == (25, 80)
@@ -68,7 +68,7 @@ def test_a_map_has_the_original_images_size_and_its_pixels_most_likely_class(mod
     assert (second["semantic"] == expected).float().mean() > 0.999  # among equal values, either may be first
 
 
-def test_bands_of_rows_are_the_whole(monkeypatch):
+def test_map_computed_in_bands_of_rows_equals_the_full_map(monkeypatch):
     maps = torch.randn(3, 9, 8)
     geometry = Geometry((36, 32), (30, 31), (77, 45))
     monkeypatch.setattr("vitkit.models.mask_postprocess.CHUNK_VALUES", 3 * 45 * 10)
@@ -80,7 +80,7 @@ def test_bands_of_rows_are_the_whole(monkeypatch):
     torch.testing.assert_close(some, upsample(maps, geometry)[:, 20:28])
 
 
-def test_test_time_augmentation_takes_its_scores(model):
+def test_test_time_augmentation_uses_its_scores(model):
     views = MultiScaleFlip(model.eval(), scales=(0.75, 1.0))
     images, mask = padded_batch()
     maps = views.postprocess(views(images, mask), [(70, 61), (50, 40)])
@@ -104,7 +104,7 @@ def test_the_loss_is_the_cross_entropy_of_labelled_pixels(model):
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
-def test_without_a_labelled_pixel_the_loss_is_zero_under_the_same_names(model):
+def test_loss_is_zero_with_the_same_keys_without_labelled_pixels(model):
     criterion = CRITERIA.build("PerPixelCriterion")
     outputs = model(*padded_batch())
     losses = criterion(outputs, [target([], (70, 61)), target([None], (50, 40))])
@@ -120,7 +120,7 @@ def test_a_label_out_of_range_names_image_and_label(model):
         criterion(model(*padded_batch()), [target([0], (70, 61)), target([1, 5], (50, 40))])
 
 
-def test_it_learns_a_simple_picture(model):
+def test_overfits_a_simple_image(model):
     torch.manual_seed(0)
     image = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
     image[0, 0, :32], image[0, 2, 32:] = 255, 255

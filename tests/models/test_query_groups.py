@@ -88,7 +88,7 @@ def tensors(outputs: dict) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_in_training_the_first_group_is_a_model_without_groups(head):
+def test_first_group_in_training_equals_a_model_without_groups(head):
     grouped, plain = build_pair(head, groups=3, one_to_many_queries=8, one_to_many_repeats=2)
     images, _ = batch()
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_in_training_the_first_group_is_a_model_without_groups(head):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_inference_knows_no_groups(head):
+def test_inference_uses_only_the_first_group(head):
     grouped, plain = (model.eval() for model in build_pair(head, groups=2))
     images, _ = batch()
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_inference_knows_no_groups(head):
 
 @pytest.mark.parametrize("counts", [(2, 1), (0, 2), (0, 0)])
 @pytest.mark.parametrize("head", HEADS)
-def test_keys_of_losses_are_constant_and_gradients_reach_every_parameter(head, counts):
+def test_loss_keys_are_constant_and_gradients_reach_every_parameter(head, counts):
     model = build(head, groups=2, one_to_many_queries=6, one_to_many_repeats=3).train()
     images, targets = batch(counts)
     losses = make_criterion(head)(model(images), targets)
@@ -133,7 +133,7 @@ def test_keys_of_losses_are_constant_and_gradients_reach_every_parameter(head, c
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_losses_are_the_mean_of_groups_that_are_matched_by_themselves(head):
+def test_losses_are_the_mean_over_separately_matched_groups(head):
     model, criterion = build(head, groups=3).train(), make_criterion(head)
     images, targets = batch()
     outputs = model(images)
@@ -165,7 +165,7 @@ def test_one_to_many_matches_each_target_several_times(head):
         torch.testing.assert_close(losses[name], value)
 
 
-def test_accuracy_counts_the_queries_of_the_first_group_alone():
+def test_accuracy_counts_only_the_queries_of_the_first_group():
     model, criterion = build("detr", groups=3, one_to_many_queries=6).train(), make_criterion("detr")
     images, targets = batch((2, 1))
     criterion(model(images), targets)
@@ -173,7 +173,7 @@ def test_accuracy_counts_the_queries_of_the_first_group_alone():
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_weights_of_other_groups_load(head):
+def test_weights_with_another_number_of_groups_load(head):
     grouped, plain = build(head, groups=3), build(head)
     fresh = {name: p.clone() for name, p in grouped.head.group_queries.named_parameters()}
     report = load_weights(grouped, plain.state_dict())
@@ -190,7 +190,7 @@ def test_weights_of_other_groups_load(head):
     assert all(torch.equal(value, state[name]) for name, value in again.state_dict().items())
 
 
-def test_two_stages_need_a_location_for_each_query_of_every_group():
+def test_two_stage_models_need_a_location_for_each_query_of_every_group():
     model = build("two_stage", groups=30).train()  # 8 x 12 locations and 4 x 6 less, and 150 queries
     with pytest.raises(DataError, match=r"fewer than the 150 queries.*model\.num_queries.*model\.groups"):
         model(torch.rand(1, 3, 64, 96))

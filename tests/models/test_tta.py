@@ -52,7 +52,7 @@ def small_model(spec=SMALL):
     return build_model(spec).eval()
 
 
-def test_scores_are_summed_over_sizes_and_mirror_images():
+def test_scores_are_summed_over_sizes_and_flips():
     images = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
     images[..., 2:] = 100
     model = MultiScaleFlip(Reds(), scales=(1.0, 2.0))
@@ -78,7 +78,7 @@ def test_the_mirrored_image_gives_the_mirrored_scores(spec):
 
 
 @pytest.mark.parametrize("spec", [SMALL, PER_PIXEL])
-def test_one_size_without_mirror_is_the_model_itself(spec):
+def test_one_size_without_flip_equals_the_model(spec):
     model = small_model(spec)
     with torch.no_grad():
         expected = model.postprocess(model(image()), [(100, 70)])[0]["semantic"]
@@ -88,7 +88,7 @@ def test_one_size_without_mirror_is_the_model_itself(spec):
     assert (got["semantic"] == expected).float().mean() > 0.999
 
 
-def test_images_of_a_batch_count_alone():
+def test_images_of_a_batch_are_augmented_separately():
     model = MultiScaleFlip(small_model(), scales=(0.5, 1.0))
     small, large = image(16, 24), image(24, 40)
     images = torch.zeros(2, 3, 24, 40, dtype=torch.uint8)
@@ -103,7 +103,7 @@ def test_images_of_a_batch_count_alone():
         torch.testing.assert_close(a["semantic"], b["semantic"])
 
 
-def test_what_it_is_not_defined_for_is_an_error():
+def test_unsupported_models_are_an_error():
     with pytest.raises(ConfigError, match=r"not defined for MaskClassification of task instance.*tasks=\['semantic'\]"):
         MultiScaleFlip(build_model(dict(SMALL, tasks=["instance"])))
     with pytest.raises(ConfigError, match="not defined for Identity: it averages the class scores of pixels"):
