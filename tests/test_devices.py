@@ -43,31 +43,31 @@ def mps(modules, monkeypatch):
     return modules
 
 
-def test_memory_and_names_are_what_each_module_offers(modules):
+def test_memory_and_names_come_from_each_device_module(modules):
     assert (peak_memory(CPU), peak_memory(MPS), peak_memory(XPU)) == (None, 7, 9)
     assert (total_memory(CPU), total_memory(MPS), total_memory(XPU)) == (None, 16, 64)
     assert (device_name(CPU), device_name(MPS), device_name(XPU)) == ("cpu", "mps", "a card")
 
 
-def test_only_accelerators_are_waited_for(modules):
+def test_only_accelerators_are_synchronised(modules):
     synchronize(CPU)
     assert modules == []
     synchronize(MPS)
     assert modules == ["synchronize"]
 
 
-def test_apples_gpu_sums_in_float32():
+def test_mps_sums_in_float32():
     assert accumulation_dtype(MPS) == torch.float32
     assert accumulation_dtype(CPU) == accumulation_dtype(XPU) == torch.float64
 
 
 @pytest.mark.parametrize("capability, emulated", [("AVX2", True), ("AVX512", False), ("DEFAULT", False)])
-def test_x86_before_avx512_has_no_bfloat16(monkeypatch, capability, emulated):
+def test_bfloat16_is_emulated_on_x86_without_avx512(monkeypatch, capability, emulated):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert emulates_bfloat16(CPU) is emulated and not emulates_bfloat16(XPU)
 
 
-def test_the_accelerator_is_the_default_device_and_a_choice_of_the_tools(mps):
+def test_accelerator_is_the_default_device_of_the_tools(mps):
     assert devices.default_device() == "mps"
     parser = argparse.ArgumentParser()
     add_device(parser)
@@ -75,7 +75,7 @@ def test_the_accelerator_is_the_default_device_and_a_choice_of_the_tools(mps):
     assert parser.parse_args(["--device", "cpu"]).device == "cpu"
 
 
-def test_a_device_that_is_not_here_is_refused_by_name(mps, capsys):
+def test_unavailable_device_is_refused_by_name(mps, capsys):
     parser = argparse.ArgumentParser()
     add_device(parser)
     with pytest.raises(SystemExit):

@@ -144,7 +144,7 @@ def two_ranks(tmp_path_factory) -> tuple[Path, list[dict]]:
     return folder, [torch.load(folder / f"rank{number}.pth") for number in (0, 1)]
 
 
-def test_one_process_is_a_group_of_its_own(monkeypatch):
+def test_single_process_is_its_own_group(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     assert init_distributed("cpu") == torch.device("cpu") and not dist.is_initialized()
     assert (rank(), world_size(), is_main()) == (0, 1, True)
@@ -156,32 +156,32 @@ def test_one_process_is_a_group_of_its_own(monkeypatch):
     close_distributed()
 
 
-def test_reductions_are_over_both_ranks_and_leave_their_input(two_ranks):
+def test_reductions_cover_both_ranks_and_do_not_modify_their_input(two_ranks):
     for number, results in enumerate(two_ranks[1]):
         assert results["place"] == (number, 2, number == 0)
         assert results["sum"].tolist() == [3.0, 20.0] and results["mean"].tolist() == [1.5, 10.0]
         assert results["unchanged"].tolist() == [number + 1.0, 10.0]
 
 
-def test_objects_go_to_the_main_process_and_come_from_it(two_ranks):
+def test_objects_are_gathered_to_and_broadcast_from_the_main_process(two_ranks):
     main, other = two_ranks[1]
     assert main["gathered"] == [{"of": 0}, {"of": 1}] and other["gathered"] == []
     assert main["in rounds"] == {key: str(key) for key in range(5)} and other["in rounds"] == {}
     assert main["broadcast"] == other["broadcast"] == "from 0"
 
 
-def test_one_rank_fetches_what_the_others_then_find(two_ranks):
+def test_one_rank_downloads_files_for_the_others(two_ranks):
     assert [results["found"] for results in two_ranks[1]] == [False, True]
 
 
-def test_ratios_are_over_both_ranks_also_where_one_has_nothing(two_ranks):
+def test_ratios_cover_both_ranks_even_if_one_has_no_data(two_ranks):
     for results in two_ranks[1]:
         assert math.isclose(results["ratio"][0], 1 / 4) and results["ratio"][1] == 4
         assert results["ratio of one rank"] == (0.5, 2)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_rank_evaluates_the_running_statistics_that_are_saved(two_ranks, name):
+def test_every_rank_evaluates_with_the_saved_running_statistics(two_ranks, name):
     folder, (main, other) = two_ranks
     assert main["runs"][name].equal(other["runs"][name])
     saved = read_checkpoint(folder / name / "last.pth")["ema" if name == "ema" else "model"]
@@ -229,14 +229,14 @@ def agent() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def test_restarted_ranks_do_not_meet_the_ended_ones(agent):
+def test_restarted_ranks_do_not_join_the_ended_ones(agent):
     # In the later attempts, one rank has enough time to read what the ended ranks left before the other one joins.
     for starts in ([(0, 0), (1, 0)], [(0, 0), (1, 2)], [(0, 2), (1, 0)]):
         with joining(agent.port, *starts) as ranks:
             assert [process.wait(timeout=60) for process in ranks] == [0, 0]
 
 
-def test_a_rank_that_ended_before_the_others_came_is_not_waited_for(agent):
+def test_rank_that_ended_before_the_others_started_is_not_waited_for(agent):
     with joining(agent.port, (1, 0)):
         while not agent.check(["name_of_1"]):
             time.sleep(0.01)
@@ -244,7 +244,7 @@ def test_a_rank_that_ended_before_the_others_came_is_not_waited_for(agent):
         assert [process.wait(timeout=60) for process in ranks] == [0, 0]
 
 
-def test_a_rank_that_does_not_come_is_named():
+def test_missing_rank_is_named():
     store = dist.HashStore()
     with pytest.raises(TimeoutError, match=r"ranks \[1\] of 2 did not join within 0:00:00.1"):
         store_of_this_attempt(store, 0, 2, datetime.timedelta(seconds=0.1))

@@ -85,12 +85,12 @@ def own_part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def test_every_part_has_a_place_in_the_order():
+def test_every_package_has_an_import_level():
     assert {own_part(path) for path in FILES} <= LEVEL.keys() | BESIDE.keys()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_one_way(path):
+def test_imports_only_go_to_lower_levels(path):
     parts = {module: part_of(module) for module in imports_of(path)}
     wrong = [m for m, part in parts.items() if part is not None and not allowed(own_part(path), part)]
     assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(wrong)}"
@@ -108,7 +108,7 @@ def test_model_zoo_stands_alone():
     assert imported <= {"model_zoo", "errors", "checkpoint"}
 
 
-def test_bottom_modules_do_not_import_in_circles():
+def test_lowest_modules_have_no_circular_imports():
     def files(part: str) -> list[Path]:
         return sorted((PACKAGE / part).rglob("*.py")) or [PACKAGE / f"{part}.py"]
 
@@ -137,5 +137,5 @@ def test_bottom_modules_do_not_import_in_circles():
         ("models", "tools", False),
     ],
 )
-def test_the_rule_itself(part, imported, expected):
+def test_import_rule_detects_violations(part, imported, expected):
     assert allowed(part, imported) is expected

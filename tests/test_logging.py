@@ -10,7 +10,7 @@ from vitkit.errors import DataError
 from vitkit.logging import CONSOLE_NAME, ConsoleCopy, ProgressLines, RatioMeter, say, setup_logging
 
 
-def test_ratio_is_of_the_sums_and_not_the_mean_of_ratios():
+def test_ratio_is_that_of_the_sums_not_the_mean_of_ratios():
     meter = RatioMeter()
     meter.add(torch.tensor(1), torch.tensor(1))
     meter.add(torch.tensor(1.0), torch.tensor(3))
@@ -18,7 +18,7 @@ def test_ratio_is_of_the_sums_and_not_the_mean_of_ratios():
     assert meter.compute() == (0.5, 4)
 
 
-def test_ratio_of_nothing_is_nan_also_after_zeros_and_a_reset():
+def test_ratio_without_data_is_nan_also_after_zeros_and_a_reset():
     meter = RatioMeter()
     for prepare in (lambda: None, lambda: meter.add(torch.tensor(0), torch.tensor(0)), meter.reset):
         prepare()
@@ -26,7 +26,7 @@ def test_ratio_of_nothing_is_nan_also_after_zeros_and_a_reset():
         assert math.isnan(ratio) and count == 0
 
 
-def test_meter_keeps_no_graph_and_goes_on_from_its_state():
+def test_meter_keeps_no_graph_and_continues_from_its_state():
     meter, other = RatioMeter(), RatioMeter()
     meter.add(torch.ones((), requires_grad=True), torch.tensor(2))
     state = meter.state_dict()
@@ -54,7 +54,7 @@ def test_messages_go_to_standard_error_once(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-def test_output_that_goes_to_a_full_disk_ends_no_run(monkeypatch, caplog):
+def test_console_output_to_a_full_disk_does_not_end_the_run(monkeypatch, caplog):
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         for _ in range(3):
@@ -62,7 +62,7 @@ def test_output_that_goes_to_a_full_disk_ends_no_run(monkeypatch, caplog):
     assert caplog.messages == ["standard output: not written any more (No space left on device)"]
 
 
-def test_progress_tells_rate_and_time_left(capsys):
+def test_progress_shows_rate_and_remaining_time(capsys):
     progress = ProgressLines(4, "images", every=-1.0)
     progress.start -= 2.0
     progress.step()
@@ -70,7 +70,7 @@ def test_progress_tells_rate_and_time_left(capsys):
     assert line.startswith("1/4 images  0.5") and "ETA 6 s" in line
 
 
-def test_console_copy_has_lines_messages_and_the_error_from_before_it_began_on(tmp_path, capsys):
+def test_console_copy_includes_what_was_printed_before_it_started(tmp_path, capsys):
     setup_logging()
     path = tmp_path / CONSOLE_NAME
     path.write_text("an earlier start\n")
@@ -89,7 +89,7 @@ def test_console_copy_has_lines_messages_and_the_error_from_before_it_began_on(t
     assert printed.out == "building\nstep 1\nnot of the run\n" and printed.err == "W be warned\n"
 
 
-def test_console_copy_of_a_run_that_did_not_begin_writes_nothing(tmp_path, monkeypatch):
+def test_console_copy_of_a_run_that_did_not_start_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with ConsoleCopy():
         say("building")

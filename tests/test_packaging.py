@@ -66,7 +66,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
-def test_wheel_holds_configs_tools_and_model_zoo(wheel):
+def test_wheel_contains_configs_tools_and_model_zoo(wheel):
     names = set(wheel.namelist())
     for name in ("configs/detr_r50.py", "configs/quickstart/detr.py", "configs/parts/coco.py", "tools/train.py"):
         assert f"vitkit/{name}" in names
@@ -75,7 +75,7 @@ def test_wheel_holds_configs_tools_and_model_zoo(wheel):
     assert {name.split("/")[0] for name in names} == {"vitkit", f"vitkit-{vitkit.__version__}.dist-info"}
 
 
-def test_wheel_holds_every_python_file_of_the_packages(wheel):
+def test_wheel_contains_every_python_file_of_the_packages(wheel):
     expected = {f"vitkit/{file.relative_to(ROOT / 'vitkit')}" for file in (ROOT / "vitkit").rglob("*.py")}
     for folder in ("configs", "model_zoo", "tools"):
         expected |= {f"vitkit/{folder}/{file.relative_to(ROOT / folder)}" for file in python_files(ROOT / folder)}

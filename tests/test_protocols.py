@@ -32,7 +32,7 @@ def test_every_evaluator_has_the_methods_of_the_protocol(cls):
 
 
 @pytest.mark.parametrize("cls", classes_in(DATASETS), ids=lambda cls: cls.__name__)
-def test_every_dataset_is_indexed_and_has_a_length(cls):
+def test_every_dataset_has_indexing_and_a_length(cls):
     assert callable(getattr(cls, "__len__", None))
     assert callable(getattr(cls, "__getitem__", None))
 
@@ -43,11 +43,11 @@ def test_every_part_of_a_model_and_every_criterion_is_a_module(registry):
 
 
 @pytest.mark.parametrize("cls", classes_in(MODELS), ids=lambda cls: cls.__name__)
-def test_a_model_has_one_way_to_predict_at_most(cls):
+def test_model_has_at_most_one_way_to_predict(cls):
     assert not (isinstance(cls, DenseModel) and isinstance(cls, GenerativeModel))
 
 
-def test_capabilities_are_seen_in_modules():
+def test_capabilities_of_modules_are_detected():
     backbone = BACKBONES.build(dict(type="ResNet", depth=18, pretrained=False))
     assert isinstance(backbone, KeepsFeatures)
     assert isinstance(backbone, HasPretrained)
@@ -60,7 +60,7 @@ def test_capabilities_are_seen_in_modules():
     assert not isinstance(nn.Linear(2, 2), SupportsActivationCheckpointing)
 
 
-def test_capabilities_are_seen_in_a_class_without_a_base():
+def test_capabilities_of_a_class_without_a_base_are_detected():
     class Words:
         classes = ("a", "b")
 
@@ -72,13 +72,13 @@ def test_capabilities_are_seen_in_a_class_without_a_base():
     assert not isinstance(Words(), HasVocabularies)
 
 
-def test_asking_for_vocabularies_makes_none():
+def test_querying_vocabularies_creates_none():
     dataset = DATASETS.build(dict(type="ShapesCaptions", num_images=2, split="train"))
     assert isinstance(dataset, HasVocabularies)
     assert "_vocabulary" not in vars(dataset) or dataset._vocabulary is None
 
 
-def test_child_names_a_submodule():
+def test_child_returns_only_submodules():
     model = nn.Module()
     model.backbone = BACKBONES.build("ResNet", depth=18, pretrained=False)
     model.neck = "a word"

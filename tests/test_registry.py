@@ -30,7 +30,7 @@ def error_of(call, *args, **kwargs) -> str:
     return str(caught.value)
 
 
-def test_class_registers_under_its_own_name_and_stays_usable(registry):
+def test_class_registers_under_its_name_and_stays_usable(registry):
     Rotary = make_class()
     assert registry.register(Rotary) is Rotary
     assert registry.names() == ["Rotary"]
@@ -48,7 +48,7 @@ class Engine:
         self.arguments = (speed, tank)
 
 
-def test_specs_set_the_fields_of_a_settings_argument_beside_the_others(registry):
+def test_specs_set_the_fields_of_a_settings_argument_directly(registry):
     registry.register(Engine)
     assert registry.build(dict(type="Engine", speed=1)).arguments == (1, Tank(litres=50))
     assert registry.build(dict(type="Engine", fuel="petrol"), speed=2).arguments == (2, Tank("petrol", 50))
@@ -74,14 +74,14 @@ def test_variants_are_names_for_a_class_with_arguments(registry):
     assert registry.build({"type": "rotary_fast", "load": 0.1}).arguments == (9, "diesel", 0.1)
 
 
-def test_build_joins_the_specs_arguments_with_the_owners(registry):
+def test_build_combines_the_arguments_of_spec_and_owner(registry):
     registry.register(make_class())
     spec = {"type": "Rotary", "speed": 2}
     assert registry.build(spec, fuel="gas").arguments == (2, "gas", 0.0)
     assert spec == {"type": "Rotary", "speed": 2}
 
 
-def test_built_object_is_returned_as_it_is(registry):
+def test_built_object_is_returned_unchanged(registry):
     built = object()
     assert registry.build(built) is built
 
@@ -98,7 +98,7 @@ def test_built_object_is_returned_as_it_is(registry):
         ({"type": "Rotary", "speed": 1, "load": 2.0}, ["['load'] is set by its owner"]),
     ],
 )
-def test_wrong_spec_is_an_error_that_says_what_is_right(registry, spec, parts):
+def test_error_for_a_wrong_spec_says_what_is_expected(registry, spec, parts):
     Rotary = registry.register(make_class())
     registry.register_variants(Rotary, {"rotary_slow": {"speed": 1}})
     message = error_of(registry.build, spec, load=1.0)
@@ -134,12 +134,12 @@ def test_nearest_lists_all_names_when_none_is_near():
     assert nearest("x", []) == "Known: (none)."
 
 
-def test_registries_are_found_by_their_kind():
+def test_registries_are_found_by_kind():
     assert all(registry.kind == kind for kind, registry in REGISTRIES.items())
     assert {"backbone", "neck", "head", "model", "matcher", "criterion", "dataset", "transforms"} <= REGISTRIES.keys()
 
 
-def test_names_are_known_whichever_module_is_imported_first():
+def test_names_are_registered_whichever_module_is_imported_first():
     script = "from vitkit.registry import BACKBONES; assert 'swin_tiny' in BACKBONES and len(BACKBONES.names()) > 20"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 

@@ -38,13 +38,13 @@ def test_special_tokens_come_first(vocabulary):
     assert len(vocabulary) == len(set(vocabulary.tokens))
 
 
-def test_decoding_gives_back_the_text(vocabulary):
+def test_decoding_restores_the_text(vocabulary):
     for text in TEXTS:
         assert vocabulary.decode(vocabulary.encode(text)) == text
     assert vocabulary.unknown_count == 0
 
 
-def test_encoding_many_texts_equals_one_by_one(vocabulary):
+def test_encoding_many_texts_equals_encoding_each(vocabulary):
     assert vocabulary.encode_all(TEXTS) == [vocabulary.encode(text) for text in TEXTS]
 
 
@@ -62,14 +62,14 @@ def test_names_of_special_tokens_in_a_text_are_ordinary_text(vocabulary):
     assert not {BOS, EOS, PAD} & set(vocabulary.encode("A dog <s> runs </s> <pad>."))
 
 
-def test_json_gives_back_the_vocabulary(vocabulary):
+def test_json_restores_the_vocabulary(vocabulary):
     again = Vocabulary.from_json(vocabulary.to_json())
     assert again == vocabulary
     assert again.tokens == vocabulary.tokens
     assert again.encode_all(TEXTS) == vocabulary.encode_all(TEXTS)
 
 
-def test_training_twice_gives_the_same(vocabulary):
+def test_training_twice_gives_the_same_vocabulary(vocabulary):
     again = Vocabulary.train(vocabulary.kind, TEXTS, size=KINDS[vocabulary.kind])
     assert again.to_json() == vocabulary.to_json()
 
@@ -120,24 +120,24 @@ def test_many_characters_may_be_rare(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_often_enough_is_an_error(kind):
+def test_too_high_min_count_is_an_error(kind):
     with pytest.raises(ConfigError, match=r"vocabulary\.min_count=9: nothing in the text occurs as often"):
         Vocabulary.train(kind, ["a b"], size=20, min_count=9)
 
 
 @pytest.mark.parametrize("odd", ["\0", "\u2585"])
-def test_lines_with_odd_characters_count_too(odd):
+def test_lines_with_unusual_characters_are_included(odd):
     vocabulary = Vocabulary.train("bpe", [f"{odd} c", "a b"], size=20)
     assert UNK not in vocabulary.encode("a b c")
     assert UNK in vocabulary.encode(odd) and vocabulary.unknown[odd] == 1
 
 
-def test_long_lines_count_too():
+def test_long_lines_are_included():
     vocabulary = Vocabulary.train("bpe", ["ab " * 3000 + "c", "a b"], size=20)
     assert UNK not in vocabulary.encode("c")
 
 
-def test_lower_case_is_kept_with_the_vocabulary():
+def test_lowercasing_is_saved_with_the_vocabulary():
     vocabulary = Vocabulary.from_json(Vocabulary.train("char", ["ab"], lowercase=True).to_json())
     assert vocabulary.decode(vocabulary.encode("AB")) == "ab"
 
@@ -174,7 +174,7 @@ def test_bad_arguments_are_named():
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"kind": "word"}', '{"format": "vitkit vocabulary 1", "kind": "bpe"}'])
-def test_what_is_no_saved_vocabulary_is_refused(text):
+def test_text_that_is_not_a_saved_vocabulary_is_refused(text):
     with pytest.raises(CheckpointError, match=r"vocabulary: not one that vitkit saved"):
         Vocabulary.from_json(text)
 
@@ -187,7 +187,7 @@ def test_equal_saved_vocabularies_become_one_object():
     assert apart["source"] != apart["target"]
 
 
-def test_vocabularies_of_a_dataset():
+def test_vocabularies_of_a_dataset_are_read_and_replaced():
     class Captions:
         source_vocabulary = None
         target_vocabulary = "words"
@@ -229,7 +229,7 @@ def test_a_subword_vocabulary_of_an_earlier_version_has_no_checksum():
 
 
 @pytest.mark.parametrize("line", ["ab" * 100_000, "a" + "\u0301\u0327" * 50_000, "x " * 50_000 + "y"])
-def test_long_odd_lines_take_seconds(line):
+def test_long_unusual_lines_take_only_seconds(line):
     """Each line once took minutes to hours: time grew with the square of the line's length."""
     start = time.monotonic()
     vocabulary = Vocabulary.train("unigram", [line, *TEXTS], size=200)
@@ -237,6 +237,6 @@ def test_long_odd_lines_take_seconds(line):
     assert time.monotonic() - start < 30
 
 
-def test_long_texts_are_normalized_as_short_ones():
+def test_long_texts_are_normalized_like_short_ones():
     text = "e\u0301 \uac00\u11a8 \u1100\u1161 caf\u00e9\u0327 " * 300
     assert normalize_text(text) == unicodedata.normalize("NFC", text).strip()

@@ -53,7 +53,7 @@ def encoded(x, layers, positions):
     return x
 
 
-def test_the_pyramid_reads_the_coarsest_map_through_a_convolution():
+def test_pyramid_decoder_convolves_the_coarsest_map():
     neck, maps = build("FPNPixelDecoder"), features()
     with torch.no_grad():
         got = neck(maps)
@@ -63,7 +63,7 @@ def test_the_pyramid_reads_the_coarsest_map_through_a_convolution():
     assert neck.feature_info == {"mask_features": FeatureInfo(20, 4), "res5": FeatureInfo(48, 32)}
 
 
-def test_the_transformer_encodes_the_coarsest_map_for_pyramid_and_queries():
+def test_transformer_encodes_the_coarsest_map_for_pyramid_and_queries():
     neck, maps = build("TransformerPixelDecoder", num_heads=4, d_ffn=96, num_layers=2), features()
     with torch.no_grad():
         got = neck(maps)
@@ -77,7 +77,7 @@ def test_the_transformer_encodes_the_coarsest_map_for_pyramid_and_queries():
     assert neck.feature_info == {"mask_features": FeatureInfo(20, 4), "res5": FeatureInfo(D_MODEL, 32)}
 
 
-def test_maps_of_the_deformable_decoder_are_the_coarse_ones_and_one_for_masks():
+def test_deformable_decoder_returns_the_coarse_maps_and_a_mask_feature_map():
     maps = features()
     for num_levels, names in ((3, ["res3", "res4", "res5"]), (2, ["res4", "res5"])):
         neck = build("DeformablePixelDecoder", num_heads=4, d_ffn=96, num_layers=1, num_levels=num_levels)

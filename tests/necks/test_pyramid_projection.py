@@ -15,7 +15,7 @@ def maps(height, width, batch_size=2):
     }
 
 
-def test_levels_beyond_the_backbones_halve_the_raw_coarsest_map():
+def test_additional_levels_halve_the_raw_coarsest_map():
     neck = PyramidProjection(INFO, 32, num_levels=5, num_groups=4)
     strides = {"res3": 8, "res4": 16, "res5": 32, "res6": 64, "res7": 128}
     assert neck.feature_info == {name: FeatureInfo(32, stride) for name, stride in strides.items()}
@@ -26,7 +26,7 @@ def test_levels_beyond_the_backbones_halve_the_raw_coarsest_map():
     torch.testing.assert_close(levels["res7"], neck.levels[4](levels["res6"]))
 
 
-def test_levels_never_take_the_name_of_a_map():
+def test_additional_levels_never_take_the_name_of_a_feature_map():
     dilated = {"res4": FeatureInfo(8, 16), "res5": FeatureInfo(12, 16)}
     neck = PyramidProjection(dilated, 32, num_levels=4)
     assert list(neck.feature_info) == ["res4", "res5", "res6", "res7"]
@@ -35,7 +35,7 @@ def test_levels_never_take_the_name_of_a_map():
     assert list(patches_of_14.feature_info) == ["res4", "res5", "res6"]
 
 
-def test_chosen_maps_alone_are_projected():
+def test_only_the_chosen_maps_are_projected():
     neck = PyramidProjection(INFO, 32, in_features=["res4"])
     assert neck.feature_info == {"res4": FeatureInfo(32, 16)} and len(neck.levels) == 1
 

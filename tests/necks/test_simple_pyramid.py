@@ -27,7 +27,7 @@ def randomize(model):
     return model.eval()
 
 
-def test_four_levels_come_from_one_map():
+def test_four_levels_are_made_from_one_map():
     neck = NECKS.build("SimpleFeaturePyramid", feature_info=INFO, out_channels=8)
     maps = neck({"res4": torch.randn(2, 16, 5, 7)})
     assert neck.feature_info == {"res2": (8, 4), "res3": (8, 8), "res4": (8, 16), "res5": (8, 32)}
@@ -46,7 +46,7 @@ def channel_norm(x, weight, bias):
     return (x - mean) / (variance + 1e-6).sqrt() * weight[:, None, None] + bias[:, None, None]
 
 
-def test_each_level_is_what_the_paper_says():
+def test_each_level_is_as_in_the_paper():
     neck = randomize(SimpleFeaturePyramid(INFO, 8)).double()
     state = neck.state_dict()
     x = torch.randn(1, 16, 4, 6, dtype=torch.float64)
@@ -72,7 +72,7 @@ def test_each_level_is_what_the_paper_says():
             torch.testing.assert_close(y, expected[name], msg=name)
 
 
-def test_maps_of_other_strides_and_other_levels():
+def test_maps_of_other_strides_give_other_levels():
     neck = SimpleFeaturePyramid({"res3": FeatureInfo(12, 8), "res5": FeatureInfo(16, 32)}, 4, strides=[64, 8])
     assert neck.in_feature == "res5" and neck.feature_info == {"res3": (4, 8), "res6": (4, 64)}
     maps = neck({"res3": torch.randn(1, 12, 8, 8), "res5": torch.randn(1, 16, 2, 2)})
@@ -81,7 +81,7 @@ def test_maps_of_other_strides_and_other_levels():
     assert pixels({"res0": torch.randn(1, 4, 9, 9)})["res2"].shape == (1, 4, 3, 3)
 
 
-def test_padding_that_is_masked_does_not_reach_the_image():
+def test_masked_padding_does_not_affect_the_image():
     neck = randomize(SimpleFeaturePyramid(INFO, 8))
     image = torch.randn(1, 16, 4, 6)
     alone = neck({"res4": image}, torch.zeros(1, 64, 96, dtype=torch.bool))
@@ -95,7 +95,7 @@ def test_padding_that_is_masked_does_not_reach_the_image():
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_vitdets_names_load_into_backbone_and_neck(nested):
+def test_vitdet_names_load_into_backbone_and_neck(nested):
     backbone = build(
         "ViT", patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, window_size=2, relative_positions=4
     )

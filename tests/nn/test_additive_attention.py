@@ -23,7 +23,7 @@ def by_hand(attention, query, key):
 
 
 @pytest.mark.parametrize(("name", "d_key"), [(name, 6) for name in SCORES] + [("additive", 4), ("general", 4)])
-def test_scores_are_their_formulas(name, d_key):
+def test_scores_equal_their_formulas(name, d_key):
     torch.manual_seed(0)
     attention = AlignmentAttention(name, 6, d_key=d_key)
     queries, keys = torch.randn(2, 3, 6), torch.randn(2, 5, d_key)
@@ -69,11 +69,11 @@ def test_gradients_reach_queries_keys_and_weights(name):
 
 
 @pytest.mark.parametrize("name", ["dot", "scaled_dot", "cosine"])
-def test_sizes_that_cannot_be_compared_are_an_error(name):
+def test_incompatible_sizes_are_an_error(name):
     with pytest.raises(ConfigError, match="queries have 6 channels and keys 4; .* 'additive' or 'general'"):
         AlignmentAttention(name, 6, d_key=4)
 
 
-def test_an_unknown_score_names_the_nearest():
+def test_error_for_an_unknown_score_names_the_nearest():
     with pytest.raises(ConfigError, match="unknown score 'cosin'. Did you mean 'cosine'"):
         AlignmentAttention("cosin", 6, d_key=6)

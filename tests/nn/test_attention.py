@@ -91,7 +91,7 @@ def test_gradients_equal_pytorchs(pair):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_fully_padded_image_stays_finite_and_leaves_the_others_alone(pair, dtype):
+def test_fully_padded_image_stays_finite_and_does_not_affect_others(pair, dtype):
     theirs, ours = pair
     ours.to(dtype)
     q, k, v = (x.to(dtype).requires_grad_() for x in inputs())
@@ -103,7 +103,7 @@ def test_a_fully_padded_image_stays_finite_and_leaves_the_others_alone(pair, dty
         close(output[1:], theirs(q[1:], k[1:], v[1:])[0])
 
 
-def test_a_row_that_only_both_masks_hide_attends_everywhere(pair):
+def test_row_masked_entirely_by_two_masks_attends_everywhere(pair):
     theirs, ours = pair
     mask = torch.zeros(L, S, dtype=torch.bool)
     mask[2, :3] = True  # the second image has only these keys
@@ -113,7 +113,7 @@ def test_a_row_that_only_both_masks_hide_attends_everywhere(pair):
     close(output[1, :2], theirs(q[1:, :2], k[1:, :3], v[1:, :3])[0][0])
 
 
-def test_two_mask_biases_that_together_hide_a_row_give_no_nan():
+def test_two_mask_biases_that_mask_a_whole_row_give_no_nan():
     halves = torch.arange(S) < 3
     bias = mask_bias(halves) + mask_bias(~halves)
     assert torch.isfinite(attention_weights(torch.randn(1, S), bias)).all()
@@ -162,7 +162,7 @@ def test_recorder_stops_after_an_error_in_the_model():
     assert len(maps) == 2
 
 
-def test_attention_compiles_without_graph_breaks_and_is_recorded_nonetheless():
+def test_attention_compiles_without_graph_breaks_and_can_be_recorded():
     model = TwoLayers().eval()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     x, mask = torch.randn(B, S, D), padding(7, 3)

@@ -37,7 +37,7 @@ def gradients(attention, output):
     return torch.autograd.grad(output.square().sum(), list(attention.parameters()))
 
 
-def test_offsets_start_in_eight_directions():
+def test_initial_offsets_point_in_eight_directions():
     attention = MultiScaleDeformableAttention(16, 8, num_levels=2, num_points=3)
     offsets = attention.sampling_offsets.bias.detach().view(8, 2, 3, 2)
     assert not attention.sampling_offsets.weight.any()
@@ -48,7 +48,7 @@ def test_offsets_start_in_eight_directions():
         torch.testing.assert_close(offsets[:, 0, step], expected, atol=1e-5, rtol=0)
 
 
-def test_locations_around_points_and_boxes():
+def test_sampling_locations_surround_points_and_boxes():
     attention = MultiScaleDeformableAttention(16, 8, num_levels=2, num_points=2)
     memory, shapes = torch.randn(1, 36, 16), [(5, 6), (3, 2)]
     boxes = torch.tensor([0.4, 0.6, 0.2, 0.1]).expand(1, 1, 2, 4)
@@ -63,7 +63,7 @@ def test_locations_around_points_and_boxes():
     torch.testing.assert_close(around_box[0, 0, 1, 0, 1], torch.tensor([0.4 + 2 * 0.2 / 4, 0.6 + 2 * 0.1 / 4]))
 
 
-def test_recorder_keeps_every_call_by_name(module):
+def test_recorder_collects_every_call_by_name(module):
     attention, call = module
     model = nn.ModuleDict({"cross_attn": attention})
     with SamplingRecorder(model) as samples:
@@ -90,7 +90,7 @@ def test_padding_reads_as_zero(module):
     torch.testing.assert_close(attention(**call, padding_mask=padding_mask), output)
 
 
-def test_module_refuses_what_does_not_fit(module):
+def test_incompatible_inputs_are_refused(module):
     attention, call = module
     with pytest.raises(ConfigError, match="num_heads=3 must divide d_model=32"):
         MultiScaleDeformableAttention(32, 3, num_levels=1, num_points=1)
@@ -111,7 +111,7 @@ def test_compiles_without_a_graph_break(module, dynamic):
     assert_all_close([output, *gradients(attention, output)], [expected, *gradients(attention, expected)], atol=1e-5)
 
 
-def test_export_has_pytorch_operators_only(module):
+def test_export_contains_only_pytorch_operators(module):
     attention, call = module
     arguments = {name: x for name, x in call.items() if name != "shapes"}
 
@@ -133,7 +133,7 @@ def test_export_has_pytorch_operators_only(module):
     torch.testing.assert_close(traced(**arguments), expected)
 
 
-def test_autocast_keeps_locations_and_sums_in_float32(module):
+def test_locations_and_sums_stay_float32_under_autocast(module):
     attention, call = module
     with torch.autocast("cpu", torch.bfloat16), SamplingRecorder(attention) as samples:
         output = attention(**call)
@@ -143,7 +143,7 @@ def test_autocast_keeps_locations_and_sums_in_float32(module):
     assert all(grad.isfinite().all() for grad in gradients(attention, output.float()))
 
 
-def test_checkpointing_and_determinism_keep_gradients(module):
+def test_checkpointing_and_deterministic_mode_keep_the_gradients(module):
     attention, call = module
     expected = gradients(attention, attention(**call))
     torch.use_deterministic_algorithms(True)

@@ -3,7 +3,7 @@ import torch
 from vitkit.nn.kv_cache import KeyValueCache
 
 
-def test_a_cache_holds_what_was_appended_through_growth_and_selection():
+def test_cache_keeps_appended_entries_through_growth_and_selection():
     torch.manual_seed(0)
     cache, expected = KeyValueCache(capacity=4), torch.empty(3, 0, 2)
     cache.select(torch.tensor([2, 0, 1]))  # the cache is still empty

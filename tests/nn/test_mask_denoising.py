@@ -39,12 +39,12 @@ def test_rows_are_copies_of_the_targets_with_their_masks_in_every_size():
 
 
 @pytest.mark.parametrize(("count", "copies"), [(1, 7), (3, 2), (7, 1), (9, 1)])
-def test_copies_fit_into_the_queries_but_there_is_one_at_least(count, copies):
+def test_copies_fit_into_the_number_of_queries_with_at_least_one_copy(count, copies):
     known = make()([target(*range(count % 5)) if count < 5 else target(*([1] * count))], [(4, 4)])
     assert known.num_groups == copies and known.content.shape[1] == copies * count
 
 
-def test_without_targets_there_are_no_rows_and_the_embedding_has_a_gradient():
+def test_no_targets_give_no_rows_and_the_embedding_still_has_a_gradient():
     module = make()
     known = module([target(), target()], [(4, 6)])
     assert known.content.shape == (2, 0, 8) and known.outside(0).shape == (2, 0, 4, 6)
@@ -53,7 +53,7 @@ def test_without_targets_there_are_no_rows_and_the_embedding_has_a_gradient():
     assert torch.equal(module.label_embed.weight.grad, torch.zeros_like(module.label_embed.weight))
 
 
-def test_labels_flip_with_their_chance_to_any_class():
+def test_labels_flip_to_any_class_with_the_given_probability():
     module = make(label_flips=0.5, denoising_queries=4000)
     known = module([target(3)], [(4, 4)])
     kept = (known.content[0] == module.label_embed.weight[3]).all(1).float().mean()
@@ -62,7 +62,7 @@ def test_labels_flip_with_their_chance_to_any_class():
     assert labels.min() == 0 and labels.max() == 4
 
 
-def test_points_flip_in_proportion_to_the_mask_and_anew_for_each_layer():
+def test_points_flip_in_proportion_to_the_mask_and_differently_in_each_layer():
     torch.manual_seed(0)
     masks = torch.zeros(3, 100, 100, dtype=torch.bool)
     masks[1, :40, :50] = True

@@ -40,7 +40,7 @@ def expected(made, x, *, pool=None):
 
 
 @pytest.mark.parametrize("pairwise", PAIRWISE)
-def test_output_is_the_papers_formula(pairwise):
+def test_output_equals_the_formula_of_the_paper(pairwise):
     for options in (dict(), dict(pool=(2, 2)), dict(pool=(1, 2, 2), axes=3)):
         made = block(pairwise=pairwise, **options)
         x = torch.randn(2, 6, *(2, 3, 5)[3 - made.axes :])
@@ -48,14 +48,14 @@ def test_output_is_the_papers_formula(pairwise):
 
 
 @pytest.mark.parametrize("pairwise", ["gaussian", "embedded_gaussian"])
-def test_scores_need_not_be_scaled(pairwise):
+def test_scaling_of_scores_is_optional(pairwise):
     made = block(pairwise=pairwise, scaled=False)
     x = torch.randn(1, 6, 3, 4)
     torch.testing.assert_close(made(x), expected(made, x), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("pairwise", PAIRWISE)
-def test_a_new_block_is_the_identity_and_learns(pairwise):
+def test_new_block_is_the_identity_and_trains(pairwise):
     made = NonLocalBlock(6, pairwise=pairwise).train()
     x = torch.randn(2, 6, 4, 4)
     torch.testing.assert_close(made(x), x)
@@ -65,7 +65,7 @@ def test_a_new_block_is_the_identity_and_learns(pairwise):
 
 
 @pytest.mark.parametrize("pairwise", PAIRWISE)
-def test_the_recorder_sees_the_weights(pairwise):
+def test_recorder_collects_the_weights(pairwise):
     made = block(pairwise=pairwise, pool=(2, 2))
     with AttentionRecorder(made) as maps:
         made(torch.randn(2, 6, 4, 6))
@@ -76,7 +76,7 @@ def test_the_recorder_sees_the_weights(pairwise):
 
 
 @pytest.mark.parametrize("pairwise", PAIRWISE)
-def test_padded_locations_are_not_looked_at(pairwise):
+def test_padded_locations_get_no_attention(pairwise):
     made = block(pairwise=pairwise, pool=(2, 2))
     x = torch.rand(1, 6, 4, 4)
     padded, padding = torch.zeros(1, 6, 6, 8), torch.ones(1, 1, 6, 8, dtype=torch.bool)
@@ -86,12 +86,12 @@ def test_padded_locations_are_not_looked_at(pairwise):
     assert not output[..., 4:].any()
 
 
-def test_an_axis_shorter_than_the_pooling_is_one_location():
+def test_axis_shorter_than_the_pooling_becomes_one_location():
     made = block(pool=(4, 2))
     assert made(torch.randn(1, 6, 3, 1)).shape == (1, 6, 3, 1)
 
 
-def test_weights_of_a_clips_block_fit_a_maps_block():
+def test_weights_of_a_clip_block_load_into_an_image_block():
     clips, maps = block(axes=3), NonLocalBlock(6, 4)
     load_weights(maps, clips.state_dict())
     x = torch.randn(1, 6, 3, 4)

@@ -5,7 +5,7 @@ from torch import nn
 from vitkit.nn.padding import extend_edges, group_norm, zero_padding
 
 
-def test_a_masked_group_norm_is_that_of_the_part_without_padding():
+def test_masked_group_norm_equals_that_of_the_unpadded_part():
     norm = nn.GroupNorm(4, 8)
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
@@ -18,7 +18,7 @@ def test_a_masked_group_norm_is_that_of_the_part_without_padding():
     assert torch.isfinite(group_norm(x, torch.ones_like(mask), norm)).all()
 
 
-def test_bilinear_resizing_of_extended_edges_is_that_of_the_image_alone():
+def test_bilinear_resizing_with_extended_edges_equals_that_of_the_unpadded_image():
     x = torch.randn(2, 3, 8, 10)
     mask = torch.ones(2, 32, 40, dtype=torch.bool)
     mask[0, :20, :28] = mask[1, :32, :4] = False
@@ -29,7 +29,7 @@ def test_bilinear_resizing_of_extended_edges_is_that_of_the_image_alone():
     assert extend_edges(x, torch.ones_like(mask)).isfinite().all()
 
 
-def test_padding_is_zeroed_or_counts():
+def test_padding_is_zeroed_if_there_is_a_mask():
     x = torch.randn(1, 3, 4, 4)
     mask = torch.zeros(1, 8, 8, dtype=torch.bool)
     mask[:, 4:] = True

@@ -5,7 +5,7 @@ import torch
 from vitkit.nn.position import pad_rotations, rotary_positions_2d, rotate, sine_positions_1d, sine_positions_2d
 
 
-def test_1d_code_is_the_papers_formula():
+def test_1d_encoding_equals_the_formula_of_the_paper():
     code = sine_positions_1d(10, 8)
     for position, channel in ((0, 0), (3, 0), (3, 1), (9, 4), (9, 7)):
         angle = position / 10000 ** (2 * (channel // 2) / 8)
@@ -13,7 +13,7 @@ def test_1d_code_is_the_papers_formula():
         assert abs(code[position, channel] - expected) < 1e-6
 
 
-def test_2d_code_has_the_row_first_and_ends_at_two_pi():
+def test_2d_encoding_has_rows_first_and_ends_at_two_pi():
     code = sine_positions_2d((3, 4), 8)
     assert code.shape == (1, 3, 4, 8)
     row, column = 2 * math.pi * 2 / (3 + 1e-6), 2 * math.pi * 1 / (4 + 1e-6)
@@ -21,7 +21,7 @@ def test_2d_code_has_the_row_first_and_ends_at_two_pi():
     torch.testing.assert_close(code[0, 1, 0], torch.tensor(expected))
 
 
-def test_2d_code_counts_only_locations_that_are_not_padded():
+def test_2d_encoding_counts_only_unpadded_locations():
     mask = torch.ones(2, 5, 6, dtype=torch.bool)
     mask[0, :3, :4] = False
     mask[1] = False
@@ -31,7 +31,7 @@ def test_2d_code_counts_only_locations_that_are_not_padded():
     assert torch.isfinite(code).all()
 
 
-def test_offset_moves_locations_before_they_are_normalised():
+def test_offset_is_added_to_locations_before_normalisation():
     code = sine_positions_2d((3, 3), 4, offset=-0.5)
     assert abs(code[0, 0, 0, 0] - math.sin(2 * math.pi * 0.5 / 3)) < 1e-5
 
@@ -49,7 +49,7 @@ def test_rotations_turn_pairs_of_channels_by_the_location_of_their_centre():
         torch.testing.assert_close(torch.complex(turned[index, :4], turned[index, 4:]), expected)
 
 
-def test_tokens_before_the_rotated_ones_stay_as_they_are():
+def test_prefix_tokens_are_not_rotated():
     rotations = pad_rotations(rotary_positions_2d((1, 2), 4), 3)
     x = torch.randn(2, 5, 4)
     turned = rotate(x, rotations)

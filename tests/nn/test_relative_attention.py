@@ -9,7 +9,7 @@ SIZES = [((2, 4), (2, 2)), ((3, 5), (3, 5)), ((2, 4, 4), (2, 2, 1))]
 
 @pytest.mark.parametrize("class_token", [False, True])
 @pytest.mark.parametrize(("q_size", "k_size"), SIZES)
-def test_equals_scores_with_a_bias_query_by_query(q_size, k_size, class_token, monkeypatch):
+def test_equals_biased_scores_computed_query_by_query(q_size, k_size, class_token, monkeypatch):
     torch.manual_seed(0)
     first, d = int(class_token), 6
     num_q, num_k = (first + torch.Size(size).numel() for size in (q_size, k_size))
@@ -31,7 +31,7 @@ def test_equals_scores_with_a_bias_query_by_query(q_size, k_size, class_token, m
         torch.testing.assert_close(attended, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_are_those_of_the_definition(monkeypatch):
+def test_gradients_equal_those_of_the_definition(monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(relative_attention, "MAX_BIAS", 0)
     inputs = [torch.randn(1, 2, 13, 4, requires_grad=True) for _ in range(3)]

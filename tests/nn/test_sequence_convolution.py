@@ -5,7 +5,7 @@ from vitkit.errors import ConfigError
 from vitkit.nn.sequence_convolution import SequenceConvolution
 
 
-def test_each_token_is_the_sum_over_its_neighbours():
+def test_each_output_is_a_weighted_sum_over_neighbouring_tokens():
     torch.manual_seed(0)
     layer = SequenceConvolution(4, 3).eval()
     x = torch.randn(2, 5, 4)
@@ -16,7 +16,7 @@ def test_each_token_is_the_sum_over_its_neighbours():
     torch.testing.assert_close(layer(x), expected)
 
 
-def test_a_causal_layer_sees_nothing_that_follows():
+def test_causal_layer_ignores_later_tokens():
     torch.manual_seed(0)
     x = torch.randn(1, 8, 4)
     changed = x.clone()
@@ -27,7 +27,7 @@ def test_a_causal_layer_sees_nothing_that_follows():
         assert same[:4].all() and bool(same[4]) is causal and not same[5:].any()
 
 
-def test_padding_is_not_seen():
+def test_padding_is_ignored():
     torch.manual_seed(0)
     layer = SequenceConvolution(4, 5).eval()
     x = torch.randn(1, 6, 4)
@@ -36,6 +36,6 @@ def test_padding_is_not_seen():
 
 
 @pytest.mark.parametrize(("size", "causal"), [(4, False), (0, True)])
-def test_a_kernel_without_a_middle_is_refused(size, causal):
+def test_even_kernel_size_is_refused(size, causal):
     with pytest.raises(ConfigError, match=f"kernel_size: got {size}; expected an odd number"):
         SequenceConvolution(4, size, causal=causal)

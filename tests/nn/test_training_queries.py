@@ -20,7 +20,7 @@ def make(num_classes=5, d_model=8, **settings):
     return BoxDenoising(num_classes, d_model, DenoisingSettings(**{"denoising_queries": 4, **settings}))
 
 
-def test_groups_see_themselves_and_only_noised_targets_see_the_usual_queries():
+def test_groups_attend_to_themselves_and_only_denoising_rows_to_the_matching_queries():
     #              denoising  group  usual
     expected = """ . x x     x x    . .
                    x . .     x x    . .
@@ -33,7 +33,7 @@ def test_groups_see_themselves_and_only_noised_targets_see_the_usual_queries():
     assert training_mask(2, denoising_sizes=[1, 2], group_sizes=[2]).tolist() == rows
 
 
-def test_the_usual_queries_alone_have_no_mask_and_plain_outputs():
+def test_matching_queries_alone_need_no_mask_and_give_plain_outputs():
     layers = [dict(pred_logits=torch.rand(1, 3, 2)) for _ in range(2)]
     layout = QueryLayout(3)
     assert layout.attention_bias(layers[0]["pred_logits"]) is None
@@ -42,7 +42,7 @@ def test_the_usual_queries_alone_have_no_mask_and_plain_outputs():
     assert outputs["pred_logits"] is layers[1]["pred_logits"] and outputs["aux_outputs"] == layers[:1]
 
 
-def test_outputs_are_told_apart_by_the_rows_of_each_part():
+def test_outputs_are_split_by_the_rows_of_each_part():
     noised = DenoisingQueries(torch.zeros(1, 2, 8), [], 2, torch.zeros(1, 2, 4))
     layers = [dict(x=10 * layer + torch.arange(9)[None]) for layer in range(2)]
     outputs = QueryLayout(3, noised, group_sizes=[3, 1]).outputs(layers)
@@ -58,7 +58,7 @@ def test_outputs_are_told_apart_by_the_rows_of_each_part():
 @pytest.mark.parametrize(
     ("counts", "groups", "rows"), [([2, 1], 50, 200), ([1, 0], 100, 200), ([7, 3], 14, 196), ([101, 2], 1, 202)]
 )
-def test_groups_shrink_with_the_most_objects_of_an_image(counts, groups, rows):
+def test_number_of_groups_shrinks_with_the_most_objects_of_an_image(counts, groups, rows):
     noised = make(denoising_queries=100)([target(*[BOX] * count, labels=[0] * count) for count in counts])
     assert noised.num_groups == groups
     assert noised.content.shape == (2, rows, 8) and noised.boxes_cxcywh.shape == (2, rows, 4)
@@ -76,7 +76,7 @@ def test_positive_rows_are_matched_with_their_targets():
     assert plain.matches[1][0].tolist() == [0, 2] and plain.content.shape[1] == 4
 
 
-def test_without_noise_rows_are_the_targets_and_empty_rows_have_no_content():
+def test_rows_equal_the_targets_without_noise_and_empty_rows_have_no_content():
     denoising = make(denoising_queries=2, contrastive=False, label_noise=0.0, box_noise=0.0)
     noised = denoising([target(BOX, OTHER, labels=[3, 1]), target(OTHER, labels=[4])])
     weight = denoising.label_embed.weight
@@ -105,14 +105,14 @@ def test_boxes_stay_in_the_image_and_keep_a_size():
     assert boxes[1].tolist() == pytest.approx([0.5, 0.5, 0.001, 0.4], abs=1e-5)
 
 
-def test_half_of_the_share_of_labels_is_drawn_anew():
+def test_label_noise_redraws_half_of_its_fraction_of_labels():
     denoising = make(num_classes=1000, denoising_queries=2000, contrastive=False, label_noise=0.5, box_noise=0.0)
     content = denoising([target(BOX, labels=[7])]).content[0]
     kept = (content == denoising.label_embed.weight[7]).all(-1).float().mean()
     assert 0.72 < kept < 0.78
 
 
-def test_no_targets_make_no_rows_and_the_embedding_still_gets_a_gradient():
+def test_no_targets_give_no_rows_and_the_embedding_still_has_a_gradient():
     denoising = make()
     noised = denoising([target(), target()])
     assert noised.content.shape == (2, 0, 8) and noised.num_groups == 1
@@ -132,6 +132,6 @@ def test_no_targets_make_no_rows_and_the_embedding_still_gets_a_gradient():
         (dict(label_noise=-0.1), r"label_noise=-0.1, box_noise=1.0: expected 0 to 2, and at least 0\."),
     ],
 )
-def test_impossible_settings_are_named(settings, message):
+def test_invalid_settings_are_named(settings, message):
     with pytest.raises(ConfigError, match=message):
         make(**settings)

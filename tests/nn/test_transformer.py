@@ -85,6 +85,6 @@ def test_recomputing_activations_keeps_the_gradients():
         torch.testing.assert_close(a.grad, b.grad, msg=name)
 
 
-def test_a_model_without_blocks_cannot_recompute():
+def test_activation_checkpointing_needs_a_model_with_blocks():
     with pytest.raises(ConfigError, match="Linear has no blocks"):
         enable_activation_checkpointing(nn.Linear(2, 2))

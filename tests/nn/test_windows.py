@@ -3,13 +3,13 @@ import torch
 from vitkit.nn.windows import relative_position_index, shift_bias
 
 
-def test_relative_position_index_of_a_window_of_two():
+def test_relative_position_index_of_a_window_of_size_two():
     # Offsets in rows and columns from -1 to 1, numbered row by row: none is 4.
     expected = [[4, 3, 1, 0], [5, 4, 2, 1], [7, 6, 4, 3], [8, 7, 5, 4]]
     assert relative_position_index(2).tolist() == expected
 
 
-def test_shift_bias_masks_what_was_not_adjacent():
+def test_shift_bias_masks_locations_that_were_not_adjacent():
     masked = shift_bias((4, 4), 2, 1)[:, 0] < 0
     assert masked.shape == (4, 4, 4)
     assert not masked[0].any()  # inside the map

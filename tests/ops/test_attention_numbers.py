@@ -14,7 +14,7 @@ def test_rollout_of_three_tokens_by_hand():
     assert torch.allclose(rollout([torch.cat((first, second))]), (first + second)[0] / 4 + torch.eye(3) / 2)
 
 
-def test_attention_distance_is_that_of_a_loop_without_padding():
+def test_attention_distance_equals_a_loop_without_padding():
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand(2, 3, 4, 5, generator=generator).softmax(-1)
     queries, keys = torch.rand(2, 4, 2, generator=generator), torch.rand(2, 5, 2, generator=generator)

@@ -8,14 +8,14 @@ def random_boxes_xyxy(*shape: int) -> torch.Tensor:
     return cxcywh_to_xyxy(torch.rand(*shape, 4))
 
 
-def test_formats_convert_there_and_back():
+def test_box_formats_convert_back_and_forth():
     boxes_cxcywh = torch.tensor([[[0.5, 0.4, 0.2, 0.6]]])
     boxes_xyxy = cxcywh_to_xyxy(boxes_cxcywh)
     torch.testing.assert_close(boxes_xyxy, torch.tensor([[[0.4, 0.1, 0.6, 0.7]]]))
     torch.testing.assert_close(xyxy_to_cxcywh(boxes_xyxy), boxes_cxcywh)
 
 
-def test_boxes_scale_by_their_own_image():
+def test_boxes_are_scaled_by_their_own_image_size():
     boxes = torch.tensor([0.0, 0.5, 1.0, 1.0]).expand(2, 1, 4)
     scaled = scale_boxes(boxes, [(100, 200), (40, 10)])
     assert scaled.tolist() == [[[0, 50, 200, 100]], [[0, 20, 10, 40]]]
@@ -27,7 +27,7 @@ def test_giou_by_hand():
     torch.testing.assert_close(generalized_box_iou(a, b), torch.tensor([1, 1 / 7 - 2 / 9, -2 / 8]))
 
 
-def test_pairs_by_broadcasting_equal_torchvision():
+def test_broadcast_pairs_equal_torchvision():
     torch.manual_seed(0)
     a, b = random_boxes_xyxy(3, 5), random_boxes_xyxy(3, 4)
     giou = generalized_box_iou(a[:, :, None], b[:, None])
@@ -51,7 +51,7 @@ def test_boxes_without_area_give_finite_values_and_gradients():
     assert a.grad.isfinite().all()
 
 
-def test_giou_gradient_is_that_of_finite_differences():
+def test_giou_gradient_equals_finite_differences():
     torch.manual_seed(0)
     a, b = random_boxes_xyxy(6).double().requires_grad_(), random_boxes_xyxy(6).double().requires_grad_()
     assert torch.autograd.gradcheck(generalized_box_iou, (a, b))

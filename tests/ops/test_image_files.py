@@ -63,7 +63,7 @@ def test_an_eps_file_is_not_opened(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("read", [read_image, read_label_map, read_header])
-def test_a_file_that_claims_too_many_pixels_is_refused_before_it_is_decoded(read, tmp_path, monkeypatch):
+def test_file_with_too_many_pixels_is_refused_before_decoding(read, tmp_path, monkeypatch):
     monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("decoded"))
     path = tmp_path / "a.img"
     for data in (png_header(40000, 30000), png_header(2**31 - 1, 2**31 - 1), jpeg_header(30000, 30000, path)):
@@ -74,7 +74,7 @@ def test_a_file_that_claims_too_many_pixels_is_refused_before_it_is_decoded(read
             read(path)
 
 
-def test_the_limit_is_the_datasets(tmp_path):
+def test_pixel_limit_can_be_set_for_a_dataset(tmp_path):
     Image.fromarray(BLACK).save(tmp_path / "a.png")
     assert read_image(tmp_path / "a.png", max_pixels=48).shape == BLACK.shape
     with pytest.raises(DataError, match="too large: it says that it has 8x6 pixels"):
@@ -85,7 +85,7 @@ def test_the_limit_is_the_datasets(tmp_path):
         build_dataset(spec, max_image_pixels=47)[0]
 
 
-def test_errors_of_decoders_are_data_errors(tmp_path, monkeypatch):
+def test_decoder_errors_become_data_errors(tmp_path, monkeypatch):
     def fail(*_):
         raise cv2.error("OpenCV: (-215:Assertion failed) pixels <= CV_IO_MAX_IMAGE_PIXELS")
 

@@ -5,7 +5,7 @@ from vitkit.errors import DataError
 from vitkit.ops.images import normalize_images
 
 
-def test_frames_of_a_clip_are_normalised_as_images():
+def test_clip_frames_are_normalised_like_images():
     clips = torch.randint(256, (2, 3, 4, 6, 5), dtype=torch.uint8)
     padding_mask = torch.zeros(2, 6, 5, dtype=torch.bool)
     padding_mask[1, :, 3:] = True
@@ -29,7 +29,7 @@ def test_other_shapes_are_named(shape, message):
         normalize_images(torch.zeros(shape, dtype=torch.uint8))
 
 
-def test_half_precision_images_stay_so_whatever_the_pixel_statistics():
+def test_half_precision_images_keep_their_dtype_whatever_the_pixel_statistics():
     images = torch.full((1, 3, 2, 2), 0.25, dtype=torch.float16)
 
     normalised = normalize_images(images, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))

@@ -27,7 +27,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("numbers", [[0], [39], [5, 5, 7], [1, 2, 3, 30, 38, 39], list(range(40))])
-def test_frames_are_those_asked_for(files, name, numbers):
+def test_requested_frames_are_returned(files, name, numbers):
     with open_video(files / name) as video:
         frames = list(video.frames(numbers))
     assert [number_of(frame) for frame in frames] == numbers
@@ -44,18 +44,18 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["variable_rate.mp4", "variable_rate.mkv"])
-def test_times_follow_a_variable_rate(files, name):
+def test_times_follow_a_variable_frame_rate(files, name):
     with open_video(files / name) as video:
         # Matroska rounds to milliseconds.
         assert video.times[:4] == pytest.approx([0, 100 / 3000, 130 / 3000, 380 / 3000], abs=6e-4)
 
 
-def test_frames_may_be_read_backwards_call_by_call(files):
+def test_frames_can_be_read_backwards_in_separate_calls(files):
     with open_video(files / "key_frames_every_12.mp4") as video:
         assert [number_of(next(video.frames([number]))) for number in (39, 20, 3)] == [39, 20, 3]
 
 
-def test_info_gives_length_rate_and_upright_size(files):
+def test_info_has_length_frame_rate_and_upright_size(files):
     with open_video(files / "odd_sizes.mp4") as video:
         info = video.info
     assert (info.num_frames, info.height, info.width) == (40, 49, 67)
@@ -66,7 +66,7 @@ def test_info_gives_length_rate_and_upright_size(files):
 @pytest.mark.parametrize(
     ("matrix", "turns"), [((0, 1, -1, 0), 3), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)], ids=["90", "180", "270"]
 )
-def test_frames_are_upright_as_the_rotation_says(tmp_path, matrix, turns):
+def test_frames_are_rotated_upright(tmp_path, matrix, turns):
     path = rotate(write_video(tmp_path / "turned.mp4", 3), matrix)
     with open_video(path) as video:
         frame = next(video.frames([2]))
@@ -76,7 +76,7 @@ def test_frames_are_upright_as_the_rotation_says(tmp_path, matrix, turns):
     assert np.abs(frame.astype(int) - expected).mean() < 6
 
 
-def test_only_the_wanted_frames_are_decoded(files, monkeypatch):
+def test_only_the_requested_frames_are_decoded(files, monkeypatch):
     with open_video(files / "no_b_frames.mp4") as video:
         fed = []
         packets = video._packets
@@ -108,7 +108,7 @@ def test_an_empty_folder_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"no video", b"#EXTM3U\n#EXTINF:1,\nother.ts\n"], ids=["empty", "text", "m3u"]
 )
-def test_a_file_that_is_no_video_is_named(tmp_path, content):
+def test_file_that_is_not_a_video_is_named(tmp_path, content):
     (tmp_path / "clip.mp4").write_bytes(content)
     with pytest.raises(DataError, match=r"cannot decode '.*clip\.mp4' \(\d+ bytes\)"):
         open_video(tmp_path / "clip.mp4")
@@ -133,7 +133,7 @@ def test_a_video_without_its_index_is_an_error(tmp_path):
         open_video(tmp_path / "cut.mp4")
 
 
-def test_a_truncated_video_has_the_frames_that_are_left(tmp_path):
+def test_truncated_video_has_the_remaining_frames(tmp_path):
     data = write_video(tmp_path / "cut.mkv", bf="0").read_bytes()
     (tmp_path / "cut.mkv").write_bytes(data[: len(data) * 2 // 3])
     with open_video(tmp_path / "cut.mkv") as video:
@@ -142,7 +142,7 @@ def test_a_truncated_video_has_the_frames_that_are_left(tmp_path):
         assert number_of(next(video.frames([count - 2]))) == count - 2
 
 
-def test_large_frames_are_refused_before_they_are_decoded(files):
+def test_large_frames_are_refused_before_decoding(files):
     with pytest.raises(DataError, match=r"frames of 64x48 pixels are too large.*data\.max_image_pixels"):
         open_video(files / "stream.ts", max_pixels=1000)
 

@@ -31,7 +31,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_differences_are_those_of_the_metrics_and_paired(folder):
+def test_differences_are_paired_differences_of_the_metrics(folder):
     first = evaluation_of_file("results.json", annotations="truth.json")
     second = evaluation_of_file("perfect.json", annotations="truth.json")
     models = [Compared("a", first.evaluator), Compared("b", second.evaluator)]
@@ -68,7 +68,7 @@ def test_boxes_are_not_compared_with_masks(folder):
         assert not any(name.startswith("segm") for name in comparison.differences[0])
 
 
-def test_metrics_that_one_model_lacks_are_left_out(folder):
+def test_metrics_missing_from_one_model_are_left_out(folder):
     class Maps:
         classes, category_ids, image_ids = ["sky", "road"], [0, 1], [1, 2]
 
@@ -165,7 +165,7 @@ def test_other_tasks_are_refused(folder):
         compare([Compared("boxes", evaluator_of(folder)), Compared("maps", semantic)])
 
 
-def test_wrong_command_lines_end_in_one_line(folder, capsys):
+def test_wrong_command_lines_are_one_line_errors(folder, capsys):
     for argv, message in [
         (["results.json"], "at least two"),
         (["results.json", "perfect.json"], "holds boxes; give their annotations"),
@@ -181,7 +181,7 @@ def test_wrong_command_lines_end_in_one_line(folder, capsys):
         compare_tool.main(["cut.json", "results.json", "--annotations", "truth.json"])
 
 
-def test_a_report_is_made_from_results_and_annotations_alone(folder, capsys):
+def test_report_is_made_from_only_results_and_annotations(folder, capsys):
     report_tool.main(["results.json", "--annotations", "truth.json", "--out", "alone.html"])
     assert "the report is alone.html" in capsys.readouterr().out
     page = (folder / "alone.html").read_text()

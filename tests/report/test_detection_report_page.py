@@ -21,7 +21,7 @@ def page_data(path):
 
 
 @pytest.mark.parametrize("masks", [False, True])
-def test_the_page_holds_the_numbers_and_needs_nothing_else(masks, tmp_path):
+def test_page_contains_the_numbers_and_is_self_contained(masks, tmp_path):
     write_data(tmp_path, masks=masks)
     evaluator = evaluator_of(tmp_path, masks=masks)
     path = write_report(evaluator, tmp_path / "out" / "report.html", title="A <title>")
@@ -38,7 +38,7 @@ def test_the_page_holds_the_numbers_and_needs_nothing_else(masks, tmp_path):
     assert counts == [row.right, row.wrong] and data["curves"]["values"][0][40][0] == round(row.precision, 3)
 
 
-def test_a_report_on_no_predictions_says_so(tmp_path):
+def test_report_without_predictions_says_so(tmp_path):
     write_data(tmp_path)
     (tmp_path / "results.json").write_text("[]")
     page = write_report(evaluator_of(tmp_path), tmp_path / "report.html", title="none").read_text()
@@ -56,7 +56,7 @@ def test_images_without_prediction_and_unreadable_pictures_are_named(tmp_path, c
     assert sum("url" in image for image in page_data(path)["images"]) == 4
 
 
-def test_there_is_no_report_for_other_evaluators(tmp_path):
+def test_other_evaluators_have_no_report(tmp_path):
     with pytest.raises(ConfigError, match=r"there is none for Mine; there are reports for CocoEvaluator"):
         write_report(type("Mine", (), {})(), tmp_path / "report.html", title="mine")
 
@@ -67,7 +67,7 @@ def test_images_are_grouped_by_their_number_of_objects():
     assert count_groups(np.zeros(3)) == []
 
 
-def test_the_tool_writes_it_from_results_alone(tmp_path, capsys, monkeypatch):
+def test_tool_writes_the_report_from_results_only(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_data(tmp_path)
     (tmp_path / "config.py").write_text(CONFIG)
@@ -78,7 +78,7 @@ def test_the_tool_writes_it_from_results_alone(tmp_path, capsys, monkeypatch):
         test_tool.main(["config.py", "--eval-only", "cut.json", "--report", "out/report.html"])
 
 
-def test_in_a_browser_the_matrix_follows_the_threshold(tmp_path):
+def test_confusion_matrix_follows_the_threshold_in_a_browser(tmp_path):
     write_data(tmp_path, num_images=6)
     content = json.loads((tmp_path / "truth.json").read_text())
     for annotation in content["annotations"][::5]:

@@ -82,7 +82,7 @@ MAKERS = [semantic, panoptic, classification, captions, texts, language_model]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-def test_the_page_holds_the_numbers_and_needs_nothing_else(make, tmp_path):
+def test_page_contains_the_numbers_and_is_self_contained(make, tmp_path):
     evaluator = make()
     metrics = evaluator.compute()
     page = write_report(evaluator, tmp_path / "report.html", title=make.__name__).read_text()
@@ -93,7 +93,7 @@ def test_the_page_holds_the_numbers_and_needs_nothing_else(make, tmp_path):
     assert ("data:image/jpeg" in page) == has_pictures
 
 
-def test_pixels_of_panoptic_maps_are_those_of_a_semantic_evaluator():
+def test_panoptic_pixel_counts_equal_those_of_a_semantic_evaluator():
     evaluator = panoptic()
     dataset, ids = evaluator.dataset, list(evaluator.dataset.image_ids)
     pairs = [(label_map(dataset.load_panoptic(k)), label_map(evaluator.predicted_map(ids[k]))) for k in range(6)]
@@ -126,7 +126,7 @@ def test_maps_are_read_back_as_they_were_predicted():
     assert (evaluator.predicted_map(image_id) == 255).all()
 
 
-def test_the_matrix_shows_the_classes_with_most_confusions():
+def test_confusion_matrix_shows_the_most_confused_classes():
     matrix = np.diag([9, 9, 9, 9])
     matrix[2, 1] = 3
     assert shown_classes(matrix, most=2) == [1, 2] and shown_classes(matrix) == [0, 1, 2, 3]
@@ -138,7 +138,7 @@ def test_no_image_is_among_the_best_and_the_worst():
 
 
 @pytest.mark.parametrize("make", [semantic, classification], ids=lambda make: make.__name__)
-def test_in_a_browser_a_cell_opens_its_pictures(make, tmp_path):
+def test_matrix_cell_opens_its_images_in_a_browser(make, tmp_path):
     evaluator = make()
     evaluator.compute()
     path = write_report(evaluator, tmp_path / "report.html", title="report")

@@ -39,7 +39,7 @@ def tiny(tmp_path, monkeypatch):
     return "tiny.py"
 
 
-def test_a_run_returns_its_folder_and_metrics_and_tests_to_the_same(tiny):
+def test_run_returns_its_folder_and_metrics_and_testing_repeats_them(tiny):
     run = vitkit.train(tiny, train=dict(epochs=2), device="cpu")
     assert run.path == Path("runs/tiny") and run.weights.name == "best.pth"
     assert len(run.history) == 2 and run.history[-1] == run.metrics and "bbox/AP" in run.metrics
@@ -51,13 +51,13 @@ def test_a_run_returns_its_folder_and_metrics_and_tests_to_the_same(tiny):
     assert len(small.evaluator.answers) == 2
 
 
-def test_emulated_bfloat16_is_warned_of(tiny, monkeypatch, capsys):
+def test_emulated_bfloat16_causes_a_warning(tiny, monkeypatch, capsys):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     vitkit.train(tiny, train=dict(precision="bf16"), device="cpu")
     assert "no instructions for bfloat16" in capsys.readouterr().err
 
 
-def test_values_and_dotted_keys_override_a_config_that_was_loaded(tiny):
+def test_values_and_dotted_keys_override_a_loaded_config(tiny):
     config = vitkit.load_config(tiny)
     run = vitkit.train(
         config,
@@ -73,7 +73,7 @@ def test_values_and_dotted_keys_override_a_config_that_was_loaded(tiny):
     assert saved["train"]["epochs"] == 1 and config["optimizer"]["type"] == "AdamW"
 
 
-def test_weights_to_start_from_and_runs_to_resume(tiny):
+def test_training_starts_from_weights_or_resumes_a_run(tiny):
     first = vitkit.train(tiny, device="cpu")
     second = vitkit.train(tiny, init=first.weights, device="cpu")
     assert second.path == Path("runs/tiny-2")
@@ -104,6 +104,6 @@ def test_ctrl_c_saves_and_leaves_python_running(tiny, monkeypatch):
         ({"config": "tiny.py", "train": {"epochs": "two"}}, "train.epochs"),
     ],
 )
-def test_wrong_arguments_are_errors_that_help(tiny, arguments, message):
+def test_wrong_arguments_are_helpful_errors(tiny, arguments, message):
     with pytest.raises(ConfigError, match=message):
         vitkit.train(**arguments, device="cpu")

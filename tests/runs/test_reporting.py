@@ -39,7 +39,7 @@ def run(tmp_path):
     return folder
 
 
-def test_a_run_is_reported_in_its_folder(run):
+def test_report_of_a_run_is_written_to_its_folder(run):
     path = report_run(run, device="cpu")
     assert path == run / "report.html" and "<h1>small</h1>" in path.read_text()
     results = json.loads((run / "results.json").read_text())
@@ -48,7 +48,7 @@ def test_a_run_is_reported_in_its_folder(run):
     assert evaluation.name == "small" and evaluation.evaluator.results() == results
 
 
-def test_what_is_no_run_is_refused(tmp_path):
+def test_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is no folder"):
         report_run(tmp_path / "none")
     with pytest.raises(ConfigError, match="neither a run nor a results file"):

@@ -17,16 +17,16 @@ def shapes(transforms, **options):
 
 
 @pytest.mark.parametrize("transforms", [None, dict(type="ComposedTransforms", transforms=[dict(type="D4")])])
-def test_the_sizes_of_training_images_are_kept_where_transforms_leave_them(transforms):
+def test_training_image_sizes_are_recorded_unless_transforms_change_them(transforms):
     assert trained_sizes(shapes(transforms)) == ImageSizes(48, 48, 48, 48)
 
 
 @pytest.mark.parametrize("transforms", [dict(type="EvalResize", short_side=32, max_size=64), "DETRTrainTransforms"])
-def test_sizes_that_transforms_change_are_not_the_images_own(transforms):
+def test_sizes_changed_by_transforms_are_not_image_sizes(transforms):
     assert trained_sizes(shapes(transforms)) is None
 
 
-def test_sizes_of_clips_or_text_are_not_asked_for():
+def test_sizes_of_clips_and_text_are_not_measured():
     assert trained_sizes([{"target": {}}]) is None
 
 
@@ -42,7 +42,7 @@ def run(tmp_path, monkeypatch):
     return config
 
 
-def test_evaluation_in_tiles_of_one_tile_is_evaluation(run):
+def test_evaluation_with_a_single_tile_equals_plain_evaluation(run):
     plain = vitkit.test(run, "best.pth", device="cpu")
     tiled = vitkit.test(run, "best.pth", device="cpu", tiles=64)
     assert tiled.metrics.keys() == plain.metrics.keys()
@@ -53,7 +53,7 @@ def test_evaluation_in_tiles_of_one_tile_is_evaluation(run):
         assert ours["bbox"] == pytest.approx(theirs["bbox"], abs=1e-2)
 
 
-def test_evaluation_in_tiles_predicts_all_of_large_images(run):
+def test_evaluation_in_tiles_covers_large_images(run):
     large = dict(data=dict(val=dict(image_size=160)))
     results = vitkit.test(run, "best.pth", device="cpu", tiles=Tiling(64, 16), **large).evaluator.results()
     assert {result["image_id"] for result in results} == {1, 2, 3, 4}
@@ -61,11 +61,11 @@ def test_evaluation_in_tiles_predicts_all_of_large_images(run):
     assert len(results) > 4 * 10  # more than the ten queries of one image
 
 
-def test_text_has_no_tiles(run):
+def test_tiles_are_refused_for_text(run):
     with pytest.raises(ConfigError, match=r"tiles: are for images, and data\.val is a NumberWords"):
         vitkit.test("quickstart/translation", "best.pth", device="cpu", tiles=64)
 
 
 @pytest.mark.parametrize(("batches", "drawn"), [(101, [0, 14, 29, 43, 57, 71, 86, 100]), (3, [0, 1, 2]), (0, [])])
-def test_images_that_are_drawn_are_spread_over_the_data(batches, drawn):
+def test_drawn_images_are_spread_over_the_data(batches, drawn):
     assert drawn_batches(batches) == drawn

@@ -67,7 +67,7 @@ def criterion_of(kind):
     return SequenceLoss(label_smoothing=0.1) if kind == "transformer" else CaptionLoss()
 
 
-def test_shapes_and_attention(model):
+def test_outputs_and_attention_have_the_promised_shapes(model):
     outputs = model(targets_in(), images())
     assert outputs["logits"].shape == (2, 5, SIZE)
     if "attention" in outputs:
@@ -75,7 +75,7 @@ def test_shapes_and_attention(model):
         assert torch.allclose(outputs["attention"].sum(-1), torch.ones(2, 5))
 
 
-def test_steps_give_what_the_whole_caption_gives(model):
+def test_stepwise_decoding_equals_the_full_caption(model):
     pictures, target_in = images(), targets_in()
     whole, state = model(target_in, pictures), model.start(images=pictures, padding_mask=None)
     for place in range(target_in.shape[1]):
@@ -87,7 +87,7 @@ def test_steps_give_what_the_whole_caption_gives(model):
 
 
 @torch.no_grad()
-def test_selected_rows_go_on_as_they_would(model):
+def test_selected_rows_continue_unchanged(model):
     pictures, target_in = images(3), targets_in(3)
     state = model.start(images=pictures)
     _, state, _ = model.step(target_in[:, 0], state)
@@ -99,7 +99,7 @@ def test_selected_rows_go_on_as_they_would(model):
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_padding_changes_nothing_but_the_border(model):
+def test_padding_changes_only_the_border(model):
     """Convolutions see padding near the border, so the test sets the map; attention must be zero on padding."""
     torch.manual_seed(3)
     features = torch.randn(1, model.feature_channels, 4, 6)
@@ -120,7 +120,7 @@ def with_map(model, features, mask):
 
 
 @pytest.mark.parametrize("kind", MODELS_OF_KIND)
-def test_every_parameter_learns_and_a_frozen_backbone_does_not(kind):
+def test_every_parameter_trains_except_a_frozen_backbone(kind):
     targets = [{"tokens": torch.tensor([5, 6, 7, 8, 3])}, {"tokens": torch.tensor([5, 3])}]
     for freeze in (True, False):
         model = build(kind, freeze_backbone=freeze).train()
@@ -133,7 +133,7 @@ def test_every_parameter_learns_and_a_frozen_backbone_does_not(kind):
         assert moved is not freeze
 
 
-def test_hard_attention_draws_places_for_some_images_in_training():
+def test_hard_attention_samples_locations_for_some_images_in_training():
     model = build("hard", expected_probability=0.5).train()
     torch.manual_seed(0)
     outputs = model(targets_in(64), images(64))
@@ -147,7 +147,7 @@ def test_hard_attention_draws_places_for_some_images_in_training():
     assert (model(targets_in(), images())["sampled_log_weights"] == 0).all()
 
 
-def test_hard_attention_looks_at_one_location_in_evaluation():
+def test_hard_attention_selects_one_location_in_evaluation():
     model = build("hard", gated=False)
     annotations = torch.randn(2, model.feature_channels, 2, 3)
     state = model._start(model_map(annotations))
@@ -157,7 +157,7 @@ def test_hard_attention_looks_at_one_location_in_evaluation():
         assert torch.equal(context[row], places[row, :, weights[row].argmax()])
 
 
-def test_hard_attention_shows_the_location_that_was_read():
+def test_hard_attention_weights_show_the_selected_location():
     inputs = {"images": images()}
     settings = DecodingSettings(max_length=3, min_length=2)
     shown = {kind: decode(build(kind), inputs, settings, return_attention=True) for kind in ("hard", "hard_expected")}
@@ -168,7 +168,7 @@ def test_hard_attention_shows_the_location_that_was_read():
         assert read[0].attention[0].argmax() == expected[0].attention[0].argmax()
 
 
-def test_gradient_of_the_reward_raises_what_was_drawn():
+def test_reward_gradient_raises_the_probability_of_sampled_locations():
     """A caption that is more probable than usual makes the sampled locations more probable."""
     model = build("hard", expected_probability=0.0).train()
     targets = [{"tokens": torch.tensor([5, 6, 7, 8, 3])}]
@@ -180,7 +180,7 @@ def test_gradient_of_the_reward_raises_what_was_drawn():
     assert (gradient < 0).all()
 
 
-def test_reward_gradient_is_on_average_that_of_the_expected_log_probability():
+def test_mean_reward_gradient_equals_that_of_the_expected_log_probability():
     """The expectation can be summed over all locations here: a caption of one word, three locations."""
     model = build("hard", expected_probability=0.0).train()
     annotations = 2 * torch.randn(1, model.feature_channels, 1, 3)
@@ -209,7 +209,7 @@ def test_reward_gradient_is_on_average_that_of_the_expected_log_probability():
     assert (sampled - exact).norm() < 0.1 * exact.norm()
 
 
-def test_recorder_sees_the_attention():
+def test_recorder_collects_the_attention():
     model = build("soft")
     with AttentionRecorder(model) as maps:
         outputs = model(targets_in(), images())
@@ -230,14 +230,14 @@ def test_captions_do_not_depend_on_the_batch(model, method):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_weights_of_other_precision(model, dtype):
+def test_weights_of_another_precision_work(model, dtype):
     model.to(dtype)
     for method in ("greedy", "beam"):
         decoded = decode(model, {"images": torch.rand(2, 3, 32, 40, dtype=dtype)}, DecodingSettings(method=method))
         assert all(torch.tensor(hypotheses[0].score).isfinite() for hypotheses in decoded)
 
 
-def test_generate_writes_text():
+def test_generate_returns_text():
     data = ShapesCaptions(3)
     model = build("transformer", target_size=None, target_vocabulary=data.target_vocabulary)
     (batch,) = DataSettings(val_images_per_gpu=3, num_workers=0).val_loader(data)
@@ -246,7 +246,7 @@ def test_generate_writes_text():
 
 
 @pytest.mark.parametrize("kind", ["soft", "transformer"])
-def test_cached_features_give_the_very_numbers_of_the_images(kind, tmp_path):
+def test_cached_features_give_exactly_the_outputs_of_the_images(kind, tmp_path):
     world, path = dict(num_images=4, image_size=64), tmp_path / "maps.npy"
     data = DATASETS.build("ShapesCaptions", **world)
     model = build(kind, freeze_backbone=True, target_size=len(data.target_vocabulary))
@@ -282,7 +282,7 @@ def test_features_of_other_weights_or_for_a_trained_backbone_are_refused():
         trained(targets_in(), features=features, features_key=key)
 
 
-def test_a_frozen_backbone_without_weights_is_warned_of(caplog):
+def test_frozen_backbone_without_weights_causes_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "vitkit"):
         build("soft", freeze_backbone=False).load_pretrained()
         assert not caplog.text
@@ -304,12 +304,12 @@ def test_wrong_arguments_are_named(arguments, message):
         build("soft", **arguments)
 
 
-def test_the_code_of_row_and_column_needs_a_multiple_of_four():
+def test_position_encoding_needs_a_multiple_of_four_channels():
     with pytest.raises(ConfigError, match=r"model.d_model: got 10; expected a multiple of 4"):
         build("transformer", d_model=10)
 
 
-def test_hard_attention_starts_from_the_weights_of_soft_attention():
+def test_hard_attention_loads_the_weights_of_soft_attention():
     soft, hard = build("soft"), build("hard")
     report = load_weights(hard, soft.state_dict(), new_class_head=True)
     assert report.new_parts == ["reward_baseline"]

@@ -107,7 +107,7 @@ def all_scores(decoded):
     return [hypothesis.score for hypotheses in decoded for hypothesis in hypotheses]
 
 
-def test_greedy_decoding_with_caches_writes_what_whole_passes_write(model, sources):
+def test_greedy_decoding_with_caches_equals_full_passes(model, sources):
     decoded = decode(model, batch(sources), DecodingSettings(max_length=45))
     assert all_tokens(decoded) == [[naive_greedy(model, source, 45)] for source in sources]
 
@@ -121,7 +121,7 @@ def test_greedy_decoding_with_caches_writes_what_whole_passes_write(model, sourc
         dict(beams=3, n_best=2, length_penalty=1.5, max_length=6),
     ],
 )
-def test_beam_search_finds_what_a_naive_one_finds(model, sources, options):
+def test_beam_search_equals_a_naive_implementation(model, sources, options):
     settings = DecodingSettings(**{"method": "beam", "max_length": 12, **options})
     decoded = decode(model, batch(sources), settings)
     expected = [naive_beam_search(model, source, settings) for source in sources]
@@ -129,7 +129,7 @@ def test_beam_search_finds_what_a_naive_one_finds(model, sources, options):
     assert all_scores(decoded) == pytest.approx([score for found in expected for _, score in found], abs=1e-4)
 
 
-def test_one_beam_is_greedy_decoding(model, sources):
+def test_beam_search_with_one_beam_is_greedy(model, sources):
     beam = decode(model, batch(sources), DecodingSettings(method="beam", beams=1, max_length=30))
     greedy = decode(model, batch(sources), DecodingSettings(max_length=30))
     assert all_tokens(beam) == all_tokens(greedy)
@@ -145,7 +145,7 @@ def test_one_beam_is_greedy_decoding(model, sources):
     ],
     ids=["greedy", "beam", "short beam"],
 )
-def test_a_source_does_not_depend_on_its_batch_or_its_padding(model, sources, settings):
+def test_output_does_not_depend_on_the_batch_or_the_padding(model, sources, settings):
     alone = [decode(model, batch([source]), settings)[0] for source in sources]
     for order, margin in (([0, 1, 2, 3, 4, 5], 0), ([5, 2, 3], 0), ([2, 2, 1, 0], 11), ([1], 3)):
         decoded = decode(model, batch([sources[i] for i in order], margin), settings)
@@ -153,7 +153,7 @@ def test_a_source_does_not_depend_on_its_batch_or_its_padding(model, sources, se
         assert all_scores(decoded) == pytest.approx(all_scores([alone[i] for i in order]), abs=1e-4)
 
 
-def test_sampling_is_the_same_for_a_row_whatever_the_other_rows_are(model, sources):
+def test_samples_of_a_row_do_not_depend_on_the_other_rows(model, sources):
     settings = DecodingSettings(method="sample", n_best=2, max_length=20, seed=3)
     decoded = decode(model, batch(sources), settings)
     changed = decode(model, batch([*sources[:2], sources[0][:3]], margin=2), settings)
@@ -189,7 +189,7 @@ class TableModel:
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_texts(seed, length_penalty):
+def test_exhaustive_beam_finds_the_best_of_all_texts(seed, length_penalty):
     torch.manual_seed(seed)
     size, longest = 7, 4
     model = TableModel(2 * torch.randn(size, size, size))
@@ -209,7 +209,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_texts(seed, length_pen
     assert [hypothesis.score for hypothesis in found] == pytest.approx([score for score, _ in scored[:20]], abs=1e-5)
 
 
-def test_what_is_cut_fills_up_only_where_too_few_texts_have_ended():
+def test_truncated_texts_are_returned_only_if_too_few_have_ended():
     table = torch.full((6, 6, 6), -20.0)
     table[..., EOS] = -40.0
     table[..., 4] = 5.0  # 4 4 4 ...
@@ -223,7 +223,7 @@ def test_what_is_cut_fills_up_only_where_too_few_texts_have_ended():
 
 
 @pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
-def test_nothing_ends_before_the_shortest_length(method):
+def test_no_text_ends_before_the_minimum_length(method):
     table = torch.zeros(6, 6, 6)
     table[..., EOS] = 9.0
     settings = DecodingSettings(method=method, min_length=3, max_length=9)
@@ -242,7 +242,7 @@ def test_nothing_ends_before_the_shortest_length(method):
     ],
     ids=str,
 )
-def test_samples_have_their_probabilities(options, expected):
+def test_samples_follow_their_probabilities(options, expected):
     table = torch.full((8, 8, 8), -30.0)
     table[..., 4:] = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
     settings = DecodingSettings(method="sample", max_length=200, min_length=199, **options)
@@ -285,7 +285,7 @@ def rnn_attention(model, source, tokens):
 
 
 @pytest.mark.parametrize("method", ["greedy", "beam"])
-def test_prompts_of_any_lengths_go_on_as_whole_passes_do(method):
+def test_prompts_of_any_lengths_are_continued_as_in_full_passes(method):
     torch.manual_seed(0)
     model = make("CausalLanguageModel", target_size=SIZE, **SMALL).eval()
     prompts = [[BOS], [BOS, 7, 9, 11, 30], [BOS, 5, 6]]
@@ -331,13 +331,13 @@ def test_generate_gives_the_text_and_the_best_hypotheses(sources):
     ],
     ids=str,
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_settings_are_named(options, message):
     with pytest.raises(ConfigError) as error:
         make("Transformer", **SIZES, **SMALL, decoding=options)
     assert message in str(error.value)
 
 
-def test_settings_for_several_hypotheses():
+def test_settings_are_adapted_to_several_hypotheses():
     greedy, sample = DecodingSettings(), DecodingSettings(method="sample", top_k=3)
     beam = DecodingSettings(method="beam", beams=3, n_best=3)
     assert greedy.with_hypotheses() == greedy
@@ -356,7 +356,7 @@ def test_a_text_longer_than_the_positions_is_an_error(sources):
 
 
 @pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
-def test_a_model_that_has_diverged_still_gives_every_source_a_text(method):
+def test_diverged_model_still_gives_every_source_a_text(method):
     model = TableModel(torch.full((6, 6, 6), math.nan))
     decoded = decode(model, {"source": torch.zeros(3, 1)}, DecodingSettings(method=method, max_length=4))
     assert [len(hypotheses) for hypotheses in decoded] == [1, 1, 1]

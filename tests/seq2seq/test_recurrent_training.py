@@ -21,7 +21,7 @@ def translator(**arguments):
 
 
 @pytest.mark.parametrize("attention", ["additive", None])
-def test_scheduled_sampling_reads_the_target_or_its_own_words(attention):
+def test_scheduled_sampling_feeds_target_words_or_predicted_ones(attention):
     source, target_in = torch.tensor([[4, 5, 3], [6, 7, 3]]), torch.tensor([[BOS, 4, 5, 6], [BOS, 7, 8, 4]])
     model = translator(attention=attention)
     forced = model.eval()(source, None, target_in)["logits"]
@@ -38,7 +38,7 @@ def test_scheduled_sampling_reads_the_target_or_its_own_words(attention):
         assert torch.allclose(own[:, i], logits, atol=1e-5)
 
 
-def test_the_part_of_its_own_words_grows_from_epoch_to_epoch():
+def test_fraction_of_predicted_words_grows_over_the_epochs():
     model, parts = translator(), []
     hook = ScheduledSampling(end=0.5)
     run = SimpleNamespace(model=model, settings=SimpleNamespace(epochs=3), progress=SimpleNamespace(epoch=0))
@@ -59,7 +59,7 @@ def test_the_part_of_its_own_words_grows_from_epoch_to_epoch():
         translator(scheduled_sampling=-1)
 
 
-def test_word_vectors_of_glove_and_word2vec(tmp_path):
+def test_glove_and_word2vec_vectors_are_read(tmp_path):
     glove, word2vec = tmp_path / "glove.txt", tmp_path / "w2v.txt"
     lines = "the 1 2\nHouse 3 4\nhouse 5 6\n. . 9 9\nTHE 7 7\n"
     glove.write_text(lines)

@@ -54,7 +54,7 @@ def test_padding_and_later_tokens_change_nothing(name, texts):
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)
-def test_every_parameter_learns(name, texts):
+def test_every_parameter_trains(name, texts):
     model = TRANSLATORS[name]()
     model(*texts)["logits"].square().mean().backward()
     without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
@@ -74,7 +74,7 @@ def test_padding_never_receives_weight(name, texts):
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
 
 
-def test_published_sizes():
+def test_models_have_the_published_sizes():
     def count(name, **options):
         with torch.device("meta"):
             model = MODELS.build(dict(type=name, source_size=37000, target_size=37000, **options))
@@ -86,7 +86,7 @@ def test_published_sizes():
     assert count("transformer_base", final_norm=True) - count("transformer_base") == 2 * 2 * 512
 
 
-def test_tables_are_shared_as_asked():
+def test_embedding_tables_are_shared_as_configured():
     def tables(**options):
         names = make("Transformer", **SIZES, **SMALL, **options).state_dict()
         return {name for name in names if "embedding" in name or "output" in name}
@@ -97,7 +97,7 @@ def test_tables_are_shared_as_asked():
     assert tables(tied_output=False) == {target, "decoder.output.weight"}
 
 
-def test_embeddings_start_with_the_positions_variance():
+def test_scaled_embeddings_are_initialised_with_unit_variance():
     model = make("Transformer", source_size=2000, target_size=2000, **{**SMALL, "d_model": 64})
     scaled = model.decoder.embedding(torch.arange(2000))
     assert scaled.std().item() == pytest.approx(1, abs=0.02)
@@ -105,7 +105,7 @@ def test_embeddings_start_with_the_positions_variance():
     assert matrix.abs().max().item() == pytest.approx((6 / (64 + 32)) ** 0.5, rel=0.01)
 
 
-def test_activations_can_be_recomputed(texts):
+def test_activation_checkpointing_keeps_the_gradients(texts):
     model = make("Transformer", **SIZES, **SMALL, dropout=0.0)
     expected = torch.autograd.grad(model(*texts)["logits"].square().sum(), model.decoder.embedding.weight)
     assert enable_activation_checkpointing(model) == 4
@@ -113,7 +113,7 @@ def test_activations_can_be_recomputed(texts):
     torch.testing.assert_close(got, expected)
 
 
-def test_a_vocabulary_sizes_the_model():
+def test_vocabulary_determines_the_model_size():
     vocabulary = Vocabulary("word", ["<pad>", "<unk>", "<s>", "</s>", "▁a", "▁b"])
     model = make("RNNTranslator", source_vocabulary=vocabulary, target_vocabulary=vocabulary, **RNN)
     assert model.decoder.output.out_features == 6
@@ -151,7 +151,7 @@ def test_a_vocabulary_sizes_the_model():
         ),
     ],
 )
-def test_impossible_models_are_named(build, message):
+def test_invalid_models_are_named(build, message):
     with pytest.raises(ConfigError) as error:
         build()
     assert message in str(error.value)
@@ -164,7 +164,7 @@ def test_a_text_without_a_token_is_an_error(texts):
         TRANSLATORS["additive"]()(source, padding, target_in)
 
 
-def test_attention_of_a_model_that_has_none_is_an_error(texts):
+def test_attention_of_a_model_without_attention_is_an_error(texts):
     model = make("RNNTranslator", **SIZES, **RNN, attention=None).eval()
     state = model.start(*texts[:2])
     with pytest.raises(ConfigError, match="a context of fixed length has no attention to show"):
@@ -174,7 +174,7 @@ def test_attention_of_a_model_that_has_none_is_an_error(texts):
         model.step(torch.full((3,), BOS), model.start(texts[2]), with_attention=True)
 
 
-def test_a_causal_model_sees_only_what_is_before():
+def test_causal_model_uses_only_earlier_tokens():
     torch.manual_seed(0)
     model = make("CausalLanguageModel", target_size=SIZE, **SMALL).eval()
     tokens = torch.randint(4, SIZE, (2, 8))
@@ -187,7 +187,7 @@ def test_a_causal_model_sees_only_what_is_before():
 
 
 class TestPrefixLanguageModel:
-    def test_the_mask_is_full_in_the_prefix_and_causal_after_it(self):
+    def test_mask_is_full_in_the_prefix_and_causal_after_it(self):
         padding = torch.tensor([[False, False, False], [False, False, True]])
         expected = torch.tensor(
             [  # 1 = masked; three tokens of the source, then two of the target
@@ -197,7 +197,7 @@ class TestPrefixLanguageModel:
         )
         assert torch.equal(prefix_mask(padding, 2), expected.bool())
 
-    def test_a_token_of_the_prefix_attends_forward_and_no_token_to_what_is_hidden(self, texts):
+    def test_prefix_tokens_attend_forward_and_no_token_to_masked_ones(self, texts):
         model = make("PrefixLanguageModel", **SIZES, **SMALL).eval()
         source, padding, target_in = texts
         with torch.no_grad(), AttentionRecorder(model) as maps:
@@ -208,7 +208,7 @@ class TestPrefixLanguageModel:
             assert (weights[0, :, 0, 1:7] > 0).all()
             assert not weights.masked_select(hidden).any() and (weights.masked_select(~hidden) > 0).all()
 
-    def test_later_words_of_the_source_change_earlier_ones_and_those_of_the_target_do_not(self, texts):
+    def test_later_source_words_affect_earlier_ones_but_later_target_words_do_not(self, texts):
         model = make("PrefixLanguageModel", **SIZES, **SMALL).eval()
         source, padding, target_in = texts
         encoded = []
@@ -220,7 +220,7 @@ class TestPrefixLanguageModel:
         assert not torch.allclose(encoded[0][0], encoded[1][0])
         torch.testing.assert_close(encoded[0][:-1], encoded[2][:-1])
 
-    def test_one_vocabulary_is_needed(self):
+    def test_prefix_model_needs_one_shared_vocabulary(self):
         a, b = (Vocabulary.train("word", [text]) for text in ("a b", "a c"))
         make("PrefixLanguageModel", source_vocabulary=a, target_vocabulary=a, **SMALL)
         for vocabularies in (
@@ -237,7 +237,7 @@ class TestMaskedLanguageModel:
         torch.manual_seed(0)
         return make("MaskedLanguageModel", target_size=200, mask_id=4, **SMALL, dropout=0.0, max_length=600)
 
-    def test_masks_as_published(self, model):
+    def test_masking_follows_the_published_proportions(self, model):
         tokens = torch.randint(5, 200, (100, 500))
         tokens[:, 0], tokens[:, -2], tokens[:, -1] = BOS, EOS, PAD
         hidden, masked = model.mask(tokens)
@@ -249,13 +249,13 @@ class TestMaskedLanguageModel:
         assert (fates[0] == fates[1]).float().mean().item() == pytest.approx(0.1, abs=0.015)
         assert hidden.min() >= 0 and hidden.max() < 200 and (hidden > EOS).sum() == (tokens > EOS).sum()
 
-    def test_masks_differ_in_training_and_stay_in_evaluation(self, model):
+    def test_masks_vary_in_training_and_are_fixed_in_evaluation(self, model):
         tokens = torch.randint(5, 200, (4, 50))
         assert not torch.equal(model.mask(tokens)[1], model.mask(tokens)[1])
         model.eval()
         assert torch.equal(model.mask(tokens)[0], model.mask(tokens)[0])
 
-    def test_sees_both_sides_but_no_padding(self, model):
+    def test_masked_model_uses_both_sides_but_no_padding(self, model):
         model.eval()
         tokens = torch.randint(5, 200, (1, 9))
         padded = torch.cat([tokens, torch.zeros(1, 3, dtype=torch.long)], dim=1)
@@ -266,14 +266,14 @@ class TestMaskedLanguageModel:
             changed[0, -1] = 7
             assert not torch.allclose(model.predict(changed)[0, 0], logits[0, 0])
 
-    def test_outputs_and_gradients(self, model):
+    def test_outputs_have_the_promised_shapes_and_every_parameter_a_gradient(self, model):
         tokens = torch.randint(5, 200, (3, 20))
         outputs = model(tokens)
         assert outputs["logits"].shape == (3, 20, 200) and outputs["masked"].shape == (3, 20)
         outputs["logits"].square().mean().backward()
         assert all(p.grad is not None for p in model.parameters())
 
-    def test_takes_the_mask_token_of_its_vocabulary(self):
+    def test_masked_model_uses_the_mask_token_of_its_vocabulary(self):
         special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
         model = make("MaskedLanguageModel", target_vocabulary=Vocabulary("word", [*special, "▁a"]), **SMALL)
         assert model.mask_id == 4 and len(model.output_bias) == 6

@@ -47,7 +47,7 @@ def run(model, source, target):
     return outputs | inner
 
 
-def test_the_model_has_the_parameters_of_the_original(model, case):
+def test_parameter_counts_equal_the_original(model, case):
     assert sum(p.numel() for p in model.parameters()) == case.meta["num_params"]
 
 

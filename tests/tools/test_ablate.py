@@ -105,7 +105,7 @@ def test_a_set_without_runs_has_a_table_that_says_so(toy, tmp_path, capsys):
     assert "no run is complete" in capsys.readouterr().out
 
 
-def test_list_prints_sets_and_commands(toy, capsys):
+def test_list_option_prints_sets_and_commands(toy, capsys):
     ablate.main([toy, "--list"])
     assert "model.head.num_decoder_layers=1" in capsys.readouterr().out.splitlines()[1]
     ablate.main(["--list"])
@@ -113,7 +113,7 @@ def test_list_prints_sets_and_commands(toy, capsys):
 
 
 @pytest.mark.slow
-def test_equal_cost_and_interruption_in_processes(tmp_path):
+def test_arms_cost_the_same_and_resume_in_real_processes(tmp_path):
     (tmp_path / "toy.py").write_text(SET.replace("MINUTES", "minutes=0.1,").replace("EPOCHS", "500"))
     command = [sys.executable, "-m", "vitkit.tools.ablate", "toy.py", "--seeds", "0", "data.train.num_images=64"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -38,7 +38,7 @@ def test_fused_attention_counts_scores_and_sums():
     assert count(F.scaled_dot_product_attention, q, k, v).total == 2 * 3 * 5 * 7 * (4 + 6)
 
 
-def test_attention_counts_the_same_fused_and_explicit():
+def test_fused_and_explicit_attention_have_the_same_count():
     def explicit(x):
         return (x @ x.mT).softmax(-1) @ x
 
@@ -63,14 +63,14 @@ def test_local_relation_counts_similarities_and_sums(stride, outputs):
     assert not macs.unknown
 
 
-def test_work_that_is_not_counted_is_reported():
+def test_uncounted_operators_are_reported():
     macs = count(lambda x: torch.cdist(x.exp() + 1, x), torch.zeros(3, 4))
     assert macs.by_operator.total() == 0
     assert macs.uncounted == {"exp": 1, "add": 1}
     assert list(macs.unknown) == ["_cdist_forward"]
 
 
-def test_counting_leaves_a_model_as_it_was():
+def test_counting_does_not_change_the_model():
     model = nn.Sequential(nn.Linear(4, 2), nn.Dropout()).train()
     assert count_macs(model, torch.zeros(1, 4)).by_module == {"": 8, "0": 8, "1": 0}
     assert model.training and not model._forward_hooks
@@ -102,7 +102,7 @@ def _attention_macs(inputs, outputs):
     return 2 * batch_size * heads * queries * inputs[1].type().sizes()[-2] * d
 
 
-def test_parameters_that_are_shared_count_once():
+def test_shared_parameters_count_once():
     model = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(3, 2)})
     model["b"].weight = model["a"].weight
     model["b"].bias.requires_grad_(False)
@@ -137,7 +137,7 @@ def test_memory_of_a_training_step_by_hand():
     assert sharded.gathered == 2 * 4 * (6 + 2) + 3 * 4 * 40
 
 
-def test_memory_of_training_is_told_for_both_strategies(capsys):
+def test_training_memory_is_reported_for_both_strategies(capsys):
     arguments = ["swin_tiny", "--training", "8", "--size", "64", "64"]
     analyze.main([*arguments, "--json"])
     report = json.loads(capsys.readouterr().out)
@@ -152,7 +152,7 @@ def test_memory_of_training_is_told_for_both_strategies(capsys):
     assert "a training step on each of 8, fp32" in printed and "states of AdamW" in printed
 
 
-def test_memory_of_training_is_told_without_computing_it(capsys):
+def test_training_memory_is_reported_without_allocating_it(capsys):
     size = ["--training", "2", "--size", "1024", "1024", "--json"]
     reports = []
     for settings in ([], ["train.precision=bf16", "train.activation_checkpointing=true"]):
@@ -172,7 +172,7 @@ def fused_attention(monkeypatch):
 
 
 @pytest.mark.usefixtures("fused_attention")
-def test_attention_matrices_of_the_core_and_of_others():
+def test_attention_matrices_of_vitkit_and_pytorch_are_counted():
     class Both(nn.Module):
         def __init__(self):
             super().__init__()
@@ -202,7 +202,7 @@ TRANSFORMER = ["ViT", "depth=48", "num_heads=16", "d_model=1024", "pooling=mean"
     ],
 )
 @pytest.mark.usefixtures("fused_attention")
-def test_memory_of_attention_matrices(options, stored, fused, capsys):
+def test_memory_of_attention_matrices_is_reported(options, stored, fused, capsys):
     analyze.main([*TRANSFORMER, *options, "--json"])
     report = json.loads(capsys.readouterr().out)
     assert (report["stored_bytes"], report["fused_bytes"]) == (stored, fused)
@@ -216,7 +216,7 @@ def test_local_relations_are_never_fused(capsys):
     assert report["fused_bytes"] == report["stored_bytes"] > 0
 
 
-def test_costs_of_a_config(capsys):
+def test_costs_of_a_config_are_reported(capsys):
     config = "configs/deformable_detr_r50.py"
     analyze.main([config, "--size", "203", "181", "--depth", "1", "--json"])
     report = json.loads(capsys.readouterr().out)
@@ -243,7 +243,7 @@ def test_every_variant_has_a_row():
 
 
 @pytest.mark.parametrize("name", analyze.variants())
-def test_parameters_equal_the_published(name):
+def test_parameters_equal_the_published_figures(name):
     parameters, figures = analyze.count_variant(name, macs=False)["parameters"], analyze.published()[name]
     if name == "mvitv2_l_40x3":
         assert parameters == 213_390_112  # printed are 217.6 M; the official config builds 213.4 M
@@ -258,13 +258,13 @@ TRANSFORMERS = ["vit_tiny_patch16", "swin_tiny", "swinv2_tiny", "mvitv2_tiny"]
 
 
 @pytest.mark.parametrize("name", ["resnet18", *TRANSFORMERS, "lrnet26"])
-def test_macs_equal_the_published(name):
+def test_macs_equal_the_published_figures(name):
     check_macs(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*analyze.variants()} - {"resnet18", "lrnet26", *TRANSFORMERS}))
-def test_macs_of_all_variants_equal_the_published(name):
+def test_macs_of_all_variants_equal_the_published_figures(name):
     check_macs(name)
 
 
@@ -297,7 +297,7 @@ def test_macs_of_detectors_equal_the_originals(config, counted, capsys):
     assert report["parts"][""]["macs"] / 1e9 == pytest.approx(counted, rel=2e-3)
 
 
-def test_table_prints_published_figures_beside_its_own(capsys):
+def test_table_prints_published_and_counted_figures(capsys):
     analyze.main(["--table", "resnet5*"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["resnet50", "224x224", "25,557,032", "25.557", "4.111", "4.089"]
@@ -323,13 +323,13 @@ def test_errors_name_the_remedy(argv, message):
 @pytest.mark.parametrize(
     ("argv", "message"), [([], "a model is needed"), (["swin_tiny", "--size", "0", "4"], "at least 1")]
 )
-def test_command_lines_that_make_no_sense(argv, message, capsys):
+def test_contradictory_command_lines_are_errors(argv, message, capsys):
     with pytest.raises(SystemExit):
         analyze.main(argv)
     assert message in capsys.readouterr().err
 
 
-def test_joint_attention_costs_more_than_divided_from_more_frames_or_larger_crops(tmp_path, capsys):
+def test_joint_attention_costs_more_than_divided_for_many_frames_or_large_crops(tmp_path, capsys):
     # Figure 3 of TimeSformer's paper: about equal at 8 frames of 224 pixels, then far apart.
     analyze.main(["timesformer_[jd]*", "--clips", str(tmp_path / "cost.png"), "--json"])
     rows = json.loads(capsys.readouterr().out)
@@ -341,13 +341,13 @@ def test_joint_attention_costs_more_than_divided_from_more_frames_or_larger_crop
     assert (tmp_path / "cost.png").stat().st_size > 10_000
 
 
-def test_backbones_of_images_have_no_clips_to_count(tmp_path):
+def test_image_backbones_are_refused_for_clips(tmp_path):
     with pytest.raises(SystemExit, match="resnet18: cannot be counted on clips"):
         analyze.main(["resnet18", "--clips", str(tmp_path / "cost.png")])
 
 
 @pytest.mark.parametrize("scheme", ["joint", "divided"])
-def test_what_a_clip_saves_for_the_backward_pass_is_counted_without_computing_it(scheme):
+def test_activations_saved_for_a_clip_are_counted_without_computing_them(scheme):
     settings = dict(num_frames=4, image_size=64)
     model = BACKBONES.build(f"timesformer_{scheme}", num_classes=400, **settings).train()
     measured = analysis.saved_bytes(lambda: model(torch.zeros(1, 3, 4, 64, 64)).sum(), [model])

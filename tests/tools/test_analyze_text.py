@@ -38,7 +38,7 @@ def layer(tokens: int) -> int:
     return tokens * (4 * D * D + 2 * D * FFN + 2 * 5 * D)
 
 
-def test_a_decoder_only_model_by_hand(tmp_path, capsys):
+def test_macs_of_a_decoder_only_model_by_hand(tmp_path, capsys):
     report = analyzed(capsys, config(tmp_path, "CausalLanguageModel", **SMALL), "--lengths", "1", "4")
     last = 5 * D + D * SIZE  # the last norm and the logits of a token
     rows = report["parts"]
@@ -53,7 +53,7 @@ def test_a_decoder_only_model_by_hand(tmp_path, capsys):
     assert report["step"]["4"] == 3 * (rows[""]["forward"]["4"] - norms) + norms and not report["unknown"]
 
 
-def test_a_translator_by_hand(tmp_path, capsys):
+def test_macs_of_a_translator_by_hand(tmp_path, capsys):
     path = config(tmp_path, "Transformer", **SMALL)
     report = analyzed(capsys, path, "--lengths", "4", "--depth", "2")
     rows = report["parts"]
@@ -89,7 +89,7 @@ def test_every_kind_of_model_is_counted_and_printed(kind, settings, tmp_path, ca
     assert numbers[1] >= numbers[0] and numbers[3] >= numbers[2] and "a training step, forward and backward" in printed
 
 
-def test_sizes_are_the_checkpoints_or_the_configs(tmp_path, capsys):
+def test_sizes_come_from_the_checkpoint_or_the_config(tmp_path, capsys):
     words = Vocabulary.train("word", ["one two three"])
     spec = dict(type="CausalLanguageModel", **SMALL)
     model = build_model(spec, vocabularies={"target": words})
@@ -108,18 +108,18 @@ def test_sizes_are_the_checkpoints_or_the_configs(tmp_path, capsys):
         (("resnet18", "--lengths", "8"), "--lengths: for models of text, and for --layers. Give the --size of images."),
     ],
 )
-def test_options_of_other_models_are_named(arguments, message):
+def test_options_for_other_models_are_named(arguments, message):
     with pytest.raises(SystemExit) as error:
         analyze.main(list(arguments))
     assert message in str(error.value)
 
 
-def test_a_text_beyond_the_positions_is_named(tmp_path):
+def test_text_longer_than_the_positions_is_named(tmp_path):
     with pytest.raises(SystemExit, match="a text of 13 tokens or more, but the model has positions for 12"):
         analyze.main([config(tmp_path, "CausalLanguageModel", **SMALL), "--lengths", "13"])
 
 
-def test_layers_cost_what_their_formulas_say():
+def test_layer_costs_equal_their_formulas():
     torch.manual_seed(0)
     costs = layer_costs([16, 64], d_model=256, num_heads=4, repeats=1)
     assert [cost.kind for cost in costs[::2]] == list(LAYER_KINDS) and [cost.length for cost in costs] == [16, 64] * 4

@@ -32,7 +32,7 @@ def fails(capsys, *args):
     return f"{error.value.code}\n{capsys.readouterr().err}"
 
 
-def test_weights_are_averaged_and_counters_are_the_last_ones(tmp_path, capsys):
+def test_weights_are_averaged_and_counters_taken_from_the_last_file(tmp_path, capsys):
     files = [save(tmp_path / f"{k}.pth", value=v, count=c) for k, v, c in ((0, 1.0, 5), (1, 2.0, 7), (2, 6.0, 9))]
     average.main([*files, "--out", str(tmp_path / "mean.pth")])
     saved = read_checkpoint(tmp_path / "mean.pth")
@@ -45,7 +45,7 @@ def test_weights_are_averaged_and_counters_are_the_last_ones(tmp_path, capsys):
     assert "0.333 x " in capsys.readouterr().out
 
 
-def test_parts_can_be_given_and_the_moving_average_is_taken(tmp_path):
+def test_averaging_weights_can_be_given_and_moving_averages_are_used(tmp_path):
     a = save(tmp_path / "a.pth", value=1.0)
     b = save(tmp_path / "b.pth", value=100.0, ema=Model(2, 5.0).state_dict())
     average.main([a, b, "--weights", "3", "1", "--out", str(tmp_path / "mean.pth")])
@@ -62,14 +62,14 @@ def test_one_file_is_slimmed_to_its_weights(tmp_path):
     assert (tmp_path / "slim.pth").stat().st_size < 10**4
 
 
-def test_the_last_files_of_a_pattern_go_by_number(tmp_path):
+def test_last_files_of_a_pattern_are_chosen_by_number(tmp_path):
     for step in (2, 10, 9):
         save(tmp_path / f"step_{step}.pth", value=float(step))
     average.main([str(tmp_path / "step_*.pth"), "--last", "2", "--out", str(tmp_path / "mean.pth")])
     assert read_checkpoint(tmp_path / "mean.pth")["model"]["head.bias"].unique().tolist() == [9.5]
 
 
-def test_half_precision_stays_and_is_summed_in_more(tmp_path):
+def test_half_precision_is_kept_but_summed_in_higher_precision(tmp_path):
     for k in range(3):
         torch.save({"model": {"w": torch.full((1,), 60000.0, dtype=torch.float16)}}, tmp_path / f"{k}.pth")
     average.main([str(tmp_path / "?.pth"), "--out", str(tmp_path / "mean.pth")])
@@ -93,7 +93,7 @@ def test_other_models_and_classes_are_refused(tmp_path, capsys):
     assert not (tmp_path / "mean.pth").exists()
 
 
-def test_wrong_arguments_end_with_an_error_that_helps(tmp_path, capsys):
+def test_wrong_arguments_are_helpful_errors(tmp_path, capsys):
     first, second = save(tmp_path / "a.pth"), save(tmp_path / "b.pth")
     out = ["--out", tmp_path / "mean.pth"]
     assert "is named twice" in fails(capsys, first, first, *out)

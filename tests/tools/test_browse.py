@@ -63,7 +63,7 @@ def config(tmp_path, monkeypatch):
     return "config.py"
 
 
-def test_report_and_figures_hold_every_picture(config, capsys):
+def test_report_and_figures_contain_every_image(config, capsys):
     browse.main([config, "--count", "5", "--views", "2", "--original", "--out", "look"])
     report = Report("look/index.html")
     pictures = list(report.pictures())
@@ -81,7 +81,7 @@ def test_report_and_figures_hold_every_picture(config, capsys):
     assert "15 pictures" in capsys.readouterr().out
 
 
-def test_views_differ_and_the_seed_repeats_them(config):
+def test_views_differ_and_are_reproducible_by_the_seed(config):
     for out, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         browse.main([config, "--images", "3", "--views", "3", "--seed", seed, "--out", out])
     a, b, c = (Report(f"{name}/index.html").sources for name in "abc")
@@ -97,14 +97,14 @@ def test_masks_and_classified_images_are_drawn(config):
     assert all(len(names) == 1 for names in Report("val/index.html").classes)
 
 
-def test_mixed_images_say_of_what(config):
+def test_mixed_images_show_the_shares_of_their_classes(config):
     Path("mixed.py").write_text(MIXED)
     browse.main(["mixed.py", "--count", "4", "--out", "look"])
     text = Path("look/index.html").read_text()
     assert re.search(r"[a-z]+ \d+ %", text)
 
 
-def test_one_class_alone(config):
+def test_only_images_of_one_class_are_shown(config):
     browse.main([config, "--class", "star", "--count", "2", "--out", "look"])
     assert all("star" in names for names in Report("look/index.html").classes)
 
@@ -120,7 +120,7 @@ def test_one_class_alone(config):
         (["data.train.image_size=no"], "data.train.image_size"),
     ],
 )
-def test_wrong_arguments_end_with_an_error_that_helps(config, capsys, arguments, message):
+def test_wrong_arguments_are_helpful_errors(config, capsys, arguments, message):
     with pytest.raises(SystemExit) as error:
         browse.main([config, *arguments])
     assert message in f"{error.value.code}\n{capsys.readouterr().err}"

@@ -65,7 +65,7 @@ def fails(main, *args) -> str:
     return str(error.value.code)
 
 
-def test_train_test_and_score_again(tiny, tmp_path, capsys):
+def test_captioner_is_trained_tested_and_scored_again(tiny, tmp_path, capsys):
     train(tiny)
     run = tmp_path / "runs/tiny"
     assert (run / "predictions.png").is_file()
@@ -80,7 +80,7 @@ def test_train_test_and_score_again(tiny, tmp_path, capsys):
     assert re.findall(r"CIDEr-D +([\d.]+)", printed) == [score]
 
 
-def test_pictures_in_captions_and_attention_out(tiny, pictures, tmp_path, capsys):
+def test_images_get_captions_and_attention_drawings(tiny, pictures, tmp_path, capsys):
     train(tiny, "model.attention=hard")
     capsys.readouterr()
     arguments = [tiny, "runs/tiny/last.pth", pictures, "pictures/0.png", "model.attention=hard", "--device", "cpu"]
@@ -102,7 +102,7 @@ def test_pictures_in_captions_and_attention_out(tiny, pictures, tmp_path, capsys
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_pictures_of_one_name_have_a_drawing_each(tiny, pictures, tmp_path, capsys, monkeypatch):
+def test_images_with_the_same_name_get_separate_drawings(tiny, pictures, tmp_path, capsys, monkeypatch):
     train(tiny)
     (tmp_path / "others").mkdir()
     shutil.copy(tmp_path / "pictures/0.png", tmp_path / "others/0.png")
@@ -113,7 +113,7 @@ def test_pictures_of_one_name_have_a_drawing_each(tiny, pictures, tmp_path, caps
     assert [path.name for path in drawn] == ["0.png", "0_2.png", "0.png"]
 
 
-def test_pictures_are_resized_as_the_checkpoint_says_and_broken_ones_are_left_out(tiny, pictures, tmp_path, capsys):
+def test_images_are_resized_as_in_the_checkpoint_and_broken_ones_left_out(tiny, pictures, tmp_path, capsys):
     train(tiny)
     checkpoint = read_checkpoint("runs/tiny/last.pth")
     side = 40
@@ -134,7 +134,7 @@ def test_pictures_are_resized_as_the_checkpoint_says_and_broken_ones_are_left_ou
     assert "zero.png" in fails(caption.main, tiny, "sized.pth", "zero.png")
 
 
-def test_a_run_is_named_by_its_folder(tiny, tmp_path, capsys):
+def test_run_is_given_by_its_folder(tiny, tmp_path, capsys):
     train(tiny, "--run-dir", "images")
     capsys.readouterr()
     cache_features.main(["images", "--out", "a", "--device", "cpu"])
@@ -148,7 +148,7 @@ def test_a_run_is_named_by_its_folder(tiny, tmp_path, capsys):
     assert "Did you mean 'detr_r50'" in fails(train_tool.main, tiny, "--init", "detr_r5")
 
 
-def test_training_on_cached_features_is_training_on_images(tiny, tmp_path, capsys):
+def test_training_on_cached_features_equals_training_on_images(tiny, tmp_path, capsys):
     train(tiny, "--run-dir", "images")
     cache_features.main([tiny, "--checkpoint", "images/best.pth", "--out", "maps", "--device", "cpu"])
     assert "maps/train.npy: 8 x 128 x 8 x 8" in capsys.readouterr().out
@@ -175,7 +175,7 @@ def test_errors_name_what_is_wrong(tiny, pictures, tmp_path):
     assert "Set model.freeze_backbone=True" in fails(cache_features.main, tiny, "model.freeze_backbone=False")
 
 
-def test_rarely_mirrored_images_are_found_to_be_random():
+def test_rare_random_flips_are_detected():
     class Mirrored:
         features = None
 

@@ -65,7 +65,7 @@ def weights(path) -> dict:
     return read_checkpoint(path)["model"]
 
 
-def test_a_run_on_folders_leaves_its_files_and_tests_to_the_same_numbers(photos, capsys):
+def test_run_on_folders_writes_its_files_and_testing_repeats_its_metrics(photos, capsys):
     train(photos, "--run-dir", "run")
     printed = capsys.readouterr().out
     assert "8 training and 5 validation images, 3 classes" in printed
@@ -82,7 +82,7 @@ def test_a_run_on_folders_leaves_its_files_and_tests_to_the_same_numbers(photos,
     assert np.sum(result["confusion_matrix"], axis=1).tolist() == [2, 1, 2] and len(result["images"]) == 5
 
 
-def test_a_resumed_run_equals_one_that_was_never_stopped(photos):
+def test_resumed_run_equals_an_uninterrupted_one(photos):
     """Erasing and mixing sample from generators whose state is in checkpoints."""
     constant = ["schedule=MultiStepLR", "schedule.drop_at_epochs=[100]"]
     train(photos, "--run-dir", "whole", "train.epochs=2", *constant)
@@ -92,7 +92,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(photos):
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
-def test_other_classes_are_an_error_and_a_fresh_head_on_init(photos):
+def test_other_classes_are_an_error_but_reinitialise_the_head_with_init(photos):
     train(photos, "--run-dir", "run", "train.epochs=1")
     for split in ("train", "val"):
         Path(f"photos/{split}/dog").rename(f"photos/{split}/horse")
@@ -116,7 +116,7 @@ def test_other_classes_are_an_error_and_a_fresh_head_on_init(photos):
         (lambda: Path("photos/val/cow/0.jpg").write_bytes(b"\xff\xd8nothing"), "cannot decode 'photos/val/cow/0.jpg'"),
     ],
 )
-def test_wrong_folders_end_with_an_error_that_names_them(photos, change, expected):
+def test_wrong_folders_are_errors_that_name_them(photos, change, expected):
     change()
     message = fails(train_tool.main, photos, "train.epochs=1")
     assert expected in message.replace(f"{Path.cwd()}/", "")
@@ -133,11 +133,11 @@ def test_wrong_folders_end_with_an_error_that_names_them(photos, change, expecte
         ("data.train.transforms=DETRTrainTransforms", "classified needs one size"),
     ],
 )
-def test_wrong_settings_end_with_an_error_that_helps(photos, override, expected):
+def test_wrong_settings_are_helpful_errors(photos, override, expected):
     assert expected in fails(train_tool.main, photos, override)
 
 
-def test_two_ranks_test_to_the_same_numbers_as_one(photos, capsys):
+def test_testing_on_two_ranks_gives_the_metrics_of_one(photos, capsys):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
     def torchrun(tool, *args):

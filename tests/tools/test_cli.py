@@ -28,12 +28,12 @@ def test_tool_is_called_with_the_rest_of_the_arguments(train):
     assert train.calls == [(["configs/a.py", "train.epochs=2"], "vitkit train")]
 
 
-def test_exit_status_is_the_tools(train, monkeypatch):
+def test_exit_status_is_that_of_the_tool(train, monkeypatch):
     monkeypatch.setattr(train, "main", lambda argv: 3)
     assert cli.main(["train"]) == 3
 
 
-def test_users_error_is_printed_without_a_stack_trace(train, monkeypatch, capsys):
+def test_user_error_is_printed_without_a_traceback(train, monkeypatch, capsys):
     def fail(argv):
         raise ConfigError("train.epoch: unknown key")
 
@@ -76,7 +76,7 @@ def test_unknown_tool_names_the_nearest(capsys):
 
 
 @pytest.mark.parametrize("tool", ["train", "test"])
-def test_a_reader_that_has_read_enough_ends_the_printed_config_without_an_error(tool):
+def test_closed_pipe_ends_the_printed_config_without_an_error(tool):
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", f"vitkit.tools.{tool}", "configs/quickstart/detr.py", "--print-config"]
@@ -85,7 +85,7 @@ def test_a_reader_that_has_read_enough_ends_the_printed_config_without_an_error(
     assert (result.returncode, result.stderr) == (141, "")
 
 
-def test_a_full_disk_ends_a_tool_in_one_line():
+def test_full_disk_is_a_one_line_error():
     from vitkit.tools.common import errors_in_one_line
 
     ends = pytest.raises(SystemExit, match="predictions/a.jpg: No space left on device. Free space")
@@ -94,7 +94,7 @@ def test_a_full_disk_ends_a_tool_in_one_line():
 
 
 @pytest.mark.parametrize("tool", ["train", "test", "doctor"])
-def test_a_name_too_long_for_a_file_ends_a_tool_in_one_line(tool):
+def test_too_long_file_name_is_a_one_line_error(tool):
     module = pytest.importorskip(f"vitkit.tools.{tool}")
     with pytest.raises(SystemExit, match="^error: (no config file )?'a{300}'"):
         module.main(["a" * 300])

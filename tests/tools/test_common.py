@@ -6,7 +6,7 @@ from vitkit.tools import analyze, browse
 from vitkit.tools.common import without_weights
 
 
-def test_weights_of_a_config_are_left_out_where_none_are_needed(tmp_path):
+def test_weights_of_a_config_are_dropped_if_none_are_needed(tmp_path):
     weights = tmp_path / "best.pth"
     weights.touch()
     assert without_weights([str(weights), "a.b=1"]) == ["a.b=1"]
@@ -16,7 +16,7 @@ def test_weights_of_a_config_are_left_out_where_none_are_needed(tmp_path):
 
 
 @pytest.mark.parametrize("tool", [analyze, browse])
-def test_tools_that_need_no_weights_take_a_config_with_them(tool, tmp_path):
+def test_tools_that_need_no_weights_accept_a_config_with_weights(tool, tmp_path):
     (tmp_path / "best.pth").touch()
     args = tool.parse_args(["quickstart/detr", str(tmp_path / "best.pth"), "model.num_queries=3"])
     assert args.overrides == ["model.num_queries=3"]

@@ -40,7 +40,7 @@ def test_a_model_without_boxes_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("iou", ["-0.1", "50", "nan"])
-def test_an_impossible_overlap_is_named(iou, capsys):
+def test_invalid_iou_is_named(iou, capsys):
     with pytest.raises(SystemExit):
         compare_layers.main(["quickstart/detr", "any.pth", "--iou", iou])
     assert f"--iou {float(iou)}: expected 0 to 1" in capsys.readouterr().err

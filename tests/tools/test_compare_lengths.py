@@ -4,7 +4,7 @@ from vitkit.evaluation.text import TextEvaluator
 from vitkit.tools import compare_lengths
 
 
-def test_curves_of_several_results(tmp_path, capsys):
+def test_curves_of_several_results_are_drawn(tmp_path, capsys):
     evaluator = TextEvaluator(range(1))
     evaluator.update([{"text": "a b c d"}], [{"index": 0, "source_text": "w x", "references": ["a b c d"]}])
     evaluator.compute()

@@ -42,7 +42,7 @@ def run(tmp_path, monkeypatch):
         ("vitkit", "a.safetensors", "head.decoder.norm.weight"),
     ],
 )
-def test_weights_come_back_as_they_were(run, target, out, key, capsys):
+def test_converted_weights_are_read_back_unchanged(run, target, out, key, capsys):
     convert.main(["best.pth", "--to", target, "--out", out])
     assert f"wrote {out}" in capsys.readouterr().out
     content = read_checkpoint(out)
@@ -51,14 +51,14 @@ def test_weights_come_back_as_they_were(run, target, out, key, capsys):
     assert all(torch.equal(again[name], value) for name, value in run.state_dict().items())
 
 
-def test_vitkits_own_file_is_a_model_by_itself(run):
+def test_vitkit_file_is_a_complete_model(run):
     convert.main(["best.pth", "--to", "vitkit", "--out", "own.pth"])
     model = load("own.pth")
     assert model.classes == ["cat", "dog"]
     assert torch.equal(model.model.head.query_embed.weight, run.head.query_embed.weight)
 
 
-def test_what_a_checkpoint_knows_of_its_model_goes_along(run):
+def test_metadata_of_a_checkpoint_are_converted_too(run):
     state = read_checkpoint("best.pth")
     measured = {"score_thresholds": {"overall": 0.25, "by_class": {"cat": 0.3, "dog": 0.2}, "origin": "best F1"}}
     save_checkpoint("best.pth", state | {"measured": measured, "category_ids": [3, 7], "progress": {"step": 5}})
@@ -69,7 +69,7 @@ def test_what_a_checkpoint_knows_of_its_model_goes_along(run):
     assert after.category_ids == [3, 7] and "progress" not in read_checkpoint("own.pth")
 
 
-def test_a_translator_stays_one(run):
+def test_translator_is_still_a_translator_after_conversion(run):
     vocabularies = {name: Vocabulary("word", [*SPECIAL_TOKENS, "a", "b"]) for name in ("source", "target")}
     spec = dict(type="Transformer", num_layers=[1, 1], d_model=8, num_heads=2, d_ffn=8)
     model = build_model(spec, vocabularies=vocabularies)
@@ -80,7 +80,7 @@ def test_a_translator_stays_one(run):
     assert load("own.pth").vocabularies["target"] == vocabularies["target"]
 
 
-def test_what_cannot_be_written_is_an_error_of_one_line(run, capsys):
+def test_unsupported_conversions_are_one_line_errors(run, capsys):
     for argv, message in (
         (["best.pth", "--to", "official", "--out", "best.pth"], "best.pth: is there already"),
         (["best.pth", "--to", "official", "--out", "tiny.py/a.pth"], "tiny.py/a.pth: not saved"),

@@ -49,13 +49,13 @@ def test_numbers_before_and_after_are_printed_and_a_sheet_is_drawn(capsys):
         (["detr_r50", "--to", "official", "--fix", "sizes", "--out", "a.pth"], "are for annotations"),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(arguments, message, capsys):
+def test_incompatible_arguments_are_named(arguments, message, capsys):
     with pytest.raises(SystemExit):
         convert.main(arguments)
     assert message in capsys.readouterr().err
 
 
-def test_existing_output_is_not_replaced_unasked():
+def test_existing_output_is_not_replaced():
     write_yolo("y")
     Path("a.json").write_text("mine")
     with pytest.raises(SystemExit, match="is there already"):
@@ -63,7 +63,7 @@ def test_existing_output_is_not_replaced_unasked():
     assert Path("a.json").read_text() == "mine"
 
 
-def test_split_writes_a_file_for_each_part(capsys):
+def test_split_writes_a_file_for_each_split(capsys):
     write_yolo("y", 8)
     split.main(["y", "--val", "0.25", "--test", "3x*", "--out", "s"])
     sizes = {name: len(CocoDetection("y/images", f"s/instances_{name}.json")) for name in ("train", "val", "test")}
@@ -87,7 +87,7 @@ def test_split_of_label_pictures_writes_names_that_the_dataset_reads(capsys):
     assert "data.val.names=s/val.txt" in capsys.readouterr().out
 
 
-def test_merge_maps_classes(capsys):
+def test_merge_renames_classes(capsys):
     write_yolo("a", 2)
     write_yolo("b", 1)
     merge.main(["a/data.yaml", "b/labels,b/images", "--map", "dog=cat", "--out", "m"])
@@ -104,7 +104,7 @@ def test_tile_writes_tiles_in_any_format(capsys):
     assert {Image.open(path).size for path in Path("t/images/all").iterdir()} == {(40, 40)}
 
 
-def test_bccd_is_the_same_through_yolo_and_voc(shared_data):
+def test_bccd_survives_conversion_to_yolo_and_voc(shared_data):
     """The same boxes, and the same evaluation of one set of predictions."""
     bccd = shared_data / "bccd"
     content = json.loads((bccd / "annotations/instances_val.json").read_text())
@@ -140,7 +140,7 @@ def test_bccd_is_the_same_through_yolo_and_voc(shared_data):
     assert found[0] == found[1] == found[2] and 0.3 < found[0][1]["bbox/AP"] < 1
 
 
-def test_another_split_is_not_written_over_an_earlier_one():
+def test_earlier_split_is_not_overwritten():
     write_yolo("y", count=8)
     split.main(["y/data.yaml", "--val", "0.25", "--to", "yolo", "--out", "parts"])
     with pytest.raises(SystemExit, match="--out parts: is there already"):

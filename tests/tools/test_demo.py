@@ -78,7 +78,7 @@ def size_of(path):
     return Image.open(path).size
 
 
-def test_a_detector_answers_and_shows_its_slider(detr, picture, tmp_path):
+def test_detector_responds_and_shows_its_slider(detr, picture, tmp_path):
     handlers = handlers_of(detr, tmp_path)
     prediction, drawn, answer, task, threshold, looked, *figures = handlers.on_picture(str(picture), None)
     assert size_of(drawn) == (490, 350) and answer.startswith("noise.png: nothing from score 0.50")
@@ -94,7 +94,7 @@ def test_a_detector_answers_and_shows_its_slider(detr, picture, tmp_path):
 
 
 @pytest.mark.parametrize(("is_drawn", "pixel"), [(False, (30, 20)), (True, (210, 140))])
-def test_a_click_shows_what_the_point_and_its_query_attend_to(detr, picture, tmp_path, is_drawn, pixel):
+def test_click_shows_what_the_point_and_its_query_attend_to(detr, picture, tmp_path, is_drawn, pixel):
     handlers = handlers_of(detr, tmp_path)
     prediction = handlers.on_picture(str(picture), None)[0]
     text, encoder, query = handlers.on_click(prediction, 0.0, pixel, is_drawn=is_drawn)
@@ -144,7 +144,7 @@ def test_a_captioner_shows_what_it_looks_at_for_each_word(tmp_path, picture):
     assert "for each word" in text and not encoder["visible"] and words["visible"]
 
 
-def test_a_broken_picture_is_said_and_clears_the_page(detr, tmp_path):
+def test_broken_image_is_reported_and_clears_the_page(detr, tmp_path):
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
     handlers = handlers_of(detr, tmp_path)
     prediction, drawn, answer, task, threshold, *clicked = handlers.on_picture(str(tmp_path / "broken.jpg"), None)
@@ -155,7 +155,7 @@ def test_a_broken_picture_is_said_and_clears_the_page(detr, tmp_path):
     assert handlers.on_click(None, None, (3, 3), is_drawn=True)[0] == "Give a picture first."
 
 
-def test_drawings_do_not_pile_up(detr, picture, tmp_path):
+def test_old_drawings_are_removed(detr, picture, tmp_path):
     folder = tmp_path / "drawings"
     folder.mkdir()
     page = Demo(load(detr), folder)
@@ -199,7 +199,7 @@ def test_a_busy_port_is_named_before_anything_is_loaded(free_port, capsys):
     assert "--port 0: expected 1 to 65535" in capsys.readouterr().err
 
 
-def test_models_of_text_and_of_clips_are_sent_elsewhere():
+def test_text_and_clip_models_are_referred_to_other_tools():
     with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not pictures\. Use tools/translate\.py"):
         demo.check_model(object.__new__(Translator), "runs/x")
     with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not pictures\. Use tools/generate\.py"):
@@ -261,7 +261,7 @@ def served(detr, tmp_path, monkeypatch, free_port):
     signal.signal(signal.SIGINT, interrupt)
 
 
-def test_the_page_is_served_here_alone_and_ends_at_ctrl_c(served, capsys):
+def test_page_is_served_only_locally_and_ends_at_ctrl_c(served, capsys):
     html = served(lambda address: urllib.request.urlopen(address).read().decode())
     assert "fonts.googleapis.com" not in html and '<script src="http' not in html
     printed = capsys.readouterr().out

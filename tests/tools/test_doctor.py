@@ -94,7 +94,7 @@ def change(content, position=0, **changes):
     rewrite(content, annotations=annotations)
 
 
-def test_sound_data_raises_nothing_above_a_note(coco):
+def test_valid_data_causes_at_most_notes(coco):
     issues = check_config()
     assert {f.verdict for f in issues} <= {"ok", "note"}, [f for f in issues if f.verdict not in ("ok", "note")]
     for check in ("category ids", "fields", "degenerate boxes", "duplicate boxes", "masks against boxes"):
@@ -146,13 +146,13 @@ def test_sound_data_raises_nothing_above_a_note(coco):
         ({"id": 2**40}, "annotation ids", "note", "1 do not fit 32 bits"),
     ],
 )
-def test_problems_of_annotations(coco, changes, check, verdict, message):
+def test_annotation_problems_are_reported(coco, changes, check, verdict, message):
     change(coco, **changes)
     issues = worst(check_config(checks=["annotations"]), check)
     assert issues[0] == verdict and message in issues[1]
 
 
-def test_boxes_that_are_dropped_are_a_warning_only(coco):
+def test_dropped_boxes_are_only_a_warning(coco):
     change(coco, bbox=[4, 6, 0, 20])
     issues = check_config("data.train.bad_boxes=drop", checks=["annotations"])
     verdict, message = worst(issues, "degenerate boxes")
@@ -168,7 +168,7 @@ def test_everything_wrong_is_reported_at_once(coco):
     assert {f.check for f in issues if f.verdict == "fail"} == {"builds", "wrong category_id", "degenerate boxes"}
 
 
-def test_classes_gaps_and_balance(coco):
+def test_class_gaps_and_imbalance_are_reported(coco):
     categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 9, "name": "cow"}]
     rewrite(coco, categories=categories, annotations=coco["annotations"][:13])
     issues = check_config()
@@ -183,12 +183,12 @@ def test_classes_gaps_and_balance(coco):
     assert verdict == "fail" and "9: 'cow' and None" in message
 
 
-def test_two_categories_of_one_name(coco):
+def test_categories_with_the_same_name_are_reported(coco):
     rewrite(coco, categories=[{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}])
     assert worst(check_config(checks=["annotations"]), "class names")[0] == "warn"
 
 
-def test_images_that_cannot_be_read_or_have_other_colours(coco):
+def test_unreadable_and_non_rgb_images_are_reported(coco):
     Path("train/0_image3.png").write_bytes(b"nothing")
     cv2.imwrite("train/0_image4.png", np.zeros((20, 64, 3), np.uint8))
     cv2.imwrite("train/0_image5.png", cv2.imread("train/0_image5.png", cv2.IMREAD_GRAYSCALE))
@@ -198,7 +198,7 @@ def test_images_that_cannot_be_read_or_have_other_colours(coco):
     assert worst(issues, "colour formats")[1].startswith("1 grey")
 
 
-def test_leakage_of_files_pixels_and_look(coco):
+def test_leakage_by_file_pixels_and_appearance_is_reported(coco):
     where = "data.train, data.val"
     val = json.loads(Path("val.json").read_text())
     image = cv2.imread("train/0_image2.png")
@@ -212,7 +212,7 @@ def test_leakage_of_files_pixels_and_look(coco):
     assert len(val["images"]) == 6
 
 
-def test_frames_of_one_recording_in_both(coco):
+def test_recordings_in_both_splits_are_reported(coco):
     """Frames that are different images are recognised by their names."""
     for split, names in (("train", "ab"), ("val", "bc")):
         content = json.loads(Path(f"{split}.json").read_text())
@@ -225,13 +225,13 @@ def test_frames_of_one_recording_in_both(coco):
     assert [f.details["series"] for f in issues] == [["b_"]]
 
 
-def test_images_that_are_there_twice(coco):
+def test_duplicate_images_are_reported(coco):
     Path("train/0_image3.png").write_bytes(Path("train/0_image4.png").read_bytes())
     verdict, message = worst(check_config(checks=["images"]), "repeated images")
     assert verdict == "warn" and "2 images have the pixels of another one: 4, 5" in message
 
 
-def test_more_objects_than_queries(coco):
+def test_more_objects_than_queries_are_reported(coco):
     checks = ["queries"]
     assert worst(check_config(checks=checks), "queries") == ("ok", "at most 2 objects in an image, 10 queries")
     verdict, message = worst(check_config("model.num_queries=1", checks=checks), "queries")
@@ -239,7 +239,7 @@ def test_more_objects_than_queries(coco):
     assert worst(check_config("model.num_queries=2", checks=checks), "queries")[0] == "note"
 
 
-def test_learning_rate_against_batch_size(coco):
+def test_learning_rate_is_checked_against_the_batch_size(coco):
     checks = ["learning_rate"]
     assert worst(check_config(checks=checks), "learning rate", where="optimizer")[0] == "ok"
     verdict, message = worst(check_config(checks=checks, gpus=8), "learning rate", where="optimizer")
@@ -249,7 +249,7 @@ def test_learning_rate_against_batch_size(coco):
     assert "is high for AdamW" in worst(issues, "learning rate", where="optimizer")[1]
 
 
-def test_step_budget(coco):
+def test_step_budget_is_checked(coco):
     checks = ["step_budget"]
     verdict, message = worst(check_config(checks=checks), "step budget", where="train")
     assert verdict == "warn" and message.startswith("18 steps: 3 epochs of 12 samples") and "--init" in message
@@ -257,7 +257,7 @@ def test_step_budget(coco):
     assert worst(check_config(checks=checks, init="detr_r50"), "step budget", where="train")[0] == "ok"
 
 
-def test_sizes_after_resizing(coco):
+def test_object_sizes_after_resizing_are_reported(coco):
     checks = ["weights", "sizes_after_resizing"]
     verdict, message = worst(check_config(checks=checks), "sizes after resizing")
     assert verdict == "ok" and "16 to 16 pixels (5 to 95 %), median 16" in message and "stride 8" in message
@@ -266,14 +266,14 @@ def test_sizes_after_resizing(coco):
     assert verdict == "warn" and "100 % are smaller than a location of the finest map" in message
 
 
-def test_memory_against_the_device(coco):
+def test_memory_is_checked_against_the_device(coco):
     verdict, message = worst(check_config(checks=["memory"], memory_gib=1000), "memory", where="train")
     assert verdict == "ok" and "the device has 1e+03 GiB" in message
     verdict, message = worst(check_config(checks=["memory"], memory_gib=0.001), "memory", where="train")
     assert verdict == "fail" and "data.images_per_gpu" in message
 
 
-def test_memory_grows_with_the_batch_and_counts_the_optimiser(coco):
+def test_memory_estimate_includes_batch_and_optimizer(coco):
     def details(*overrides, gpus=1):
         case = Case(load_config("config.py", overrides), Options(gpus=gpus))
         (issue,) = memory(case)
@@ -297,7 +297,7 @@ def test_a_model_that_fails_is_an_issue(coco, monkeypatch):
     assert (issue.verdict, issue.message) == ("fail", "ends with RuntimeError: shapes do not fit")
 
 
-def test_one_batch_is_overfitted_and_what_cannot_learn_is_told(coco):
+def test_overfit_check_reports_a_model_that_cannot_learn(coco):
     checks = ["overfit"]
     issues = check_config("train.clip_grad_norm=0.1", "data.images_per_gpu=1", checks=checks, overfit_steps=120)
     (learned,) = issues
@@ -308,7 +308,7 @@ def test_one_batch_is_overfitted_and_what_cannot_learn_is_told(coco):
     assert exploded.verdict == "fail"
 
 
-def test_weights_that_are_missing_fail(coco):
+def test_missing_weights_fail(coco):
     issues = check_config("model.backbone.pretrained=none.pth", checks=["weights"])
     assert issues[0].verdict == "fail" and "none.pth" in issues[0].message
     assert worst(check_config(checks=["weights"]), "weights", where="") == ("note", "random weights throughout")
@@ -318,7 +318,7 @@ SHAPES = "def config():\n    return dict(data=dict({}))\n"
 
 
 @pytest.mark.parametrize("kind", ["ShapesDetection", "ShapesClassification", "ShapesSegmentation", "ShapesCaptions"])
-def test_the_synthetic_world_is_sound(tmp_path, monkeypatch, kind):
+def test_synthetic_data_has_no_issues(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     splits = (f'{name}=dict(type="{kind}", num_images=30, image_size=48, split="{name}")' for name in ("train", "val"))
     Path("config.py").write_text(SHAPES.format(", ".join(splits)))
@@ -328,7 +328,7 @@ def test_the_synthetic_world_is_sound(tmp_path, monkeypatch, kind):
     assert worst(issues, "images")[1].startswith("30 images read: 48x48")
 
 
-def test_label_pictures(tmp_path, monkeypatch):
+def test_label_pictures_are_checked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for folder in ("images", "labels"):
@@ -350,7 +350,7 @@ def test_label_pictures(tmp_path, monkeypatch):
     assert verdict == "fail" and message.startswith("2 maps are wrong")
 
 
-def test_panoptic_maps_that_disagree_with_their_list(tmp_path, monkeypatch):
+def test_panoptic_maps_that_contradict_their_annotations_are_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("images", "maps"):
         Path(folder).mkdir()
@@ -381,7 +381,7 @@ def test_panoptic_maps_that_disagree_with_their_list(tmp_path, monkeypatch):
     assert "segment id 7 (50 pixels) is not in" in worst(check_config(), "maps")[1]
 
 
-def test_text_and_its_oddities(tmp_path, monkeypatch):
+def test_unusual_text_is_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a.en").write_text("a cat\na dog \na cat\n", encoding="utf-8")
     Path("a.de").write_text("eine\u00a0Katze\nein Hund\nnoch eine\n", encoding="utf-8")
@@ -398,7 +398,7 @@ def test_text_and_its_oddities(tmp_path, monkeypatch):
     assert verdict == "fail" and message == "1 of 1 lines of val are also in train: 1"
 
 
-def test_report_json_and_exit_status(coco, capsys):
+def test_report_has_json_and_an_exit_status(coco, capsys):
     arguments = ["config.py", "--only", "queries", "learning_rate", "step_budget", "--device", "cpu"]
     assert doctor.main(arguments) == 0
     printed = capsys.readouterr().out
@@ -410,7 +410,7 @@ def test_report_json_and_exit_status(coco, capsys):
     assert report["issues"][0]["verdict"] == "fail" and report["issues"][0]["details"] == {"most": 2, "queries": 1}
 
 
-def test_wrong_arguments_end_with_an_error_that_helps(coco, capsys):
+def test_wrong_arguments_are_helpful_errors(coco, capsys):
     for arguments, message in (
         (["none.py"], "no config file 'none.py'"),
         (["config.py", "--only", "querys"], "invalid choice: 'querys'"),
@@ -465,7 +465,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_real_data_is_what_its_readme_says(tmp_path, monkeypatch, shared_data, name):
+def test_real_data_is_as_described_in_its_readme(tmp_path, monkeypatch, shared_data, name):
     monkeypatch.chdir(tmp_path)
     Path("config.py").write_text(PARTS[name] + "\n\ndef config():\n    return dict(data=data())\n")
     if not (shared_data / name).is_dir():
@@ -476,7 +476,7 @@ def test_real_data_is_what_its_readme_says(tmp_path, monkeypatch, shared_data, n
     assert "fail" not in {f.verdict for f in issues}
 
 
-def test_run_lengths_of_every_kind_are_compared_with_boxes(coco):
+def test_every_run_length_format_is_compared_with_boxes(coco):
     mask = np.zeros((48, 64), np.uint8, order="F")
     mask[10:20, 30:40] = 1
     rle = coco_mask.encode(mask)

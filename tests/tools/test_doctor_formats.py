@@ -74,19 +74,19 @@ def mended(issue):
         ),
     ],
 )
-def test_boxes_of_another_format_are_named_and_mended(change, what):
+def test_boxes_in_another_format_are_named_and_fixed(change, what):
     boxes = write(change)
     (issue,) = [issue for issue in issues(bad_boxes="drop") if issue.check == "box format"]
     assert issue.verdict == "fail" and f"seem to be {what}" in issue.message
     assert np.allclose([a["bbox"] for a in mended(issue)["annotations"]], boxes, atol=2e-3)
 
 
-def test_right_boxes_are_no_issue():
+def test_correct_boxes_are_not_an_issue():
     write()
     assert not {"box format", "image sizes", "class names"} & {issue.check for issue in issues()}
 
 
-def test_exchanged_sizes_are_named_and_mended():
+def test_swapped_sizes_are_named_and_fixed():
     write(size=(HEIGHT, WIDTH))
     (issue,) = [issue for issue in issues(bad_boxes="drop") if issue.check == "image sizes"]
     image = mended(issue)["images"][0]
@@ -96,14 +96,14 @@ def test_exchanged_sizes_are_named_and_mended():
     assert "--fix sizes" in unread.message
 
 
-def test_classes_of_two_names_are_named_and_merged():
+def test_class_name_variants_are_named_and_merged():
     write(names=("cell", "Cells", "dirt", "dirt"))
     (issue,) = [i for i in issues() if i.check == "class names" and "several ways" in i.message]
     assert "'cell' (id 1) = 'Cells' (id 2), 'dirt' (id 3) = 'dirt' (id 4)" in issue.message
     assert [category["name"] for category in mended(issue)["categories"]] == ["cell", "dirt"]
 
 
-def test_dataset_that_cannot_be_built_fails_whatever_is_checked():
+def test_dataset_that_cannot_be_built_always_fails():
     Path("labels").mkdir()
     dataset = dict(type="SemanticFolder", images="photos", labels="labels", classes=["road"], image_suffix=".png")
     (issue,) = diagnose({"data": {"train": dataset}}, Options(), checks=("images",))
@@ -133,13 +133,13 @@ def test_queries_are_compared_with_the_classes_of_one_image():
         ("a.json", '{"images": [1, 2', "A truncated download looks like this"),
     ],
 )
-def test_file_that_is_no_json_is_named_as_what_it_is(name, text, message):
+def test_file_that_is_not_json_is_identified(name, text, message):
     Path(name).write_text(text)
     with pytest.raises(DataError, match=message):
         read_json(name)
 
 
-def test_doctor_reads_other_formats():
+def test_other_annotation_formats_are_read():
     Path("photos/a.txt").write_text("0 0.5 0.5 0.1 0.1\n")
     dataset = dict(type="CocoDetection", images="photos", annotations="photos")
     found = list(diagnose({"data": {"train": dataset}}, Options(), checks=("annotations",)))
@@ -147,7 +147,7 @@ def test_doctor_reads_other_formats():
     assert not any(issue.verdict == "fail" for issue in found)
 
 
-def test_frames_between_the_splits_are_counted():
+def test_frame_distances_between_the_splits_are_reported():
     for split, frames in (("train", range(0, 100, 10)), ("val", (55, 137))):
         for recording in ("day", "night"):
             for frame in frames:

@@ -40,7 +40,7 @@ def predict(dataset, index, task):
 
 
 @pytest.mark.parametrize("task", EVALUATOR)
-def test_results_are_scored_as_they_were(task, tmp_path, capsys, monkeypatch):
+def test_written_results_are_scored_the_same_again(task, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.py").write_text(CONFIG.format(task=task, evaluator=EVALUATOR[task]))
     val = dict(type="ShapesSegmentation", task=task, num_images=3, image_size=48, split="val")

@@ -108,7 +108,7 @@ def drawn(monkeypatch, name: str) -> list[dict]:
     return calls
 
 
-def test_detr_leaves_its_attention_over_the_image(detr, tmp_path, capsys):
+def test_detr_attention_is_drawn_over_the_image(detr, tmp_path, capsys):
     run(*detr, "--out", "out")
     names = [f"noise_{part}{kind}.png" for part in ("decoder", "encoder") for kind in ("", "_heads")]
     drawn = sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -120,7 +120,7 @@ def test_detr_leaves_its_attention_over_the_image(detr, tmp_path, capsys):
     assert "wrote out/noise_encoder.png" in printed
 
 
-def test_drawn_maps_are_those_of_the_chosen_layers_points_and_queries(detr, monkeypatch):
+def test_drawn_maps_belong_to_the_chosen_layers_points_and_queries(detr, monkeypatch):
     encoder, decoder = drawn(monkeypatch, "draw_encoder_attention"), drawn(monkeypatch, "draw_decoder_attention")
     # 50x70 pixels at stride 8 are 7x9 locations.
     run(*detr, "--encoder-layer", 0, "--points", "0,0", "69,49", "--queries", 4, 2)
@@ -148,13 +148,13 @@ def test_drawn_maps_are_those_of_the_chosen_layers_points_and_queries(detr, monk
     assert [query.score for query in queries] == pytest.approx(expected["scores"][[4, 2]].tolist())
 
 
-def test_maps_cover_the_padding_that_a_model_adds(detr, monkeypatch):
+def test_maps_include_padding_added_by_the_model(detr, monkeypatch):
     decoder = drawn(monkeypatch, "draw_decoder_attention")
     run(*detr, "model.isolate_padding=True")
     assert decoder[0]["covered"] == pytest.approx((56 / 50, 72 / 70))
 
 
-def test_dataset_draws_every_image_once(detr, monkeypatch, tmp_path, capsys):
+def test_dataset_option_draws_every_image_once(detr, monkeypatch, tmp_path, capsys):
     slots = drawn(monkeypatch, "draw_query_slots")
     run(*detr[:2], "--dataset", "--queries", 3)
     assert slots[0]["boxes_cxcywh"].shape == (6, 10, 4) and slots[0]["queries"] == [3]
@@ -164,7 +164,7 @@ def test_dataset_draws_every_image_once(detr, monkeypatch, tmp_path, capsys):
     assert "wrote runs/explain/query_slots.png" in capsys.readouterr().out
 
 
-def test_deformable_detr_leaves_a_picture_per_query(deformable, monkeypatch, tmp_path, capsys):
+def test_deformable_detr_draws_a_picture_per_query(deformable, monkeypatch, tmp_path, capsys):
     sampling = drawn(monkeypatch, "draw_sampling_points")
     run(*deformable, "--queries", 4, 7)
     names = sorted(path.name for path in (tmp_path / "runs" / "explain").iterdir())
@@ -199,14 +199,14 @@ def test_deformable_detr_has_no_attention_at_a_point(deformable):
     assert "DeformableDETRHead attends to sampled points" in fails(*deformable, "--points", "1,2")
 
 
-def test_two_stage_queries_have_no_slots(deformable):
+def test_two_stage_queries_have_no_dataset_drawing(deformable):
     save = ["model.head.two_stage=True"]
     model = build_model(load_config("deformable.py", save)["model"], classes=THINGS)
     save_checkpoint("two_stage.pth", {"model": model.state_dict(), "classes": list(THINGS)})
     assert "queries of a two-stage model" in fails("deformable.py", "two_stage.pth", *save, "--dataset")
 
 
-def test_boxes_from_the_models_own_thresholds_on_are_chosen_best_first(capsys):
+def test_boxes_above_the_thresholds_of_the_model_are_chosen_best_first(capsys):
     def queries(scores):
         labels = torch.tensor([0, 0, 1, 1])
         return image_attention.Queries(scores, labels, torch.zeros(4, 4), None, (50, 70))
@@ -247,14 +247,14 @@ def test_a_wrong_checkpoint_is_named(detr):
     assert "class head is for other classes" in fails(detr[0], "two.pth", "--dataset")
 
 
-def test_classes_are_the_checkpoints(detr, monkeypatch):
+def test_classes_come_from_the_checkpoint(detr, monkeypatch):
     decoder = drawn(monkeypatch, "draw_decoder_attention")
     save_untrained("detr.py", "two.pth", classes=["cat", "dog"])
     run(detr[0], "two.pth", *detr[2:], "--queries", 0)
     assert decoder[0]["queries"][0].name in ("cat", "dog")
 
 
-def test_usage_errors_say_what_is_missing(detr, capsys):
+def test_usage_errors_name_what_is_missing(detr, capsys):
     assert "give a picture by --image, or --dataset" in usage_error(capsys, *detr[:2])
     assert "--points are pixels of a picture" in usage_error(capsys, *detr[:2], "--dataset", "--points", "1,2")
     assert "'12' is no point x,y" in usage_error(capsys, *detr, "--points", "12")
@@ -291,7 +291,7 @@ def config():
 """
 
 
-def test_the_queries_of_masks_are_drawn_with_boxes_around_them(detr, tmp_path, monkeypatch):
+def test_mask_queries_are_drawn_with_boxes_around_their_masks(detr, tmp_path, monkeypatch):
     decoder = drawn(monkeypatch, "draw_decoder_attention")
     model = save_model(tmp_path, MASK2FORMER)
     run(*model, *detr[2:], "--out", "out", "--queries", 1, 4)
@@ -303,7 +303,7 @@ def test_the_queries_of_masks_are_drawn_with_boxes_around_them(detr, tmp_path, m
     assert "--dataset: MaskClassification has no queries that predict boxes" in fails(*model, "--dataset")
 
 
-def test_a_vit_is_drawn_by_its_class_token_rollout_and_points(detr, tmp_path, capsys):
+def test_vit_draws_class_token_rollout_and_point_attention(detr, tmp_path, capsys):
     model = save_model(tmp_path, VIT)
     run(*model, *detr[2:], "--out", "out", "--points", "0,0", "69,49", "--images", ".", "--compare", *model)
     names = [f"noise_{kind}.png" for kind in ("class_token", "points", "rollout")]
@@ -315,7 +315,7 @@ def test_a_vit_is_drawn_by_its_class_token_rollout_and_points(detr, tmp_path, ca
     assert "--points: 69,200 is outside" in fails(*model, *detr[2:], "--points", "69,200")
 
 
-def test_a_backbone_without_attention_is_refused_with_what_would_do(detr, tmp_path):
+def test_error_for_a_backbone_without_attention_names_alternatives(detr, tmp_path):
     model = save_model(
         tmp_path, VIT.replace('dict(type="ViT", d_model=32, depth=2, num_heads=2, image_size=64)', '"resnet18"')
     )

@@ -126,7 +126,7 @@ def arguments(folder: Path):
     return args
 
 
-def test_every_registered_model_is_here():
+def test_every_registered_model_is_tested():
     def classes_of(registry):  # other tests may have registered some of their own
         classes = {registry.resolve(name)[0] for name in registry.names()}
         return {cls.__name__ for cls in classes if cls.__module__.startswith("vitkit.")}
@@ -136,7 +136,7 @@ def test_every_registered_model_is_here():
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_dense_models_and_captioners(name, unsaved, tmp_path):
+def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path):
     torch.manual_seed(0)
     spec, expected = DENSE[name]
     kind = name.split()[0]
@@ -157,7 +157,7 @@ def test_dense_models_and_captioners(name, unsaved, tmp_path):
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_classifiers(name, unsaved, tmp_path):
+def test_classifiers_are_explained(name, unsaved, tmp_path):
     torch.manual_seed(0)
     spec, expected = CLASSIFIERS[name]
     predictor = Predictor(build_model(dict(type="Classifier", backbone=dict(type=name, **spec), num_classes=3)), "abc")
@@ -167,7 +167,7 @@ def test_classifiers(name, unsaved, tmp_path):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_models_of_text(name, unsaved, tmp_path):
+def test_text_models_are_explained(name, unsaved, tmp_path):
     torch.manual_seed(0)
     spec, expected = TEXTS[name]
     words = Vocabulary.train("word", ["a b c"], mask=True)

@@ -50,7 +50,7 @@ def fails(tool, *arguments) -> str:
     return str(error.value)
 
 
-def test_a_line_for_each_text_from_arguments_a_file_and_a_pipe(generated, models, monkeypatch, tmp_path):
+def test_texts_from_arguments_a_file_or_a_pipe_give_one_line_each(generated, models, monkeypatch, tmp_path):
     printed = generated("two one", "", "four €")
     lines = printed.out.splitlines()
     assert len(lines) == 3 and lines[0].startswith("two one") and lines[2].startswith("four €")
@@ -64,7 +64,7 @@ def test_a_line_for_each_text_from_arguments_a_file_and_a_pipe(generated, models
     assert generated().out == printed.out
 
 
-def test_how_tokens_are_chosen(generated):
+def test_decoding_options_choose_the_tokens(generated):
     greedy = generated("two one").out
     assert generated("two one", "--greedy").out == generated("two one", "--temperature", "0").out == greedy
     assert generated("two one", "--top-k", "1").out == greedy
@@ -76,7 +76,7 @@ def test_how_tokens_are_chosen(generated):
     assert len(generated("two", "--top-p", "0.9", "--n-best", "3").out.splitlines()) == 4
 
 
-def test_candidates_at_each_mask(generated, models):
+def test_each_mask_gets_a_list_of_candidates(generated, models):
     lines = generated("one <mask> <mask>.", "--n-best", "2", kind="MaskedLanguageModel").out.splitlines()
     assert [line == "" for line in lines] == [False, False, True, False, False, True]
     probability, token, text = lines[0].split("\t")
@@ -100,7 +100,7 @@ def test_other_models_and_tools_are_named(models):
     assert "decoding.top_p: got 2.0" in fails(generate, models["CausalLanguageModel"], "one", "--top-p", "2")
 
 
-def test_a_checkpoint_without_vocabulary_and_a_config_without_weights(models, tmp_path):
+def test_missing_vocabulary_and_missing_weights_are_errors(models, tmp_path):
     content = torch.load(models["CausalLanguageModel"], weights_only=True)
     del content["vocabularies"]
     torch.save(content, tmp_path / "a.pth")
@@ -117,12 +117,12 @@ def test_a_checkpoint_without_vocabulary_and_a_config_without_weights(models, tm
         (("--input", "a.txt"), "give either TEXT or --input FILE"),
     ],
 )
-def test_arguments_that_contradict_each_other(arguments, message, capsys):
+def test_contradictory_arguments_are_errors(arguments, message, capsys):
     assert fails(generate, "model.pth", "one", *arguments) == "2"
     assert message in capsys.readouterr().err
 
 
-def test_a_picture_of_a_model_that_reads_text_has_no_meaning(models, tmp_path):
+def test_image_for_a_text_model_is_an_error(models, tmp_path):
     config = tmp_path / "lm.py"
     config.write_text(
         f"def config():\n    return dict(model=dict(type='CausalLanguageModel', **{SMALL}), data=dict(val=dict("

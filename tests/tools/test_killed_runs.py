@@ -44,7 +44,7 @@ def in_folder(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("ranks", "seed"), [(1, 0), (2, 2), pytest.param(1, 1, marks=SLOW), pytest.param(2, 3, marks=SLOW)]
 )
-def test_a_run_killed_at_random_moments_equals_one_never_stopped(ranks, seed):
+def test_run_killed_at_random_moments_equals_an_uninterrupted_one(ranks, seed):
     draw = random.Random(seed)
     run = f"killed{ranks}-{seed}"
     argv = ["tiny.py", "--run-dir", run, *of_ranks(ranks)]
@@ -62,7 +62,7 @@ def test_a_run_killed_at_random_moments_equals_one_never_stopped(ranks, seed):
 
 
 @pytest.mark.parametrize("dies_in", [("save", 5), ("rename", 8), ("link", 6)])
-def test_a_run_killed_while_it_saves_equals_one_never_stopped(dies_in):
+def test_run_killed_while_saving_equals_an_uninterrupted_one(dies_in):
     run = f"{dies_in[0]}{dies_in[1]}"
     assert finish(start("tiny.py", "--run-dir", run, dies_in=dies_in)) == [-signal.SIGKILL]
     assert list(Path(run).glob("*.tmp")) or dies_in[0] == "link"
@@ -95,7 +95,7 @@ def assert_same_shards(run: str, whole: str) -> None:
 
 @needs_newer_torch
 @pytest.mark.parametrize("dies_in", [("shards", 5), ("folder", 6)])
-def test_a_run_killed_while_its_ranks_save_their_shards_equals_one_never_stopped(sharded, dies_in):
+def test_run_killed_while_saving_shards_equals_an_uninterrupted_one(sharded, dies_in):
     run = f"sharded_{dies_in[0]}"
     assert -signal.SIGKILL in finish(start("tiny.py", "--run-dir", run, *SHARDED, ranks=2, dies_in=dies_in))
     assert list(Path(run).glob("*.shards.tmp"))
@@ -105,7 +105,7 @@ def test_a_run_killed_while_its_ranks_save_their_shards_equals_one_never_stopped
 
 @needs_newer_torch
 @pytest.mark.parametrize(("seed", "kills"), [(0, 1), pytest.param(1, 20, marks=SLOW), pytest.param(2, 20, marks=SLOW)])
-def test_ranks_killed_at_any_moment_of_a_save_lose_nothing(sharded, seed, kills):
+def test_ranks_killed_at_any_moment_of_saving_lose_nothing(sharded, seed, kills):
     """One rank or both are killed, at once or one after the other; runs are short, so that several can be killed."""
     draw, done, number = random.Random(seed), 0, 0
     while done < kills:
@@ -136,7 +136,7 @@ def wait_for_save(run: str, processes: list) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
-def test_a_signal_ends_the_step_saves_and_tells_how_to_go_on(ranks, number):
+def test_signal_ends_the_run_after_its_step_with_a_checkpoint_and_the_resume_command(ranks, number):
     run = f"signalled{ranks}"
     Path("output.txt").unlink(missing_ok=True)
     processes = start(
@@ -160,7 +160,7 @@ def test_a_signal_ends_the_step_saves_and_tells_how_to_go_on(ranks, number):
     assert_same(run, f"whole{ranks}")
 
 
-def test_a_whole_process_group_that_is_told_to_end_is_saved():
+def test_signal_to_a_whole_process_group_saves_the_run():
     """As with Slurm, the workers get the signal, too."""
     command = [sys.executable, str(ROOT / "tools" / "train.py"), "tiny.py", "--run-dir", "group", "--device", "cpu"]
     process = subprocess.Popen(
@@ -180,7 +180,7 @@ def test_a_whole_process_group_that_is_told_to_end_is_saved():
     assert read_checkpoint("group/last.pth")["progress"]["step"] >= 3
 
 
-def test_a_stop_during_evaluation_is_saved_at_once_and_evaluates_again(monkeypatch):
+def test_stop_during_evaluation_saves_at_once_and_evaluates_after_resuming(monkeypatch):
     def interrupted(*args, **options):
         torch.rand(1)  # evaluation may draw random numbers
         os.kill(os.getpid(), signal.SIGTERM)
@@ -256,7 +256,7 @@ def test_a_rank_that_fails_ends_the_other_and_its_error_is_shown():
     assert read_checkpoint("broken/last.pth")["progress"]["step"] >= 6
 
 
-def test_under_torchrun_with_restarts_a_run_goes_on_by_itself():
+def test_run_resumes_automatically_under_torchrun_with_restarts():
     status, said = torchrun("restarted", "--max-restarts", "1")
     assert status == 0, said[-3000:]
     assert Path("restarted", "broke").exists()
@@ -264,7 +264,7 @@ def test_under_torchrun_with_restarts_a_run_goes_on_by_itself():
 
 
 @pytest.mark.parametrize("slurm", [False, pytest.param(True, marks=SLOW)])
-def test_on_two_machines_a_run_goes_on_by_itself_too(slurm):
+def test_run_on_two_machines_resumes_automatically(slurm):
     """Two agents meet as on two machines. Only the one whose process fails counts a restart."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_corrections_mend_the_labels(folder, capsys):
+def test_corrections_fix_the_labels(folder, capsys):
     label_errors.main(["config.py", "--eval-only", "results.json", "--out", "out/labels.html", "--most", "1"])
     assert "1 suspicious labels: 1 missing" in capsys.readouterr().out
     (entry,) = json.loads((folder / "out" / "labels.json").read_text())
@@ -40,7 +40,7 @@ def test_the_corrections_mend_the_labels(folder, capsys):
     assert entry["bbox"] == pytest.approx(removed["bbox"], abs=0.02)
 
 
-def test_the_page_is_gone_through_by_keys_and_exports_what_was_accepted(folder, tmp_path):
+def test_page_is_reviewed_by_keys_and_exports_accepted_corrections(folder, tmp_path):
     label_errors.main(["config.py", "--eval-only", "results.json", "--most", "3"])
     with open_page(folder / "label_errors.html", width=390) as (page, problems):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -55,7 +55,7 @@ def test_the_page_is_gone_through_by_keys_and_exports_what_was_accepted(folder, 
         assert exported == json.loads((folder / "label_errors.json").read_text())[:1] and not problems
 
 
-def test_without_predictions_no_label_can_be_judged(folder, capsys):
+def test_no_label_is_judged_without_predictions(folder, capsys):
     (folder / "results.json").write_text("[]")
     label_errors.main(["config.py", "--eval-only", "results.json"])
     assert "0 suspicious labels: none" in capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_without_predictions_no_label_can_be_judged(folder, capsys):
     assert json.loads((folder / "label_errors.json").read_text()) == []
 
 
-def test_the_corrections_do_not_replace_the_predictions(folder, capsys):
+def test_corrections_do_not_overwrite_the_predictions(folder, capsys):
     with pytest.raises(SystemExit):
         label_errors.main(["config.py", "--eval-only", "results.json", "--out", "results.html"])
     assert "the corrections would replace results.json" in capsys.readouterr().err
@@ -79,7 +79,7 @@ def test_data_without_boxes_is_refused(folder):
         label_errors.main(["maps.py", "--eval-only", "results.json"])
 
 
-def test_planted_errors_are_found_by_a_model_that_is_right(shared_data):
+def test_planted_errors_are_found_with_perfect_predictions(shared_data):
     truth = json.loads((shared_data / "bccd" / "annotations" / "instances_val.json").read_text())
     truth["annotations"] = [a for a in truth["annotations"] if a["image_id"] in [i["id"] for i in truth["images"][:30]]]
     truth["images"] = truth["images"][:30]

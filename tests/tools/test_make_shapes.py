@@ -21,7 +21,7 @@ def written(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 5), ("val", 3)])
-def test_coco_detection_reads_back_what_the_world_drew(written, split, count):
+def test_coco_detection_reads_back_the_drawn_world(written, split, count):
     drawn = ShapesDetection(count, World(image_size=48, max_image_size=64, split=split), masks=True)
     stored = CocoDetection(
         str(written / f"{split}2017"), str(written / "annotations" / f"instances_{split}2017.json"), masks=True
@@ -38,7 +38,7 @@ def test_coco_detection_reads_back_what_the_world_drew(written, split, count):
         assert a["target"]["image_id"] == b["target"]["image_id"]
 
 
-def test_maps_and_captions_belong_to_the_images(written):
+def test_maps_and_captions_match_the_images(written):
     annotations = written / "annotations"
     world = World(image_size=48, max_image_size=64, split="val")
     panoptic = json.loads((annotations / "panoptic_val2017.json").read_text())
@@ -69,7 +69,7 @@ def test_an_earlier_result_is_replaced_only_on_request(written, tmp_path):
     assert [path.name for path in (out / "train2017").iterdir()] == ["000000000001.png"]
 
 
-def test_a_folder_of_something_else_is_never_overwritten(tmp_path):
+def test_folder_with_other_contents_is_never_overwritten(tmp_path):
     picture = tmp_path / "train2017" / "holiday.jpg"
     picture.parent.mkdir()
     picture.write_bytes(b"x")
@@ -78,7 +78,7 @@ def test_a_folder_of_something_else_is_never_overwritten(tmp_path):
     assert picture.exists()
 
 
-def test_wrong_arguments_are_reported_without_a_trace(tmp_path):
+def test_wrong_arguments_are_reported_without_a_traceback(tmp_path):
     with pytest.raises(SystemExit, match="image_size: got 4"):
         main([str(tmp_path / "a"), "--image-size", "4"])
     with pytest.raises(SystemExit):

@@ -54,7 +54,7 @@ def score(capsys, *args: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_quickstarts_train_and_are_scored_again(name, capsys):
+def test_quickstart_configs_train_and_results_score_the_same_again(name, capsys):
     config = str(CONFIGS / "quickstart" / f"{name}.py")
     metrics = train(config, TINY)
     assert 0 <= metrics[QUICK[name]] <= 1
@@ -63,14 +63,14 @@ def test_quickstarts_train_and_are_scored_again(name, capsys):
 
 
 @pytest.mark.parametrize("name", ["mask2former", "per_pixel"])
-def test_camvid_has_its_classes(name, shared_data):
+def test_camvid_configs_have_the_camvid_classes(name, shared_data):
     config = str(CONFIGS / "camvid" / f"{name}.py")
     dataset = build_dataset(load_config(config)["data"]["val"], str(shared_data / "camvid"))
     assert len(dataset) == 101 and len(dataset.classes) == 11
 
 
 @pytest.mark.parametrize("name", ["coco_panoptic", "coco_instance"])
-def test_real_images_are_trained_on_scored_and_written(name, shared_data, capsys):
+def test_training_and_testing_work_on_real_images(name, shared_data, capsys):
     config = str(CONFIGS / "overfit" / f"{name}.py")
     overrides = [
         f"data.root={shared_data / dict(coco_panoptic='coco_panoptic', coco_instance='coco_tiny')[name]}",

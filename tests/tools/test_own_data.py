@@ -37,38 +37,38 @@ def semantic(tmp_path, values, **options):
     return read_own_data("semantic", tmp_path / "images", tmp_path / "masks", share=0.3, out=tmp_path / "out")
 
 
-def test_masks_of_0_and_255_have_two_classes(tmp_path):
+def test_masks_of_0_and_255_give_two_classes(tmp_path):
     settings = settings_of(semantic(tmp_path, [0, 255]), "train")
     assert settings["values"] == [0, 255] and settings["ignore"] == []
     labels = SemanticFolder(**settings).load_semantic(0)
     assert sorted(np.unique(labels)) == [0, 1]
 
 
-def test_255_is_no_class_beside_two_others(tmp_path):
+def test_255_is_ignored_beside_two_other_values(tmp_path):
     settings = settings_of(semantic(tmp_path, [0, 3, 255]), "train")
     assert settings["values"] == [0, 3] and settings["ignore"] == [255]
 
 
-def test_values_that_the_class_file_does_not_name_are_told(tmp_path):
+def test_values_missing_from_the_class_file_are_reported(tmp_path):
     (tmp_path / "classes.txt").write_text("sky\nroad\n")
     data = semantic(tmp_path, [0, 1, 7])
     assert "classes.txt, and ignored: values 7" in data.summary
     assert settings_of(data, "train")["ignore"] == [7, 255]
 
 
-def test_class_file_that_does_not_fit_the_values_is_an_error(tmp_path):
+def test_class_file_that_contradicts_the_values_is_an_error(tmp_path):
     (tmp_path / "classes.txt").write_text("background\nobject\n")
     with pytest.raises(DataError, match="values 0, 255, of which fewer than two are classes of .*classes.json"):
         semantic(tmp_path, [0, 255])
 
 
-def test_pictures_of_another_ending_are_told(tmp_path, capsys):
+def test_images_with_another_extension_are_reported(tmp_path, capsys):
     pictures(tmp_path / "images", "x.PNG", "y.jpeg")
     semantic(tmp_path, [0, 1])
     assert "left out: 2 pictures" in capsys.readouterr().out
 
 
-def test_folders_of_splits_are_no_classes(tmp_path):
+def test_split_folders_are_not_taken_for_classes(tmp_path):
     names = [f"{split}/{name}/{k}.png" for split in ("train", "valid", "test") for name in "ab" for k in range(3)]
     pictures(tmp_path / "roboflow", *names)
     data = read_own_data("classification", tmp_path / "roboflow", None, share=0.2, out=tmp_path / "out")

@@ -23,7 +23,7 @@ def write_log(folder, *, best_epoch, metric="bbox/AP", epochs=6):
     return folder
 
 
-def test_runs_are_compared_and_their_best_is_named(tmp_path, monkeypatch, capsys):
+def test_runs_are_compared_and_their_best_metrics_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_log(tmp_path / "a" / "detr", best_epoch=2)
     write_log(tmp_path / "b" / "detr", best_epoch=5)
@@ -34,7 +34,7 @@ def test_runs_are_compared_and_their_best_is_named(tmp_path, monkeypatch, capsys
     assert picture.shape[1] > 2 * picture.shape[0] and picture.std() > 10  # three panels
 
 
-def test_steps_and_names_and_metrics_can_be_chosen(tmp_path, capsys):
+def test_axis_names_and_metrics_can_be_chosen(tmp_path, capsys):
     log = write_log(tmp_path / "run", best_epoch=3)
     plot_log.main(
         [str(log), "--x", "step", "--names", "mine", "--metrics", "bbox/AP", "--out", str(tmp_path / "c.png")]
@@ -42,12 +42,12 @@ def test_steps_and_names_and_metrics_can_be_chosen(tmp_path, capsys):
     assert "mine  best bbox/AP 0.5 at step 30" in capsys.readouterr().out
 
 
-def test_one_run_alone_shows_every_loss(tmp_path):
+def test_single_run_shows_every_loss(tmp_path):
     plot_log.main([str(write_log(tmp_path / "run", best_epoch=3)), "--out", str(tmp_path / "new" / "c.png")])
     assert (tmp_path / "new" / "c.png").is_file()
 
 
-def test_smoothing_is_part_of_the_curve():
+def test_smoothing_is_a_fraction_of_the_curve():
     values = np.array([0.0, 0, 6, 0, 0])
     assert smooth(values, 3).tolist() == [0, 2, 2, 2, 0]
 
@@ -63,14 +63,14 @@ def test_smoothing_is_part_of_the_curve():
         (["{run}", "--smooth", "2"], "--smooth is a part of the curve"),
     ],
 )
-def test_wrong_arguments_end_with_an_error_that_helps(tmp_path, capsys, arguments, message):
+def test_wrong_arguments_are_helpful_errors(tmp_path, capsys, arguments, message):
     run = write_log(tmp_path / "run", best_epoch=3)
     with pytest.raises(SystemExit) as error:
         plot_log.main([argument.format(run=run) for argument in arguments])
     assert message in f"{error.value.code}\n{capsys.readouterr().err}"
 
 
-def test_a_run_without_validation_is_drawn_beside_others(tmp_path):
+def test_run_without_validation_is_drawn_with_others(tmp_path):
     write_log(tmp_path / "whole", best_epoch=3)
     log = write_log(tmp_path / "young", best_epoch=3) / "log.jsonl"
     log.write_text(log.read_text().splitlines()[0])

@@ -82,14 +82,14 @@ def test_files_folders_and_patterns_are_drawn_and_written(run, capsys):
     assert "3 images, " in capsys.readouterr().out
 
 
-def test_inputs_are_not_overwritten_by_what_is_drawn(run):
+def test_inputs_are_not_overwritten_by_drawings(run):
     before = Path("photos/a.jpg").read_bytes()
     with pytest.raises(SystemExit, match="--out photos: drawing would overwrite the input 'photos/a.jpg'"):
         predict.main([run, "--input", "photos", "--device", "cpu", "--out", "photos"])
     assert Path("photos/a.jpg").read_bytes() == before
 
 
-def test_files_of_one_name_do_not_overwrite_each_other(run):
+def test_files_with_the_same_name_do_not_overwrite_each_other(run):
     result = predictions(run, "--input", "photos/a.jpg", "photos/deep/a.png", "--format", "png")
     assert [entry["drawn"] for entry in result["images"]] == ["a.png", "a_2.png"]
 
@@ -111,7 +111,7 @@ def test_maps_are_written_for_panoptic_and_semantic_models(run):
     assert entry["objects"] and all(o["mask"]["size"] == [48, 64] for o in entry["objects"])
 
 
-def test_a_video_becomes_a_video_and_frames(run):
+def test_video_gives_a_drawn_video_and_its_frames_in_json(run):
     writer = cv2.VideoWriter("clip.mp4", cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 48))
     for k in range(7):
         writer.write(np.full((48, 64, 3), 30 * k, np.uint8))
@@ -123,26 +123,26 @@ def test_a_video_becomes_a_video_and_frames(run):
     assert drawn.get(cv2.CAP_PROP_FRAME_COUNT) == 4 and drawn.get(cv2.CAP_PROP_FPS) == pytest.approx(5)
 
 
-def test_a_camera_that_is_not_there_is_an_error_of_one_line(run, capfd):
+def test_missing_camera_is_a_one_line_error(run, capfd):
     with pytest.raises(SystemExit) as error:
         predict.main([run, "--input", "97", "--device", "cpu", "--out", "out"])
     assert str(error.value.code).endswith("no frame of camera 97 can be read. Is it connected, and not in use?")
     assert "WARN" not in capfd.readouterr().err  # OpenCV's log messages
 
 
-def test_a_file_in_place_of_the_folder_to_write_is_an_error_of_one_line(run, capsys):
+def test_file_at_the_output_folder_is_a_one_line_error(run, capsys):
     with pytest.raises(SystemExit) as error:
         predict.main([run, "--input", "b.png", "--device", "cpu", "--out", "b.png/out"])
     assert str(error.value.code).startswith("error: b.png/out: Not a directory.")
 
 
-def test_an_address_is_read_like_a_file(run, tmp_path, monkeypatch):
+def test_url_is_read_like_a_file(run, tmp_path, monkeypatch):
     monkeypatch.setattr(predict, "download", lambda address: tmp_path / "b.png")
     entry = predictions(run, "--input", "https://example.org/street.png")["images"][0]
     assert entry["drawn"] == "street.jpg"
 
 
-def test_tiles_predict_large_pictures(run, capsys):
+def test_tiles_are_used_for_large_images(run, capsys):
     cv2.imwrite("large.png", np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8))
     arguments = [run, "--input", "large.png", "--json-threshold", 0, "--tiles", 64, "--batch", 4]
     tiled = predictions(*arguments, "--tile-overlap", 16)["images"][0]
@@ -166,7 +166,7 @@ def test_tiles_predict_masks_and_maps(run):
     assert all(o["mask"]["size"] == [64, 112] for o in entry["objects"])
 
 
-def test_thresholds_are_said_of_models_that_find_objects_alone(run, capsys):
+def test_thresholds_are_printed_only_for_models_that_find_objects(run, capsys):
     assert "thresholds" in predictions(run, "--input", "b.png")
     assert "objects from score 0.50 (the default)" in capsys.readouterr().out
     make_run(MASKS.replace('["panoptic", "semantic", "instance"]', '["semantic"]'), "ShapesSegmentation")
@@ -185,7 +185,7 @@ def test_broken_pictures_are_named_and_left_out(run, capsys):
     assert "broken.jpg" in fails(capsys, run, "--input", "photos/broken.jpg")
 
 
-def test_links_that_lead_in_a_circle_are_left_out(run, capsys):
+def test_circular_links_are_left_out(run, capsys):
     Path("photos/circle.png").symlink_to("circle.png")
     assert len(predictions(run, "--input", "photos")["images"]) == 2
     assert "left out: input: cannot read 'photos/circle.png' (Too many levels of symbolic links)" in (
@@ -193,7 +193,7 @@ def test_links_that_lead_in_a_circle_are_left_out(run, capsys):
     )
 
 
-def test_a_picture_too_large_for_the_memory_is_an_error_with_a_remedy(run, capsys, monkeypatch):
+def test_image_too_large_for_memory_is_an_error_with_a_remedy(run, capsys, monkeypatch):
     def postprocess(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 676000000 bytes.\nmore")
 
@@ -217,7 +217,7 @@ def test_a_picture_too_large_for_the_memory_is_an_error_with_a_remedy(run, capsy
         (["nothing", "--input", "b.png"], "'nothing' is neither a model of the zoo"),
     ],
 )
-def test_wrong_arguments_end_with_an_error_that_helps(run, capsys, arguments, message):
+def test_wrong_arguments_are_helpful_errors(run, capsys, arguments, message):
     Path("empty").mkdir()
     Path("clip.mp4").write_bytes(b"no video")
     assert message in fails(capsys, *arguments)

@@ -65,7 +65,7 @@ def val_metrics(run: str) -> dict[str, float]:
     return json.loads(Path(run, "log.jsonl").read_text().splitlines()[-1])["metrics"]
 
 
-def test_with_moving_average_and_accumulation_a_resumed_run_equals_one_never_stopped(config, capsys):
+def test_resumed_run_with_moving_average_and_accumulation_equals_an_uninterrupted_one(config, capsys):
     # Three batches, of which the last one makes a step alone.
     options = ["train.ema_decay=0.5", "train.accumulate=2"]
     call(train, config, "--run-dir", "whole", "train.epochs=2", *options)
@@ -84,7 +84,7 @@ def test_with_moving_average_and_accumulation_a_resumed_run_equals_one_never_sto
     assert boxes[1] == f"{val_metrics('parts')['bbox/AP']:.3f}"
 
 
-def test_a_change_that_the_checkpoint_does_not_fit_is_refused_and_spoils_nothing(config):
+def test_incompatible_change_is_refused_and_leaves_the_run_intact(config):
     call(train, config, "--run-dir", "run")
     before = Path("run/config.json").read_text()
     for override, message in {
@@ -119,14 +119,14 @@ def test_sections_that_a_tool_needs_are_all_named(config):
     assert "data.val not set" in error(evaluate, config, "nothing.pth", "data.val=none")
 
 
-def test_results_go_into_a_folder_that_is_made_for_them(config):
+def test_results_folder_is_created(config):
     call(train, config, "--run-dir", "run")
     call(evaluate, config, "run/last.pth", "--out", "new/folder/results.json")
     assert json.loads(Path("new/folder/results.json").read_text())
 
 
 @pytest.mark.parametrize("tool", [train, evaluate])
-def test_a_device_that_is_not_there_is_said(config, tool, monkeypatch, capsys):
+def test_missing_device_is_reported(config, tool, monkeypatch, capsys):
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     with pytest.raises(SystemExit):
         tool.main([config, *(["last.pth"] if tool is evaluate else []), "--device", "cuda"])

@@ -25,7 +25,7 @@ def messages() -> list[str]:
     return re.findall(r"error: .*", Path("output.txt").read_text())
 
 
-def test_runs_started_in_a_loop_have_a_folder_each():
+def test_runs_started_in_a_loop_get_separate_folders():
     runs = [start("tiny.py", "train.epochs=1") for _ in range(3)]
     assert [finish(run) for run in runs] == [[0]] * 3
     folders = sorted(path.name for path in Path("runs").iterdir())
@@ -34,7 +34,7 @@ def test_runs_started_in_a_loop_have_a_folder_each():
     assert logs[0] and logs[0] == logs[1] == logs[2]
 
 
-def test_of_two_that_take_one_folder_one_trains(tmp_path):
+def test_only_one_of_two_runs_in_the_same_folder_trains(tmp_path):
     runs = [start("tiny.py", "--run-dir", "run", "train.epochs=1") for _ in range(2)]
     assert sorted(finish(run)[0] for run in runs) == [0, 1]
     (message,) = messages()
@@ -42,7 +42,7 @@ def test_of_two_that_take_one_folder_one_trains(tmp_path):
     assert log_of("run")
 
 
-def test_of_two_that_resume_one_run_one_trains():
+def test_only_one_of_two_processes_resuming_a_run_trains():
     first = start("tiny.py", "--run-dir", "run")
     wait_for_step("run", 2, first)
     assert finish(start("--resume", "run")) == [1]
@@ -57,7 +57,7 @@ def test_of_two_that_resume_one_run_one_trains():
     assert log_of("run")
 
 
-def test_of_two_launches_of_torchrun_in_one_folder_one_trains():
+def test_only_one_of_two_torchrun_launches_in_the_same_folder_trains():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     launches = [
         subprocess.Popen(

@@ -63,14 +63,14 @@ def test_bfloat16_is_not_timed_where_it_is_emulated(world, step_cost, monkeypatc
     assert step_cost[1] == [(256, "fp32")]
 
 
-def test_a_config_says_why_and_what_wrote_it(world, step_cost):
+def test_config_explains_its_choices_and_names_its_command(world, step_cost):
     detection(world, "--hours", "0.1")
     text = Path("runs/start/config.py").read_text()
     assert "# random weights, as model.backbone.pretrained=false says" in text
     assert "1.00 s a step" in text and "--hours 0.1" in text and "# the fullest image has" in text
 
 
-def test_larger_images_when_the_time_allows_enough_steps(world, step_cost, monkeypatch):
+def test_larger_images_are_chosen_if_the_time_allows_enough_steps(world, step_cost, monkeypatch):
     monkeypatch.setattr(start, "read_own_data", with_short_side(start.read_own_data, 500))
     step_cost[0]["fp32"] = 0.01
     config = detection(world, "--hours", "0.05")
@@ -102,7 +102,7 @@ def test_too_little_time_for_an_epoch_is_an_error_that_says_how_much_is_enough(w
         ("panoptic", "panoptic_train2017.json", "MaskClassification"),
     ],
 )
-def test_masks_start_likewise(world, step_cost, monkeypatch, task, annotations, model):
+def test_semantic_masks_are_supported(world, step_cost, monkeypatch, task, annotations, model):
     monkeypatch.setattr(start, "time_steps", lambda command, folder: StepCost(1 / 60, 1 / 60, 10))
     main(
         [str(world / "train2017"), str(world / "annotations" / annotations), RANDOM, "--task", task, "--dry-run"]
@@ -126,14 +126,14 @@ def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
     assert [sum(column) for column in zip(*counts)] == [12, 12] and all(counts[1])
 
 
-def test_the_next_start_has_a_folder_of_its_own(world, step_cost, monkeypatch):
+def test_next_start_gets_a_new_folder(world, step_cost, monkeypatch):
     monkeypatch.setattr(start, "time_steps", lambda command, folder: StepCost(1 / 60, 1 / 60, 10))
     detection(world, "--hours", "0.05")
     detection(world, "--hours", "0.05")
     assert Path("runs/start-2/config.py").is_file()
 
 
-def test_without_imagenet_weights_it_starts_from_random_ones_and_says_so(monkeypatch, capsys):
+def test_missing_imagenet_weights_are_replaced_by_random_ones_and_reported(monkeypatch, capsys):
     def unreachable(self):
         raise CheckpointError("cannot download resnet50.pth (no route).")
 
@@ -166,7 +166,7 @@ def test_options_are_checked(capsys):
             main(["photos", *wrong])
 
 
-def test_an_epoch_that_only_fits_at_the_smallest_size_is_trained_there(world, step_cost, monkeypatch):
+def test_smallest_size_is_used_if_an_epoch_fits_only_there(world, step_cost, monkeypatch):
     read = own_data.read_own_data
     monkeypatch.setattr(start, "read_own_data", with_short_side(read, 480))
     monkeypatch.setattr(start, "time_steps", lambda command, folder: StepCost(1 / 60, 1 / 60, 8000))
@@ -175,14 +175,14 @@ def test_an_epoch_that_only_fits_at_the_smallest_size_is_trained_there(world, st
     assert config["data"]["val"]["transforms"]["short_side"] == 256
 
 
-def test_an_empty_folder_is_used_again(tmp_path):
+def test_empty_folder_is_reused(tmp_path):
     assert start.free_folder(tmp_path / "a") == start.free_folder(tmp_path / "a") == tmp_path / "a"
     (tmp_path / "a/config.py").touch()
     assert start.free_folder(tmp_path / "a") == tmp_path / "a-2"
 
 
 @pytest.mark.slow
-def test_from_photos_to_a_report(world, tmp_path, monkeypatch, capsys):
+def test_photos_are_trained_on_and_reported(world, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main([str(world / "train2017"), str(world / "annotations/instances_train2017.json"), RANDOM, "--hours", "0.03"])
     out = capsys.readouterr().out

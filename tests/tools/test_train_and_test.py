@@ -106,7 +106,7 @@ def coco_config(tmp_path, monkeypatch):
     return str(path)
 
 
-def test_a_run_leaves_all_its_files_and_prints_the_table(tiny, tmp_path, capsys):
+def test_run_writes_all_its_files_and_prints_the_table(tiny, tmp_path, capsys):
     train(tiny)
     run = tmp_path / "runs" / "tiny"
     names = {path.name for path in run.iterdir()}
@@ -146,7 +146,7 @@ def test_testing_repeats_the_validation_and_writes_results_for_pycocotools(tiny,
     assert len(truth.loadRes(str(out)).anns) == 5 * 10
 
 
-def test_checkpoints_keep_what_the_evaluation_has_measured(tiny, monkeypatch, capsys):
+def test_checkpoints_keep_what_the_evaluation_measured(tiny, monkeypatch, capsys):
     found = ScoreThresholds(0.25, (0.5, *[None] * 5), "highest F1 in validation")
     # After such a short training nothing is detected.
     monkeypatch.setattr(CocoEvaluator, "score_thresholds", lambda evaluator: found)
@@ -167,7 +167,7 @@ def test_checkpoints_keep_what_the_evaluation_has_measured(tiny, monkeypatch, ca
 
 
 @pytest.mark.parametrize("name", [["runs/tiny"], ["runs/tiny/best.pth"], ["runs/tiny/config.json", "runs/tiny"]])
-def test_every_tool_takes_a_run_by_any_name(tiny, tmp_path, capsys, name):
+def test_every_tool_accepts_a_run_by_any_of_its_names(tiny, tmp_path, capsys, name):
     train(tiny, "train.epochs=1")
     capsys.readouterr()
     test_tool.main([*name, "data.val.num_images=2", "--device", "cpu"])
@@ -183,7 +183,7 @@ def test_every_tool_takes_a_run_by_any_name(tiny, tmp_path, capsys, name):
     assert "wrote runs/browse/index.html" in capsys.readouterr().out
 
 
-def test_a_resumed_run_equals_one_never_stopped_and_names_what_changed(tiny, tmp_path, capsys):
+def test_resumed_run_equals_an_uninterrupted_one_and_names_changes(tiny, tmp_path, capsys):
     train(tiny, "train.epochs=2", "--run-dir", tmp_path / "whole")
     train(tiny, "--run-dir", tmp_path / "parts")
     train("--resume", tmp_path / "parts", "train.epochs=2")
@@ -195,7 +195,7 @@ def test_a_resumed_run_equals_one_never_stopped_and_names_what_changed(tiny, tmp
 
 
 @pytest.mark.parametrize("ids", [(3, 7, 90), (0, 1, 2)])
-def test_own_data_needs_only_its_paths(coco_config, tmp_path, capsys, ids):
+def test_users_data_need_only_their_paths(coco_config, tmp_path, capsys, ids):
     overrides = write_coco(tmp_path / "data", ids=ids)
     train(coco_config, *overrides, "--run-dir", "run")
     evaluate(coco_config, "run/last.pth", *overrides, "--per-class", "--out", "results.json")
@@ -207,7 +207,7 @@ def test_own_data_needs_only_its_paths(coco_config, tmp_path, capsys, ids):
     assert saved["classes"] == ["cat", "dog", "cow"] and saved["category_ids"] == list(ids)
 
 
-def test_fine_tuning_to_other_classes_starts_only_the_class_head_anew(tiny, coco_config, tmp_path, capsys):
+def test_fine_tuning_to_other_classes_reinitialises_only_the_class_head(tiny, coco_config, tmp_path, capsys):
     train(tiny, "--run-dir", "shapes")
     train(
         coco_config, *write_coco(tmp_path / "data"), "--init", "shapes/last.pth", "optimizer.lr=0.0", "--run-dir", "own"
@@ -218,7 +218,7 @@ def test_fine_tuning_to_other_classes_starts_only_the_class_head_anew(tiny, coco
     assert before["head.class_embed.weight"].shape == (7, 32) and after["head.class_embed.weight"].shape == (4, 32)
 
 
-def test_a_users_own_backbone_trains(tiny, tmp_path):
+def test_user_defined_backbone_trains(tiny, tmp_path):
     (tmp_path / "my_backbone.py").write_text("""
 from torch import nn
 from vitkit import BACKBONES
@@ -255,12 +255,12 @@ class Patches(nn.Module):
         ["train.activation_checkpointing=true", "schedule=CosineLR"],
     ],
 )
-def test_training_options_run_to_the_end(tiny, tmp_path, options):
+def test_training_completes_with_each_option(tiny, tmp_path, options):
     train(tiny, *options, "--run-dir", "run")
     assert read_checkpoint("run/last.pth")["progress"]["epoch"] == 1
 
 
-def test_two_ranks_train_and_test_to_the_same_numbers_as_one(tiny, tmp_path, capfd):
+def test_two_ranks_give_the_metrics_of_one(tiny, tmp_path, capfd):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
     def torchrun(tool, *args):
@@ -334,7 +334,7 @@ def broken(case: str, folder: Path) -> list:
         ("other classes", r"data\.train .*'cow' and 'pig'"),
     ],
 )
-def test_wrong_data_ends_with_an_error_that_names_it(coco_config, tmp_path, capsys, case, expected):
+def test_wrong_data_is_an_error_that_names_it(coco_config, tmp_path, capsys, case, expected):
     message = fails(capsys, train_tool.main, coco_config, *broken(case, tmp_path / "data"))
     assert re.search(expected, message), message
 
@@ -355,7 +355,7 @@ def test_wrong_data_ends_with_an_error_that_names_it(coco_config, tmp_path, caps
         (["{tiny}", "model.head.num_heads=5"], "num_heads=5 must divide d_model=32"),
     ],
 )
-def test_wrong_arguments_end_with_an_error_that_helps(tiny, capsys, arguments, expected):
+def test_wrong_arguments_are_helpful_errors(tiny, capsys, arguments, expected):
     message = fails(capsys, train_tool.main, *(a.format(tiny=tiny) for a in arguments))
     assert expected in message
 
@@ -367,7 +367,7 @@ def test_a_folder_without_a_run_cannot_be_resumed(tiny, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("case", ["another model", "truncated", "pickled code"])
-def test_a_wrong_checkpoint_ends_testing_with_an_error(tiny, tmp_path, capsys, case):
+def test_testing_with_a_wrong_checkpoint_is_an_error(tiny, tmp_path, capsys, case):
     path = tmp_path / "checkpoint.pth"
     torch.save({"model": torch.nn.Linear(3, 3).state_dict()}, path)
     if case == "truncated":
@@ -378,7 +378,7 @@ def test_a_wrong_checkpoint_ends_testing_with_an_error(tiny, tmp_path, capsys, c
     assert expected in fails(capsys, test_tool.main, tiny, path)
 
 
-def test_missing_pretrained_weights_say_how_to_go_on(coco_config, tmp_path, capsys, monkeypatch):
+def test_error_for_missing_pretrained_weights_names_a_remedy(coco_config, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: (_ for _ in ()).throw(OSError("no network")))
     overrides = write_coco(tmp_path / "data")
@@ -423,13 +423,13 @@ def test_a_detector_is_reported_by_class_size_threshold_and_confusion(tiny, tmp_
         (["--eval-only", "none.json", "--confusion"], "no file 'none.json'"),
     ],
 )
-def test_wrong_report_options_end_with_an_error(tiny, capsys, arguments, message):
+def test_wrong_report_options_are_errors(tiny, capsys, arguments, message):
     with pytest.raises(SystemExit) as error:
         test_tool.main([tiny, *(arguments if "--eval-only" in arguments else ["w.pth", *arguments])])
     assert message in f"{error.value.code}\n{capsys.readouterr().err}"
 
 
-def test_a_run_on_data_in_a_relative_folder_is_tested_from_another_folder(coco_config, tmp_path, capsys, monkeypatch):
+def test_run_with_a_relative_data_path_is_tested_from_another_folder(coco_config, tmp_path, capsys, monkeypatch):
     write_coco(tmp_path / "cows")
     train(coco_config, "data.root=cows")
     (tmp_path / "elsewhere").mkdir()

@@ -47,7 +47,7 @@ def translated(checkpoint, capsys):
     return call
 
 
-def test_a_run_leaves_its_vocabularies_in_the_checkpoint(run):
+def test_checkpoint_contains_the_vocabularies_of_the_run(run):
     saved = read_checkpoint(run / "last.pth")
     assert set(saved["vocabularies"]) == {"source", "target"} and "classes" not in saved
     assert len(saved["model"]["decoder.embedding.weight"]) == 120
@@ -83,7 +83,7 @@ def test_a_resumed_run_keeps_its_vocabulary(run, checkpoint, tmp_path):
     )
 
 
-def test_a_line_for_each_line(translated, monkeypatch, tmp_path):
+def test_each_input_line_gives_one_output_line(translated, monkeypatch, tmp_path):
     printed = translated("one hundred", "", "seven €")
     assert len(printed.out.splitlines()) == 3 and printed.out.splitlines()[1] == ""
     assert "1 of 3 lines are empty: so are their translations" in printed.err
@@ -97,7 +97,7 @@ def test_a_line_for_each_line(translated, monkeypatch, tmp_path):
     assert translated().out == printed.out
 
 
-def test_a_loaded_run_translates_what_it_is_called_with(run, checkpoint, capsys):
+def test_loaded_run_translates_its_argument(run, checkpoint, capsys):
     translate.main([str(run), "--device", "cpu", "one hundred", "two"])
     expected = capsys.readouterr().out.splitlines()
     model = load(run)
@@ -112,14 +112,14 @@ def test_a_loaded_run_translates_what_it_is_called_with(run, checkpoint, capsys)
         predict.main([str(run), "--input", __file__, "--device", "cpu"])
 
 
-def test_several_translations_with_scores(translated):
+def test_several_translations_are_printed_with_scores(translated):
     lines = translated("one hundred", "two", "--n-best", "3").out.splitlines()
     assert lines[3] == lines[7] == "" and len(lines) == 8
     scores = [float(line.split("\t")[0]) for line in lines[:3]]
     assert scores == sorted(scores, reverse=True)
 
 
-def test_sampled_translations_follow_from_the_seed(translated, checkpoint, capsys):
+def test_sampled_translations_depend_only_on_the_seed(translated, checkpoint, capsys):
     def sampled(seed):
         return translated("one hundred", "two", "--sample", "--top-k", "20", "--n-best", "2", "--seed", seed).out
 
@@ -138,7 +138,7 @@ def test_alignment_matrices_are_drawn(translated, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= {"a_1.png", "a_2.png"}
 
 
-def test_long_sentences_are_an_error_or_cut(checkpoint, translated):
+def test_long_sentences_are_an_error_or_truncated(checkpoint, translated):
     with pytest.raises(SystemExit, match=r"line 1: \d+ tokens, the end counted; expected at most 5\. Split the line"):
         translate.main([checkpoint, "one hundred two thousand three", "--max-source", "5"])
     printed = translated("one hundred two thousand three", "--max-source", "5", "--truncate")

@@ -89,7 +89,7 @@ def test_each_video_is_drawn_once_with_the_mean_of_its_views():
     torch.testing.assert_close(samples[1][0]["class_scores"], torch.tensor([1.0, 0.0]))
 
 
-def test_frames_of_a_dataset_are_from_the_first_to_the_last(run):
+def test_drawn_frames_span_the_video_from_first_to_last(run):
     videos = VideoFolder("videos")
     assert [number_of(frame) for frame in videos.load_frames(1, 4)] == [0, 5, 10, 15]
 
@@ -100,7 +100,7 @@ def test_training_counts_short_videos_in_its_log(run):
     assert log.count("video 'run/0.mp4' is shorter than a clip") == 2  # in training and in evaluation
 
 
-def test_a_videos_classes_are_drawn_over_time(run, capsys):
+def test_classes_of_a_video_are_drawn_over_time(run, capsys):
     args = ["trained", "--input", "videos/run/1.mp4", "--task", "classification", "--out", "drawn", "--device", "cpu"]
     predict.main(args)
     video = json.loads((run / "drawn" / "predictions.json").read_text())["videos"][0]
@@ -164,12 +164,12 @@ def test_a_run_is_tested_from_another_folder(run, monkeypatch, capsys):
     assert "4 videos, 2 classes" in capsys.readouterr().out
 
 
-def test_pictures_are_no_input_of_a_model_of_clips(run):
+def test_images_are_refused_by_a_clip_model(run):
     with pytest.raises(ConfigError, match="give a video"):
         load("trained").run([np.zeros((16, 16, 3), np.uint8)])
 
 
-def test_a_call_takes_videos_however_they_are_given(run):
+def test_call_accepts_videos_in_every_form(run):
     model = load("trained")
     path = "videos/run/1.mp4"
     expected = classify_video(model, path)
@@ -198,7 +198,7 @@ def test_a_call_takes_videos_however_they_are_given(run):
             model(source)
 
 
-def test_a_model_of_images_classifies_no_video(run):
+def test_image_model_does_not_classify_videos(run):
     predictor = load("trained")
     predictor.sampling = None
     with pytest.raises(ConfigError, match="predicts on pictures"):
@@ -227,14 +227,14 @@ def test_points_frames_and_blocks_that_do_not_exist_are_errors(run, wrong, messa
         explain.main(["trained", "--video", "videos/run/1.mp4", "--device", "cpu", *wrong])
 
 
-def test_clips_are_looked_at_as_strips(run):
+def test_browse_draws_clips_as_strips(run):
     browse.main(["clips.py", "--count", "2", "--out", "look"])
     assert np.asarray(Image.open(run / "look" / "figure_1.png")).std() > 10
     browse.main(["clips.py", "--split", "val", "--original", "--count", "1", "--out", "look_val"])
     assert (run / "look_val" / "index.html").is_file()
 
 
-def test_the_doctor_counts_lengths_rates_short_and_unreadable_videos(run, capsys):
+def test_doctor_reports_lengths_rates_short_and_unreadable_videos(run, capsys):
     (run / "videos" / "run" / "bad.mp4").write_bytes(b"no video")
     try:
         status = doctor.main(["clips.py", "--only", "images", "class_balance", "--json"])
@@ -251,6 +251,6 @@ def test_the_doctor_counts_lengths_rates_short_and_unreadable_videos(run, capsys
     assert issues["data.train", "class balance"]["details"] == {"jump": 2, "run": 3}
 
 
-def test_the_quickstart_is_valid():
+def test_video_quickstart_is_valid():
     config = load_config("quickstart/video")
     assert config["data"]["train"]["type"] == "ShapesMotion"

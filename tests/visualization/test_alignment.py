@@ -15,7 +15,7 @@ def test_an_alignment_matrix_is_drawn(tmp_path):
     assert picture.getextrema() == (0, 255)
 
 
-def test_long_sentences_stay_within_bounds(tmp_path):
+def test_drawings_of_long_sentences_have_a_maximum_size(tmp_path):
     draw_alignment(torch.rand(150, 120), ["w"] * 120, ["v"] * 150, tmp_path / "a.png")
     assert max(Image.open(tmp_path / "a.png").size) < 4000
 

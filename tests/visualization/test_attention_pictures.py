@@ -48,7 +48,7 @@ def query_layer(reference: list[float], weights: torch.Tensor | None = None) -> 
     return QueryLayer(locations, weights, torch.tensor(reference), torch.tensor([0.5, 0.5, 0.4, 0.2]), "cat", 0.9)
 
 
-def test_overlay_colours_the_location_of_the_weight_and_leaves_the_rest_grey():
+def test_overlay_colours_only_attended_locations():
     weights = torch.zeros(2, 2)
     weights[0, 1] = 0.3
     drawn = overlay_attention(grey_image(), weights, color=(200, 0, 0))
@@ -58,7 +58,7 @@ def test_overlay_colours_the_location_of_the_weight_and_leaves_the_rest_grey():
     assert drawn.shape == (60, 90, 3)
 
 
-def test_overlay_of_a_map_that_covers_padding_shows_the_images_part_alone():
+def test_overlay_of_a_map_with_padding_shows_only_the_image_part():
     weights = torch.tensor([[0.2, 0.2, 0.9, 0.9]])
     drawn = overlay_attention(grey_image(), weights, color=(200, 0, 0), covered=(1.0, 2.0))
     left = drawn[0, 0].tolist()
@@ -75,7 +75,7 @@ def test_overlay_of_a_map_of_zeros_is_grey():
     assert (overlay_attention(grey_image(), torch.zeros(2, 3)) == 75).all()
 
 
-def test_encoder_attention_has_a_panel_per_point_with_the_point_in_its_place(tmp_path, panels):
+def test_encoder_attention_has_a_panel_per_point_with_its_point_marked(tmp_path, panels):
     path = tmp_path / "new" / "encoder.png"
     draw_encoder_attention(grey_image(), [(45, 30), (9, 6)], torch.rand(2, 4, 6), path)
     # 90 pixels become 630.
@@ -121,7 +121,7 @@ def test_sampling_has_a_row_per_layer_and_a_column_per_level_and_one_for_all(tmp
     assert count_color(path, MAGENTA) > 100 and count_color(path, LIMEGREEN) > 100
 
 
-def test_sampling_points_lie_in_their_places_with_their_weights_the_largest_on_top(tmp_path, panels):
+def test_sampling_points_are_drawn_at_their_locations_largest_weight_on_top(tmp_path, panels):
     weights = torch.zeros(1, 2, 1)
     weights[0, :, 0] = torch.tensor([0.7, 0.3])
     locations = torch.tensor([[0.1, 0.2], [0.9, 0.5]]).view(1, 2, 1, 2)

@@ -6,7 +6,7 @@ from PIL import Image
 from vitkit.visualization.attention import draw_word_attention
 
 
-def test_words_with_their_attention(tmp_path):
+def test_words_are_drawn_with_their_attention(tmp_path):
     weights = torch.rand(3, 4, 6)
     image = np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8)
     draw_word_attention(image, ["a", "red", "ring"], weights, tmp_path / "new/words.png")

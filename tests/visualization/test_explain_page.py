@@ -23,7 +23,7 @@ def weights_of(layer: dict, num_rows: int) -> np.ndarray:
     return levels / 255 * largest
 
 
-def test_the_page_holds_every_head_and_their_mean(tmp_path):
+def test_page_contains_every_head_and_their_mean(tmp_path):
     weights = torch.rand(2, 6, 4).softmax(-1)
     layers = [PageLayer("words", weights, list("abcdef"), (2, 2), (1.1, 1.0), [[0, 0, 5, 5]] * 6)]
     path = tmp_path / "page.html"
@@ -38,7 +38,7 @@ def test_the_page_holds_every_head_and_their_mean(tmp_path):
     assert data["width"] / data["height"] == 1.5 and data["scale"] == data["width"] / 30
 
 
-def test_the_page_needs_nothing_else_and_no_token_ends_its_script(tmp_path):
+def test_page_is_self_contained_and_no_token_ends_its_script(tmp_path):
     path = tmp_path / "page.html"
     write_explain_page([PageLayer("x", torch.ones(1, 1, 1), ["</script>"], ["<b>"])], path, title="<i>")
     text = path.read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def test_the_page_needs_nothing_else_and_no_token_ends_its_script(tmp_path):
     assert data_of(path)["layers"][0]["rows"]["labels"] == ["</script>"]
 
 
-def test_where_there_are_too_many_weights_the_last_layers_keep_their_heads(tmp_path, monkeypatch):
+def test_last_layers_keep_their_heads_if_there_are_too_many_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(explain_page, "MAX_BYTES", 100)
     layers = [PageLayer(str(i), torch.rand(3, 4, 4), list("abcd"), list("abcd")) for i in range(3)]
     path = tmp_path / "page.html"
@@ -59,7 +59,7 @@ def test_where_there_are_too_many_weights_the_last_layers_keep_their_heads(tmp_p
         write_explain_page(layers, path, title="t")
 
 
-def test_pooling_keeps_the_sums_and_says_what_the_margin_covers():
+def test_pooling_keeps_the_sums_and_reports_the_padded_margin():
     maps = torch.rand(2, 30, 57)
     small, covered = pooled(maps, (1.0, 1.5))
     assert small.shape == (2, 10, 19) and covered == (1.0, 1.5)

@@ -21,7 +21,7 @@ def has_color(image, color):
     return bool((image == color).all(axis=-1).any())
 
 
-def test_masks_are_coloured_where_they_are_with_a_legend_below():
+def test_masks_are_coloured_with_a_legend_below():
     masks = np.zeros((1, 400, 500), bool)
     masks[0, 100:300, 50:250] = True
     drawn = draw_masks(BLACK, masks, [1], NAMES, scores=[0.9])
@@ -33,7 +33,7 @@ def test_masks_are_coloured_where_they_are_with_a_legend_below():
     assert not BLACK.any()
 
 
-def test_of_masks_over_each_other_the_smallest_is_on_top():
+def test_smallest_of_overlapping_masks_is_on_top():
     masks = torch.zeros(2, 400, 500, dtype=torch.bool)
     masks[0, 150:200, 150:450] = True
     masks[1] = True
@@ -49,7 +49,7 @@ def test_a_small_image_is_enlarged_with_its_masks():
     assert tuple(drawn[8 * 34, 8 * 28]) == on_black(0)
 
 
-def test_an_image_without_masks_stays_as_it_is():
+def test_image_without_masks_is_unchanged():
     image = np.full((400, 400, 3), 7, np.uint8)
     assert np.array_equal(draw_masks(image, np.zeros((0, 400, 400), bool), [], NAMES), image)
 
@@ -85,7 +85,7 @@ def test_sheets_show_predictions_beside_the_truth(tmp_path):
         assert not has_color(right, class_color(0)) and has_color(right, class_color(int(target["labels"][0])))
 
 
-def test_the_truth_may_have_another_size_than_the_image(tmp_path):
+def test_ground_truth_may_have_another_size_than_the_image(tmp_path):
     dataset = ShapesSegmentation(
         1, World(image_size=64), transforms=dict(type="EvalResize", short_side=96, max_size=96)
     )
@@ -95,7 +95,7 @@ def test_the_truth_may_have_another_size_than_the_image(tmp_path):
     assert (tmp_path / "a.png").is_file()
 
 
-def test_classes_have_the_colours_that_people_expect():
+def test_classes_have_their_conventional_colours():
     names = ["person", "Sky", "sky-other-merged", "tree", "zebra"]
     sky, tree = named_color(1, names), named_color(3, names)
     assert sky[2] > sky[1] > sky[0] and tree[1] > max(tree[0], tree[2])
@@ -104,7 +104,7 @@ def test_classes_have_the_colours_that_people_expect():
     assert len({named_color(label, names) for label in range(5)}) == 5
 
 
-def test_names_in_the_legend_are_never_cut():
+def test_names_in_the_legend_are_never_truncated():
     masks = np.ones((1, 400, 500), bool)
     name = "a very long name of a class that is wider than its small picture can be, and then some more"
     drawn = draw_masks(BLACK, masks, [0], [name])

@@ -25,7 +25,7 @@ def ipython(shell) -> dict[str, ModuleType]:
     return {"IPython": package, "IPython.display": display}
 
 
-def test_a_notebook_shows_the_picture(picture, monkeypatch, capsys):
+def test_picture_is_shown_in_a_notebook(picture, monkeypatch, capsys):
     modules = ipython(shell=object())
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -34,7 +34,7 @@ def test_a_notebook_shows_the_picture(picture, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_script_prints_its_path(picture, monkeypatch, capsys):
+def test_path_of_the_picture_is_printed_in_a_script(picture, monkeypatch, capsys):
     for name, module in ipython(shell=None).items():
         monkeypatch.setitem(sys.modules, name, module)
     show(picture)

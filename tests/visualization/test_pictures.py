@@ -21,7 +21,7 @@ def has_color(image: np.ndarray, color: tuple[int, int, int]) -> bool:
     return bool((image == color).all(axis=-1).any())
 
 
-def test_boxes_are_drawn_in_their_class_colour_at_their_place():
+def test_boxes_are_drawn_at_their_location_in_their_class_colour():
     image = np.zeros((400, 500, 3), np.uint8)
     drawn = draw_detections(image, [[100, 120, 200, 240]], [1], NAMES, scores=[0.9])
     assert drawn.shape == image.shape
@@ -38,7 +38,7 @@ def test_a_small_image_is_enlarged_with_its_boxes():
     assert tuple(drawn[220, 80]) == class_color(0)
 
 
-def test_an_image_without_boxes_stays_as_it_is():
+def test_image_without_boxes_is_unchanged():
     image = np.full((400, 400, 3), 7, np.uint8)
     drawn = draw_detections(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), NAMES, torch.zeros(0))
     assert np.array_equal(drawn, image)
@@ -56,7 +56,7 @@ def test_neighbouring_classes_have_distinct_colours():
     assert np.diagonal(distances, offset=1).min() > 100
 
 
-def test_the_sheet_holds_predictions_above_the_threshold_beside_the_truth(tmp_path):
+def test_sheet_shows_predictions_above_the_threshold_beside_the_truth(tmp_path):
     dataset = ShapesDetection(3, World(image_size=64, min_objects=0, max_objects=0))
     target = dataset[0]["target"]
     predictions = {
@@ -94,7 +94,7 @@ def val_line(step: int) -> str:
     ],
     ids=["one point", "validation only", "both", "nan loss"],
 )
-def test_curves_are_drawn_from_whatever_there_is(tmp_path, lines):
+def test_curves_are_drawn_from_the_available_records(tmp_path, lines):
     log = tmp_path / "log.jsonl"
     log.write_text("\n".join(lines) + "\n")
     plot_training(log, tmp_path / "out" / "curves.png")
@@ -119,7 +119,7 @@ def test_terms_of_the_loss_are_not_flat_below_the_total(losses, expected, tmp_pa
     assert [[line.get_label() for line in axes.get_lines()] for axes in figure.axes] == expected
 
 
-def test_an_unfinished_line_is_passed_over_and_a_repeated_step_counts_once(tmp_path):
+def test_incomplete_line_is_skipped_and_a_repeated_step_counts_once(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text("\n".join([train_line(0), train_line(1, 5.0), '{"kind": "tra', train_line(1, 4.0), '{"kind"']))
     train, val = read_log(log)
@@ -140,7 +140,7 @@ def test_smoothing_keeps_a_constant_and_averages_inside():
     assert smooth(np.array([0.0, 0.0, 3.0, 0.0, 0.0]), 3) == pytest.approx([0, 1, 1, 1, 0])
 
 
-def test_titles_are_broken_into_lines_and_never_cut(tmp_path):
+def test_titles_are_wrapped_and_never_truncated(tmp_path):
     picture = np.zeros((100, 200, 3), np.uint8)
     save_grid([picture], ["short"], tmp_path / "a.png", panel=200)
     save_grid([picture], ["several words that do not fit one line " * 2 + "x" * 80], tmp_path / "b.png", panel=200)

@@ -45,7 +45,7 @@ def test_four_frames_of_a_video_are_shown(tmp_path):
     assert all(areas[(50 * i,) * 3] > 5000 for i in range(1, 5))
 
 
-def test_what_no_figure_shows_is_told(tmp_path):
+def test_unsupported_predictions_draw_no_figure(tmp_path):
     assert not draw_predictions([], images(), tmp_path / "none.png")
     assert not draw_predictions([({"tokens": [1]}, {"image_id": 7})], images(), tmp_path / "none.png")
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ def fill(mebibytes):
     return lambda: torch.ones(mebibytes * 2**18).sum()
 
 
-def test_calls_take_turns_and_the_first_is_the_measure_of_the_others():
+def test_calls_alternate_and_are_compared_with_the_first():
     calls = []
 
     def wait(name, seconds):
@@ -30,7 +30,7 @@ def test_calls_take_turns_and_the_first_is_the_measure_of_the_others():
     assert second.seconds == pytest.approx(0.06, rel=0.3)
 
 
-def test_peak_memory_is_what_a_call_needs_at_most():
+def test_peak_memory_is_the_maximum_during_a_call():
     peak = peak_memory(partial(fill, 64))
     if peak is None:
         pytest.skip("the system does not tell its peak memory")
@@ -43,7 +43,7 @@ def test_missing_transformers_names_the_remedy(monkeypatch):
         benchmark.measure("detr", benchmark.parse_args(["detr", "--repeats", "1", "--no-memory"]))
 
 
-def test_each_part_is_measured_in_a_process_of_its_own_and_written(tmp_path, capsys):
+def test_each_part_is_measured_in_a_separate_process_and_written(tmp_path, capsys):
     out = tmp_path / "table.md"
     benchmark.main(["local_relation", "--repeats", "1", "--out", str(out)])
     printed = capsys.readouterr()
@@ -52,7 +52,7 @@ def test_each_part_is_measured_in_a_process_of_its_own_and_written(tmp_path, cap
     assert printed.out.count("F.unfold") == 2 and printed.out.count("vitkit |") == 2
 
 
-def test_an_error_of_a_part_is_one_line(tmp_path):
+def test_error_of_a_part_is_one_line(tmp_path):
     with pytest.raises(SystemExit, match=f"error: .*{tmp_path}"):
         benchmark.main(["loader", "--images", str(tmp_path)])
 
@@ -71,7 +71,7 @@ def test_table_names_each_group_once():
     ]
 
 
-def test_models_of_clips_are_compared_with_ones_of_the_same_size():
+def test_clip_models_are_compared_with_models_of_the_same_size():
     pytest.importorskip("transformers")
     with torch.device("meta"):
         pairs = ((clips.transformers_timesformer, "timesformer_divided"), (clips.torchvision_mvit, "mvitv2_s_16x4"))

@@ -17,7 +17,7 @@ def check(name, target, dtype):
 
 
 @pytest.mark.parametrize("name, target, dtype", [("forward", "sm_90", "bf16"), ("backward", "gfx942", "fp32")])
-def test_a_kernel_compiles_and_spills_no_register(name, target, dtype):
+def test_kernel_compiles_without_spilling_registers(name, target, dtype):
     check(name, target, dtype)
 
 
@@ -25,7 +25,7 @@ def test_a_kernel_compiles_and_spills_no_register(name, target, dtype):
 @pytest.mark.parametrize("dtype", compiled_ahead.DTYPES)
 @pytest.mark.parametrize("target", compiled_ahead.TARGETS)
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_every_kernel_compiles_for_every_target_and_type(name, target, dtype):
+def test_every_kernel_compiles_for_every_target_and_dtype(name, target, dtype):
     check(name, target, dtype)
 
 
@@ -34,7 +34,7 @@ def test_resident_warps_are_limited_by_registers_or_the_device():
     assert resident_warps("sm_90", Resources(16, 0, 0), 4) == 64
 
 
-def test_a_limit_is_bytes_by_bandwidth():
+def test_lower_bound_is_bytes_divided_by_bandwidth():
     # 22,223 locations of 256 values in and out, and 128 samples of two coordinates and a weight, 4 bytes each.
     moved = 2 * 22223 * (256 + 128 * 3 + 256) * 4
     row = next(line for line in limit_table().splitlines() if line.startswith("| forward | 2 | fp32"))

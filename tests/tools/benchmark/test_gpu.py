@@ -11,7 +11,7 @@ from vitkit.tools.benchmark.gpu_parts import Options
 CPU = ["--device", "cpu", "--tiny"]
 
 
-def test_a_part_runs_in_a_process_of_its_own_and_is_not_repeated(tmp_path, capsys):
+def test_part_runs_in_a_separate_process_and_is_not_repeated(tmp_path, capsys):
     out = tmp_path / "new" / "gpu.json"
     gpu.main(["deformable", *CPU, "--out", str(out)])
     (record,) = json.loads(out.read_text())
@@ -24,7 +24,7 @@ def test_a_part_runs_in_a_process_of_its_own_and_is_not_repeated(tmp_path, capsy
     assert capsys.readouterr().out == "deformable: done before (--again measures again)\n"
 
 
-def test_a_failed_part_is_recorded_and_tried_again(tmp_path, monkeypatch):
+def test_failed_part_is_recorded_and_retried(tmp_path, monkeypatch):
     out = tmp_path / "gpu.json"
     answers = [
         {"part": "tuning", "error": "exit status 1; see the console"},
@@ -37,12 +37,12 @@ def test_a_failed_part_is_recorded_and_tried_again(tmp_path, monkeypatch):
     assert "| tuning | exit status 1; see the console |  | **not ok** |" in out.with_suffix(".md").read_text()
 
 
-def test_a_part_ends_when_its_minutes_are_over(tmp_path):
+def test_part_ends_at_its_time_limit(tmp_path):
     args = gpu.parse_args(["tuning", *CPU, "--out", str(tmp_path / "gpu.json"), "--minutes", "0.001"])
     assert gpu.run_part("tuning", args) == {"part": "tuning", "error": "not done after 0.001 minutes"}
 
 
-def test_without_a_gpu_the_error_says_what_to_do(capsys):
+def test_error_without_a_gpu_names_a_remedy(capsys):
     if gpu.torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit):

@@ -11,7 +11,7 @@ from vitkit.tools.benchmark.timing import Options
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("training", [False, True])
-def test_contestants_run(name, training):
+def test_all_compared_models_run(name, training):
     pytest.importorskip("transformers")
     case = Case(64, 96, batch_size=1, training=training)
     rows = models.compare_family(FAMILIES[name], case, Options(repeats=1, memory=False), what=name)
@@ -48,12 +48,12 @@ def test_both_forms_of_a_backbone_have_the_same_number_of_parameters(name):
     assert trained[0] == pytest.approx(trained[1], rel=0.01)
 
 
-def test_calls_can_be_sent_to_the_process_that_measures_memory():
+def test_calls_can_be_pickled_to_the_process_that_measures_memory():
     for family in (*FAMILIES.values(), *models.BACKBONE_FAMILIES.values()):
         pickle.dumps(family)
 
 
-def test_masks_are_the_boxes_of_a_tenth_to_half_of_the_sides():
+def test_masks_are_boxes_of_a_tenth_to_half_of_the_image_sides():
     batch = models.random_batch(Case(40, 60, batch_size=2), 91)
     assert batch.masks.shape == (2, models.TARGETS_PER_IMAGE, 40, 60)
     for mask, box in zip(batch.masks.flatten(0, 1), batch.boxes_cxcywh.flatten(0, 1)):
@@ -63,7 +63,7 @@ def test_masks_are_the_boxes_of_a_tenth_to_half_of_the_sides():
         assert columns.sum() == pytest.approx(60 * box[2], abs=1) and 5 <= columns.sum() <= 31
 
 
-def test_a_part_has_rows_for_each_case_and_on_a_gpu_more(monkeypatch):
+def test_part_has_rows_for_each_case_and_more_on_a_gpu(monkeypatch):
     monkeypatch.setattr(models, "compare_family", lambda family, case, options, what: [what])
     assert len(models.measure("maskformer", Options())) == 4
     assert models.measure("maskformer", Options(device="cuda"))[-1] == "training step, 1024x1024, batch 2"

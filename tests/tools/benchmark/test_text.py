@@ -12,14 +12,14 @@ CASE = Case(
 
 
 @pytest.mark.parametrize("beams", text.BEAMS)
-def test_both_decode_as_many_tokens(beams):
+def test_both_models_decode_equally_many_tokens(beams):
     pytest.importorskip("transformers")
     ours = text.our_decoding(CASE, beams, Options())()
     assert [len(hypotheses[0].tokens) for hypotheses in ours] in ([5] * 3, [4] * 3)
     assert text.marian_decoding(CASE, beams, Options())().shape == (3, 1 + 5)
 
 
-def test_both_have_the_same_weights():
+def test_both_models_have_equally_many_weights():
     pytest.importorskip("transformers")
     positions = sum(p.numel() for n, p in text.marian_model(CASE).named_parameters() if "position" in n)
 
@@ -30,7 +30,7 @@ def test_both_have_the_same_weights():
     assert count(text.our_model(CASE, final_norm=True)) == count(text.PyTorchTransformer(CASE))
 
 
-def test_both_train_and_are_compared():
+def test_both_models_train_and_are_compared():
     rows = text.measure_training(Options(repeats=1), CASE)
     assert [row.name for row in rows] == ["torch.nn.Transformer", "vitkit Transformer"]
     assert rows[0].ratio == 1 and rows[1].seconds > 0
