@@ -30,7 +30,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("variant", PARAMETERS)
 def test_classifiers_have_the_published_parameters(variant):
-    """They are the published 23.3 M and 14.7 M to 0.6 %, and exactly those of an independent reconstruction."""
+    """The published 23.3 M and 14.7 M to 0.6 %, and exactly those of an independent reconstruction."""
     with torch.device("meta"):
         model = BACKBONES.build(variant, num_classes=1000)
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[variant]

@@ -173,7 +173,7 @@ def test_weights_with_stride_in_the_first_convolution_recognise_photos(shared_da
         scores = model(image.permute(2, 0, 1)[None])["logits"].softmax(1)[0]
     classes = ResNet50_Weights.IMAGENET1K_V1.meta["categories"]
     assert classes[int(scores.argmax())] == name
-    # With strides in the 3x3 convolutions the minibus has 0.48. How an image is resized moves them by up to 0.08.
+    # With strides in the 3x3 convolutions the minibus has 0.48. The method of resizing changes scores by up to 0.08.
     assert float(scores.max()) > probability - 0.03
 
 

@@ -191,7 +191,7 @@ def test_stages_smaller_than_a_window_use_the_centre_of_a_full_bias_table():
 
 
 def test_small_feature_map_is_one_window_with_the_centre_of_the_bias_table():
-    # Official classifiers make a table for the smaller window; its entries are ours nearest to the middle.
+    # Official classifiers have a table for the smaller window; its entries are the central ones of ours.
     theirs = randomize(
         timm.models.SwinTransformer(
             img_size=64, window_size=8, embed_dim=16, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8), num_classes=7

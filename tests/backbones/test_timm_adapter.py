@@ -248,7 +248,7 @@ def test_pixels_are_normalised_as_the_weights_expect():
     ("name", "first", "count"), [(VIT, "net.model.blocks.0", 12), (CONV, "net.stages_0.blocks.0", 12)]
 )
 def test_each_block_has_its_own_layer_decay_factor(name, first, count):
-    """Modules between two blocks, such as a ConvNeXt's downsampling, have the rate of the lower block."""
+    """Modules between two blocks, such as a ConvNeXt's downsampling, get the factor of the lower block."""
     model = nn.Module()
     model.backbone = BACKBONES.build(f"timm/{name}")
     model.head = nn.Linear(2, 2)

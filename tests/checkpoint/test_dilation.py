@@ -1,4 +1,4 @@
-"""Weights of a dilated backbone (DC5) have the names and shapes of a plain one's."""
+"""Weights of a dilated backbone (DC5) have the names and shapes of those of a plain one."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Repositories of the hub, from a server on this machine that answers as the hub does."""
+"""Repositories of the hub, from a local server that responds as the hub does."""
 
 import hashlib
 import http.server

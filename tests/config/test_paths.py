@@ -5,7 +5,7 @@ from vitkit.config import load_config, make_data_paths_absolute
 
 def test_only_data_paths_are_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "val").mkdir()  # as a split is called
+    (tmp_path / "val").mkdir()  # the name of a split
     data = load_config("configs/detr_r50.py", ["data.root=cows"])["data"]
     data["val"]["images"] = "../photos"
     cfg = {"data": data}

@@ -1,4 +1,4 @@
-"""A config knows how many classes its published checkpoint has, without data; test_mask_configs has those of masks."""
+"""A config knows how many classes its published checkpoint has, without data; test_mask_configs covers mask models."""
 
 import pytest
 import torch

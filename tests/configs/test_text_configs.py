@@ -1,4 +1,4 @@
-"""The configs of text: valid, buildable with vocabularies, of the published size."""
+"""Text configs: valid, buildable with vocabularies, of the published size."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every config of Kinetics: valid, of the published size, and fed with the clips that its model expects."""
+"""Every Kinetics config: valid, of the published size, and fed with the clips that its model expects."""
 
 from pathlib import Path
 

@@ -205,7 +205,7 @@ def test_best_checkpoint_chosen_by_the_highest_loss_is_forgotten(tmp_path, capsy
     options = {"evaluate": lambda model: {"loss": next(losses)}, "best_metric": "loss"}
     run(tmp_path / "run", epochs=1, **options)
     saved = torch.load(tmp_path / "run" / LAST_NAME, weights_only=True)
-    saved["progress"]["best"] = 3.0  # as before the sign was turned
+    saved["progress"]["best"] = 3.0  # as saved before the sign was changed
     torch.save(saved, tmp_path / "run" / LAST_NAME)
     _, progress = run(tmp_path / "run", epochs=2, resume=tmp_path / "run" / LAST_NAME, **options)
     assert "best.pth is kept by the lowest loss from now on: it was kept by the highest" in capsys.readouterr().out

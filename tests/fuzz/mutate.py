@@ -1,4 +1,4 @@
-"""Changes of sound input: JSON values, JSON text and bytes."""
+"""Changes of valid input: JSON values, JSON text and bytes."""
 
 import copy
 import json

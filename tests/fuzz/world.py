@@ -31,7 +31,7 @@ def make_world(folder: Path) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a sound file."""
+    """The content of a valid file."""
     return json.loads(path.read_bytes())
 
 

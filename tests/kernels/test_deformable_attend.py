@@ -66,7 +66,7 @@ KERNELS = pytest.mark.parametrize("attend", [deformable_attend, plain.deformable
 @KERNELS
 def test_weighted_sums_by_hand(attend):
     values = torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0]).view(1, 5, 1, 1)  # a 2x2 map and a 1x1 map
-    # The middle of the first map and its lower right pixel; half way out of the second map, and far outside.
+    # The middle of the first map and its lower right pixel; halfway outside the second map, and far outside.
     locations = [[(0.5, 0.5), (0.75, 0.75)], [(1.0, 0.5), (7.0, -7.0)]]
     locations = torch.tensor(locations).view(1, 1, 1, 2, 2, 2)
     weights = torch.tensor([1.0, 0.5, 0.2, 9.0]).view(1, 1, 1, 2, 2)

@@ -1,4 +1,4 @@
-"""Targets that are odd but possible: more than queries, none at all, masks without a pixel. No loss becomes NaN."""
+"""Unusual but possible targets (more than queries, none at all, masks without a pixel): no loss becomes NaN."""
 
 import logging
 import re

@@ -137,7 +137,7 @@ def test_panoptic_maps_drop_small_segments_and_reassign_their_pixels():
     masks[0, :, :4] = 5  # a thing
     masks[1, :4, 4:] = 5  # stuff
     masks[2, 4:, 4:] = 4  # the same stuff: first merged, then dropped because it has no pixels
-    masks[1, 4:, 4:] = -1  # so that its pixels go to the next surest
+    masks[1, 4:, 4:] = -1  # so that its pixels go to the next most confident query
     masks[3, 0, 0] = 9  # a thing of one pixel, which is dropped
     masks[4] = 8  # "no object"
     logits = torch.full((6, 6), -9.0)

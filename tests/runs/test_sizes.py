@@ -1,4 +1,4 @@
-"""The sizes of training images that checkpoints keep, and evaluation in tiles of them."""
+"""The sizes of training images that checkpoints keep, and evaluation in tiles of these sizes."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_sizes_of_clips_and_text_are_not_measured():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A detector of random weights, and its config."""
+    """A detector with random weights, and its config."""
     monkeypatch.chdir(tmp_path)
     config = load_config("quickstart/detr", ["data.val.num_images=4", "model.backbone.depth=18"])
     torch.manual_seed(0)

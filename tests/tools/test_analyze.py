@@ -1,4 +1,4 @@
-"""tools/analyze.py: counts equal those by hand, of the originals, and as published."""
+"""tools/analyze.py: counts equal those by hand, those of the originals and the published ones."""
 
 import json
 import warnings
@@ -246,7 +246,7 @@ def test_every_variant_has_a_row():
 def test_parameters_equal_the_published_figures(name):
     parameters, figures = analyze.count_variant(name, macs=False)["parameters"], analyze.published()[name]
     if name == "mvitv2_l_40x3":
-        assert parameters == 213_390_112  # printed are 217.6 M; the official config builds 213.4 M
+        assert parameters == 213_390_112  # the published figure is 217.6 M; the official config builds 213.4 M
     elif "parameters" in figures:
         assert parameters == figures["parameters"]
     elif "published_m" in figures:

@@ -1,4 +1,4 @@
-"""Classification from the command lines to the files they leave."""
+"""Classification from the command lines to the files that the tools write."""
 
 import json
 import os

@@ -252,7 +252,7 @@ def test_a_rank_that_fails_ends_the_other_and_its_error_is_shown():
     seconds = time.time() - Path("broken", "broke").stat().st_mtime
     assert status == 1 and seconds < 60
     assert "KeyError: 'a cosmic ray'" in said
-    assert said.count("Traceback") <= 3  # the cause's own, torchrun's quotation, and torchrun's
+    assert said.count("Traceback") <= 3  # of the cause, of torchrun's quotation, and of torchrun
     assert read_checkpoint("broken/last.pth")["progress"]["step"] >= 6
 
 

@@ -66,7 +66,7 @@ def val_metrics(run: str) -> dict[str, float]:
 
 
 def test_resumed_run_with_moving_average_and_accumulation_equals_an_uninterrupted_one(config, capsys):
-    # Three batches, of which the last one makes a step alone.
+    # Three batches; the last one makes a step by itself.
     options = ["train.ema_decay=0.5", "train.accumulate=2"]
     call(train, config, "--run-dir", "whole", "train.epochs=2", *options)
     call(train, config, "--run-dir", "parts", *options)

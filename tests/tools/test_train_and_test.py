@@ -1,4 +1,4 @@
-"""The tools from their command lines to the files they leave."""
+"""The tools from their command lines to the files that they write."""
 
 import json
 import os

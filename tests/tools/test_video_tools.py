@@ -1,4 +1,4 @@
-"""Video files from the command lines to the pictures they leave."""
+"""Videos from the command lines to the pictures that the tools write."""
 
 import json
 from pathlib import Path
