@@ -71,7 +71,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         type=float,
         nargs="*",
         metavar="T",
-        help="for detectors, also print precision, recall and F1 at these scores (default: 0.1 to 0.9)",
+        help="for detectors, also print precision, recall and F1 at these scores (without T: 0.1 to 0.9)",
     )
     parser.add_argument(
         "--confusion",
@@ -79,7 +79,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         nargs="?",
         const=0.5,
         metavar="SCORE",
-        help="for detectors, draw the confusion matrix of predictions with at least this score (default: 0.5)",
+        help="for detectors, draw the confusion matrix of predictions with at least this score (without SCORE: 0.5)",
     )
     parser.add_argument(
         "--iou", type=float, default=MATCHED, help="minimum IoU for --thresholds and --confusion (default: 0.5)"
