@@ -148,7 +148,7 @@ def train(args: argparse.Namespace, data: OwnData, choice: Choice, folder: Path)
         run = vitkit.train(config, run_dir=folder / "run", device=args.device)
     except KeyboardInterrupt:
         command = shlex.join(["vitkit", "test", str(folder / "run"), "--report", str(folder / "report.html")])
-        sys.exit(f"interrupted; when the training is resumed and done, the report: {command}")
+        sys.exit(f"interrupted; once the training has been resumed and has finished, this writes the report: {command}")
     metric = config["train"]["best_metric"]
     trained = f"{choice.epochs} epochs, {(time.monotonic() - began) / 60:.0f} min"
     evaluated = vitkit.test(run.path, device=args.device, trust=True)
