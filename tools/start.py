@@ -37,7 +37,7 @@ from vitkit.tools.common import add_device, errors_in_one_line, is_override
 from vitkit.tools.own_data import OwnData, read_own_data
 
 CONFIG = "config.py"
-TRAINING_SHARE = 0.85
+TRAINING_SHARE = 0.8
 """The fraction of the time for training; the rest is for evaluations, pictures and the report."""
 NUM_EVALUATIONS = 5
 CHECKS = ("annotations", "images", "same_classes", "class_balance", "empty_images", "train_val_leakage", "queries")

@@ -49,7 +49,7 @@ def detection(world, *args):
 def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
     config = detection(world, "--hours", "0.1")
     steps_per_epoch = len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2
-    assert config["train"]["epochs"] == int(0.1 * 3600 * 0.85 / steps_per_epoch)
+    assert config["train"]["epochs"] == int(0.1 * 3600 * 0.8 / steps_per_epoch)
     assert config["train"]["precision"] == "fp32"
     assert step_cost[1] == [(256, "fp32"), (256, "bf16")]
     out = capsys.readouterr().out
