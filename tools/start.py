@@ -54,10 +54,14 @@ class Recipe:
     """The number of training steps that a larger size must leave time for."""
     evidence: str
     """The measurements that the recipe is based on, for a comment in the config."""
+    freeze_below: int = 0
+    """The number of steps below which a pretrained backbone is frozen up to res3, which halves the cost of a step."""
 
 
 RECIPES = {
-    "detection": Recipe((256, 320, 416, 512), 4000, "model_zoo/OWN_DATA.md: blood cells, 205 photos"),
+    "detection": Recipe(
+        (256, 320, 416, 512), 4000, "model_zoo/OWN_DATA.md: blood cells, 205 photos", freeze_below=1500
+    ),
     "semantic": Recipe((240, 360, 480), 2000, "model_zoo/OWN_DATA.md: CamVid, 367 photos"),
     "instance": Recipe((256, 320, 416), 4000, "not measured; sizes and steps are those of detection"),
     "panoptic": Recipe((256, 320, 416), 4000, "not measured; sizes and steps are those of detection"),
@@ -74,7 +78,8 @@ class Choice:
     weights: str
     """Where the backbone's initial weights come from, for a comment in the config."""
     pretrained: bool
-    epochs: int = 1000
+    freezes_res3: bool = False
+    epochs: int = 0
     cost: StepCost | None = None
 
     @property
@@ -196,8 +201,8 @@ def imagenet_weights(overrides: Sequence[str]) -> tuple[bool, str]:
 def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
     """Time a few steps of the smallest size in each precision, then of the largest that leaves time for enough steps.
 
-    The cost of a larger size is estimated as proportional to its pixels, a slight overestimate. The config of the
-    choice is written into the folder.
+    With time for few steps only, the backbone is frozen up to res3. The cost of a larger size is estimated as
+    proportional to its pixels, a slight overestimate. The config of the choice is written into the folder.
 
     Raises:
         ConfigError: the time is too short for one epoch.
@@ -206,22 +211,26 @@ def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
     recipe, minutes = RECIPES[args.task], 60 * args.hours * TRAINING_SHARE
     pretrained, weights = imagenet_weights(args.overrides)
 
-    def timed(size: int, precision: str) -> Choice:
-        choice = Choice(size, precision, weights, pretrained)
+    def timed(choice: Choice) -> Choice:
+        choice = replace(choice, epochs=1000, cost=None)
         write_config(folder / CONFIG, args, data, choice)
         command = ["vitkit", "train", str(folder / CONFIG), *args.overrides, "--device", args.device]
         cost = time_steps(command, folder / "timing")
-        print(f"timed     {size} pixels, {precision}: {60 * cost.minutes:.2f} s a step", flush=True)
+        settings = f"{choice.size} pixels, {choice.precision}{', frozen up to res3' * choice.freezes_res3}"
+        print(f"timed     {settings}: {60 * cost.minutes:.2f} s a step", flush=True)
         epochs = int(minutes / cost.minutes / cost.steps_per_epoch)
         return replace(choice, cost=cost, epochs=epochs)
 
     sizes = [size for size in recipe.sizes if size <= data.short_side] or [recipe.sizes[0]]
     precisions = ("fp32",) if emulates_bfloat16(torch.device(args.device)) else ("fp32", "bf16")
-    choice = min((timed(sizes[0], precision) for precision in precisions), key=lambda it: it.cost.minutes)
+    smallest = [timed(Choice(sizes[0], precision, weights, pretrained)) for precision in precisions]
+    choice = min(smallest, key=lambda it: it.cost.minutes)
+    if pretrained and choice.steps < recipe.freeze_below:
+        choice = timed(replace(choice, freezes_res3=True))
     for size in reversed(sizes[1:]):
         share = (choice.size / size) ** 2
         if choice.steps * share >= recipe.num_steps and choice.epochs * share >= 1:
-            larger = timed(size, choice.precision)
+            larger = timed(replace(choice, size=size))
             choice = larger if larger.epochs >= 1 else choice
             break
     if choice.epochs < 1:
@@ -241,6 +250,9 @@ def write_config(path: Path, args: argparse.Namespace, data: OwnData, choice: Ch
         f"{60 * choice.cost.minutes:.2f} s a step: {choice.steps} steps in {TRAINING_SHARE:.0%} of {args.hours:g} h; "
         f"larger images wait for {recipe.num_steps} steps"
     )  # fmt: skip
+    if choice.freezes_res3:
+        reason += f"; frozen up to res3, which halves a step's time, as there were fewer than {recipe.freeze_below}"
+    frozen = ", frozen_stages=3" * choice.freezes_res3
     command = [str(word) for word in (args.images, args.annotations, *args.overrides) if word is not None]
     lines = [
         f'"""{data.summary}',
@@ -255,7 +267,7 @@ def write_config(path: Path, args: argparse.Namespace, data: OwnData, choice: Ch
         "def config():",
         f"    # {choice.weights}",
         f"    # {choice.size} pixels: {reason}",
-        f"    cfg = base(size={choice.size}, pretrained={choice.pretrained})",
+        f"    cfg = base(size={choice.size}, pretrained={choice.pretrained}{frozen})",
         textwrap.indent("\n".join(data.config_lines), "    "),
         f"    # {choice.precision}: the faster one of float32 and bfloat16 here",
         f'    cfg["train"].update(epochs={choice.epochs}, precision="{choice.precision}")',

@@ -11,11 +11,17 @@ from vitkit.configs.bccd.dino import config as bccd_dino
 from vitkit.configs.parts.resnet import resnet50_for_transfer
 
 
-def config(size=320, pretrained=True):
-    """Return the config; `size` is the short side of an image in validation, in pixels."""
+def config(size=320, pretrained=True, frozen_stages=1):
+    """Return the config; `size` is the short side of an image in validation, in pixels.
+
+    A pretrained backbone has `frozen_stages`, and batch norms that are not trained: after three epochs of BCCD, two
+    images a step, AP 0.287 with them and 0.269 with trained ones, in 0.9 of the time.
+    """
     cfg = bccd_dino()
     features = ["res3", "res4"]
-    cfg["model"]["backbone"] = resnet50_for_transfer(out_features=features, frozen_stages=1)
+    cfg["model"]["backbone"] = resnet50_for_transfer(
+        norm="frozen_bn", out_features=features, frozen_stages=frozen_stages
+    )
     if not pretrained:
         cfg["model"]["backbone"] = dict(type="ResNet", depth=18, norm="bn", out_features=features, pretrained=False)
         cfg["optimizer"].update(lr=3e-4, backbone_lr=3e-4)

@@ -57,6 +57,28 @@ def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
     assert f"train it  vitkit train runs/start/config.py {RANDOM}" in out
 
 
+def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(world, step_cost, monkeypatch):
+    monkeypatch.setattr(start, "imagenet_weights", lambda overrides: (True, "ImageNet weights"))
+    timed = step_cost[1]
+
+    def time_steps(command, folder):
+        config = load_config(command[2])
+        frozen = config["model"]["backbone"]["frozen_stages"]
+        timed.append((frozen, config["train"]["precision"], config["train"]["epochs"]))
+        return StepCost(1 / 60 if frozen == 1 else 0.5 / 60, 1.0, 10)
+
+    monkeypatch.setattr(start, "time_steps", time_steps)
+    images, annotations = str(world / "train2017"), str(world / "annotations/instances_train2017.json")
+    main([images, annotations, "--dry-run", "--hours", "0.1"])
+    assert timed == [(1, "fp32", 1000), (1, "bf16", 1000), (3, "fp32", 1000)]
+    config = load_config(Path("runs/start/config.py"))
+    assert config["model"]["backbone"]["frozen_stages"] == 3 and config["train"]["epochs"] == 57
+    assert "frozen up to res3, which halves a step's time" in Path("runs/start/config.py").read_text()
+    main([images, annotations, "--dry-run", "--hours", "1", "--run-dir", "long"])
+    config = load_config(Path("long/config.py"))
+    assert config["model"]["backbone"]["frozen_stages"] == 1 and config["train"]["epochs"] == 288
+
+
 def test_bfloat16_is_not_timed_where_it_is_emulated(world, step_cost, monkeypatch):
     monkeypatch.setattr(start, "emulates_bfloat16", lambda device: True)
     detection(world, "--hours", "0.1")
