@@ -27,8 +27,7 @@ NO_CLASSES = {"void", "ignore", "ignored", "unlabelled", "unlabeled"}
 """Names of classes in label maps that are excluded from training and evaluation."""
 MAX_CLASSES = 256
 QUERIES_PER_OBJECT = 2.5
-"""Queries per object in the image with the most objects; in COCO that is 63, for 100 queries in DETR and 900 in DINO.
-"""
+"""Queries per object of the image with the most objects; COCO's has 63, for the 100 queries of DETR and 900 of DINO."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--names", nargs="+", help="names of the runs in the plot (default: the names of their folders)"
     )
     parser.add_argument(
-        "--metrics", nargs="+", help="validation metrics to draw (default: AP, AP50 and AP75, or all without these)"
+        "--metrics", nargs="+", help="validation metrics to draw (default: AP, AP50 and AP75; if none exists, all)"
     )
     parser.add_argument(
         "--losses", nargs="+", help="losses of several runs: loss (the total) or terms such as l1 (default: loss)"

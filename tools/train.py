@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
     except VitkitError as error:
         report_failure(error)
         sys.exit(error_line(error))
-    except Exception as error:  # torchrun shows the error; it is raised again unless another rank caused it
+    except Exception as error:  # torchrun shows the error; it is raised again unless one line explains it
         if lost_peer(error):
             sys.exit(f"error (rank {rank()}): another rank has ended, and this one with it; see that one's error.")
         report_failure(error)

@@ -146,7 +146,7 @@ def element_type(annotation: Any, key: int | str) -> Any:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Return whether a config's value has an annotated type: an int is also a float, and a list counts as a tuple."""
+    """Return whether a config's value has an annotated type: an int is also a float, and lists equal tuples."""
     if annotation in (Any, MISSING, object):
         return True
     if annotation in (None, type(None)):

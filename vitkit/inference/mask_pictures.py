@@ -82,7 +82,7 @@ def merging_rules(probabilities: Tensor, masks: Tensor, geometry: Geometry, sett
 
 
 def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: Path) -> Path:
-    """Save a PNG of how masks merge into the panoptic map, and which rule each void pixel is due to.
+    """Save a PNG of how masks merge into the panoptic map, and which rule decided each pixel.
 
     It has a row for each query above the object threshold: its mask, the pixels that it was assigned, and those of its
     mask that went to another query.

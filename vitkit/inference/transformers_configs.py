@@ -94,7 +94,7 @@ def _with_generation(folder: Path, values: Section) -> Section:
 def _things_of(classes: Sequence[str]) -> Section:
     """Return `things` of the data set that has these classes; empty if no data set does.
 
-    Names are compared by their first synonym, and three quarters must agree, as repositories spell a few differently.
+    Names are compared by first synonym, and over three quarters must agree, as repositories spell a few differently.
     """
     first_names = [name.partition(",")[0].strip() for name in classes]
     for data in _PANOPTIC_DATA:
