@@ -1,7 +1,8 @@
 """A Transformer captioner on COCO: ResNet-101, three encoder and three decoder layers of 512 channels.
 
 The sizes are those of the captioning Transformers of Cornia et al. 2020 (https://arxiv.org/abs/1912.08226), with the
-plain layers of Vaswani et al. 2017, and a backbone that is trained as well, at a tenth of the learning rate.
+plain layers of Vaswani et al. 2017 on the feature map of a backbone, which is trained as well, at a tenth of the
+learning rate.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/caption_transformer_coco.py
 Reference: none was published for this very model. Here: not yet run on COCO.

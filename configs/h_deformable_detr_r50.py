@@ -3,7 +3,7 @@ on COCO 2017, 12 epochs.
 
 The 300 best locations are the usual queries. In training, the next 1500 become additional queries, six of which are
 matched to each target; their losses are added. The paper's best models also have no dropout, mixed query selection and
-look forward twice: see `dino_r50_4scale.py`, whose keys can also be set here.
+look forward twice: see `dino_r50_4scale.py`, where the one-to-many keys of this config can also be set.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/h_deformable_detr_r50.py
 Reference: 43.7 box AP at 12 epochs without one-to-many matching; with the additions named above 47.0 without it and

@@ -236,7 +236,7 @@ class Dataset(Protocol):
     It may have
         noun: what its samples are called in the plural, if not "images",
         num_objects: the number of objects that it trains on,
-        task: "semantic", "instance" or "panoptic", the task that its segments are meant for,
+        task: "semantic", "instance" or "panoptic", the kind of segments in its samples,
         aspect_ratios(): width / height of every image, float64 (len(self),), for batching by orientation,
         lengths(): number of tokens of every sample, for batching text,
         image_classes(): the classes that each image shows, for sampling: (M,) int64 indices of images, and labels;

@@ -1,8 +1,8 @@
 """Why Deformable DETR exists: DETR beside it on the synthetic world, over epochs at equal data.
 
-Deformable DETR is the plain one (Zhu et al. 2021, https://arxiv.org/abs/2010.04159, table 1 and figure 3), without box
-refinement and two stages, with as many queries and layers as DETR, on one map and on several. Each uses its paper's
-losses.
+Deformable DETR is the plain one (Zhu et al. 2021, https://arxiv.org/abs/2010.04159, table 1 and figure 3), with
+neither box refinement nor two stages, with as many queries and layers as DETR, on one map and on several. Each uses its
+paper's losses.
 
 Run:  vitkit ablate detr_convergence
 Here: see model_zoo/ablations/detr_convergence.md.

@@ -11,8 +11,8 @@ def wmt14(tokens_per_gpu, root="data/wmt14"):
         num_workers=2,
         train=dict(
             type="ParallelText", source="{root}/train.en", target="{root}/train.de", max_length=256,
-            # Section 5.1: a shared vocabulary of about 37000. Characters that are very rare among the 9 M lines are
-            # left out.
+            # Section 5.1: a shared vocabulary of about 37000. Characters that occur less than 20 times in the 9 M lines
+            # are left out.
             vocabulary=dict(kind="bpe", size=37000, shared=True, min_count=20),
         ),
         val=dict(type="ParallelText", source="{root}/newstest2013.en", target="{root}/newstest2013.de"),

@@ -46,7 +46,8 @@ class BackboneSettings:
     """The weights that `load_pretrained` loads: False: none; a file; "https://...#sha256=PREFIX", a URL with the first
     digits of its checksum; "timm/NAME", timm's weights of that name; True: the default of the backbone's family."""
     pixel_mean: Sequence[float] = IMAGENET_MEAN
-    """Mean of RGB values in 0..1 that the weights expect; `pixel_std` is their deviation. Models normalise by them."""
+    """Mean of RGB values in 0..1 that the weights expect; `pixel_std` is their standard deviation. Models normalise
+    images by them."""
     pixel_std: Sequence[float] = IMAGENET_STD
 
 

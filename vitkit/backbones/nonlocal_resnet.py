@@ -21,7 +21,8 @@ FIVE_BLOCKS = {"res3": (1, 3), "res4": (1, 3, 5)}
 """The configuration of the paper's section 4: after every second block of res3 and res4 of a 50-layer network."""
 
 NON_LOCAL_RESNET_VARIANTS = {"nonlocal_resnet50": dict(depth=50), "nonlocal_resnet101": dict(depth=101)}
-"""The networks for images; for the paper's table 5, with a single block in res4, set `positions={"res4": (4,)}`."""
+"""The networks for images, with `FIVE_BLOCKS`. For the paper's table 5, which has a single non-local block before the
+last block of res4, set `positions={"res4": (4,)}` with 50 layers."""
 
 _PAPER_POSITIONS = {
     (50, 1): {"res4": (4,)},

@@ -115,7 +115,7 @@ class BaseWindowAttention(nn.Module):
         return self.qkv.bias
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """Attend: q, k and v are (B * M, heads, N, d), the bias broadcastable to (B * M, heads, N, N)."""
+        """Attend: q, k, v and the result are (B * M, heads, N, d), the bias broadcastable to (B * M, heads, N, N)."""
         return attend(q, k, v, bias)
 
     def forward(self, x: Tensor, window: int, shift: int, mask_bias: Tensor | None) -> Tensor:

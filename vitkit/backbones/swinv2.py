@@ -137,8 +137,8 @@ class SwinV2(Swin):
         depths: number of blocks in each stage.
         num_heads: number of heads in each stage.
         window: side of the windows, in pixels of the map.
-        trained_windows: for each stage, the window whose size is the unit for offsets: the one that the weights were
-            first trained with, which is smaller than `window` where the map was; None: `window`.
+        trained_windows: for each stage, the window whose largest offset is the unit for offsets: the one that the
+            weights were first trained with, which is smaller than `window` where the map was; None: `window`.
     Raises:
         ConfigError: an argument is invalid.
     """

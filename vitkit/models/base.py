@@ -79,7 +79,7 @@ class DensePredictionModel(ModelOnBackbone):
             )
 
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Normalise images and pad them as the model requires; the mask is only returned if padding is isolated."""
+        """Normalise images and pad them as the model requires; if padding is isolated, a mask is always returned."""
         images = normalize_images(images, padding_mask, **pixel_statistics(self.backbone))
         stride = max(info.stride for info in self.neck.feature_info.values())
         height, width = images.shape[-2:]

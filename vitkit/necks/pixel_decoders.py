@@ -51,7 +51,7 @@ class ConvNorm(Conv2dNormActivation):
 
 
 class MaskProjection(nn.Conv2d):
-    """The convolution to the mask features, which are then resized bilinearly if needed."""
+    """The convolution to the mask features; it extends an image's edges into the padding for bilinear resizing."""
 
     def __init__(self, in_channels: int, out_channels: int, *, kernel_size: int):
         super().__init__(in_channels, out_channels, kernel_size, padding=kernel_size // 2)

@@ -36,7 +36,8 @@ class DenoisingSettings:
     label_noise: float = 0.5
     """Fraction of labels of which half is replaced by random ones."""
     box_noise: float = 1.0
-    """Maximum shift of a box's corners, in halves of its width and height; larger by 1 for "no object"."""
+    """Maximum shift of a box's corners, in halves of its width and height; "no object" boxes shift by one to two times
+    as much."""
 
 
 class Noise(NamedTuple):

@@ -60,7 +60,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, prior: Tensor, stride: int
 
 
 class GeometryPrior(nn.Module):
-    """A small network from relative positions to scores, which add to the weights independently of the content.
+    """A small network from relative positions to scores, which are added to the similarities before the softmax.
 
     Args:
         num_groups: number of scores per position.

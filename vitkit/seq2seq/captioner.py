@@ -135,7 +135,8 @@ class Captioner(ModelOnBackbone, TextGenerator):
             )
 
     def weights_key(self) -> int:
-        """Return a fingerprint of the backbone's weights and statistics and the map's name: 63 bits of a SHA-256."""
+        """Return a fingerprint of the backbone's weights and pixel statistics and of the map's name: 63 bits of a
+        SHA-256."""
         if self._weights_key is None:
             digest = hashlib.sha256(f"{type(self.backbone).__name__} {self.feature}".encode())
             statistics = pixel_statistics(self.backbone)

@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 from vitkit.kernels.linear import linear
 
 CHUNK_VALUES = (1 << 18, 1 << 24)
-"""Number of values in an intermediate tensor, on a CPU and on a GPU: few enough for a CPU's cache; 64 MiB on a GPU."""
+"""Number of values in an intermediate tensor, on a CPU and on a GPU: few enough for a CPU's cache; enough to keep a GPU
+busy, 64 MiB."""
 
 
 class WholeMaskLosses(torch.autograd.Function):
