@@ -14,8 +14,8 @@ from vitkit.configs.parts.resnet import resnet50_for_transfer
 def config(size=320, pretrained=True, frozen_stages=1):
     """Return the config; `size` is the short side of an image in validation, in pixels.
 
-    A pretrained backbone has `frozen_stages`, and batch norms that are not trained: after three epochs of BCCD, two
-    images a step, AP 0.287 with them and 0.269 with trained ones, in 0.9 of the time.
+    The first `frozen_stages` of a pretrained backbone are frozen, and all its batch norms: after 515 steps of two
+    images of BCCD that gives AP 0.321, trained batch norms 0.300 in 1.1 times the processor time.
     """
     cfg = bccd_dino()
     features = ["res3", "res4"]
