@@ -80,9 +80,9 @@ def _shared_recordings(train: list[Path], val: list[Path], name: str, where: str
     low, high = min(gaps), max(gaps)
     message = (
         f"{len(shared)} of {len(set(series))} recordings, by their file names, are in both: {names}. {len(gaps)} of "
-        f"{len(val)} images of {name} lie {low} to {high} frames, median {np.median(gaps):g}, from one of train: of "
-        "neighbours one tells the other, and the score is too good. Hold recordings out, by `names=` of the datasets "
-        "or `vitkit split`"
+        f"{len(val)} images of {name} lie {low} to {high} frames, median {np.median(gaps):g}, from one of train: "
+        "neighbouring frames are nearly alike, so the score is too good. Hold recordings out, by `names=` of the "
+        "datasets or `vitkit split`"
     )
     details = {"series": shared, "images": len(gaps), "frames": [low, high]}
     yield Issue("leakage", "warn", message, where, details)
