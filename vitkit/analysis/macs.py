@@ -47,7 +47,12 @@ def _unfold(x: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
     return out_val.numel() if x.shape[1] > 1 else 0
 
 
+def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> int:
+    return q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+
+
 FORMULAS: dict[str, Callable[..., int]] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten.native_batch_norm": _batch_norm,
     "aten._native_batch_norm_legit_no_training": _batch_norm,
     "aten.native_layer_norm": _layer_norm,
