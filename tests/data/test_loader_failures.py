@@ -46,7 +46,7 @@ def test_a_bad_file_is_named_and_replaced_by_the_same_one_each_time(num_workers,
     skipping = loader((4, 7))
     found, whole = epoch(skipping), epoch(loader(()))
     assert skipping.num_skipped >= 2
-    assert "cannot decode '4.jpg' Another image takes its place (data.on_error=skip)" in caplog.text
+    assert "cannot decode '4.jpg' Another sample takes its place (data.on_error=skip)" in caplog.text
     assert "cannot decode '7.jpg'" in caplog.text
     assert [len(batch) for batch in found] == [len(batch) for batch in whole]
     for ours, theirs in zip(chain(*found), chain(*whole)):

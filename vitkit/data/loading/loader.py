@@ -250,7 +250,7 @@ class BatchLoader:
                 # Logged as an error: ranks other than the main one print nothing less severe, and each rank sees
                 # different files.
                 self._name_once(
-                    "skipped", logging.ERROR, f"{error} Another image takes its place (data.on_error=skip)."
+                    "skipped", logging.ERROR, f"{error} Another sample takes its place (data.on_error=skip)."
                 )
             # The views of a video share one target.
             padded = {str(target["image_id"]) for target in batch.targets if target.get("is_padded")}
