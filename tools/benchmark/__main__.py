@@ -33,6 +33,7 @@ from vitkit.tools.benchmark.timing import Options, Row
 PARTS = {
     "detr": "models",
     "deformable_detr": "models",
+    "dino": "models",
     "maskformer": "models",
     "mask2former": "models",
     "deformable": "kernels",

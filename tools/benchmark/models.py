@@ -14,7 +14,14 @@ from torchvision.models.detection import fasterrcnn_resnet50_fpn
 from torchvision.ops import box_convert
 
 from vitkit import build_model
-from vitkit.configs import deformable_detr_r50, detr_r50, mask2former_r50_coco_instance, maskformer_r50_ade20k
+from vitkit.configs import (
+    deformable_detr_r50,
+    deformable_detr_r50_two_stage,
+    detr_r50,
+    dino_r50_4scale,
+    mask2former_r50_coco_instance,
+    maskformer_r50_ade20k,
+)
 from vitkit.engine.optim import AdamW
 from vitkit.errors import VitkitError
 from vitkit.protocols import UsesTargets
@@ -164,6 +171,13 @@ def vitkit_model(
         return sum(criterion(model(batch.images, padding_mask, **known), targets).values())
 
     return Contestant(model, loss, lambda: model(batch.images, padding_mask))
+
+
+def dino_with_300_queries() -> dict:
+    """Return the config of DINO with as many queries as Deformable DETR."""
+    config = dino_r50_4scale.config()
+    config["model"]["num_queries"] = 300
+    return config
 
 
 def import_transformers() -> ModuleType:
@@ -329,6 +343,17 @@ FAMILIES = {
             "transformers Deformable DETR-R50": partial(transformers_detector, "DeformableDetr", class_cost=2),
             "vitkit Deformable DETR-R50": partial(vitkit_model, deformable_detr_r50.config, is_padded=True),
         },
+        **DETECTION,
+    ),
+    "dino": Family(
+        {
+            "vitkit two-stage Deformable DETR-R50, 300 queries": partial(
+                vitkit_model, deformable_detr_r50_two_stage.config, is_padded=True
+            ),
+            "vitkit DINO-R50, 300 queries": partial(vitkit_model, dino_with_300_queries, is_padded=True),
+            "vitkit DINO-R50, 900 queries": partial(vitkit_model, dino_r50_4scale.config, is_padded=True),
+        },
+        cases=(Case(800, 1066), Case(800, 1066, training=True)),
         **DETECTION,
     ),
     "maskformer": Family(

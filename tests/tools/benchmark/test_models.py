@@ -13,14 +13,15 @@ from vitkit.tools.benchmark.timing import Options
 @pytest.mark.parametrize("training", [False, True])
 def test_all_compared_models_run(name, training):
     pytest.importorskip("transformers")
-    case = Case(64, 96, batch_size=1, training=training)
+    size = (192, 256) if name == "dino" else (64, 96)  # DINO's 900 queries are 900 places of the feature maps
+    case = Case(*size, training=training)
     rows = models.compare_family(FAMILIES[name], case, Options(repeats=1, memory=False), what=name)
     assert [row.name for row in rows] == list(FAMILIES[name].builders)
     assert rows[0].ratio == 1
     assert all(row.seconds > 0 for row in rows)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "dino"])  # which compares different models
 def test_both_forms_of_a_model_train_the_same_number_of_parameters(name):
     pytest.importorskip("transformers")
     case, family = Case(64, 96, training=True), FAMILIES[name]
