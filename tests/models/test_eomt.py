@@ -96,6 +96,28 @@ def test_semantic_images_are_split_into_windows_only_in_evaluation():
     assert "windows" not in model.train()(padded[1:2, :, :32, :32])
 
 
+def test_losses_of_windows_are_those_of_the_masks_in_them():
+    model = build(tasks=["semantic"])
+    matcher = dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0, mask_cost="focal")
+    criterion = CRITERIA.build(
+        dict(type="MaskCriterion", matcher=matcher, no_object_weight=0.1, mask_loss="focal",
+             weights=dict(labels=2.0, mask=5.0, dice=5.0))
+    ).eval()  # fmt: skip
+    pixels = images((32, 64))[0][None]
+    masks = torch.zeros(2, 32, 64, dtype=torch.bool)
+    masks[0, :, :40] = True
+    masks[1, :, 40:] = True
+    target = dict(labels=torch.tensor([0, 2]), masks=masks)
+    left = dict(labels=torch.tensor([0]), masks=masks[:1, :, :32])
+    right = dict(labels=torch.tensor([0, 2]), masks=masks[:, :, 32:])
+    with torch.no_grad():
+        losses = criterion(model(pixels), [target])
+        windows = criterion(model(torch.cat((pixels[..., :32], pixels[..., 32:]))), [left, right])
+    assert losses.keys() == windows.keys()
+    for name, loss in losses.items():
+        torch.testing.assert_close(loss, windows[name])
+
+
 def test_windows_are_spaced_evenly():
     assert window_starts(32, 32) == window_starts(20, 32) == [0]
     assert window_starts(33, 32) == [0, 1]

@@ -88,8 +88,9 @@ class MaskCriterion(nn.Module):
         Args:
             outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks in the form that `matched_masks`
                 takes; input_size (height, width) that the images were padded to, which the masks cover; optionally
-                aux_outputs, a list of such dicts for the earlier layers, and groups, one_to_many and denoising as in
-                `SetCriterion`.
+                aux_outputs, a list of such dicts for the earlier layers; groups, one_to_many and denoising as in
+                `SetCriterion`; and windows, (N, 3) int64, if the B rows are not of images but of N windows, of size
+                `input_size`: the index of the image, and the top and left of the window.
             targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images.
         Returns:
             Weighted scalars whose sum is the loss: `labels mask dice` for the last layer, `aux0_labels ...` for the
@@ -98,8 +99,10 @@ class MaskCriterion(nn.Module):
         Raises:
             DataError: a label is out of range.
         """
-        self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         input_size = outputs["input_size"]
+        if "windows" in outputs:
+            targets = targets_in_windows(targets, outputs["windows"], input_size)
+        self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
             sets = [(layers_of_groups(outputs), targets)]
             if "one_to_many" in outputs:
@@ -207,6 +210,23 @@ class MaskCriterion(nn.Module):
         uncertain = most_uncertain(over, sample_points(logits[:, None], over)[:, 0], num_uncertain)
         rest = self.draw_points("rand", layer, len(logits), self.num_points - num_uncertain, logits.device)
         return torch.cat([uncertain, rest], dim=1)
+
+
+def targets_in_windows(
+    targets: Sequence[DetectionTarget], windows: Tensor, size: tuple[int, int]
+) -> list[DetectionTarget]:
+    """Return the labels and masks in windows of the images; masks that are empty there are removed.
+
+    Args:
+        windows: (N, 3) int64, the index of the image, and the top and left of the window.
+        size: (height, width) of the windows.
+    """
+    cropped = []
+    for image, top, left in windows.tolist():
+        masks = targets[image]["masks"][:, top : top + size[0], left : left + size[1]]
+        visible = masks.flatten(1).any(1)
+        cropped.append({**targets[image], "labels": targets[image]["labels"][visible], "masks": masks[visible]})
+    return cropped
 
 
 def matched_masks(
