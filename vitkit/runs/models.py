@@ -10,6 +10,7 @@ from vitkit.config.check import COMMAND_LINE
 from vitkit.errors import ConfigError
 from vitkit.models import build_model
 from vitkit.protocols import HasClasses, HasThings
+from vitkit.registry import CRITERIA
 from vitkit.vocabulary import Vocabulary
 
 
@@ -31,3 +32,23 @@ def build_model_for(config: Mapping[str, Any], dataset: Any, vocabularies: Mappi
                 "the dataset's classes size the model."
             )
     return build_model(config["model"], classes=classes, things=things, vocabularies=vocabularies)
+
+
+def build_criterion_for(config: Mapping[str, Any], model: nn.Module) -> nn.Module:
+    """Build a config's criterion, for a model.
+
+    Raises:
+        ConfigError: the `criterion` section is invalid, or its class loss is for other logits than the model's.
+    """
+    criterion = CRITERIA.build(config["criterion"])
+    expected = getattr(model, "class_scores", None)
+    if expected and getattr(criterion, "class_scores", expected) != expected:
+        logits, losses = {
+            "softmax": ('a softmax with "no object"', "'cross_entropy'"),
+            "sigmoid": ("a sigmoid per class", "'focal', 'varifocal' or 'mal'"),
+        }[expected]
+        raise ConfigError(
+            f"criterion.class_loss={criterion.class_loss!r}: {type(model).__name__} predicts classes by {logits}. "
+            f"Expected {losses}, or another model.type."
+        )
+    return criterion

@@ -43,8 +43,8 @@ from vitkit.protocols import (
     HasThings,
     HasVocabularies,
 )
-from vitkit.registry import CRITERIA, EVALUATORS, OPTIMIZERS, SCHEDULES, Spec
-from vitkit.runs.models import build_model_for
+from vitkit.registry import EVALUATORS, OPTIMIZERS, SCHEDULES, Spec
+from vitkit.runs.models import build_criterion_for, build_model_for
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
 from vitkit.visualization.curves import plot_training
 from vitkit.visualization.predictions import draw_predictions
@@ -126,7 +126,7 @@ def train_in(
     if not checkpoint:
         load_initial_weights(model, init, metadata.get("classes"))
     model = prepare_model(model, settings, device)
-    criterion = CRITERIA.build(config["criterion"]).to(device)
+    criterion = build_criterion_for(config, model).to(device)
     optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)
     steps_per_epoch = -(-len(loader) // settings.accumulate)
     schedule = SCHEDULES.build(
