@@ -160,6 +160,22 @@ def test_two_warm_ups_freeze_the_backbone_and_then_raise_its_learning_rate():
     assert by_part["backbone"] == pytest.approx([0, 0, 0, 1 / 4, 2 / 4, 3 / 4, 1, 3 / 4, 2 / 4, 1 / 4, 0])
 
 
+@pytest.mark.parametrize("warmups", [(2, 0), (0, 2), (0, 0)])
+def test_each_of_two_warm_ups_may_be_left_out(warmups):
+    optimizer = SGD(lr=1.0, layer_decay=1.0).build(Blocks())
+    schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0](
+        optimizer, 4, epochs=1, warmup_steps=warmups[0], backbone_warmup_steps=warmups[1], power=1.0
+    )
+    rates = {group.get("part"): [group["lr"]] for group in optimizer.param_groups}
+    for _ in range(4):
+        optimizer.step()
+        schedule.step()
+        for group in optimizer.param_groups:
+            rates[group.get("part")].append(group["lr"])
+    expected = {(2, 0): [0, 0, 1, 1 / 2, 0], (0, 2): [0, 1 / 2, 1, 1 / 2, 0], (0, 0): [1, 3 / 4, 1 / 2, 1 / 4, 0]}
+    assert rates["backbone"] == pytest.approx(expected[warmups])
+
+
 def test_two_warm_ups_need_backbone_groups_and_steps():
     schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0]
     with pytest.raises(ConfigError, match="TwoStageWarmupPolyLR: the optimizer has no groups of the backbone's"):

@@ -313,7 +313,7 @@ class _TwoStageWarmup(LambdaLR):
         def factor(step: int, start: int, rise: int) -> float:
             """Return 0 up to `start`, then a linear rise over `rise` steps, then a polynomial decrease to the end."""
             if step < start + rise:
-                return max(0, step - start) / rise
+                return max(0, step - start) / max(1, rise)
             progress = (step - start - rise) / max(1, total_steps - start - rise)
             return max(0.0, 1 - progress) ** power
 
