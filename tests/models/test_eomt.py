@@ -234,6 +234,7 @@ def test_annealing_needs_a_model_with_masked_attention_and_steps_for_each_block(
         (dict(start_steps=[1]), "expected both start_steps and end_steps"),
         (dict(start_steps=[1, 5], end_steps=[3]), "expected an end after each start"),
         (dict(start_steps=[3], end_steps=[3]), "expected an end after each start"),
+        (dict(power=-0.9), "power=-0.9: expected above 0"),
     ],
 )
 def test_invalid_annealing_is_named(options, message):

@@ -21,7 +21,8 @@ class MaskAnnealing(Hook):
         start_steps, end_steps: optimiser steps for each block, first to last. None: a sixth of the run each, spread
             evenly from a sixth to five sixths of it, as in the original's schedules.
     Raises:
-        ConfigError: only one of the two is set, their lengths differ, or an end is not after its start.
+        ConfigError: only one of the two is set, their lengths differ, an end is not after its start, or the power is
+            not positive.
     """
 
     def __init__(
@@ -36,6 +37,8 @@ class MaskAnnealing(Hook):
                     f"MaskAnnealing: start_steps={list(start_steps)}, end_steps={list(end_steps)}: expected an end "
                     "after each start."
                 )
+        if not power > 0:
+            raise ConfigError(f"MaskAnnealing: power={power}: expected above 0.")
         self.start_steps = start_steps
         self.end_steps = end_steps
         self.power = power
