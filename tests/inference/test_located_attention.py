@@ -4,8 +4,8 @@ import torch
 
 from vitkit import build_model
 from vitkit.inference import Predictor, backbone_pictures
-from vitkit.inference.backbone_pictures import backbone_attention, rollout_maps, seen_at
-from vitkit.inference.located_attention import located_attention, spread
+from vitkit.inference.backbone_pictures import backbone_attention, mean_distances, rollout_maps, seen_at
+from vitkit.inference.located_attention import attention_names, located_attention, spread
 from vitkit.nn.attention import AttentionRecorder
 
 BACKBONES = {
@@ -30,7 +30,7 @@ def picture(height: int = 50, width: int = 70) -> torch.Tensor:
 @pytest.mark.parametrize("name", BACKBONES)
 def test_attention_of_a_point_sums_to_at_most_one_over_the_map(name):
     model, image = classifier(name), picture()
-    for layer in located_attention(model, image, most=4):
+    for layer in located_attention(model, image, names=spread(attention_names(model), 4)):
         for point in ((3.0, 5.0), (60.0, 44.0)):
             sums = layer.at(point).sum((1, 2))
             # Weights on padding or on the class token are not on the map.
@@ -73,6 +73,16 @@ def test_only_the_first_and_last_layer_of_a_large_image_are_drawn(monkeypatch):
     predictor = Predictor(classifier("swin"), list("abc"))
     layers = backbone_attention(predictor, picture()[0].permute(1, 2, 0).numpy())
     assert [layer.name for layer in layers] == ["backbone.layers.0.blocks.0.attn", "backbone.layers.3.blocks.1.attn"]
+
+
+def test_distances_of_every_layer_are_averaged_over_small_and_large_images(monkeypatch):
+    predictor = Predictor(classifier("swin"), list("abc"))
+    images = [picture(*size)[0].permute(1, 2, 0).numpy() for size in ((50, 70), (40, 40))]
+    expected = mean_distances(predictor, images)
+    monkeypatch.setattr(backbone_pictures, "MAX_PIXELS", 50 * 70 - 1)
+    distances = mean_distances(predictor, images)
+    assert list(distances) == [f"{stage}.blocks.{block}" for stage in range(4) for block in range(2)]
+    assert all(torch.allclose(heads, expected[name]) for name, heads in distances.items())
 
 
 def test_layers_are_spread_from_the_first_to_the_last():

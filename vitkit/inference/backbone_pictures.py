@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitkit.backbones.mvit import MViT
 from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference.located_attention import KINDS, LocatedAttention, located_attention, spread
+from vitkit.inference.located_attention import KINDS, LocatedAttention, attention_names, located_attention, spread
 from vitkit.inference.predictor import Predictor
 from vitkit.models.eomt import EoMT
 from vitkit.nn.local_relation import LocalRelation
@@ -31,9 +31,15 @@ def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedA
 
     For a large picture only the first and the last layer are recorded, because all layers would take gigabytes.
     """
-    inputs = predictor.prepare([image]).to(predictor.device).inputs
-    most = 2 if inputs["images"][0, 0].numel() > MAX_PIXELS else None
-    return located_attention(predictor.model, most=most, **inputs)
+    inputs, names = predictor.prepare([image]).to(predictor.device).inputs, attention_names(predictor.model)
+    if is_large(inputs["images"]):
+        names = spread(names, 2)
+    return located_attention(predictor.model, names=names, **inputs)
+
+
+def is_large(images: Tensor) -> bool:
+    """Whether the attention of all layers in images (B, 3, H, W) would take too much memory."""
+    return images[0, 0].numel() > MAX_PIXELS
 
 
 def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
@@ -92,7 +98,7 @@ def draw_backbone(
     yield draw_points(shown, drawn, points, folder / f"{stem}_points.png")
     if has_class_token(model):
         yield draw_class_token(shown, drawn, folder / f"{stem}_class_token.png")
-    is_complete = len(layers) == sum(isinstance(module, KINDS) for module in model.modules())
+    is_complete = len(layers) == len(attention_names(model))
     if is_complete and all(layer.is_global for layer in layers):
         yield draw_rollout(shown, layers, points, folder / f"{stem}_rollout.png", class_token=has_class_token(model))
     if local:
@@ -219,11 +225,15 @@ def mean_distances(predictor: Predictor, images: Iterable[np.ndarray]) -> dict[s
     Raises:
         ConfigError: the backbone has no attention with locations.
     """
+    model, names = predictor.model, attention_names(predictor.model)
     distances: dict[str, list[Tensor]] = {}
     for image in images:
-        for layer in backbone_attention(predictor, image):
-            located = layer.weights[:, :, layer.num_tokens :, layer.num_tokens :]
-            distances.setdefault(short(layer), []).append(attention_distance(located, layer.queries, layer.keys))
+        inputs = predictor.prepare([image]).to(predictor.device).inputs
+        # A large picture takes a forward pass for each layer, whose attention alone is in memory.
+        for part in [[name] for name in names] if is_large(inputs["images"]) else [names]:
+            for layer in located_attention(model, names=part, **inputs):
+                located = layer.weights[:, :, layer.num_tokens :, layer.num_tokens :]
+                distances.setdefault(short(layer), []).append(attention_distance(located, layer.queries, layer.keys))
     if not distances:
         name = type(child(predictor.model, "backbone") or predictor.model).__name__
         raise ConfigError(

@@ -93,9 +93,14 @@ def spread(layers: Sequence[Any], count: int) -> list[Any]:
     return [layers[round(i * step)] for i in range(min(count, len(layers)))]
 
 
+def attention_names(model: nn.Module) -> list[str]:
+    """Return the names of a model's modules whose attention can be located, first to last."""
+    return [name for name, module in model.named_modules() if isinstance(module, KINDS)]
+
+
 @torch.no_grad()
 def located_attention(
-    model: nn.Module, images: Tensor, *, most: int | None = None, **inputs: Any
+    model: nn.Module, images: Tensor, *, names: Sequence[str] | None = None, **inputs: Any
 ) -> list[LocatedAttention]:
     """Run a model on one image, and return the attention of its backbone, layer by layer.
 
@@ -103,13 +108,12 @@ def located_attention(
         model: in evaluation mode, with a ViT, Swin, SwinV2, MViT, LRNet or NonLocalResNet as backbone; others give an
             empty list.
         images: (1, 3, H, W).
-        most: the maximum number of layers, evenly spaced from the first to the last; None: all.
+        names: the layers to record, out of `attention_names`; None: all.
         inputs: the model's other inputs.
     """
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, KINDS)}
+    modules = {name: model.get_submodule(name) for name in (attention_names(model) if names is None else names)}
     if not modules or images.ndim != 4:
         return []
-    modules = dict(spread(list(modules.items()), most or len(modules)))
     patches = [module.patch_size for module in model.modules() if isinstance(module, PatchEmbedding)]
     calls: list[tuple] = []
     hooks = [
