@@ -5,7 +5,7 @@ from PIL import Image
 
 from vitkit import build_model
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference import Translator
+from vitkit.inference import MaskFiller, Translator
 from vitkit.inference.text_attention import beam_tree, draw_beam_tree, text_attention, text_inputs, word_attention
 from vitkit.seq2seq.decoding import DecodingSettings, decode
 from vitkit.structures import BOS, EOS
@@ -65,6 +65,15 @@ def test_expected_tokens_are_the_softmax_of_the_logits():
     assert [step.after for step in attention.expected] == WORDS.token_texts(ids)
     assert [step.tokens[0] for step in attention.expected] == WORDS.token_texts(p.argmax(-1).tolist())
     assert [step.probabilities[0] for step in attention.expected] == pytest.approx(p.max(-1).values.tolist(), abs=1e-4)
+
+
+def test_a_masked_language_model_reads_masks_and_the_end_of_the_text():
+    model, vocabularies = text_model("MaskedLanguageModel")
+    attention = text_attention(model, vocabularies, "two <mask> one")
+    assert attention.layers[0].rows == ["▁two", "<mask>", "▁one", "</s>"]
+    best = MaskFiller(model, vocabularies)("two <mask> one", n_best=1)[0][0]
+    expected = dict(zip(attention.expected[1].tokens, attention.expected[1].probabilities))
+    assert expected.get(f"▁{best.token}", best.probability) == pytest.approx(best.probability, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["Transformer", "RNNTranslator"])

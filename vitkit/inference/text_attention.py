@@ -85,13 +85,13 @@ def text_attention(
     Args:
         model: in evaluation mode.
         vocabularies: the model's vocabularies.
-        text: the input sentence.
+        text: the input sentence; for a masked language model with MASK_TOKEN for each hidden token, if there are any.
         num_expected: the number of most probable tokens for each step.
     """
     device, target = next(model.parameters()).device, vocabularies["target"]
     source: list[str] = []
     if isinstance(model, MaskedLanguageModel):
-        ids = target.encode(text)
+        ids = [*target.encode_masked(text), EOS]  # as `MaskFiller` reads it
         # The model's `forward` would mask some of the tokens.
         predict = partial(model.predict, torch.tensor([ids], device=device))
     else:
