@@ -25,6 +25,7 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,13 +64,14 @@ from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.models.classifier import Classifier
 from vitkit.models.mask_results import MaskResults
 from vitkit.ops.image_files import read_image
-from vitkit.protocols import child
+from vitkit.protocols import HasClasses, child
 from vitkit.registry import CRITERIA
 from vitkit.seq2seq import Captioner
 from vitkit.structures import ScoreThresholds
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.tools.explain_clips import explain_clip
 from vitkit.tools.explain_text import explain_caption, explain_text
+from vitkit.tools.text_arguments import option_names
 from vitkit.visualization.attention import COCO_SIZES, coco_sizes, draw_query_slots, size_kinds
 from vitkit.visualization.curves import plot_distances
 from vitkit.visualization.explain_page import PageLayer, write_explain_page
@@ -156,9 +158,34 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("nothing to draw: give a picture by --image, or --dataset, or both; --images, --text or a --video")
     if args.compare and (args.images is None or len(args.compare) > 2):
         parser.error("--compare: expected --images, and a model, or a config and its weights")
-    if args.points and args.image is None and args.video is None:
-        parser.error("--points are pixels of a picture: give it by --image, or a --video")
+    check_options(parser, args)
     return args
+
+
+def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End with a usage error if an option applies to nothing that is drawn."""
+    for option, sources in (
+        ("points", ["image", "video"]),
+        ("frame", ["video"]),
+        ("queries", ["image", "dataset"]),
+        ("threshold", ["image"]),
+        ("encoder_layer", ["image", "text", "video"]),
+        ("decoder_layer", ["image", "text"]),
+        ("html", ["image", "text", "video"]),
+    ):
+        if is_set(args, option) and not any(is_set(args, source) for source in sources):
+            parser.error(f"{option_names([option])}: only with {' or '.join(f'--{source}' for source in sources)}")
+
+
+def is_set(args: argparse.Namespace, option: str) -> bool:
+    """Whether an option is on the command line."""
+    return getattr(args, option) is not None and getattr(args, option) is not False
+
+
+def refuse(args: argparse.Namespace, options: Sequence[str], reason: str) -> None:
+    """Raise a ConfigError with the reason if any of the options, which do not apply to the model, is set."""
+    if names := option_names(option for option in options if is_set(args, option)):
+        raise ConfigError(f"{names}: {reason} Leave this out.")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -177,14 +204,13 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
         return
     require(config, "model", "data.val")
     if args.video is not None:
-        explain_clip(load(config, weights, device=args.device), args)
+        explain_clip(load_predictor(config, weights, device=args.device), args)
         return
     data = DataSettings(**config["data"])
     image = None if args.image is None else read_picture(args.image, args.points, data.max_image_pixels)
     dataset = data.dataset("val") if args.dataset else None
-    predictor = load(config, weights, classes=None if dataset is None else dataset.classes, device=args.device)
-    if not isinstance(predictor, Predictor):
-        raise ConfigError(f"--image: {type(predictor.model).__name__} reads text, not pictures. Give a --text.")
+    classes = dataset.classes if isinstance(dataset, HasClasses) else None
+    predictor = load_predictor(config, weights, classes=classes, device=args.device)
     print(predictor.report)
     args.out.mkdir(parents=True, exist_ok=True)
     if image is not None:
@@ -197,12 +223,25 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
         explain_slots(predictor.model, data.val_loader(dataset), args)
 
 
+def load_predictor(*model: Any, **options: Any) -> Predictor:
+    """Load a model of images or clips; arguments are those of `load`.
+
+    Raises:
+        ConfigError: the model reads text.
+    """
+    predictor = load(*model, **options)
+    if not isinstance(predictor, Predictor):
+        raise ConfigError(f"{type(predictor.model).__name__} reads text, not pictures. Give a --text.")
+    return predictor
+
+
 def explain_image(predictor: Predictor, image: np.ndarray, args: argparse.Namespace) -> None:
     """Draw everything that applies to the model: what its queries and its locations attend to."""
     model = predictor.model
     if predictor.sampling is not None:
         raise ConfigError("--image: the model classifies clips, so a picture has no meaning for it. Give a --video.")
     if isinstance(model, Captioner):
+        refuse(args, ["points", "queries", "threshold", "encoder_layer"], "a captioner's words are drawn.")
         for path in explain_caption(predictor, image, args):
             print(f"wrote {path}")
         return
@@ -210,18 +249,15 @@ def explain_image(predictor: Predictor, image: np.ndarray, args: argparse.Namesp
     in_head = decoder_layers(model) or encoder_layers(model)
     if not on_backbone or (in_head and not isinstance(model, Classifier)):
         deformable = samples_points(model)
-        if deformable and (args.points or args.encoder_layer is not None or args.decoder_layer is not None):
-            raise ConfigError(
-                f"--points, --encoder-layer, --decoder-layer: {type(model.head).__name__} attends to sampled points, "
-                "and all its decoder layers are drawn. Leave them out; --queries chooses what to draw."
-            )
+        if deformable:
+            options = ["encoder_layer", "decoder_layer", *([] if on_backbone else ["points"])]
+            reason = f"{type(model.head).__name__} attends to sampled points, and all its decoder layers are drawn."
+            refuse(args, options, f"{reason} --queries chooses what to draw.")
         explain = explain_sampling if deformable else explain_attention
         explain(predictor, image, args)
-    elif args.queries or args.encoder_layer is not None or args.decoder_layer is not None:
-        raise ConfigError(
-            f"--queries, --encoder-layer, --decoder-layer: {type(model).__name__} has no queries, and all layers of "
-            f"its backbone are drawn. Leave them out."
-        )
+    else:
+        reason = f"{type(model).__name__} has no queries, and all layers of its backbone are drawn."
+        refuse(args, ["queries", "threshold", "encoder_layer", "decoder_layer"], reason)
     if not on_backbone:
         return
     for path in draw_backbone(predictor, image, args.points or (), args.out, args.image.stem):
@@ -243,9 +279,10 @@ def write_page(layers: Sequence[PageLayer], path: Path, *, title: str, image: np
 def explain_distances(predictor: Predictor, args: argparse.Namespace) -> None:
     """Draw the attention distances of each layer's heads, for one model or for two side by side."""
     paths = pictures_in(args.images)
-    models = {str(args.model): predictor}
+    # Named by their weights, as two checkpoints may share a config.
+    models = {str(args.weights or args.model): predictor}
     if args.compare:
-        models[args.compare[0]] = load(*args.compare, device=args.device, trust=args.trust)
+        models[args.compare[-1]] = load_predictor(*args.compare, device=args.device, trust=args.trust)
     distances = {
         name: {layer: heads.numpy() for layer, heads in mean_distances(model, map(model.to_array, paths)).items()}
         for name, model in models.items()

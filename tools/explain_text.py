@@ -22,6 +22,7 @@ from vitkit.inference.text_attention import (
 from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.seq2seq.language_models import MaskedLanguageModel
 from vitkit.seq2seq.transformer import TextPositions
+from vitkit.tools.text_arguments import report_unknown
 from vitkit.visualization.attention import draw_word_attention
 from vitkit.visualization.explain_page import write_explain_page
 from vitkit.visualization.text import draw_arcs, draw_expected, draw_heads, draw_positions
@@ -37,9 +38,10 @@ MAX_POSITIONS = 100
 def explain_text(config: dict, weights: str | Path, args: argparse.Namespace) -> Iterator[Path]:
     """Draw a model's attention, expectations and beams for the sentence --text, and yield the files."""
     model, vocabularies = load_text_model(config, weights, device=args.device)
-    if not vocabularies["target"].encode(args.text):
+    if not args.text.strip():
         raise DataError("--text: no token in it. Give a sentence.")
     attention = text_attention(model, vocabularies, args.text)
+    report_unknown(vocabularies.get("source", vocabularies["target"]))
     stem = args.out / (re.sub(r"\W+", "_", args.text).strip("_")[:30] or "text")
     yield from draw_text(model, attention, stem, args)
     if args.html and attention.layers:
@@ -77,6 +79,12 @@ def explain_caption(predictor: Predictor, image, args: argparse.Namespace) -> It
 
 def draw_text(model: nn.Module, attention: TextAttention, stem: Path, args: argparse.Namespace) -> Iterator[Path]:
     """Save the PNGs that apply to a text model, and yield their paths."""
+    for option, number, kinds in (
+        ("--encoder-layer", args.encoder_layer, ["encoder"]),
+        ("--decoder-layer", args.decoder_layer, ["decoder", "cross"]),
+    ):
+        if number is not None and not any(map(attention.of_kind, kinds)):
+            raise ConfigError(f"{option}: got {number}; the model has no such layer.")
     chosen = {"encoder": args.encoder_layer, "decoder": args.decoder_layer, "cross": args.decoder_layer}
     for kind, title in KINDS.items():
         layers = attention.of_kind(kind)

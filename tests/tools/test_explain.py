@@ -16,6 +16,7 @@ from vitkit.inference import image_attention
 from vitkit.nn.deformable_attention import SamplingRecorder
 from vitkit.structures import ScoreThresholds
 from vitkit.tools import explain
+from vitkit.vocabulary import Vocabulary
 
 DETR = """
 from vitkit.configs.quickstart.detr import config as quickstart
@@ -256,7 +257,15 @@ def test_classes_come_from_the_checkpoint(detr, monkeypatch):
 
 def test_usage_errors_name_what_is_missing(detr, capsys):
     assert "give a picture by --image, or --dataset" in usage_error(capsys, *detr[:2])
-    assert "--points are pixels of a picture" in usage_error(capsys, *detr[:2], "--dataset", "--points", "1,2")
+    for option, sources in (
+        (["--points", "1,2"], "--image or --video"),
+        (["--frame", "1"], "--video"),
+        (["--threshold", "0.1"], "--image"),
+        (["--decoder-layer", "0"], "--image or --text"),
+        (["--html"], "--image or --text or --video"),
+    ):
+        assert f"{option[0]}: only with {sources}" in usage_error(capsys, *detr[:2], "--dataset", *option)
+    assert "--queries: only with --image or --dataset" in usage_error(capsys, "runs/a", "--text", "b", "--queries", "1")
     assert "'12' is no point x,y" in usage_error(capsys, *detr, "--points", "12")
     assert "overrides go before --queries" in usage_error(capsys, *detr, "--queries", "1", "model.num_queries=10")
 
@@ -309,10 +318,59 @@ def test_vit_draws_class_token_rollout_and_point_attention(detr, tmp_path, capsy
     names = [f"noise_{kind}.png" for kind in ("class_token", "points", "rollout")]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["attention_distance.png", *names]
     assert all(f"wrote out/{name}" in capsys.readouterr().out for name in names[:1])
-    message = "--queries, --encoder-layer, --decoder-layer: Classifier has no queries"
-    assert message in fails(*model, *detr[2:], "--queries", "1")
-    assert message in fails(*model, *detr[2:], "--decoder-layer", "0")
+    for option in (["--queries", "1"], ["--decoder-layer", "0"], ["--threshold", "0.2"]):
+        assert f"{option[0]}: Classifier has no queries" in fails(*model, *detr[2:], *option)
+    assert "no folder 'noise.png'" in fails(*model, "--images", "noise.png")
     assert "--points: 69,200 is outside" in fails(*model, *detr[2:], "--points", "69,200")
+
+
+def test_two_checkpoints_of_a_config_are_compared(detr, tmp_path, monkeypatch):
+    model = save_model(tmp_path, VIT)
+    (tmp_path / "other.pth").write_bytes((tmp_path / "model.pth").read_bytes())
+    compared = []
+    monkeypatch.setattr(explain, "plot_distances", lambda models, *_, **__: compared.extend(models))
+    run(*model, "--images", ".", "--compare", model[0], "other.pth")
+    assert compared == ["model.pth", "other.pth"]
+
+
+TEXT = """
+from vitkit.configs.quickstart.translation import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    cfg["model"].update(d_model=16, num_heads=2, d_ffn=16, num_layers=1, decoding=dict(max_length=4))
+    return cfg
+"""
+
+
+def test_a_text_model_asks_for_text_and_names_unknown_characters(detr, tmp_path, capsys):
+    (tmp_path / "text.py").write_text(TEXT)
+    words = Vocabulary.train("word", ["a b"])
+    vocabularies = dict.fromkeys(("source", "target"), words)
+    model = build_model(load_config("text.py")["model"], vocabularies=vocabularies)
+    saved = {side: vocabulary.to_json() for side, vocabulary in vocabularies.items()}
+    save_checkpoint("text.pth", {"model": model.state_dict(), "vocabularies": saved})
+    for source in (["--dataset"], ["--video", "a.mp4"], detr[2:]):
+        assert "Transformer reads text, not pictures. Give a --text." in fails("text.py", "text.pth", *source)
+    vit = save_model(tmp_path, VIT)
+    assert "Transformer reads text" in fails(*vit, "--images", ".", "--compare", "text.py", "text.pth")
+    assert "--text: no token in it" in fails("text.py", "text.pth", "--text", " ")
+    assert "--decoder-layer: got 3" in fails("text.py", "text.pth", "--text", "a", "--decoder-layer", "3")
+    run("text.py", "text.pth", "--text", "a b c")
+    assert "1 characters or words are not in the vocabulary: 'c' 1x" in capsys.readouterr().err
+
+
+def test_points_choose_what_is_drawn_of_the_backbone_below_deformable_attention(deformable, tmp_path):
+    backbone = (
+        'dict(type="Swin", embed_dim=8, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1), window=4, '
+        'out_features=["res3", "res4"])'
+    )
+    change = f'    cfg["model"]["backbone"] = {backbone}\n    return cfg'
+    (tmp_path / "swin.py").write_text(DEFORMABLE.replace("    return cfg", change))
+    save_untrained("swin.py", "swin.pth")
+    run("swin.py", "swin.pth", *deformable[2:], "--out", "out", "--points", "3,4")
+    assert (tmp_path / "out" / "noise_points.png").is_file()
 
 
 def test_error_for_a_backbone_without_attention_names_alternatives(detr, tmp_path):

@@ -145,8 +145,10 @@ def pictures_in(folder: Path, *, extensions: Sequence[str] = IMG_EXTENSIONS) -> 
     """Return the picture files in a folder and its subfolders, sorted.
 
     Raises:
-        DataError: the folder holds no picture.
+        DataError: there is no such folder, or it holds no picture.
     """
+    if not folder.is_dir():
+        raise DataError(f"no folder '{folder}'.")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in extensions)
     if not paths:
         raise DataError(f"folder '{folder}' holds no picture ({', '.join(extensions)}).")
