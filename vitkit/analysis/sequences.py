@@ -49,7 +49,8 @@ class LayerKind(NamedTuple):
     sequential: str
     """The number of sequential operations in the paper's table."""
     path: str
-    """The maximum path length between two tokens in the paper's table, in layers."""
+    """The maximum path length between two tokens, in layers; for a convolution the paper's length without dilation
+    (section 4), as its table has dilated ones (log_k n)."""
 
 
 LAYER_KINDS = {
