@@ -1,11 +1,16 @@
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 from PIL import Image
 
-from vitkit.inference.image_attention import View
+from vitkit.inference import mask_pictures, query_pictures
+from vitkit.inference.image_attention import LayerAttention, View
 from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries, merging_rules
+from vitkit.inference.query_pictures import draw_query_layers
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.models.mask_postprocess import Geometry, MaskSettings, panoptic
+from vitkit.visualization.attention import overlay_attention
 
 GEOMETRY = Geometry((2, 4), (2, 4), (2, 4))
 
@@ -51,7 +56,23 @@ def test_maskformer_gives_a_segment_the_pixels_outside_its_mask_too():
     assert torch.equal(merged.segment_ids > 0, rules >= 3) and (rules >= 3).all()
 
 
-def test_masks_loss_points_and_merging_are_drawn(tmp_path):
+def test_gates_are_drawn_with_sharp_borders(monkeypatch, tmp_path):
+    gate = torch.tensor([[[True, False], [False, False]]])
+    layer = LayerAttention(0, torch.full((1, 1, 2, 2), 0.25), (1.0, 1.0), gate)
+    attention = SimpleNamespace(
+        image=np.zeros((64, 64, 3), np.uint8), decoder_layers=[layer], predictions=lambda query: []
+    )
+    drawn = []
+    monkeypatch.setattr(query_pictures, "draw_rows", lambda image, rows, *_, **__: drawn.extend(rows))
+    draw_query_layers(attention, 0, tmp_path / "a.png")
+    name, (panel,) = drawn[0]
+    overlay = overlay_attention(np.full((64, 64, 3), 255, np.uint8), panel.weights, color=(255, 0, 0), largest=1.0)
+    blue = overlay[..., 2]
+    assert name == "may attend to"
+    assert len(np.unique(blue[:30, :30])) == len(np.unique(blue[34:])) == 1 and blue[0, 0] < blue[-1, -1]
+
+
+def test_masks_loss_points_and_merging_are_drawn(monkeypatch, tmp_path):
     probabilities, masks = case()
     image = np.full((2, 4, 3), 90, np.uint8)
     outputs = dict(
@@ -74,3 +95,9 @@ def test_masks_loss_points_and_merging_are_drawn(tmp_path):
     assert all(image.std() > 20 for image in pixels)
     count = [int((image == (214, 39, 40)).all(-1).sum()) for image in pixels]
     assert count[2] > 500 > count[1]  # one of eight pixels of the map of rules, and the legend
+
+    drawn = []
+    monkeypatch.setattr(mask_pictures, "draw_rows", lambda image, rows, *_, **__: drawn.extend(rows))
+    draw_merging(view, Model(), ["a", "b"], tmp_path / "panoptic.png")
+    for _, (_, assigned, _) in drawn[1:]:
+        assert assigned.title.startswith(f"gets {int(assigned.weights.sum())} pixels")

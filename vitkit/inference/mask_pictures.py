@@ -15,7 +15,7 @@ from vitkit.visualization.masks import draw_panoptic
 from vitkit.visualization.panels import Panel, draw_rows
 
 RULES = (
-    ("void: outside the mask of the query that it went to", (90, 90, 90)),
+    ("void: outside the mask of the query that it went to, if any", (90, 90, 90)),
     ("void: covered by queries below the object threshold alone", (255, 127, 14)),
     ("void: its segment kept too little of its mask", (214, 39, 40)),
     ("kept, though another confident query's mask covers it, too", (31, 119, 180)),
@@ -116,7 +116,7 @@ def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: P
         lost = inside & ~mine
         panels = [
             Panel(f"its mask, {assigned.areas[i]} pixels", mask, largest=1.0),
-            Panel(f"gets {assigned.owned[i]} pixels: {verdict}", (mine & inside).float(), largest=1.0),
+            Panel(f"gets {assigned.owned[i]} pixels: {verdict}", mine.float(), largest=1.0),
             Panel(f"lost to others: {lost.sum()}", lost.float(), largest=1.0),
         ]
         rows.append((name, panels))

@@ -47,9 +47,10 @@ def draw_query_layers(attention: ImageAttention, query: int, path: Path) -> Path
     layers, predictions = attention.decoder_layers, attention.predictions(query)
     rows = []
     if layers[0].gates is not None:
-        rows.append(
-            ("may attend to", [Panel(weights=x.gates[query].float(), covered=x.covered, largest=1.0) for x in layers])
-        )
+        # Enlarged, as panels interpolate between the centres of cells, which would blur a gate's borders.
+        gates = [x.gates[query].float().repeat_interleave(8, 0).repeat_interleave(8, 1) for x in layers]
+        panels = [Panel(weights=gate, covered=x.covered, largest=1.0) for gate, x in zip(gates, layers)]
+        rows.append(("may attend to", panels))
     rows.append(("attends to", [Panel(weights=x.maps[query], covered=x.covered) for x in layers]))
     after = []
     for name, box, mask in predictions:
