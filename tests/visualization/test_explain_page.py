@@ -27,7 +27,7 @@ def test_page_contains_every_head_and_their_mean(tmp_path):
     weights = torch.rand(2, 6, 4).softmax(-1)
     layers = [PageLayer("words", weights, list("abcdef"), (2, 2), (1.1, 1.0), [[0, 0, 5, 5]] * 6)]
     path = tmp_path / "page.html"
-    size = write_explain_page(layers, path, title="A & B", image=np.zeros((20, 30, 3), np.uint8))
+    size = write_explain_page(layers, path, title="A & Ä", image=np.zeros((20, 30, 3), np.uint8))
     assert size == path.stat().st_size
     data = data_of(path)
     (layer,) = data["layers"]

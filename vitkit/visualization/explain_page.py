@@ -81,7 +81,7 @@ def write_explain_page(
         )
     body = _BODY.replace("@TITLE@", html.escape(title)).replace("@NOTE@", html.escape(note.strip()))
     page = html_page(title, body, style=_STYLE, script=f"const data = {script_json(data)};\n{_SCRIPT}")
-    return make_folder(path).write_text(page, encoding="utf-8")
+    return make_folder(path).write_bytes(page.encode("utf-8"))
 
 
 def _layer(layer: PageLayer, heads: Sequence[str], weights: Tensor) -> dict[str, Any]:
