@@ -1,7 +1,7 @@
 """What Mask2Former's parts are worth, on the synthetic world (Cheng et al. 2022, https://arxiv.org/abs/2112.01527).
 
-Masked or full cross-attention and learnable queries (table 4), one level or several in turn, and the loss at points or
-over full masks (table 5), as in MaskFormer.
+Masked or full cross-attention, learnable queries, one level or several in turn (table 4), and the loss at points or
+over full masks (table 5), the latter with MaskFormer's focal loss and weights.
 
 Run:  vitkit ablate mask2former_parts
 Here: see model_zoo/ablations/mask2former_parts.md.

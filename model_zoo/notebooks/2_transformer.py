@@ -141,7 +141,8 @@ draw_arcs(decoder.weights.numpy(), decoder.rows, decoder.columns, out / "decoder
 show(out / "decoder.png")
 
 # %% [markdown]
-# Cross-attention corresponds to the alignment of notebook 1. `align` returns its mean over the heads.
+# Cross-attention corresponds to the alignment of notebook 1. `align` returns the mean over the heads of the second to
+# last layer, here the first.
 
 # %%
 draw_alignment(*translator.align(text), out / "alignment.png")
