@@ -304,6 +304,8 @@ def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
     axes.set(xlabel=x.replace("_", " "), ylabel=metric, title=path.stem)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
+    if x == "epoch":
+        axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False)
