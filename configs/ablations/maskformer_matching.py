@@ -10,7 +10,7 @@ Here: see model_zoo/ablations/maskformer_matching.md.
 
 from vitkit.configs.quickstart.maskformer_semantic import config as maskformer
 
-NUM_CLASSES = 7  # six shapes and the ground
+NUM_CLASSES = 10  # six shapes and four grounds
 
 
 def ablation():

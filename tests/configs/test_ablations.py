@@ -7,7 +7,7 @@ from vitkit.config import load_config
 from vitkit.models import build_model
 from vitkit.models.classifier import Classifier
 from vitkit.protocols import UsesTargets
-from vitkit.registry import CRITERIA
+from vitkit.registry import CRITERIA, DATASETS
 from vitkit.tools.ablate import read_set, set_files, summary_of, train_command
 
 SETS = {path.stem: read_set(path) for path in set_files()}
@@ -54,6 +54,12 @@ def test_arm_is_a_valid_config_that_trains_a_step(name, arm):
     sum(losses.values()).backward()
     assert all(loss.isfinite() for loss in losses.values())
     assert all(p.grad is not None for p in model.head.parameters() if p.requires_grad)
+
+
+def test_fixed_matching_has_a_query_for_each_class():
+    _, _, base, *overrides = train_command(SETS["maskformer_matching"], "MaskFormer, fixed", [])
+    config = load_config(base, overrides)
+    assert config["model"]["num_queries"] == len(DATASETS.build(config["data"]["val"]).classes)
 
 
 @pytest.mark.parametrize("name", SETS)
