@@ -179,7 +179,7 @@ def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 
 def is_set(args: argparse.Namespace, option: str) -> bool:
     """Whether an option is on the command line."""
-    return getattr(args, option) is not None and getattr(args, option) is not False
+    return not any(vars(args)[option] is unset for unset in (None, False))  # zero is set
 
 
 def refuse(args: argparse.Namespace, options: Sequence[str], reason: str) -> None:

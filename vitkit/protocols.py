@@ -268,6 +268,14 @@ class HasCategoryIds(HasClasses, Protocol):
 
 
 @runtime_checkable
+class HasClassActivation(Protocol):
+    """A model, or a criterion, for class logits of one kind."""
+
+    class_activation: str
+    """"softmax", whose last class is "no object", or "sigmoid", one for each class."""
+
+
+@runtime_checkable
 class HasThings(HasClasses, Protocol):
     """A dataset that distinguishes classes with instances (things) from others."""
 

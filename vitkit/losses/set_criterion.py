@@ -104,7 +104,7 @@ class SetCriterion(nn.Module):
             )
         self.weights = dict(weights)
         self.class_loss = class_loss
-        self.class_scores = "softmax" if class_loss == "cross_entropy" else "sigmoid"
+        self.class_activation = "softmax" if class_loss == "cross_entropy" else "sigmoid"
         self.no_object_weight = no_object_weight
         self.meters = {"matched_accuracy": RatioMeter()}
         self._warn_of_surplus = SurplusWarning()

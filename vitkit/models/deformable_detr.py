@@ -21,7 +21,7 @@ class DeformableDETR(DETR):
     """
 
     class_head = ("head.class_embed.", "head.proposals.class_embed.", "head.denoising.label_embed.")
-    class_scores = "sigmoid"
+    class_activation = "sigmoid"
 
     def __init__(
         self,

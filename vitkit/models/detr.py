@@ -25,8 +25,7 @@ class DETR(DensePredictionModel):
     """
 
     class_head = ("head.class_embed.", "head.denoising.label_embed.")
-    class_scores = "softmax"
-    """What turns class logits into scores: a softmax whose last class is "no object", or a "sigmoid" per class."""
+    class_activation = "softmax"
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
 from vitkit.errors import ConfigError
 from vitkit.models import build_model
-from vitkit.protocols import HasClasses, HasThings
+from vitkit.protocols import HasClassActivation, HasClasses, HasThings
 from vitkit.registry import CRITERIA
 from vitkit.vocabulary import Vocabulary
 
@@ -41,12 +41,13 @@ def build_criterion_for(config: Mapping[str, Any], model: nn.Module) -> nn.Modul
         ConfigError: the `criterion` section is invalid, or its class loss is for other logits than the model's.
     """
     criterion = CRITERIA.build(config["criterion"])
-    expected = getattr(model, "class_scores", None)
-    if expected and getattr(criterion, "class_scores", expected) != expected:
+    if not (isinstance(model, HasClassActivation) and isinstance(criterion, HasClassActivation)):
+        return criterion
+    if criterion.class_activation != model.class_activation:
         logits, losses = {
             "softmax": ('a softmax with "no object"', "'cross_entropy'"),
             "sigmoid": ("a sigmoid per class", "'focal', 'varifocal' or 'mal'"),
-        }[expected]
+        }[model.class_activation]
         raise ConfigError(
             f"criterion.class_loss={criterion.class_loss!r}: {type(model).__name__} predicts classes by {logits}. "
             f"Expected {losses}, or another model.type."

@@ -13,7 +13,7 @@ from vitkit.tools.benchmark.timing import Options
 @pytest.mark.parametrize("training", [False, True])
 def test_all_compared_models_run(name, training):
     pytest.importorskip("transformers")
-    size = (192, 256) if name == "dino" else (64, 96)  # DINO's 900 queries are 900 places of the feature maps
+    size = (192, 256) if name == "dino" else (64, 96)  # DINO selects 900 queries from the encoder's tokens
     case = Case(*size, training=training)
     rows = models.compare_family(FAMILIES[name], case, Options(repeats=1, memory=False), what=name)
     assert [row.name for row in rows] == list(FAMILIES[name].builders)
