@@ -1,7 +1,7 @@
 """ViT needs data: ViT, ResNet and Swin on a thirtieth, a tenth, a third and all of the synthetic world's 6400 images
 (Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929, figure 4).
 
-All runs see the same number of images; those of a smaller part are repeated more often.
+All runs of a model see the same number of images; those of a smaller part are repeated more often.
 
 Run:  vitkit ablate data_needs
 Here: see model_zoo/ablations/data_needs.md.
@@ -9,8 +9,13 @@ Here: see model_zoo/ablations/data_needs.md.
 
 from vitkit.configs.ablations.swin_parts import SWIN
 from vitkit.configs.ablations.vit_parts import VIT
+from vitkit.configs.parts.small_shapes import small_shapes_settings
 
-BACKBONES = {"ResNet": dict(type="ResNet", depth=18, norm="bn", pretrained=False), "Swin": SWIN, "ViT": VIT}
+MODELS = {
+    "ResNet": dict(epochs=4, backbone=dict(type="ResNet", depth=18, norm="bn", pretrained=False)),
+    "Swin": dict(epochs=6, backbone=SWIN),
+    "ViT": dict(epochs=10, backbone=VIT),
+}
 PARTS = {"1/30": 30, "1/10": 10, "1/3": 3, "all": 1}
 
 
@@ -18,13 +23,14 @@ def ablation():
     return dict(
         base="quickstart/classifier",
         metrics=["top1"],
-        settings={"schedule": dict(type="CosineLR", warmup_steps=50)},
+        settings=small_shapes_settings(),
         evaluations=2,
         arms={
             f"{name}, {text}": {
-                "model.backbone": backbone, "data.train.fraction": 1 / part, "train.epochs": 3 * part,
+                "model.backbone": model["backbone"], "data.train.fraction": 1 / part,
+                "train.epochs": model["epochs"] * part,
             }
-            for name, backbone in BACKBONES.items()
+            for name, model in MODELS.items()
             for text, part in PARTS.items()
         },
     )  # fmt: skip

@@ -5,6 +5,8 @@ Run:  vitkit ablate lrnet_parts
 Here: see model_zoo/ablations/lrnet_parts.md.
 """
 
+from vitkit.configs.parts.small_shapes import small_shapes_settings
+
 LRNET = dict(type="LRNet", depth=26, pretrained=False)
 
 
@@ -12,7 +14,7 @@ def ablation():
     return dict(
         base="quickstart/classifier",
         metrics=["top1"],
-        settings={"model.backbone": LRNET, "train.epochs": 2},
+        settings=small_shapes_settings() | {"model.backbone": LRNET, "data.images_per_gpu": 32, "train.epochs": 2},
         arms={
             "LR-Net (product, 7 x 7)": {},
             "difference": {"model.backbone.similarity": "difference"},
