@@ -102,8 +102,11 @@ class NumberWords(SentencePairs):
         max_length: int = 256,
     ):
         self.numbers = _draw(num_pairs, split)
-        sources, targets = _NumberTexts(self.numbers, english_number), _NumberTexts(self.numbers, german_number)
-        super().__init__(sources, targets, vocabulary, max_length=max_length)
+        super().__init__(*self._texts(), vocabulary, max_length=max_length)
+
+    def _texts(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the sources and the targets of `numbers`."""
+        return _NumberTexts(self.numbers, english_number), _NumberTexts(self.numbers, german_number)
 
 
 TASKS = (
@@ -114,7 +117,7 @@ TASKS = (
 
 
 @DATASETS.register
-class NumberTasks(SentencePairs):
+class NumberTasks(NumberWords):
     """Numbers in words as text-to-text tasks: a source begins with its task in words (Raffel et al. 2020, section 2.4).
 
     A sample is "translate English to German: twenty-one" and "einundzwanzig"; the next one goes in the other direction.
@@ -127,16 +130,8 @@ class NumberTasks(SentencePairs):
 
     noun = "tasks"
 
-    def __init__(
-        self,
-        num_pairs: int,
-        *,
-        split: Literal["train", "val"] = "train",
-        vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
-        max_length: int = 256,
-    ):
-        self.numbers = _draw(num_pairs, split)
-        super().__init__(_TaskSources(self.numbers), _TaskTargets(self.numbers), vocabulary, max_length=max_length)
+    def _texts(self) -> tuple[Sequence[str], Sequence[str]]:
+        return _TaskSources(self.numbers), _TaskTargets(self.numbers)
 
 
 class _TaskSources(Sequence[str]):
