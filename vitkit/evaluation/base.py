@@ -1,13 +1,19 @@
 """What evaluators have in common: one answer per sample, gathered from all ranks."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vitkit.distributed import gather_dicts, is_main
 from vitkit.errors import ConfigError
+from vitkit.evaluation.bootstrap import SampleStatistics
 from vitkit.ops.json_files import read_json
+
+logger = logging.getLogger("vitkit")
 
 
 class SampleEvaluator(ABC):
@@ -26,6 +32,8 @@ class SampleEvaluator(ABC):
         """Answer of each sample, by image id or by a sentence's index."""
         self.metrics: dict[str, float] = {}
         """Results of the last `compute()`; empty on other ranks."""
+        self._by_class: dict[str, dict[str, float]] = {}
+        """Class name -> metrics of the last `compute()`, where the evaluator has any."""
 
     @abstractmethod
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
@@ -50,9 +58,24 @@ class SampleEvaluator(ABC):
         self.metrics = self._compute()
         return dict(self.metrics)
 
+    def _metrics_of(self, statistics: SampleStatistics) -> dict[str, float]:
+        """Return the metrics of all samples, and set `_by_class`; -1 where there is no data for a metric."""
+        overall, by_class = statistics.scores(np.ones((1, len(statistics.sample_ids))))
+        self._by_class = {name: _first_values(metrics) for name, metrics in by_class.items()}
+        return _first_values(overall)
+
+    def _warn_of_missing(self, num_images: int) -> None:
+        missing = num_images - len(self.answers)
+        if missing:
+            logger.warning("%d of %d images have no prediction and count as missed", missing, num_images)
+
     def table(self) -> str:
         """Return the metrics of the last `compute()` as text to be read by people; empty on other processes."""
         return "\n".join(self._table_lines()) if self.metrics else ""
+
+
+def _first_values(metrics: Mapping[str, np.ndarray]) -> dict[str, float]:
+    return {name: -1.0 if np.isnan(values[0]) else float(values[0]) for name, values in metrics.items()}
 
 
 def predicted_field(prediction: Mapping[str, Any], field: str, evaluator: str) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitkit.errors import ConfigError
 from vitkit.evaluation.base import SampleEvaluator, read_results
-from vitkit.evaluation.caption_metrics import bleu_counts, bleu_of_counts, cider_d, rouge_l, tokenize_caption
+from vitkit.evaluation.caption_metrics import bleu_counts, cider_d, rouge_l, tokenize_caption
 from vitkit.evaluation.sample_statistics import CaptionStatistics
 from vitkit.ops.coco_schema import caption_result_faults, raise_faults
 from vitkit.protocols import HasImageIds, HasReferences
@@ -46,7 +46,6 @@ class CaptionEvaluator(SampleEvaluator):
                 "captions, such as CocoCaptions or ShapesCaptions."
             )
         super().__init__(dataset)
-        self._cider: list[float] = []
         self._statistics: CaptionStatistics | None = None
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
@@ -67,7 +66,7 @@ class CaptionEvaluator(SampleEvaluator):
             self.answers.setdefault(target["image_id"], prediction["text"])
 
     def _compute(self) -> dict[str, float]:
-        """Return the metrics of the corpus; CIDEr-D of each image is stored for `per_class`."""
+        """Return the metrics of the corpus."""
         ids = list(self.dataset.image_ids)
         missing = len(ids) - len(self.answers)
         if missing:
@@ -76,16 +75,15 @@ class CaptionEvaluator(SampleEvaluator):
         references = [
             [tokenize_caption(text) for text in self.dataset.references(position)] for position in range(len(ids))
         ]
-        self._cider = cider_d(candidates, references)
         exact = [candidate in its_references for candidate, its_references in zip(candidates, references)]
-        means = {"ROUGE-L": rouge_l(candidates, references), "CIDEr-D": self._cider, "exact_match": exact}
+        means = {
+            "ROUGE-L": rouge_l(candidates, references),
+            "CIDEr-D": cider_d(candidates, references),
+            "exact_match": exact,
+        }
         arrays = {name: np.array(values, np.float64) for name, values in means.items()}
         self._statistics = CaptionStatistics(ids, bleu_counts(candidates, references), arrays)
-        bleu = bleu_of_counts(self._statistics.bleu_counts.sum(axis=0)[None])[0].tolist()
-        return {
-            **{f"BLEU-{n}": value for n, value in enumerate(bleu, start=1)},
-            **{name: _mean(values) for name, values in means.items()},
-        }
+        return self._metrics_of(self._statistics)
 
     def statistics(self) -> CaptionStatistics:
         """Return each image's contribution to the metrics of the last `compute()`."""
@@ -107,7 +105,10 @@ class CaptionEvaluator(SampleEvaluator):
 
     def per_class(self) -> dict[str, float]:
         """Return image id -> CIDEr-D of the last `compute()`, as captions have no classes."""
-        return {str(image_id): score for image_id, score in zip(self.dataset.image_ids, self._cider)}
+        if self._statistics is None:
+            return {}
+        scores = self._statistics.means["CIDEr-D"].tolist()
+        return {str(image_id): score for image_id, score in zip(self.dataset.image_ids, scores)}
 
     def write_results(self, path: str | Path) -> list[Path]:
         """Write the captions in COCO's results format, a list of image_id and caption, which other tools also evaluate.
@@ -134,7 +135,3 @@ class CaptionEvaluator(SampleEvaluator):
         image_ids = {int(image_id) for image_id in self.dataset.image_ids}
         raise_faults(caption_result_faults(results, image_ids), f"results '{path}'")
         self.answers |= {entry["image_id"]: entry["caption"] for entry in results}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -81,10 +81,7 @@ class ClassificationEvaluator(SampleEvaluator):
 
     def _compute(self) -> dict[str, float]:
         """Return top1 and top5, in 0..1."""
-        answers, num_images = self.answers.values(), len(self.dataset.image_ids)
-        top1 = sum(answer.label == answer.best[0] for answer in answers)
-        top5 = sum(answer.label in answer.best for answer in answers)
-        return {"top1": top1 / num_images, "top5": top5 / num_images}
+        return self._metrics_of(self.statistics())
 
     def confusion_matrix(self) -> np.ndarray:
         """Return the (C, C) int64 counts of images with the row's class that were classified as the column's."""
@@ -120,9 +117,7 @@ class ClassificationEvaluator(SampleEvaluator):
 
     def per_class(self) -> dict[str, float]:
         """Return class name -> fraction of its images classified correctly, -1 for a class without images."""
-        matrix = self.confusion_matrix()
-        correct, total = matrix.diagonal(), matrix.sum(axis=1)
-        return {name: float(c / n) if n else -1.0 for name, c, n in zip(self.dataset.classes, correct, total)}
+        return {name: metrics["accuracy"] for name, metrics in self._by_class.items()}
 
     def write_results(self, path: str | Path) -> list[Path]:
         """Write metrics, confusion matrix and each image's best classes as JSON, and the matrix as a figure.

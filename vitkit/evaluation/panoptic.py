@@ -1,7 +1,6 @@
 """Panoptic quality (Kirillov et al. 2019, https://arxiv.org/abs/1801.00868)."""
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -27,8 +26,6 @@ from vitkit.ops.label_maps import count_values
 from vitkit.protocols import HasCategoryIds, HasImageIds, HasPanoptic, HasThings
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PanopticMap, PanopticPrediction, SegmentInfo
-
-logger = logging.getLogger("vitkit")
 
 _VOID = 0
 _OFFSET = 1 << 24
@@ -69,7 +66,6 @@ class PanopticEvaluator(SampleEvaluator):
         require_annotations(dataset, PanopticDataset, "PanopticEvaluator")
         super().__init__(dataset)
         self._position_of = positions_of(dataset.image_ids)
-        self._quality = np.zeros((len(dataset.classes), 4))
 
     def update(self, predictions: Sequence[PanopticPrediction], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch; images that were seen before are ignored.
@@ -102,25 +98,8 @@ class PanopticEvaluator(SampleEvaluator):
 
     def _compute(self) -> dict[str, float]:
         """Return PQ, SQ and RQ over all classes, PQ_things, …, PQ_stuff, … in 0..1; -1 without a class to average."""
-        sums = sum((answer.matches for answer in self.answers.values()), np.zeros((len(self.dataset.classes), 4)))
-        missing = [position for image_id, position in self._position_of.items() if image_id not in self.answers]
-        if missing:
-            logger.warning(
-                "%d of %d images have no prediction and count as missed", len(missing), len(self._position_of)
-            )
-        for position in missing:
-            sums += self._matches_without_prediction(position)
-        iou, right, too_many, missed = sums.T
-        num_segments = right + too_many + missed
-        weight = np.maximum(right + 0.5 * too_many + 0.5 * missed, 0.5)
-        self._quality = np.stack([iou / weight, iou / np.maximum(right, 1), right / weight, num_segments])
-        things = np.asarray(self.dataset.things, bool)
-        metrics = {}
-        for suffix, chosen in (("", things | True), ("_things", things), ("_stuff", ~things)):
-            counted = chosen & (num_segments > 0)
-            means = self._quality[:3, counted].mean(axis=1) if counted.any() else (-1.0,) * 3
-            metrics |= {f"{name}{suffix}": float(mean) for name, mean in zip(("PQ", "SQ", "RQ"), means)}
-        return metrics
+        self._warn_of_missing(len(self._position_of))
+        return self._metrics_of(self.statistics())
 
     def predicted_map(self, image_id: Any) -> PanopticMap:
         """Return the predicted segments; none if the image has no prediction."""
@@ -133,18 +112,19 @@ class PanopticEvaluator(SampleEvaluator):
         """Return each image's contribution to the metrics of the last `compute()`."""
         matches = np.zeros((len(self._position_of), len(self.dataset.classes), 4))
         for k, (image_id, position) in enumerate(self._position_of.items()):
-            answer = self.answers.get(image_id)
-            matches[k] = self._matches_without_prediction(position) if answer is None else answer.matches
+            if image_id in self.answers:
+                matches[k] = self.answers[image_id].matches
+            else:
+                truth = self.dataset.load_panoptic(position)
+                nothing = PanopticMap(np.zeros_like(truth.panoptic), [])
+                matches[k] = match_segments(truth, nothing, len(self.dataset.classes))
         things = np.asarray(self.dataset.things, bool)
         return PanopticStatistics(list(self._position_of), self.dataset.classes, things, matches)
 
-    def _matches_without_prediction(self, position: int) -> np.ndarray:
-        truth = self.dataset.load_panoptic(position)
-        return match_segments(truth, PanopticMap(np.zeros_like(truth.panoptic), []), len(self.dataset.classes))
-
     def _table_lines(self) -> list[str]:
         """Return the nine metrics in percent, and the numbers of classes."""
-        things, has_segments = np.asarray(self.dataset.things, bool), self._quality[3] > 0
+        things = np.asarray(self.dataset.things, bool)
+        has_segments = np.array([self._by_class[name]["PQ"] >= 0 for name in self.dataset.classes])
         lines = [f"{'':<8}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'classes':>9}"]
         groups = (("all", "", things | True), ("things", "_things", things), ("stuff", "_stuff", ~things))
         for name, suffix, chosen in groups:
@@ -155,10 +135,7 @@ class PanopticEvaluator(SampleEvaluator):
 
     def per_class(self) -> dict[str, float]:
         """Return class name -> PQ of the last `compute()`, -1 for a class without segments; empty elsewhere."""
-        if not self.metrics:
-            return {}
-        quality, _, _, num_segments = self._quality
-        return {name: float(q) if n else -1.0 for name, q, n in zip(self.dataset.classes, quality, num_segments)}
+        return {name: metrics["PQ"] for name, metrics in self._by_class.items()}
 
     def write_results(self, path: str | Path) -> list[Path]:
         """Write the predictions in COCO's panoptic format, which panopticapi and COCO's server read.

@@ -1,7 +1,6 @@
 """Semantic segmentation metrics: IoU of regions and of their boundaries, and pixel accuracy."""
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -27,9 +26,9 @@ from vitkit.protocols import HasCategoryIds, HasImageIds, HasSemantic
 from vitkit.registry import EVALUATORS
 from vitkit.structures import IGNORE_INDEX, SemanticPrediction
 
-logger = logging.getLogger("vitkit")
-
 _MOST_NAMED = 40  # with more classes, the table leaves them out
+_MEANS = {"IoU": "mIoU", "accuracy": "mean_accuracy", "boundary IoU": "boundary_mIoU"}
+"""Metric of each class -> name of its mean over the classes."""
 
 BOUNDARY_WIDTH = 0.02
 """Width of a boundary, as a fraction of the image's diagonal."""
@@ -40,13 +39,21 @@ class SemanticDataset(HasCategoryIds, HasImageIds, HasSemantic, Protocol):
     """What the evaluator requires of a dataset."""
 
 
+class _Counts(NamedTuple):
+    """The pixels of one image."""
+
+    codes: np.ndarray
+    """The pairs of classes that occur: true class * (C + 1) + predicted class, C meaning none."""
+    pixels: np.ndarray
+    """Number of pixels of each pair."""
+    boundaries: np.ndarray | None
+    """(3, C) int32, see `boundary_counts`; None if boundaries are not compared."""
+
+
 class _Answer(NamedTuple):
     """The data of one image that the metrics and the results need."""
 
-    confusions: tuple[np.ndarray, np.ndarray]
-    """Codes, which are true class * (C + 1) + predicted class (C meaning none), and the number of pixels of each."""
-    boundaries: np.ndarray
-    """(3, C) int32 numbers of pixels in both boundaries, in the true one, in the predicted one."""
+    counts: _Counts
     png: bytes
     """The prediction as a PNG of raw category ids."""
 
@@ -78,7 +85,6 @@ class SemanticEvaluator(SampleEvaluator):
         self._position_of = positions_of(dataset.image_ids)
         self._raw = np.asarray(dataset.category_ids, np.int64)
         self._raw = self._raw.astype(np.uint8 if self._raw.max() < 256 else np.uint16)
-        self._per_class: dict[str, np.ndarray] = {}
 
     def update(self, predictions: Sequence[SemanticPrediction], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch; images that were seen before are ignored.
@@ -104,57 +110,33 @@ class SemanticEvaluator(SampleEvaluator):
         predicted = predicted.astype(np.uint8)
         truth = self.dataset.load_semantic(self._position_of[image_id])
         check_size(predicted, truth, image_id)
-        self.answers[image_id] = _Answer(
-            self._confusions(truth, predicted),
-            boundary_counts(truth, predicted, len(self.dataset.classes)) if self.boundary else _NO_BOUNDARIES,
-            encode_labels(self._raw[predicted]),
-        )
+        self.answers[image_id] = _Answer(self._counts(truth, predicted), encode_labels(self._raw[predicted]))
 
-    def _confusions(self, truth: np.ndarray, predicted: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
-        codes = truth.astype(np.int32) * (len(self.dataset.classes) + 1) + predicted
-        return count_values(codes[truth != IGNORE_INDEX])
+    def _counts(self, truth: np.ndarray, predicted: np.ndarray) -> _Counts:
+        num_classes = len(self.dataset.classes)
+        codes = truth.astype(np.int32) * (num_classes + 1) + np.minimum(predicted, num_classes)
+        codes, pixels = count_values(codes[truth != IGNORE_INDEX])
+        return _Counts(codes, pixels, boundary_counts(truth, predicted, num_classes) if self.boundary else None)
+
+    def _counts_of(self, image_id: Any) -> _Counts:
+        """Return the counts of an image; all its pixels are missed if it has no prediction."""
+        if image_id in self.answers:
+            return self.answers[image_id].counts
+        truth = self.dataset.load_semantic(self._position_of[image_id])
+        return self._counts(truth, np.full_like(truth, IGNORE_INDEX))
 
     def _compute(self) -> dict[str, float]:
         """Return mIoU, pixel_accuracy, mean_accuracy and boundary_mIoU in 0..1; -1 if no pixel is labelled."""
-        matrix = self.confusion_matrix()
-        right, predicted, true = matrix.diagonal(), matrix[:, :-1].sum(axis=0), matrix.sum(axis=1)
-        self._per_class = {"IoU": _ratio(right, true + predicted - right, true), "accuracy": _ratio(right, true, true)}
-        metrics = {
-            "mIoU": _mean(self._per_class["IoU"]),
-            "pixel_accuracy": float(right.sum() / true.sum()) if true.any() else -1.0,
-            "mean_accuracy": _mean(self._per_class["accuracy"]),
-        }
-        if self.boundary:
-            both, near_true, near_predicted = self._boundary_sums()
-            boundary = _ratio(both, near_true + near_predicted - both, near_true)
-            self._per_class["boundary IoU"] = boundary
-            metrics["boundary_mIoU"] = _mean(boundary)
-        return metrics
+        self._warn_of_missing(len(self._position_of))
+        return self._metrics_of(self.statistics())
 
     def confusion_matrix(self) -> np.ndarray:
         """Return (C, C + 1) int64 pixel counts: rows are true classes, columns predicted ones, the last none."""
         num_classes = len(self.dataset.classes)
         flat = np.zeros(num_classes * (num_classes + 1), np.int64)
-        for codes, pixels in (answer.confusions for answer in self.answers.values()):
-            flat[codes] += pixels
-        missing = self._missing()
-        if missing:
-            logger.warning(
-                "%d of %d images have no prediction and count as missed", len(missing), len(self.dataset.image_ids)
-            )
-        for image_id in missing:
-            codes, pixels = self._confusions_of(image_id)
-            flat[codes] += pixels
+        for counts in map(self._counts_of, self._position_of):
+            flat[counts.codes] += counts.pixels
         return flat.reshape(num_classes, num_classes + 1)
-
-    def _boundary_sums(self) -> np.ndarray:
-        num_classes = len(self.dataset.classes)
-        sums = np.zeros((3, num_classes), np.int64)
-        for answer in self.answers.values():
-            sums += answer.boundaries
-        for image_id in self._missing():
-            sums += self._boundaries_of(image_id)
-        return sums
 
     def predicted_map(self, image_id: Any) -> np.ndarray:
         """Return the (H, W) uint8 predicted labels; `IGNORE_INDEX` everywhere if the image has no prediction."""
@@ -167,40 +149,26 @@ class SemanticEvaluator(SampleEvaluator):
     def statistics(self) -> SemanticStatistics:
         """Return each image's contribution to the metrics of the last `compute()`."""
         ids, num_classes = list(self._position_of), len(self.dataset.classes)
-        counts = np.zeros((len(ids), 3, num_classes))
+        regions = np.zeros((len(ids), 3, num_classes))
         boundaries = np.zeros((len(ids), 3, num_classes)) if self.boundary else None
-        for k, image_id in enumerate(ids):
-            answer = self.answers.get(image_id)
-            codes, pixels = self._confusions_of(image_id) if answer is None else answer.confusions
-            flat = np.bincount(codes, pixels, minlength=num_classes * (num_classes + 1))
+        for k, counts in enumerate(map(self._counts_of, ids)):
+            flat = np.bincount(counts.codes, counts.pixels, minlength=num_classes * (num_classes + 1))
             matrix = flat.reshape(num_classes, num_classes + 1)
-            counts[k] = matrix.diagonal(), matrix[:, :-1].sum(axis=0), matrix.sum(axis=1)
+            regions[k] = matrix.diagonal(), matrix[:, :-1].sum(axis=0), matrix.sum(axis=1)
             if boundaries is not None:
-                boundaries[k] = self._boundaries_of(image_id) if answer is None else answer.boundaries
-        return SemanticStatistics(ids, self.dataset.classes, *counts.transpose(1, 0, 2), boundaries)
-
-    def _confusions_of(self, image_id: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the confusions for an image without a prediction."""
-        return self._confusions(self.dataset.load_semantic(self._position_of[image_id]), len(self.dataset.classes))
-
-    def _boundaries_of(self, image_id: Any) -> np.ndarray:
-        """Return the boundary counts for an image without a prediction."""
-        truth = self.dataset.load_semantic(self._position_of[image_id])
-        return boundary_counts(truth, np.full_like(truth, IGNORE_INDEX), len(self.dataset.classes))
-
-    def _missing(self) -> list[Any]:
-        return [image_id for image_id in self._position_of if image_id not in self.answers]
+                boundaries[k] = counts.boundaries
+        return SemanticStatistics(ids, self.dataset.classes, *regions.transpose(1, 0, 2), boundaries)
 
     def _table_lines(self) -> list[str]:
         """Return the means in percent, and a line for each class if there are few."""
-        columns = list(self._per_class)
+        columns = {column: mean for column, mean in _MEANS.items() if mean in self.metrics}
         width = max(len("all classes"), *map(len, self.dataset.classes))
         lines = [f"{'class':<{width}} " + " ".join(f"{column:>12}" for column in columns)]
         named = self.dataset.classes if len(self.dataset.classes) <= _MOST_NAMED else ()
-        for label, name in enumerate(named):
-            values = (self._per_class[column][label] for column in columns)
+        for name in named:
+            values = (self._by_class[name][column] for column in columns)
             lines.append(f"{name:<{width}} " + " ".join(f"{_percent(value):>12}" for value in values))
-        means = (_mean(values) for values in self._per_class.values())
+        means = (self.metrics[mean] for mean in columns.values())
         lines.append(f"{'all classes':<{width}} " + " ".join(f"{_percent(value):>12}" for value in means))
         accuracy = _percent(self.metrics["pixel_accuracy"])
         lines.append(f"pixel accuracy {accuracy} % of {len(self.dataset.image_ids)} images")
@@ -208,8 +176,7 @@ class SemanticEvaluator(SampleEvaluator):
 
     def per_class(self) -> dict[str, float]:
         """Return class name -> IoU of the last `compute()`, -1 for a class without pixels; empty on other processes."""
-        values = self._per_class.get("IoU", ())
-        return {name: float(value) for name, value in zip(self.dataset.classes, values)}
+        return {name: metrics["IoU"] for name, metrics in self._by_class.items()}
 
     def write_results(self, path: str | Path) -> list[Path]:
         """Write the metrics of the last `compute()` as JSON, and the predictions as PNG files of raw category ids.
@@ -222,8 +189,8 @@ class SemanticEvaluator(SampleEvaluator):
         for image_id, answer in self.answers.items():
             write_map(folder, map_name(image_id), answer.png)
         classes = [
-            {"id": raw, "name": name, **{key: float(values[label]) for key, values in self._per_class.items()}}
-            for label, (raw, name) in enumerate(zip(self._raw.tolist(), self.dataset.classes))
+            {"id": raw, "name": name, **self._by_class.get(name, {})}
+            for raw, name in zip(self._raw.tolist(), self.dataset.classes)
         ]
         path.write_text(json.dumps({**self.metrics, "classes": classes}), encoding="utf-8")
         return [path, folder]
@@ -263,9 +230,6 @@ class SemanticEvaluator(SampleEvaluator):
             )
 
 
-_NO_BOUNDARIES = np.zeros((3, 0), np.int32)
-
-
 def boundary_counts(truth: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
     """Count the pixels of each class near the edge of its region.
 
@@ -298,16 +262,6 @@ def near_edge(labels: np.ndarray, distance: int) -> np.ndarray:
     square = cv2.getStructuringElement(cv2.MORPH_RECT, (2 * distance + 1,) * 2)
     largest, least = cv2.dilate(padded, square), cv2.erode(padded, square)
     return (largest != least)[1:-1, 1:-1]
-
-
-def _ratio(part: np.ndarray, total: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Return the (C,) float64 ratios, -1 for classes without any true pixel."""
-    return np.where(true > 0, part / np.maximum(total, 1), -1.0)
-
-
-def _mean(values: np.ndarray) -> float:
-    valid = values[values >= 0]
-    return float(valid.mean()) if len(valid) else -1.0
 
 
 def _percent(value: float) -> str:
