@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -16,7 +17,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.detection_report import best_row
-from vitkit.evaluation.detection_statistics import DetectionStatistics
+from vitkit.evaluation.detection_statistics import DetectionStatistics, Ranking
 from vitkit.ops.coco_schema import raise_faults, result_faults
 from vitkit.ops.segmentations import encode_segmentation
 from vitkit.protocols import HasCategoryIds, HasGroundTruth, HasImageIds
@@ -152,13 +153,7 @@ class CocoEvaluator(SampleEvaluator):
 
         It is -1 for a class without objects; the dict is empty on other processes.
         """
-        if not self._evaluations:
-            return {}
-        evaluation = self._evaluations.get("segm") or self._evaluations["bbox"]
-        precision = evaluation.eval["precision"][:, :, :, 0, -1]  # (IoU, recall, class), all sizes, 100 boxes
-        # COCOeval sorts the classes by id; a class without objects has precision -1 throughout.
-        by_id = dict(zip(evaluation.params.catIds, precision.mean(axis=(0, 1)).tolist(), strict=True))
-        return {name: by_id[category_id] for name, category_id in zip(self.dataset.classes, self._category_ids)}
+        return {name: metrics["AP"] for name, metrics in self.details()[0].items()}
 
     def details(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
         """Return AP, AP50, AP75 and AR of the last `compute()` by class and by size, for masks if they were evaluated.
@@ -172,27 +167,21 @@ class CocoEvaluator(SampleEvaluator):
         iou_type = "segm" if "segm" in self._evaluations else "bbox"
         evaluation = self._evaluations[iou_type]
         precision, recall = evaluation.eval["precision"], evaluation.eval["recall"]  # (IoU, recall, class, size, 3)
+        objects = [annotation for annotation in evaluation.cocoGt.dataset["annotations"] if not annotation["iscrowd"]]
+        num_objects = Counter(annotation["category_id"] for annotation in objects)
         by_class = {}
         for name, category_id in zip(self.dataset.classes, self._category_ids.tolist()):
             k = evaluation.params.catIds.index(category_id)
             by_class[name] = _numbers(precision[:, :, k, 0, -1], recall[:, k, 0, -1])
             for size, title in enumerate(("APs", "APm", "APl"), start=1):
                 by_class[name][title] = _mean_of_valid(precision[:, :, k, size, -1])
-            by_class[name]["objects"] = self._count_objects(evaluation, 0, category_id)
+            by_class[name]["objects"] = num_objects[category_id]
         by_size = {}
         for size, title in enumerate(("small", "medium", "large"), start=1):
             by_size[title] = _numbers(precision[:, :, :, size, -1], recall[:, :, size, -1])
-            by_size[title]["objects"] = self._count_objects(evaluation, size)
+            least, most = evaluation.params.areaRng[size]
+            by_size[title]["objects"] = sum(least <= annotation["area"] <= most for annotation in objects)
         return by_class, by_size
-
-    @staticmethod
-    def _count_objects(evaluation: COCOeval, size: int, category_id: int | None = None) -> int:
-        least, most = evaluation.params.areaRng[size]
-        return sum(
-            not annotation["iscrowd"] and least <= annotation["area"] <= most
-            for annotation in evaluation.cocoGt.dataset["annotations"]
-            if category_id is None or annotation["category_id"] == category_id
-        )
 
     def statistics(self, iou_type: str | None = None) -> DetectionStatistics:
         """Return each image's contribution to the metrics of the last `compute()`.
@@ -213,12 +202,12 @@ class CocoEvaluator(SampleEvaluator):
         """
         if not self._evaluations:
             return None
-        matches = _matches_at_50(self._evaluations.get("segm") or self._evaluations["bbox"])
-        scores, right = (np.concatenate([match[i] for match in matches.values()]) for i in (0, 1))
-        overall = _best_threshold(scores, right, sum(match.num_objects for match in matches.values()))
+        statistics = self.statistics()
+        rankings = [statistics.ranking(label) for label in range(len(self._category_ids))]
+        overall = _best_threshold(rankings)
         if overall is None:
             return None
-        by_class = tuple(_best_threshold(*matches[category_id]) for category_id in self._category_ids.tolist())
+        by_class = tuple(_best_threshold([ranking]) for ranking in rankings)
         return ScoreThresholds(overall, by_class, origin="highest F1 in validation")
 
     def results(self) -> list[dict[str, Any]]:
@@ -274,40 +263,13 @@ class CocoEvaluator(SampleEvaluator):
             )
 
 
-class _Matches(NamedTuple):
-    """The predictions of one class in all images, matched to objects."""
-
-    scores: np.ndarray
-    """(N,) float64; predictions on crowds are left out."""
-    right: np.ndarray
-    """(N,) bool, whether each prediction is correct."""
-    num_objects: int
-    """Number of objects that are not crowds."""
-
-
-def _matches_at_50(evaluation: COCOeval) -> dict[int, _Matches]:
-    """Return the matches that COCOeval made at an IoU of 0.5 with objects of all sizes, by category id."""
-    num_images, num_sizes = len(evaluation.params.imgIds), len(evaluation.params.areaRng)
-    matches = {}
-    for k, category_id in enumerate(evaluation.params.catIds):
-        start = k * num_sizes * num_images  # ordered by class, size and image; the first size is "all"
-        images = [image for image in evaluation.evalImgs[start : start + num_images] if image is not None]
-        counted = [~image["dtIgnore"][0].astype(bool) for image in images]
-        scores = [np.asarray(image["dtScores"], np.float64)[keep] for image, keep in zip(images, counted)]
-        right = [image["dtMatches"][0][keep] > 0 for image, keep in zip(images, counted)]
-        num_objects = sum(int((~np.asarray(image["gtIgnore"], bool)).sum()) for image in images)
-        empty = [np.zeros(0)]
-        matches[category_id] = _Matches(
-            np.concatenate(scores or empty), np.concatenate(right or empty).astype(bool), num_objects
-        )
-    return matches
-
-
-def _best_threshold(scores: np.ndarray, right: np.ndarray, num_objects: int) -> float | None:
+def _best_threshold(rankings: Sequence[Ranking]) -> float | None:
     """Return the threshold with the highest F1, halfway to the next lower score; None if no prediction is correct."""
+    scores = np.concatenate([ranking.scores for ranking in rankings])
+    right = np.concatenate([ranking.right for ranking in rankings])
     if not right.any():
         return None
-    threshold = best_row(scores, right, num_objects).threshold
+    threshold = best_row(scores, right, int(sum(ranking.num_objects.sum() for ranking in rankings))).threshold
     return float((threshold + scores[scores < threshold].max(initial=0.0)) / 2)
 
 
