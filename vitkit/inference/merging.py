@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from pycocotools import mask as coco_mask
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torchvision.ops import box_area, box_iou
 
@@ -31,28 +33,11 @@ MASK_BYTES = 4 << 30
 """The memory limit for the masks of merged objects in bytes; objects with the highest scores are kept."""
 
 
-class Groups:
-    """Disjoint sets of numbers, each named by its smallest member (union-find)."""
-
-    def __init__(self) -> None:
-        self.parents: list[int] = []
-
-    def new(self) -> int:
-        """Return a new number in its own group."""
-        self.parents.append(len(self.parents))
-        return len(self.parents) - 1
-
-    def of(self, number: int) -> int:
-        """Return the name of a number's group."""
-        while self.parents[number] != number:
-            self.parents[number] = self.parents[self.parents[number]]
-            number = self.parents[number]
-        return number
-
-    def join(self, a: int, b: int) -> None:
-        """Merge the groups of two numbers."""
-        a, b = sorted((self.of(a), self.of(b)))
-        self.parents[b] = a
+def connected(count: int, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return the connected component of each of `count` nodes, (count,) int, given the pairs that are joined."""
+    rows, columns = np.array(pairs, np.int64).reshape(-1, 2).T
+    graph = coo_array((np.ones(len(rows)), (rows, columns)), (count, count))
+    return connected_components(graph, directed=False)[1]
 
 
 @dataclass
@@ -91,8 +76,10 @@ class ObjectMerger:
 
     def __init__(self, size: tuple[int, int]):
         self.size = size
-        self.groups = Groups()
         self.parts: list[_Objects] = []
+        self.num_objects = 0
+        self.same: list[tuple[int, int]] = []
+        """Pairs of predictions that are one object, by their numbers among those of all tiles."""
 
     def add(self, tile: "Tile", result: "TileResult") -> None:
         """Add the predictions of a tile."""
@@ -103,10 +90,9 @@ class ObjectMerger:
             kept &= masks.flatten(1).any(1)
             masks = masks_to_rle(masks[kept])
         boxes = boxes[kept] + boxes.new_tensor([tile.left, tile.top, tile.left, tile.top])
-        numbers = [self.groups.new() for _ in range(len(boxes))]
         part = _Objects(
             tile,
-            numbers[0] if numbers else 0,
+            self.num_objects,
             fields["scores"][kept].float(),
             fields["labels"][kept],
             boxes,
@@ -115,10 +101,10 @@ class ObjectMerger:
         )
         for other in self.parts:
             common = tile.intersection(other.tile)
-            if common is not None and numbers and len(other.scores):
-                for a, b in _partners(other, part, common):
-                    self.groups.join(other.first + a, part.first + b)
+            if common is not None and len(boxes) and len(other.scores):
+                self.same += [(other.first + a, part.first + b) for a, b in _partners(other, part, common)]
         self.parts.append(part)
+        self.num_objects += len(boxes)
 
     def _is_cut(self, boxes: Tensor, tile: "Tile") -> Tensor:
         near = _border(tile)
@@ -134,9 +120,9 @@ class ObjectMerger:
     def result(self) -> dict[str, Tensor]:
         """Return scores, labels, boxes_xyxy and, if there are any, masks, the highest score first."""
         members: dict[int, list[tuple[_Objects, int]]] = {}
-        for part in self.parts:
-            for index in range(len(part.scores)):
-                members.setdefault(self.groups.of(part.first + index), []).append((part, index))
+        every = [(part, index) for part in self.parts for index in range(len(part.scores))]
+        for group, pair in zip(connected(len(every), self.same).tolist(), every):
+            members.setdefault(group, []).append(pair)
         merged = [(max(float(part.scores[i]) for part, i in group), group) for group in members.values()]
         merged.sort(key=lambda pair: -pair[0])
         has_masks = bool(self.parts) and self.parts[0].masks is not None
@@ -319,9 +305,9 @@ class PanopticMerger:
         self.ids = np.zeros(size, np.int32)
         self.depth = np.zeros(size, np.int32)
         """(H, W) distance in pixels from each pixel to the border of the tile that its segment comes from."""
-        self.groups = Groups()
-        self.groups.new()  # void
-        self.segments: dict[int, dict[str, Any]] = {}
+        self.segments: list[dict[str, Any]] = [{}]  # void
+        self.same: list[tuple[int, int]] = []
+        """Pairs of `segments` that are one thing."""
         self.stuff: dict[int, int] = {}
         self.tiles: list[Tile] = []
 
@@ -352,24 +338,24 @@ class PanopticMerger:
             number = self.stuff[label]
             self.segments[number]["score"] = max(self.segments[number]["score"], segment["score"])
             return number
-        number = self.groups.new()
-        self.segments[number] = dict(segment)
+        self.segments.append(dict(segment))
+        number = len(self.segments) - 1
         if not is_thing:
             self.stuff[label] = number
         return number
 
     def _join_things(self, old: np.ndarray, new: np.ndarray) -> None:
-        base = len(self.groups.parents)
+        base = len(self.segments)
         codes, counts = np.unique(old.astype(np.int64) * base + new, return_counts=True)
         olds, news = np.divmod(codes, base)
         areas_old, areas_new = np.bincount(olds, weights=counts), np.bincount(news, weights=counts)
         for a, b, count in zip(olds.tolist(), news.tolist(), counts.tolist()):
-            if a and b and self.groups.of(a) != self.groups.of(b):
+            if a and b:
                 one, other = self.segments[a], self.segments[b]
                 is_thing = one.get("is_thing", True) and other.get("is_thing", True)
                 union = areas_old[a] + areas_new[b] - count
                 if is_thing and one["label"] == other["label"] and count > SAME * union:
-                    self.groups.join(a, b)
+                    self.same.append((a, b))
 
     def _depth(self, tile: "Tile") -> np.ndarray:
         """Return (h, w) int32, the distance of each pixel of a tile from those of its borders inside the image."""
@@ -386,13 +372,14 @@ class PanopticMerger:
 
     def result(self) -> dict[str, Any]:
         """Return panoptic (H, W) int32 and segments_info, with ids from 1."""
-        roots = np.array([self.groups.of(number) for number in range(len(self.groups.parents))], np.int32)
-        present = np.flatnonzero(np.bincount(roots[self.ids].ravel(), minlength=len(roots)))
+        groups = connected(len(self.segments), self.same)
+        present = np.flatnonzero(np.bincount(groups[self.ids].ravel(), minlength=len(groups)))
         present = present[present > 0]
-        new_ids = np.zeros(len(roots), np.int32)
+        new_ids = np.zeros(len(groups), np.int32)
         new_ids[present] = np.arange(1, len(present) + 1)
         segments = []
-        for root in present.tolist():
-            scores = [self.segments[number]["score"] for number in np.flatnonzero(roots == root).tolist()]
-            segments.append({**self.segments[root], "id": int(new_ids[root]), "score": max(scores)})
-        return {"panoptic": torch.from_numpy(new_ids[roots[self.ids]]), "segments_info": segments}
+        for group in present.tolist():
+            members = [self.segments[number] for number in np.flatnonzero(groups == group)]
+            score = max(member["score"] for member in members)
+            segments.append({**members[0], "id": int(new_ids[group]), "score": score})
+        return {"panoptic": torch.from_numpy(new_ids[groups[self.ids]]), "segments_info": segments}
