@@ -10,7 +10,7 @@ import torch
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import CocoEvaluator, CombinedEvaluator, PanopticEvaluator, SemanticEvaluator
 from vitkit.evaluation.bootstrap import Difference, HasStatistics, Scores, bootstrap_weights, paired_difference
-from vitkit.report.elements import Cell, details, escape, number, picture, section, table
+from vitkit.report.elements import Cell, Change, details, escape, number, picture, section, table
 from vitkit.report.pictures import PictureBudget
 from vitkit.report.report import describe_data, write_page
 from vitkit.report.segmentation import error_map, label_map
@@ -193,51 +193,34 @@ def write_comparison(
 _IMAGES = "By {} of single images, of the last model less the first."
 
 
-def _difference_cells(metric: str, difference: Difference) -> str:
-    """Return a table cell with a difference, its interval and whether it is significant."""
-    better = is_better(metric, difference)
-    style, verdict = {True: ("won", "better"), False: ("lost", "worse"), None: ("", "not significant")}[better]
-    value, low, high = difference.difference
-    text = f"{value:+.3f}" if value == value else "–"
-    interval = f"{low:+.3f} to {high:+.3f}, " if low == low else ""
-    return f"<td class='{style}'>{text}<small>{interval}{verdict}</small></td>"
+def _columns(first: str, others: Sequence[str]) -> list[str]:
+    return ["", first, *(text for name in others for text in (name, "difference"))]
+
+
+def _row(name: str, metric: str, differences: Sequence[Difference]) -> list[Cell]:
+    """Return a table row: the first model's value of a metric, and for each other model its value and the change."""
+    row: list[Cell] = [name, differences[0].first]
+    for each in differences:
+        row += [each.second, Change(each.difference, is_better(metric, each))]
+    return row
 
 
 def _metrics(comparison: Comparison) -> str:
     first, *others = comparison.names
-    head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in ("", first, *_paired(others)))
-    lines = []
-    for metric, difference in comparison.differences[0].items():
-        cells = []
-        for of_model in comparison.differences:
-            each = of_model[metric]
-            cells.append(f"<td>{number(each.second)}</td>{_difference_cells(metric, each)}")
-        lines.append(
-            f"<tr><th scope='row'>{escape(metric)}</th><td>{number(difference.first)}</td>{''.join(cells)}</tr>"
-        )
-    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f"<div class='wide' tabindex='0'><table>{body}</table></div>"
-
-
-def _paired(names: Sequence[str]) -> list[str]:
-    return [text for name in names for text in (name, "difference")]
+    metrics = comparison.differences[0]
+    rows = [_row(metric, metric, [of_model[metric] for of_model in comparison.differences]) for metric in metrics]
+    return table(_columns(first, others), rows)
 
 
 def _classes(comparison: Comparison) -> list[str]:
     """Return a table for each model but the first, with its main metric by class, the largest loss first."""
+    first, *others = comparison.names
     parts = []
-    for name, of_model in zip(comparison.names[1:], comparison.by_class):
+    for name, of_model in zip(others, comparison.by_class):
         metric = next(iter(next(iter(of_model.values()))))
         ordered = sorted(of_model.items(), key=lambda item: np.nan_to_num(item[1][metric].difference.value))
-        lines = "".join(
-            f"<tr><th scope='row'>{escape(label)}</th><td>{number(values[metric].first)}</td>"
-            f"<td>{number(values[metric].second)}</td>{_difference_cells(metric, values[metric])}</tr>"
-            for label, values in ordered
-        )
-        head = "".join(f"<th scope='col'>{escape(x)}</th>" for x in ("class", comparison.names[0], *_paired([name])))
-        caption = f"<caption>{escape(metric)}</caption>"
-        body = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
-        parts.append(f"<div class='wide' tabindex='0'>{body}</div>")
+        rows = [_row(label, metric, [values[metric]]) for label, values in ordered]
+        parts.append(table(_columns(first, [name]), rows, caption=metric))
     return parts
 
 

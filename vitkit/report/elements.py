@@ -3,6 +3,7 @@
 import html
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +11,17 @@ from vitkit.evaluation.bootstrap import Estimate, estimate
 from vitkit.visualization.html import script_json
 
 escape = html.escape
-Cell = str | int | float | Estimate
+
+
+class Change(NamedTuple):
+    """By how much a metric of one model differs from another's."""
+
+    difference: Estimate
+    is_better: bool | None
+    """Whether the model is better than the other; None: the difference is not significant."""
+
+
+Cell = str | int | float | Estimate | Change
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -21,7 +32,13 @@ def number(value: float, digits: int = 3) -> str:
 def cell(value: Cell, digits: int = 3) -> str:
     """Return a table cell: text is left-aligned and escaped, an estimate is shown with its interval below."""
     if isinstance(value, str):
-        return f"<th scope='row'>{escape(value)}</th>"
+        return f"<td class='text'>{escape(value)}</td>"
+    if isinstance(value, Change):
+        change, low, high = (f"{x:+.{digits}f}" if math.isfinite(x) else "" for x in value.difference)
+        verdicts = {True: ("won", "better"), False: ("lost", "worse"), None: ("", "not significant")}
+        style, verdict = verdicts[value.is_better]
+        interval = f"{low} to {high}, " if low else ""
+        return f"<td class='{style}'>{change or '–'}<small>{interval}{verdict}</small></td>"
     if isinstance(value, Estimate):
         interval = ""
         if math.isfinite(value.low):
@@ -31,9 +48,13 @@ def cell(value: Cell, digits: int = 3) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, caption: str = "", digits: int = 3) -> str:
-    """Return a table that scrolls horizontally if the screen is narrow."""
-    head = "".join(f"<th scope='col'>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(cell(value, digits) for value in row)}</tr>" for row in rows)
+    """Return a table that scrolls horizontally if the screen is narrow; each row begins with its name."""
+    style = [" class='text'" if k and rows and isinstance(rows[0][k], str) else "" for k in range(len(columns))]
+    head = "".join(f"<th scope='col'{kind}>{escape(column)}</th>" for column, kind in zip(columns, style))
+    body = "".join(
+        f"<tr><th scope='row'>{escape(name)}</th>{''.join(cell(value, digits) for value in values)}</tr>"
+        for name, *values in rows
+    )
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
     # A scrollable part must be focusable, or the keyboard cannot scroll it.
     rows_of_table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"

@@ -1,6 +1,5 @@
 """The reports of captions, of translations, and of language models."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
@@ -55,10 +54,10 @@ def text_sections(evaluator: TextEvaluator, pictures: PictureBudget) -> list[str
     parts = []
     for title, indices in zip((f"lowest {metric}", f"highest {metric}"), ranked(values, _RANKED)):
         rows = [
-            (answers[k].source, answers[k].text or "(nothing)", answers[k].references[0], number(values[k], 1))
+            (answers[k].source, answers[k].text or "(nothing)", answers[k].references[0], float(values[k]))
             for k in indices
         ]
-        parts.append(f"<h3>{escape(title)}</h3>{_text_table(('source', 'got', 'reference', metric), rows)}")
+        parts.append(table(("source", "got", "reference", metric), rows, caption=title, digits=1))
     counts = {name: int(chosen.sum()) for name, chosen in statistics.groups.items()}
     columns = list(statistics.reported)
     lengths = table(("source", "sentences", *columns), value_rows(scores.by_class, columns, counts))
@@ -68,9 +67,3 @@ def text_sections(evaluator: TextEvaluator, pictures: PictureBudget) -> list[str
 def language_model_sections(evaluator: LanguageModelEvaluator, pictures: PictureBudget) -> list[str]:
     """Return the report section for an evaluator after `compute`."""
     return [_overall(evaluator.statistics(), "sentences")[1]]
-
-
-def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th scope='col' class='text'>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td class=text>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<div class='wide' tabindex='0'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
