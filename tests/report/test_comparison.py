@@ -14,7 +14,9 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import SemanticEvaluator
 from vitkit.evaluation.bootstrap import Difference, Estimate
 from vitkit.ops.segmentations import encode_segmentation
-from vitkit.report.comparison import Compared, compare, is_better
+from vitkit.registry import EVALUATORS
+from vitkit.report import write_report
+from vitkit.report.comparison import Compared, compare, is_better, write_comparison
 from vitkit.runs.results import evaluation_of_file
 from vitkit.tools import compare as compare_tool
 from vitkit.tools import report as report_tool
@@ -66,6 +68,18 @@ def test_boxes_are_not_compared_with_masks(folder):
         comparison = compare([Compared(str(k), evaluator) for k, evaluator in enumerate(models)])
         assert all(each.difference.value == 0 for each in comparison.by_class[0]["cat"].values())
         assert not any(name.startswith("segm") for name in comparison.differences[0])
+
+
+def test_models_with_several_evaluators_are_compared(folder):
+    dataset = evaluator_of(folder).dataset
+    combined = EVALUATORS.build("CombinedEvaluator", dataset=dataset, evaluator=["CocoEvaluator", "CocoEvaluator"])
+    for evaluator in combined.evaluators:
+        evaluator.load_results(folder / "results.json")
+    combined.compute()
+    comparison = write_comparison([Compared("a", combined), Compared("b", combined)], folder / "page.html")
+    assert comparison.differences[0]["bbox/AP"].difference == (0.0, 0.0, 0.0)
+    assert f"{len(dataset)} images" in (folder / "page.html").read_text()
+    assert write_report(combined, folder / "report.html", title="both").read_text().count("<h2>Overall</h2>") == 2
 
 
 def test_metrics_missing_from_one_model_are_left_out(folder):

@@ -24,6 +24,7 @@ class CombinedEvaluator:
     def __init__(self, dataset: Any, *, evaluator: Sequence[Spec]):
         if not evaluator:
             raise ConfigError("CombinedEvaluator: evaluator is empty; expected a list of evaluators.")
+        self.dataset = dataset
         self.evaluators = [EVALUATORS.build(spec, dataset=dataset) for spec in evaluator]
         first = self.evaluators[0]
         self.per_class_metric = first.per_class_metric if isinstance(first, NamesPerClassMetric) else "AP"

@@ -9,7 +9,14 @@ import torch
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import CocoEvaluator, CombinedEvaluator, PanopticEvaluator, SemanticEvaluator
-from vitkit.evaluation.bootstrap import Difference, HasStatistics, Scores, bootstrap_weights, paired_difference
+from vitkit.evaluation.bootstrap import (
+    Difference,
+    HasStatistics,
+    SampleStatistics,
+    Scores,
+    bootstrap_weights,
+    paired_difference,
+)
 from vitkit.report.elements import Cell, Change, details, escape, number, picture, section, table
 from vitkit.report.pictures import PictureBudget
 from vitkit.report.report import describe_data, write_page
@@ -33,8 +40,6 @@ class Compared(NamedTuple):
     evaluator: Any
     """The evaluator, after `compute`."""
     config: Mapping[str, Any] | None = None
-    log: Path | None = None
-    """The training log; None if there is none."""
 
 
 class Comparison(NamedTuple):
@@ -58,9 +63,13 @@ def compare(models: Sequence[Compared]) -> Comparison:
         ConfigError: an evaluator does not support resampling, or the evaluators are of different kinds.
         DataError: their images or classes differ; the error says how many match.
     """
-    parts = [_parts_of(model) for model in models]
-    check_same_samples([(model.name, part[0]) for model, part in zip(models, parts)])
-    parts = _shared_parts(parts)
+    by_kind = [_statistics_of(model) for model in models]
+    _check_same_samples([(model.name, next(iter(each.values()))) for model, each in zip(models, by_kind)])
+    # If one model has no masks, only boxes are compared.
+    shared = [kind for kind in by_kind[0] if all(kind in each for each in by_kind)]
+    if not shared:
+        raise ConfigError("compare: one model is scored on boxes and another on masks. Score them alike.")
+    parts = [[each[kind] for kind in shared] for each in by_kind]
     weights = bootstrap_weights(len(parts[0][0].sample_ids))
     first, *others = [_scores_of(statistics, weights) for statistics in parts]
     # Some metrics, such as boundary IoU, may be computed for only some of the models.
@@ -77,23 +86,10 @@ def compare(models: Sequence[Compared]) -> Comparison:
     ranks = [statistics[0].sample_scores() for statistics in parts]
     names = [model.name for model in models]
     values = np.stack([values for _, values in ranks])
-    return Comparison(names, list(parts[0][0].sample_ids), differences, by_class, ranks[0][0], values)
+    return Comparison(names, parts[0][0].sample_ids, differences, by_class, ranks[0][0], values)
 
 
-def _shared_parts(parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Return the statistics that all models have, for each model: only those of boxes if one of them has no masks.
-
-    Raises:
-        ConfigError: they have none in common.
-    """
-    kinds = [[(type(part), getattr(part, "iou_type", None)) for part in of_model] for of_model in parts]
-    shared = set.intersection(*map(set, kinds))
-    if not shared:
-        raise ConfigError("compare: one model is scored on boxes and another on masks. Score them alike.")
-    return [[p for p, kind in zip(of_model, of_kind) if kind in shared] for of_model, of_kind in zip(parts, kinds)]
-
-
-def _scores_of(statistics: Sequence[Any], weights: np.ndarray) -> Scores:
+def _scores_of(statistics: Sequence[SampleStatistics], weights: np.ndarray) -> Scores:
     """Return the metrics from several statistics of a model; class metrics are from the last one that has them."""
     overall, by_class = {}, {}
     for part in statistics:
@@ -104,46 +100,39 @@ def _scores_of(statistics: Sequence[Any], weights: np.ndarray) -> Scores:
     return Scores(overall, by_class)
 
 
-def _parts_of(model: Compared) -> list[Any]:
-    """Return the statistics of a model's evaluators; for a detector, those of boxes and of masks."""
+def _statistics_of(model: Compared) -> dict[str, SampleStatistics]:
+    """Return the statistics of a model's evaluators, by evaluator; a detector's by "bbox" and "segm"."""
     evaluator = model.evaluator
-    parts = evaluator.evaluators if isinstance(evaluator, CombinedEvaluator) else [evaluator]
-    unknown = [part for part in parts if not isinstance(part, HasStatistics)]
-    if unknown:
-        raise ConfigError(f"compare: {model.name} is scored by {type(unknown[0]).__name__}, which cannot be resampled.")
-    statistics = []
-    for part in parts:
-        iou_types = part.iou_types if isinstance(part, CocoEvaluator) else (None,)
+    statistics: dict[str, SampleStatistics] = {}
+    for part in evaluator.evaluators if isinstance(evaluator, CombinedEvaluator) else [evaluator]:
+        name = type(part).__name__
+        if not isinstance(part, HasStatistics):
+            raise ConfigError(f"compare: {model.name} is scored by {name}, which cannot be resampled.")
         # Masks come last: class metrics are those of masks, as in the evaluator.
-        statistics += [
-            part.statistics(iou_type) if iou_type else part.statistics() for iou_type in sorted(iou_types, key=str)
-        ]
+        boxes_and_masks = sorted(part.iou_types) if isinstance(part, CocoEvaluator) else ()
+        statistics |= {kind: part.statistics(kind) for kind in boxes_and_masks} or {name: part.statistics()}
     return statistics
 
 
-def check_same_samples(models: Sequence[tuple[str, Any]]) -> None:
+def _check_same_samples(models: Sequence[tuple[str, SampleStatistics]]) -> None:
     """Check that all models were evaluated on the same images and classes, by the same kind of evaluator.
 
-    Args:
-        models: name and statistics of each.
     Raises:
         ConfigError: the evaluators are of different kinds.
         DataError: the images or classes differ.
     """
     (first_name, first), *others = models
-    ids = [int(x) if isinstance(x, np.integer) else x for x in first.sample_ids]
     for name, other in others:
         if type(other) is not type(first):
             kinds = " and ".join(type(each).__name__.removesuffix("Statistics").lower() for each in (first, other))
             raise ConfigError(f"compare: {first_name} and {name} are of different tasks, {kinds}.")
-        theirs = [int(x) if isinstance(x, np.integer) else x for x in other.sample_ids]
-        if theirs != ids:
-            matching = len(set(ids) & set(theirs))
+        if other.sample_ids != first.sample_ids:
             raise DataError(
-                f"compare: {first_name} was scored on {len(ids)} images and {name} on {len(theirs)}, of which "
-                f"{matching} match. Score them on the same data, such as by --data."
+                f"compare: {first_name} was scored on {len(first.sample_ids)} images and {name} on "
+                f"{len(other.sample_ids)}, of which {len({*first.sample_ids} & {*other.sample_ids})} match. Score them "
+                "on the same data, such as by --data."
             )
-        classes = [list(getattr(each, "class_names", ())) for each in (first, other)]
+        classes = [list(getattr(each, "class_names", ())) for each in (first, other)]  # texts have none
         if classes[0] != classes[1]:
             raise DataError(f"compare: {first_name} has the classes {classes[0][:5]} and {name} {classes[1][:5]}.")
 

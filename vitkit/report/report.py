@@ -57,17 +57,15 @@ def write_report(evaluator: Any, path: str | Path, *, title: str, facts: Mapping
     if unknown:
         names = ", ".join(kind.__name__ for kind in _SECTIONS)
         raise ConfigError(f"report: there is none for {type(unknown[0]).__name__}; there are reports for {names}.")
-    pictures = PictureBudget(evaluator.dataset if len(parts) == 1 else parts[0].dataset, PICTURE_BYTES // len(parts))
     sections = []
     for part in parts:
-        pictures.left = PICTURE_BYTES // len(parts) if pictures.load else 0
-        sections += _SECTIONS[type(part)](part, pictures)
+        sections += _SECTIONS[type(part)](part, PictureBudget(evaluator.dataset, PICTURE_BYTES // len(parts)))
     return write_page(path, title, sections, {**(facts or {}), "data": describe_data(evaluator)})
 
 
 def describe_data(evaluator: Any) -> str:
     """Describe the evaluator's dataset: "CocoDetection of instances_val.json, 87 images, 3 classes"."""
-    dataset = (evaluator.evaluators[0] if isinstance(evaluator, CombinedEvaluator) else evaluator).dataset
+    dataset = evaluator.dataset
     file = getattr(dataset, "annotation_file", None)
     count = len(dataset.image_ids) if isinstance(dataset, HasImageIds) else len(dataset)
     words = [type(dataset).__name__ + (f" of {Path(file).name}" if file else "")]
