@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import UnionType
 
 import numpy as np
 
@@ -137,6 +138,18 @@ def require_pictures(loaded: Loaded, name: str) -> None:
     if not isinstance(loaded, Predictor):
         tool = "translate" if isinstance(loaded, Translator) else "generate"
         raise ConfigError(f"{name}: reads text, not pictures. Use tools/{tool}.py.")
+
+
+def require_text_model(loaded: Loaded, name: str, kinds: type | UnionType) -> None:
+    """Raise a ConfigError that names the suitable tool if a model is of none of these kinds."""
+    if isinstance(loaded, kinds):
+        return
+    kind = type(loaded.model).__name__
+    if isinstance(loaded, Predictor):
+        raise ConfigError(f"{name}: {kind} takes pictures, not text. Use tools/predict.py, or caption.py for captions.")
+    if isinstance(loaded, Translator):
+        raise ConfigError(f"{name}: {kind} translates text. Use tools/translate.py.")
+    raise ConfigError(f"{name}: {kind} is a language model. Use tools/generate.py.")
 
 
 def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:

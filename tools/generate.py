@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from vitkit.errors import ConfigError
-from vitkit.inference import Loaded, MaskFiller, TextContinuer, Translator, load
+from vitkit.inference import MaskFiller, TextContinuer, load
 from vitkit.logging import setup_logging
 from vitkit.seq2seq.decoding import DecodingSettings
-from vitkit.tools.common import MODEL_HELP, add_device, add_trust, errors_in_one_line
+from vitkit.tools.common import MODEL_HELP, add_device, add_trust, errors_in_one_line, require_text_model
 from vitkit.tools.text_arguments import (
     SAMPLING_OPTIONS,
     add_lines,
@@ -91,22 +91,12 @@ def run(args: argparse.Namespace) -> None:
         ConfigError: the model is not a language model, or an option does not apply to its kind.
     """
     loaded = load(args.model, args.weights, device=args.device, trust=args.trust)
-    check_kind(loaded, args.model)
+    require_text_model(loaded, args.model, TextContinuer | MaskFiller)
     write = filled if isinstance(loaded, MaskFiller) else continued
     with opened(args.output) as output:
         for text in write(loaded, read_lines(args), args):
             output.write(text)
     report_unknown(loaded.vocabulary)
-
-
-def check_kind(loaded: Loaded, name: str) -> None:
-    """Raise a ConfigError that names the suitable tool if a model is not a language model."""
-    if isinstance(loaded, TextContinuer | MaskFiller):
-        return
-    kind = type(loaded.model).__name__
-    if isinstance(loaded, Translator):
-        raise ConfigError(f"{name}: {kind} translates text. Use tools/translate.py.")
-    raise ConfigError(f"{name}: {kind} takes pictures, not text. Use tools/predict.py, or caption.py for captions.")
 
 
 def continued(model: TextContinuer, lines: Sequence[str], args: argparse.Namespace) -> Iterator[str]:

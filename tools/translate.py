@@ -1,6 +1,7 @@
 """Translate text with a trained model: text in, text out, line by line.
 
-The config and the vocabularies are in the checkpoint. The text is TEXT, the lines of --input, or standard input.
+MODEL is any name that `vitkit.load` takes; the config and the vocabularies are in a run's checkpoint. The text is TEXT,
+the lines of --input, or standard input.
 
 Examples:
     python tools/translate.py runs/translation/best.pth "one hundred twenty-three"
@@ -8,26 +9,22 @@ Examples:
     echo "A dog runs." | python tools/translate.py best.pth --n-best 3
     python tools/translate.py best.pth "A man sleeps in a green room." --attention alignment.png
     python tools/translate.py best.pth "A dog runs." --sample --top-p 0.9 --n-best 5 --seed 7
+    python tools/translate.py hf:Helsinki-NLP/opus-mt-en-de "A dog runs."
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch import nn
-
-from vitkit import build_model, load_weights
-from vitkit.checkpoint import read_checkpoint
-from vitkit.errors import CheckpointError, DataError
-from vitkit.inference import find_trained
+from vitkit.errors import DataError
+from vitkit.inference import Translator, load
 from vitkit.inference.translator import translate
 from vitkit.logging import setup_logging
 from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis
 from vitkit.structures import EOS
-from vitkit.tools.common import add_device, errors_in_one_line
+from vitkit.tools.common import MODEL_HELP, add_device, add_trust, errors_in_one_line, require_text_model
 from vitkit.tools.text_arguments import (
     SAMPLING_OPTIONS,
     add_lines,
@@ -39,13 +36,14 @@ from vitkit.tools.text_arguments import (
     report_unknown,
 )
 from vitkit.visualization.text import draw_alignment
-from vitkit.vocabulary import Vocabulary, vocabularies_from_json
+from vitkit.vocabulary import Vocabulary
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="the folder of a run, or its checkpoint")
+    parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("text", nargs="*", metavar="TEXT", help="sentences to translate")
+    parser.add_argument("--weights", help="the weights of a config: a checkpoint, or the folder of a run")
     add_lines(parser)
     parser.add_argument("--beams", type=int, metavar="N", help="beam search with N beams (1: greedy)")
     parser.add_argument(
@@ -69,6 +67,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--truncate", action="store_true", help="truncate sentences longer than --max-source instead of failing"
     )
+    add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
     check_lines(parser, args)
@@ -90,8 +89,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Translate the lines of the input and write them to the output."""
-    model, vocabularies = load_translator(args.model)
-    model.eval().to(args.device)
+    translator = load(args.model, args.weights, device=args.device, trust=args.trust)
+    require_text_model(translator, args.model, Translator)
+    model, vocabularies = translator.model, translator.vocabularies
     settings = decoding_settings(model.decoding, args)
     lines = read_lines(args)
     source = vocabularies["source"]
@@ -105,33 +105,6 @@ def run(args: argparse.Namespace) -> None:
     if empty:
         print(f"{empty} of {len(lines)} lines are empty: so are their translations", file=sys.stderr)
     report_unknown(source)
-
-
-def load_translator(path: str | Path) -> tuple[nn.Module, dict[str, Vocabulary]]:
-    """Load the model and its vocabularies, "source" and "target", from a run's folder or its checkpoint.
-
-    Raises:
-        CheckpointError: it is not a checkpoint of a translation model.
-    """
-    path = find_trained(path).weights if Path(path).is_dir() else path
-    checkpoint = read_checkpoint(path)
-    vocabularies = vocabularies_from_json(checkpoint.get("vocabularies"))
-    if set(vocabularies) == {"target"}:
-        raise CheckpointError(
-            f"{path}: translates nothing: it writes one language. Use tools/generate.py or caption.py."
-        )
-    if set(vocabularies) != {"source", "target"} or "config" not in checkpoint:
-        raise CheckpointError(
-            f"{path}: holds no config with vocabularies of two languages; expected a checkpoint that tools/train.py "
-            "wrote of a translation model."
-        )
-    try:
-        spec = json.loads(checkpoint["config"])["model"]
-    except (TypeError, ValueError, KeyError, RecursionError) as error:
-        raise CheckpointError(f"{path}: its config is no config of a model ({error!r:.100}).") from error
-    model = build_model(spec, vocabularies=vocabularies)
-    load_weights(model, checkpoint)
-    return model, vocabularies
 
 
 def decoding_settings(defaults: DecodingSettings, args: argparse.Namespace) -> DecodingSettings:

@@ -70,7 +70,7 @@ def test_a_checkpoint_without_vocabularies_is_refused(tmp_path):
     torch.save({"model": {"a": torch.zeros(1)}}, tmp_path / "a.pth")
     with pytest.raises(SystemExit, match=r"a\.pth: holds no vocabularies; expected a checkpoint that was trained on"):
         evaluate_tool.main(["configs/quickstart/translation.py", str(tmp_path / "a.pth"), *SMALL])
-    with pytest.raises(SystemExit, match=r"a\.pth: holds no config with vocabularies of two languages"):
+    with pytest.raises(SystemExit, match=r"a\.pth: holds no config, as a run's checkpoint does.* Give its config, too"):
         translate.main([str(tmp_path / "a.pth"), "one"])
 
 
@@ -100,6 +100,9 @@ def test_each_input_line_gives_one_output_line(translated, monkeypatch, tmp_path
 def test_loaded_run_translates_its_argument(run, checkpoint, capsys):
     translate.main([str(run), "--device", "cpu", "one hundred", "two"])
     expected = capsys.readouterr().out.splitlines()
+    config = str(run / "config.json")
+    translate.main([config, "--weights", checkpoint, "--device", "cpu", "one hundred", "two"])
+    assert capsys.readouterr().out.splitlines() == expected
     model = load(run)
     assert [str(t) for t in model(["one hundred", "", "two"])] == [expected[0], "", expected[1]]
     one = load(checkpoint)("two", beams=3, n_best=2)
