@@ -310,3 +310,10 @@ def test_an_overflowing_fp16_step_moves_neither_weights_nor_schedule(tmp_path):
     saved = read_checkpoint(tmp_path / "run" / LAST_NAME)
     assert progress.step == saved["schedule"]["last_epoch"] == 7
     assert saved["scaler"]["scale"] == 2.0**15
+
+
+def test_slow_first_step_of_a_compiled_run_is_announced(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    run(tmp_path / "compiled", epochs=1, compile=True)
+    run(tmp_path / "eager", epochs=1)
+    assert capsys.readouterr().out.count("train.compile: the first step, and the first with images of another") == 1

@@ -64,6 +64,8 @@ def train(
             spans.enter_context(hook.during_training(run))
         if run.progress.epoch >= settings.epochs:
             say(f"nothing is left to train: all {settings.epochs} epochs are done")
+        elif settings.compile:
+            say("train.compile: the first step, and the first with images of another size, can take minutes")
         for epoch in range(run.progress.epoch, settings.epochs):
             if run.should_end:
                 break

@@ -1,7 +1,6 @@
 """Hooks, which protect and report a run: they are called at fixed points of the loop, and users can add their own."""
 
 from vitkit.engine.hooks.annealing import MaskAnnealing
-from vitkit.engine.hooks.compiling import CompileLog
 from vitkit.engine.hooks.guard import MemoryErrors, StepGuard
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard
 from vitkit.engine.hooks.sampling import ScheduledSampling
@@ -20,7 +19,6 @@ def default_hooks(settings: TrainSettings) -> list[Hook]:
         BestMetric(),
         ProgressLog(),
         TensorBoard(),
-        *([CompileLog()] if settings.compile else []),
         *(HOOKS.build(spec) for spec in settings.hooks),
         Saving(),
         Signals(),
