@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitkit.config import cfg_diff
+from vitkit.config import cfg_diff, value_at
 from vitkit.errors import ConfigError
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.report.comparison import Compared, Comparison, is_better, write_comparison
@@ -105,19 +105,7 @@ def config_differences(configs: Sequence[Any]) -> list[tuple[str, list[str]]]:
     if any(config is None for config in configs):
         return []
     keys = dict.fromkeys(key for other in configs[1:] for key in cfg_diff(configs[0], other))
-    return [(key, [value_at(config, key) for config in configs]) for key in keys]
-
-
-def value_at(config: Any, key: str) -> str:
-    """Return the value at a dotted key as text; "–" if there is none."""
-    for part in key.split("."):
-        if isinstance(config, dict) and part in config:
-            config = config[part]
-        elif isinstance(config, list | tuple) and part.isdigit() and int(part) < len(config):
-            config = config[int(part)]
-        else:
-            return "–"
-    return str(config)
+    return [(key, [str(value_at(config, key, "–")) for config in configs]) for key in keys]
 
 
 def curves_of(logs: dict[str, Path]) -> str:

@@ -24,9 +24,7 @@ import numpy as np
 import torch
 
 from vitkit.config import Config, format_config
-from vitkit.data.loading.loader import DataSettings
 from vitkit.distributed import close_distributed, init_distributed, is_main
-from vitkit.engine.settings import require
 from vitkit.errors import ConfigError
 from vitkit.evaluation import CombinedEvaluator
 from vitkit.evaluation.classification import draw_confusion_matrix
@@ -35,9 +33,9 @@ from vitkit.evaluation.text import perplexity
 from vitkit.inference import find_model, find_trained
 from vitkit.logging import setup_logging
 from vitkit.models.tta import SCALES
-from vitkit.protocols import FindsThresholds, HasDetails, LoadsResults, NamesPerClassMetric
-from vitkit.registry import EVALUATORS
+from vitkit.protocols import FindsThresholds, HasDetails, NamesPerClassMetric
 from vitkit.report import write_report
+from vitkit.runs.results import evaluate_results
 from vitkit.runs.testing import evaluate_config
 from vitkit.tools.common import add_device, add_model, add_tiles, add_trust, errors_in_one_line, sort_model, tiling_of
 
@@ -148,15 +146,8 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace, device: t
 
 def score(config: Config, args: argparse.Namespace) -> None:
     """Print the metrics of predictions that were written by an earlier evaluation."""
-    require(config, "data.val" if args.split == "val" else "data", "evaluator")
-    data = DataSettings(**config["data"])
-    dataset = data.evaluated(args.split)
-    evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
-    if not isinstance(evaluator, LoadsResults):
-        raise ConfigError(f"--eval-only: {type(evaluator).__name__} reads no results. Evaluate the checkpoint again.")
     if is_main():
-        evaluator.load_results(args.eval_only)
-        evaluator.compute()
+        evaluator = evaluate_results(args.eval_only, config, split=args.split)
         show(evaluator, args)
         report(evaluator, args)
 

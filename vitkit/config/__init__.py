@@ -1,7 +1,7 @@
 """Configs: plain Python files that return nested dicts, checked completely before anything is built from them."""
 
 from vitkit.config.check import check_config
-from vitkit.config.load import Config, cfg_diff, config_names, load_config, load_saved_config, save_config
+from vitkit.config.load import Config, cfg_diff, config_names, load_config, load_saved_config, save_config, value_at
 from vitkit.config.paths import make_data_paths_absolute
 from vitkit.config.show import format_config
 
@@ -15,4 +15,5 @@ __all__ = [
     "load_saved_config",
     "make_data_paths_absolute",
     "save_config",
+    "value_at",
 ]

@@ -119,6 +119,16 @@ def cfg_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return sorted(key for key in old.keys() | new.keys() if old.get(key, MISSING) != new.get(key, MISSING))
 
 
+def value_at(cfg: Any, key: str, default: Any = None) -> Any:
+    """Return the value at a dotted key, in which items of lists have their index; `default` if there is none."""
+    for part in key.split("."):
+        try:
+            cfg = cfg[int(part)] if isinstance(cfg, list | tuple) else cfg[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return default
+    return cfg
+
+
 def config_names() -> list[str]:
     """Return the names of the installed configs, such as "detr_r50" and "quickstart/detr"."""
     files = [file.relative_to(folder) for folder in _installed_folders() for file in folder.rglob("*.py")]

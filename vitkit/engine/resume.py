@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitkit.config import cfg_diff
+from vitkit.config import cfg_diff, value_at
+from vitkit.config.schema import MISSING
 from vitkit.distributed import world_size
 from vitkit.engine.checkpoints import LAST_NAME
 from vitkit.errors import ConfigError
@@ -18,7 +19,6 @@ from vitkit.errors import ConfigError
 logger = logging.getLogger("vitkit")
 _LAUNCH_NAME = ".launch"
 _AGENT = "torchrun "
-_UNSET = "not set"
 
 # Their saved states contain these values: a change would have no effect, or would not fit.
 _FIXED = ("optimizer", "schedule", "train.strategy")
@@ -49,7 +49,7 @@ def report_changes(run_dir: Path, saved: Mapping[str, Any], config: Mapping[str,
     Raises:
         ConfigError: one of the changed keys must not change.
     """
-    changed = {key: f"{key}: {_value(saved, key)} -> {_value(config, key)}" for key in cfg_diff(saved, config)}
+    changed = {key: f"{key}: {_text_at(saved, key)} -> {_text_at(config, key)}" for key in cfg_diff(saved, config)}
     fixed = {key: text for key, text in changed.items() if _is_in(key, _FIXED)}
     for key, text in changed.items():
         if _is_in(key, _WITHOUT_EFFECT_ON_STEPS):
@@ -68,13 +68,9 @@ def _is_in(key: str, prefixes: tuple[str, ...]) -> bool:
     return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-def _value(config: Any, key: str) -> str:
-    for part in key.split("."):
-        try:
-            config = config[int(part)] if isinstance(config, list | tuple) else config[part]
-        except (KeyError, IndexError, TypeError, ValueError):
-            return _UNSET
-    return repr(config)
+def _text_at(config: Mapping[str, Any], key: str) -> str:
+    value = value_at(config, key, MISSING)
+    return "not set" if value is MISSING else repr(value)
 
 
 class Launch(NamedTuple):

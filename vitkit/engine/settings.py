@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vitkit.config import value_at
 from vitkit.errors import ConfigError
 from vitkit.registry import SECTIONS, Spec
 
@@ -103,13 +104,7 @@ def require(config: Mapping[str, Any], *keys: str) -> None:
     Raises:
         ConfigError: keys are absent or None; all of them are listed.
     """
-    missing = []
-    for key in keys:
-        value: Any = config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if value is None:
-            missing.append(key)
+    missing = [key for key in keys if value_at(config, key) is None]
     if missing:
         path = getattr(config, "path", "config")
         raise ConfigError(f"{path}: {', '.join(missing)} not set; configs/quickstart/detr.py shows each of them.")

@@ -1,12 +1,12 @@
 """Loads earlier evaluations: of a run, or of a results file with its config or with annotations alone."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, read_coco_file
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.loader import DataSettings, Split
 from vitkit.engine.checkpoints import BEST_NAME, CONFIG_NAME
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
@@ -129,8 +129,19 @@ def evaluation_with_config(
         DataError: the file is missing, truncated or invalid, or is for other images.
     """
     config = find_model(model, overrides=list(overrides), trust=trust).config
-    require(config, "data.val", "evaluator")
-    evaluator = EVALUATORS.build(config["evaluator"], dataset=DataSettings(**config["data"]).dataset("val"))
+    return Evaluation(Path(results).stem, evaluate_results(results, config), config, None)
+
+
+def evaluate_results(results: str | Path, config: Mapping[str, Any], *, split: Split = "val") -> Any:
+    """Return the config's evaluator after it has scored a results file on a split of the data.
+
+    Raises:
+        ConfigError: the config's evaluator cannot load results.
+        DataError: the file is missing, truncated or invalid, or is for other images.
+    """
+    require(config, "data.val" if split == "val" else "data", "evaluator")
+    dataset = DataSettings(**config["data"]).evaluated(split)
+    evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     if not isinstance(evaluator, LoadsResults):
         raise ConfigError(f"{results}: {type(evaluator).__name__} reads no results. Evaluate the checkpoint again.")
     if isinstance(evaluator, CocoEvaluator):
@@ -140,7 +151,7 @@ def evaluation_with_config(
             check_image_ids(ids, evaluator.dataset.image_ids, Path(results).name)
     evaluator.load_results(results)
     evaluator.compute()
-    return Evaluation(Path(results).stem, evaluator, config, None)
+    return evaluator
 
 
 def evaluation_of_run(
