@@ -45,7 +45,7 @@ def read_source(source: str | Path, args: argparse.Namespace) -> AnnotatedImages
 def require_new(out: Path) -> None:
     """Raise a DataError if `out` exists and is not empty: its files would become part of the new dataset."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise DataError(f"--out {out}: is there already. Choose another name, or remove it.")
+        raise DataError(f"--out {out}: exists already. Choose another name, or remove it.")
 
 
 def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
@@ -93,7 +93,7 @@ def draw_sheet(data: AnnotatedImages, path: Path, count: int = NUM_DRAWN) -> Non
         if pixels.shape[:2] != (image["height"], image["width"]):
             raise DataError(
                 f"image '{image['file_name']}' is {pixels.shape[1]}x{pixels.shape[0]} pixels (width x height) and "
-                f"annotated as {image['width']}x{image['height']}. Mend it: vitkit convert … --fix sizes"
+                f"annotated as {image['width']}x{image['height']}. Fix it: vitkit convert … --fix sizes"
             )
         if annotations and all(annotation.get("segmentation") for annotation in annotations):
             size = pixels.shape[:2]

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
             f"--weights: got {len(args.weights)} for {len(paths)} checkpoints ({', '.join(map(str, paths))})."
         )
     if args.out.exists() and not args.overwrite:
-        raise CheckpointError(f"--out {args.out}: is there already. Choose another name, or add --overwrite.")
+        raise CheckpointError(f"--out {args.out}: exists already. Choose another name, or add --overwrite.")
     weights = args.weights or [1.0] * len(paths)
     save_checkpoint(args.out, average(paths, [weight / sum(weights) for weight in weights]))
     for path, weight in zip(paths, weights):

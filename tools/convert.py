@@ -25,7 +25,7 @@ Examples:
     python tools/convert.py hf:facebook/detr-resnet-50 --to vitkit --out detr.pth
     python tools/convert.py cells/data.yaml --to coco --out cells/annotations
     python tools/convert.py VOCdevkit/VOC2012 --to yolo --out voc_as_yolo
-    python tools/convert.py own.json --images photos --fix fractions cxcywh --out mended.json
+    python tools/convert.py own.json --images photos --fix fractions cxcywh --out fixed.json
 """
 
 import argparse
@@ -99,10 +99,10 @@ def main(argv: list[str] | None = None) -> None:
 def run(args: argparse.Namespace) -> None:
     """Load the model and write its weights; or read, repair and write annotations."""
     if args.out.exists() and not args.overwrite:
-        raise CheckpointError(f"--out {args.out}: is there already. Choose another name, or add --overwrite.")
+        raise CheckpointError(f"--out {args.out}: exists already. Choose another name, or add --overwrite.")
     if args.to in WRITERS:
         data = read_source(args.model, args)
-        mend(data, args.fix or ())
+        apply_fixes(data, args.fix or ())
         write_annotations(data, args.to, args.out)
         return
     config, weights = find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust)
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{loaded.report}\nwrote {args.out}: {len(state)} entries, names of {names}")
 
 
-def mend(data: AnnotatedImages, fixes: Sequence[str]) -> None:
+def apply_fixes(data: AnnotatedImages, fixes: Sequence[str]) -> None:
     """Apply fixes in order, and print what each changed."""
     for name in fixes:
         if name in FIXES:

@@ -154,9 +154,7 @@ def test_full_disk_keeps_the_previous_checkpoint_and_training_continues(tmp_path
     kept = []
     run(tmp_path / "run", epochs=3, evaluate=lambda m: kept.append(read_checkpoint(tmp_path / "run" / LAST_NAME)) or {})
     assert [state["progress"]["epoch"] for state in kept] == [0, 1, 1]  # the second epoch's was not written
-    assert (
-        "last.pth: not saved (No space left on device). The checkpoint that was there before is intact" in caplog.text
-    )
+    assert "last.pth: not saved (No space left on device). The previous checkpoint is intact" in caplog.text
     assert read_checkpoint(tmp_path / "run" / LAST_NAME)["progress"]["epoch"] == 3
     assert not list((tmp_path / "run").glob("*.tmp"))
 
@@ -303,7 +301,7 @@ def test_incompletely_written_file_leaves_the_previous_one(tmp_path):
     process.start()
     process.join()
     message = (tmp_path / "error.txt").read_text()
-    assert "last.pth: not saved (File too large). The checkpoint that was there before is intact" in message
+    assert "last.pth: not saved (File too large). The previous checkpoint is intact" in message
     assert len(read_checkpoint(tmp_path / LAST_NAME)["a"]) == 100_000
     assert not list(tmp_path.glob("*.tmp"))
 

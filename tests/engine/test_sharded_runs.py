@@ -182,7 +182,7 @@ def shards_named(path: Path) -> str:
 def test_disk_full_for_one_rank_keeps_the_previous_checkpoint(trained):
     folder, (main, other) = trained
     assert len(main["no_space"]) == 1 and not other["no_space"]
-    assert "not saved (No space left on device). Checkpoints from before are intact" in main["no_space"][0]
+    assert "not saved (No space left on device). Previous checkpoints are intact" in main["no_space"][0]
     assert read_checkpoint(folder / "no_space" / LAST_NAME)["progress"]["epoch"] == 2
 
 
@@ -191,7 +191,7 @@ def test_last_state_that_one_rank_cannot_write_leaves_weights_in_the_temporary_f
     folder, results = trained
     (path,) = (folder / "temporary").glob("*/last.pth")
     main, other = (result["no_last"] for result in results)
-    assert "not saved (No space left on device). Checkpoints from before are intact. Make room" in main[0]
+    assert "not saved (No space left on device). Previous checkpoints are intact. Make room" in main[0]
     assert f"The weights are in {path} instead" in main[0] and len(main) == len(other) == 1
     saved = read_checkpoint(path)
     assert saved["progress"]["epoch"] == 1

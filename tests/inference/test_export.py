@@ -195,7 +195,7 @@ def test_existing_files_are_replaced_only_on_request(run, tmp_path):
     out, settings = tmp_path / "a.onnx", ExportSettings()
     check_out(out, settings)
     (tmp_path / "run_a.py").touch()
-    with pytest.raises(ConfigError, match=r"run_a.py is there already. Choose another name by --out, or add --over"):
+    with pytest.raises(ConfigError, match=r"run_a.py exists already. Choose another name by --out, or add --over"):
         check_out(out, settings)
     check_out(out, ExportSettings(overwrite=True))
     with pytest.raises(ConfigError, match=r"run_a.py is a file; expected a folder"):

@@ -101,6 +101,6 @@ def test_wrong_arguments_are_helpful_errors(tmp_path, capsys):
     assert "no file is like that" in fails(capsys, tmp_path / "x*.pth", *out)
     assert "got 1 for 2 checkpoints" in fails(capsys, first, second, "--weights", "1", *out)
     assert "at least 0, and not all 0" in fails(capsys, first, second, "--weights", "0", "0", *out)
-    assert "is there already" in fails(capsys, first, second, "--out", second)
+    assert "exists already" in fails(capsys, first, second, "--out", second)
     (tmp_path / "c.pth").write_bytes(b"nothing")
     assert "not a PyTorch checkpoint" in fails(capsys, first, tmp_path / "c.pth", *out)

@@ -82,7 +82,7 @@ def test_translator_is_still_a_translator_after_conversion(run):
 
 def test_unsupported_conversions_are_one_line_errors(run, capsys):
     for argv, message in (
-        (["best.pth", "--to", "official", "--out", "best.pth"], "best.pth: is there already"),
+        (["best.pth", "--to", "official", "--out", "best.pth"], "best.pth: exists already"),
         (["best.pth", "--to", "official", "--out", "tiny.py/a.pth"], "tiny.py/a.pth: not saved"),
         (["nothing.pth", "--to", "official", "--out", "a.pth"], "nothing.pth"),
     ):

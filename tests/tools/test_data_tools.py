@@ -58,7 +58,7 @@ def test_incompatible_arguments_are_named(arguments, message, capsys):
 def test_existing_output_is_not_replaced():
     write_yolo("y")
     Path("a.json").write_text("mine")
-    with pytest.raises(SystemExit, match="is there already"):
+    with pytest.raises(SystemExit, match="exists already"):
         convert.main(["y", "--to", "coco", "--out", "a.json"])
     assert Path("a.json").read_text() == "mine"
 
@@ -143,7 +143,7 @@ def test_bccd_survives_conversion_to_yolo_and_voc(shared_data):
 def test_earlier_split_is_not_overwritten():
     write_yolo("y", count=8)
     split.main(["y/data.yaml", "--val", "0.25", "--to", "yolo", "--out", "parts"])
-    with pytest.raises(SystemExit, match="--out parts: is there already"):
+    with pytest.raises(SystemExit, match="--out parts: exists already"):
         split.main(["y/data.yaml", "--val", "0.25", "--seed", "1", "--to", "yolo", "--out", "parts"])
 
 

@@ -130,7 +130,7 @@ def test_valid_data_causes_at_most_notes(coco):
         ({"area": None}, "wrong area", "fail", "has area None; expected a finite number"),
         ({"iscrowd": "0"}, "wrong iscrowd", "fail", "has iscrowd '0'; expected 0 or 1"),
         ({"bbox": [50, 6, 26, 20]}, "boxes out of image", "warn", "at most 12 pixels (annotation 1); they are clipped"),
-        ({"category_id": 2, "bbox": [24, 6, 16, 20]}, "duplicate boxes", "warn", "1 boxes are there twice with one cl"),
+        ({"category_id": 2, "bbox": [24, 6, 16, 20]}, "duplicate boxes", "warn", "1 boxes occur twice with one cl"),
         ({"bbox": [24, 6, 16, 20]}, "duplicate boxes", "note", "twice with different classes"),
         ({"category_id": 2, "bbox": [24, 6, 16, 19]}, "duplicate boxes", "warn", "IoU above 0.8"),
         ({"bbox": [4, 6, 16, 28]}, "masks against boxes", "note", "1 of 24 masks (4.2 %) differ by over 2 pixels fr"),
@@ -142,7 +142,7 @@ def test_valid_data_causes_at_most_notes(coco):
             "has segmentation [[1, 2, 3]]; expected polygons",
         ),
         ({"segmentation": None}, "masks", "warn", "1 annotations have none"),
-        ({"id": 2}, "annotation ids", "warn", "1 are there twice, such as 2"),
+        ({"id": 2}, "annotation ids", "warn", "1 occur twice, such as 2"),
         ({"id": 2**40}, "annotation ids", "note", "1 do not fit 32 bits"),
     ],
 )
@@ -392,7 +392,7 @@ def test_unusual_text_is_reported(tmp_path, monkeypatch):
     Path("config.py").write_text(SHAPES.format(f"{train}, {val}"))
     issues = check_config()
     messages = "\n".join(f.message for f in issues)
-    assert "a.en: 1 are there more than once, 1 begin or end with blanks" in messages
+    assert "a.en: 1 occur more than once, 1 begin or end with blanks" in messages
     assert "a.de: 1 no-break spaces" in messages
     verdict, message = worst(issues, "leakage", where="data.train, data.val")
     assert verdict == "fail" and message == "1 of 1 lines of val are also in train: 1"
@@ -442,8 +442,8 @@ EXPECTED = {  # what the README of each dataset says
         ("data.train", "annotations", "50 images, 465 objects, 5 crowd regions"),
         ("data.val", "annotations", "24 images, 195 objects, 2 crowd regions"),
         ("data.train", "category ids", "80 classes, category ids 1 to 90 with 10 gaps"),
-        ("data.train", "class balance", "49 of 80 classes are there"),
-        ("data.val", "class balance", "35 of 80 classes are there"),
+        ("data.train", "class balance", "49 of 80 classes occur"),
+        ("data.val", "class balance", "35 of 80 classes occur"),
         ("data.train", "empty images", "1 of 50 images have no object: 262284"),
         ("data.val", "empty images", "2 of 24 images have no object: 226111, 58636"),
         ("data.train", "annotation ids", "up to 908400223648"),

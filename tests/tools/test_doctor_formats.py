@@ -52,7 +52,7 @@ def issues(*checks, **arguments):
     return list(diagnose({"data": {"train": dataset}}, Options(), checks=checks or ("annotations",)))
 
 
-def mended(issue):
+def fixed(issue):
     """Run the command of an issue; return the boxes that it wrote."""
     command = shlex.split(re.search(r"vitkit convert (.*)", issue.message)[1])
     convert.main(command)
@@ -78,7 +78,7 @@ def test_boxes_in_another_format_are_named_and_fixed(change, what):
     boxes = write(change)
     (issue,) = [issue for issue in issues(bad_boxes="drop") if issue.check == "box format"]
     assert issue.verdict == "fail" and f"seem to be {what}" in issue.message
-    assert np.allclose([a["bbox"] for a in mended(issue)["annotations"]], boxes, atol=2e-3)
+    assert np.allclose([a["bbox"] for a in fixed(issue)["annotations"]], boxes, atol=2e-3)
 
 
 def test_correct_boxes_are_not_an_issue():
@@ -89,7 +89,7 @@ def test_correct_boxes_are_not_an_issue():
 def test_swapped_sizes_are_named_and_fixed():
     write(size=(HEIGHT, WIDTH))
     (issue,) = [issue for issue in issues(bad_boxes="drop") if issue.check == "image sizes"]
-    image = mended(issue)["images"][0]
+    image = fixed(issue)["images"][0]
     assert (image["width"], image["height"]) == (WIDTH, HEIGHT)
     (unread,) = [issue for issue in issues("images", bad_boxes="drop") if issue.verdict == "fail"]
     assert "Width and height are exchanged in the annotations" in unread.message and "EXIF" not in unread.message
@@ -100,7 +100,7 @@ def test_class_name_variants_are_named_and_merged():
     write(names=("cell", "Cells", "dirt", "dirt"))
     (issue,) = [i for i in issues() if i.check == "class names" and "several ways" in i.message]
     assert "'cell' (id 1) = 'Cells' (id 2), 'dirt' (id 3) = 'dirt' (id 4)" in issue.message
-    assert [category["name"] for category in mended(issue)["categories"]] == ["cell", "dirt"]
+    assert [category["name"] for category in fixed(issue)["categories"]] == ["cell", "dirt"]
 
 
 def test_dataset_that_cannot_be_built_always_fails():

@@ -118,7 +118,7 @@ def _not_saved(path: Path, temporary: Path, error: BaseException) -> CheckpointE
     while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
         cause = cause.__context__
     reason = cause.strerror if isinstance(cause, OSError) else str(error).splitlines()[0]
-    intact = " The checkpoint that was there before is intact." if path.exists() else ""
+    intact = " The previous checkpoint is intact." if path.exists() else ""
     return CheckpointError(f"{path}: not saved ({reason}).{intact} Make room, or check the disk.")
 
 

@@ -122,7 +122,7 @@ class DetectionFile:
         """Check whether the four numbers of the boxes are in the order that the format prescribes."""
         fractions, order, expected = wrong_scale(self.data), likely_order(self.data), read_as(self.data)
         if sizes_exchanged(self.data) and order == expected:
-            message = "the boxes fit their images only with width and height exchanged. Mend: " + self.command("sizes")
+            message = "the boxes fit their images only with width and height exchanged. Fix: " + self.command("sizes")
             yield Issue("image sizes", "fail", message, self.where)
         if not fractions and order == expected:
             return
@@ -134,7 +134,7 @@ class DetectionFile:
         what = f"{'fractions of the image, ' if fractions else ''}{texts[order]}"
         fixes = ["fractions"] * fractions + [order] * (order != expected)
         message = f"the boxes seem to be {what}, where {self.data.format} has {texts[expected]}"
-        message += f"{' in pixels' if fractions else ''}; such as {self.data.annotations[0]['bbox']}. Mend: "
+        message += f"{' in pixels' if fractions else ''}; such as {self.data.annotations[0]['bbox']}. Fix: "
         details = {"fractions": fractions, "order": order, "fixes": fixes}
         yield Issue("box format", "fail", message + self.command(*fixes), self.where, details)
 
@@ -142,7 +142,7 @@ class DetectionFile:
         ids = [a["id"] for a in self.annotations if "id" in a]
         duplicates = _duplicates(ids)
         if duplicates:
-            message = f"{len(duplicates)} are there twice, such as {duplicates[0]}"
+            message = f"{len(duplicates)} occur twice, such as {duplicates[0]}"
             yield Issue("annotation ids", "warn", message, self.where)
         large = [id_ for id_ in ids if abs(id_) >= 2**31]
         if large:
@@ -202,7 +202,7 @@ class DetectionFile:
             same_class += [entries[-1][1]] * (len(entries) - num_classes)
             other_class += [entries[-1][1]] * (num_classes - 1)
         if same_class:
-            message = f"{len(same_class)} boxes are there twice with one class (annotation "
+            message = f"{len(same_class)} boxes occur twice with one class (annotation "
             message += f"{enumerate_items(same_class)}): the copies cannot be found and count as missed"
             yield Issue("duplicate boxes", "warn", message, self.where, {"boxes": len(same_class)})
         pairs = self._overlapping_pairs()
@@ -213,11 +213,11 @@ class DetectionFile:
             verdict: Verdict = "warn" if len(pairs) > 0.01 * len(self.annotations) else "note"
             yield Issue("duplicate boxes", verdict, message, self.where, {"overlapping_pairs": len(pairs)})
         if other_class:
-            message = f"{len(other_class)} boxes are there twice with different classes (annotation "
+            message = f"{len(other_class)} boxes occur twice with different classes (annotation "
             message += f"{enumerate_items(other_class)})"
             yield Issue("duplicate boxes", "note", message, self.where, {"boxes_of_other_classes": len(other_class)})
         if not same_class and not other_class and not pairs:
-            yield Issue("duplicate boxes", "ok", "no box is there twice", self.where, {"boxes": 0})
+            yield Issue("duplicate boxes", "ok", "no box occurs twice", self.where, {"boxes": 0})
 
     def _overlapping_pairs(self) -> list[tuple[Any, Any]]:
         """Return the ids of pairs of boxes that seem to label the same object, without pairs of equal boxes."""
@@ -339,7 +339,7 @@ def panoptic_issues(
     }
     message = "{}: {images} images, {segments} segments, {things} of them of things, {crowds} crowds; "
     message = message.format(name, **counts) + f"{len(present & thing_ids)} of {len(thing_ids)} thing classes and "
-    message += f"{len(present - thing_ids)} of {len(categories) - len(thing_ids)} stuff classes are there"
+    message += f"{len(present - thing_ids)} of {len(categories) - len(thing_ids)} stuff classes occur"
     yield Issue("annotations", "ok", message, where, counts)
     yield from category_issues(categories, where)
     without_things = [

@@ -62,7 +62,7 @@ def class_balance(case: Case) -> Iterator[Issue]:
         counts = statistics.objects_per_class()
         present = sorted(((count, name) for name, count in counts.items() if count), reverse=True)
         shown = present if len(present) <= 12 else [*present[:6], *present[-3:]]
-        message = f"{len(present)} of {len(counts)} classes are there: "
+        message = f"{len(present)} of {len(counts)} classes occur: "
         message += ", ".join(f"{name} {count:,}" for count, name in shown)
         message += "" if shown is present else " (most and fewest)"
         ratio = present[0][0] / present[-1][0]
@@ -145,7 +145,7 @@ def _line_issues(lines: Sequence[str], name: str, where: str) -> Iterator[Issue]
     num_empty, num_repeated = int((lengths == 0).sum()), len(lines) - len(set(lines))
     counts = {
         "are empty": num_empty,
-        "are there more than once": num_repeated,
+        "occur more than once": num_repeated,
         "begin or end with blanks": sum(line != line.strip() for line in lines),
         # They are invisible, and not every tokenizer splits at them.
         "no-break spaces": sum(line.count("\u00a0") for line in lines),

@@ -59,9 +59,9 @@ def train(
         # So a run can be resumed from its very beginning, and a full disk is noticed before hours of training.
         run.save(raise_on_error=True)
 
-    with ExitStack() as spans:
+    with ExitStack() as contexts:
         for hook in run.hooks:
-            spans.enter_context(hook.during_training(run))
+            contexts.enter_context(hook.during_training(run))
         if run.progress.epoch >= settings.epochs:
             say(f"nothing is left to train: all {settings.epochs} epochs are done")
         elif settings.compile:
@@ -105,9 +105,9 @@ def evaluate_epoch(run: TrainRun, validate: Validate) -> None:
     for buffer in model.buffers():
         broadcast(buffer)
     train_metrics = {f"train_{name}": meter.compute(run.device)[0] for name, meter in run.meters.items()}
-    with ExitStack() as spans:
+    with ExitStack() as contexts:
         for hook in run.hooks:
-            spans.enter_context(hook.during_evaluation(run))
+            contexts.enter_context(hook.during_evaluation(run))
         metrics = validate(model)
     metrics = broadcast_object(metrics) | train_metrics
     for hook in run.hooks:

@@ -83,7 +83,7 @@ class ErrorBreakdown:
         detected[self.predictions.target[self.predictions.right & (self.predictions.scores >= threshold)]] = True
         return detected
 
-    def mended(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+    def fixed_ap50(self, weights: np.ndarray) -> dict[str, np.ndarray]:
         """Return kind -> (R,) AP50 without the errors of that kind; "none" -> the actual AP50.
 
         Class and localisation errors are made correct if no better prediction detects their object, and else removed;
@@ -98,21 +98,21 @@ class ErrorBreakdown:
         if kind in ("both", "duplicate", "background"):
             kept = predictions.kind != KINDS.index(kind)
         elif kind in ("class", "localisation"):
-            mended = np.flatnonzero(predictions.kind == KINDS.index(kind))
+            fixed = np.flatnonzero(predictions.kind == KINDS.index(kind))
             free = set(np.flatnonzero(~objects.detected).tolist())
-            for position in sorted(mended.tolist(), key=lambda k: -predictions.scores[k]):
+            for position in sorted(fixed.tolist(), key=lambda k: -predictions.scores[k]):
                 target = int(predictions.target[position])
                 if target in free:
                     free.remove(target)
                     labels[position], right[position] = objects.labels[target], True
                 else:
                     kept[position] = False
-        asked = ~objects.missed if kind == "missed" else np.ones(len(objects.labels), bool)
+        counted = ~objects.missed if kind == "missed" else np.ones(len(objects.labels), bool)
         precisions = []
         for label in range(self._num_classes):
             chosen = np.flatnonzero(kept & (labels == label))
             chosen = chosen[np.argsort(-predictions.scores[chosen], kind="mergesort")]
-            of_class = objects.image[asked & (objects.labels == label)]
+            of_class = objects.image[counted & (objects.labels == label)]
             num_objects = np.bincount(of_class, minlength=len(self.statistics.sample_ids)).astype(np.float64)
             ranking = Ranking(predictions.scores[chosen], predictions.image[chosen], right[chosen], num_objects)
             precisions.append(average_precision(ranking, weights))
@@ -132,7 +132,7 @@ class ErrorBreakdown:
             results_in.setdefault(position_of[results[number]["image_id"]], []).append(number)
 
         taken = {number for number in owner.values() if number >= 0}
-        rows, mendable = [], set()
+        rows, fixable = [], set()
         for position, numbers in results_in.items():
             ours, theirs = [results[k] for k in numbers], objects_in.get(position, [])
             size = sizes[self.statistics.sample_ids[position]]
@@ -144,7 +144,7 @@ class ErrorBreakdown:
                     kind, best = error_kind(row, true == label)
                     if kind in (KINDS.index("class"), KINDS.index("localisation")):
                         target = theirs[best]
-                        mendable.add(target)
+                        fixable.add(target)
                 rows.append((result["score"], label, position, target, kind))
         rows.sort(key=lambda row: -row[0])
         scores, labels, image, target, kind = np.array(rows, np.float64).reshape(-1, 5).T
@@ -156,7 +156,7 @@ class ErrorBreakdown:
         objects = Objects(
             np.array([self._label_of[annotations[k]["category_id"]] for k in numbers], int),
             np.array([position_of[annotations[k]["image_id"]] for k in numbers], int),
-            np.array([k not in taken and k not in mendable for k in numbers], bool),
+            np.array([k not in taken and k not in fixable for k in numbers], bool),
             np.array([k in taken for k in numbers], bool),
             np.array(numbers, int),
         )

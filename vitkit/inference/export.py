@@ -188,7 +188,7 @@ def check_free(paths: Sequence[Path], settings: ExportSettings) -> None:
         if path.is_dir():
             raise ConfigError(f"export: {path} is a folder; expected a file. Choose another name by --out.")
         if path.exists() and not settings.overwrite:
-            raise ConfigError(f"export: {path} is there already. Choose another name by --out, or add --overwrite.")
+            raise ConfigError(f"export: {path} exists already. Choose another name by --out, or add --overwrite.")
 
 
 def parts_of(predictor: Loaded, settings: ExportSettings, pictures: Sequence[np.ndarray]) -> list[Part]:

@@ -105,7 +105,7 @@ def tile_dataset(
         if pixels.shape[:2] != (image["height"], image["width"]):
             raise DataError(
                 f"image '{image['file_name']}' is {pixels.shape[1]}x{pixels.shape[0]} pixels and annotated as "
-                f"{image['width']}x{image['height']}. Mend it: vitkit convert … --fix sizes"
+                f"{image['width']}x{image['height']}. Fix it: vitkit convert … --fix sizes"
             )
         annotations, shown = objects.get(image["id"], []), set()
         for tile in tiles_of(image["height"], image["width"]):
