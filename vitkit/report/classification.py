@@ -1,5 +1,7 @@
 """The report of a classifier."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
@@ -22,28 +24,28 @@ def classification_sections(evaluator: ClassificationEvaluator, pictures: Pictur
     labels, best = statistics.labels, statistics.best[:, 0]
     counts = {name: int((labels == k).sum()) for k, name in enumerate(names)}
 
-    def card(k: int) -> Picture | None:
-        image = pictures.image(k)
-        url = None if image is None else pictures.embed(image, long_side=_SIDE)
-        if url is None:
-            return None
-        score = statistics.best_scores[k, 0]
-        return url, f"{statistics.sample_ids[k]}: {names[labels[k]]}, predicted {names[best[k]]} {score:.2f}"
+    def embedded(indices: Sequence[int]) -> list[Picture]:
+        shown = []
+        for k in indices:
+            image = pictures.image(k)
+            if image is not None and (url := pictures.embed(image, long_side=_SIDE)):
+                score = f"predicted {names[best[k]]} {statistics.best_scores[k, 0]:.2f}"
+                shown.append(Picture(url, f"{statistics.sample_ids[k]}: {names[labels[k]]}, {score}"))
+        return shown
 
     def pictures_of(row: int, column: int) -> list[Picture]:
         chosen = np.flatnonzero((labels == row) & (best == column))
         chosen = chosen[np.argsort(-statistics.best_scores[chosen, 0], kind="stable")][:PICTURES_PER_CELL]
-        return [shown for k in chosen.tolist() if (shown := card(k))]
+        return embedded(chosen.tolist())
 
     _, ranks = statistics.sample_scores()
-    worst, finest = ranked(np.where(labels >= 0, ranks, np.nan), _RANKED)
-    shown = [[card(k) for k in group] for group in (worst, finest)]
+    lowest, highest = ranked(np.where(labels >= 0, ranks, np.nan), _RANKED)
     missing = int((labels < 0).sum())
     warnings = [warning(f"{missing} of {len(labels)} images have no prediction and count as wrong.")] if missing else []
     rows = [[name, estimate(values)] for name, values in scores.overall.items()]
     galleries = [
-        gallery(title, [{"url": each[0], "text": each[1]} for each in cards if each])
-        for title, cards in zip(("most confidently wrong", "most confidently right"), shown)
+        gallery("most confidently wrong", embedded(lowest)),
+        gallery("most confidently right", embedded(highest)),
     ]
     return [
         section("Overall", *warnings, table(("", "accuracy"), rows), note=_OVERALL),

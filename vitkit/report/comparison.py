@@ -17,7 +17,7 @@ from vitkit.evaluation.bootstrap import (
     bootstrap_weights,
     paired_difference,
 )
-from vitkit.report.elements import Cell, Change, details, escape, number, picture, section, table
+from vitkit.report.elements import Cell, Change, details, figure, number, section, table
 from vitkit.report.pictures import PictureBudget
 from vitkit.report.report import describe_data, write_page
 from vitkit.report.segmentation import error_map, label_map
@@ -172,7 +172,7 @@ def write_comparison(
     if comparison.by_class[0]:
         parts.append(section("Classes", *_classes(comparison)))
     if curves:
-        parts.append(section("Curves", picture(curves, f"training curves of {', '.join(names)}")))
+        parts.append(section("Curves", figure(curves, f"training curves of {', '.join(names)}")))
     parts.append(section("Images", *_images(models, comparison), note=_IMAGES.format(comparison.sample_metric)))
     facts = {"models": ", ".join(names), "data": describe_data(models[0].evaluator)}
     write_page(path, " against ".join(names), parts, facts)
@@ -243,7 +243,7 @@ def _side_by_side(models: Sequence[Compared], comparison: Comparison, k: int, pi
         url = None if drawn is None else pictures.embed(drawn, long_side=_SIDE)
         if url:
             text = f"{comparison.sample_ids[k]}, {model.name}: {comparison.sample_metric} {number(value)}"
-            figures.append(picture(url, text, escape(text)))
+            figures.append(figure(url, text))
     return f"<div class='triple'>{''.join(figures)}</div>" if figures else ""
 
 

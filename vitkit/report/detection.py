@@ -97,7 +97,7 @@ _CONFUSION_PART = """
 <div class="wide" tabindex="0"><table class="confusion"></table></div><div class="frequent"></div>
 <dialog><form method="dialog"><h3></h3><button>close</button></form><div class="gallery"></div></dialog>"""
 _IMAGES_PART = (
-    "<h3>lowest F1</h3><div class='gallery worst'></div><h3>highest F1</h3><div class='gallery finest'></div>"
+    "<h3>lowest F1</h3><div class='gallery lowest'></div><h3>highest F1</h3><div class='gallery highest'></div>"
 )
 
 

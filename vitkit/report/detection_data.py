@@ -11,11 +11,11 @@ from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.detection_report import MATCHED, match_any_class, overlapping_pairs, overlaps_of
 from vitkit.evaluation.detection_statistics import DetectionStatistics
 from vitkit.ops.segmentations import decode_segmentation
+from vitkit.report.matrix import shown_classes
 from vitkit.report.pictures import LONG_SIDE, PictureBudget
 
 _RANKED = 8  # number of images with the lowest, and with the highest scores
 _MOST_PREDICTIONS = 120_000  # over all images: lower scores are left out of the page
-_MOST_CLASSES = 25  # in the confusion matrix
 _LEAST_DRAWN = 0.05  # lowest score of a mask that is drawn
 
 
@@ -68,8 +68,12 @@ def interactive_data(
         cells.append(_cells(entry, overlaps[kept], crowd, np.flatnonzero(kept), len(names)))
 
     _, ranks = statistics.sample_scores()
-    worst, finest = ranked_images(ranks, cells)
-    indices = [*worst, *finest, *_covering(cells)]
+    lowest, highest = ranked_images(ranks, cells)
+    total = sum(cells, Counter())
+    matrix = np.zeros((len(names) + 1, len(names) + 1), int)
+    for cell, count in total.items():
+        matrix[cell] = count
+    indices = [*lowest, *highest, *_covering(cells, total)]
     shown = pictures.embed_images(indices)
     for index, url in shown.items():
         image_id = statistics.sample_ids[index]
@@ -77,13 +81,13 @@ def interactive_data(
         images[index] |= drawn | {"url": url}
     return {
         "classes": names,
-        "in_matrix": _in_matrix(cells, len(names)),
+        "in_matrix": shown_classes(matrix[:-1]),
         "best": best,
         "least": least,
         "images": images,
         "shown": len(shown),
-        "worst": [index for index in worst if index in shown],
-        "finest": [index for index in finest if index in shown],
+        "lowest": [index for index in lowest if index in shown],
+        "highest": [index for index in highest if index in shown],
     }
 
 
@@ -111,27 +115,15 @@ def ranked_images(scores: np.ndarray, cells: Sequence[Counter]) -> tuple[list[in
     """Return the images with the lowest and the highest scores; among equals, more errors or objects come first."""
     errors = np.array([sum(count for (t, p), count in each.items() if t != p) for each in cells])
     right = np.array([sum(count for (t, p), count in each.items() if t == p) for each in cells])
-    worst = [k for k in np.lexsort((-errors, scores)).tolist() if errors[k]][:_RANKED]
-    finest = [k for k in np.lexsort((-right, -scores)).tolist() if right[k] and k not in worst][:_RANKED]
-    return worst, finest
+    lowest = [k for k in np.lexsort((-errors, scores)).tolist() if errors[k]][:_RANKED]
+    highest = [k for k in np.lexsort((-right, -scores)).tolist() if right[k] and k not in lowest][:_RANKED]
+    return lowest, highest
 
 
-def _covering(cells: Sequence[Counter]) -> list[int]:
-    """Order images by the number of confusions they show, with larger weights for rare ones."""
-    total = sum(cells, Counter())
+def _covering(cells: Sequence[Counter], total: Counter) -> list[int]:
+    """Order images by the number of confusions they show, with larger weights for those that are rare in `total`."""
     worth = [sum(count / total[cell] for cell, count in each.items() if cell[0] != cell[1]) for each in cells]
     return np.argsort(-np.array(worth), kind="stable").tolist()
-
-
-def _in_matrix(cells: Sequence[Counter], num_classes: int) -> list[int]:
-    """Return the classes that the matrix shows: all if they are few, else those with the most confusions."""
-    if num_classes <= _MOST_CLASSES:
-        return list(range(num_classes))
-    wrong = np.zeros(num_classes + 1, int)
-    for (true, predicted), count in sum(cells, Counter()).items():
-        if true != predicted:
-            wrong[[true, predicted]] += count
-    return sorted(np.argsort(-wrong[:-1], kind="stable")[:_MOST_CLASSES].tolist())
 
 
 def _drawn(

@@ -72,9 +72,9 @@ def value_rows(
     return rows
 
 
-def section(title: str, *parts: str, note: str = "", anchor: str | None = None) -> str:
+def section(title: str, *parts: str, note: str = "") -> str:
     """Return a section with a heading, a note in smaller print, and its parts."""
-    anchor = anchor or "".join(letter if letter.isalnum() else "-" for letter in title.lower())
+    anchor = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
     text = f"<p class='note'>{escape(note)}</p>" if note else ""
     return f"<section id='{escape(anchor)}'><h2>{escape(title)}</h2>{text}{''.join(parts)}</section>"
 
@@ -94,11 +94,12 @@ def data_block(name: str, data: object) -> str:
     return f"<script type='application/json' class='{name}'>{script_json(data)}</script>"
 
 
-def picture(url: str, text: str, caption: str = "") -> str:
+def figure(url: str, text: str, caption: str | None = None) -> str:
     """Return a figure with an image.
 
     Args:
         text: alternative text of the image.
-        caption: HTML to show below it.
+        caption: HTML to show below it; None: the text.
     """
+    caption = escape(text) if caption is None else caption
     return f"<figure><img alt='{escape(text, quote=True)}' src='{url}'><figcaption>{caption}</figcaption></figure>"

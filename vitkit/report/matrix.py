@@ -1,15 +1,24 @@
 """A confusion matrix whose cells open images, and image galleries."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from vitkit.report.elements import data_block, escape, picture
+from vitkit.report.elements import data_block, escape, figure
 
 MOST_CLASSES = 25
 PICTURES_PER_CELL = 6
-Picture = tuple[str, str]
-"""URL and caption of an image."""
+
+
+class Picture(NamedTuple):
+    """An image of a page."""
+
+    url: str
+    text: str
+    """What the image shows, in plain text."""
+    caption: str | None = None
+    """HTML to show below it; None: the text."""
 
 
 def shown_classes(matrix: np.ndarray, most: int = MOST_CLASSES) -> list[int]:
@@ -53,9 +62,9 @@ def matrix_part(
     urls: list[str] = []
     cells: dict[str, list[tuple[int, str]]] = {}
     for row, column in frequent_cells(matrix, rows, most_cells):
-        if found := pictures_of(row, column):
-            cells[f"{row},{column}"] = [(len(urls) + k, text) for k, (_, text) in enumerate(found)]
-            urls += [url for url, _ in found]
+        if pictures := pictures_of(row, column):
+            cells[f"{row},{column}"] = [(k, each.text) for k, each in enumerate(pictures, start=len(urls))]
+            urls += [each.url for each in pictures]
     head = "".join(f"<th scope='col'>{escape(names[column])}</th>" for column in columns)
     lines = []
     for row in rows:
@@ -78,14 +87,10 @@ def matrix_part(
     return f"<div class='cell-pictures'>{data}{less}{wide}{dialog}</div>"
 
 
-def gallery(title: str, cards: Sequence[Mapping[str, str]]) -> str:
-    """Return a titled gallery.
-
-    Args:
-        cards: each with `url`, `text` (plain text that describes the image) and optionally `caption` (HTML).
-    """
-    figures = "".join(picture(card["url"], card["text"], card.get("caption", escape(card["text"]))) for card in cards)
-    return f"<h3>{escape(title)}</h3><div class='gallery'>{figures}</div>" if cards else ""
+def gallery(title: str, pictures: Sequence[Picture]) -> str:
+    """Return a titled gallery; "" if there are no pictures."""
+    figures = "".join(figure(*each) for each in pictures)
+    return f"<h3>{escape(title)}</h3><div class='gallery'>{figures}</div>" if pictures else ""
 
 
 def ranked(values: np.ndarray, most: int) -> tuple[list[int], list[int]]:

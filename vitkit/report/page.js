@@ -181,7 +181,7 @@ function detection(part) {
   }
 
   function showImages() {
-    for (const [selector, indices] of [[".worst", data.worst], [".finest", data.finest]]) {
+    for (const [selector, indices] of [[".lowest", data.lowest], [".highest", data.highest]]) {
       const gallery = $(selector);
       if (!gallery) continue;
       gallery.replaceChildren(...indices.map(index => {

@@ -1,7 +1,7 @@
 """Embeds evaluated images in a page, as many as there is room for."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -51,9 +51,7 @@ class PictureBudget:
             logger.warning("left out of the report: %s", error)
             return None
 
-    def embed_images(
-        self, indices: Iterable[int], prepare: Callable[[np.ndarray], np.ndarray] | None = None
-    ) -> dict[int, str]:
+    def embed_images(self, indices: Iterable[int]) -> dict[int, str]:
         """Return index -> data URL of images, in the given order, until there is no more room."""
         urls: dict[int, str] = {}
         for index in indices:
@@ -61,7 +59,7 @@ class PictureBudget:
                 break
             if index in urls or (image := self.image(index)) is None:
                 continue
-            url = self.embed(image if prepare is None else prepare(image))
+            url = self.embed(image)
             if url is None:
                 break
             urls[index] = url

@@ -8,8 +8,7 @@ from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
 from vitkit.evaluation.panoptic import PanopticEvaluator
 from vitkit.evaluation.sample_statistics import SemanticStatistics
 from vitkit.evaluation.semantic import SemanticEvaluator, boundary_counts
-from vitkit.report.elements import escape, number, section, table, value_rows, warning
-from vitkit.report.elements import picture as figure
+from vitkit.report.elements import escape, figure, number, section, table, value_rows, warning
 from vitkit.report.matrix import Picture, matrix_part, ranked
 from vitkit.report.pictures import PictureBudget
 from vitkit.structures import IGNORE_INDEX, PanopticMap
@@ -149,7 +148,7 @@ def _confusions(statistics: SemanticStatistics, matrix: np.ndarray, maps: Any, p
                 url = pictures.embed(highlight(image, chosen), long_side=_CELL_SIDE)
                 part = 100 * chosen.sum() / max((truth == row).sum(), 1)
                 text = f"{statistics.sample_ids[k]}: {part:.1f} % of {names[row]} is {names[column]}"
-                shown += [(url, text)] if url else []
+                shown += [Picture(url, text)] if url else []
         return shown
 
     return matrix_part(matrix, statistics.class_names, pictures_of, percent=True, most_cells=_CELLS)
@@ -185,7 +184,7 @@ def _images(statistics: Any, maps: Any, drawn: Any, pictures: PictureBudget) -> 
             for what, panel in zip(("truth", "prediction", "errors"), panels):
                 if url := pictures.embed(panel, long_side=_SIDE):
                     text = f"{statistics.sample_ids[k]}: {metric} {number(values[k])}, {what}"
-                    cards.append(figure(url, text, escape(text)))
+                    cards.append(figure(url, text))
             groups.append(f"<div class='triple'>{''.join(cards)}</div>")
         galleries.append(f"<h3>{escape(title)}</h3><div class='gallery'>{''.join(groups)}</div>" if groups else "")
     return section("Images", *galleries, note=_IMAGES) if any(galleries) else ""

@@ -6,7 +6,7 @@ from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
 from vitkit.evaluation.captions import CaptionEvaluator
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
 from vitkit.report.elements import escape, number, section, table, value_rows, warning
-from vitkit.report.matrix import gallery, ranked
+from vitkit.report.matrix import Picture, gallery, ranked
 from vitkit.report.pictures import PictureBudget
 
 _RANKED = 10
@@ -30,17 +30,16 @@ def caption_sections(evaluator: CaptionEvaluator, pictures: PictureBudget) -> li
     metric, values = statistics.sample_scores()
     galleries = []
     for title, indices in zip((f"lowest {metric}", f"highest {metric}"), ranked(values, _RANKED)):
-        cards = []
+        shown = []
         for k in indices:
             image_id = statistics.sample_ids[k]
             image = pictures.image(k)
-            url = None if image is None else pictures.embed(image, long_side=_SIDE)
-            said, references = evaluator.answers.get(image_id, ""), dataset.references(k)
+            answer, references = evaluator.answers.get(image_id, ""), dataset.references(k)
             lines = "".join(f"<br>{escape(reference.strip())}" for reference in references)
-            caption = f"<b>{escape(said or '(nothing)')}</b> {metric} {number(values[k])}{lines}"
-            if url:
-                cards.append({"url": url, "text": f"image {image_id}: {said}", "caption": caption})
-        galleries.append(gallery(title, cards))
+            caption = f"<b>{escape(answer or '(nothing)')}</b> {metric} {number(values[k])}{lines}"
+            if image is not None and (url := pictures.embed(image, long_side=_SIDE)):
+                shown.append(Picture(url, f"image {image_id}: {answer}", caption))
+        galleries.append(gallery(title, shown))
     note = "The caption in bold, the references below it."
     return [overall, section("Images", *galleries, note=note) if any(galleries) else ""]
 
