@@ -13,8 +13,8 @@ import torch
 import vitkit
 from vitkit.inference.text_attention import caption_attention, draw_beam_tree, word_attention
 from vitkit.visualization.attention import draw_word_attention
+from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.notebooks import show
-from vitkit.visualization.predictions import save_titled
 from vitkit.visualization.text import draw_expected
 
 out = Path("pictures/captions")
@@ -30,7 +30,7 @@ WORLD = dict(type="ShapesCaptions", image_size=32, min_objects=2, max_objects=2,
 val_set = vitkit.build_dataset(dict(WORLD, num_images=100, split="val"))
 images = [val_set.load_image(index) for index in range(8)]
 captions = [val_set.references(index)[0] for index in range(8)]
-save_titled(images, [(caption, "black", "") for caption in captions], out / "world.png")
+save_grid(images, captions, out / "world.png")
 show(out / "world.png")
 
 # %% [markdown]

@@ -24,10 +24,10 @@ from vitkit.inference.backbone_pictures import (
     draw_rollout,
     mean_distances,
 )
+from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.costs import plot_costs
 from vitkit.visualization.curves import plot_distances
 from vitkit.visualization.notebooks import show
-from vitkit.visualization.predictions import save_titled
 
 out = Path("pictures/backbones")
 
@@ -97,7 +97,7 @@ WORLD = dict(type="ShapesClassification", image_size=64, num_images=64)
 dataset = vitkit.build_dataset(WORLD)
 images = [dataset.load_image(index) for index in range(8)]
 names = [dataset.classes[dataset.load_labelled(index)[1]] for index in range(8)]
-save_titled(images, [(name, "black", "") for name in names], out / "world.png")
+save_grid(images, names, out / "world.png")
 show(out / "world.png")
 
 

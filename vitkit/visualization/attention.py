@@ -16,14 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
-from PIL import Image
 from torch import Tensor
 
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.visualization.boxes import draw_detections
-from vitkit.visualization.canvas import class_color, save_figure
+from vitkit.visualization.canvas import class_color, save_figure, scaled
 
-_CANVAS = 640  # pixels of the long side of the canvas that pictures are drawn on
 _PANEL = 3.4  # width of a panel in inches
 _DPI = 130
 _TITLE_WIDTH = 36  # characters per line of a panel's title
@@ -305,15 +303,6 @@ def _spread(
     weights = F.interpolate(weights.float().cpu()[None, None], size=(height, width), mode="bilinear")[0, 0]
     weights = weights[: size[0], : size[1]]
     return (weights / max(weights.max().item() if largest is None else largest, 1e-12)).clamp(max=1).numpy()
-
-
-def scaled(image: np.ndarray, side: int = _CANVAS) -> tuple[np.ndarray, float]:
-    """Scale an image to a long side near `side`, enlarging by integers only; return the image and the factor."""
-    scale = side / max(image.shape[:2])
-    scale = math.floor(scale) if scale >= 2 else scale
-    height, width = (max(1, round(side * scale)) for side in image.shape[:2])
-    resampling = Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS
-    return np.asarray(Image.fromarray(image).resize((width, height), resampling)), scale
 
 
 def _panels(number: int, shape: tuple[int, ...], title: str) -> tuple[Figure, list[Axes]]:

@@ -125,7 +125,13 @@ def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, 
 
 
 def save_grid(
-    pictures: Sequence[np.ndarray], titles: Sequence[str], path: str | Path, *, per_line: int = 4, panel: int = 420
+    pictures: Sequence[np.ndarray],
+    titles: Sequence[str],
+    path: str | Path,
+    *,
+    colors: Sequence[str] = (),
+    per_line: int = 4,
+    panel: int = 420,
 ) -> None:
     """Save a PNG with rows of pictures, each under its title.
 
@@ -133,14 +139,16 @@ def save_grid(
         pictures: (H, W, 3) uint8 RGB of any sizes, at least one.
         titles: one for each picture; long titles are wrapped.
         path: the PNG's path; its folder is made.
+        colors: the colour of each title; none: black.
         per_line: pictures per row.
         panel: the maximum length of a picture's longer side in pixels.
     """
+    colors = colors or ["black"] * len(titles)
     font = ImageFont.load_default(max(11, round(panel / 26)))
     line_height = round(panel / 16)
-    broken = [_lines(title, font, panel) for title in titles]
+    broken = [break_lines(title, font, panel) for title in titles]
     across = min(per_line, len(pictures))
-    fitted = [_fit([picture], panel)[0] for picture in pictures]
+    fitted = [Image.fromarray(scaled(picture, panel)[0]) for picture in pictures]
     lines = [range(i, min(i + across, len(pictures))) for i in range(0, len(pictures), across)]
     headings = [line_height * max(len(broken[k]) for k in line) for line in lines]
     heights = [heading + max(fitted[k].height for k in line) + _GAP for line, heading in zip(lines, headings)]
@@ -152,16 +160,16 @@ def save_grid(
             left = _GAP + column * (panel + _GAP)
             for number, text in enumerate(broken[k]):
                 at = left, top + (number + 0.5) * line_height
-                draw.text(at, text, fill="black", font=font, anchor="lm")
+                draw.text(at, text, fill=colors[k], font=font, anchor="lm")
             canvas.paste(fitted[k], (left, top + heading))
         top += height
     canvas.save(make_folder(path), format="PNG")
 
 
-def _lines(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
+def break_lines(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
     """Break a text into lines of at most `width` pixels, between words where possible."""
     lines = [""]
-    for part in re.findall(r"\S+\s*|\s+", text):
+    for part in re.findall(r"\S+\s*|\s+", text.replace("\n", " ")):
         if lines[-1] and font.getlength(lines[-1] + part.rstrip()) > width:
             lines.append("")
         for letter in part:
@@ -171,11 +179,13 @@ def _lines(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
     return [line.strip() for line in lines]
 
 
-def _fit(pictures: Sequence[np.ndarray], panel: int) -> list[Image.Image]:
-    """Downscale the pictures by one factor so that none is larger than `panel` pixels."""
-    factor = min(1.0, panel / max(max(side.shape[:2]) for side in pictures))
-    sizes = [(max(1, round(side.shape[1] * factor)), max(1, round(side.shape[0] * factor))) for side in pictures]
-    return [Image.fromarray(side).resize(size, Image.Resampling.LANCZOS) for side, size in zip(pictures, sizes)]
+def scaled(image: np.ndarray, side: int = 640) -> tuple[np.ndarray, float]:
+    """Scale an image to a long side of at most `side`, enlarging by integers only; return the image and the factor."""
+    scale = side / max(image.shape[:2])
+    scale = math.floor(scale) if scale >= 1 else scale
+    height, width = (max(1, round(length * scale)) for length in image.shape[:2])
+    resampling = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS
+    return np.asarray(Image.fromarray(image).resize((width, height), resampling)), scale
 
 
 def save_figure(figure: Figure, path: str | Path, *, dpi: int) -> None:

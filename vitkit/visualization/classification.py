@@ -1,13 +1,12 @@
 """Images with their predicted classes, or with a caption."""
 
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from vitkit.visualization.canvas import enlarge, font_for, tag_size
+from vitkit.visualization.canvas import break_lines, enlarge, font_for, tag_size
 
 _BAR = (120, 170, 220)
 
@@ -51,8 +50,8 @@ def draw_caption(image: np.ndarray | Tensor, text: str) -> np.ndarray:
     """
     picture, _ = enlarge(image)
     font = font_for(picture)
-    letter_width, line = (round(side) for side in tag_size(ImageDraw.Draw(picture), "n", font))
-    lines = textwrap.wrap(text, max(1, (picture.width - 8) // max(1, letter_width))) or ["(nothing)"]
+    line = round(tag_size(ImageDraw.Draw(picture), "", font)[1])
+    lines = break_lines(text or "(nothing)", font, picture.width - 8)
     canvas = Image.new("RGB", (picture.width, picture.height + (line + 2) * len(lines) + 4), "white")
     canvas.paste(picture, (0, 0))
     draw = ImageDraw.Draw(canvas)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError
-from vitkit.visualization.attention import scaled
-from vitkit.visualization.canvas import make_folder
+from vitkit.visualization.canvas import make_folder, scaled
 from vitkit.visualization.html import html_page, jpeg_url, script_json
 
 MAX_BYTES = 3_200_000

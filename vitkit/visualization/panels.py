@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from vitkit.visualization.attention import mark_point, overlay_attention, scaled
-from vitkit.visualization.canvas import class_color, save_figure
+from vitkit.visualization.attention import mark_point, overlay_attention
+from vitkit.visualization.canvas import class_color, save_figure, scaled
 
 SIDE = 224
 """The length of the long side of a panel's picture in pixels."""

@@ -1,26 +1,23 @@
 """Draw predictions of any kind on their images, and beside the ground truth."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.protocols import HasClasses, HasFrames, HasImageIds
 from vitkit.structures import ScoreThresholds
 from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy
-from vitkit.visualization.canvas import save_figure, save_grid, to_picture
+from vitkit.visualization.canvas import save_grid, to_picture
 from vitkit.visualization.classification import draw_caption, draw_classes
 from vitkit.visualization.clips import draw_strip
 from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 
 _COLUMNS = 4
 _FRAMES = 4  # frames that are drawn of a video
-_TITLE_WIDTH = 36  # characters per line
 _FIELDS = ("panoptic", "semantic", "masks", "boxes_xyxy", "class_scores", "text")
 """Fields of predictions, of which the first that a prediction has is drawn."""
 
@@ -77,6 +74,8 @@ def draw_predictions(
 ) -> bool:
     """Save a PNG of predictions beside their ground truth; for a video, frames are drawn.
 
+    Classes and captions stand below their image, and the true ones above it; classes in green if the best is right.
+
     Args:
         samples: prediction and target of each image; the targets have `image_id`.
         dataset: the dataset of the images.
@@ -98,17 +97,18 @@ def draw_predictions(
             image = dataset.load_image(index)
         on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in prediction.items()}
         rows.append((image, on_cpu, target))
-    if field == "text":
-        titles = [(row["text"] or "(nothing)", "black", target["references"][0]) for _, row, target in rows]
-        save_titled([image for image, _, _ in rows], titles, path)
-    elif field == "class_scores":
-        titles = [
-            _classification_title(row["class_scores"], target["label"], dataset.classes) for _, row, target in rows
-        ]
-        save_titled([image for image, _, _ in rows], titles, path)
-    else:
-        classes = dataset.classes if isinstance(dataset, HasClasses) else ()
+    classes = dataset.classes if isinstance(dataset, HasClasses) else ()
+    if field not in ("text", "class_scores"):
         save_pairs(rows, classes, field, path, thresholds=thresholds)
+        return True
+    pictures = [draw_prediction(image, row, classes, field) for image, row, _ in rows]
+    if field == "text":
+        save_grid(pictures, [f"ground truth: {target['references'][0]}" for _, _, target in rows], path)
+    else:
+        labels = [target["label"] for _, _, target in rows]
+        is_right = [int(row["class_scores"].argmax()) == label for (_, row, _), label in zip(rows, labels)]
+        colors = ["green" if right else "firebrick" for right in is_right]
+        save_grid(pictures, [f"ground truth: {classes[label]}" for label in labels], path, colors=colors)
     return True
 
 
@@ -128,29 +128,3 @@ def save_pairs(
     thresholds = thresholds or ScoreThresholds()
     title = f"prediction (score from {thresholds.interval})" if field in ("masks", "boxes_xyxy") else "prediction"
     save_grid(pictures, [title, "ground truth"] * len(rows), path, per_line=_COLUMNS)
-
-
-def save_titled(images: Sequence[np.ndarray], titles: Sequence[tuple[str, str, str]], path: str | Path) -> None:
-    """Save a PNG with each image below its title.
-
-    Args:
-        images: (H, W, 3) uint8 RGB, at least one.
-        titles: for each image: the title, its colour, and the text below the image.
-        path: the PNG's path; its folder is made.
-    """
-    across = min(_COLUMNS, len(images))
-    down = -(-len(images) // across)
-    figure = Figure(figsize=(3.2 * across, 4.2 * down), layout="constrained")
-    for number, (image, (title, color, below)) in enumerate(zip(images, titles), start=1):
-        panel = figure.add_subplot(down, across, number)
-        panel.imshow(image)
-        panel.set(xticks=[], yticks=[])
-        panel.set_title(textwrap.fill(title, _TITLE_WIDTH), fontsize="small", fontweight="bold", color=color)
-        panel.set_xlabel(textwrap.fill(below, _TITLE_WIDTH), fontsize="small", color="0.35")
-    save_figure(figure, path, dpi=110)
-
-
-def _classification_title(class_scores: Tensor, label: int, class_names: Sequence[str]) -> tuple[str, str, str]:
-    score, best = class_scores.max(dim=0)
-    title = f"{class_names[int(best)]} {float(score):.2f}"
-    return (title, "green", "") if int(best) == label else (title, "firebrick", f"is {class_names[label]}")

@@ -28,7 +28,7 @@ def test_every_image_is_shown_with_its_classes(tmp_path):
 
 
 def test_every_image_is_shown_with_its_caption(tmp_path):
-    samples = [({"text": "a dog " * 12 if i else ""}, {"references": ["A cat ."], "image_id": 7 + i}) for i in range(5)]
+    samples = [({"text": "dogs\n" * 12 if i else ""}, {"references": ["A cat ."], "image_id": 7 + i}) for i in range(5)]
     assert draw_predictions(samples, images(), tmp_path / "figures/captions.png")
     with Image.open(tmp_path / "figures/captions.png") as figure:
         assert figure.format == "PNG" and figure.width > 1000
