@@ -112,7 +112,8 @@ def test_a_mask_takes_the_space_before_it():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda c, f: c([1]), DataError, "got int; a language model expects text, or a list of texts."),
+        (lambda c, f: c([1]), DataError, "got int; the model expects text, or a list of texts."),
+        (lambda c, f: f(1), DataError, "got int; the model expects text, or a list of texts."),
         (lambda c, f: c("one", decoding=dict(top_q=1)), ConfigError, "decoding: unknown argument 'top_q'. Did you"),
         (lambda c, f: c("one", decoding=dict(temperature=0)), ConfigError, "decoding.temperature: got 0"),
         (lambda c, f: f(["<mask>", "one"]), DataError, "text 2: 'one' has no mask. Write <mask> for each hidden"),

@@ -109,7 +109,7 @@ def test_loaded_run_translates_its_argument(run, checkpoint, capsys):
     assert one.source == "two" and len(one.n_best) == 2 and one.text == one.n_best[0][1]
     stream = model(text for text in ["two"])
     assert next(stream).text == expected[1] and model.predict("two")[0].text == expected[1]
-    with pytest.raises(DataError, match="got int; a translator expects text"):
+    with pytest.raises(DataError, match="got int; the model expects text"):
         model([1])
     with pytest.raises(SystemExit, match="reads text, not pictures. Use tools/translate.py"):
         predict.main([str(run), "--input", __file__, "--device", "cpu"])

@@ -5,19 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitkit.checkpoint import LoadReport
 from vitkit.data.text.datasets import pad_tokens
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference.inputs import in_batches
+from vitkit.inference.translator import BATCH, TextModel
 from vitkit.registry import check_names
 from vitkit.seq2seq.decoding import DecodingSettings, decode
 from vitkit.structures import BOS, EOS, PAD, UNK
 from vitkit.vocabulary import MASK_TOKEN, SPACE, Vocabulary
-
-BATCH = 32
-"""The default number of texts in a batch."""
 
 
 @dataclass
@@ -34,21 +31,13 @@ class Continuation:
         return self.text
 
 
-class LanguageModel:
-    """Base of language models that are ready to use; made by `load`.
+class LanguageModel(TextModel):
+    """Base of language models, which have the vocabulary "target" alone."""
 
-    Args:
-        model: the model, on its device.
-        vocabularies: "target" -> the vocabulary of its text.
-        report: the report of loading the weights.
-    """
-
-    def __init__(self, model: nn.Module, vocabularies: Mapping[str, Vocabulary], *, report: LoadReport | None = None):
-        self.model = model.eval()
-        self.vocabularies = dict(vocabularies)
-        self.vocabulary = vocabularies["target"]
-        self.report = report
-        self.device = next(model.parameters()).device
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary of the text."""
+        return self.vocabularies["target"]
 
     def _check_length(self, ids: Sequence[int], number: int) -> int:
         """Return the number of positions that the model has.
@@ -94,7 +83,7 @@ class TextContinuer(LanguageModel):
     ) -> Iterator[list[Continuation]]:
         """Continue texts a batch at a time; see `__call__`. A text ends at the latest at the model's last position."""
         number = 0
-        for texts in in_batches(_checked(prompts), batch_size):
+        for texts in in_batches(self._checked(prompts), batch_size):
             encoded = [[BOS, *ids] for ids in self.vocabulary.encode_all(texts)]
             rooms = [self._check_length(ids, number + k) - len(ids) + 1 for k, ids in enumerate(encoded, start=1)]
             # A text with room for fewer tokens must not shorten the others in its batch.
@@ -156,7 +145,7 @@ class MaskFiller(LanguageModel):
         """Fill texts one by one; see `__call__`."""
         if n_best < 1:
             raise ConfigError(f"n_best: got {n_best}; expected at least 1.")
-        for number, text in enumerate(_checked(texts), start=1):
+        for number, text in enumerate(self._checked(texts), start=1):
             yield self._fill(text, number, n_best)
 
     @torch.no_grad()
@@ -183,15 +172,3 @@ class MaskFiller(LanguageModel):
             joined = (start + token.replace(SPACE, " ")).lstrip()
             fillings.append(Filling(token.replace(SPACE, ""), value, joined + after))
         return fillings
-
-
-def _checked(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts.
-
-    Raises:
-        DataError: an item is not text.
-    """
-    for text in texts:
-        if not isinstance(text, str):
-            raise DataError(f"got {type(text).__name__}; a language model expects text, or a list of texts.")
-        yield text

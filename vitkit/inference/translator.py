@@ -45,12 +45,12 @@ class Alignment(NamedTuple):
     """The T tokens of the translation."""
 
 
-class Translator:
-    """A translation model with its vocabularies; made by `load`.
+class TextModel:
+    """Base of models of text that are ready to use; made by `load`.
 
     Args:
         model: the model, on its device.
-        vocabularies: "source" and "target" -> their vocabularies.
+        vocabularies: "target" -> the vocabulary of the text that it writes; "source" -> of the text that it translates.
         report: the report of loading the weights.
     """
 
@@ -59,6 +59,22 @@ class Translator:
         self.vocabularies = dict(vocabularies)
         self.report = report
         self.device = next(model.parameters()).device
+
+    @staticmethod
+    def _checked(texts: Iterable[str]) -> Iterator[str]:
+        """Yield the texts.
+
+        Raises:
+            DataError: an item is not text.
+        """
+        for text in texts if isinstance(texts, Iterable) else [texts]:
+            if not isinstance(text, str):
+                raise DataError(f"got {type(text).__name__}; the model expects text, or a list of texts.")
+            yield text
+
+
+class Translator(TextModel):
+    """A translation model with its vocabularies."""
 
     def __call__(
         self, source: str | Iterable[str], *, beams: int | None = None, n_best: int = 1, batch_size: int = BATCH
@@ -77,7 +93,7 @@ class Translator:
         """
         is_one = isinstance(source, str)
         if not isinstance(source, Iterable):
-            raise DataError(f"got {type(source).__name__}; a translator expects text, or a list of texts.")
+            raise DataError(f"got {type(source).__name__}; the model expects text, or a list of texts.")
         translations = self.stream([source] if is_one else source, beams=beams, n_best=n_best, batch_size=batch_size)
         if is_one:
             return next(translations)
@@ -93,10 +109,7 @@ class Translator:
         """Translate sentences a batch at a time; see `__call__`."""
         settings = self.model.decoding.with_hypotheses(n_best, beams=beams)
         target = self.vocabularies["target"]
-        for texts in in_batches(source, batch_size):
-            for text in texts:
-                if not isinstance(text, str):
-                    raise DataError(f"got {type(text).__name__}; a translator expects text, or a list of texts.")
+        for texts in in_batches(self._checked(source), batch_size):
             encoded = [self.vocabularies["source"].encode(text) for text in texts]
             for text, (_, hypotheses) in zip(texts, translate(self.model, encoded, settings, batch_size=batch_size)):
                 best = [(hypothesis.score, target.decode(hypothesis.tokens)) for hypothesis in hypotheses]
