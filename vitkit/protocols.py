@@ -292,14 +292,6 @@ class ImageDataset(Protocol):
 
 
 @runtime_checkable
-class HasImageSizes(Protocol):
-    """A dataset that knows how large its images are without loading them."""
-
-    def image_size(self, index: int) -> tuple[int, int]:
-        """Return the (height, width) of an image before any transform."""
-
-
-@runtime_checkable
 class HasImageIds(Protocol):
     """A dataset that identifies its images; targets have the same `image_id`."""
 

@@ -47,9 +47,9 @@ class Predictor:
         report: the report of loading the weights.
         thresholds: the lowest scores of objects that are shown.
         category_ids: the category id of each class in the training data.
-        image_sizes: the sizes of the images that the model was trained on, or evaluated on if training crops or resizes
-            them. If `transforms` do not resize, an image that is smaller or larger than all of these is resized to
-            their median, as the model would miss most objects of sizes that it was not trained on.
+        image_sizes: the sizes of the images that the model was evaluated on. If `transforms` do not resize, an image
+            that is smaller or larger than all of these is resized to their median, as the model would miss most objects
+            of sizes that it was not trained on.
         sampling: for a model of clips, which frames make a clip; None for a model of images.
     """
 

@@ -34,26 +34,16 @@ from vitkit.errors import DataError
 from vitkit.inference import find_weights
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, say
 from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.protocols import (
-    FindsThresholds,
-    HasCategoryIds,
-    HasClasses,
-    HasImageSizes,
-    HasPretrained,
-    HasThings,
-    HasVocabularies,
-)
+from vitkit.protocols import FindsThresholds, HasCategoryIds, HasClasses, HasPretrained, HasThings, HasVocabularies
 from vitkit.registry import EVALUATORS, OPTIMIZERS, SCHEDULES, Spec
 from vitkit.runs.models import build_criterion_for, build_model_for
-from vitkit.structures import Batch, ImageSizes, ScoreThresholds
+from vitkit.structures import Batch, ImageSizes
 from vitkit.visualization.curves import plot_training
 from vitkit.visualization.predictions import draw_predictions
 from vitkit.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 
 NUM_DRAWN = 8
 """Number of validation images whose predictions are drawn."""
-NUM_SIZED = 16
-"""Number of training images that are checked for whether transforms change their sizes."""
 logger = logging.getLogger("vitkit")
 
 
@@ -150,11 +140,7 @@ def train_in(
     # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
     on_start = partial(prepare_run_dir, run_dir, config, device, launches=launches, console=console)
     validation = partial(
-        validate,
-        train_run=train_run,
-        loader=data.val_loader(val_set),
-        evaluator_spec=config["evaluator"],
-        trained_sizes=trained_sizes(train_set),
+        validate, train_run=train_run, loader=data.val_loader(val_set), evaluator_spec=config["evaluator"]
     )
     try:
         train(train_run, validate=validation, resume=checkpoint, on_start=on_start)
@@ -272,32 +258,7 @@ def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.devic
     return shard(model, device) if settings.strategy == "fsdp" else model
 
 
-def trained_sizes(train_set: Any) -> ImageSizes | None:
-    """Return the image sizes that a model is trained on, or None if transforms change the sizes of the images.
-
-    With crops, the training sizes do not tell at what scale objects are seen; the validation images then tell it.
-    """
-    if not isinstance(train_set, HasImageSizes) or len(train_set) == 0:
-        return None
-    for index in np.linspace(0, len(train_set) - 1, min(NUM_SIZED, len(train_set))).astype(int).tolist():
-        try:
-            target = train_set[index, 0].get("target", {})
-        except DataError:
-            continue  # training will report the error
-        # Rotating by quarter turns keeps the size.
-        if "image_size" not in target or sorted(target["image_size"]) != sorted(target["original_size"]):
-            return None
-    return ImageSizes.of([train_set.image_size(index) for index in range(len(train_set))])
-
-
-def validate(
-    model: nn.Module,
-    *,
-    train_run: TrainRun,
-    loader: BatchLoader,
-    evaluator_spec: Spec,
-    trained_sizes: ImageSizes | None = None,
-) -> dict[str, float]:
+def validate(model: nn.Module, *, train_run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> dict[str, float]:
     """Return the metrics of a model, and draw its predictions for images spread over the data."""
     evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
     samples: list[tuple[dict, dict]] = []
@@ -324,8 +285,10 @@ def validate(
     if is_main():
         say(evaluator.table())
         thresholds = evaluator.score_thresholds() if isinstance(evaluator, FindsThresholds) else None
-        image_sizes = trained_sizes or (ImageSizes.of(sizes) if sizes else None)
-        train_run.measured |= measured_values(thresholds, image_sizes, loader.dataset)
+        if thresholds is not None:
+            train_run.measured["score_thresholds"] = thresholds.as_json(loader.dataset.classes)
+        if sizes:
+            train_run.measured["image_sizes"] = ImageSizes.of(sizes).as_json()
         with going_on_without(train_run.run_dir / "predictions.png"):
             picture = train_run.run_dir / "predictions.png"
             draw_predictions(samples[:NUM_DRAWN], loader.dataset, picture, thresholds=thresholds)
@@ -347,16 +310,6 @@ def one_of_each_video(predictions: Sequence[dict], targets: Sequence[dict]) -> l
             mean["class_scores"] = torch.stack([view["class_scores"] for view in of_views]).mean(dim=0)
         samples.append((of_views[0] | mean, of_targets[0]))
     return samples
-
-
-def measured_values(thresholds: ScoreThresholds | None, image_sizes: ImageSizes | None, dataset: Any) -> dict[str, Any]:
-    """Return prediction settings that training and evaluation have determined, as plain values for checkpoints."""
-    measured = {}
-    if thresholds is not None:
-        measured["score_thresholds"] = thresholds.as_json(dataset.classes)
-    if image_sizes is not None:
-        measured["image_sizes"] = image_sizes.as_json()
-    return measured
 
 
 @contextmanager

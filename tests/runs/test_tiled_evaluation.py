@@ -1,4 +1,4 @@
-"""The sizes of training images that checkpoints keep, and evaluation in tiles of these sizes."""
+"""Evaluation in tiles, and the choice of the images that are drawn."""
 
 import pytest
 import torch
@@ -8,26 +8,7 @@ from vitkit import build_dataset, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.errors import ConfigError
 from vitkit.inference import Tiling
-from vitkit.runs.training import drawn_batches, trained_sizes
-from vitkit.structures import ImageSizes
-
-
-def shapes(transforms, **options):
-    return build_dataset(dict(type="ShapesDetection", num_images=20, image_size=48, transforms=transforms, **options))
-
-
-@pytest.mark.parametrize("transforms", [None, dict(type="ComposedTransforms", transforms=[dict(type="D4")])])
-def test_training_image_sizes_are_recorded_unless_transforms_change_them(transforms):
-    assert trained_sizes(shapes(transforms)) == ImageSizes(48, 48, 48, 48)
-
-
-@pytest.mark.parametrize("transforms", [dict(type="EvalResize", short_side=32, max_size=64), "DETRTrainTransforms"])
-def test_sizes_changed_by_transforms_are_not_image_sizes(transforms):
-    assert trained_sizes(shapes(transforms)) is None
-
-
-def test_sizes_of_clips_and_text_are_not_measured():
-    assert trained_sizes([{"target": {}}]) is None
+from vitkit.runs.training import drawn_batches
 
 
 @pytest.fixture
