@@ -4,7 +4,6 @@ A resample draws N of the N images with replacement: image i then counts `weight
 computed for all resamples at once from each image's contribution, so that nothing is predicted or matched again.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -90,11 +89,6 @@ def estimate(values: np.ndarray, level: float = LEVEL) -> Estimate:
         return Estimate(float(values[0]), float("nan"), float("nan"))
     low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
     return Estimate(float(values[0]), float(low), float(high))
-
-
-def estimates(values: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
-    """Return the estimate of each metric, by metric name."""
-    return {name: estimate(resampled) for name, resampled in values.items()}
 
 
 class Difference(NamedTuple):

@@ -1,4 +1,4 @@
-"""The report of a finished run."""
+"""The evaluation of a finished run."""
 
 import json
 
@@ -9,7 +9,6 @@ from vitkit import build_dataset, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
 from vitkit.errors import ConfigError
-from vitkit.runs.reporting import report_run
 from vitkit.runs.results import evaluation_of_run
 
 
@@ -39,17 +38,15 @@ def run(tmp_path):
     return folder
 
 
-def test_report_of_a_run_is_written_to_its_folder(run):
-    path = report_run(run, device="cpu")
-    assert path == run / "report.html" and "<h1>small</h1>" in path.read_text()
+def test_evaluation_of_a_run_is_written_and_reused(run):
+    evaluation = evaluation_of_run(run, device="cpu")
     results = json.loads((run / "results.json").read_text())
     assert len({result["image_id"] for result in results}) == 4
-    evaluation = evaluation_of_run(run, device="cpu")  # from the existing results
-    assert evaluation.name == "small" and evaluation.evaluator.results() == results
+    (run / "results.json").write_text(json.dumps(results[1:]))
+    again = evaluation_of_run(run, device="cpu")
+    assert again.name == evaluation.name == "small" and again.evaluator.results() == results[1:]
 
 
 def test_folder_that_is_not_a_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is no folder"):
-        report_run(tmp_path / "none")
     with pytest.raises(ConfigError, match="neither a run nor a results file"):
         evaluation_of_run(tmp_path)
