@@ -4,7 +4,7 @@ German writes a number as one word with units before tens ("einundzwanzig"), so 
 joined.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -102,18 +102,12 @@ class NumberWords(SentencePairs):
         max_length: int = 256,
     ):
         self.numbers = _draw(num_pairs, split)
-        super().__init__(*self._texts(), vocabulary, max_length=max_length)
+        pairs = [self._pair(index, number) for index, number in enumerate(self.numbers.tolist())]
+        super().__init__(*zip(*pairs), vocabulary, max_length=max_length)
 
-    def _texts(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the sources and the targets of `numbers`."""
-        return _NumberTexts(self.numbers, english_number), _NumberTexts(self.numbers, german_number)
-
-
-TASKS = (
-    ("translate English to German", english_number, german_number),
-    ("translate German to English", german_number, english_number),
-)
-"""For each task: the beginning of a source, the function that writes its number, and the one that writes the target."""
+    def _pair(self, index: int, number: int) -> tuple[str, str]:
+        """Return the source and the target of a number."""
+        return english_number(number), german_number(number)
 
 
 @DATASETS.register
@@ -130,44 +124,11 @@ class NumberTasks(NumberWords):
 
     noun = "tasks"
 
-    def _texts(self) -> tuple[Sequence[str], Sequence[str]]:
-        return _TaskSources(self.numbers), _TaskTargets(self.numbers)
-
-
-class _TaskSources(Sequence[str]):
-    """The source texts (task and number), generated on access."""
-
-    def __init__(self, numbers: np.ndarray):
-        self.numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> str:
-        task, write, _ = TASKS[index % len(TASKS)]
-        return f"{task}: {write(int(self.numbers[index]))}"
-
-
-class _TaskTargets(_TaskSources):
-    """The target texts, generated on access."""
-
-    def __getitem__(self, index: int) -> str:
-        _, _, write = TASKS[index % len(TASKS)]
-        return write(int(self.numbers[index]))
-
-
-class _NumberTexts(Sequence[str]):
-    """Numbers in words, generated on access."""
-
-    def __init__(self, numbers: np.ndarray, write: Callable[[int], str]):
-        self.numbers = numbers
-        self.write = write
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> str:
-        return self.write(int(self.numbers[index]))
+    def _pair(self, index: int, number: int) -> tuple[str, str]:
+        english, german = super()._pair(index, number)
+        if index % 2:
+            return f"translate German to English: {german}", english
+        return f"translate English to German: {english}", german
 
 
 def _draw(count: int, split: str) -> np.ndarray:
