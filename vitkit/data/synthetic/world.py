@@ -125,11 +125,8 @@ class Scene:
     image: np.ndarray
     """(H, W, 3) uint8 RGB."""
     panoptic: np.ndarray
-    """(H, W) int32 segment ids: a thing's is its entry in `instance_ids`, the ground's is one above the largest."""
+    """(H, W) int32 segment ids: 1 to N for the things, N + 1 for the ground."""
     shapes: tuple[Shape, ...]
-    """The N things that are at least partly visible."""
-    instance_ids: np.ndarray
-    """(N,) int64, from 1; a thing keeps its id in all frames of a clip."""
     boxes_xyxy: np.ndarray
     """(N, 4) float32, in pixels, around the visible part."""
     ground: int
@@ -143,27 +140,24 @@ class Scene:
     @cached_property
     def masks(self) -> np.ndarray:
         """(N, H, W) bool, the visible part of each thing."""
-        return self.panoptic[None] == self.instance_ids[:, None, None]
+        return self.panoptic[None] == np.arange(1, len(self.shapes) + 1)[:, None, None]
 
     @cached_property
     def semantic(self) -> np.ndarray:
         """(H, W) uint8: index into THINGS + GROUNDS."""
-        classes = np.full(self.panoptic.max() + 1, len(THINGS) + self.ground, np.uint8)
-        classes[self.instance_ids] = self.labels
-        return classes[self.panoptic]
+        return np.append(self.labels, len(THINGS) + self.ground).astype(np.uint8)[self.panoptic - 1]
 
     @cached_property
     def segments_info(self) -> list[dict[str, Any]]:
         """The `segments_info` of a COCO panoptic file, things first, then the ground."""
-        ids = np.unique(self.panoptic)
-        category_ids = dict(zip(self.instance_ids.tolist(), (self.labels + 1).tolist()))
+        category_ids = [*(self.labels + 1).tolist(), len(THINGS) + self.ground + 1]
         segments = []
-        for segment_id in ids.tolist():
+        for segment_id in np.unique(self.panoptic).tolist():
             mask = (self.panoptic == segment_id).view(np.uint8)
             segments.append(
                 {
                     "id": segment_id,
-                    "category_id": category_ids.get(segment_id, len(THINGS) + self.ground + 1),
+                    "category_id": category_ids[segment_id - 1],
                     "area": int(np.count_nonzero(mask)),
                     "bbox": list(cv2.boundingRect(mask)),
                     "iscrowd": 0,
@@ -235,33 +229,6 @@ class World:
     def scene(self, index: int) -> Scene:
         """Draw one image."""
         return _render(*self._layout(index))
-
-    def clip(self, index: int, num_frames: int) -> list[Scene]:
-        """Draw the scene of that index in motion: its shapes drift, rotate and bounce off the image's borders.
-
-        Frame 0 is `scene(index)`. A shape that others occlude completely is missing from that frame's lists, but keeps
-        its instance id.
-        """
-        ground, backdrop, grain, shapes = self._layout(index)
-        height, width = backdrop.shape[:2]
-        # A random stream of its own, so that a scene and its clip share everything else.
-        rng = self._random(index, 1)
-        speed = 0.04 * min(height, width)
-        velocities = rng.uniform(-speed, speed, (len(shapes), 2))
-        spins = rng.uniform(-0.15, 0.15, len(shapes))
-        frames = []
-        for t in range(num_frames):
-            moved = [
-                replace(
-                    shape,
-                    x=_bounce(shape.x + t * vx, shape.radius, width - 1 - shape.radius),
-                    y=_bounce(shape.y + t * vy, shape.radius, height - 1 - shape.radius),
-                    angle=shape.angle + t * spin,
-                )
-                for shape, (vx, vy), spin in zip(shapes, velocities.tolist(), spins.tolist())
-            ]
-            frames.append(_render(ground, backdrop, grain, moved))
-        return frames
 
     def slide(
         self, index: int, num_frames: int, direction: tuple[int, int], *, travel: float = 0.5
@@ -336,12 +303,6 @@ class World:
         )
 
 
-def _bounce(position: float, low: float, high: float) -> float:
-    """Reflect a straight path at both ends of low..high."""
-    offset = (position - low) % (2 * (high - low))
-    return low + min(offset, 2 * (high - low) - offset)
-
-
 def _draw_ground(rng: np.random.Generator, name: str, height: int, width: int) -> np.ndarray:
     """Draw a ground as a blend of two greyish colours, from which any shape stands out: (H, W, 3) uint8."""
     grey, contrast = rng.uniform(70, 150), rng.uniform(25, 50)
@@ -378,23 +339,15 @@ def _render(ground: int, backdrop: np.ndarray, grain: np.ndarray, shapes: Sequen
     height, width = image.shape[:2]
     panoptic = np.full((height, width), len(shapes) + 1, np.int32)
     windows = []
-    for instance_id, shape in enumerate(shapes, start=1):
+    for segment_id, shape in enumerate(shapes, start=1):
         # The darker outline separates overlapping shapes of the same colour.
         _paint(image, shape.contours(), shape.rgb, tuple(0.55 * channel for channel in shape.rgb))
         window, mask = shape.mask(height, width)
-        panoptic[window][mask] = instance_id
+        panoptic[window][mask] = segment_id
         windows.append(window)
     boxes_xyxy = np.zeros((len(shapes), 4), np.float32)
     for k, (rows, columns) in enumerate(windows):
         x, y, w, h = cv2.boundingRect((panoptic[rows, columns] == k + 1).view(np.uint8))
         boxes_xyxy[k] = x, y, x + w, y + h
         boxes_xyxy[k] += (columns.start, rows.start) * 2
-    visible = boxes_xyxy[:, 2] > boxes_xyxy[:, 0]
-    return Scene(
-        image=cv2.add(image, grain),
-        panoptic=panoptic,
-        shapes=tuple(shape for shape, is_visible in zip(shapes, visible) if is_visible),
-        instance_ids=np.flatnonzero(visible) + 1,
-        boxes_xyxy=boxes_xyxy[visible],
-        ground=ground,
-    )
+    return Scene(cv2.add(image, grain), panoptic, tuple(shapes), boxes_xyxy, ground)
