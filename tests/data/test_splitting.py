@@ -104,7 +104,7 @@ def test_bursts_are_recognised_by_camera_time(tmp_path):
         with Image.open(tmp_path / f"{k}.jpg") as image:
             image.save(tmp_path / f"{k}.jpg", exif=exif)
         paths.append(tmp_path / f"{k}.jpg")
-    groups, errors = group_images(paths, by_recording=True)
+    groups, errors = group_images(paths)
     assert groups[0] == groups[1] != groups[2] and not errors
 
 

@@ -10,6 +10,8 @@ from pathlib import Path, PurePath
 import cv2
 import numpy as np
 from PIL import Image
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from vitkit.errors import DataError
 from vitkit.ops.image_files import FORMATS, read_image
@@ -76,19 +78,17 @@ def _standardised(thumbnails: np.ndarray) -> np.ndarray:
     return np.where(deviations < _MIN_DEVIATION, np.inf, standard)
 
 
-def group_images(paths: Sequence[Path], *, by_recording: bool, blocks: int = 1) -> tuple[np.ndarray, list[str]]:
+def group_images(paths: Sequence[Path], *, blocks: int = 1) -> tuple[np.ndarray, list[str]]:
     """Group images, giving the same number to images that must not be separated.
 
     Images that look the same, those of one burst (by the camera's time), and frames of one recording form one group.
 
     Args:
         paths: files of the images.
-        by_recording: also group by the recordings that file names indicate, if they do.
         blocks: number of blocks of adjacent frames that a recording is cut into, each of which stays together.
     Returns:
         (N,) int64 group of each image, -1 for unreadable ones; and the error messages of the unreadable ones.
     """
-    groups = _Groups(len(paths))
     errors, thumbnails, readable, times = [], [], [], {}
     for k, path in enumerate(paths):
         try:
@@ -100,37 +100,21 @@ def group_images(paths: Sequence[Path], *, by_recording: bool, blocks: int = 1) 
         if (time := _time_of(path)) is not None:
             times[k] = time
     stacked = np.array(thumbnails, np.uint8).reshape(-1, _THUMBNAIL_SIZE**2)
-    for earlier, later in similar_pairs(stacked):
-        groups.join(readable[earlier], readable[later])
-    in_order = sorted(times, key=times.__getitem__)
-    for a, b in pairwise(in_order):
+    pairs = [(readable[earlier], readable[later]) for earlier, later in similar_pairs(stacked)]
+    for a, b in pairwise(sorted(times, key=times.__getitem__)):
         if paths[a].parent == paths[b].parent and times[b] - times[a] <= _BURST_SECONDS:
-            groups.join(a, b)
-    series = series_of(paths) if by_recording else None
-    if series is not None:
+            pairs.append((a, b))
+    if (series := series_of(paths)) is not None:
         for name in set(series):
             frames = sorted((k for k in readable if series[k] == name), key=lambda k: frame_number(paths[k]) or 0)
             for block in np.array_split(frames, blocks) if frames else ():
-                for a, b in pairwise(block.tolist()):
-                    groups.join(a, b)
+                pairs += pairwise(block.tolist())
+    a, b = np.array(pairs, np.int64).reshape(-1, 2).T
+    joined = coo_array((np.ones(len(pairs)), (a, b)), shape=(len(paths), len(paths)))
+    _, groups = connected_components(joined, directed=False)
     numbers = np.full(len(paths), -1, np.int64)
-    numbers[readable] = np.unique([groups.of(k) for k in readable], return_inverse=True)[1]
+    numbers[readable] = np.unique(groups[readable], return_inverse=True)[1]
     return numbers, errors
-
-
-class _Groups:
-    """Disjoint sets of numbers, merged pair by pair (union-find)."""
-
-    def __init__(self, count: int):
-        self._parent = list(range(count))
-
-    def of(self, k: int) -> int:
-        while self._parent[k] != k:
-            self._parent[k] = k = self._parent[self._parent[k]]
-        return k
-
-    def join(self, a: int, b: int) -> None:
-        self._parent[self.of(b)] = self.of(a)
 
 
 def _time_of(path: Path) -> float | None:

@@ -82,7 +82,7 @@ def _at_random(
     series = series_of(paths)
     num_recordings = len(set(series)) if series else 0
     blocks = 1 if num_recordings >= _MIN_RECORDINGS else _BLOCKS
-    groups, errors = group_images(paths, by_recording=series is not None, blocks=blocks)
+    groups, errors = group_images(paths, blocks=blocks)
     for error in errors:
         data.leave_out(UNREADABLE, error)
     if series:
