@@ -88,8 +88,43 @@ class ClassificationDataset(BaseImageDataset):
         return np.ones(len(self))
 
 
+class ListedFiles(ClassificationDataset):
+    """Base of datasets that list image or video files with their labels. A file's id is its path in a folder."""
+
+    def list_files(self, folder: str | Path, names: Sequence[str], labels: Sequence[int]) -> None:
+        """Set the files: their paths relative to a folder, and their labels."""
+        self.folder = Path(folder)
+        # Bytes in one array: workers share it, and it takes a quarter of the memory of strings.
+        self._paths = np.array([os.fsencode(name) for name in names])
+        self._labels = np.array(labels, np.int64)
+
+    @property
+    def image_ids(self) -> list[str]:
+        """Paths of the files, relative to the folder."""
+        return [os.fsdecode(path) for path in self._paths.tolist()]
+
+    def image_id(self, index: int) -> str:
+        """See `ClassificationDataset`."""
+        return os.fsdecode(self._paths[index])
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def image_classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (len(self),) int64 indices of the files and their labels."""
+        return np.arange(len(self)), self._labels
+
+    def label(self, index: int) -> int:
+        """Return the class of a file, as an index into `classes`."""
+        return int(self._labels[index])
+
+    def image_path(self, index: int) -> Path:
+        """See `BaseImageDataset`."""
+        return self.folder / self.image_id(index)
+
+
 @DATASETS.register
-class ImageFolder(ClassificationDataset):
+class ImageFolder(ListedFiles):
     """Images in FOLDER/CLASS/ and its subfolders: the layout of torchvision's ImageFolder and of unpacked ImageNet.
 
     The classes are the sorted names of the folders. An image's id is its path relative to FOLDER.
@@ -102,44 +137,21 @@ class ImageFolder(ClassificationDataset):
     """
 
     def __init__(self, folder: str | Path, *, transforms: Spec | Transforms | None = None):
-        self.folder = Path(folder)
-        classes = class_folders(self.folder)
+        classes = class_folders(Path(folder))
         super().__init__(classes, transforms)
         labels = {name: label for label, name in enumerate(classes)}
-        files = make_dataset(self.folder, labels, extensions=IMG_EXTENSIONS, allow_empty=True)
-        self._labels = np.array([label for _, label in files], np.int64)
+        files = make_dataset(folder, labels, extensions=IMG_EXTENSIONS, allow_empty=True)
+        self.list_files(folder, [os.path.relpath(path, folder) for path, _ in files], [label for _, label in files])
         empty = [name for name, count in zip(classes, np.bincount(self._labels, minlength=len(classes))) if not count]
         if empty:
             raise DataError(
                 f"class folder '{self.folder / empty[0]}' holds no picture ({', '.join(IMG_EXTENSIONS)})"
                 f"{f', nor do {len(empty) - 1} others' if len(empty) > 1 else ''}. Add pictures, or remove the folder."
             )
-        # Bytes in one array: workers share it, and it takes a quarter of the memory of strings.
-        self._paths = np.array([os.path.relpath(path, self.folder).encode() for path, _ in files])
-
-    @property
-    def image_ids(self) -> list[str]:
-        """Paths of the images, relative to the folder."""
-        return [path.decode() for path in self._paths.tolist()]
-
-    def image_id(self, index: int) -> str:
-        """See `ClassificationDataset`."""
-        return self._paths[index].decode()
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def image_classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (len(self),) int64 indices of the images and their labels."""
-        return np.arange(len(self)), self._labels
 
     def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
         """See `ClassificationDataset`."""
-        return self.read_image(self.image_path(index)), int(self._labels[index])
-
-    def image_path(self, index: int) -> Path:
-        """See `BaseImageDataset`."""
-        return self.folder / self.image_id(index)
+        return self.read_image(self.image_path(index)), self.label(index)
 
 
 def class_folders(folder: Path) -> list[str]:

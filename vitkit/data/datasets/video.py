@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitkit.data.datasets.base import require_folders
 from vitkit.data.datasets.clip_sampling import ClipSampling
-from vitkit.data.datasets.image_folder import ClassificationDataset, class_folders
+from vitkit.data.datasets.image_folder import ClassificationDataset, ListedFiles, class_folders
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
 from vitkit.ops.image_files import check_inside, to_tensor
@@ -142,42 +142,8 @@ def sampling_of(spec: Any) -> ClipSampling | None:
     return replace(sampling, **given | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"})
 
 
-class ListedVideos(ClipDataset):
-    """Base of datasets that list videos with their labels; a video is a file or a folder of frames.
-
-    A subclass calls `list_videos`. A video's id is its path relative to the folder.
-    """
-
-    def list_videos(self, folder: str | Path, names: Sequence[str], labels: Sequence[int]) -> None:
-        """Set the videos: their paths relative to a folder, and their labels."""
-        self.folder = Path(folder)
-        # Bytes in one array: workers share it, and it takes a quarter of the memory of strings.
-        self._paths = np.array([os.fsencode(name) for name in names])
-        self._labels = np.array(labels, np.int64)
-
-    @property
-    def image_ids(self) -> list[str]:
-        """Paths of the videos, relative to the folder."""
-        return [os.fsdecode(path) for path in self._paths.tolist()]
-
-    def image_id(self, index: int) -> str:
-        """See `ClassificationDataset`."""
-        return os.fsdecode(self._paths[index])
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def image_classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (len(self),) int64 indices of the videos and their labels."""
-        return np.arange(len(self)), self._labels
-
-    def label(self, index: int) -> int:
-        """See `ClipDataset`."""
-        return int(self._labels[index])
-
-    def image_path(self, index: int) -> Path:
-        """See `BaseImageDataset`."""
-        return self.folder / self.image_id(index)
+class ListedVideos(ListedFiles, ClipDataset):
+    """Base of datasets that list videos with their labels; a video is a file or a folder of frames."""
 
     def open(self, index: int) -> Video:
         """See `ClipDataset`."""
@@ -215,7 +181,7 @@ class VideoFolder(ListedVideos):
                 )
             names += [f"{class_name}/{name}" for name in inside]
             labels += [label] * len(inside)
-        self.list_videos(folder, names, labels)
+        self.list_files(folder, names, labels)
 
 
 def _is_video(entry: os.DirEntry) -> bool:
@@ -262,7 +228,7 @@ class VideoList(ListedVideos):
             classes = [str(label) for label in range(max(labels) + 1)]
         super().__init__(classes, transforms, sampling)
         check_inside(folder, names, Path(list_file).name, allow_outside=allow_outside)
-        self.list_videos(folder, *_existing(folder, names, labels, Path(list_file).name, on_missing))
+        self.list_files(folder, *_existing(folder, names, labels, Path(list_file).name, on_missing))
 
 
 def _lines(path: str | Path, key: str) -> list[tuple[int, str]]:
@@ -358,7 +324,7 @@ class SomethingSomething(ListedVideos):
         check_inside(folder, ids, Path(annotations).name)
         stems = {Path(entry).stem: entry for entry in sorted(os.listdir(folder), reverse=True)}
         names = [stems.get(video_id, video_id) for video_id in ids]
-        self.list_videos(folder, *_existing(folder, names, video_labels, Path(annotations).name, on_missing))
+        self.list_files(folder, *_existing(folder, names, video_labels, Path(annotations).name, on_missing))
 
 
 def _read_classes(path: str | Path) -> list[str]:
