@@ -22,8 +22,8 @@ from vitkit.structures import Sample
 
 
 class BaseImageDataset:
-    """Base of datasets of images. A subclass sets `image_ids` and implements `load_image`, `image_size` and
-    `load_sample`.
+    """Base of datasets of images. A subclass sets `image_ids` and implements `image_path` or `load_image`,
+    `image_size` and `load_sample`.
 
     Args:
         transforms: spec of the transforms (see vitkit.data.transforms.pipelines); None leaves the images unchanged.
@@ -64,8 +64,8 @@ class BaseImageDataset:
         raise NotImplementedError
 
     def load_image(self, index: int) -> np.ndarray:
-        """Load an image before any transform: (H, W, 3) uint8 RGB, upright."""
-        raise NotImplementedError
+        """Load an image before any transform: (H, W, 3) uint8 RGB, upright; by default its file is read."""
+        return self.read_image(self.image_path(index))
 
     def read_image(self, path: str | Path) -> np.ndarray:
         """Read an image file as (H, W, 3) uint8 RGB, upright, unless it has more than `max_image_pixels`."""
@@ -117,6 +117,36 @@ class ListedImages(BaseImageDataset):
         return height, width
 
 
+class DetectionDataset(BaseImageDataset):
+    """Base of datasets of images with boxes, and masks if `masks` is set. A subclass implements `load_annotated`."""
+
+    masks: bool
+
+    def load_annotated(self, index: int) -> AnnotatedImage:
+        """Load an image with its objects before any transform; see `ImageSource`."""
+        raise NotImplementedError
+
+    def load_sample(self, index: int, seed: int | None) -> Sample:
+        """Load an image with its objects, without those whose mask is empty after the transforms."""
+        original = self.load_annotated(index)
+        annotated = self.transform(original, seed)
+        height, width = annotated.image.shape[:2]
+        boxes_xyxy = torch.as_tensor(annotated.boxes_xyxy, dtype=torch.float32)
+        target = {
+            "labels": torch.from_numpy(annotated.labels.astype(np.int64)),
+            "boxes_cxcywh": xyxy_to_cxcywh(boxes_xyxy) / torch.tensor([width, height, width, height]),
+            "image_id": int(self.image_ids[index]),
+            "image_size": (height, width),
+            "original_size": original.image.shape[:2],
+        }
+        if annotated.masks is not None:
+            target["masks"] = torch.from_numpy(annotated.masks.astype(bool))
+            visible = target["masks"].flatten(1).any(1)
+            for name in ("labels", "boxes_cxcywh", "masks"):
+                target[name] = target[name][visible]
+        return Sample(image=to_tensor(annotated.image), target=target)
+
+
 def require_folders(**folders: str | Path) -> None:
     """Raise a DataError if one of a dataset's folders does not exist.
 
@@ -129,22 +159,3 @@ def require_folders(**folders: str | Path) -> None:
                 f"{name}: no folder '{folder}'. Download the dataset (see README, \"Data\"), "
                 f"or correct data.root or the `{name}` of this dataset."
             )
-
-
-def detection_sample(annotated: AnnotatedImage, *, image_id: Any, original_size: tuple[int, int]) -> Sample:
-    """Convert a transformed image with boxes, and masks if any, to a sample, dropping objects with an empty mask."""
-    height, width = annotated.image.shape[:2]
-    boxes_xyxy = torch.as_tensor(annotated.boxes_xyxy, dtype=torch.float32)
-    target = {
-        "labels": torch.from_numpy(annotated.labels.astype(np.int64)),
-        "boxes_cxcywh": xyxy_to_cxcywh(boxes_xyxy) / torch.tensor([width, height, width, height]),
-        "image_id": image_id,
-        "image_size": (height, width),
-        "original_size": original_size,
-    }
-    if annotated.masks is not None:
-        target["masks"] = torch.from_numpy(annotated.masks.astype(bool))
-        visible = target["masks"].flatten(1).any(1)
-        for name in ("labels", "boxes_cxcywh", "masks"):
-            target[name] = target[name][visible]
-    return Sample(image=to_tensor(annotated.image), target=target)

@@ -205,10 +205,6 @@ class CocoCaptions(CaptionDataset):
         """See `BaseImageDataset`."""
         return self.folder / str(self._file_names[index])
 
-    def load_image(self, index: int) -> np.ndarray:
-        """See `BaseImageDataset`."""
-        return self.read_image(self.image_path(index))
-
     def references(self, index: int) -> list[str]:
         """See `CaptionDataset`."""
         return self._captions[index]

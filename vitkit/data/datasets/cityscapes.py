@@ -81,7 +81,7 @@ class CityscapesPanoptic(SegmentationDataset):
         Raises:
             DataError: the file is missing or damaged, or differs in size from its annotation.
         """
-        image = self.read_image(self._images[index])
+        image = super().load_image(index)
         height, width = self.image_size(index)
         if image.shape[:2] != (height, width):
             raise DataError(

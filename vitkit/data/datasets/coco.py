@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.datasets.base import ListedImages, detection_sample, require_folders
+from vitkit.data.datasets.base import DetectionDataset, ListedImages, require_folders
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile, read_coco_file
 from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
@@ -21,7 +21,6 @@ from vitkit.ops.image_files import is_rotated
 from vitkit.ops.json_files import gc_paused
 from vitkit.ops.segmentations import decode_segmentation
 from vitkit.registry import DATASETS, Spec
-from vitkit.structures import Sample
 
 logger = logging.getLogger("vitkit")
 
@@ -30,7 +29,7 @@ BOX_TOLERANCE = 0.01
 
 
 @DATASETS.register
-class CocoDetection(ListedImages):
+class CocoDetection(ListedImages, DetectionDataset):
     """Images with boxes, and optionally masks, from a folder and an annotation file.
 
     The classes are the file's categories in the order of their ids, whatever the ids are. Crowd regions are left out of
@@ -138,16 +137,8 @@ class CocoDetection(ListedImages):
         self._segmentations = np.frombuffer(b"".join(blobs), np.uint8)
         self._segmentation_offsets = np.cumsum([0, *map(len, blobs)])
 
-    def load_sample(self, index: int, seed: int | None) -> Sample:
-        """Load an image with its objects; see `BaseImageDataset`."""
-        annotated = self.load_annotated(index)
-        original_size = annotated.image.shape[:2]
-        return detection_sample(
-            self.transform(annotated, seed), image_id=int(self.image_ids[index]), original_size=original_size
-        )
-
     def load_annotated(self, index: int) -> AnnotatedImage:
-        """Load an image with its objects before any transform; see `ImageSource`."""
+        """See `DetectionDataset`."""
         image = self.load_image(index)
         rows = slice(self._offsets[index], self._offsets[index + 1])
         masks = self._load_masks(rows, *image.shape[:2]) if self.masks else None
@@ -159,10 +150,10 @@ class CocoDetection(ListedImages):
         Raises:
             DataError: the file is missing or damaged, or its size differs from the annotated one.
         """
-        path = self.image_path(index)
-        image = self.read_image(path)
+        image = super().load_image(index)
         size, annotated = image.shape[:2], self.image_size(index)
         if size != annotated:
+            path = self.image_path(index)
             raise DataError(
                 f"{self.annotation_file.name}: image '{path}' is {size[1]}x{size[0]} pixels (width x height, upright) "
                 f"and annotated as {annotated[1]}x{annotated[0]}. {self._size_remedy(path, size, annotated)}"

@@ -84,9 +84,8 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         Raises:
             DataError: the file is missing or damaged, or its size differs from the annotated one.
         """
-        path = self.image_path(index)
-        image = self.read_image(path)
-        self._check_size(image, index, f"image '{path}'")
+        image = super().load_image(index)
+        self._check_size(image, index, f"image '{self.image_path(index)}'")
         return image
 
     def load_panoptic(self, index: int) -> PanopticMap:

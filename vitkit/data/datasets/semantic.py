@@ -121,10 +121,6 @@ class SemanticFolder(BaseImageDataset):
             annotated, range(len(self.classes)), image_id=self.image_ids[index], original_size=image.shape[:2]
         )
 
-    def load_image(self, index: int) -> np.ndarray:
-        """See `BaseImageDataset`."""
-        return self.read_image(self.image_path(index))
-
     def load_semantic(self, index: int) -> np.ndarray:
         """Load the class of every pixel of an image before any transform.
 

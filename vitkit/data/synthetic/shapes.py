@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.datasets.base import BaseImageDataset, detection_sample
+from vitkit.data.datasets.base import BaseImageDataset, DetectionDataset
 from vitkit.data.datasets.captions import CaptionDataset
 from vitkit.data.datasets.image_folder import ClassificationDataset
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
@@ -14,7 +14,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError
 from vitkit.ops.segmentations import mask_annotation
 from vitkit.registry import DATASETS, Spec
-from vitkit.structures import PanopticMap, Sample, SegmentInfo
+from vitkit.structures import PanopticMap, SegmentInfo
 
 
 class _Shapes(BaseImageDataset):
@@ -47,7 +47,7 @@ class _Shapes(BaseImageDataset):
 
 
 @DATASETS.register
-class ShapesDetection(_Shapes):
+class ShapesDetection(_Shapes, DetectionDataset):
     """The synthetic world as a detection dataset.
 
     Args:
@@ -73,16 +73,8 @@ class ShapesDetection(_Shapes):
         self.classes = list(THINGS)
         self.category_ids = [category["id"] for category in thing_categories()]
 
-    def load_sample(self, index: int, seed: int | None) -> Sample:
-        """Load an image with its objects; see `BaseImageDataset`."""
-        annotated = self.load_annotated(index)
-        original_size = annotated.image.shape[:2]
-        return detection_sample(
-            self.transform(annotated, seed), image_id=self.image_ids[index], original_size=original_size
-        )
-
     def load_annotated(self, index: int) -> AnnotatedImage:
-        """Draw an image with its objects before any transform; see `ImageSource`."""
+        """See `DetectionDataset`."""
         scene = self.scene(index)
         masks = scene.masks.view(np.uint8) if self.masks else None
         return AnnotatedImage(scene.image, scene.boxes_xyxy, scene.labels, masks)
