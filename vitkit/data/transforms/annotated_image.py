@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import cv2
 import numpy as np
 
 from vitkit.registry import TRANSFORMS, Spec
@@ -23,6 +24,22 @@ class AnnotatedImage(NamedTuple):
     """(N, H, W) uint8 of 0 and 1."""
     segment_map: np.ndarray | None = None
     """(H, W) uint8 or uint16 numbers of non-overlapping regions, 0 for none."""
+
+    def resized(self, image: np.ndarray) -> "AnnotatedImage":
+        """Replace the image by a resized one and resize the annotations to it, maps without interpolation."""
+        (height, width), size = self.image.shape[:2], image.shape[:2]
+
+        def resize(values: np.ndarray) -> np.ndarray:
+            return cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
+
+        new: dict[str, np.ndarray] = {"image": image}
+        if self.boxes_xyxy is not None:
+            new["boxes_xyxy"] = self.boxes_xyxy * np.array([size[1] / width, size[0] / height] * 2, np.float32)
+        if self.masks is not None:
+            new["masks"] = np.array([resize(mask) for mask in self.masks], np.uint8).reshape(-1, *size)
+        if self.segment_map is not None:
+            new["segment_map"] = resize(self.segment_map)
+        return self._replace(**new)
 
 
 class Transforms(Protocol):

@@ -30,6 +30,12 @@ def resized_size(height: int, width: int, *, short_side: int, max_size: int | No
     return short_side, int(short_side * width / height)
 
 
+def resize_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize an image to (height, width), averaging pixels when it shrinks and interpolating bilinearly otherwise."""
+    shrinks = size[0] * size[1] < image.shape[0] * image.shape[1]
+    return cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+
+
 class Crop(NamedTuple):
     """A crop, the size that it is resized to, and the size that it is padded to."""
 
@@ -60,11 +66,9 @@ class _CropAndResize(A.DualTransform):
         return {"crop": self.draw_crop(*params["shape"][:2], data.get("mask"))}
 
     def apply(self, img: np.ndarray, *, crop: Crop, **params: Any) -> np.ndarray:
-        """Crop, resize and pad an image, averaging pixels when it shrinks and interpolating bilinearly otherwise."""
+        """Crop, resize and pad an image."""
         x0, y0, x1, y1 = crop.box
-        shrinks = crop.size[0] * crop.size[1] < (y1 - y0) * (x1 - x0)
-        interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-        return _pad(cv2.resize(img[y0:y1, x0:x1], crop.size[::-1], interpolation=interpolation), crop, self.pad_value)
+        return _pad(resize_image(img[y0:y1, x0:x1], crop.size), crop, self.pad_value)
 
     def apply_to_mask(self, mask: np.ndarray, *, crop: Crop, **params: Any) -> np.ndarray:
         """Crop, resize and pad a mask or segment map with nearest-neighbour interpolation."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import albumentations as A
-import cv2
 import numpy as np
 from albumentations.core.type_definitions import Targets
 from PIL import Image
@@ -261,21 +260,8 @@ class EvalResize:
         size = self.size_of(height, width)
         if size == (height, width):
             return sample
-        resized = {"image": np.array(Image.fromarray(sample.image).resize(size[::-1], Image.Resampling.BILINEAR))}
-        if sample.boxes_xyxy is not None:
-            scale = np.array([size[1] / width, size[0] / height] * 2, np.float32)
-            resized["boxes_xyxy"] = sample.boxes_xyxy * scale
-        if sample.masks is not None:
-            resized["masks"] = np.zeros((len(sample.masks), *size), np.uint8)
-            for new, mask in zip(resized["masks"], sample.masks):
-                new[:] = _resize_map(mask, size)
-        if sample.segment_map is not None:
-            resized["segment_map"] = _resize_map(sample.segment_map, size)
-        return sample._replace(**resized)
-
-
-def _resize_map(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    return cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
+        image = Image.fromarray(sample.image).resize(size[::-1], Image.Resampling.BILINEAR)
+        return sample.resized(np.array(image))
 
 
 @TRANSFORMS.register

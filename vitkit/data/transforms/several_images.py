@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 
 from vitkit.data.transforms.annotated_image import AnnotatedImage, ImageSource, Transforms, build_transforms
+from vitkit.data.transforms.crops import resize_image
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
 
@@ -170,7 +171,7 @@ def make_mosaic(
         window = (
             max(left, 0), max(top, 0), min(left + new_width, width), min(top + new_height, height),
         )  # fmt: skip
-        resized = _resize(sample, (new_height, new_width))
+        resized = sample.resized(resize_image(sample.image, (new_height, new_width)))
         x0, y0, x1, y1 = window
         canvas[y0:y1, x0:x1] = resized.image[y0 - top : y1 - top, x0 - left : x1 - left]
         parts.append(_place(resized, size, (left, top), visibility))
@@ -227,19 +228,6 @@ def _joined(image: np.ndarray, parts: list[_Objects]) -> AnnotatedImage:
     boxes, labels, masks = zip(*parts)
     joined = None if any(mask is None for mask in masks) else np.concatenate(masks)
     return AnnotatedImage(image, np.concatenate(boxes), np.concatenate(labels), joined)
-
-
-def _resize(sample: AnnotatedImage, size: tuple[int, int]) -> AnnotatedImage:
-    old_size = sample.image.shape[:2]
-    shrinks = size[0] * size[1] < old_size[0] * old_size[1]
-    image = cv2.resize(sample.image, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    boxes = sample.boxes_xyxy * np.array([size[1] / old_size[1], size[0] / old_size[0]] * 2, np.float32)
-    masks = sample.masks
-    if masks is not None:
-        masks = np.zeros((len(masks), *size), np.uint8)
-        for new, mask in zip(masks, sample.masks):
-            new[:] = cv2.resize(mask, size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
-    return AnnotatedImage(image, boxes, sample.labels, masks)
 
 
 def _place(sample: AnnotatedImage, size: tuple[int, int], offset: tuple[int, int], visibility: Visibility) -> _Objects:
