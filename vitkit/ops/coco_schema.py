@@ -13,7 +13,7 @@ from vitkit.errors import DataError
 from vitkit.ops.label_maps import MAX_SEGMENT_ID
 from vitkit.ops.segmentations import is_side, wrong_run_lengths, wrong_segmentation
 
-_NUMBERS = (int, float)
+_NUMBERS = frozenset((int, float))
 _BOX_LIMIT = 2**31
 _NAME_LIMIT = 1024
 _NAME_BYTES = 255
@@ -58,20 +58,11 @@ def is_number(value: Any) -> bool:
 
 def is_box(box: Any) -> bool:
     """Whether a value is [x, y, width, height], finite numbers with no negative size; the box may be empty."""
-    if type(box) is not list or len(box) != 4:
+    if type(box) is not list or len(box) != 4 or not _NUMBERS.issuperset(map(type, box)):
         return False
     x, y, width, height = box
-    # A single expression without a loop: it is evaluated for every object of a dataset.
-    return (
-        type(x) in _NUMBERS
-        and type(y) in _NUMBERS
-        and type(width) in _NUMBERS
-        and type(height) in _NUMBERS
-        and -_BOX_LIMIT < x < _BOX_LIMIT
-        and -_BOX_LIMIT < y < _BOX_LIMIT
-        and 0 <= width < _BOX_LIMIT
-        and 0 <= height < _BOX_LIMIT
-    )
+    in_range = -_BOX_LIMIT < x < _BOX_LIMIT and -_BOX_LIMIT < y < _BOX_LIMIT
+    return in_range and 0 <= width < _BOX_LIMIT and 0 <= height < _BOX_LIMIT
 
 
 def _is_id(value: Any) -> bool:
@@ -96,10 +87,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _is_file_name(value: Any) -> bool:
-    if not _is_name(value):
-        return False
-    # Nearly all names pass the first test, which is the faster one.
-    return 4 * len(value) <= _NAME_BYTES or all(len(part.encode()) <= _NAME_BYTES for part in value.split("/"))
+    return _is_name(value) and all(len(part.encode()) <= _NAME_BYTES for part in value.split("/"))
 
 
 def _one_of(ids: Collection[int | str], what: str, remedy: str) -> Field:
