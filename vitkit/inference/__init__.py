@@ -34,10 +34,11 @@ from vitkit.inference.load import (
     names_config_alone,
     trained_classes,
 )
-from vitkit.inference.prediction import FIELDS, Prediction
+from vitkit.inference.prediction import Prediction
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.tiles import Tiling
 from vitkit.inference.translator import Translation, Translator
+from vitkit.visualization.predictions import FIELDS
 
 __all__ = [
     "FIELDS",

@@ -19,21 +19,12 @@ from vitkit.evaluation.coco import masks_to_rle
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import nearest
 from vitkit.structures import ScoreThresholds
-from vitkit.visualization.predictions import draw_prediction
+from vitkit.visualization.predictions import FIELDS, draw_prediction
 
 if TYPE_CHECKING:
     import pandas
     import supervision
 
-FIELDS = {
-    "panoptic": "panoptic",
-    "semantic": "semantic",
-    "instance": "masks",
-    "detection": "boxes_xyxy",
-    "classification": "class_scores",
-    "captioning": "text",
-}
-"""Task -> the field that holds its predictions. A model with several tasks is drawn by the first of them."""
 _MOST_CLASSES = 5  # listed for a classified image
 _PER_OBJECT = ("scores", "labels", "boxes_xyxy", "masks")
 

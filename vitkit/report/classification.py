@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
+from vitkit.evaluation.bootstrap import bootstrap_weights
 from vitkit.evaluation.classification import ClassificationEvaluator
 from vitkit.report.calibration import calibration_section
-from vitkit.report.elements import section, table, value_rows, warning
+from vitkit.report.elements import overall_section, section, table, value_rows, warning
 from vitkit.report.matrix import PICTURES_PER_CELL, Picture, gallery, matrix_part, ranked
 from vitkit.report.pictures import PictureBudget
 
@@ -42,13 +42,12 @@ def classification_sections(evaluator: ClassificationEvaluator, pictures: Pictur
     lowest, highest = ranked(np.where(labels >= 0, ranks, np.nan), _RANKED)
     missing = int((labels < 0).sum())
     warnings = [warning(f"{missing} of {len(labels)} images have no prediction and count as wrong.")] if missing else []
-    rows = [[name, estimate(values)] for name, values in scores.overall.items()]
     galleries = [
         gallery("most confidently wrong", embedded(lowest)),
         gallery("most confidently right", embedded(highest)),
     ]
     return [
-        section("Overall", *warnings, table(("", "accuracy"), rows), note=_OVERALL),
+        overall_section(scores.overall, *warnings),
         section("Classes", table(("class", "images", *_COLUMNS), value_rows(scores.by_class, _COLUMNS, counts))),
         section("Confusion matrix", matrix_part(evaluator.confusion_matrix(), names, pictures_of), note=_CONFUSION),
         section("Images", *galleries) if any(galleries) else "",
@@ -56,7 +55,6 @@ def classification_sections(evaluator: ClassificationEvaluator, pictures: Pictur
     ]
 
 
-_OVERALL = "Below each value stands its 95 % interval, by a bootstrap over the images."
 _CONFUSION = "Rows are true classes, columns predicted ones. Choose a cell to see its images, the most confident first."
 _CALIBRATION = (
     "How often images are right whose best class has a score. The expected calibration error (ECE) is the mean "

@@ -72,6 +72,13 @@ def value_rows(
     return rows
 
 
+def overall_section(metrics: Mapping[str, np.ndarray], *warnings: str, noun: str = "images") -> str:
+    """Return the section with the metrics over all images, or over what `noun` says, each with its interval."""
+    rows = [[name, estimate(values)] for name, values in metrics.items()]
+    note = f"Below each value stands its 95 % interval, by a bootstrap over the {noun}."
+    return section("Overall", *warnings, table(("", "value"), rows), note=note)
+
+
 def section(title: str, *parts: str, note: str = "") -> str:
     """Return a section with a heading, a note in smaller print, and its parts."""
     anchor = "".join(letter if letter.isalnum() else "-" for letter in title.lower())

@@ -8,7 +8,7 @@ from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
 from vitkit.evaluation.panoptic import PanopticEvaluator
 from vitkit.evaluation.sample_statistics import SemanticStatistics
 from vitkit.evaluation.semantic import SemanticEvaluator, boundary_counts
-from vitkit.report.elements import escape, figure, number, section, table, value_rows, warning
+from vitkit.report.elements import escape, figure, number, overall_section, section, table, value_rows, warning
 from vitkit.report.matrix import Picture, matrix_part, ranked
 from vitkit.report.pictures import PictureBudget
 from vitkit.structures import IGNORE_INDEX, PanopticMap
@@ -42,12 +42,7 @@ def semantic_sections(evaluator: SemanticEvaluator, pictures: PictureBudget) -> 
     shares = (100 * statistics.true.sum(axis=0) / max(statistics.true.sum(), 1)).tolist()
     rows = [[*row, share] for row, share in zip(value_rows(scores.by_class, columns), shares)]
     parts = [
-        section(
-            "Overall",
-            *_missing(evaluator),
-            table(("", "value"), [[name, estimate(values)] for name, values in scores.overall.items()]),
-            note=_OVERALL,
-        ),
+        overall_section(scores.overall, *_missing(evaluator)),
         section("Classes", table(("class", *columns, "% of pixels"), rows)),
         section(
             "Confusion matrix", _confusions(statistics, evaluator.confusion_matrix(), maps, pictures), note=_CONFUSION

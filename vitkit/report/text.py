@@ -1,23 +1,18 @@
 """The reports of captions, of translations, and of language models."""
 
-from typing import Any
-
-from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
+from vitkit.evaluation.bootstrap import SampleStatistics, Scores, bootstrap_weights
 from vitkit.evaluation.captions import CaptionEvaluator
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
-from vitkit.report.elements import escape, number, section, table, value_rows, warning
+from vitkit.report.elements import escape, number, overall_section, section, table, value_rows, warning
 from vitkit.report.matrix import Picture, gallery, ranked
 from vitkit.report.pictures import PictureBudget
 
 _RANKED = 10
 _SIDE = 300
-_OVERALL = "Below each value stands its 95 % interval, by a bootstrap over the {}."
 
 
-def _overall(statistics: Any, noun: str, *warnings: str) -> tuple[Any, str]:
-    scores = statistics.scores(bootstrap_weights(len(statistics.sample_ids)))
-    rows = [[name, estimate(values)] for name, values in scores.overall.items()]
-    return scores, section("Overall", *warnings, table(("", "value"), rows), note=_OVERALL.format(noun))
+def _scores(statistics: SampleStatistics) -> Scores:
+    return statistics.scores(bootstrap_weights(len(statistics.sample_ids)))
 
 
 def caption_sections(evaluator: CaptionEvaluator, pictures: PictureBudget) -> list[str]:
@@ -26,7 +21,7 @@ def caption_sections(evaluator: CaptionEvaluator, pictures: PictureBudget) -> li
     count = len(statistics.sample_ids)
     missing = count - len(evaluator.answers)
     text = f"{missing} of {count} images have no caption, which counts as an empty one."
-    _, overall = _overall(statistics, "images", *([warning(text)] if missing else []))
+    overall = overall_section(_scores(statistics).overall, *([warning(text)] if missing else []))
     metric, values = statistics.sample_scores()
     galleries = []
     for title, indices in zip((f"lowest {metric}", f"highest {metric}"), ranked(values, _RANKED)):
@@ -47,7 +42,7 @@ def caption_sections(evaluator: CaptionEvaluator, pictures: PictureBudget) -> li
 def text_sections(evaluator: TextEvaluator, pictures: PictureBudget) -> list[str]:
     """Return the report sections for an evaluator after `compute`."""
     statistics = evaluator.statistics()
-    scores, overall = _overall(statistics, "sentences")
+    scores = _scores(statistics)
     metric, values = statistics.sample_scores()
     answers = [evaluator.answers[index] for index in statistics.sample_ids]
     parts = []
@@ -60,9 +55,10 @@ def text_sections(evaluator: TextEvaluator, pictures: PictureBudget) -> list[str
     counts = {name: int(chosen.sum()) for name, chosen in statistics.groups.items()}
     columns = list(statistics.reported)
     lengths = table(("source", "sentences", *columns), value_rows(scores.by_class, columns, counts))
+    overall = overall_section(scores.overall, noun="sentences")
     return [overall, section("Length of the source", lengths), section("Sentences", *parts)]
 
 
 def language_model_sections(evaluator: LanguageModelEvaluator, pictures: PictureBudget) -> list[str]:
     """Return the report section for an evaluator after `compute`."""
-    return [_overall(evaluator.statistics(), "sentences")[1]]
+    return [overall_section(_scores(evaluator.statistics()).overall, noun="sentences")]

@@ -18,8 +18,15 @@ from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 
 _COLUMNS = 4
 _FRAMES = 4  # frames that are drawn of a video
-_FIELDS = ("panoptic", "semantic", "masks", "boxes_xyxy", "class_scores", "text")
-"""Fields of predictions, of which the first that a prediction has is drawn."""
+FIELDS = {
+    "panoptic": "panoptic",
+    "semantic": "semantic",
+    "instance": "masks",
+    "detection": "boxes_xyxy",
+    "classification": "class_scores",
+    "captioning": "text",
+}
+"""Task -> the field that holds its predictions. A prediction for several tasks is drawn by the first of them."""
 
 
 def draw_prediction(
@@ -35,7 +42,7 @@ def draw_prediction(
     Args:
         image: (H, W, 3) uint8 RGB.
         prediction: what the model's `postprocess` returned, on the CPU, in pixels of the image.
-        field: the field to draw: "panoptic", "semantic", "masks", "boxes_xyxy", "class_scores" or "text".
+        field: the field to draw, one of `FIELDS`.
         thresholds: objects below the threshold of their class are left out; None: those below 0.5.
     Returns:
         (H', W', 3) uint8 RGB; small images are upscaled, and some fields have a legend below.
@@ -84,7 +91,7 @@ def draw_predictions(
     Returns:
         whether there is a figure for this kind of prediction.
     """
-    field = next((field for field in _FIELDS if samples and field in samples[0][0]), None)
+    field = next((field for field in FIELDS.values() if samples and field in samples[0][0]), None)
     if field is None or not isinstance(dataset, HasImageIds):
         return False
     index_of = {image_id: index for index, image_id in enumerate(dataset.image_ids)}
