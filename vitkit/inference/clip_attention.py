@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vitkit.backbones.timesformer import SCHEMES, Size, TimeSformer, join_groups, split_groups
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import AttentionRecorder
+from vitkit.protocols import child
 
 
 class ClipAttention(NamedTuple):
@@ -45,7 +46,7 @@ def clip_attention(model: nn.Module, clip: Tensor, block: int | None = None) -> 
     Raises:
         ConfigError: the backbone is not a TimeSformer, or has no such block.
     """
-    backbone = getattr(model, "backbone", None)
+    backbone = child(model, "backbone")
     if not isinstance(backbone, TimeSformer):
         raise ConfigError(
             f"{type(backbone or model).__name__}: attention over space and time is drawn of TimeSformer alone."

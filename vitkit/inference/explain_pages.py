@@ -12,6 +12,7 @@ from vitkit.inference.image_attention import ImageAttention, ImageSampling, Quer
 from vitkit.inference.located_attention import LocatedAttention
 from vitkit.inference.text_attention import TextAttention
 from vitkit.visualization.explain_page import PageLayer
+from vitkit.vocabulary import SPACE
 
 MAX_ROWS = 14
 """The maximum number of locations along the longer side that can be pointed at."""
@@ -70,10 +71,10 @@ def query_page(attention: ImageAttention, queries: Sequence[int]) -> list[PageLa
     return page
 
 
-def _named(found: Queries, classes: Sequence[str], queries: Sequence[int]) -> tuple[list[str], list[list[float]]]:
+def _named(predicted: Queries, classes: Sequence[str], queries: Sequence[int]) -> tuple[list[str], list[list[float]]]:
     """Return the names and the boxes, xyxy, of queries."""
-    names = [f"{k}: {classes[found.labels[k]]} {found.scores[k]:.2f}" for k in queries]
-    return names, found.boxes_xyxy[queries].tolist()
+    names = [f"{k}: {classes[predicted.labels[k]]} {predicted.scores[k]:.2f}" for k in queries]
+    return names, predicted.boxes_xyxy[queries].tolist()
 
 
 def sampling_page(sampling: ImageSampling, queries: Sequence[int]) -> list[PageLayer]:
@@ -124,4 +125,4 @@ def clip_page(attention: ClipAttention) -> list[PageLayer]:
 
 
 def _readable(tokens: Sequence[str]) -> list[str]:
-    return [token.replace("\u2581", " ") or " " for token in tokens]
+    return [token.replace(SPACE, " ") or " " for token in tokens]

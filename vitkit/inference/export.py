@@ -360,8 +360,8 @@ def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) 
     """
     file = open_exported(path)
     tolerance = TOLERANCES[settings.precision] if settings.tolerance is None else settings.tolerance
-    found = differences(part.graph, file, part.batches, tolerance)
-    beyond = [difference for difference in found if not difference.is_within]
+    compared = differences(part.graph, file, part.batches, tolerance)
+    beyond = [difference for difference in compared if not difference.is_within]
     if beyond:
         raise ConfigError(
             f"export: {final.name} is not written, as it differs from the model in {'; '.join(map(str, beyond))}. "
@@ -369,4 +369,4 @@ def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) 
         )
     first = part.batches[0]
     times = seconds(lambda: file.run(first)), seconds(lambda: run_graph(part.graph, first))
-    return ExportedPart(final, found, [tuple(next(iter(batch.values())).shape) for batch in part.batches], times)
+    return ExportedPart(final, compared, [tuple(next(iter(batch.values())).shape) for batch in part.batches], times)

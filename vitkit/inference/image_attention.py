@@ -85,10 +85,10 @@ def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder 
     padded_sizes: list[Size] = []
     maps: dict[str, Tensor] = {}
     # Some models call a ViT's patch embedding and blocks themselves, without the backbone's forward.
-    seeing = [model.backbone, child(model.backbone, "patch_embed")]
+    watched = [model.backbone, child(model.backbone, "patch_embed")]
     hooks = [
         module.register_forward_pre_hook(lambda _, args: padded_sizes.append(tuple(args[0].shape[-2:])))
-        for module in seeing
+        for module in watched
         if module is not None
     ]
     neck = child(model, "neck")

@@ -103,10 +103,10 @@ class TextContinuer(LanguageModel):
         tokens = pad_tokens([torch.tensor(ids) for ids in encoded]).to(self.device)
         decoded = decode(self.model, {"tokens": tokens, "padding_mask": tokens == PAD}, settings)
         for text, ids, hypotheses in zip(texts, encoded, decoded):
-            known = len(self.vocabulary.decode(ids))
+            prompt_length = len(self.vocabulary.decode(ids))
             whole = [self.vocabulary.decode([*ids, *hypothesis.tokens]) for hypothesis in hypotheses]
             # The prompt is returned as written, since decoding its tokens would lose characters not in the vocabulary.
-            yield [Continuation(text, text.rstrip() + w[known:], h.score) for w, h in zip(whole, hypotheses)]
+            yield [Continuation(text, text.rstrip() + w[prompt_length:], h.score) for w, h in zip(whole, hypotheses)]
 
 
 @dataclass

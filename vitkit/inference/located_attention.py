@@ -121,9 +121,9 @@ def located_attention(
         for name, module in modules.items()
     ]
     # Some models pad the backbone's input.
-    seeing = child(model, "backbone") or model
+    backbone = child(model, "backbone") or model
     sizes: list[Size] = []
-    hooks.append(seeing.register_forward_pre_hook(lambda _, args: sizes.append(tuple(args[0].shape[-2:]))))
+    hooks.append(backbone.register_forward_pre_hook(lambda _, args: sizes.append(tuple(args[0].shape[-2:]))))
     try:
         # Names in a list have no dots, and its modules keep their order.
         with AttentionRecorder(nn.ModuleList(modules.values())) as maps:

@@ -139,7 +139,7 @@ class Prediction:
         """
         fields, thresholds = dict(self.fields), self.thresholds
         if score is not None:
-            thresholds = asked_threshold(score)
+            thresholds = requested_threshold(score)
         wanted = [classes] if isinstance(classes, str) else self.classes if classes is None else classes
         for name in wanted:
             if name not in self.classes:
@@ -333,7 +333,7 @@ class Prediction:
         ]
 
 
-def asked_threshold(score: float) -> ScoreThresholds:
+def requested_threshold(score: float) -> ScoreThresholds:
     """Return a single threshold for all classes, as requested by a caller.
 
     Raises:

@@ -20,7 +20,7 @@ from vitkit.engine.step import autocast
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference.exported import ExportedGenerator, ExportedModel
 from vitkit.inference.inputs import NamedPicture, Picture, Pictures, find_pictures, find_videos, in_batches, to_array
-from vitkit.inference.prediction import Prediction, asked_threshold
+from vitkit.inference.prediction import Prediction, requested_threshold
 from vitkit.inference.tiles import TileResult, Tiling, predict_tiles
 from vitkit.inference.videos import predict_video
 from vitkit.models.classifier import Classifier
@@ -140,7 +140,7 @@ class Predictor:
             ConfigError: the model's predictions cannot be merged from tiles, or a number is out of range.
         """
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
-        thresholds = self.thresholds if threshold is None else asked_threshold(threshold)
+        thresholds = self.thresholds if threshold is None else requested_threshold(threshold)
         pictures = self._find(source)
         read = self._read if self.sampling is None else self._classified
         arrays = self._readable(pictures.named, read) if pictures.leaves_out_broken else map(read, pictures.named)

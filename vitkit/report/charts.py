@@ -63,8 +63,8 @@ def line_chart(curves: Sequence[Curve], title: str, x_title: str, y_title: str, 
     for curve, color in zip(curves, COLORS * (1 + len(curves) // len(COLORS))):
         x, y = curve.x, curve.y
         if curve.low is not None and np.isfinite(curve.low).any():
-            known = np.isfinite(curve.low)
-            outline = (np.r_[x[known], x[known][::-1]], np.r_[curve.low[known], curve.high[known][::-1]])
+            finite = np.isfinite(curve.low)
+            outline = (np.r_[x[finite], x[finite][::-1]], np.r_[curve.low[finite], curve.high[finite][::-1]])
             parts.append(f"<polygon points='{_points(*outline)}' fill='{color}' opacity='.15'/>")
         parts.append(f"<polyline points='{_points(x, y)}' fill='none' stroke='{color}' stroke-width='2'/>")
         legend.append((curve.name, color))

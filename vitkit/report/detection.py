@@ -32,7 +32,6 @@ def detection_sections(evaluator: CocoEvaluator, pictures: PictureBudget) -> lis
     thresholds = ThresholdTable(statistics, weights)
     data = interactive_data(evaluator, results, truth, statistics, thresholds.best, pictures)
     data |= {"curves": thresholds.curves}
-    of = _NAMES[statistics.iou_type]
     by_class, by_size = evaluator.details()
     class_counts = {name: int(by_class[name]["objects"]) for name in dataset.classes}
     size_counts = {name: int(by_size[name]["objects"]) for name in by_size}
@@ -43,7 +42,7 @@ def detection_sections(evaluator: CocoEvaluator, pictures: PictureBudget) -> lis
             table(
                 ("class", "objects", *_COLUMNS),
                 value_rows(scores[statistics.iou_type].by_class, _COLUMNS, class_counts),
-                caption=f"by class, {of}",
+                caption=f"by class, {_NAMES[statistics.iou_type]}",
             ),
         ),
         section(

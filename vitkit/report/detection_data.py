@@ -29,9 +29,9 @@ def interactive_data(
 ) -> dict[str, Any]:
     """Return the data for the page's script.
 
-    Each image has `labels` and `crowd` of its objects, `found` labels and `scores` of its predictions, the predictions
-    that lie on a crowd, and the `pairs` that may match, in order. Images that the page shows also have boxes, and
-    masks.
+    Each image has `labels` and `crowd` of its objects, `predicted` labels and `scores` of its predictions, the
+    predictions that lie on a crowd, and the `pairs` that may match, in order. Images that the page shows also have
+    boxes, and masks.
 
     Args:
         best: the threshold with the highest F1.
@@ -49,15 +49,15 @@ def interactive_data(
 
     images, cells = [], []
     for image_id in statistics.sample_ids:
-        theirs, ours = objects[image_id], predictions[image_id]
+        image_objects, image_predictions = objects[image_id], predictions[image_id]
         size = (listed[image_id]["height"], listed[image_id]["width"])
-        overlaps, crowd = overlaps_of(ours, theirs, statistics.iou_type, size)
-        scores = [result["score"] for result in ours]
+        overlaps, crowd = overlaps_of(image_predictions, image_objects, statistics.iou_type, size)
+        scores = [result["score"] for result in image_predictions]
         entry = {
             "name": str(listed[image_id].get("file_name", image_id)),
-            "labels": [label_of[annotation["category_id"]] for annotation in theirs],
+            "labels": [label_of[annotation["category_id"]] for annotation in image_objects],
             "crowd": np.flatnonzero(crowd).tolist(),
-            "found": [label_of[result["category_id"]] for result in ours],
+            "predicted": [label_of[result["category_id"]] for result in image_predictions],
             # Rounded down, so that no score reaches a threshold that it is actually below.
             "scores": [np.floor(1e4 * score) / 1e4 for score in scores],
             "on_crowd": np.flatnonzero((overlaps[:, crowd] >= MATCHED).any(axis=1)).tolist(),
@@ -103,10 +103,10 @@ def _cells(
     entry: Mapping[str, Any], overlaps: np.ndarray, crowd: np.ndarray, kept: np.ndarray, nothing: int
 ) -> Counter[tuple[int, int]]:
     """Count (true, predicted) classes of an image at the best threshold; `nothing` is the index for no class."""
-    found, scores = ([entry[key][k] for k in kept] for key in ("found", "scores"))
+    predicted, scores = ([entry[key][k] for k in kept] for key in ("predicted", "scores"))
     pairs, wrong, missed = match_any_class(overlaps, crowd, scores, MATCHED)
-    cells = Counter((entry["labels"][j], found[i]) for i, j in pairs)
-    cells.update((nothing, found[i]) for i in wrong)
+    cells = Counter((entry["labels"][j], predicted[i]) for i, j in pairs)
+    cells.update((nothing, predicted[i]) for i in wrong)
     cells.update((entry["labels"][j], nothing) for j in missed)
     return cells
 
@@ -138,11 +138,11 @@ def _drawn(
     def boxes(entries: Sequence[Mapping[str, Any]]) -> list[list[float]]:
         return [[round(float(x), 1) for x in entry["bbox"]] for entry in entries]
 
-    drawn: dict[str, Any] = {"size": [width, height], "boxes": boxes(objects), "found_boxes": boxes(predictions)}
+    drawn: dict[str, Any] = {"size": [width, height], "boxes": boxes(objects), "predicted_boxes": boxes(predictions)}
     if iou_type == "segm":
         step = max(1.0, max(width, height) / LONG_SIDE)
         drawn["masks"] = [outlines(a["segmentation"], height, width, step) for a in objects]
-        drawn["found_masks"] = [
+        drawn["predicted_masks"] = [
             outlines(p["segmentation"], height, width, step) if p["score"] >= _LEAST_DRAWN else [] for p in predictions
         ]
     return drawn

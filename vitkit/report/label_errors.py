@@ -14,9 +14,9 @@ from vitkit.report.report import describe_data, write_page
 
 PICTURE_BYTES = 8_000_000
 _TEXTS = {
-    "missing": "no box, but a {found} of score {score:.2f}",
+    "missing": "no box, but a {predicted} of score {score:.2f}",
     "extra": "a box of {true}, but nothing is detected",
-    "class": "labelled {true}, but a {found} of score {score:.2f}",
+    "class": "labelled {true}, but a {predicted} of score {score:.2f}",
     "box": "{true} badly placed: detected elsewhere, score {score:.2f}",
 }
 _NOTE = (
@@ -93,32 +93,32 @@ def _page_parts(
             numbers[error.image_id] = [
                 k for k, annotation in enumerate(truth["annotations"]) if annotation["image_id"] == error.image_id
             ]
-            theirs = [truth["annotations"][k] for k in numbers[error.image_id]]
+            annotations = [truth["annotations"][k] for k in numbers[error.image_id]]
             images[error.image_id] = {
                 "url": urls[position_of[error.image_id]],
                 "size": [image["width"], image["height"]],
-                "labels": [label_of[annotation["category_id"]] for annotation in theirs],
-                "boxes": [annotation["bbox"] for annotation in theirs],
-                "found": [],
+                "labels": [label_of[annotation["category_id"]] for annotation in annotations],
+                "boxes": [annotation["bbox"] for annotation in annotations],
+                "predicted": [],
                 "scores": [],
-                "found_boxes": [],
+                "predicted_boxes": [],
             }
         image = images[error.image_id]
-        words = {"true": "", "found": "", "score": 0.0}
+        words = {"true": "", "predicted": "", "score": 0.0}
         if error.annotation >= 0:
             words["true"] = names[label_of[truth["annotations"][error.annotation]["category_id"]]]
         if error.prediction >= 0:
             result = results[error.prediction]
-            words |= {"found": names[label_of[result["category_id"]]], "score": result["score"]}
-            image["found"].append(label_of[result["category_id"]])
+            words |= {"predicted": names[label_of[result["category_id"]]], "score": result["score"]}
+            image["predicted"].append(label_of[result["category_id"]])
             image["scores"].append(round(result["score"], 3))
-            image["found_boxes"].append([round(float(x), 1) for x in result["bbox"]])
+            image["predicted_boxes"].append([round(float(x), 1) for x in result["bbox"]])
         shown.append(
             {
                 "kind": error.kind,
                 "image": list(images).index(error.image_id),
                 "object": numbers[error.image_id].index(error.annotation) if error.annotation >= 0 else None,
-                "found": len(image["found"]) - 1 if error.prediction >= 0 else None,
+                "predicted": len(image["predicted"]) - 1 if error.prediction >= 0 else None,
                 "text": f"{entry['image']}: {_TEXTS[error.kind].format(**words)} (suspicion {error.suspicion:.2f})",
             }
         )
@@ -127,6 +127,6 @@ def _page_parts(
     data = {"classes": names, "images": list(images.values()), "errors": shown, "corrections": kept}
     options = "".join(f"<option value='{kind}'>{kind}</option>" for kind in counts)
     rows = [[kind, count] for kind, count in counts.most_common()]
-    less = [] if len(shown) == len(errors) else [warning(f"{len(shown)} of {len(errors)} have room in this page.")]
+    note = [] if len(shown) == len(errors) else [warning(f"{len(shown)} of {len(errors)} have room in this page.")]
     page = f"<div class='label-errors'>{data_block('data', data)}{_CONTROLS.format(options=options)}</div>"
-    return [*less, table(("kind", "listed"), rows), page]
+    return [*note, table(("kind", "listed"), rows), page]

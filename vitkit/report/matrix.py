@@ -74,17 +74,17 @@ def matrix_part(
             part = count / totals[row]
             text = f"{100 * part:.1f}" if percent else str(count)
             color = "20, 110, 60" if row == column else "190, 40, 40"
-            told = f"true {names[row]}, predicted {names[column]}: {text}{' %' if percent else ''}"
+            description = f"true {names[row]}, predicted {names[column]}: {text}{' %' if percent else ''}"
             style = f"background:rgba({color}, {0.08 + 0.55 * part:.2f})"
-            cell = f"data-cell='{row},{column}' aria-label='{escape(told)}' style='{style}'"
+            cell = f"data-cell='{row},{column}' aria-label='{escape(description)}' style='{style}'"
             tds.append(f"<td><button type='button' {cell}>{text}</button></td>" if count else "<td></td>")
         lines.append(f"<tr><th scope='row'>{escape(names[row])}</th>{''.join(tds)}</tr>")
-    less = "" if len(rows) == len(matrix) else f"<p class='note'>{len(rows)} of {len(matrix)} classes.</p>"
+    note = "" if len(rows) == len(matrix) else f"<p class='note'>{len(rows)} of {len(matrix)} classes.</p>"
     table = f"<thead><tr><th scope='col'>true \\ predicted</th>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
     dialog = "<dialog><form method='dialog'><h3></h3><button>close</button></form><div class='gallery'></div></dialog>"
     data = data_block("data", {"pictures": urls, "cells": cells})
     wide = f"<div class='wide' tabindex='0'><table class='confusion'>{table}</table></div>"
-    return f"<div class='cell-pictures'>{data}{less}{wide}{dialog}</div>"
+    return f"<div class='cell-pictures'>{data}{note}{wide}{dialog}</div>"
 
 
 def gallery(title: str, pictures: Sequence[Picture]) -> str:

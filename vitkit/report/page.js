@@ -27,15 +27,15 @@ function match(image, threshold) {
 
 function confusions(data, threshold) {
   const nothing = data.classes.length, cells = new Map();
-  const add = (truth, found, image, p, t) => {
-    const key = truth * (nothing + 1) + found;
+  const add = (truth, predicted, image, p, t) => {
+    const key = truth * (nothing + 1) + predicted;
     if (!cells.has(key)) cells.set(key, []);
     cells.get(key).push({ image, p, t });
   };
   for (const image of data.images) {
     const { pairs, wrong, missed } = match(image, threshold);
-    for (const [p, t] of pairs) add(image.labels[t], image.found[p], image, p, t);
-    for (const p of wrong) add(nothing, image.found[p], image, p, null);
+    for (const [p, t] of pairs) add(image.labels[t], image.predicted[p], image, p, t);
+    for (const p of wrong) add(nothing, image.predicted[p], image, p, null);
     for (const t of missed) add(image.labels[t], nothing, image, null, t);
   }
   return cells;
@@ -62,7 +62,7 @@ function outline(pen, box, polygons, scale, area) {
 }
 
 // Draws an area [x, y, width, height] of an image with the objects and predictions of those numbers, others in grey.
-async function draw(canvas, data, image, area, side, truths, founds, others = []) {
+async function draw(canvas, data, image, area, side, truths, predictions, others = []) {
   const scale = Math.min(side / Math.max(area[2], area[3]), 6);
   canvas.width = Math.max(1, Math.round(area[2] * scale));
   canvas.height = Math.max(1, Math.round(area[3] * scale));
@@ -72,11 +72,11 @@ async function draw(canvas, data, image, area, side, truths, founds, others = []
   pen.strokeStyle = "rgba(255, 255, 255, .7)";
   for (const t of others) outline(pen, image.boxes[t], null, scale, area);
   pen.lineWidth = 2;
-  for (const p of founds) {
-    const box = image.found_boxes[p];
-    pen.strokeStyle = color(image.found[p]);
-    outline(pen, box, image.found_masks?.[p], scale, area);
-    label(pen, `${data.classes[image.found[p]]} ${image.scores[p].toFixed(2)}`, box, scale, area, color(image.found[p]));
+  for (const p of predictions) {
+    const box = image.predicted_boxes[p];
+    pen.strokeStyle = color(image.predicted[p]);
+    outline(pen, box, image.predicted_masks?.[p], scale, area);
+    label(pen, `${data.classes[image.predicted[p]]} ${image.scores[p].toFixed(2)}`, box, scale, area, color(image.predicted[p]));
   }
   for (const t of truths) {
     for (const [dash, stroke] of [[[], "#000"], [[5, 4], "#fff"]]) {  // seen on dark and on light
@@ -84,7 +84,7 @@ async function draw(canvas, data, image, area, side, truths, founds, others = []
       pen.strokeStyle = stroke;
       outline(pen, image.boxes[t], image.masks?.[t], scale, area);
     }
-    if (!founds.length) label(pen, data.classes[image.labels[t]], image.boxes[t], scale, area, "#333");
+    if (!predictions.length) label(pen, data.classes[image.labels[t]], image.boxes[t], scale, area, "#333");
   }
 }
 
@@ -114,16 +114,16 @@ function detection(part) {
   let cells, threshold;
   curve.append(...data.curves.names.map((name, k) => make("option", { value: k, textContent: name })));
 
-  function openCrops(truth, found) {
-    const list = cells.get(truth * (nothing + 1) + found) || [], seen = list.filter(item => item.image.url);
-    const verb = truth === found ? `${nameOf(truth)}, right` : found === nothing ? `${nameOf(truth)} missed`
-      : truth === nothing ? `${nameOf(found)} where nothing is` : `${nameOf(truth)} taken for ${nameOf(found)}`;
+  function openCrops(truth, predicted) {
+    const list = cells.get(truth * (nothing + 1) + predicted) || [], seen = list.filter(item => item.image.url);
+    const verb = truth === predicted ? `${nameOf(truth)}, right` : predicted === nothing ? `${nameOf(truth)} missed`
+      : truth === nothing ? `${nameOf(predicted)} where nothing is` : `${nameOf(truth)} taken for ${nameOf(predicted)}`;
     const less = seen.length > most || seen.length < list.length ? `; ${Math.min(seen.length, most)} shown` : "";
     $("dialog h3").textContent = `${verb}: ${list.length} from score ${threshold.toFixed(2)}${less}`;
     seen.sort((a, b) => (b.image.scores[b.p] || 0) - (a.image.scores[a.p] || 0));
     $("dialog .gallery").replaceChildren(...seen.slice(0, most).map(({ image, p, t }) => {
       const canvas = make("canvas"), boxes = [];
-      if (p !== null) boxes.push(image.found_boxes[p]);
+      if (p !== null) boxes.push(image.predicted_boxes[p]);
       if (t !== null) boxes.push(image.boxes[t]);
       draw(canvas, data, image, around(image, boxes), 220, t === null ? [] : [t], p === null ? [] : [p]);
       canvas.setAttribute("role", "img");
@@ -133,13 +133,13 @@ function detection(part) {
     $("dialog").showModal();
   }
 
-  function cellButton(truth, found, total) {
-    const count = (cells.get(truth * (nothing + 1) + found) || []).length;
+  function cellButton(truth, predicted, total) {
+    const count = (cells.get(truth * (nothing + 1) + predicted) || []).length;
     if (!count) return make("td", { textContent: "" });
-    const strength = total ? count / total : 0, right = truth === found;
-    const button = make("button", { type: "button", textContent: count, onclick: () => openCrops(truth, found) });
+    const strength = total ? count / total : 0, right = truth === predicted;
+    const button = make("button", { type: "button", textContent: count, onclick: () => openCrops(truth, predicted) });
     button.style.background = right ? `rgba(20, 110, 60, ${0.1 + 0.5 * strength})` : `rgba(190, 40, 40, ${0.08 + 0.6 * strength})`;
-    button.setAttribute("aria-label", `true ${nameOf(truth)}, predicted ${nameOf(found)}: ${count}`);
+    button.setAttribute("aria-label", `true ${nameOf(truth)}, predicted ${nameOf(predicted)}: ${count}`);
     return make("td", {}, button);
   }
 
@@ -154,14 +154,14 @@ function detection(part) {
     const head = make("tr", {}, header("true \\ predicted"), ...shown.map(k => header(nameOf(k))));
     $(".confusion").replaceChildren(make("thead", {}, head), make("tbody", {}, ...shown.map(truth =>
       make("tr", {}, make("th", { scope: "row", textContent: nameOf(truth) }),
-        ...shown.map(found => truth === nothing && found === nothing ? make("td") : cellButton(truth, found, totals.get(truth)))))));
+        ...shown.map(predicted => truth === nothing && predicted === nothing ? make("td") : cellButton(truth, predicted, totals.get(truth)))))));
     if (shown.length === nothing + 1) return;
     const wrong = [...cells].map(([key, list]) => [Math.floor(key / (nothing + 1)), key % (nothing + 1), list.length])
-      .filter(([truth, found]) => truth !== found).sort((a, b) => b[2] - a[2]).slice(0, 20);
+      .filter(([truth, predicted]) => truth !== predicted).sort((a, b) => b[2] - a[2]).slice(0, 20);
     $(".frequent").replaceChildren(
       make("p", { className: "note", textContent: `${data.in_matrix.length} of ${nothing} classes, those with most confusions. The most frequent ones of all:` }),
-      ...wrong.map(([truth, found, count]) => make("button", {
-        type: "button", textContent: `${count}: ${nameOf(truth)} → ${nameOf(found)}`, onclick: () => openCrops(truth, found) })));
+      ...wrong.map(([truth, predicted, count]) => make("button", {
+        type: "button", textContent: `${count}: ${nameOf(truth)} → ${nameOf(predicted)}`, onclick: () => openCrops(truth, predicted) })));
   }
 
   function showNumbers() {
@@ -186,8 +186,8 @@ function detection(part) {
       if (!gallery) continue;
       gallery.replaceChildren(...indices.map(index => {
         const image = data.images[index], all = [0, 0, ...image.size], { pairs, wrong, missed } = match(image, threshold);
-        const right = pairs.filter(([p, t]) => image.found[p] === image.labels[t]).length;
-        const truths = image.labels.map((_, t) => t), founds = image.scores.map((_, p) => p).filter(p => image.scores[p] >= threshold);
+        const right = pairs.filter(([p, t]) => image.predicted[p] === image.labels[t]).length;
+        const truths = image.labels.map((_, t) => t), predictions = image.scores.map((_, p) => p).filter(p => image.scores[p] >= threshold);
         const panel = (name, t, p) => {
           const canvas = make("canvas");
           draw(canvas, data, image, all, 480, t, p);
@@ -196,7 +196,7 @@ function detection(part) {
           return make("div", {}, make("span", { textContent: name }), canvas);
         };
         const text = `${image.name}: ${right} right, ${pairs.length - right} of a wrong class, ${wrong.length} where nothing is, ${missed.length} missed`;
-        return make("figure", {}, make("div", { className: "pair" }, panel("truth", truths, []), panel("prediction", [], founds)),
+        return make("figure", {}, make("div", { className: "pair" }, panel("truth", truths, []), panel("prediction", [], predictions)),
           make("figcaption", { textContent: text }));
       }));
     }
@@ -237,12 +237,12 @@ function labelErrors(part) {
   const cards = data.errors.map((error, k) => {
     const image = data.images[error.image], canvas = make("canvas"), boxes = [];
     if (error.object !== null) boxes.push(image.boxes[error.object]);
-    if (error.found !== null) boxes.push(image.found_boxes[error.found]);
+    if (error.predicted !== null) boxes.push(image.predicted_boxes[error.predicted]);
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", error.text);
     const others = image.labels.map((_, t) => t).filter(t => t !== error.object);
     const paint = () => draw(canvas, data, image, around(image, boxes, 1), 340, error.object === null ? [] : [error.object],
-      error.found === null ? [] : [error.found], others);
+      error.predicted === null ? [] : [error.predicted], others);
     const button = (verdict, text) => make("button", { type: "button", textContent: text, onclick: () => judge(k, verdict) });
     const figure = make("figure", { tabIndex: -1 }, canvas, make("figcaption", { textContent: `${k + 1}. ${error.text}` }),
       make("div", { className: "controls" }, button(true, "accept (a)"), button(false, "reject (r)")));
