@@ -18,7 +18,6 @@ import importlib.metadata
 import multiprocessing
 import os
 import platform
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from pathlib import Path
 
 import torch
 
+from vitkit.engine.run_record import processor_name
 from vitkit.errors import VitkitError, error_line
 from vitkit.tools.benchmark.timing import Options, Row
 
@@ -107,11 +107,7 @@ def measure(part: str, args: argparse.Namespace) -> list[Row]:
 
 def describe_machine(args: argparse.Namespace) -> str:
     """Describe the hardware, the versions and how times are measured, in one line."""
-    processor = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        model_name = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-        processor = model_name[1] if model_name else processor
-    hardware = f"{processor}, {os.cpu_count()} cores, {args.threads} threads"
+    hardware = f"{processor_name()}, {os.cpu_count()} cores, {args.threads} threads"
     if args.device == "cuda":
         hardware = f"{torch.cuda.get_device_name()}; {hardware}"
     versions = [f"Python {platform.python_version()}"]

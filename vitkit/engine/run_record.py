@@ -42,7 +42,7 @@ def record_start(run_dir: Path, device: torch.device) -> None:
         "git": list({state["folder"]: state for state in repositories if state}.values()),
         "device": {
             "type": device.type,
-            "name": _processor() if device.type == "cpu" else device_name(device),
+            "name": processor_name() if device.type == "cpu" else device_name(device),
             "processes": world_size(),
             "threads": torch.get_num_threads(),
         },
@@ -77,7 +77,7 @@ def _versions() -> dict[str, str | None]:
     return versions | {"cuda": torch.version.cuda, "system": platform.platform()}
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """Return the processor's name as Linux reports it, or the best description that other systems give."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

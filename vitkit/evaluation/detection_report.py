@@ -54,15 +54,16 @@ def threshold_rows(
     """
     scores, right = match_by_class(truth, results, iou_type=iou_type, iou=iou)
     num_objects = sum(not annotation.get("iscrowd") for annotation in truth["annotations"])
-    rows = []
-    for threshold in thresholds:
-        kept = scores >= threshold
-        num_right, num_wrong = int((right & kept).sum()), int((~right & kept).sum())
-        precision = num_right / (num_right + num_wrong) if num_right + num_wrong else 1.0
-        recall = num_right / num_objects if num_objects else 0.0
-        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-        rows.append(ThresholdRow(threshold, precision, recall, f1, num_right, num_wrong, num_objects - num_right))
-    return rows
+    return [_row(threshold, scores, right, num_objects) for threshold in thresholds]
+
+
+def _row(threshold: float, scores: np.ndarray, right: np.ndarray, num_objects: int) -> ThresholdRow:
+    kept = scores >= threshold
+    num_right, num_wrong = int((right & kept).sum()), int((~right & kept).sum())
+    precision = num_right / (num_right + num_wrong) if num_right + num_wrong else 1.0
+    recall = num_right / num_objects if num_objects else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return ThresholdRow(threshold, precision, recall, f1, num_right, num_wrong, num_objects - num_right)
 
 
 def best_threshold(
@@ -82,24 +83,15 @@ def best_row(scores: np.ndarray, right: np.ndarray, num_objects: int) -> Thresho
         right: (N,) bool, whether each prediction is correct.
         num_objects: number of objects to detect.
     """
-    if not len(scores) or not right.any():
-        return ThresholdRow(1.0, 1.0, 0.0, 0.0, 0, 0, num_objects)
+    if not right.any():
+        return _row(1.0, scores[:0], right[:0], num_objects)
     order = np.argsort(-scores, kind="stable")
     num_right = right[order].cumsum()
     f1 = 2 * num_right / (np.arange(1, len(order) + 1) + num_objects)
     # A threshold includes all predictions of the same score or none.
     last_of_score = np.append(scores[order][1:] != scores[order][:-1], True)
-    best = int(np.where(last_of_score, f1, -1).argmax())
-    precision, recall = num_right[best] / (best + 1), num_right[best] / num_objects
-    return ThresholdRow(
-        float(scores[order][best]),
-        float(precision),
-        float(recall),
-        float(f1[best]),
-        int(num_right[best]),
-        int(best + 1 - num_right[best]),
-        int(num_objects - num_right[best]),
-    )
+    best = np.where(last_of_score, f1, -1).argmax()
+    return _row(float(scores[order][best]), scores, right, num_objects)
 
 
 def match_by_class(
