@@ -76,7 +76,7 @@ def print_left_out(left_out: Mapping[str, Sequence[str]], verb: str) -> None:
         print(f"  {verb}: {len(names)} {reason}: {', '.join(names[:_SHOWN])}{more}")
 
 
-def draw_sheet(data: AnnotatedImages, path: Path, count: int = NUM_DRAWN) -> None:
+def draw_sheet(data: AnnotatedImages, path: Path) -> None:
     """Save a PNG of images with their objects, evenly spread over those that have any."""
     objects: dict[int, list[dict]] = {}
     for annotation in data.annotations:
@@ -84,7 +84,7 @@ def draw_sheet(data: AnnotatedImages, path: Path, count: int = NUM_DRAWN) -> Non
     images = [image for image in data.images if image["id"] in objects] or data.images
     names = [category["name"] for category in data.categories]
     label_of = {category["id"]: label for label, category in enumerate(data.categories)}
-    chosen = np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int)).tolist()
+    chosen = np.unique(np.linspace(0, len(images) - 1, min(NUM_DRAWN, len(images))).round().astype(int)).tolist()
     pictures, titles = [], []
     for image in (images[k] for k in chosen):
         annotations = objects.get(image["id"], [])

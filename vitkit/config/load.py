@@ -59,16 +59,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, check: bool 
     return _resolve(_read(path), path, overrides, is_saved=path.suffix == ".json", check=check, trust=trust)
 
 
-def load_saved_config(
-    text: str, path: str | Path, overrides: Sequence[str] = (), *, check: bool = True, trust: bool = False
-) -> Config:
+def load_saved_config(text: str, path: str | Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Config:
     """Load a config from JSON text stored in a checkpoint; otherwise like `load_config`.
 
     Args:
         text: JSON of a resolved config.
         path: the file that contained it, for messages.
     """
-    return _resolve(_parse(text, path), Path(path), overrides, is_saved=True, check=check, trust=trust)
+    return _resolve(_parse(text, path), Path(path), overrides, is_saved=True, check=True, trust=trust)
 
 
 def _resolve(

@@ -78,7 +78,7 @@ def bootstrap_weights(num_images: int, num_resamples: int | None = None, *, seed
     return weights
 
 
-def estimate(values: np.ndarray, level: float = LEVEL) -> Estimate:
+def estimate(values: np.ndarray) -> Estimate:
     """Return the metric and the percentile interval of its resamples.
 
     Args:
@@ -87,7 +87,7 @@ def estimate(values: np.ndarray, level: float = LEVEL) -> Estimate:
     resampled = values[1:][np.isfinite(values[1:])]
     if not np.isfinite(values[0]) or not len(resampled):
         return Estimate(float(values[0]), float("nan"), float("nan"))
-    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(float(values[0]), float(low), float(high))
 
 
@@ -119,9 +119,9 @@ def weighted_ratio(weights: np.ndarray, part: np.ndarray, total: np.ndarray) -> 
     return np.divide(parts, totals, out=np.full(parts.shape, np.nan), where=totals > 0)
 
 
-def mean_of_finite(values: np.ndarray, axis: int = 1) -> np.ndarray:
-    """Return the means along an axis, ignoring NaN; NaN if there is no other value."""
+def mean_of_finite(values: np.ndarray) -> np.ndarray:
+    """Return the means along the second dimension, ignoring NaN; NaN if there is no other value."""
     finite = np.isfinite(values)
-    count = finite.sum(axis=axis)
-    total = np.where(finite, values, 0.0).sum(axis=axis)
+    count = finite.sum(axis=1)
+    total = np.where(finite, values, 0.0).sum(axis=1)
     return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)

@@ -1,6 +1,6 @@
 """Loads earlier evaluations: of a run, or of a results file with its config or with annotations alone."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +11,9 @@ from vitkit.engine.checkpoints import BEST_NAME, CONFIG_NAME
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import ClassificationEvaluator, CocoEvaluator, TextEvaluator
+from vitkit.evaluation.base import read_results
 from vitkit.inference import find_model
 from vitkit.ops.image_files import read_image
-from vitkit.ops.json_files import read_json
 from vitkit.protocols import HasImageIds, LoadsResults
 from vitkit.registry import EVALUATORS
 from vitkit.runs.api import test
@@ -96,7 +96,7 @@ def evaluation_of_file(
         ConfigError: annotations are needed, or results of this kind need a config.
     """
     results = Path(results)
-    content = read_json(results, key="results", remedy="Give the file that tools/test.py wrote.")
+    content = read_results(results)
     if isinstance(content, dict) and {"images", "classes", "confusion_matrix"} <= content.keys():
         evaluator = ClassificationEvaluator(_Classified(content))
         evaluator.load_results(results)
@@ -119,16 +119,14 @@ def evaluation_of_file(
     return Evaluation(results.stem, evaluator, None, None)
 
 
-def evaluation_with_config(
-    results: str | Path, model: str, *, overrides: Collection[str] = (), trust: bool = False
-) -> Evaluation:
+def evaluation_with_config(results: str | Path, model: str, *, trust: bool = False) -> Evaluation:
     """Evaluate a results file on the validation data of a config, see `find_model`.
 
     Raises:
         ConfigError: the config's evaluator cannot load results.
         DataError: the file is missing, truncated or invalid, or is for other images.
     """
-    config = find_model(model, overrides=list(overrides), trust=trust).config
+    config = find_model(model, trust=trust).config
     return Evaluation(Path(results).stem, evaluate_results(results, config), config, None)
 
 
@@ -145,7 +143,7 @@ def evaluate_results(results: str | Path, config: Mapping[str, Any], *, split: S
     if not isinstance(evaluator, LoadsResults):
         raise ConfigError(f"{results}: {type(evaluator).__name__} reads no results. Evaluate the checkpoint again.")
     if isinstance(evaluator, CocoEvaluator):
-        content = read_json(results, key="results", remedy="Give the file that tools/test.py wrote.")
+        content = read_results(results)
         if isinstance(content, list):
             ids = (entry.get("image_id") for entry in content if isinstance(entry, dict))
             check_image_ids(ids, evaluator.dataset.image_ids, Path(results).name)
@@ -154,9 +152,7 @@ def evaluate_results(results: str | Path, config: Mapping[str, Any], *, split: S
     return evaluator
 
 
-def evaluation_of_run(
-    run: str | Path, *, device: str | None = None, overrides: dict[str, Any] | None = None, trust: bool = False
-) -> Evaluation:
+def evaluation_of_run(run: str | Path, *, device: str | None = None, trust: bool = False) -> Evaluation:
     """Return the evaluation of a run's best checkpoint, reusing results.json if that is newer than the checkpoint.
 
     Raises:
@@ -168,11 +164,11 @@ def evaluation_of_run(
     results, best = folder / "results.json", folder / BEST_NAME
     config = find_model(str(folder), trust=trust).config
     is_new = results.is_file() and best.is_file() and results.stat().st_mtime >= best.stat().st_mtime
-    if is_new and not overrides:
-        loaded = evaluation_with_config(results, str(folder), trust=trust)
-        return Evaluation(folder.resolve().name, loaded.evaluator, config, folder)
-    tested = test(folder, out=None if overrides else results, device=device, trust=trust, **(overrides or {}))
-    return Evaluation(folder.resolve().name, tested.evaluator, config, folder)
+    if is_new:
+        evaluator = evaluate_results(results, config)
+    else:
+        evaluator = test(folder, out=results, device=device, trust=trust).evaluator
+    return Evaluation(folder.resolve().name, evaluator, config, folder)
 
 
 def check_image_ids(results: Any, dataset: Any, name: str) -> None:
