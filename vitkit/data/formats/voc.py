@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file
+from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
 
 _FLAGS = ("difficult", "truncated", "occluded")
@@ -129,12 +130,9 @@ def _number(element: ElementTree.Element, tag: str, path: Path, default: float |
 
 
 def _listed_classes(folder: Path) -> list[str]:
-    for place in (folder.parent, folder):
-        for name in ("classes.txt", "labels.txt"):
-            if (place / name).is_file():
-                lines = map(str.strip, (place / name).read_text(encoding="utf-8").splitlines())
-                return list(dict.fromkeys(filter(None, lines)))
-    return []
+    files = (parent / name for parent in (folder.parent, folder) for name in ("classes.txt", "labels.txt"))
+    file = next((file for file in files if file.is_file()), None)
+    return list(read_class_file(file).values()) if file else []
 
 
 def _add_splits(data: AnnotatedImages, folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, polygon_fields
+from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
@@ -164,10 +165,9 @@ def _named_classes(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
     """Return the class names by number, from the YAML or a text file in a folder or above it; {} if there are none."""
     names = settings.get("names")
     if names is None:
-        candidates = [location / name for location in (folder, folder.parent) for name in _NAME_FILES]
-        file = next((file for file in candidates if file.is_file()), None)
-        lines = file.read_text(encoding="utf-8").splitlines() if file else []
-        names = [line.strip() for line in lines if line.strip()]
+        files = (location / name for location in (folder, folder.parent) for name in _NAME_FILES)
+        file = next((file for file in files if file.is_file()), None)
+        return read_class_file(file) if file else {}
     pairs = names.items() if isinstance(names, Mapping) else enumerate(names)
     try:
         return dict(sorted((int(number), str(name)) for number, name in pairs))
