@@ -13,11 +13,10 @@ from pycocotools import mask as coco_mask
 from torchvision.ops import box_convert, box_iou
 
 from vitkit.data.datasets.coco import BOX_TOLERANCE
-from vitkit.data.datasets.coco_file import bad_box_faults
 from vitkit.data.formats import AnnotatedImages
 from vitkit.data.formats.fixing import likely_order, read_as, similar_classes, sizes_exchanged, wrong_scale
 from vitkit.doctor.issues import Issue, Verdict, enumerate_items, percent
-from vitkit.ops.coco_schema import Fault, segmentation_faults
+from vitkit.ops.coco_schema import Fault, bad_box_faults, segmentation_faults
 from vitkit.ops.segmentations import encode_segmentation
 
 _MASK_TOLERANCE = 2.0

@@ -170,6 +170,24 @@ def detection_faults(content: Any) -> list[Fault]:
     return [*_listed_faults(content, IMAGE, CATEGORY), *annotations.field_faults(references | ANNOTATION)]
 
 
+def bad_box_faults(content: Mapping[str, Any]) -> list[Fault]:
+    """Find the boxes without an area inside their image, in a file that has no `detection_faults`."""
+    sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
+    annotations = annotation_entries(content)
+    faults = []
+    for position, annotation in enumerate(content["annotations"]):
+        x, y, width, height = annotation["bbox"]
+        image_width, image_height = sizes[annotation["image_id"]]
+        if width > 0 and height > 0 and x < image_width and y < image_height and x + width > 0 and y + height > 0:
+            continue
+        expected = f"a box inside the image of {image_width}x{image_height} pixels"
+        if width <= 0 or height <= 0:
+            expected = f"a {'width' if width <= 0 else 'height'} above 0"
+        remedy = "Correct it; boxes that are empty or outside their image may also be left out, by bad_boxes='drop'."
+        faults.append(annotations.fault(position, "bbox", expected, remedy))
+    return faults
+
+
 def segmentation_faults(content: Mapping[str, Any], *, required: bool) -> list[Fault]:
     """Check the segmentations of a file that has no `detection_faults`.
 

@@ -31,6 +31,8 @@ _LISTED = (
     "The annotation file lists it: check that the images folder is the one that belongs to the annotations, and "
     "complete."
 )
+ONE_CHANNEL_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
+"""Pillow's names of the colour formats of label maps."""
 _NUM_VALUES = 1 << 16
 
 
@@ -92,7 +94,7 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
     data, _ = read_file(path, what, max_pixels=max_pixels)
     with _decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as label_map:
         mode, values = label_map.mode, np.asarray(label_map)
-    if values.ndim != 2 or mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
+    if values.ndim != 2 or mode not in ONE_CHANNEL_MODES:
         raise DataError(
             f"{what} '{path}': the picture is of mode {mode} with shape {values.shape}; expected one channel whose "
             "values are classes. Convert colours to class numbers first."
@@ -121,20 +123,22 @@ def upright_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int
 
     The pixels are not decoded.
     """
+    header, orientation = _header_and_orientation(path, max_pixels)
+    return (header.height, header.width) if orientation in _QUARTER_TURNS else (header.width, header.height)
+
+
+def is_rotated(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> bool:
+    """Whether an image file has an EXIF tag that rotates or mirrors it; raises like `read_header`."""
+    return _header_and_orientation(path, max_pixels)[1] != 1
+
+
+def _header_and_orientation(path: str | Path, max_pixels: int) -> tuple[ImageHeader, int]:
     with open_regular(path, "images") as file:
         num_bytes = os.fstat(file.fileno()).st_size
         header = _header_of(file, num_bytes, path, "images", max_pixels)
         file.seek(0)
         with _decoding(path, "images", num_bytes), Image.open(file, formats=FORMATS) as image:
-            is_turned = image.getexif().get(_EXIF_ORIENTATION, 1) in _QUARTER_TURNS
-    return (header.height, header.width) if is_turned else (header.width, header.height)
-
-
-def is_rotated(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> bool:
-    """Whether an image file has an EXIF tag that rotates or mirrors it; raises like `read_header`."""
-    data, _ = read_file(path, "images", max_pixels=max_pixels)
-    with _decoding(path, "images", len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        return image.getexif().get(_EXIF_ORIENTATION, 1) != 1
+            return header, image.getexif().get(_EXIF_ORIENTATION, 1)
 
 
 def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> tuple[bytes, ImageHeader]:

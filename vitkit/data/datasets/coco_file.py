@@ -1,7 +1,7 @@
 """Reads and checks COCO detection files, and files of other formats as if they were COCO's."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from vitkit.data.formats import AnnotatedImages, find_format, read_annotations
 from vitkit.data.formats.annotated import UNREADABLE, matches_any
 from vitkit.errors import ConfigError, DataError
-from vitkit.ops.coco_schema import Fault, annotation_entries, detection_faults, raise_faults, segmentation_faults
+from vitkit.ops.coco_schema import Fault, bad_box_faults, detection_faults, raise_faults, segmentation_faults
 from vitkit.ops.json_files import read_json
 
 logger = logging.getLogger("vitkit")
@@ -120,24 +120,6 @@ def read_coco_file(source: AnnotationSource, *, masks: bool = True, drop_bad_box
     for fault in wrong:
         del content["annotations"][fault.position]["segmentation"]
     return DetectionFile(content, folder, len(dropped), wrong)
-
-
-def bad_box_faults(content: Mapping[str, Any]) -> list[Fault]:
-    """Find the boxes without an area inside their image, in a file that has no `detection_faults`."""
-    sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-    annotations = annotation_entries(content)
-    faults = []
-    for position, annotation in enumerate(content["annotations"]):
-        x, y, width, height = annotation["bbox"]
-        image_width, image_height = sizes[annotation["image_id"]]
-        if width > 0 and height > 0 and x < image_width and y < image_height and x + width > 0 and y + height > 0:
-            continue
-        expected = f"a box inside the image of {image_width}x{image_height} pixels"
-        if width <= 0 or height <= 0:
-            expected = f"a {'width' if width <= 0 else 'height'} above 0"
-        remedy = "Correct it; boxes that are empty or outside their image may also be left out, by bad_boxes='drop'."
-        faults.append(annotations.fault(position, "bbox", expected, remedy))
-    return faults
 
 
 def first_images(content: dict[str, Any], count: int | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, rounded
 from vitkit.errors import DataError
-from vitkit.ops.coco_schema import is_box
+from vitkit.ops.coco_schema import bad_box_faults, is_box
 from vitkit.ops.image_files import upright_size
 from vitkit.ops.json_files import read_json
 
@@ -34,11 +34,9 @@ def likely_order(data: AnnotatedImages) -> str:
 
     YOLO's boxes are read as `cxcywh`, all others as `xywh`.
     """
-    sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
-    numbers = _numbers_of(data)
+    numbers, sides = _numbers_of(data), _image_sides(data)
     if not len(numbers):
         return read_as(data)
-    sides = np.array([sizes[annotation["image_id"]] for annotation in data.annotations], float)
     if wrong_scale(data):
         numbers = numbers * np.tile(sides, 2)
     misfits = {order: _misfits(_as_xyxy(numbers, order), sides) for order in ORDERS}
@@ -49,11 +47,9 @@ def likely_order(data: AnnotatedImages) -> str:
 
 def sizes_exchanged(data: AnnotatedImages) -> bool:
     """Return whether the boxes fit the images only with width and height swapped."""
-    sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
-    boxes_xyxy = _as_xyxy(_numbers_of(data), read_as(data))
+    boxes_xyxy, sides = _as_xyxy(_numbers_of(data), read_as(data)), _image_sides(data)
     if not len(boxes_xyxy) or wrong_scale(data):
         return False
-    sides = np.array([sizes[annotation["image_id"]] for annotation in data.annotations], float)
     return _misfits(boxes_xyxy, sides) > _MIN_WRONG and _misfits(boxes_xyxy, sides[:, ::-1]) <= _MAX_RIGHT
 
 
@@ -83,12 +79,17 @@ def _misfits(boxes_xyxy: np.ndarray, sides: np.ndarray) -> float:
     return float(((start < -1) | (end > sides + 1) | (end <= start)).any(axis=1).mean())
 
 
+def _image_sides(data: AnnotatedImages) -> np.ndarray:
+    """Return the width and height of the image of each annotation, (N, 2)."""
+    sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
+    return np.array([sizes[annotation["image_id"]] for annotation in data.annotations], float).reshape(-1, 2)
+
+
 def fix_fractions(data: AnnotatedImages) -> int:
     """Multiply the boxes by the sizes of their images; return the number of boxes changed."""
-    sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
-    for annotation in data.annotations:
-        sides = sizes[annotation["image_id"]] * 2
-        _set_box(annotation, [value * side for value, side in zip(annotation["bbox"], sides)])
+    for annotation, (width, height) in zip(data.annotations, _image_sides(data).tolist()):
+        x, y, box_width, box_height = annotation["bbox"]
+        _set_box(annotation, [x * width, y * height, box_width * width, box_height * height])
     return len(data.annotations)
 
 
@@ -151,17 +152,9 @@ def fix_classes(data: AnnotatedImages) -> int:
 
 def fix_empty(data: AnnotatedImages) -> int:
     """Remove boxes without an area inside their image; return the number removed."""
-    sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
-
-    def is_usable(annotation: dict[str, Any]) -> bool:
-        x, y, width, height = annotation["bbox"]
-        image_width, image_height = sizes[annotation["image_id"]]
-        return width > 0 and height > 0 and x < image_width and y < image_height and x + width > 0 and y + height > 0
-
-    usable = [annotation for annotation in data.annotations if is_usable(annotation)]
-    removed = len(data.annotations) - len(usable)
-    data.annotations[:] = usable
-    return removed
+    removed = {fault.position for fault in bad_box_faults(data.content)}
+    data.annotations[:] = [annotation for k, annotation in enumerate(data.annotations) if k not in removed]
+    return len(removed)
 
 
 def fix_ids(data: AnnotatedImages) -> int:

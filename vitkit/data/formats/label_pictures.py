@@ -9,17 +9,16 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from PIL import Image
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, ImageFiles
 from vitkit.data.formats.class_files import ClassFile, class_file_near, parse_class_file, read_colored_labels
 from vitkit.errors import DataError
-from vitkit.ops.image_files import read_image, read_label_map
+from vitkit.ops.image_files import ONE_CHANNEL_MODES, read_header, read_image, read_label_map
+from vitkit.ops.label_maps import colors_to_ids
 from vitkit.ops.segmentations import mask_annotation
 from vitkit.structures import IGNORE_INDEX
 
 CLASS_FACTOR = 1000
-_ONE_CHANNEL = ("1", "L", "P", "I", "I;16", "I;16B")
 
 
 def read_instance_pictures(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
@@ -49,9 +48,8 @@ def read_semantic_pictures(
 def has_one_channel(path: Path) -> bool:
     """Return whether a label image holds numbers rather than colours."""
     try:
-        with Image.open(path, formats=("PNG", "TIFF", "BMP")) as picture:
-            return picture.mode in _ONE_CHANNEL
-    except (OSError, ValueError, SyntaxError):
+        return read_header(path, "labels").mode in ONE_CHANNEL_MODES
+    except DataError:
         return False
 
 
@@ -118,8 +116,7 @@ def _read_values(path: Path, max_pixels: int) -> np.ndarray:
     """Read a label image as (H, W) numbers; a coloured one as R + 256 G + 65536 B."""
     if has_one_channel(path):
         return read_label_map(path, max_pixels=max_pixels)
-    colors = read_image(path, "labels", max_pixels=max_pixels).astype(np.uint32)
-    return colors[..., 0] + (colors[..., 1] << 8) + (colors[..., 2] << 16)
+    return colors_to_ids(read_image(path, "labels", max_pixels=max_pixels))
 
 
 def _instances(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
