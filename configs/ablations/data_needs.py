@@ -14,7 +14,7 @@ from vitkit.configs.parts.small_shapes import small_shapes_settings
 MODELS = {
     "ResNet": dict(epochs=4, backbone=dict(type="ResNet", depth=18, norm="bn", pretrained=False)),
     "Swin": dict(epochs=6, backbone=SWIN),
-    "ViT": dict(epochs=10, backbone=VIT),
+    "ViT": dict(epochs=12, backbone=VIT),
 }
 PARTS = {"1/30": 30, "1/10": 10, "1/3": 3, "all": 1}
 

@@ -14,7 +14,7 @@ def ablation():
     return dict(
         base="quickstart/classifier",
         metrics=["top1"],
-        settings=small_shapes_settings() | {"model.backbone": LRNET, "data.images_per_gpu": 32, "train.epochs": 2},
+        settings=small_shapes_settings() | {"model.backbone": LRNET, "train.epochs": 2},
         arms={
             "LR-Net (product, 7 x 7)": {},
             "difference": {"model.backbone.similarity": "difference"},

@@ -19,7 +19,7 @@ def ablation():
     return dict(
         base="quickstart/classifier",
         metrics=["top1"],
-        settings=small_shapes_settings() | {"model.backbone": VIT, "train.epochs": 10},
+        settings=small_shapes_settings() | {"model.backbone": VIT, "train.epochs": 12},
         arms={
             "ViT (1-D)": {},
             "no positions": {"model.backbone.positions": "none"},
