@@ -34,7 +34,7 @@ from vitkit.registry import nearest
 from vitkit.structures import Batch, Sample
 from vitkit.tools.common import MODEL_HELP, add_trust, errors_in_one_line, without_weights
 from vitkit.visualization.canvas import save_grid
-from vitkit.visualization.report import Card, write_report
+from vitkit.visualization.gallery import Card, write_gallery
 from vitkit.visualization.samples import classes_of, describe, draw_sample
 
 IMAGES_PER_LINE, IMAGES_PER_FIGURE = 4, 16
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
             per_line=images_per_line,
         )
     title = f"{args.config}: data.{args.split}, {len(dataset)} images, seed {args.seed}"
-    write_report(cards, args.out / "index.html", title=title)
+    write_gallery(cards, args.out / "index.html", title=title)
     print(f"wrote {args.out / 'index.html'} and {number} figures of {len(cards)} pictures")
 
 

@@ -127,11 +127,11 @@ def test_wrong_arguments_are_helpful_errors(config, capsys, arguments, message):
 
 
 def test_names_are_escaped_in_the_report(tmp_path):
-    from vitkit.visualization.report import Card, write_report
+    from vitkit.visualization.gallery import Card, write_gallery
 
     card = Card('<b>"a"</b>', np.zeros((4, 4, 3), np.uint8), "x & y", ['<i>"q"', "it's"])
-    write_report([card], tmp_path / "report.html", title="<title>")
+    write_gallery([card], tmp_path / "report.html", title="<title>")
     report = Report(tmp_path / "report.html")
     assert report.classes == [['<i>"q"', "it's"]] and not report.open
     with pytest.raises(ValueError, match="cards: got none"):
-        write_report([], tmp_path / "report.html", title="none")
+        write_gallery([], tmp_path / "report.html", title="none")

@@ -40,7 +40,7 @@ class PageLayer:
 
 
 def write_explain_page(
-    layers: Sequence[PageLayer], path: str | Path, *, title: str, image: np.ndarray | None = None, note: str = ""
+    layers: Sequence[PageLayer], path: str | Path, *, title: str, image: np.ndarray | None = None
 ) -> int:
     """Write the page. If there are too many weights, only the last layers keep single heads, and the page says so.
 
@@ -49,7 +49,6 @@ def write_explain_page(
         path: the HTML file's path; its folder is made.
         title: the page's title.
         image: (H, W, 3) uint8 RGB.
-        note: a sentence below the title.
     Returns:
         the number of bytes written.
     Raises:
@@ -70,15 +69,16 @@ def write_explain_page(
             heads += [f"head {k}" for k in range(len(layer.weights))]
             weights = torch.cat((mean, layer.weights.float()))
         parts.insert(0, _layer(layer, heads, weights))
+    note = ""
     if any(len(part["heads"]) == 1 < len(layer.weights) for part, layer in zip(parts, layers)):
-        note += " To keep this file small, single heads are shown of the last layers alone."
+        note = "To keep this file small, single heads are shown of the last layers alone."
     shown = None if image is None else scaled(image)[0]
     data = dict(layers=parts, image=None, width=0, height=0, scale=1.0)
     if shown is not None:
         data |= dict(
             image=jpeg_url(shown), height=shown.shape[0], width=shown.shape[1], scale=shown.shape[1] / image.shape[1]
         )
-    body = _BODY.replace("@TITLE@", html.escape(title)).replace("@NOTE@", html.escape(note.strip()))
+    body = _BODY.replace("@TITLE@", html.escape(title)).replace("@NOTE@", note)
     page = html_page(title, body, style=_STYLE, script=f"const data = {script_json(data)};\n{_SCRIPT}")
     return make_folder(path).write_bytes(page.encode("utf-8"))
 

@@ -1,4 +1,4 @@
-"""Write a report of pictures as one self-contained HTML file, with the images embedded."""
+"""Write a gallery of pictures as one self-contained HTML file, with the images embedded."""
 
 import html
 import json
@@ -32,23 +32,22 @@ choice.addEventListener("change", () => {
 
 @dataclass
 class Card:
-    """One picture of a report."""
+    """One picture of a gallery."""
 
     title: str
     picture: np.ndarray
     """(H, W, 3) uint8 RGB, the picture."""
     text: str = ""
     classes: list[str] = field(default_factory=list)
-    """Names of the classes in the picture, by which the report can be filtered."""
+    """Names of the classes in the picture, by which the gallery can be filtered."""
 
 
-def write_report(cards: Sequence[Card], path: str | Path, *, title: str, quality: int = 85) -> None:
-    """Write a report of pictures that can be filtered by class.
+def write_gallery(cards: Sequence[Card], path: str | Path, *, title: str) -> None:
+    """Write a gallery of pictures that can be filtered by class.
 
     Args:
         path: the HTML file's path; its folder is made.
-        title: the report's title.
-        quality: the JPEG quality of the embedded pictures.
+        title: the gallery's title.
     Raises:
         ValueError: there are no cards.
     """
@@ -56,7 +55,7 @@ def write_report(cards: Sequence[Card], path: str | Path, *, title: str, quality
         raise ValueError("cards: got none, expected at least one picture.")
     names = sorted({name for card in cards for name in card.classes})
     options = "".join(f'<option value="{html.escape(name)}">{html.escape(name)}</option>' for name in names)
-    figures = "\n".join(_figure(card, quality) for card in cards)
+    figures = "\n".join(_figure(card) for card in cards)
     body = f"""<header>
 <h1>{html.escape(title)}</h1>
 <label>with <select id="class"><option value="">any class</option>{options}</select></label>
@@ -65,14 +64,13 @@ def write_report(cards: Sequence[Card], path: str | Path, *, title: str, quality
 <main>
 {figures}
 </main>"""
-    report = html_page(title, body, style=_STYLE, script=_SCRIPT)
-    make_folder(path).write_text(report, encoding="utf-8")
+    make_folder(path).write_text(html_page(title, body, style=_STYLE, script=_SCRIPT), encoding="utf-8")
 
 
-def _figure(card: Card, quality: int) -> str:
+def _figure(card: Card) -> str:
     classes = html.escape(json.dumps(card.classes))
     return (
         f'<figure data-classes="{classes}"><img alt="{html.escape(card.title)}" '
-        f'src="{jpeg_url(card.picture, quality)}">'
+        f'src="{jpeg_url(card.picture)}">'
         f"<figcaption><b>{html.escape(card.title)}</b>{html.escape(card.text)}</figcaption></figure>"
     )
