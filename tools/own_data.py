@@ -17,7 +17,7 @@ from vitkit.data.formats import FORMAT_NAMES, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES
 from vitkit.data.formats.class_files import class_file_near, read_class_file
 from vitkit.data.formats.splitting import split_dataset
-from vitkit.data.formats.writing import place_picture, write_coco
+from vitkit.data.formats.writing import link_image, write_coco
 from vitkit.errors import DataError
 from vitkit.ops.image_files import read_label_map, upright_size
 from vitkit.structures import IGNORE_INDEX
@@ -173,7 +173,7 @@ def read_classification(images: Path, annotations: Path | None, share: float, ou
         splits = split_images(images, data.image_ids, [{Path(name).parts[0]} for name in data.image_ids], share)
         for name, positions in splits.items():
             for k in positions:
-                place_picture(data.image_path(k), folders[name] / data.image_ids[k])
+                link_image(data.image_path(k), folders[name] / data.image_ids[k])
     parts = {name: ImageFolder(folders[name]) for name in ("train", "val")}
     splits = {name: list(range(len(part))) for name, part in parts.items()}
     lines = [_update(name, folder=folders[name]) for name in parts]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitkit.data.loading.loader import DataSettings, part_of
+from vitkit.data.loading.loader import DataSettings, choose_fraction
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads import DETRHead, Mask2FormerHead
 from vitkit.matchers import FixedMaskMatcher
@@ -153,8 +153,8 @@ def test_local_relation_without_geometry_prior_is_the_same_for_a_mirrored_map():
 
 
 def test_a_fraction_of_the_training_images_is_the_same_in_each_run_and_nested():
-    tenth, third = part_of(100, 0.1), part_of(100, 1 / 3)
-    assert tenth.sum() == 10 and third.sum() == 33 and (third | ~tenth).all() and part_of(5, 0.01).sum() == 1
+    tenth, third = choose_fraction(100, 0.1), choose_fraction(100, 1 / 3)
+    assert tenth.sum() == 10 and third.sum() == 33 and (third | ~tenth).all() and choose_fraction(5, 0.01).sum() == 1
     spec = dict(type="ShapesClassification", image_size=16, num_images=100)
     data = DataSettings(train=spec | {"fraction": 0.1}, val=spec | {"fraction": 0.1}, images_per_gpu=4, num_workers=0)
     loader = data.train_loader(data.dataset("train"), seed=3)

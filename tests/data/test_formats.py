@@ -11,7 +11,7 @@ from PIL import Image
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import find_format, read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages, polygon_box
-from vitkit.data.formats.writing import WRITERS, joined, outlines, write_voc
+from vitkit.data.formats.writing import WRITERS, join_polygons, outlines, write_voc
 from vitkit.errors import DataError
 from vitkit.ops.segmentations import decode_segmentation
 
@@ -295,7 +295,7 @@ def test_masks_with_holes_and_several_parts_survive_as_one_outline():
     flat = mask.T.ravel()
     changes = np.flatnonzero(np.diff(flat)) + 1
     runs["counts"] = np.diff([0, *changes, flat.size]).tolist()
-    outline = joined(outlines(runs, 60, 80))
+    outline = join_polygons(outlines(runs, 60, 80))
     again = decode_segmentation([outline], 60, 80)
     assert (again == mask).all()
     assert polygon_box([outline]) == [5, 5, 65, 50]

@@ -376,20 +376,20 @@ def _segment_faults(annotations: Sequence[Mapping[str, Any]], references: Mappin
     faults = [*entries.field_faults({"image_id": references["image_id"]} | PANOPTIC_ANNOTATION)]
     faults += entries.repeated("image_id")
     listed = [a["segments_info"] if isinstance(a.get("segments_info"), list) else [] for a in annotations]
-    owned = [(position, segment) for position, segments in enumerate(listed) for segment in segments]
-    no_objects = [position for position, segment in owned if not isinstance(segment, dict)]
+    all_segments = [(position, segment) for position, segments in enumerate(listed) for segment in segments]
+    no_objects = [position for position, segment in all_segments if not isinstance(segment, dict)]
     faults += [entries.fault(k, "segments_info", "objects in it, {...}, alone") for k in no_objects]
     if no_objects:
         return faults
 
     def name(number: int) -> str:
-        position, segment = owned[number]
+        position, segment = all_segments[number]
         return f"{image(position)}: segment {reprlib.repr(segment.get('id'))}"
 
-    segments = _Entries("segments_info", [segment for _, segment in owned], name)
+    segments = _Entries("segments_info", [segment for _, segment in all_segments], name)
     faults += segments.field_faults(SEGMENT | {"category_id": references["category_id"]})
     seen = set()
-    for number, (position, segment) in enumerate(owned):
+    for number, (position, segment) in enumerate(all_segments):
         if _is_id(segment.get("id")):
             if (position, segment["id"]) in seen:
                 faults.append(segments.fault(number, "id", "an id that no other segment of the image has"))

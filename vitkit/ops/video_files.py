@@ -4,7 +4,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
@@ -83,10 +83,11 @@ def open_video(path: str | Path, what: str = "videos", *, max_pixels: int = MAX_
     return video_type(path, what, max_pixels=max_pixels)
 
 
-class FrameFolder:
+class FrameFolder(nullcontext):
     """A video as a folder of images, one for each frame, in the order of the numbers in their names."""
 
     def __init__(self, path: str | Path, what: str = "videos", *, max_pixels: int = MAX_PIXELS):
+        super().__init__(self)
         self.what, self.max_pixels = what, max_pixels
         pictures = [file for file in Path(path).iterdir() if file.suffix.lower() in FRAME_EXTENSIONS]
         if not pictures:
@@ -113,12 +114,6 @@ class FrameFolder:
                 )
             yield frame
 
-    def __enter__(self) -> "FrameFolder":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
 
 def _natural_order(name: str) -> list[tuple[int, str]]:
     """Return a sort key that puts frame_2.jpg before frame_10.jpg."""
@@ -133,14 +128,10 @@ class VideoFile:
     preceding key frame on; frames in between are skipped if no requested frame depends on them.
 
     PyAV, OpenCV and torchcodec were compared on 17 files (H.264, H.265, MPEG-4 and VP9 in MP4, Matroska, AVI and
-    MPEG-TS; constant and variable frame rates, key frames every 12 to 250 frames, open groups, B-frames, odd sizes,
-    grey), 64 frames of each: this class and OpenCV's reading from the start returned the right frame each time,
-    OpenCV's seeking was wrong in 48 and 16 of 64 with a variable frame rate and in 16 of MPEG-TS. On one core, 16
-    frames from 64 at 480p, milliseconds of this class / OpenCV from the start / OpenCV seeking / all 300 frames by
-    PyAV: 172 / 522 / 233 / 769 with a key frame every 12 frames, 436 / 444 / 470 / 712 every 250. torchcodec needs an
-    installation of FFmpeg beside it; PyAV brings its own. With x264's defaults, decoding and cropping 8 frames that are
-    spread over 10 s of 480p takes 0.24 (12) and 0.46 (250) of the time in which PyAV decodes all frames to RGB, 0.35
-    and 0.78 of that in which it decodes and does not convert them (`vitkit benchmark clips`, processor time).
+    MPEG-TS; variable frame rates, key frames every 12 to 250 frames, open groups, B-frames), 64 frames of each. This
+    class returned the right frame each time; OpenCV's seeking was wrong in up to 48 of 64 frames. 16 of the 64 frames
+    at 480p took 172 ms on one core with a key frame every 12 frames and 436 ms every 250, decoding all 300 frames 769
+    and 712 ms (`vitkit benchmark clips`). torchcodec needs an installation of FFmpeg; PyAV brings its own.
     """
 
     def __init__(self, path: str | Path, what: str = "videos", *, max_pixels: int = MAX_PIXELS):

@@ -76,8 +76,8 @@ class SemanticFolder(BaseImageDataset):
         self.folder, self.label_folder = Path(images), Path(labels)
         self.image_suffix, self.label_suffix = image_suffix, label_suffix
         self.classes = list(classes)
-        begin = int(zero_is_ignored)
-        self.category_ids = list(range(begin, begin + len(classes))) if values is None else list(values)
+        first = int(zero_is_ignored)
+        self.category_ids = list(range(first, first + len(classes))) if values is None else list(values)
         self._ignored = sorted({*ignore, 0} if zero_is_ignored else set(ignore))
         self._label_of_value = self._label_table()
         self.image_ids = paired_names(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)

@@ -138,8 +138,8 @@ def sampling_of(spec: Any) -> ClipSampling | None:
     if not (isinstance(constructor, type) and issubclass(constructor, ClipDataset)):
         return None
     sampling = settings_of(constructor).get("sampling", ClipSampling(sampling_rate=1))
-    given = {field.name: arguments[field.name] for field in fields(ClipSampling) if field.name in arguments}
-    return replace(sampling, **given | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"})
+    settings = {field.name: arguments[field.name] for field in fields(ClipSampling) if field.name in arguments}
+    return replace(sampling, **settings | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"})
 
 
 class ListedVideos(ListedFiles, ClipDataset):

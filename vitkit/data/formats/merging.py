@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
-from vitkit.data.formats.writing import place_picture
+from vitkit.data.formats.writing import link_image
 from vitkit.errors import DataError
 from vitkit.ops.image_files import read_image
 from vitkit.ops.segmentations import decode_segmentation, mask_annotation
@@ -28,10 +28,10 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
     Raises:
         DataError: `classes` names a class that no dataset has.
     """
-    known = {category["name"] for data in datasets for category in data.categories}
-    unknown = [name for name in classes if name not in known]
+    class_set = {category["name"] for data in datasets for category in data.categories}
+    unknown = [name for name in classes if name not in class_set]
     if unknown:
-        raise DataError(f"--map {unknown[0]}: no dataset has this class. {nearest(unknown[0], known)}")
+        raise DataError(f"--map {unknown[0]}: no dataset has this class. {nearest(unknown[0], class_set)}")
     merged = AnnotatedImages("coco", out, out / "images")
     with_splits = all(data.splits for data in datasets)
     for number, data in enumerate(datasets):
@@ -43,7 +43,7 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
         ids = {}
         for image in data.images:
             name = f"{number}_{data.source.stem}/{image['file_name']}"
-            place_picture(data.folder / image["file_name"], merged.folder / name)
+            link_image(data.folder / image["file_name"], merged.folder / name)
             split = split_of.get(image["id"]) if with_splits else None
             ids[image["id"]] = merged.add_image(name, image["width"], image["height"], split)
         for annotation in data.annotations:

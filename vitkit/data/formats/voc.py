@@ -56,9 +56,9 @@ def read_voc(annotations: Path, images: Path | None, *, max_pixels: int) -> Anno
     data = AnnotatedImages("voc", annotations, images)
     roots = {path: parse_xml(path) for path in ([single] if single else sorted(folder.rglob("*.xml")))}
     corners = {path: [_corners(obj, path) for obj in root.iter("object")] for path, root in roots.items()}
-    begin = 1
+    origin = 1
     if any(min(box[:2]) <= 0 for boxes in corners.values() for box in boxes):
-        begin = 0
+        origin = 0
         data.notes.append("coordinates begin at 0, not at 1 as VOC defines: the ends do not belong to the boxes")
     listed = _listed_classes(folder)
     for name in listed:
@@ -70,7 +70,7 @@ def read_voc(annotations: Path, images: Path | None, *, max_pixels: int) -> Anno
             data.leave_out("XML files without a picture", path.name)
             continue
         used.add(name)
-        _add_file(data, files, name, path, root, corners[path], begin)
+        _add_file(data, files, name, path, root, corners[path], origin)
     for name in files.names if single is None else ():
         if name not in used:
             data.leave_out("pictures without an XML file", name)
@@ -89,7 +89,7 @@ def _add_file(
     path: Path,
     root: ElementTree.Element,
     corners: Iterable[tuple[float, ...]],
-    begin: int,
+    origin: int,
 ) -> None:
     size = [_number(root, f"size/{side}", path, default=0) for side in ("width", "height")]
     if min(size) > 0:
@@ -104,7 +104,7 @@ def _add_file(
         if not label:
             raise DataError(f"annotations: '{path}': an object has no name. Correct it.")
         flags = {flag: 1 for flag in _FLAGS if _number(obj, flag, path, default=0)}
-        box = [x0 - begin, y0 - begin, x1 - x0 + begin, y1 - y0 + begin]
+        box = [x0 - origin, y0 - origin, x1 - x0 + origin, y1 - y0 + origin]
         if min(box[2:]) < 0:
             raise DataError(
                 f"annotations: '{path}': {label!r} from {x0:g}, {y0:g} to {x1:g}, {y1:g}. Exchange its ends."

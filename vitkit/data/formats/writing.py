@@ -57,7 +57,7 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
             numbers = " ".join(f"{min(max(value, 0.0), 1.0):.10g}" for value in values)
             lines.append(f"{number[annotation['category_id']]} {numbers}")
         for target in targets[image["id"]]:
-            place_picture(data.folder / image["file_name"], target)
+            link_image(data.folder / image["file_name"], target)
             label_file = out / "labels" / target.relative_to(out / "images").with_suffix(".txt")
             label_file.parent.mkdir(parents=True, exist_ok=True)
             label_file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -78,7 +78,7 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     for image, annotations in _by_image(data, lost):
         name = file_names[image["id"]]
         stems[image["id"]] = PurePosixPath(name).stem
-        place_picture(data.folder / image["file_name"], out / "JPEGImages" / name)
+        link_image(data.folder / image["file_name"], out / "JPEGImages" / name)
         root = ElementTree.Element("annotation")
         _add_text(root, filename=name)
         size = ElementTree.SubElement(root, "size")
@@ -110,7 +110,7 @@ WRITERS: dict[str, Callable[[AnnotatedImages, Path, Lost], list[Path]]] = {
 }
 
 
-def place_picture(source: Path, target: Path) -> None:
+def link_image(source: Path, target: Path) -> None:
     """Link an image file, or copy it where files cannot be linked.
 
     Raises:
@@ -194,7 +194,7 @@ def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_m
         )
     if not polygons:
         polygons = [[x, y, x + box_width, y, x + box_width, y + box_height, x, y + box_height]]
-    return [value / (height if k % 2 else width) for k, value in enumerate(joined(polygons))]
+    return [value / (height if k % 2 else width) for k, value in enumerate(join_polygons(polygons))]
 
 
 def outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
@@ -209,7 +209,7 @@ def outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
     return [((contour.reshape(-1, 2) + 1) // 2 + (x, y)).ravel().astype(float).tolist() for contour in contours]
 
 
-def joined(polygons: list[list[float]]) -> list[float]:
+def join_polygons(polygons: list[list[float]]) -> list[float]:
     """Join polygons into one, by zero-width seams between the nearest points of each polygon and those before it."""
     path = np.array(polygons[0], float).reshape(-1, 2)
     for polygon in polygons[1:]:

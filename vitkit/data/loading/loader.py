@@ -131,7 +131,7 @@ class DataSettings:
         if self.sampler is not None:
             weights = image_weights(dataset, self.sampler, repeat_threshold=self.repeat_threshold)
         if fraction is not None:
-            chosen = part_of(len(dataset), fraction)
+            chosen = choose_fraction(len(dataset), fraction)
             logger.info(f"data.train.fraction: trains on {int(chosen.sum())} of {len(dataset)} images")
             weights = chosen * (1.0 if weights is None else weights)
         if self.aspect_ratio_grouping and hasattr(dataset, "aspect_ratios"):
@@ -183,7 +183,7 @@ def _fraction(spec: Spec | None) -> float | None:
     return spec.get("fraction") if isinstance(spec, Mapping) else None
 
 
-def part_of(num_images: int, fraction: float) -> np.ndarray:
+def choose_fraction(num_images: int, fraction: float) -> np.ndarray:
     """Choose a fraction of the images, at least one, as a (num_images,) bool mask."""
     chosen = np.zeros(num_images, bool)
     chosen[np.random.default_rng(0).permutation(num_images)[: max(1, round(fraction * num_images))]] = True

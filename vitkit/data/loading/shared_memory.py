@@ -1,6 +1,5 @@
 """Arrays that worker processes share with the training process, however they are started."""
 
-from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ class SharedArray(np.ndarray):
         return self.view(np.ndarray)[index]
 
     def __reduce__(self) -> tuple:
-        if self._bytes is None or get_spawning_popen() is None:
+        if self._bytes is None:
             return np.array(self, subok=False).__reduce__()
         return _receive, (self._bytes, self.dtype, self.shape)
 

@@ -292,8 +292,7 @@ class _TokenTable:
 
 def decoder_inputs(targets: Sequence[Mapping[str, Any]]) -> Tensor:
     """Return the decoder's inputs for predicting the targets' `tokens`: BOS and all but the last, (B, T) int64."""
-    begin = torch.tensor([BOS])
-    return pad_tokens([torch.cat([begin, target["tokens"][:-1]]) for target in targets])
+    return pad_tokens([torch.cat([torch.tensor([BOS]), target["tokens"][:-1]]) for target in targets])
 
 
 def pad_tokens(rows: Sequence[Tensor]) -> Tensor:
