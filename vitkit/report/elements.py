@@ -81,9 +81,8 @@ def overall_section(metrics: Mapping[str, np.ndarray], *warnings: str, noun: str
 
 def section(title: str, *parts: str, note: str = "") -> str:
     """Return a section with a heading, a note in smaller print, and its parts."""
-    anchor = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
     text = f"<p class='note'>{escape(note)}</p>" if note else ""
-    return f"<section id='{escape(anchor)}'><h2>{escape(title)}</h2>{text}{''.join(parts)}</section>"
+    return f"<section><h2>{escape(title)}</h2>{text}{''.join(parts)}</section>"
 
 
 def details(summary: str, *parts: str) -> str:

@@ -1,5 +1,6 @@
 """The report of an evaluation, for every kind of evaluator."""
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -81,25 +82,15 @@ def write_page(path: str | Path, title: str, sections: Sequence[str], facts: Map
     Returns:
         the file.
     """
-    sections = _unique_anchors(sections)
-    anchors = re.findall(r"<section id='([^']*)'><h2>(.*?)</h2>", "".join(sections))
-    links = "".join(f"<a href='#{anchor}'>{name}</a>" for anchor, name in anchors)
+    content, numbers = "".join(sections), itertools.count(1)
+    titles = re.findall("<section><h2>(.*?)</h2>", content)
+    links = "".join(f"<a href='#section-{number}'>{name}</a>" for number, name in enumerate(titles, start=1))
+    content = re.sub("<section>", lambda _: f"<section id='section-{next(numbers)}'>", content)
     listed = "; ".join(f"{escape(key)} {escape(value)}" for key, value in facts.items())
     body = f"<h1>{escape(title)}</h1><p class='facts'>{listed}</p><nav aria-label='sections'>{links}</nav>"
     folder = Path(__file__).parent
     style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    page = html_page(title, f"{body}<main>{''.join(sections)}</main>", style=style, script=script)
+    page = html_page(title, f"{body}<main>{content}</main>", style=style, script=script)
     path = make_folder(path)
     path.write_text(page, encoding="utf-8")
     return path
-
-
-def _unique_anchors(sections: Sequence[str]) -> list[str]:
-    """Number the ids of sections that occur more than once."""
-    seen: dict[str, int] = {}
-
-    def renamed(hit: re.Match) -> str:
-        seen[hit[1]] = seen.get(hit[1], 0) + 1
-        return f"<section id='{hit[1]}{seen[hit[1]] if seen[hit[1]] > 1 else ''}'>"
-
-    return [re.sub(r"<section id='([^']*)'>", renamed, text) for text in sections]
