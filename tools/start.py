@@ -194,7 +194,7 @@ def imagenet_weights(overrides: Sequence[str]) -> tuple[bool, str]:
         BACKBONES.build(dict(type="ResNet", depth=50, pretrained=True)).load_pretrained()
     except CheckpointError as error:
         print(f"weights   {error}")
-        return False, "random weights: ImageNet's could not be had. model.backbone.pretrained=FILE names them"
+        return False, "random weights: ImageNet's are not available. model.backbone.pretrained=FILE names them"
     return True, "ImageNet weights"
 
 
@@ -287,7 +287,7 @@ def check(path: Path, args: argparse.Namespace) -> None:
     issues = [issue for issue in issues if issue.verdict in ("warn", "fail")]
     print(report(issues) if issues else "doctor    no issues")
     if any(issue.verdict == "fail" for issue in issues):
-        raise DataError(f"the data cannot be trained on, see above; `vitkit doctor {path}` tells all.")
+        raise DataError(f"the data cannot be trained on, see above; `vitkit doctor {path}` lists everything.")
 
 
 if __name__ == "__main__":

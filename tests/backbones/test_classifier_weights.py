@@ -60,7 +60,7 @@ def test_classifier_head_is_left_out_and_norms_of_feature_maps_are_initialised(c
     text = str(report)
     assert f"left out, as feature maps need none of it: {', '.join(left_out)}" in text
     if new:
-        assert "not in it, so these start anew: norm0, norm1, norm2, norm3" in text
+        assert "not in it, so these are newly initialised: norm0, norm1, norm2, norm3" in text
     values = {value.flatten()[0].item() for value in theirs.values() if value.numel()}
     fresh = tuple(report.new_parts) or ("\0",)
     assert {p.flatten()[0].item() for k, p in model.state_dict().items() if not k.startswith(fresh)} <= values

@@ -136,7 +136,7 @@ def test_other_classes_are_an_error_unless_a_new_head_is_asked_for(tmp_path):
         load_weights(model, trained.state_dict())
     report = load_weights(model, trained.state_dict(), new_class_head=True)
     assert report.reinitialized == ["classes.weight", "classes.bias"]
-    assert "start anew: classes.weight" in str(report)
+    assert "newly initialised: classes.weight" in str(report)
     assert torch.equal(model.classes.weight, fresh)
     assert torch.equal(model.body.weight, trained.body.weight)
 

@@ -340,7 +340,7 @@ def test_newest_complete_checkpoint_is_found(tmp_path, caplog):
     write(tmp_path / "step_00000012.pth", 12)  # killed before it became last.pth
     assert newest_checkpoint(tmp_path).name == "step_00000012.pth"
     (tmp_path / "step_00000012.pth").write_bytes(b"half")
-    assert newest_checkpoint(tmp_path).name == LAST_NAME and "step_00000012.pth: passed over" in caplog.text
+    assert newest_checkpoint(tmp_path).name == LAST_NAME and "step_00000012.pth: skipped" in caplog.text
     (tmp_path / LAST_NAME).unlink()
     assert newest_checkpoint(tmp_path).name == "step_00000010.pth"
 

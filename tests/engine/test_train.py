@@ -195,7 +195,7 @@ def test_best_by_another_metric_is_not_compared_after_a_resume(tmp_path, capsys)
     options = {"evaluate": lambda model: next(values), "epochs": 3}
     run(tmp_path / "run", **{**options, "epochs": 1}, best_metric="top1")
     _, progress = run(tmp_path / "run", resume=tmp_path / "run" / LAST_NAME, best_metric="loss", **options)
-    assert "best.pth is kept by loss from now on: it was top1" in capsys.readouterr().out
+    assert "best.pth is kept by loss from now on, and no longer by top1" in capsys.readouterr().out
     assert progress.best == -2.0 and progress.worse_in_a_row == 1  # for a loss, the lowest is the best
     assert read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 2
 

@@ -240,7 +240,7 @@ def test_mask_head_is_initialised_on_a_trained_detr():
     detr, model = small("DETR", 5), small("DETRSegmentation", 5)
     fresh = {key: value.clone() for key, value in model.state_dict().items() if key.startswith(model.new_parts)}
     report = load_weights(model, {"model": detr.state_dict(), "classes": names}, classes=names, new_class_head=True)
-    assert "not in it, so these start anew: bbox_attention, mask_head" in str(report) and not report.missing
+    assert "not in it, so these are newly initialised: bbox_attention, mask_head" in str(report) and not report.missing
     for key, value in model.state_dict().items():
         assert torch.equal(value, fresh[key] if key in fresh else detr.state_dict()[key]), key
     # Such a model must not be evaluated.
@@ -254,7 +254,7 @@ def test_frozen_class_head_cannot_be_reinitialised():
         classes=COCO_PANOPTIC_CLASSES,
         new_class_head=True,
     )
-    assert "head.class_embed.weight, head.class_embed.bias would start anew, but are not trained" in message
+    assert "head.class_embed.weight, head.class_embed.bias would be newly initialised, but are not trained" in message
     assert "model.freeze_detr=false" in message
 
 

@@ -239,7 +239,7 @@ def test_damaged_folders_are_errors_that_name_the_file(tmp_path):
     for content, message in (
         ("{}", "index.json: has no weight_map"),
         ('{"weight_map": {"a": "../x.safetensors"}}', "names '../x.safetensors'; expected files beside it"),
-        ('{"weight_map": {"a": "x.safetensors"}}', "names x.safetensors, which is not beside it"),
+        ('{"weight_map": {"a": "x.safetensors"}}', "lists x.safetensors, which is not beside it"),
         ("[1]", "holds a list; expected a JSON object"),
         ("{", "cannot be read"),
     ):

@@ -212,7 +212,7 @@ def test_fine_tuning_to_other_classes_reinitialises_only_the_class_head(tiny, co
     train(
         coco_config, *write_coco(tmp_path / "data"), "--init", "shapes/last.pth", "optimizer.lr=0.0", "--run-dir", "own"
     )
-    assert "start anew: head.class_embed.weight, head.class_embed.bias" in capsys.readouterr().err
+    assert "newly initialised: head.class_embed.weight, head.class_embed.bias" in capsys.readouterr().err
     before, after = (read_checkpoint(f"{name}/last.pth")["model"] for name in ("shapes", "own"))
     assert torch.equal(before["head.bbox_embed.layers.0.weight"], after["head.bbox_embed.layers.0.weight"])
     assert before["head.class_embed.weight"].shape == (7, 32) and after["head.class_embed.weight"].shape == (4, 32)

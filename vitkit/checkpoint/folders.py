@@ -108,7 +108,7 @@ def read_shards(index: Path, read: ReadFile) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name in files_in_index(index):
         if not (index.parent / name).is_file():
-            raise CheckpointError(f"{index}: names {name}, which is not beside it. Get it, too.")
+            raise CheckpointError(f"{index}: lists {name}, which is not beside it. Download that file, too.")
         state |= read(index.parent / name)
     missing = [key for key in files if key not in state]
     if missing:

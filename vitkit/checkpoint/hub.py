@@ -81,7 +81,7 @@ class _Download:
             raise CheckpointError(f"{self.source}: not the name of a repository; expected hf:OWNER/NAME.") from error
         except errors.GatedRepoError as error:
             raise CheckpointError(
-                f"{self.source}: its owner asks for consent. Give it on its page, and log in: hf auth login."
+                f"{self.source}: access to it is gated. Accept its terms on its page, and log in: hf auth login."
             ) from error
         except errors.RepositoryNotFoundError as error:
             raise CheckpointError(

@@ -281,4 +281,4 @@ def _reason(error: BaseException) -> str:
 
 
 def _damaged(checkpoint: Path) -> CheckpointError:
-    return CheckpointError(f"{checkpoint}: damaged: what it says of its shards is incomplete. Get the file again.")
+    return CheckpointError(f"{checkpoint}: damaged: its description of the shards is incomplete. Get the file again.")

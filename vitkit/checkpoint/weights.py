@@ -43,9 +43,11 @@ class LoadReport:
         if self.converter:
             parts.append(f"recognised as {self.converter}")
         if self.reinitialized:
-            parts.append(f"classes differ, so these start anew: {', '.join(self.reinitialized)}")
+            parts.append(f"classes differ, so these are newly initialised: {', '.join(self.reinitialized)}")
         if self.new_parts:
-            parts.append(f"not in it, so these start anew: {', '.join(part.rstrip('.') for part in self.new_parts)}")
+            parts.append(
+                f"not in it, so these are newly initialised: {', '.join(part.rstrip('.') for part in self.new_parts)}"
+            )
         if self.left_out:
             parts.append(f"left out, as feature maps need none of it: {_shorten(_modules(self.left_out))}")
         if self.not_finite:
@@ -259,8 +261,9 @@ def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
     frozen = [key for key in keys if not trained.get(key, True)]
     if frozen:
         raise CheckpointError(
-            f"{name}: its classes differ from the model's, so that {_shorten(frozen)} would start anew, but are not "
-            "trained. Start from a checkpoint of the model's classes, or train everything (model.freeze_detr=false)."
+            f"{name}: its classes differ from the model's, so that {_shorten(frozen)} would be newly initialised, but "
+            "are not trained. Start from a checkpoint of the model's classes, or train everything "
+            "(model.freeze_detr=false)."
         )
 
 
@@ -333,8 +336,8 @@ def _other_classes(name: str, theirs: str, ours: str, origin: str | None) -> str
     return (
         f"{name}: its class head is for other classes (checkpoint: {theirs}; model: {ours})."
         f"{f' It seems to be {origin}.' if origin else ''} Use the config of its classes and task; or, to "
-        "fine-tune it, load it with new_class_head=True (tools/train.py --init does), which starts only the class "
-        "head anew."
+        "fine-tune it, load it with new_class_head=True (tools/train.py --init does), which initialises only the "
+        "class head newly."
     )
 
 

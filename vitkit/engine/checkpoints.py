@@ -339,7 +339,7 @@ def _reached(path: Path) -> int | None:
             check_shards(path, state["shards"], checksums=True)
         return int(state["progress"]["step"])
     except (CheckpointError, KeyError, TypeError, ValueError) as error:
-        logger.warning("%s: passed over (%s)", path, error)
+        logger.warning("%s: skipped (%s)", path, error)
         return None
 
 

@@ -42,16 +42,16 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     """
     if not dist.is_initialized():
         raise ConfigError(
-            "train.strategy=fsdp: there is one process, and nothing to shard a model among. Start it by torchrun "
+            "train.strategy=fsdp: a model is sharded over several processes, and there is one. Start it by torchrun "
             "--nproc-per-node …, or set train.strategy=ddp."
         )
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise ConfigError(
-            f"train.strategy=fsdp: torch {torch.__version__} shards no model among CPU processes. Use a newer "
+            f"train.strategy=fsdp: torch {torch.__version__} cannot shard a model over CPU processes. Use a newer "
             "one, GPUs, or train.strategy=ddp."
         )
     if not all(parameter.is_contiguous() for parameter in model.parameters()):
-        raise ConfigError("train.channels_last: torch shards no weights of that memory format. Set it to false.")
+        raise ConfigError("train.channels_last: torch cannot shard weights of that memory format. Set it to false.")
     mesh = init_device_mesh(device.type, (world_size(),))
     for module in model.modules():
         if isinstance(module, SupportsActivationCheckpointing):

@@ -73,7 +73,9 @@ class TrainSettings:
         if self.keep_checkpoints < 0:
             raise ConfigError(f"train.keep_checkpoints: got {self.keep_checkpoints}; expected at least 0.")
         if self.strategy == "fsdp" and self.ema_decay is not None:
-            raise ConfigError("train.ema_decay: there is no average of weights that train.strategy=fsdp shards.")
+            raise ConfigError(
+                "train.ema_decay: weights that train.strategy=fsdp shards cannot be averaged. Set it to none."
+            )
         if self.strategy == "fsdp" and self.precision == "fp16":
             raise ConfigError("train.precision=fp16: losses are not scaled for sharded weights; use bf16 with fsdp.")
         if self.sharded_checkpoints and self.strategy != "fsdp":

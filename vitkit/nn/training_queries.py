@@ -33,7 +33,9 @@ class TrainingOnly(nn.Module):
         if {key: value.shape for key, value in theirs.items()} == {key: value.shape for key, value in own.items()}:
             return
         if own:
-            logger.info("%s is there in training alone, and not of this shape in the weights: it starts anew", prefix)
+            logger.info(
+                "%s is used only in training, and has another shape in the weights: it is newly initialised", prefix
+            )
         for key in theirs:
             del state[key]
         state |= own

@@ -41,7 +41,8 @@ class BestMetric(Hook):
         name, progress = run.settings.best_metric, run.progress
         if progress.best_metric not in ("", name):
             say(
-                f"best.pth is kept by {name} from now on: it was {progress.best_metric}, whose values say nothing of it"
+                f"best.pth is kept by {name} from now on, and no longer by {progress.best_metric}, whose best "
+                "value is forgotten"
             )
             progress.best, progress.worse_in_a_row = -math.inf, 0
         elif name in LOWER_IS_BETTER and progress.best > 0:
