@@ -18,7 +18,6 @@ from vitkit.data.formats.label_pictures import read_semantic_pictures
 from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import DataError
-from vitkit.ops.image_files import MAX_PIXELS
 from vitkit.tools.annotations import add_source, print_left_out, read_source, require_new, write_annotations
 from vitkit.tools.common import errors_in_one_line
 
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
             patterns[name] = parts
     is_semantic = (args.format or find_format(args.source, args.images)) == "semantic_pictures"
     if is_semantic:
-        data = read_semantic_pictures(args.source, args.images, max_pixels=MAX_PIXELS, regions=False)
+        data = read_semantic_pictures(args.source, args.images, regions=False)
         print(f"{args.source}: {len(data.images)} label pictures of {len(data.categories)} classes")
         print_left_out(data.left_out, "left out")
     else:

@@ -6,20 +6,19 @@ import torch
 from torch import Tensor
 
 
-def rollout(layers: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
+def rollout(layers: Sequence[Tensor]) -> Tensor:
     """Compute attention rollout (Abnar & Zuidema 2020, https://arxiv.org/abs/2005.00928): the product over the layers
-    of each layer's attention, averaged over its heads and mixed with the identity for the residual path.
+    of each layer's attention, averaged over its heads and mixed equally with the identity for the residual path.
 
     Args:
         layers: (heads, N, N) for each layer, first to last; rows sum to 1.
-        residual: weight of the identity.
     Returns:
         (N, N): the share of each input token (column) that reaches each output token (row).
     """
     identity = torch.eye(layers[0].shape[-1], device=layers[0].device)
     reached = identity
     for weights in layers:
-        reached = torch.lerp(weights.float().mean(dim=0), identity, residual) @ reached
+        reached = torch.lerp(weights.float().mean(dim=0), identity, 0.5) @ reached
     return reached
 
 

@@ -118,12 +118,12 @@ def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX
         return _header_of(file, os.fstat(file.fileno()).st_size, path, what, max_pixels)
 
 
-def upright_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+def upright_size(path: str | Path) -> tuple[int, int]:
     """Read (width, height) of an image as `read_image` returns it, after EXIF rotation; raises like `read_header`.
 
     The pixels are not decoded.
     """
-    header, orientation = _header_and_orientation(path, max_pixels)
+    header, orientation = _header_and_orientation(path, MAX_PIXELS)
     return (header.height, header.width) if orientation in _QUARTER_TURNS else (header.width, header.height)
 
 

@@ -19,10 +19,9 @@ from vitkit.data.formats.table import read_csv
 from vitkit.data.formats.voc import read_voc
 from vitkit.data.formats.yolo import read_yolo
 from vitkit.errors import ConfigError
-from vitkit.ops.image_files import MAX_PIXELS
 from vitkit.registry import nearest
 
-READERS: dict[str, Callable[..., AnnotatedImages]] = {
+READERS: dict[str, Callable[[Path, Path | None], AnnotatedImages]] = {
     "coco": read_coco,
     "yolo": read_yolo,
     "voc": read_voc,
@@ -35,11 +34,7 @@ READERS: dict[str, Callable[..., AnnotatedImages]] = {
 
 
 def read_annotations(
-    annotations: str | Path,
-    images: str | Path | None = None,
-    *,
-    format: str | None = None,
-    max_pixels: int = MAX_PIXELS,
+    annotations: str | Path, images: str | Path | None = None, *, format: str | None = None
 ) -> AnnotatedImages:
     """Read annotations of any format.
 
@@ -47,7 +42,6 @@ def read_annotations(
         annotations: a file, or a folder of files.
         images: folder of the images; None: the format's usual location.
         format: one of READERS; None: detected from the files.
-        max_pixels: largest width x height of an image.
     Raises:
         DataError: there is no such file, its format is unknown or ambiguous, or its content is invalid.
         ConfigError: there is no such format.
@@ -56,7 +50,7 @@ def read_annotations(
     if format is not None and format not in READERS:
         raise ConfigError(f"format: no {format!r}. {nearest(format, READERS)}")
     format = format or find_format(annotations, images)
-    return READERS[format](annotations, images, max_pixels=max_pixels)
+    return READERS[format](annotations, images)
 
 
 __all__ = ["FORMAT_NAMES", "READERS", "AnnotatedImages", "find_format", "read_annotations"]

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vitkit.errors import DataError
-from vitkit.ops.image_files import MAX_PIXELS, upright_size
+from vitkit.ops.image_files import upright_size
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"))
 UNREADABLE = "images whose file cannot be read"
@@ -143,15 +143,14 @@ class ImageFiles:
 
     Args:
         folder: folder of the images.
-        max_pixels: largest width x height of a file that is read.
     Raises:
         DataError: there is no such folder, or it contains no image.
     """
 
-    def __init__(self, folder: Path, *, max_pixels: int = MAX_PIXELS):
+    def __init__(self, folder: Path):
         if not folder.is_dir():
             raise DataError(f"images: no folder '{folder}'. Give the folder of the pictures.")
-        self.folder, self._max_pixels = folder, max_pixels
+        self.folder = folder
         files = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
         self.names = sorted(path.relative_to(folder).as_posix() for path in files)
         if not self.names:
@@ -190,7 +189,7 @@ class ImageFiles:
 
     def size(self, name: str) -> tuple[int, int]:
         """Read (width, height) of an image, upright; raises like `read_header`."""
-        return upright_size(self.folder / name, max_pixels=self._max_pixels)
+        return upright_size(self.folder / name)
 
 
 def add_image_file(data: AnnotatedImages, files: ImageFiles, name: str, split: str | None = None) -> dict | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.errors import DataError
-from vitkit.ops.image_files import read_image
+from vitkit.ops.image_files import MAX_PIXELS, read_image
 from vitkit.ops.json_files import read_json
 from vitkit.ops.label_maps import colors_to_ids, replace_values
 
@@ -71,7 +71,7 @@ def parse_class_file(path: str | Path) -> ClassFile:
     return ClassFile(names, colors, ignored)
 
 
-def read_colored_labels(path: Path, colors: dict[int, int], *, max_pixels: int) -> np.ndarray:
+def read_colored_labels(path: Path, colors: dict[int, int], *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Read a colour-coded label image.
 
     Args:

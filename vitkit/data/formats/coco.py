@@ -12,13 +12,12 @@ from vitkit.ops.json_files import gc_paused, read_json
 _SPLIT_WORD = re.compile("|".join(sorted(SPLIT_NAMES, key=len, reverse=True)))
 
 
-def read_coco(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
     """Read COCO's detection files, keeping their ids.
 
     Args:
         annotations: the file, or a folder of files.
         images: folder of the images; None: that of the file, or `images` beside it or beside its folder.
-        max_pixels: see `read_image`.
     Raises:
         DataError: a file is invalid, or files have different categories or share an id.
     """
@@ -26,7 +25,7 @@ def read_coco(annotations: Path, images: Path | None, *, max_pixels: int) -> Ann
         folder = images or _images_of(annotations)
         return AnnotatedImages("coco", annotations, folder, _read(annotations))
     paths = [path for path in sorted(annotations.rglob("*.json")) if is_coco_file(path)]
-    files = ImageFiles(images or annotations, max_pixels=max_pixels)
+    files = ImageFiles(images or annotations)
     data = AnnotatedImages("coco", annotations, files.folder)
     for path in paths:
         content = _read(path)

@@ -20,13 +20,12 @@ _CORNERS_OF_ELLIPSE = 32
 _LARGEST_SIDE = 1 << 20
 
 
-def read_cvat(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
     """Read CVAT's annotations.xml.
 
     Args:
         annotations: the file, or the folder that contains it.
         images: folder of the images; None: `images` beside the file, or the file's folder.
-        max_pixels: see `read_image`.
     Raises:
         DataError: the file is invalid, is of videos, or none of its images exists.
     """
@@ -35,7 +34,7 @@ def read_cvat(annotations: Path, images: Path | None, *, max_pixels: int) -> Ann
     if root.find("track") is not None:
         raise DataError(f"'{path}' has tracks of a video. Export it from CVAT as 'CVAT for images 1.1'.")
     beside = path.parent / "images"
-    files = ImageFiles(images or (beside if beside.is_dir() else path.parent), max_pixels=max_pixels)
+    files = ImageFiles(images or (beside if beside.is_dir() else path.parent))
     data = AnnotatedImages("cvat", annotations, files.folder)
     for label in root.iterfind("meta//labels/label/name"):
         if label.text:

@@ -21,28 +21,25 @@ from vitkit.structures import IGNORE_INDEX
 CLASS_FACTOR = 1000
 
 
-def read_instance_pictures(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+def read_instance_pictures(annotations: Path, images: Path | None) -> AnnotatedImages:
     """Read label images of instances.
 
     Args:
         annotations: folder of the label images, named like the images or with a suffix (`a_mask.png` for `a.jpg`).
         images: folder of the images.
-        max_pixels: see `read_image`.
     Raises:
         DataError: a folder is missing, or no label image belongs to an image.
     """
-    return _read("instance_pictures", annotations, images, max_pixels)
+    return _read("instance_pictures", annotations, images)
 
 
-def read_semantic_pictures(
-    annotations: Path, images: Path | None, *, max_pixels: int, regions: bool = True
-) -> AnnotatedImages:
+def read_semantic_pictures(annotations: Path, images: Path | None, *, regions: bool = True) -> AnnotatedImages:
     """Read label images of classes, with 255 for no class. See `read_instance_pictures`.
 
     Args:
         regions: make each connected region an object; otherwise each class of an image is one, which is faster.
     """
-    return _read("semantic_pictures", annotations, images, max_pixels, regions=regions)
+    return _read("semantic_pictures", annotations, images, regions=regions)
 
 
 def has_one_channel(path: Path) -> bool:
@@ -53,12 +50,10 @@ def has_one_channel(path: Path) -> bool:
         return False
 
 
-def _read(
-    format: str, annotations: Path, images: Path | None, max_pixels: int, *, regions: bool = True
-) -> AnnotatedImages:
+def _read(format: str, annotations: Path, images: Path | None, *, regions: bool = True) -> AnnotatedImages:
     if images is None:
         raise DataError(f"images: label pictures in '{annotations}' need the folder of their images, too. Give it.")
-    labels, files = ImageFiles(annotations), ImageFiles(images, max_pixels=max_pixels)
+    labels, files = ImageFiles(annotations), ImageFiles(images)
     data = AnnotatedImages(format, annotations, images)
     class_file = class_file_near(annotations)
     names, colors, ignored = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
@@ -74,9 +69,9 @@ def _read(
         try:
             path = annotations / label_name
             if colors and format == "semantic_pictures" and not has_one_channel(path):
-                values = read_colored_labels(path, colors, max_pixels=max_pixels)
+                values = read_colored_labels(path, colors)
             else:
-                values = _read_values(path, max_pixels)
+                values = _read_values(path)
         except DataError as error:
             data.leave_out(UNREADABLE, str(error))
             continue
@@ -112,11 +107,11 @@ def _image_of(label_name: str, files: ImageFiles) -> str | None:
         name = name.rpartition("_")[0]
 
 
-def _read_values(path: Path, max_pixels: int) -> np.ndarray:
+def _read_values(path: Path) -> np.ndarray:
     """Read a label image as (H, W) numbers; a coloured one as R + 256 G + 65536 B."""
     if has_one_channel(path):
-        return read_label_map(path, max_pixels=max_pixels)
-    return colors_to_ids(read_image(path, "labels", max_pixels=max_pixels))
+        return read_label_map(path)
+    return colors_to_ids(read_image(path, "labels"))
 
 
 def _instances(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -23,19 +23,18 @@ from vitkit.ops.segmentations import is_side, mask_annotation
 _CORNERS_OF_CIRCLE = 32
 
 
-def read_labelme(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+def read_labelme(annotations: Path, images: Path | None) -> AnnotatedImages:
     """Read LabelMe's files.
 
     Args:
         annotations: the folder of the files, or one file.
         images: folder of the images; None: the folder of the files.
-        max_pixels: see `read_image`.
     Raises:
         DataError: a file is invalid, or none has an image.
     """
     single = annotations if annotations.is_file() else None
     folder = annotations.parent if single else annotations
-    files = ImageFiles(images or folder, max_pixels=max_pixels)
+    files = ImageFiles(images or folder)
     data = AnnotatedImages("labelme", annotations, files.folder)
     for path in [single] if single else sorted(folder.rglob("*.json")):
         content = read_json(path)

@@ -22,13 +22,12 @@ _CENTERS = (("cx", "cy", "w", "h"), ("x_center", "y_center", "width", "height"),
 _NO_HEADER = ("file", "xmin", "ymin", "xmax", "ymax", "class")
 
 
-def read_csv(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
     """Read a table of boxes.
 
     Args:
         annotations: the file, or a folder with one CSV file.
         images: folder of the images; None: the folder of the file.
-        max_pixels: see `read_image`.
     Raises:
         DataError: columns are missing or ambiguous, or a line is invalid.
     """
@@ -37,7 +36,7 @@ def read_csv(annotations: Path, images: Path | None, *, max_pixels: int) -> Anno
     boxes, order = _box_columns(columns, path)
     file_column, class_column = _column(columns, _FILE, "the file", path), _column(columns, _CLASS, "the class", path)
     split_column = next((name for name in _SPLIT if name in columns), None)
-    files = ImageFiles(images or path.parent, max_pixels=max_pixels)
+    files = ImageFiles(images or path.parent)
     data = AnnotatedImages("csv", annotations, files.folder)
     parsed = [(number, row, _box(row, boxes, f"{path.name} line {number}")) for number, row in rows]
     numbers = [value for _, _, box in parsed for value in box or ()]

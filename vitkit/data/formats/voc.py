@@ -35,13 +35,12 @@ def parse_xml(path: Path) -> ElementTree.Element:
         raise DataError(f"annotations: cannot read '{path}' as XML: {error}. Export it again.") from error
 
 
-def read_voc(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
     """Read the XML files of a folder, or a single one.
 
     Args:
         annotations: folder of the XML files, or its parent (VOCdevkit/VOC2012).
         images: folder of the images; None: JPEGImages beside the XML files' folder, or that folder itself.
-        max_pixels: see `read_image`.
     Raises:
         DataError: a file is invalid, or none has an image.
     """
@@ -52,7 +51,7 @@ def read_voc(annotations: Path, images: Path | None, *, max_pixels: int) -> Anno
     if images is None:
         siblings = (folder.parent / name for name in ("JPEGImages", "images"))
         images = next((path for path in siblings if path.is_dir()), folder)
-    files = ImageFiles(images, max_pixels=max_pixels)
+    files = ImageFiles(images)
     data = AnnotatedImages("voc", annotations, images)
     roots = {path: parse_xml(path) for path in ([single] if single else sorted(folder.rglob("*.xml")))}
     corners = {path: [_corners(obj, path) for obj in root.iter("object")] for path, root in roots.items()}

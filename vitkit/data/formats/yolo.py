@@ -21,23 +21,22 @@ _LARGEST_FRACTION = 1.5
 """Numbers above this are not fractions of an image, even with rounding or a box that crosses the border."""
 
 
-def read_yolo(annotations: Path, images: Path | None, *, max_pixels: int) -> AnnotatedImages:
+def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
     """Read YOLO's labels.
 
     Args:
         annotations: data.yaml, or the folder of the text files, which may also contain the images.
         images: folder of the images; None: the one that data.yaml names, or `images` beside `labels`.
-        max_pixels: see `read_image`.
     Raises:
         DataError: a file is missing or a line is invalid.
     """
     if annotations.is_file():
-        return _read_yaml(annotations, images, max_pixels)
+        return _read_yaml(annotations, images)
     labels = annotations / "labels" if (annotations / "labels").is_dir() else annotations
     if images is None:
         sibling = labels.parent / "images"
         images = sibling if labels.name == "labels" and sibling.is_dir() else labels
-    files = ImageFiles(images, max_pixels=max_pixels)
+    files = ImageFiles(images)
     data = AnnotatedImages("yolo", annotations, images)
     reader = _Reader(data, files, _settings_near(labels), labels)
     splits = {PurePosixPath(name).parts[0] for name in files.names if "/" in name}
@@ -78,11 +77,11 @@ def read_yaml_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _read_yaml(path: Path, images: Path | None, max_pixels: int) -> AnnotatedImages:
+def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
     settings = read_yaml_settings(path)
     root = images or path.parent
     data = AnnotatedImages("yolo", path, root)
-    files = ImageFiles(root, max_pixels=max_pixels)
+    files = ImageFiles(root)
     reader = _Reader(data, files, settings, path.parent)
     has_labels = False
     for key, split in SPLIT_NAMES.items():

@@ -230,22 +230,19 @@ class World:
         """Draw one image."""
         return _render(*self._layout(index))
 
-    def slide(
-        self, index: int, num_frames: int, direction: tuple[int, int], *, travel: float = 0.5
-    ) -> list[np.ndarray]:
-        """Draw the scene of that index with its last shape moving along an axis, from one random position to another.
+    def slide(self, index: int, num_frames: int, direction: tuple[int, int]) -> list[np.ndarray]:
+        """Draw the scene of that index with its last shape moving along an axis, by half of the image's shorter side.
 
         The opposite direction gives the same frames in reverse order.
 
         Args:
             direction: (x, y) of -1, 0 or 1.
-            travel: distance from the first frame to the last, as a fraction of the image's shorter side.
         Returns:
             `num_frames` images, (H, W, 3) uint8 RGB.
         """
         ground, backdrop, grain, shapes = self._layout(index)
         sides, moving = np.array(backdrop.shape[1::-1]), shapes[-1]
-        path = np.abs(direction) * travel * sides.min()
+        path = np.abs(direction) * 0.5 * sides.min()
         room = np.maximum(sides - 1 - 2 * moving.radius - path, 0)
         start = moving.radius + self._random(index, 2).uniform(size=2) * room
         order = 1 if sum(direction) > 0 else -1
