@@ -2,6 +2,7 @@
 
 import io
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -109,6 +110,8 @@ def test_loaded_run_translates_its_argument(run, checkpoint, capsys):
     assert one.source == "two" and len(one.n_best) == 2 and one.text == one.n_best[0][1]
     stream = model(text for text in ["two"])
     assert next(stream).text == expected[1] and model.predict("two")[0].text == expected[1]
+    model.model.decoding = replace(model.model.decoding, method="sample", temperature=5.0)
+    assert [str(t) for t in model(["two"] * 4, batch_size=2)] == [str(t) for t in model(["two"] * 4)]
     with pytest.raises(DataError, match="got int; the model expects text"):
         model([1])
     with pytest.raises(SystemExit, match="reads text, not pictures. Use tools/translate.py"):

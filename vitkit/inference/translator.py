@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import tee
 from typing import Any, NamedTuple
 
 import torch
@@ -109,12 +110,12 @@ class Translator(TextModel):
         """Translate sentences a batch at a time; see `__call__`."""
         settings = self.model.decoding.with_hypotheses(n_best, beams=beams)
         target = self.vocabularies["target"]
-        for texts in in_batches(self._checked(source), batch_size):
-            encoded = [self.vocabularies["source"].encode(text) for text in texts]
-            for text, (_, hypotheses) in zip(texts, translate(self.model, encoded, settings, batch_size=batch_size)):
-                best = [(hypothesis.score, target.decode(hypothesis.tokens)) for hypothesis in hypotheses]
-                score, translation = best[0] if best else (0.0, "")
-                yield Translation(text, translation, score, best)
+        texts, to_encode = tee(self._checked(source))
+        encoded = map(self.vocabularies["source"].encode, to_encode)
+        for text, (_, hypotheses) in zip(texts, translate(self.model, encoded, settings, batch_size=batch_size)):
+            best = [(hypothesis.score, target.decode(hypothesis.tokens)) for hypothesis in hypotheses]
+            score, translation = best[0] if best else (0.0, "")
+            yield Translation(text, translation, score, best)
 
     def align(self, text: str) -> Alignment:
         """Translate a sentence, and return what each token of the best translation attended to.
@@ -134,7 +135,7 @@ class Translator(TextModel):
 
 def translate(
     model: nn.Module,
-    encoded: Sequence[list[int]],
+    encoded: Iterable[list[int]],
     settings: DecodingSettings,
     *,
     attention: bool = False,
@@ -150,16 +151,16 @@ def translate(
         batch_size: number of lines in a batch.
     """
     device = next(model.parameters()).device
-    for start in range(0, len(encoded), batch_size):
-        rows = range(start, min(start + batch_size, len(encoded)))
-        non_empty = [row for row in rows if encoded[row]]
+    for batch in in_batches(enumerate(encoded), batch_size):
+        start = batch[0][0]
+        non_empty = {row: ids for row, ids in batch if ids}
         translations = {}
         if non_empty:
-            source = pad_tokens([torch.tensor([*encoded[row], EOS]) for row in non_empty]).to(device)
+            source = pad_tokens([torch.tensor([*ids, EOS]) for ids in non_empty.values()]).to(device)
             inputs = {"source": source, "source_padding": source == PAD}
             # Each batch samples with different seeds.
             batch_settings = replace(settings, seed=settings.seed + start * settings.n_best)
             hypotheses = decode(model, inputs, batch_settings, return_attention=attention)
             translations = dict(zip(non_empty, hypotheses))
-        for row in rows:
+        for row, _ in batch:
             yield row, translations.get(row, [])
