@@ -226,7 +226,7 @@ def test_label_pictures_give_instances_and_classes(tmp_path):
     data = read_annotations(tmp_path / "masks", tmp_path / "images", format="instance_pictures")
     assert boxes(data) == [("a.jpg", "object", [3, 2, 6, 4]), ("a.jpg", "object", [20, 10, 10, 2])]
     assert data.left_out == {"images without a label picture": ["b.jpg"]}
-    write(tmp_path / "masks" / "classes.txt", "ground\nroad\ntree\n")
+    write(tmp_path / "masks" / "classes.txt", "\ufeffground\nroad\ntree\n")  # as Windows begins UTF-8
     data = read_annotations(tmp_path / "masks", tmp_path / "images")
     assert data.format == "semantic_pictures" and [name for _, name, _ in boxes(data)] == ["ground", "road", "tree"]
     Image.fromarray(values.astype(np.uint16) * 1000 + values).save(tmp_path / "masks" / "a_mask.png")

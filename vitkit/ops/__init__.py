@@ -1,1 +1,1 @@
-"""Plain functions on boxes, masks, attention weights, and image, video and annotation files."""
+"""Plain functions on boxes, masks, attention weights, and image, video, text and annotation files."""

@@ -15,6 +15,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.image_files import read_header, read_label_map
 from vitkit.ops.label_maps import count_values
+from vitkit.ops.text_files import read_lines
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import IGNORE_INDEX, Sample
 
@@ -161,12 +162,7 @@ class SemanticFolder(BaseImageDataset):
 def _chosen(image_ids: list[str], names: Sequence[str] | str | Path, images: str | Path) -> list[str]:
     """Return the ids that match a pattern, or that a file lists."""
     if isinstance(names, str | Path):
-        try:
-            listed = {line.strip() for line in Path(names).read_text(encoding="utf-8").splitlines() if line.strip()}
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"names: cannot read '{names}' ({error}). Give a file with an image's id in each line."
-            ) from error
+        listed = {line for _, line in read_lines(names, "names", remedy="Give a file with an image's id in each line.")}
         missing = sorted(listed - set(image_ids))
         if missing:
             raise DataError(

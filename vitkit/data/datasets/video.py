@@ -20,6 +20,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
 from vitkit.ops.image_files import check_inside, to_tensor
 from vitkit.ops.json_files import read_json
+from vitkit.ops.text_files import read_lines
 from vitkit.ops.video_files import FRAME_EXTENSIONS, VIDEO_EXTENSIONS, Video, open_video
 from vitkit.registry import DATASETS, Spec, nearest, settings_of
 from vitkit.structures import Sample
@@ -232,13 +233,8 @@ class VideoList(ListedVideos):
 
 
 def _lines(path: str | Path, key: str) -> list[tuple[int, str]]:
-    """Return the lines of a text file that are not empty, with their line numbers from 1."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise DataError(f"{key}: cannot read '{path}' ({reason}). Correct data.root or `{key}`.") from error
-    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    """Read the lines of a file that may not be empty; see `read_lines`."""
+    lines = read_lines(path, key, remedy=f"Correct data.root or `{key}`.")
     if not lines:
         raise DataError(f"{key}: '{path}' is empty. Expected a line for each video or class.")
     return lines

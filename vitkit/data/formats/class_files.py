@@ -11,6 +11,7 @@ from vitkit.errors import DataError
 from vitkit.ops.image_files import MAX_PIXELS, read_image
 from vitkit.ops.json_files import read_json
 from vitkit.ops.label_maps import colors_to_ids, replace_values
+from vitkit.ops.text_files import read_lines
 
 CLASS_FILES = ("classes.txt", "classes.json", "labels.txt", "labelmap.txt")
 _COLORED_LINE = re.compile(r"(.+?):(\d+),(\d+),(\d+)(:.*)?")
@@ -46,13 +47,8 @@ def parse_class_file(path: str | Path) -> ClassFile:
     """
     path = Path(path)
     if path.suffix.lower() != ".json":
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"classes: cannot read '{path}' ({error}). Give a file with a name in each line."
-            ) from error
-        ignored, entries = None, _entries_of([line.strip() for line in lines if line.strip()])
+        lines = read_lines(path, "classes", remedy="Give a file with a name in each line.")
+        ignored, entries = None, _entries_of([line for _, line in lines])
     else:
         entries = read_json(path, key="classes", remedy="Give a file with the names of the classes.")
         ignored = entries.get("ignore_index") if isinstance(entries, dict) else None

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
+from vitkit.ops.text_files import read_lines
 
 _FLAGS = ("difficult", "truncated", "occluded")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -139,7 +140,8 @@ def _add_splits(data: AnnotatedImages, folder: Path) -> None:
     lists = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt") if path.stem in SPLIT_NAMES}
     by_stem = {Path(image["file_name"]).with_suffix("").as_posix(): image["id"] for image in data.images}
     for name, path in sorted(lists.items()):
-        stems = [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = read_lines(path, "annotations", remedy="Expected an image's name in each line.")
+        stems = [line.split()[0] for _, line in lines]
         data.splits[SPLIT_NAMES[name]] = [by_stem[stem] for stem in stems if stem in by_stem]
         for stem in stems:
             if stem not in by_stem:

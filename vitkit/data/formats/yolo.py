@@ -15,6 +15,7 @@ import yaml
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, polygon_fields
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
+from vitkit.ops.text_files import read_lines
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
 _LARGEST_FRACTION = 1.5
@@ -127,7 +128,7 @@ def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path
         if not location.is_relative_to(root.resolve()) or not location.exists():
             continue
         if location.is_file():
-            for line in filter(None, map(str.strip, location.read_text(encoding="utf-8").splitlines())):
+            for _, line in read_lines(location, "annotations", remedy="Expected a picture's path in each line."):
                 name = files.find(line.removeprefix("./"))
                 if name is None:
                     raise DataError(f"'{location}' lists '{line}', and no such picture is below '{root}'. Correct it.")
@@ -191,18 +192,14 @@ class _Reader:
         image = add_image_file(self.data, self.files, name, split)
         if image is None or label_file is None:
             return
-        try:
-            lines = label_file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"annotations: cannot read '{label_file}' ({error}). Expected lines of text.") from error
         seen = set()
-        for number, line in enumerate(lines, start=1):
+        for number, line in read_lines(label_file, "annotations", remedy="Expected lines of text."):
             tokens = tuple(line.split())
             if tokens in seen:
                 self.data.leave_out("lines that repeat another one", f"{label_file.name} line {number}")
-            elif tokens:
+            else:
                 seen.add(tokens)
-                self._add_object(image, tokens, f"'{label_file}' line {number}: {line.strip()[:80]!r}")
+                self._add_object(image, tokens, f"'{label_file}' line {number}: {line[:80]!r}")
 
     def _add_object(self, image: Mapping[str, Any], tokens: Sequence[str], where: str) -> None:
         label, values = _numbers(tokens, where)
