@@ -93,9 +93,8 @@ def tile_dataset(
     Raises:
         DataError: an image cannot be read, or its size differs from the annotated one.
     """
-    tiled = AnnotatedImages("coco", out, out / "images")
-    tiled.categories.extend(data.categories)
-    tiled.__post_init__()
+    content = {"images": [], "annotations": [], "categories": list(data.categories)}
+    tiled = AnnotatedImages("coco", out, out / "images", content)
     split_of = {image_id: split for split, ids in data.splits.items() for image_id in ids}
     objects: dict[int, list[dict[str, Any]]] = {}
     for annotation in data.annotations:
