@@ -15,7 +15,15 @@ from vitkit.data.datasets.captions import CocoCaptions
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.panoptic import CocoPanoptic
 from vitkit.errors import DataError
-from vitkit.ops.image_files import FORMATS, check_inside, is_rotated, read_header, read_image, read_label_map
+from vitkit.ops.image_files import (
+    FORMATS,
+    check_inside,
+    is_rotated,
+    read_header,
+    read_image,
+    read_label_map,
+    upright_size,
+)
 
 BLACK = np.zeros((6, 8, 3), np.uint8)
 
@@ -83,6 +91,25 @@ def test_pixel_limit_can_be_set_for_a_dataset(tmp_path):
     assert build_dataset(spec, max_image_pixels=48)[0]["image"].shape == (3, 6, 8)
     with pytest.raises(DataError, match="too large"):
         build_dataset(spec, max_image_pixels=47)[0]
+
+
+def test_size_of_a_png_is_read_without_decoding_and_follows_exif_after_the_pixels(tmp_path, monkeypatch):
+    exif = Image.Exif()
+    exif[0x112] = 6
+    path = tmp_path / "a.png"
+    Image.fromarray(BLACK).save(path, exif=exif)
+    data = path.read_bytes()
+    at = data.index(b"eXIf") - 4
+    end = at + 12 + struct.unpack(">I", data[at : at + 4])[0]
+    path.write_bytes(data[:at] + data[end:-12] + data[at:end] + data[-12:])
+    assert upright_size(path) == read_image(path).shape[1::-1] == (6, 8)
+
+    def load(image):
+        raise AssertionError("decoded")
+
+    Image.fromarray(BLACK).save(path)
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", load)
+    assert upright_size(path) == (8, 6) and not is_rotated(path)
 
 
 def test_decoder_errors_become_data_errors(tmp_path, monkeypatch):

@@ -27,6 +27,8 @@ _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _EXIF_ORIENTATION = 0x0112
 _QUARTER_TURNS = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
+_PNG_EXIF = (b"eXIf", b"Raw profile type")
+"""Names of the chunks of a PNG that contain EXIF."""
 _LISTED = (
     "The annotation file lists it: check that the images folder is the one that belongs to the annotations, and "
     "complete."
@@ -138,6 +140,12 @@ def _header_and_orientation(path: str | Path, max_pixels: int) -> tuple[ImageHea
         header = _header_of(file, num_bytes, path, "images", max_pixels)
         file.seek(0)
         with _decoding(path, "images", num_bytes), Image.open(file, formats=FORMATS) as image:
+            if image.format == "PNG":
+                # In a PNG, EXIF may follow the pixels, and getexif() decodes them to look for it.
+                file.seek(0)
+                data = file.read()
+                if not any(name in data for name in _PNG_EXIF):
+                    return header, 1
             return header, image.getexif().get(_EXIF_ORIENTATION, 1)
 
 
