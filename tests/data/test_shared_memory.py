@@ -1,7 +1,9 @@
 """Arrays that worker processes share have the same numbers in one memory, however the process is started."""
 
 import copy
+import gc
 import multiprocessing
+import os
 import pickle
 from pathlib import Path
 
@@ -10,32 +12,34 @@ import pytest
 
 from vitkit.data.loading.shared_memory import SharedArray, share
 
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="shared memory of POSIX systems")
+
 
 def look(sender, array) -> None:
-    """In another process, send the sum of an array and the shared memory that the process has mapped."""
-    sender.send((array.sum(), shared_files()))
+    """In another process, send the array's numbers and the file that its memory is mapped from."""
+    seen = array.sum()
+    array.view(np.ndarray)[0] = 77  # the page becomes private to this process
+    sender.send((seen, type(array).__name__, shared_files()))
 
 
 def shared_files() -> set[str]:
-    """Return the inodes of PyTorch's shared memory that this process has mapped, if the system reports them."""
+    """Return the inodes of this process's shared arrays, if the system reports them."""
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
-    return {line.split()[4] for line in lines if "/torch_" in line}
+    return {line.split()[4] for line in lines if "memfd:vitkit" in line}
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_process_has_the_same_numbers_and_no_copy(method):
+def test_other_process_shares_the_memory_read_only(method):
     array = share(np.arange(5000))
     context = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=look, args=(sender, array))
     process.start()
-    total, files = receiver.recv()
+    seen, kind, files = receiver.recv()
     process.join()
-    assert total == array.sum() == 5000 * 4999 // 2
-    assert files <= shared_files()
-    if method == "spawn":  # a forked process shares all memory
-        assert bool(files) == Path("/proc/self/maps").exists()
+    assert seen == array.sum() == 5000 * 4999 // 2 and kind == "SharedArray"
+    assert files <= shared_files() and bool(files) == Path("/proc/self/maps").exists()
 
 
 @pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3), np.array(["a", "ünï"]), np.array([[1, 2]], np.uint8)])
@@ -56,6 +60,21 @@ def test_slices_are_ordinary_arrays():
 
 def test_empty_array_is_not_shared():
     assert type(share(np.zeros((0, 4)))) is np.ndarray
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux tells which files are open")
+def test_file_is_closed_with_the_array():
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    array = share(np.arange(10))
+    rows = array[2:4]
+    assert len(os.listdir("/proc/self/fd")) > before
+    del array
+    gc.collect()
+    assert rows.tolist() == [2, 3]
+    del rows
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

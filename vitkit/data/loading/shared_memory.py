@@ -1,46 +1,73 @@
 """Arrays that worker processes share with the training process, however they are started."""
 
+import mmap
+import os
+import tempfile
+import weakref
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 
 class SharedArray(np.ndarray):
-    """An array that worker processes share; its slices and elements are ordinary arrays.
+    """An array in shared memory; its slices and elements are ordinary arrays.
 
-    Forked processes share all memory. For processes started otherwise, PyTorch copies the bytes once to shared memory
-    that all of them map, so nothing may write to the array. Pickled for any other purpose it becomes an ordinary array.
+    Forked processes inherit the memory; processes started otherwise receive its file descriptor in place of a copy.
+    Pickled for any other purpose it becomes an ordinary array. A process that writes to it changes only its own copy of
+    that page.
     """
 
     def __array_finalize__(self, source: Any) -> None:
-        self._bytes: Tensor | None = None  # results of computations are not shared
+        self._file: int | None = None  # results of computations are not shared
 
     def __getitem__(self, index: Any) -> Any:
         return self.view(np.ndarray)[index]
 
     def __reduce__(self) -> tuple:
-        if self._bytes is None:
+        if self._file is None or get_spawning_popen() is None:
             return np.array(self, subok=False).__reduce__()
-        return _receive, (self._bytes, self.dtype, self.shape)
+        return _receive, (reduction.DupFd(self._file), self.dtype, self.shape)
 
 
 def share(array: np.ndarray) -> np.ndarray:
-    """Return an array with the same numbers that worker processes share; empty arrays are returned as is."""
-    if not array.nbytes:
+    """Move an array to memory that processes share; empty arrays, and all arrays on non-POSIX systems, are returned as
+    is.
+
+    The memory has no name: it is freed with the last process that uses it, even if that is killed.
+    """
+    if os.name != "posix" or not array.nbytes:
         return array
-    shared = np.array(array, order="C").view(SharedArray)
-    shared._bytes = torch.from_numpy(shared.view(np.ndarray).reshape(-1).view(np.uint8))
-    return shared
+    array = np.ascontiguousarray(array)
+    # Not in /dev/shm, as PyTorch's shared tensors are: containers often limit it to 64 MB, of which COCO's annotations
+    # alone take 42. Systems other than Linux get a file that is already deleted.
+    file = os.memfd_create("vitkit") if hasattr(os, "memfd_create") else _deleted_file()
+    os.ftruncate(file, array.nbytes)
+    with mmap.mmap(file, array.nbytes) as memory:
+        np.frombuffer(memory, np.uint8)[:] = array.reshape(-1).view(np.uint8)
+    return _map_file(file, array.dtype, array.shape)
 
 
 def share_arrays(dataset: Any) -> None:
-    """Make all array attributes of a dataset arrays that worker processes share."""
+    """Move all array attributes of a dataset to memory that processes share."""
     for name, value in vars(dataset).items():
         if isinstance(value, np.ndarray):
             setattr(dataset, name, share(value))
 
 
-def _receive(data: Tensor, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    return data.numpy().view(dtype).reshape(shape)
+def _deleted_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _receive(descriptor: Any, dtype: np.dtype, shape: tuple[int, ...]) -> SharedArray:
+    return _map_file(descriptor.detach(), dtype, shape)
+
+
+def _map_file(file: int, dtype: np.dtype, shape: tuple[int, ...]) -> SharedArray:
+    memory = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+    array = np.frombuffer(memory, dtype).reshape(shape).view(SharedArray)
+    array._file = file
+    weakref.finalize(array, os.close, file)
+    return array
