@@ -4,6 +4,7 @@ A resample draws N of the N images with replacement: image i then counts `weight
 computed for all resamples at once from each image's contribution, so that nothing is predicted or matched again.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -34,6 +35,8 @@ class SampleStatistics(Protocol):
 
     sample_ids: list
     """Ids of the N images or sentences, in the order of the weights."""
+    class_names: Sequence[str]
+    """Names of the classes; empty for texts."""
 
     def scores(self, weights: np.ndarray) -> Scores:
         """Return the metrics where image i counts weights[r, i] times, weights being (R, N) float64."""

@@ -150,6 +150,7 @@ class CaptionStatistics(NamedTuple):
     """(N, 10), see `bleu_counts`."""
     means: Mapping[str, np.ndarray]
     """Metric that is a mean over images -> the (N,) values of the images."""
+    class_names: Sequence[str] = ()
 
     def scores(self, weights: np.ndarray) -> Scores:
         """Return the evaluator's metrics."""
@@ -177,6 +178,7 @@ class TextStatistics(NamedTuple):
     """(N,) bool, whether each text equals a reference."""
     groups: Mapping[str, np.ndarray]
     """Name of a group of sentences, such as "1 to 5 words" -> (N,) bool of its members."""
+    class_names: Sequence[str] = ()
 
     def scores(self, weights: np.ndarray) -> Scores:
         """Return the evaluator's metrics, over all sentences and for groups by length."""
@@ -218,6 +220,7 @@ class LikelihoodStatistics(NamedTuple):
     tokens: np.ndarray
     right: np.ndarray
     log_likelihoods: np.ndarray
+    class_names: Sequence[str] = ()
 
     def scores(self, weights: np.ndarray) -> Scores:
         """Return perplexity, log-likelihood and token accuracy."""

@@ -132,7 +132,7 @@ def _check_same_samples(models: Sequence[tuple[str, SampleStatistics]]) -> None:
                 f"{len(other.sample_ids)}, of which {len({*first.sample_ids} & {*other.sample_ids})} match. Score them "
                 "on the same data, such as by --data."
             )
-        classes = [list(getattr(each, "class_names", ())) for each in (first, other)]  # texts have none
+        classes = [list(each.class_names) for each in (first, other)]
         if classes[0] != classes[1]:
             raise DataError(f"compare: {first_name} has the classes {classes[0][:5]} and {name} {classes[1][:5]}.")
 
