@@ -1,7 +1,7 @@
 """What LR-Net's similarity, geometry prior and windows are worth, on the synthetic world (Hu et al. 2019,
 https://arxiv.org/abs/1904.11491, tables 2 to 4).
 
-Three epochs of 6400 images.
+Two epochs of 6400 images of 32 pixels. The largest map is 8 x 8, so the paper's 9 x 9 windows are left out.
 
 Run:  vitkit ablate lrnet_parts
 Here: see model_zoo/ablations/lrnet_parts.md.
@@ -16,15 +16,13 @@ def ablation():
     return dict(
         base="quickstart/classifier",
         metrics=["top1"],
-        settings=small_shapes_settings() | {"model.backbone": LRNET, "train.epochs": 3},
+        settings=small_shapes_settings() | {"model.backbone": LRNET, "train.epochs": 2},
         arms={
             "LR-Net (product, 7 x 7)": {},
             "difference": {"model.backbone.similarity": "difference"},
-            "key alone": {"model.backbone.similarity": "key"},
             "geometry alone": {"model.backbone.similarity": "none"},
             "no geometry prior": {"model.backbone.geometry_prior": False},
             "3 x 3": {"model.backbone.kernel_size": 3},
             "5 x 5": {"model.backbone.kernel_size": 5},
-            "9 x 9": {"model.backbone.kernel_size": 9},
         },
     )
