@@ -1,7 +1,7 @@
 """Compare models on the same data: differences with intervals, classes and images that improved or got worse, curves.
 
-Each model is a run, whose best checkpoint is scored (RUN/results.json is used if it is newer, otherwise written), or a
-results file that tools/test.py wrote. Results files need their data: --data CONFIG or RUN, or --annotations; if a run
+Each model is a run, whose best checkpoint is scored (RUN/results_val.json is used if newer, else written), or
+a results file that tools/test.py wrote. Results files need their data: --data CONFIG or RUN, or --annotations; if a run
 is among the models, they are scored on its data.
 
 Examples:

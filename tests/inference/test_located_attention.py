@@ -68,10 +68,12 @@ def test_local_kernel_surrounds_its_point_within_the_image():
     assert layer.window_at((0, 0)) == (0, 0, 8, 8)
 
 
-def test_only_the_first_and_last_layer_of_a_large_image_are_drawn(monkeypatch):
+def test_only_the_first_and_last_layer_of_a_large_image_are_drawn(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(backbone_pictures, "MAX_PIXELS", 50 * 70 - 1)
-    predictor = Predictor(classifier("swin"), list("abc"))
-    layers = backbone_attention(predictor, picture()[0].permute(1, 2, 0).numpy())
+    predictor, image = Predictor(classifier("swin"), list("abc")), picture()[0].permute(1, 2, 0).numpy()
+    list(backbone_pictures.draw_backbone(predictor, image, [], tmp_path, "image"))
+    assert "Only the first and the last layer are drawn" in caplog.text and "70 x 50 pixels" in caplog.text
+    layers = backbone_attention(predictor, image)
     assert [layer.name for layer in layers] == ["backbone.layers.0.blocks.0.attn", "backbone.layers.3.blocks.1.attn"]
 
 

@@ -130,7 +130,7 @@ def write_run(folder, name, results, **overrides):
     texts = [f"{key}={value}" for key, value in overrides.items()]
     save_config(load_config(folder / "config.py", texts), run / "config.json")
     (run / "best.pth").write_bytes(b"not read")
-    shutil.copy(folder / results, run / "results.json")
+    shutil.copy(folder / results, run / "results_val.json")
     losses = [{"kind": "train", "step": k, "epoch": float(k), "loss": 1.0 / k, "losses": {}} for k in (1, 2)]
     values = [{"kind": "val", "step": 2, "epoch": 2.0, "metrics": {"bbox/AP": 0.1}}]
     (run / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in losses + values))

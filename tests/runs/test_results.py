@@ -40,9 +40,9 @@ def run(tmp_path):
 
 def test_evaluation_of_a_run_is_written_and_reused(run):
     evaluation = evaluation_of_run(run, device="cpu")
-    results = json.loads((run / "results.json").read_text())
+    results = json.loads((run / "results_val.json").read_text())
     assert len({result["image_id"] for result in results}) == 4
-    (run / "results.json").write_text(json.dumps(results[1:]))
+    (run / "results_val.json").write_text(json.dumps(results[1:]))
     again = evaluation_of_run(run, device="cpu")
     assert again.name == evaluation.name == "small" and again.evaluator.results() == results[1:]
 

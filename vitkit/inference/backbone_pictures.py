@@ -1,5 +1,6 @@
 """Pictures of what an image backbone attends to: class token, rollout, windows, local kernels, non-local arrows."""
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from vitkit.nn.non_local import NonLocalBlock
 from vitkit.ops.attention import attention_distance, rollout
 from vitkit.protocols import child
 from vitkit.visualization.panels import Panel, draw_rows
+
+logger = logging.getLogger("vitkit")
 
 Point = tuple[float, float]
 MAX_HEADS = 12
@@ -89,6 +92,15 @@ def draw_backbone(
     if not layers:
         return
     model, shown = predictor.model, predictor.as_evaluated(image)
+    is_complete = len(layers) == len(attention_names(model))
+    if not is_complete:
+        height, width = shown.shape[:2]
+        logger.warning(
+            "Only the first and the last layer are drawn, since all layers would take too much memory for %d x %d "
+            "pixels. Give a smaller picture, or validation transforms that make it smaller, to see them all.",
+            width,
+            height,
+        )
     middle = [(shown.shape[1] / 2, shown.shape[0] / 2)]
     points = [seen_at(predictor, image, point) for point in points] or middle
     kinds = {layer.name: model.get_submodule(layer.name) for layer in layers}
@@ -98,7 +110,6 @@ def draw_backbone(
     yield draw_points(shown, drawn, points, folder / f"{stem}_points.png")
     if has_class_token(model):
         yield draw_class_token(shown, drawn, folder / f"{stem}_class_token.png")
-    is_complete = len(layers) == len(attention_names(model))
     if is_complete and all(layer.is_global for layer in layers):
         yield draw_rollout(shown, layers, points, folder / f"{stem}_rollout.png", class_token=has_class_token(model))
     if local:

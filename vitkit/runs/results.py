@@ -153,7 +153,7 @@ def evaluate_results(results: str | Path, config: Mapping[str, Any], *, split: S
 
 
 def evaluation_of_run(run: str | Path, *, device: str | None = None, trust: bool = False) -> Evaluation:
-    """Return the evaluation of a run's best checkpoint, reusing results.json if that is newer than the checkpoint.
+    """Return the evaluation of a run's best checkpoint, reusing results_val.json if that is newer than the checkpoint.
 
     Raises:
         ConfigError: the folder does not contain a run.
@@ -161,7 +161,7 @@ def evaluation_of_run(run: str | Path, *, device: str | None = None, trust: bool
     folder = Path(run)
     if not (folder / CONFIG_NAME).is_file():
         raise ConfigError(f"'{folder}' is neither a run nor a results file. Give what vitkit train or test wrote.")
-    results, best = folder / "results.json", folder / BEST_NAME
+    results, best = folder / "results_val.json", folder / BEST_NAME
     config = find_model(str(folder), trust=trust).config
     is_new = results.is_file() and best.is_file() and results.stat().st_mtime >= best.stat().st_mtime
     if is_new:
