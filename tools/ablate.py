@@ -114,15 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.list:
             print("\n".join(shlex.join(train_command(ablation, arm, args.overrides)) for arm in ablation.arms))
             return 0
-        failures = 0 if args.plot_only else run_all(ablation, path.stem, args)
-        rows = read_rows(args.out / f"{path.stem}.json")
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / f"{path.stem}.md").write_text(table(ablation, path, rows), encoding="utf-8")
-        if rows:
-            plot(ablation, rows, args.out / f"{path.stem}.png")
+        failures = 0 if args.plot_only else run_all(ablation, path, args)
+        if rows := read_rows(args.out / f"{path.stem}.json"):
+            write_page(ablation, path, rows, args.out)
             print(f"wrote {args.out / path.stem}.json, .md and .png")
         else:
-            print(f"wrote {args.out / path.stem}.md; no run is complete")
+            print("no run is complete: nothing written")
         return int(failures > 0)
 
 
@@ -172,9 +169,10 @@ def train_command(ablation: Ablation, arm: str, overrides: Sequence[str]) -> lis
     return ["vitkit", "train", base, *texts(ablation.settings), *overrides, *texts(changes)]
 
 
-def run_all(ablation: Ablation, name: str, args: argparse.Namespace) -> int:
+def run_all(ablation: Ablation, path: Path, args: argparse.Namespace) -> int:
     """Run what is missing in the results, all arms with the first seed first; return the number of failed runs."""
-    results, start, failures = args.out / f"{name}.json", time.monotonic(), 0
+    name, start, failures = path.stem, time.monotonic(), 0
+    results = args.out / f"{name}.json"
     for seed in args.seeds:
         for arm in args.arms or ablation.arms:
             rows, command = read_rows(results), train_command(ablation, arm, args.overrides)
@@ -197,6 +195,7 @@ def run_all(ablation: Ablation, name: str, args: argparse.Namespace) -> int:
                 failures += 1
                 continue
             write_rows(results, [*rows, row])
+            write_page(ablation, path, [*rows, row], args.out)
             metrics = row["evaluations"][-1]["metrics"]
             print(f"{arm}, seed {seed}: " + "  ".join(f"{m} {metrics.get(m, 0):.3f}" for m in ablation.metrics))
     return failures
@@ -252,6 +251,12 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def write_page(ablation: Ablation, path: Path, rows: Sequence[Row], out: Path) -> None:
+    """Write a set's table and plot."""
+    (out / f"{path.stem}.md").write_text(table(ablation, path, rows), encoding="utf-8")
+    plot(ablation, rows, out / f"{path.stem}.png")
 
 
 def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:

@@ -45,6 +45,8 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
     commands = []
 
     def in_this_process(command, folder):
+        if len(commands) == 1:
+            assert "| no decoder, wide | not run |" in (tmp_path / "model_zoo/ablations/toy.md").read_text()
         commands.append(command)
         if "train.seed=1" in command and "model.head.num_decoder_layers=1" in command:
             raise TrainingError("lost")
@@ -99,10 +101,10 @@ def test_wrong_names_are_refused(toy):
         ablate.main([toy, "--arms", "plane"])
 
 
-def test_a_set_without_runs_has_a_table_that_says_so(toy, tmp_path, capsys):
+def test_a_set_without_runs_has_no_page(toy, tmp_path, capsys):
     assert ablate.main([toy, "--plot-only", "--out", str(tmp_path / "new" / "folder")]) == 0
-    assert "| plain | not run |" in (tmp_path / "new" / "folder" / "toy.md").read_text()
-    assert "no run is complete" in capsys.readouterr().out
+    assert "no run is complete: nothing written" in capsys.readouterr().out
+    assert not (tmp_path / "new").exists()
 
 
 def test_list_option_prints_sets_and_commands(toy, capsys):
