@@ -63,6 +63,10 @@ class Ablation:
     """Processor minutes of training per arm, from which its epochs are computed; None: the epochs of its config."""
     evaluations: int = 4
     """The number of evaluations during a run."""
+    curves: Mapping[str, Mapping[float, str]] | None = None
+    """The plot's curves, each x -> arm, on a logarithmic axis; None: a curve for each arm, over its training."""
+    x_label: str = ""
+    """What x is in `curves`."""
 
 
 _KEYS = f"dict({', '.join(f'{item.name}=…' for item in fields(Ablation))})"
@@ -290,31 +294,64 @@ def _mean_and_spread(values: Sequence[float | None]) -> str:
 
 
 def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
-    """Draw the first metric over training, a line for each arm: the mean over seeds, with their range shaded."""
-    x, metric = ("processor_minutes" if ablation.minutes else "epoch"), ablation.metrics[0]
+    """Draw the first metric: the mean over seeds, with their range shaded."""
+    if ablation.curves:
+        curves, x = last_values(ablation, rows), ablation.x_label
+    else:
+        x = "processor_minutes" if ablation.minutes else "epoch"
+        curves = values_over_training(ablation, rows, x)
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     axes = figure.add_subplot()
-    for number, arm in enumerate(ablation.arms):
-        runs = [row["evaluations"] for row in rows if row["arm"] == arm]
-        if not runs:
-            continue
-        points = list(zip(*runs))  # for each evaluation, the points of all seeds
-        values = [[record["metrics"][metric] for record in point] for point in points]
-        positions = [statistics.mean(record[x] for record in point) for point in points]
+    for number, (name, points) in enumerate(curves.items()):
         style = dict(color=f"C{number % 10}", linestyle=("-", "--", ":")[number // 10])
-        axes.plot(positions, [statistics.mean(v) for v in values], marker="o", markersize=3, label=arm, **style)
-        axes.fill_between(
-            positions, [min(v) for v in values], [max(v) for v in values], alpha=0.15, color=style["color"]
+        positions = list(points)
+        axes.plot(
+            positions, [statistics.mean(v) for v in points.values()], marker="o", markersize=3, label=name, **style
         )
-    axes.set(xlabel=x.replace("_", " "), ylabel=metric, title=path.stem)
-    axes.set_xlim(left=0)
+        lowest, highest = [min(v) for v in points.values()], [max(v) for v in points.values()]
+        axes.fill_between(positions, lowest, highest, alpha=0.15, color=style["color"])
+    axes.set(xlabel=x.replace("_", " "), ylabel=ablation.metrics[0], title=path.stem)
     axes.set_ylim(bottom=0)
+    if ablation.curves:
+        ticks = sorted({x for points in curves.values() for x in points})
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    else:
+        axes.set_xlim(left=0)
     if x == "epoch":
         axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False)
     save_figure(figure, path, dpi=110)
+
+
+Curves = dict[str, dict[float, list[float]]]
+"""Name of a curve -> x -> the metric with each seed."""
+
+
+def values_over_training(ablation: Ablation, rows: Sequence[Row], x: str) -> Curves:
+    """Return a curve for each arm, with a point for each evaluation; `x` is the mean over seeds."""
+    metric, curves = ablation.metrics[0], {}
+    for arm in ablation.arms:
+        runs = [row["evaluations"] for row in rows if row["arm"] == arm]
+        if runs:
+            curves[arm] = {
+                statistics.mean(record[x] for record in point): [record["metrics"][metric] for record in point]
+                for point in zip(*runs)  # for each evaluation, the records of all seeds
+            }
+    return curves
+
+
+def last_values(ablation: Ablation, rows: Sequence[Row]) -> Curves:
+    """Return the set's `curves`, without the arms that have not been run."""
+    metric, values = ablation.metrics[0], {}
+    for row in rows:
+        values.setdefault(row["arm"], []).append(row["evaluations"][-1]["metrics"][metric])
+    return {
+        name: {x: values[arm] for x, arm in points.items() if arm in values} for name, points in ablation.curves.items()
+    }
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ MODELS = {
     "Swin": dict(epochs=6, backbone=SWIN),
     "ViT": dict(epochs=12, backbone=VIT),
 }
+IMAGES = 6400
 PARTS = {"1/30": 30, "1/10": 10, "1/3": 3, "all": 1}
 
 
@@ -33,4 +34,6 @@ def ablation():
             for name, model in MODELS.items()
             for text, part in PARTS.items()
         },
+        curves={name: {IMAGES // part: f"{name}, {text}" for text, part in PARTS.items()} for name in MODELS},
+        x_label="training images",
     )  # fmt: skip

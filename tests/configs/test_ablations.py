@@ -66,3 +66,10 @@ def test_fixed_matching_has_a_query_for_each_class():
 def test_ablation_set_documents_its_command(name):
     path = next(path for path in set_files() if path.stem == name)
     assert summary_of(path) and f"vitkit ablate {name}" in path.read_text()
+
+
+def test_curves_have_every_arm_once():
+    curves = [ablation for ablation in SETS.values() if ablation.curves]
+    assert curves
+    for ablation in curves:
+        assert sorted(arm for points in ablation.curves.values() for arm in points.values()) == sorted(ablation.arms)

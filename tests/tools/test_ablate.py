@@ -83,6 +83,20 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
     assert not commands
 
 
+def test_curves_are_of_the_last_evaluation_of_arms(tmp_path):
+    arms = {"ViT, half": {}, "ViT, all": {}, "Swin, all": {}}
+    curves = {"ViT": {50: "ViT, half", 100: "ViT, all"}, "Swin": {100: "Swin, all"}}
+    ablation = ablate.Ablation("base", ["top1"], arms, curves=curves, x_label="images")
+    values = [("ViT, half", 0, 0.2), ("ViT, all", 0, 0.5), ("ViT, half", 1, 0.4)]
+    rows = [
+        {"arm": arm, "seed": seed, "evaluations": [{"metrics": {"top1": 0.0}}, {"metrics": {"top1": value}}]}
+        for arm, seed, value in values
+    ]
+    assert ablate.last_values(ablation, rows) == {"ViT": {50: [0.2, 0.4], 100: [0.5]}, "Swin": {}}
+    ablate.plot(ablation, rows, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
 def test_a_run_that_was_interrupted_is_resumed(toy, tmp_path, monkeypatch):
     folder = tmp_path / "runs/ablations/toy/plain-0"
     command = ablate.train_command(ablate.read_set(tmp_path / toy), "plain", [])
