@@ -1,7 +1,7 @@
 """Train a model.
 
 Examples:
-    python tools/train.py configs/quickstart/detr.py
+    python tools/train.py configs/quickstart/dino.py
     python tools/train.py configs/detr_r50.py data.root=data/coco train.epochs=50
     torchrun --nproc-per-node 8 tools/train.py configs/detr_r50.py
     python tools/train.py --resume runs/detr_r50
@@ -49,7 +49,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     if args.resume and is_override(args.config):
         args.config, args.overrides = None, [args.config, *args.overrides]
     if not args.config and not args.resume:
-        parser.error("a config is needed, such as quickstart/detr")
+        parser.error("a config is needed, such as quickstart/dino")
     if args.resume and (args.init or args.run_dir):
         parser.error("--resume continues a run in its own folder: it takes neither --init nor --run-dir")
     return args

@@ -1,9 +1,12 @@
 """A small DINO on the synthetic world: no download, minutes on a CPU.
 
-quickstart/deformable_detr.py with denoising, mixed query selection, look forward twice and shared heads.
+One map of stride 8, one encoder and two decoder layers. From random weights, objects are found long before their shapes
+are told apart; so the classes' weight is 8 times DINO's. After 400 steps with a learning rate of 1e-3 AP50 is 0.29 with
+weight 1, 0.53 with 3, 0.69 with 8; with 2e-3 it is 0.73, and 0.41 without denoising (one seed, schedules of
+two or three epochs).
 
 Run:  python tools/train.py configs/quickstart/dino.py
-Here: not yet run to its end.
+Here: AP50 0.966 and AP 0.769 for seed 42; 4 min 34 s on 2 cores of an AMD EPYC.
 """
 
 from vitkit.configs.quickstart.deformable_detr import config as deformable_detr
@@ -11,10 +14,15 @@ from vitkit.configs.quickstart.deformable_detr import config as deformable_detr
 
 def config():
     cfg = deformable_detr()
+    cfg["model"]["num_queries"] = 10
+    cfg["model"]["backbone"]["out_features"] = ["res3"]
+    cfg["model"]["neck"]["num_levels"] = 1
     cfg["model"]["head"].update(
         mixed_selection=True, box_positions=True, look_forward_twice=True, share_heads=True, norm_outputs=True,
         logit_eps=1e-3, position_offset=0.0, position_temperature=20.0,
         denoising_queries=20, contrastive=True, label_noise=0.5, box_noise=1.0,
     )  # fmt: skip
-    cfg["criterion"]["weights"]["labels"] = 1.0
+    cfg["criterion"]["weights"]["labels"] = 8.0
+    cfg["optimizer"]["lr"] = 2e-3
+    cfg["train"]["epochs"] = 3
     return cfg

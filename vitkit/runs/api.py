@@ -58,7 +58,7 @@ def train(
 ) -> Run:
     """Train a model, as `vitkit train` does; under torchrun every process must call it.
 
-    `train("quickstart/detr", train=dict(epochs=2), data=dict(num_workers=0))`
+    `train("quickstart/dino", train=dict(epochs=2), data=dict(num_workers=0))`
 
     Args:
         config: a file, the name of an installed config, or the result of `load_config`. Not needed with `resume`.
