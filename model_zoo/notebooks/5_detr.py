@@ -151,9 +151,9 @@ show(detr_run.path / "predictions.png")
 # %%
 detr = detr_run.load()
 attention = image_attention(detr, image)
-found = attention.queries
-best = found.scores.argsort(descending=True)[:3].tolist()
-centres = [((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in found.boxes_xyxy[best].clamp(0, 63).tolist()]
+queries = attention.queries
+best = queries.scores.argsort(descending=True)[:3].tolist()
+centres = [((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in queries.boxes_xyxy[best].clamp(0, 63).tolist()]
 attention.draw_points(centres, out / "encoder.png")
 show(out / "encoder.png")
 

@@ -126,7 +126,7 @@ class RunCheckpoints:
         """
         if per_rank is None:
             per_rank = self.per_rank_state()
-        per_rank_lists = {name: [own[name] for own in per_rank] for name in ("rng", "meters")}
+        per_rank_lists = {name: [state[name] for state in per_rank] for name in ("rng", "meters")}
         values = self._plain_values(progress)
         files = {LAST_NAME: (self.parts, values | per_rank_lists)}
         if is_best:
