@@ -121,6 +121,13 @@ def test_sampling_has_a_row_per_layer_and_a_column_per_level_and_one_for_all(tmp
     assert count_color(path, MAGENTA) > 100 and count_color(path, LIMEGREEN) > 100
 
 
+def test_sampling_on_one_level_has_one_column(tmp_path, panels):
+    layer = query_layer([0.5, 0.5])
+    one = layer._replace(locations=layer.locations[:, :1], weights=layer.weights[:, :1])
+    draw_sampling_points(grey_image(), [one, one], tmp_path / "sampling.png", strides=[8])
+    assert [panel.get_title() for panel in panels[:2]] == ["level 0 (stride 8)", ""]
+
+
 def test_sampling_points_are_drawn_at_their_locations_largest_weight_on_top(tmp_path, panels):
     weights = torch.zeros(1, 2, 1)
     weights[0, :, 0] = torch.tensor([0.7, 0.3])

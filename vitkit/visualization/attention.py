@@ -187,9 +187,9 @@ def draw_sampling_points(
 ) -> None:
     """Save a PNG with a query's reference point, sampling points and box (figure 6 of 2010.04159, appendix).
 
-    There is a row per decoder layer, a column per feature level and one for all levels together. The cross is the
-    reference point (with a dashed box if the reference is a box), dots are sampling points, coloured by attention
-    weight on one scale for all layers, and the green box is the layer's prediction.
+    There is a row per decoder layer, a column per feature level and, if there are several, one for all levels
+    together. The cross is the reference point (with a dashed box if the reference is a box), dots are sampling points,
+    coloured by attention weight on one scale for all layers, and the green box is the layer's prediction.
 
     Args:
         image: (H, W, 3) uint8 RGB.
@@ -200,21 +200,21 @@ def draw_sampling_points(
     """
     canvas, _ = scaled(image)
     height, width = canvas.shape[:2]
-    num_levels = layers[0].weights.shape[1]
+    columns = {f"level {level} (stride {stride})": slice(level, level + 1) for level, stride in enumerate(strides)}
+    if len(strides) > 1:
+        columns["all levels"] = slice(None)
     norm = Normalize(0, max(float(layer.weights.max()) for layer in layers))
     faded = (255 - (255 - canvas.astype(np.float32)) * 0.6).astype(np.uint8)
     panel_width = 2.6
-    size = (panel_width * (num_levels + 1) + 1.2, panel_width * height / width * len(layers) + 1.2)
+    size = (panel_width * len(columns) + 1.2, panel_width * height / width * len(layers) + 1.2)
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(textwrap.fill(title, int(9 * size[0])), fontsize="large")
-    rows = figure.subplots(len(layers), num_levels + 1, squeeze=False)
-    headings = [f"level {level} (stride {stride})" for level, stride in enumerate(strides)]
-    for panel, heading in zip(rows[0], [*headings, "all levels"]):
+    rows = figure.subplots(len(layers), len(columns), squeeze=False)
+    for panel, heading in zip(rows[0], columns):
         panel.set_title(heading)
     for number, (row, layer) in enumerate(zip(rows, layers)):
         row[0].set_ylabel(f"layer {number}\n{layer.name} {layer.score:.2f}")
-        for level, panel in enumerate(row):
-            levels = slice(None) if level == num_levels else slice(level, level + 1)
+        for levels, panel in zip(columns.values(), row):
             panel.imshow(faded)
             panel.set(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))
             dots = _draw_query(panel, layer, levels, norm=norm)
@@ -228,7 +228,7 @@ def draw_sampling_points(
     if all(len(layer.reference) == 2 for layer in layers):
         del entries["reference box"]
     handles = [Line2D([], [], label=label, **style) for label, style in entries.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 2 * len(columns)), frameon=False)
     save_figure(figure, path, dpi=_DPI)
 
 
