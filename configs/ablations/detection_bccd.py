@@ -4,8 +4,8 @@ Below "two stages", each arm adds one part to the previous one, as in table 4 of
 https://arxiv.org/abs/2203.03605): denoising, then mixed query selection and look forward twice, which make it DINO.
 Groups of queries (Group DETR, https://arxiv.org/abs/2207.13085) and MAL instead of the focal loss (DEIM,
 https://arxiv.org/abs/2412.04234) are each added to DINO separately. DN-DETR (https://arxiv.org/abs/2203.01305) is DETR
-with denoising. Images are smaller than in configs/transfer/bccd.py, and epochs are few: the runs compare what is
-learned in the first minutes.
+with denoising. The runs compare what is learned in the first minutes: images are smaller than in configs/bccd/dino.py, and
+the backbone is frozen up to res3, which halves the cost of a step.
 
 Run:  vitkit ablate detection_bccd data.root=DIR    (other weights than torchvision's: see configs/parts/resnet.py)
 Here: see model_zoo/ablations/detection_bccd.md.
@@ -38,11 +38,13 @@ def ablation():
         base="transfer/bccd",
         metrics=["bbox/AP", "bbox/AP50"],
         minutes=3.0,
-        evaluations=2,
+        evaluations=3,
         settings={
             f"{crop}.scales": [160, 176, 192], f"{crop}.crop_scales": [224, 256], f"{crop}.crop_range": [160, 208],
-            "data.val.transforms.short_side": 176, "data.num_workers": 0, "schedule.warmup_steps": 40,
-            "train.precision": "bf16",
+            "data.val.transforms.short_side": 176, "data.num_workers": 0, "data.images_per_gpu": 2,
+            "model.backbone.norm": "frozen_bn", "model.backbone.frozen_stages": 3,
+            "optimizer.lr": 2e-4, "schedule.warmup_steps": 100,
+            "train.precision": "bf16", "train.reference_batch_size": 2,
         },
         arms={
             "DETR": detr(),

@@ -1,4 +1,8 @@
-"""The image transforms of EoMT (Kerssies et al. 2025, appendix A, https://arxiv.org/abs/2503.19108)."""
+"""The image transforms of EoMT (Kerssies et al. 2025, appendix A, https://arxiv.org/abs/2503.19108).
+
+Two details differ: the original draws a crop again that shows no object, which is trained on here; and the colours are
+changed in the ranges of `ColorDistortion`, where the original turns the hue by half as much at most.
+"""
 
 
 def fitted_to_square(data, size):

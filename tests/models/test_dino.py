@@ -159,6 +159,7 @@ def test_the_number_of_detections_is_set_by_the_config():
         (dict(box_positions=True), r"box_positions needs refine_boxes=True \(model.head.refine_boxes\)"),
         (dict(look_forward_twice=True), "look_forward_twice needs refine_boxes=True"),
         (DINO | dict(denoising_queries=0), "denoising_queries=0: expected at least 1, or None"),
+        (dict(logit_eps=0.5), "logit_eps=0.5: expected above 0 and below 0.5"),
     ],
 )
 def test_mutually_exclusive_options_are_named(head, message):
@@ -173,6 +174,19 @@ def test_dino_and_deformable_detr_checkpoints_are_distinguished():
         load_weights(two_stage, dino.state_dict())
     with pytest.raises(CheckpointError, match=f"DeformableDETR of 3 levels in two stages does not fit a model {mixed}"):
         load_weights(dino, two_stage.state_dict())
+
+
+def test_weights_of_detr_are_not_taken_for_a_variant_of_deformable_detr():
+    with pytest.raises(CheckpointError, match="That is another model's checkpoint"):
+        load_weights(make_model("dino"), make_model("detr").state_dict())
+
+
+def test_no_strictness_helps_against_wrong_shapes():
+    state = make_model("dino").state_dict()
+    state["head.decoder.layers.0.norm1.weight"] = torch.ones(7)
+    with pytest.raises(CheckpointError, match="norm1.weight: checkpoint \\(7,\\)") as error:
+        load_weights(make_model("dino"), state)
+    assert "strict=False" not in str(error.value)
 
 
 def official_state(num_classes=91):
@@ -224,7 +238,8 @@ def test_other_classes_reinitialise_the_label_embedding_and_the_class_heads():
 
 
 @pytest.mark.parametrize("variant", HEADS)
-def test_weights_with_and_without_denoising_are_interchangeable(variant):
+def test_weights_with_and_without_denoising_are_interchangeable(variant, caplog):
+    caplog.set_level("INFO", "vitkit")
     with_denoising, without = make_model(variant), make_model(variant, denoising_queries=None)
     extra = with_denoising.state_dict().keys() - without.state_dict().keys()
     assert extra and all(key.startswith("head.denoising.") for key in extra)
@@ -235,6 +250,7 @@ def test_weights_with_and_without_denoising_are_interchangeable(variant):
     for start, model in ((with_denoising, without), (without, with_denoising)):
         report = load_weights(model, start.state_dict())
         assert not (report.missing or report.unexpected)
+    assert "head.denoising. is used only in training, and is not in the weights" in caplog.text
     loaded = without.state_dict()
     assert all(torch.equal(value, loaded[key]) for key, value in with_denoising.state_dict().items() if key in loaded)
 
@@ -245,6 +261,7 @@ def test_weights_with_and_without_denoising_are_interchangeable(variant):
         # A projection of res2, and of each of 12 attentions 8 heads * 4 points on one level more: (2 + 1) * 32 rows.
         ("r50_5scale", 46_893_182 + (256 * 256 + 3 * 256) + 12 * 96 * 257 + 256),
         # Swin-T's published backbone without the norm of res2, in place of ResNet's, and other widths for the neck.
+        ("swin_large_4scale", 217_230_066),
         ("swin_tiny_4scale", 46_893_182 - 23_454_912 + 27_520_698 - 2 * 96 - 256 * (3584 - 1344 + 9 * (2048 - 768))),
     ],
 )

@@ -21,6 +21,11 @@ HEADS = {
     ),
     "deformable_detr": dict(type="DeformableDETR", neck=PYRAMID, head=DEFORMABLE),
     "two_stage": dict(type="DeformableDETR", neck=PYRAMID, head=dict(DEFORMABLE, refine_boxes=True, two_stage=True)),
+    "dino": dict(
+        type="DeformableDETR",
+        neck=PYRAMID,
+        head=dict(DEFORMABLE, refine_boxes=True, two_stage=True, mixed_selection=True, box_positions=True),
+    ),
     "maskformer": dict(type="MaskClassification", neck=MASKS, head=dict(type="MaskFormerHead", **SMALL)),
     "mask2former": dict(
         type="MaskClassification", neck=MASKS, head=dict(type="Mask2FormerHead", num_levels=1, **SMALL)
@@ -138,7 +143,7 @@ def test_losses_are_the_mean_over_separately_matched_groups(head):
     images, targets = batch()
     outputs = model(images)
     losses = criterion(outputs, targets)
-    extra = {name: outputs[name] for name in ("input_size", "enc_outputs") if name in outputs}
+    extra = {name: outputs[name] for name in ("input_size", "enc_outputs", "selected_outputs") if name in outputs}
     alone = [
         criterion({**group, **extra}, targets)
         for group in ({k: v for k, v in outputs.items() if k != "groups"}, *outputs["groups"])

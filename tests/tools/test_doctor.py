@@ -266,6 +266,14 @@ def test_object_sizes_after_resizing_are_reported(coco):
     assert verdict == "warn" and "100 % are smaller than a location of the finest map" in message
 
 
+def test_random_transforms_of_validation_are_reported(coco):
+    checks = ["random_evaluation"]
+    assert worst(check_config(checks=checks), "random evaluation", where="data.val")[0] == "ok"
+    flipped = "data.val.transforms={'type': 'DETRTrainTransforms', 'scales': [48], 'crop_probability': 0.0}"
+    verdict, message = worst(check_config(flipped, checks=checks), "random evaluation", where="data.val")
+    assert verdict == "fail" and "use EvalResize" in message
+
+
 def test_memory_is_checked_against_the_device(coco):
     verdict, message = worst(check_config(checks=["memory"], memory_gib=1000), "memory", where="train")
     assert verdict == "ok" and "the device has 1e+03 GiB" in message

@@ -22,6 +22,7 @@ from vitkit.structures import ScoreThresholds
 from vitkit.tools import analyze, browse, explain, predict
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
+from vitkit.visualization.curves import read_log
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = """
@@ -358,6 +359,26 @@ def test_wrong_data_is_an_error_that_names_it(coco_config, tmp_path, capsys, cas
 def test_wrong_arguments_are_helpful_errors(tiny, capsys, arguments, expected):
     message = fails(capsys, train_tool.main, *(a.format(tiny=tiny) for a in arguments))
     assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("evaluator=dict(type='CocoEvaluator', iou_types=['segm'])", "masks"),
+        ("data.val.transforms=dict(type='MultiImageTransforms', mosaic=1.0)", "data.val.transforms: MultiImage"),
+    ],
+)
+def test_validation_that_cannot_work_is_an_error_before_training(tiny, tmp_path, capsys, override, expected):
+    assert expected in fails(capsys, train_tool.main, tiny, override)
+    assert not list((tmp_path / "runs").rglob("*.*"))
+
+
+def test_checking_the_validation_does_not_change_the_run(tiny, monkeypatch):
+    train(tiny, "model.head.dropout=0.1", "--run-dir", "checked")
+    monkeypatch.setattr("vitkit.runs.training.check_validation", lambda *args: None)
+    train(tiny, "model.head.dropout=0.1", "--run-dir", "unchecked")
+    checked, unchecked = (read_log(Path(name) / "log.jsonl")[0] for name in ("checked", "unchecked"))
+    assert [record["losses"] for record in checked] == [record["losses"] for record in unchecked]
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(tiny, tmp_path, capsys):

@@ -113,7 +113,8 @@ def load_weights(
             module.adapt_state(state, f"{prefix}." if prefix else "")
 
     expected = model.state_dict()
-    _check_variant(name, model, state, expected)
+    if not _is_of_another_model(state, expected):
+        _check_variant(name, model, state, expected)
     origin = describe(checkpoint, stored, converter)
     if strict and _is_of_another_model(state, expected):
         report.compare(state, expected)
@@ -317,7 +318,7 @@ def _mismatch(
         lines.append(f"missing ({len(report.missing)}): {_shorten(report.missing)}")
     if report.unexpected:
         lines.append(f"unexpected ({len(report.unexpected)}): {_shorten(report.unexpected)}")
-    if common:
+    if common and not misshapen:
         lines.append("With strict=False missing and unexpected entries are only reported.")
     return "\n  ".join(lines)
 

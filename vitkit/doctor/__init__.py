@@ -21,6 +21,7 @@ CHECKS: dict[str, Callable[[Case], Iterator[Issue]]] = {
         training_checks.weights,
         training_checks.queries,
         training_checks.sizes_after_resizing,
+        training_checks.random_evaluation,
         training_checks.step_budget,
         training_checks.learning_rate,
         training_checks.memory,

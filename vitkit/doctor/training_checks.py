@@ -16,6 +16,7 @@ from vitkit.data.loading.loader import BatchLoader
 from vitkit.devices import total_memory
 from vitkit.doctor.case import Case
 from vitkit.doctor.issues import VERDICTS, Issue, percent
+from vitkit.doctor.statistics import DatasetStatistics
 from vitkit.engine.step import autocast
 from vitkit.errors import VitkitError
 from vitkit.protocols import child, training_inputs
@@ -116,6 +117,33 @@ def sizes_after_resizing(case: Case) -> Iterator[Issue]:
             severities.append("warn" if num_empty > 0.5 * len(targets) else "note")
         details = {"quantiles": [float(low), float(median), float(high)], "stride": stride}
         yield Issue("sizes after resizing", max(severities, key=VERDICTS.index), message, where, details)
+
+
+def random_evaluation(case: Case) -> Iterator[Issue]:
+    """Check that nothing is random in the transforms of validation and test images.
+
+    Results are compared with the annotations of the image as it is, which a random crop or flip does not show.
+    """
+    for where, statistics in case.statistics.items():
+        if where == "data.train" or not statistics.has_images:
+            continue
+        indices = range(min(2, len(statistics.dataset)))
+        same = [is_same for index in indices for is_same in _same_with_other_seeds(statistics, index)]
+        if not all(same):
+            message = "its transforms are random, so that results are compared with annotations of another picture: "
+            message += "use EvalResize (for classes ClassificationEvalTransforms)"
+            yield Issue("random evaluation", "fail", message, where)
+        elif same:
+            yield Issue("random evaluation", "ok", "nothing in its transforms is random", where)
+
+
+def _same_with_other_seeds(statistics: DatasetStatistics, index: int) -> list[bool]:
+    """Return whether an image is the same with each of a few seeds as with the first; [] if it cannot be read."""
+    try:
+        first, *others = (statistics.dataset[(index, seed)]["image"] for seed in range(6))
+    except VitkitError:  # `images` reports it
+        return []
+    return [torch.equal(first, other) for other in others]
 
 
 def _samples(dataset: Any) -> Iterator[Mapping[str, Any]]:

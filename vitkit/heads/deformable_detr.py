@@ -313,6 +313,8 @@ def _check_settings(
             )
     if num_queries < 1:
         raise ConfigError(f"DeformableDETRHead: num_queries={num_queries}, expected at least 1.")
+    if not 0 < settings.logit_eps < 0.5:
+        raise ConfigError(f"model.head.logit_eps={settings.logit_eps}: expected above 0 and below 0.5, such as 1e-5.")
     if settings.two_stage and not settings.refine_boxes:
         raise ConfigError("DeformableDETRHead: two_stage needs refine_boxes=True (model.head.refine_boxes).")
     if settings.mixed_selection != (settings.two_stage and settings.box_positions):

@@ -33,9 +33,8 @@ class TrainingOnly(nn.Module):
         if {key: value.shape for key, value in theirs.items()} == {key: value.shape for key, value in own.items()}:
             return
         if own:
-            logger.info(
-                "%s is used only in training, and has another shape in the weights: it is newly initialised", prefix
-            )
+            difference = "has another shape in the weights" if theirs else "is not in the weights"
+            logger.info("%s is used only in training, and %s: it is newly initialised", prefix, difference)
         for key in theirs:
             del state[key]
         state |= own

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count, groupby
+from itertools import count, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from vitkit.data.loading.loader import BatchLoader, DataSettings, check_same_cla
 from vitkit.data.transforms.mixing import TransformedLoader
 from vitkit.devices import default_device, emulates_bfloat16
 from vitkit.distributed import broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
-from vitkit.engine.checkpoints import CONFIG_NAME
+from vitkit.engine.checkpoints import CONFIG_NAME, rng_state, set_rng_state
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.hooks import Interrupted
 from vitkit.engine.loop import train
@@ -137,6 +137,8 @@ def train_in(
     )
     say(describe(train_run, train_set, val_set, vocabularies))
 
+    if not checkpoint:
+        check_validation(train_run, data.val_loader(val_set), config["evaluator"])
     # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
     on_start = partial(prepare_run_dir, run_dir, config, device, launches=launches, console=console)
     validation = partial(
@@ -256,6 +258,23 @@ def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.devic
         model = model.to(memory_format=torch.channels_last)
     model = model.to(device)
     return shard(model, device) if settings.strategy == "fsdp" else model
+
+
+def check_validation(train_run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> None:
+    """Validate one batch before training, so that what does not fit is an error now and not after the first epoch.
+
+    The random state is restored: a run does not depend on this check.
+    """
+    state = rng_state()
+    evaluate(
+        train_run.model,
+        list(islice(loader, 1)),
+        EVALUATORS.build(evaluator_spec, dataset=loader.dataset),
+        device=train_run.device,
+        precision=train_run.settings.precision,
+        criterion=train_run.criterion,
+    )
+    set_rng_state(state)
 
 
 def validate(model: nn.Module, *, train_run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> dict[str, float]:

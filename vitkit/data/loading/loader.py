@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitkit.data.loading.collate import collate
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches, TrainBatches
+from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
 from vitkit.errors import ConfigError, DataError, VitkitError
@@ -105,7 +106,13 @@ class DataSettings:
         fraction = _fraction(spec)
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
             raise ConfigError(f"{where}.fraction: got {fraction}; expected above 0, at most 1, and data.train alone.")
-        return build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
+        dataset = build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
+        if split != "train" and isinstance(getattr(dataset, "transforms", None), MixesImages):
+            raise ConfigError(
+                f"{where}.transforms: {type(dataset.transforms).__name__} combines images, whose annotations the results "
+                "would not be compared with. It is for data.train; use EvalResize here."
+            )
+        return dataset
 
     @property
     def batch_size_per_gpu(self) -> int:
