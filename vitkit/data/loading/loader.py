@@ -109,8 +109,8 @@ class DataSettings:
         dataset = build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
         if split != "train" and isinstance(getattr(dataset, "transforms", None), MixesImages):
             raise ConfigError(
-                f"{where}.transforms: {type(dataset.transforms).__name__} combines images, whose annotations the results "
-                "would not be compared with. It is for data.train; use EvalResize here."
+                f"{where}.transforms: {type(dataset.transforms).__name__} combines images, while results are compared "
+                "with the annotations of single ones. It is for data.train; use EvalResize here."
             )
         return dataset
 
