@@ -12,13 +12,13 @@ from vitkit.configs.transfer.coco_tiny import config as coco_tiny
 
 
 def ablation():
-    made = bccd()
+    ablation = bccd()
     data = coco_tiny()["data"]
     data["val"]["masks"] = False  # training needs masks to paste objects
     data["train"]["transforms"]["transforms"]["size"] = 224
     data["val"]["transforms"] = dict(type="EvalResize", short_side=224, max_size=336)
-    made["settings"] = {
-        "data.train": data["train"], "data.val": data["val"], "data.num_workers": 0,
-        "schedule.warmup_steps": 40, "train.precision": "bf16",
+    settings = {key: value for key, value in ablation["settings"].items() if not key.startswith("data.")}
+    ablation["settings"] = settings | {
+        "data.train": data["train"], "data.val": data["val"], "data.num_workers": 0, "data.images_per_gpu": 2,
     }  # fmt: skip
-    return made
+    return ablation

@@ -22,9 +22,9 @@ def ablation():
         base="camvid/mask2former",
         metrics=["mIoU", "pixel_accuracy"],
         minutes=3.0,
-        evaluations=2,
+        evaluations=3,
         settings={
-            "model.backbone": resnet50_for_transfer(),
+            "model.backbone": resnet50_for_transfer(norm="frozen_bn", frozen_stages=2),
             "optimizer.backbone_lr": 1e-4,
             "data.train.names": RECORDINGS,
             "data.val.images": "{root}/images/train",
