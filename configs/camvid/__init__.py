@@ -1,1 +1,1 @@
-"""CamVid (Brostow et al. 2009): small runs from random weights on real road scenes."""
+"""CamVid (Brostow et al. 2009): small runs on real road scenes."""
