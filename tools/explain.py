@@ -323,9 +323,15 @@ def choose_queries(args: argparse.Namespace, predictor: Predictor, queries: Quer
     best = scores.argsort(descending=True)
     confident = best[scores[best] >= thresholds.of(queries.labels[best])][:limit]
     if not len(confident):
-        print(f"no box from {thresholds} (see --threshold); drawing the best, {scores[best[0]]:.2f}")
+        print(f"no query from {thresholds} (see --threshold); drawing the best, {scores[best[0]]:.2f}")
         confident = best[:1]
     return confident.tolist()
+
+
+def page_queries(args: argparse.Namespace, scores: Tensor) -> list[int]:
+    """Return the queries of a page: those of --queries, then the best ones."""
+    best = scores.argsort(descending=True).tolist()
+    return list(dict.fromkeys([*(args.queries or ()), *best]))[:MAX_QUERIES]
 
 
 def check_queries(queries: Sequence[int], num_queries: int) -> list[int]:
@@ -374,7 +380,7 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
         if isinstance(model, MaskResults):
             explain_masks(predictor, attention, args)
     if args.html:
-        shown = [] if queries is None else queries.scores.argsort(descending=True)[:MAX_QUERIES].tolist()
+        shown = [] if queries is None else page_queries(args, queries.scores)
         path = args.out / f"{args.image.stem}_queries.html"
         title = f"What locations and queries of {type(model).__name__} attend to"
         print(write_page(query_page(attention, shown), path, title=title, image=image))
@@ -415,7 +421,7 @@ def explain_sampling(predictor: Predictor, image: np.ndarray, args: argparse.Nam
         sampling.draw_query(query, path)
         print(f"wrote {path}")
     if args.html:
-        shown = sampling.queries.scores.argsort(descending=True)[:MAX_QUERIES].tolist()
+        shown = page_queries(args, sampling.queries.scores)
         title = f"Where queries of {type(predictor.model).__name__} sample the picture"
         path = args.out / f"{args.image.stem}_queries.html"
         print(write_page(sampling_page(sampling, shown), path, title=title, image=image))

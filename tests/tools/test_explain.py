@@ -117,7 +117,7 @@ def test_detr_attention_is_drawn_over_the_image(detr, tmp_path, capsys):
     for name in ("noise_decoder.png", "noise_encoder.png"):
         assert np.asarray(Image.open(tmp_path / "out" / name).convert("RGB")).std() > 10
     printed = capsys.readouterr().out
-    assert "no box from score 0.50 (the default) (see --threshold); drawing the best" in printed
+    assert "no query from score 0.50 (the default) (see --threshold); drawing the best" in printed
     assert "wrote out/noise_encoder.png" in printed
 
 
@@ -221,7 +221,7 @@ def test_boxes_above_the_thresholds_of_the_model_are_chosen_best_first(capsys):
     assert explain.choose_queries(asked, predictor, queries(scores), 7) == [2, 3, 0]
     assert explain.choose_queries(asked, predictor, queries(scores), 2) == [2, 3]
     assert explain.choose_queries(args, predictor, queries(scores / 10), 7) == [2]
-    assert "no box from score 0.50 to 0.80, by class (best F1) (see --threshold); drawing the best, 0.09" in (
+    assert "no query from score 0.50 to 0.80, by class (best F1) (see --threshold); drawing the best, 0.09" in (
         capsys.readouterr().out
     )
 

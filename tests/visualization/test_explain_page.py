@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from browser import open_page
 
 from vitkit.errors import ConfigError
 from vitkit.inference.explain_pages import pooled
@@ -66,3 +67,23 @@ def test_pooling_keeps_the_sums_and_reports_the_padded_margin():
     assert torch.allclose(small[1, 9, 18], maps[1, 27:, 54:].sum()) and torch.allclose(small.sum(), maps.sum())
     small, covered = pooled(torch.rand(29, 20))
     assert small.shape == (15, 10) and covered == (30 / 29, 1.0)
+
+
+def test_pointing_at_a_location_says_what_it_attends_to_and_a_click_holds_it(tmp_path):
+    weights = torch.zeros(2, 4, 4)
+    weights[:, torch.arange(4), [3, 2, 1, 0]] = 0.7  # the location on the opposite side
+    path = tmp_path / "page.html"
+    write_explain_page(
+        [PageLayer("encoder", weights, (2, 2), (2, 2))], path, title="t", image=np.zeros((100, 200, 3), np.uint8)
+    )
+    with open_page(path) as (page, problems):
+        box = page.locator("canvas").bounding_box()
+        page.mouse.move(box["x"] + 5, box["y"] + 5)
+        text = page.locator("#text")
+        assert text.inner_text() == "encoder, mean: location (50, 25) attends most to location (150, 75), with 0.700"
+        page.mouse.click(box["x"] + 5, box["y"] + 5)
+        page.mouse.move(box["x"] + box["width"] - 5, box["y"] + 5)
+        assert "location (50, 25) attends" in text.inner_text() and text.inner_text().endswith("again to release)")
+        page.mouse.click(box["x"] + box["width"] - 5, box["y"] + 5)
+        assert "location (150, 25) attends most to location (50, 75)" in text.inner_text()
+        assert not problems

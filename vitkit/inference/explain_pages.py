@@ -88,8 +88,11 @@ def sampling_page(sampling: ImageSampling, queries: Sequence[int]) -> list[PageL
         heads = len(of_queries[0].weights)
         maps = torch.zeros(heads, len(queries), size[0] * size[1])
         for k, query in enumerate(of_queries):
-            cells = (query.locations.flatten(1, 2).clamp(0, 1 - 1e-6) * torch.tensor(size[::-1])).long()
-            maps[:, k].scatter_add_(1, cells[..., 1] * size[1] + cells[..., 0], query.weights.flatten(1))
+            locations = query.locations.flatten(1, 2)
+            is_inside = ((locations >= 0) & (locations < 1)).all(-1)  # outside of the picture a point reads zeros
+            cells = (locations.clamp(0, 1 - 1e-6) * torch.tensor(size[::-1])).long()
+            weights = query.weights.flatten(1) * is_inside
+            maps[:, k].scatter_add_(1, cells[..., 1] * size[1] + cells[..., 0], weights)
         page.append(PageLayer(f"decoder {number}", maps, names, tuple(size), boxes_xyxy=boxes))
     return page
 
@@ -125,4 +128,4 @@ def clip_page(attention: ClipAttention) -> list[PageLayer]:
 
 
 def _readable(tokens: Sequence[str]) -> list[str]:
-    return [token.replace(SPACE, " ") or " " for token in tokens]
+    return [token.replace(SPACE, " ") if token.strip(SPACE + " ") else "␣" for token in tokens]

@@ -148,7 +148,7 @@ def pictures_in(folder: Path, *, extensions: Sequence[str] = IMG_EXTENSIONS) -> 
         DataError: there is no such folder, or it holds no picture.
     """
     if not folder.is_dir():
-        raise DataError(f"no folder '{folder}'.")
+        raise DataError(f"no folder '{folder}'. Name a folder of pictures.")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in extensions)
     if not paths:
         raise DataError(f"folder '{folder}' holds no picture ({', '.join(extensions)}).")

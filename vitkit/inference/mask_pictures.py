@@ -108,15 +108,21 @@ def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: P
             ],
         )
     ]
+    is_kept = assigned.is_kept(settings)
+    stuff: dict[int, int] = {}  # class -> the first query whose mask is kept, which the others join
     for i, query in enumerate(assigned.queries.tolist()):
         mask = next(logits for _, logits in query_chunks(masks[[query]], geometry))[0].sigmoid()
         inside, mine = mask >= 0.5, assigned.owner == i
-        verdict = "kept" if assigned.is_kept(settings)[i] else f"dropped (below {settings.overlap_threshold:.0%})"
-        name = f"query {query}: {classes[assigned.labels[i]]} {assigned.scores[i]:.2f}"
+        drawn_as = mine & inside if settings.cut_masks else mine
+        label, verdict = int(assigned.labels[i]), f"dropped (below {settings.overlap_threshold:.0%})"
+        if is_kept[i]:
+            first = query if model.things[label] else stuff.setdefault(label, query)
+            verdict = "kept" if first == query else f"kept, joins query {first}"
+        name = f"query {query}: {classes[label]} {assigned.scores[i]:.2f}"
         lost = inside & ~mine
         panels = [
             Panel(f"its mask, {assigned.areas[i]} pixels", mask, largest=1.0),
-            Panel(f"gets {assigned.owned[i]} pixels: {verdict}", mine.float(), largest=1.0),
+            Panel(f"gets {drawn_as.sum()} pixels: {verdict}", drawn_as.float(), largest=1.0),
             Panel(f"lost to others: {lost.sum()}", lost.float(), largest=1.0),
         ]
         rows.append((name, panels))

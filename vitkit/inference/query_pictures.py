@@ -60,5 +60,6 @@ def draw_query_layers(attention: ImageAttention, query: int, path: Path) -> Path
         rows.append(("predicts", after))
     name, panels = rows[0]
     rows[0] = (name, [part._replace(title=f"layer {x.layer}") for part, x in zip(panels, layers)])
-    draw_rows(attention.image, rows, path, title=f"Query {query} through the decoder layers, mean of the heads")
+    extent = "through the decoder layers" if len(layers) > 1 else f"in layer {layers[0].layer}"
+    draw_rows(attention.image, rows, path, title=f"Query {query} {extent}, mean of the heads")
     return path

@@ -125,7 +125,7 @@ def clip_of(predictor: "Predictor", path: str | Path) -> Tensor:
 
 def _sampling_of(predictor: "Predictor") -> ClipSampling:
     if predictor.sampling is None:
-        raise ConfigError("the model predicts on pictures: give it the frames of the video.")
+        raise ConfigError("the model predicts on pictures, not on clips: give it frames of the video as pictures.")
     return predictor.sampling
 
 

@@ -117,7 +117,8 @@ button.on { background: #264f8f; color: #fff; }
 """
 _BODY = """
 <h1>@TITLE@</h1>
-<p>@NOTE@ Point at a location, a query or a token to see what it attends to, or at a head; a click holds it.</p>
+<p>@NOTE@ Click a layer to choose it. Point at a head, or at a location, a query or a token to see what that attends to;
+a click on one of the latter holds it.</p>
 <div id="layers"></div><div id="heads"></div><p id="text"></p>
 <main>
 <div class="tokens" id="rows"></div><canvas id="canvas" hidden></canvas><div class="tokens" id="columns"></div>
@@ -139,6 +140,11 @@ function color(t) {  // dark purple, red, yellow
   const x = t * 3, i = Math.min(2, Math.floor(x));
   return stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (x - i)));
 }
+function middle([height, width], i) {  // of a cell, in the picture's pixels
+  const [y, x] = layer.covered, [left, top] = [i % width, Math.floor(i / width)];
+  return "(" + Math.round((left + .5) / width * x * data.width / data.scale) + ", " +
+    Math.round((top + .5) / height * y * data.height / data.scale) + ")";
+}
 function weights() {
   const size = count(layer.columns), start = (head * count(layer.rows) + row) * size;
   return layer.levels.subarray(start, start + size);
@@ -148,12 +154,12 @@ function draw() {
   let best = 0;
   levels.forEach((level, i) => { if (level > levels[best]) best = i; });
   let source, target;
-  if (layer.rows.grid) source = "location " + (row % layer.rows.grid[1]) + ", " + Math.floor(row / layer.rows.grid[1]);
+  if (layer.rows.grid) source = "location " + middle(layer.rows.grid, row);
   else source = layer.rows.labels[row];
-  if (layer.columns.grid) target = "a location";
+  if (layer.columns.grid) target = "location " + middle(layer.columns.grid, best);
   else target = layer.columns.labels[best];
   $("text").textContent = layer.name + ", " + layer.heads[head] + ": " + source + " attends most to " + target +
-    ", with " + largest.toFixed(3);
+    ", with " + largest.toFixed(3) + (held ? " (held: click again to release)" : "");
   for (const [i, span] of [...$("rows").children].entries()) span.className = i === row ? "on" : "";
   for (const [i, span] of [...$("columns").children].entries())
     span.style.background = "rgba(249, 142, 9, " + levels[i] / 255 * largest + ")";

@@ -113,7 +113,8 @@ def _draw(axis: Axes, part: Panel, canvas: np.ndarray, scale: float) -> None:
         style = dict(arrowstyle="->", color="#ffe000", alpha=0.25 + 0.75 * strength, linewidth=0.6 + 1.4 * strength)
         axis.annotate("", **ends, arrowprops=style)
     if part.dots is not None and len(part.dots):
-        axis.scatter(*(part.dots * scale).T.numpy(), s=3, c=part.dot_colors, linewidths=0)
+        size = min(3.0, 3000 / len(part.dots))  # many points would hide the picture
+        axis.scatter(*(part.dots * scale).T.numpy(), s=size, c=part.dot_colors, linewidths=0)
     for number, (x, y) in enumerate(part.points, start=part.first_point + 1):
         if part.weights is None:
             mark_point(axis, (x * scale, y * scale), number)

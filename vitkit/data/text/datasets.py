@@ -57,7 +57,7 @@ class TextLines(Sequence[str]):
 
 def _read_bytes(path: Path) -> bytes:
     if not path.is_file():
-        raise DataError(f"no file '{path}'. Set data.root, or the dataset's own path, to where the text lies.")
+        raise DataError(f"no file '{path}'. Correct its path; a dataset's begins at data.root.")
     content = path.read_bytes()
     if content.startswith(b"\x1f\x8b"):
         try:

@@ -30,10 +30,11 @@ class ScheduledSampling(Hook):
         """See `Hook`.
 
         Raises:
-            ConfigError: the model has no recurrent decoder.
+            ConfigError: the model is no `SamplesWords`.
         """
         if not isinstance(run.model, SamplesWords):
-            raise ConfigError(f"train.hooks: ScheduledSampling: {type(run.model).__name__} has no recurrent decoder.")
+            raise ConfigError(f"train.hooks: ScheduledSampling: {type(run.model).__name__} cannot take its own words in "
+                "training; expected an RNNTranslator.")
         yield
 
     def before_epoch(self, run: TrainRun) -> None:
