@@ -318,3 +318,19 @@ def test_hard_attention_loads_the_weights_of_soft_attention():
     assert all(torch.equal(value, soft.state_dict()[name]) for name, value in state.items())
     with pytest.raises(CheckpointError, match=r"missing \(1\): reward_baseline"):  # evaluation needs all weights
         load_weights(hard, soft.state_dict())
+
+
+def test_scheduled_sampling_feeds_words_or_predicted_ones():
+    model, target_in = build("soft"), targets_in()
+    forced = model(target_in, images())["logits"]
+    model.set_sampling(1e-12)
+    assert torch.allclose(model.train()(target_in, images())["logits"], forced, atol=1e-6)
+    model.set_sampling(1.0)
+    own = model(target_in, images())["logits"]
+    assert torch.equal(own, model(target_in.roll(1, 0), images())["logits"])
+    known = torch.arange(SIZE) != UNK  # the word that `step` masks
+    tokens, state = target_in[:, 0], model.start(images=images())
+    for i in range(target_in.shape[1]):
+        logits, state, _ = model.step(tokens, state)
+        assert torch.allclose(own[:, i, known], logits[:, known], atol=1e-5)
+        tokens = own[:, i].argmax(-1)

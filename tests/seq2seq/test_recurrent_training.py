@@ -49,7 +49,7 @@ def test_fraction_of_predicted_words_grows_over_the_epochs():
     assert parts == [0.0, 0.25, 0.5]
     run.model = torch.nn.Linear(1, 1)
     with (
-        pytest.raises(ConfigError, match=r"ScheduledSampling: Linear cannot take its own words"),
+        pytest.raises(ConfigError, match=r"ScheduledSampling: Linear has no recurrent decoder"),
         hook.during_training(run),
     ):
         pass

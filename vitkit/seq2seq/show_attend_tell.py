@@ -35,6 +35,9 @@ class AttendTellSettings:
     d_attention: int = 512
     """Number of channels of the alignment score."""
     dropout: float = 0.5
+    scheduled_sampling: float = 0.0
+    """In training, the fraction of words that are replaced by the model's own (Bengio et al. 2015,
+    https://arxiv.org/abs/1506.03099)."""
 
     def __post_init__(self) -> None:
         if self.attention not in ("soft", "hard"):
@@ -43,6 +46,8 @@ class AttendTellSettings:
             raise ConfigError(f"model.hard_inference: got {self.hard_inference!r}; expected 'argmax' or 'expected'.")
         if not 0 <= self.expected_probability <= 1:
             raise ConfigError(f"model.expected_probability: got {self.expected_probability}; expected 0 to 1.")
+        if not 0 <= self.scheduled_sampling <= 1:
+            raise ConfigError(f"model.scheduled_sampling: got {self.scheduled_sampling}; expected 0 to 1.")
 
 
 @dataclass
@@ -112,6 +117,7 @@ class ShowAttendTell(Captioner):
         self.hard = settings.attention == "hard"
         self.expected_probability = settings.expected_probability
         self.hard_inference = settings.hard_inference
+        self.scheduled_sampling = settings.scheduled_sampling
         self.embedding = nn.Embedding(size, d_embedding, padding_idx=PAD)
         self.initial_hidden = nn.Linear(channels, d_model)
         self.initial_cell = nn.Linear(channels, d_model)
@@ -152,8 +158,13 @@ class ShowAttendTell(Captioner):
         state = self._start(map_)
         if self.hard and self.training:
             state.sampled = torch.rand(len(target_in), device=target_in.device) >= self.expected_probability
-        embedded = self.dropout(self.embedding(target_in))
-        steps = [self._advance(word, state) for word in embedded.unbind(1)]
+        embedded, steps = [], []
+        for word in self.dropout(self.embedding(target_in)).unbind(1):
+            if steps and self.training and self.scheduled_sampling > 0:
+                word = self._some_replaced(word, self._predict(embedded[-1], *steps[-1][:2]))
+            embedded.append(word)
+            steps.append(self._advance(word, state))
+        embedded = torch.stack(embedded, 1)
         hidden, contexts, weights, sampled_log_weights = (torch.stack(parts, 1) for parts in zip(*steps))
         outputs = {
             "logits": self._predict(embedded, hidden, contexts),
@@ -163,6 +174,16 @@ class ShowAttendTell(Captioner):
         if self.hard:
             outputs |= {"sampled_log_weights": sampled_log_weights, "reward_baseline": self.reward_baseline}
         return outputs
+
+    def set_sampling(self, part: float) -> None:
+        """Set `scheduled_sampling`."""
+        self.scheduled_sampling = part
+
+    def _some_replaced(self, words: Tensor, logits: Tensor) -> Tensor:
+        """Replace randomly chosen words, (B, d_embedding), by the most probable ones after those before."""
+        predicted = self.dropout(self.embedding(logits.detach().argmax(-1)))
+        is_own = torch.rand(len(words), 1, device=words.device) < self.scheduled_sampling
+        return torch.where(is_own, predicted, words)
 
     def start(self, **inputs: Tensor) -> CaptionState:
         """Encode a batch's images, or use their features, and return the initial state."""

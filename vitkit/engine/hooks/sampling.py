@@ -30,11 +30,10 @@ class ScheduledSampling(Hook):
         """See `Hook`.
 
         Raises:
-            ConfigError: the model is no `SamplesWords`.
+            ConfigError: the model has no recurrent decoder.
         """
         if not isinstance(run.model, SamplesWords):
-            raise ConfigError(f"train.hooks: ScheduledSampling: {type(run.model).__name__} cannot take its own words in "
-                "training; expected an RNNTranslator.")
+            raise ConfigError(f"train.hooks: ScheduledSampling: {type(run.model).__name__} has no recurrent decoder.")
         yield
 
     def before_epoch(self, run: TrainRun) -> None:
