@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def explain_text(config: dict, weights: str | Path, args: argparse.Namespace) ->
         raise DataError("--text: no token in it. Give a sentence.")
     attention = text_attention(model, vocabularies, args.text)
     report_unknown(vocabularies.get("source", vocabularies["target"]))
-    stem = args.out / (re.sub(r"\W+", "_", args.text).strip("_")[:30] or "text")
+    stem = args.out / file_stem(args.text)
     yield from draw_text(model, attention, stem, args)
     if args.html and attention.layers:
         path = Path(f"{stem}_tokens.html")
@@ -53,6 +54,12 @@ def explain_text(config: dict, weights: str | Path, args: argparse.Namespace) ->
         inputs = text_inputs(model, vocabularies, args.text)
         draw_beam_tree(model, vocabularies["target"], inputs, path, beams=args.beams)
         yield path
+
+
+def file_stem(text: str) -> str:
+    """Return the beginning of the names of a sentence's files, with a checksum if the sentence does not fit."""
+    name = re.sub(r"\W+", "_", text).strip("_") or "text"
+    return name if len(name) <= 30 else f"{name[:30]}_{zlib.crc32(text.encode()) % 10_000:04}"
 
 
 def explain_caption(predictor: Predictor, image, args: argparse.Namespace) -> Iterator[Path]:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -98,6 +100,20 @@ def test_beam_tree_has_the_probability_of_every_prefix(name):
     assert [node.token for node in nodes if node.is_best and node.token != EOS] == best
 
 
+@pytest.mark.parametrize("max_length", [1, 3])
+def test_beam_tree_has_the_last_token_of_hypotheses_at_the_length_limit(max_length):
+    model, vocabularies = text_model("Transformer")
+    settings = DecodingSettings(max_length=max_length, min_length=max_length - 1)
+    inputs = text_inputs(model, vocabularies, "two one")
+    hypotheses = decode(model, inputs, replace(settings, method="beam", beams=3, n_best=3))[0]
+    assert any(len(hypothesis.tokens) == max_length for hypothesis in hypotheses)
+    last = [node for node in beam_tree(model, inputs, settings, beams=3) if node.step == max_length]
+    assert [node.token for node in last] == [[*hypothesis.tokens, EOS][max_length - 1] for hypothesis in hypotheses]
+    expected = [hypothesis.score * settings.penalty(max_length) for hypothesis in hypotheses]
+    assert [node.log_prob for node in last] == pytest.approx(expected)
+    assert [node.is_best for node in last] == [True, False, False]
+
+
 def test_inputs_are_the_sentence_read_by_the_model():
     one = WORDS.encode("two one")
     inputs = text_inputs(*text_model("Transformer"), "two one")
@@ -117,6 +133,20 @@ def test_an_alignment_has_a_row_for_each_token_of_the_translation(name):
     assert target == WORDS.token_texts(best.tokens) and target
     assert torch.equal(attention, best.attention) and attention.shape == (len(target), 3)
     assert torch.allclose(attention.sum(-1), torch.ones(len(target)))
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "is_cut"),
+    [("Transformer", 4, False), ("Transformer", 2, True), ("RNNTranslator", 9, False), ("RNNTranslator", 2, True)],
+)
+def test_rows_of_cross_attention_are_the_written_tokens(name, seed, is_cut):
+    model, vocabularies = text_model(name, seed)
+    model.decoding = DecodingSettings(max_length=4)
+    layer = text_attention(model, vocabularies, "two one").of_kind("cross")[0]
+    attention, _, written = Translator(model, vocabularies).align("two one")
+    assert layer.rows == [*written, *([] if is_cut else ["</s>"])]
+    assert (len(written) == 4) == is_cut
+    assert torch.allclose(layer.weights.mean(0)[: len(written)], attention, atol=1e-6)
 
 
 def test_models_without_an_alignment_are_named():

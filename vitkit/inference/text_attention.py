@@ -25,12 +25,12 @@ class TextLayer(NamedTuple):
     """The attention of one layer among tokens."""
 
     kind: str
-    """"encoder", "decoder" (self-attention) or "cross" (from the target's tokens to the source's)."""
+    """"encoder", "decoder" (self-attention) or "cross" (from the written tokens to the source's)."""
     number: int
     weights: Tensor
     """(heads, L, S) float32."""
     rows: Sequence[str]
-    """The L tokens that attend."""
+    """The L tokens that attend; for "cross" those that the decoder writes, one step after it reads them."""
     columns: Sequence[str]
     """The S tokens that are attended to."""
 
@@ -90,6 +90,7 @@ def text_attention(
     """
     device, target = next(model.parameters()).device, vocabularies["target"]
     source: list[str] = []
+    written: list[str] = []
     if isinstance(model, MaskedLanguageModel):
         ids = [*target.encode_masked(text), EOS]  # as `MaskFiller` reads it
         # The model's `forward` would mask some of the tokens.
@@ -101,6 +102,8 @@ def text_attention(
         else:
             source = vocabularies["source"].token_texts(inputs["source"][0].tolist())
             ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy"))[0][0].tokens]
+            # A translation that was cut off at the maximum length has no EOS.
+            written = target.token_texts([*ids[1:], EOS][: model.decoding.max_length])
             inputs["target_in"] = torch.tensor([ids], device=device)
 
         def predict() -> Tensor:
@@ -111,7 +114,7 @@ def text_attention(
     expected = most_probable(logits[0], target, ids, num_expected)
     # A prefix language model reads its source and its target as one sequence.
     tokens = [*(source if isinstance(model, PrefixLanguageModel) else ()), *target.token_texts(ids)]
-    return TextAttention(_layers(model, maps, tokens, source), expected)
+    return TextAttention(_layers(model, maps, tokens, source, written), expected)
 
 
 @torch.no_grad()
@@ -126,7 +129,7 @@ def caption_attention(model: Captioner, inputs: Mapping[str, Tensor], *, num_exp
     target_in = torch.tensor([ids], device=next(model.parameters()).device)
     with AttentionRecorder(model) as maps:
         logits = model(target_in, **inputs)["logits"]
-    layers = _layers(model, maps, model.vocabulary.token_texts(ids), ())
+    layers = _layers(model, maps, model.vocabulary.token_texts(ids), (), ())
     expected = most_probable(logits[0], model.vocabulary, ids, num_expected)
     return TextAttention([layer for layer in layers if layer.kind == "decoder"], expected)
 
@@ -166,9 +169,19 @@ def most_probable(logits: Tensor, vocabulary: Vocabulary, ids: Sequence[int], co
 
 
 def _layers(
-    model: nn.Module, maps: Mapping[str, list[Tensor]], tokens: Sequence[str], source: Sequence[str]
+    model: nn.Module,
+    maps: Mapping[str, list[Tensor]],
+    tokens: Sequence[str],
+    source: Sequence[str],
+    written: Sequence[str],
 ) -> list[TextLayer]:
-    """Return the recorded attention maps with the tokens of their rows and columns."""
+    """Return the recorded attention maps with the tokens of their rows and columns.
+
+    Args:
+        tokens: the tokens that the model, or its decoder, reads.
+        source: the tokens that an encoder reads, if there is a decoder too.
+        written: the tokens that the decoder writes, the rows of cross-attention.
+    """
     is_encoder_only = isinstance(model, MaskedLanguageModel)
     layers: list[TextLayer] = []
     for name, calls in maps.items():
@@ -178,7 +191,8 @@ def _layers(
             kind = "encoder" if name.startswith("encoder") else "decoder"
         else:
             kind = "cross"
-        rows = source if kind == "encoder" and not is_encoder_only else tokens
+            weights = weights[:, : len(written)]
+        rows = {"encoder": tokens if is_encoder_only else source, "decoder": tokens, "cross": written}[kind]
         columns = source if kind != "decoder" and not is_encoder_only else tokens
         number = sum(layer.kind == kind for layer in layers)
         layers.append(TextLayer(kind, number, weights, rows, columns))
@@ -254,13 +268,13 @@ def beam_tree(
         rows = fresh
     position = {(node.parent, node.token): i for i, node in enumerate(nodes)}
     for number, hypothesis in enumerate(hypotheses):
+        # The last token of each hypothesis is not recorded: its EOS, or the one at the length limit.
+        *prefix, end = [*hypothesis.tokens, EOS][: settings.max_length]
         last = None
-        for token in hypothesis.tokens:
+        for token in prefix:
             last = position.get((last, token))
-        length = len(hypothesis.tokens) + 1
-        if length <= settings.max_length:  # the hypothesis ended with EOS, not by the length limit
-            total = hypothesis.score * settings.penalty(length)
-            nodes.append(BeamNode(length, EOS, last, total, number == 0))
+        length = len(prefix) + 1
+        nodes.append(BeamNode(length, end, last, hypothesis.score * settings.penalty(length), number == 0))
     return nodes
 
 

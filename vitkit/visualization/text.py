@@ -1,9 +1,11 @@
 """Draw the attention, position encodings, expected tokens and beams of models that read or write text."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -12,6 +14,16 @@ from vitkit.visualization.canvas import save_figure
 _CELL = 0.3  # inches
 _MARGIN = 1.6
 _LONGEST_SIDE = 24.0
+_LEAST_WIDTH = 4.2
+
+
+def _figure(width: float, height: float, title: str) -> Figure:
+    """Return a figure with its title wrapped to its width, and made taller for the title's further lines."""
+    width = max(width, _LEAST_WIDTH)
+    lines = [part for line in title.splitlines() for part in textwrap.wrap(line, int(width * 11))]
+    figure = Figure(figsize=(width, height + 0.17 * max(0, len(lines) - 1)), layout="constrained")
+    figure.suptitle("\n".join(lines), fontsize="medium")
+    return figure
 
 
 def draw_alignment(
@@ -60,6 +72,9 @@ def draw_heads(
 ) -> None:
     """Save a PNG of attention matrices: a row of panels for each layer, a column for each head.
 
+    All panels have one scale. It ends at the largest weight of the rows that see more than one token: a row that sees
+    only one, such as a causal model's first, always has the weight 1.
+
     Args:
         layers: for each layer (heads, L, S), in 0..1.
         rows: L tokens that attend.
@@ -67,17 +82,15 @@ def draw_heads(
         path: the PNG's path; its folder is made.
         title: the figure's title.
     """
-    most, largest = max(len(heads) for heads in layers), max(float(heads.max()) for heads in layers)
+    most, highest = max(len(heads) for heads in layers), max(float(heads.max()) for heads in layers)
+    largest = max(float(heads[(heads > 0).sum(-1) > 1].max(initial=0)) for heads in layers) or 1.0
     width, height = (max(1.2, 0.16 * len(tokens)) for tokens in (columns, rows))
     scale = min(1.0, 3 * _LONGEST_SIDE / max(most * width, len(layers) * height))
-    figure = Figure(
-        figsize=(scale * most * (width + 0.2) + 1.4, scale * len(layers) * (height + 0.25) + 1.6), layout="constrained"
-    )
-    figure.suptitle(title, fontsize="medium")
+    figure = _figure(scale * most * (width + 0.2) + 2.0, scale * len(layers) * (height + 0.25) + 1.6, title)
     axes = figure.subplots(len(layers), most, squeeze=False)
     for number, (line, heads) in enumerate(zip(axes, layers)):
         for k, (axis, weights) in enumerate(zip(line, heads)):
-            axis.imshow(weights, cmap="magma", vmin=0, vmax=largest, aspect="auto")
+            shown = axis.imshow(weights, cmap="magma", vmin=0, vmax=largest, aspect="auto")
             axis.set_xticks([])
             axis.set_yticks([])
             if number == 0:
@@ -86,6 +99,8 @@ def draw_heads(
                 axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=6)
         line[0].set_yticks(range(len(rows)), rows, fontsize=6)
         line[0].set_ylabel(f"layer {number}", fontsize="small")
+    extend = "max" if highest > largest else "neither"
+    figure.colorbar(shown, ax=axes, label="attention", extend=extend, shrink=min(1.0, 6 / figure.get_figheight()))
     save_figure(figure, path, dpi=120)
 
 
@@ -96,7 +111,7 @@ def draw_arcs(
     path: str | Path,
     *,
     title: str = "",
-    least: float = 0.05,
+    least: float = 0.2,
 ) -> None:
     """Save a PNG of attention as lines between two columns of tokens, a panel for each head (Vig 2019,
     https://arxiv.org/abs/1906.05714).
@@ -106,21 +121,22 @@ def draw_arcs(
         rows: the L tokens on the left, which attend.
         columns: the S tokens on the right, which are attended to.
         path: the PNG's path; its folder is made.
-        title: the figure's title.
-        least: smaller weights get no line.
+        title: the figure's title; a line that says which weights have no line is added.
+        least: weights below this fraction of the largest weight of their row get no line.
     """
     across = min(4, len(heads))
     down = -(-len(heads) // across)
     longest = max(len(rows), len(columns))
-    figure = Figure(figsize=(2.4 * across + 0.3, (0.19 * longest + 0.5) * down + 0.4), layout="constrained")
-    figure.suptitle(title, fontsize="medium")
+    title = f"{title}\nNo line: below {least:.0%} of the row's largest weight"
+    figure = _figure(2.4 * across + 0.3, (0.19 * longest + 0.5) * down + 0.4, title)
     for k, weights in enumerate(heads):
         axis = figure.add_subplot(down, across, k + 1)
         axis.set(xlim=(-0.9, 1.9), ylim=(longest - 0.5, -0.5))
         axis.set_axis_off()
         axis.set_title(f"head {k}", fontsize="small")
-        for i, j in zip(*np.nonzero(weights >= least)):
-            axis.plot([0, 1], [i, j], color=f"C{k % 10}", alpha=float(min(1, weights[i, j])), linewidth=2)
+        i, j = np.nonzero(weights >= least * weights.max(-1, keepdims=True))
+        lines = [[(0, start), (1, end)] for start, end in zip(i, j)]
+        axis.add_collection(LineCollection(lines, colors=f"C{k % 10}", alpha=weights[i, j].clip(0.1, 1), linewidths=2))
         for tokens, x, side in ((rows, -0.05, "right"), (columns, 1.05, "left")):
             for i, token in enumerate(tokens):
                 axis.text(x, i, token, ha=side, va="center", fontsize=7)
@@ -161,8 +177,7 @@ def draw_expected(
     """
     across = min(6, len(steps))
     down = -(-len(steps) // across)
-    figure = Figure(figsize=(max(2.3 * across, 5), 1.5 * down + 0.5), layout="constrained")
-    figure.suptitle(title, fontsize="medium")
+    figure = _figure(max(2.3 * across, 5), 1.5 * down + 0.5, title)
     for number, (token, tokens, probabilities) in enumerate(steps, start=1):
         axis = figure.add_subplot(down, across, number)
         ranks = range(len(tokens))
@@ -191,9 +206,9 @@ def draw_beams(nodes: Sequence[tuple[int, str, int | None, float, bool]], path: 
         corners.append((step, -ranks.get(step, 0)))
         ranks[step] = ranks.get(step, 0) + 1
     most = max(ranks.values())
-    figure = Figure(figsize=(min(1.0 * steps + 1.5, 60), 0.5 * most + 1.0), layout="constrained")
+    figure = _figure(min(1.0 * steps + 1.5, 60), 0.5 * most + 1.0, title)
     axis = figure.subplots()
-    axis.set(xlim=(-0.5, steps + 0.6), ylim=(0.6 - most, 0.6), title=title)
+    axis.set(xlim=(-0.5, steps + 0.6), ylim=(0.6 - most, 0.6))
     axis.set_axis_off()
     axis.text(0, 0, "<s>", ha="center", va="center", fontsize=8)
     for (x, y), (_, token, parent, log_prob, is_best) in zip(corners, nodes):
