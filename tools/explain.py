@@ -3,7 +3,7 @@
 DETR, for one image: encoder self-attention at points of the image, decoder cross-attention of each detected box.
 MaskFormer and Mask2Former, for one image: the same for each mask; the masks and how they merge; the loss's points.
 Deformable DETR, for one image: reference point, sampling points and box of queries through the decoder's layers.
-All of these, with --dataset: where each query's boxes lie over the config's validation data.
+DETR and Deformable DETR, with --dataset: where each query's boxes lie over the config's validation data.
 ViT, Swin, MViT, LR-Net, non-local ResNet, alone or below a head: the class token's maps for each head and layer,
 attention rollout, what points attend to in each layer, local kernels; with --images, the attention distance of heads.
 Text models, for one sentence, and captioners, for one image: attention of each head as matrices and arcs, position
@@ -128,10 +128,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help="pixels of the image (default: the best boxes' centres) "
         "or of the video's crop (default: where the class token looks)",
     )
-    parser.add_argument(
-        "--encoder-layer", type=int, metavar="N", help="encoder layer of DETR or TimeSformer, from 0 (default: last)"
-    )
-    parser.add_argument("--decoder-layer", type=int, metavar="N", help="decoder layer of DETR, from 0 (default: last)")
+    text = "encoder layer of DETR, EoMT, a text model or TimeSformer, from 0 (default: last)"
+    parser.add_argument("--encoder-layer", type=int, metavar="N", help=text)
+    text = "decoder layer of DETR, a mask model, a text model or a captioner, from 0 (default: last)"
+    parser.add_argument("--decoder-layer", type=int, metavar="N", help=text)
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="pictures to average attention distances over")
     text = "another model, or a config and its weights; its attention distances are drawn alongside"
     parser.add_argument("--compare", nargs="+", metavar="MODEL", help=text)
@@ -392,7 +392,8 @@ def explain_masks(predictor: Predictor, attention: ImageAttention, args: argpars
     queries = args.queries or attention.queries.scores.argsort(descending=True)[:MAX_MASKS].tolist()
     print(f"wrote {draw_queries(view, predictor.classes, queries, Path(f'{stem}_masks.png'))}")
     if isinstance(args.criterion, MaskCriterion) and args.criterion.mask_loss == "points":
-        print(f"wrote {draw_loss_points(view, args.criterion, queries[: MAX_BOXES - 1], Path(f'{stem}_points.png'))}")
+        path = Path(f"{stem}_loss_points.png")
+        print(f"wrote {draw_loss_points(view, args.criterion, queries[: MAX_BOXES - 1], path)}")
     if "panoptic" in predictor.model.tasks:
         print(f"wrote {draw_merging(view, predictor.model, predictor.classes, Path(f'{stem}_panoptic.png'))}")
 

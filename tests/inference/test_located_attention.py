@@ -4,7 +4,15 @@ import torch
 
 from vitkit import build_model
 from vitkit.inference import Predictor, backbone_pictures
-from vitkit.inference.backbone_pictures import backbone_attention, mean_distances, rollout_maps, seen_at
+from vitkit.inference.backbone_pictures import (
+    backbone_attention,
+    is_large,
+    keys_size,
+    mean_distances,
+    rollout_maps,
+    seen_at,
+    short,
+)
 from vitkit.inference.located_attention import attention_names, located_attention, spread
 from vitkit.nn.attention import AttentionRecorder
 
@@ -58,8 +66,8 @@ def test_vit_maps_equal_the_recorded_rows():
     assert torch.allclose(layers[1].at((33, 17)), expected[:, 1 + 5 + 2, 1:].unflatten(-1, (4, 5)), atol=1e-6)
     assert layers[1].covered == (64 / 50, 80 / 70)
     halves = [maps[f"backbone.blocks.{i}.attn"][0][0].mean(0) / 2 + torch.eye(21) / 2 for i in (0, 1)]
-    reached = rollout_maps(layers, 0)[1]
-    assert torch.allclose(reached, (halves[1] @ halves[0])[0, 1:].unflatten(0, (4, 5)), atol=1e-6)
+    reached = rollout_maps(layers, [0])[1]
+    assert torch.allclose(reached[0], (halves[1] @ halves[0])[0, 1:].unflatten(0, (4, 5)), atol=1e-6)
 
 
 def test_local_kernel_surrounds_its_point_within_the_image():
@@ -77,13 +85,77 @@ def test_only_the_first_and_last_layer_of_a_large_image_are_drawn(monkeypatch, t
     assert [layer.name for layer in layers] == ["backbone.layers.0.blocks.0.attn", "backbone.layers.3.blocks.1.attn"]
 
 
+def record(monkeypatch) -> dict[str, str]:
+    """Record the title and the names of the rows of each figure from now on, by the name of its file."""
+    titles = {}
+
+    def keep(image, rows, path, *, title, **_):
+        titles[path.stem] = title
+        titles[f"{path.stem} rows"] = ", ".join(name for name, _ in rows)
+
+    monkeypatch.setattr(backbone_pictures, "draw_rows", keep)
+    return titles
+
+
+def test_memory_of_a_vits_weights_is_known_before_they_are_recorded(monkeypatch):
+    model, image = classifier("vit"), picture(64, 64)
+    needed = 4 * sum(layer.weights[..., 1:, 1:].numel() for layer in located_attention(model, image))
+    monkeypatch.setattr(backbone_pictures, "MAX_BYTES", needed)
+    assert not is_large(model, image)
+    monkeypatch.setattr(backbone_pictures, "MAX_BYTES", needed - 1)
+    assert is_large(model, image)
+
+
+def test_titles_say_which_heads_layers_and_groups_are_left_out(monkeypatch, tmp_path, capsys):
+    titles, image = record(monkeypatch), picture()[0].permute(1, 2, 0).numpy()
+    backbone = dict(BACKBONES["vit"], d_model=32, num_heads=16, depth=14)
+    model = build_model(dict(type="Classifier", backbone=backbone, num_classes=3)).eval()
+    list(backbone_pictures.draw_backbone(Predictor(model, list("abc")), image, [], tmp_path, "vit"))
+    assert titles["vit_class_token"].endswith("by layer and head; 12 of 16 heads, 12 of 14 layers")
+    assert titles["vit_points"].endswith("; 12 of 14 layers") and titles["vit_rollout"].endswith("; 8 of 14 steps")
+    assert capsys.readouterr().out == ""
+    backbone = dict(BACKBONES["lrnet"], channels_per_weight=8)
+    predictor = Predictor(build_model(dict(type="Classifier", backbone=backbone, num_classes=3)).eval(), list("abc"))
+    list(backbone_pictures.draw_backbone(predictor, image, [(3, 4), (40, 30)], tmp_path, "lrnet"))
+    assert titles["lrnet_kernels"].endswith("; 4 of 9 layers")
+    assert "res2 block 1: prior alone; 8 of 13 groups, res2 block 1: at the point" in titles["lrnet_kernels rows"]
+    assert "the kernels are drawn at the first of the 2 points only" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["swin", "mvit", "lrnet", "nonlocal"])
+def test_missing_pictures_are_explained(name, monkeypatch, tmp_path, capsys):
+    titles, image = record(monkeypatch), picture()[0].permute(1, 2, 0).numpy()
+    list(backbone_pictures.draw_backbone(Predictor(classifier(name), list("abc")), image, [], tmp_path, "image"))
+    printed = capsys.readouterr().out
+    assert "no picture of the rollout: it needs the attention of all layers" in printed
+    assert f"no picture of the class token: this {BACKBONES[name]['type']} has none" in printed
+    assert ("window" in titles["image_points"]) == (name in ("swin", "lrnet"))  # the others see everything
+
+
+def test_layers_are_labelled_by_stage_and_block():
+    expected = {
+        "vit": ["block 1", "block 2"],
+        "swin": [f"stage {stage} block {block}" for stage in (1, 2, 3, 4) for block in (1, 2)],
+        "lrnet": ["stem", *(f"res{stage} block {block}" for stage in (2, 3, 4, 5) for block in (1, 2))],
+        "nonlocal": [f"res{stage} after block {block}" for stage, block in ((3, 2), (3, 4), (4, 2), (4, 4), (4, 6))],
+    }
+    for name, labels in expected.items():
+        assert [short(layer) for layer in located_attention(classifier(name), picture())] == labels
+
+
+def test_keys_are_counted_after_pooling():
+    # Maps of 7 x 9 and 4 x 5 locations, pooled by 2.
+    layers = located_attention(classifier("nonlocal"), picture())
+    assert [keys_size(layer) for layer in (layers[0], layers[-1])] == [(3, 4), (2, 2)]
+
+
 def test_distances_of_every_layer_are_averaged_over_small_and_large_images(monkeypatch):
     predictor = Predictor(classifier("swin"), list("abc"))
     images = [picture(*size)[0].permute(1, 2, 0).numpy() for size in ((50, 70), (40, 40))]
     expected = mean_distances(predictor, images)
     monkeypatch.setattr(backbone_pictures, "MAX_PIXELS", 50 * 70 - 1)
     distances = mean_distances(predictor, images)
-    assert list(distances) == [f"{stage}.blocks.{block}" for stage in range(4) for block in range(2)]
+    assert list(distances) == [f"stage {stage} block {block}" for stage in (1, 2, 3, 4) for block in (1, 2)]
     assert all(torch.allclose(heads, expected[name]) for name, heads in distances.items())
 
 

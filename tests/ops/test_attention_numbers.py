@@ -9,9 +9,12 @@ def test_rollout_of_three_tokens_by_hand():
     first = torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]])
     second = torch.tensor([[[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]]])
     expected = torch.tensor([[0.375, 0.125, 0.5], [0.0, 0.5, 0.5], [0.1875, 0.1875, 0.625]])
-    assert torch.allclose(rollout([first, second]), expected)
+    after_first, after_second = rollout([first, second])
+    assert torch.allclose(after_first, first[0] / 2 + torch.eye(3) / 2)
+    assert torch.allclose(after_second, expected)
     # Heads are averaged first.
-    assert torch.allclose(rollout([torch.cat((first, second))]), (first + second)[0] / 4 + torch.eye(3) / 2)
+    (reached,) = rollout([torch.cat((first, second))])
+    assert torch.allclose(reached, (first + second)[0] / 4 + torch.eye(3) / 2)
 
 
 def test_attention_distance_equals_a_loop_without_padding():

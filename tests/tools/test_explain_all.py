@@ -11,7 +11,7 @@ from vitkit import build_model
 from vitkit.errors import ConfigError
 from vitkit.inference import Predictor
 from vitkit.inference.text_attention import draw_beam_tree, text_attention, text_inputs
-from vitkit.registry import BACKBONES, MODELS
+from vitkit.registry import BACKBONES, CRITERIA, MODELS
 from vitkit.seq2seq.decoding import DecodingSettings
 from vitkit.tools import explain
 from vitkit.tools.explain_text import draw_text
@@ -27,6 +27,13 @@ QUERIES = {"decoder", "decoder_heads", "query0"}
 MASKS = QUERIES | {"masks"}
 CHANNELS = dict(type="ChannelProjection", out_channels=16)
 DETR = dict(type="DETRHead", num_encoder_layers=1, num_decoder_layers=2, **LAYERS)  # one encoder layer is enough
+
+CRITERION = dict(
+    type="MaskCriterion",
+    matcher=dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0),
+    weights=dict(labels=2.0, mask=5.0, dice=5.0),
+    no_object_weight=0.1,
+)
 
 # Model -> its spec and its pictures, or the reason why it has none.
 DENSE = {
@@ -53,6 +60,15 @@ DENSE = {
             tasks=["panoptic"],
         ),
         MASKS | {"panoptic"},
+    ),
+    "MaskClassification Swin": (
+        dict(
+            backbone=dict(type="Swin", **SWIN),
+            neck=dict(PIXELS, type="DeformablePixelDecoder", num_layers=1, num_heads=2),
+            head=dict(type="Mask2FormerHead", num_decoder_layers=2, **LAYERS),
+            tasks=["panoptic"],
+        ),
+        MASKS | {"panoptic", "loss_points", "points"},
     ),
     "MaskClassification MaskFormer": (
         dict(neck=PIXELS, head=dict(type="MaskFormerHead", num_decoder_layers=2, **LAYERS), tasks=["semantic"]),
@@ -149,11 +165,13 @@ def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path):
     if vocabularies:
         model.decoding = DecodingSettings(max_length=4, min_length=2)
     args = arguments(tmp_path)
+    args.criterion = CRITERIA.build(CRITERION) if "loss_points" in expected else None
     args.queries = None if vocabularies else [0]
     if kind == "PerPixelClassification":
         args.queries = None
     check(lambda: explain.explain_image(Predictor(model, list("abc")), IMAGE, args), expected, tmp_path)
-    assert len(list(tmp_path.glob("*.html"))) == int(not isinstance(expected, str))
+    pages = 0 if isinstance(expected, str) else 1 + ("loss_points" in expected)  # queries, and the backbone
+    assert len(list(tmp_path.glob("*.html"))) == pages
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

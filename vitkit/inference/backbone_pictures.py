@@ -1,6 +1,7 @@
 """Pictures of what an image backbone attends to: class token, rollout, windows, local kernels, non-local arrows."""
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference.located_attention import KINDS, LocatedAttention, attention_names, located_attention, spread
 from vitkit.inference.predictor import Predictor
+from vitkit.logging import say
 from vitkit.models.eomt import EoMT
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.nn.non_local import NonLocalBlock
@@ -25,8 +27,22 @@ logger = logging.getLogger("vitkit")
 Point = tuple[float, float]
 MAX_HEADS = 12
 MAX_LAYERS = 12
-MAX_PIXELS = 512**2  # the attention of all layers is recorded if the model's input has at most this many pixels
+MAX_GROUPS = 8  # of LR-Net's kernels
+MAX_KERNELS = 4  # layers of LR-Net whose kernels are drawn
+MAX_STEPS = 8  # of the rollout
+# The attention of all layers is recorded if the model's input has at most this many pixels, or for a ViT if its weights
+# take at most this much memory.
+MAX_PIXELS = 512**2
+MAX_BYTES = 2 * 1024**3
 NUM_ARROWS = 20  # as in figure 3 of https://arxiv.org/abs/1711.07971
+_LABELS = (
+    (r"layers\.(\d+)\.blocks\.(\d+)\.", lambda m: f"stage {int(m[1]) + 1} block {int(m[2]) + 1}"),
+    (r"blocks\.(\d+)\.", lambda m: f"block {int(m[1]) + 1}"),
+    (r"layers\.(res\d)\.(\d+)\.", lambda m: f"{m[1]} block {int(m[2]) + 1}"),
+    (r"layer(\d)\.non_local(\d+)$", lambda m: f"res{int(m[1]) + 1} after block {int(m[2]) + 1}"),
+    (r"\bstem\b", lambda m: "stem"),
+)
+"""Patterns of attention modules' names, and their labels, which count from 1 as the papers do."""
 
 
 def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedAttention]:
@@ -35,14 +51,21 @@ def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedA
     For a large picture only the first and the last layer are recorded, because all layers would take gigabytes.
     """
     inputs, names = predictor.prepare([image]).to(predictor.device).inputs, attention_names(predictor.model)
-    if is_large(inputs["images"]):
+    if is_large(predictor.model, inputs["images"]):
         names = spread(names, 2)
     return located_attention(predictor.model, names=names, **inputs)
 
 
-def is_large(images: Tensor) -> bool:
-    """Whether the attention of all layers in images (B, 3, H, W) would take too much memory."""
-    return images[0, 0].numel() > MAX_PIXELS
+def is_large(model: nn.Module, images: Tensor) -> bool:
+    """Whether the attention weights of all layers would take too much memory for images (B, 3, H, W).
+
+    In a ViT every patch attends to all others; other backbones pool, or attend locally.
+    """
+    pixels, backbone = images[0, 0].numel(), child(model, "backbone") or model
+    if not isinstance(backbone, ViT):
+        return pixels > MAX_PIXELS
+    num_tokens = pixels // backbone.patch_embed.patch_size**2
+    return 4 * len(backbone.blocks) * backbone.blocks[0].attn.num_heads * num_tokens**2 > MAX_BYTES
 
 
 def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
@@ -106,107 +129,174 @@ def draw_backbone(
     kinds = {layer.name: model.get_submodule(layer.name) for layer in layers}
     local = [layer for layer in layers if isinstance(kinds[layer.name], LocalRelation)]
     drawn = spread([layer for layer in layers if layer not in local[:1]], MAX_LAYERS)  # the stem's cells are pixels
+    num_layers, backbone = len(attention_names(model)), child(model, "backbone") or model
 
-    yield draw_points(shown, drawn, points, folder / f"{stem}_points.png")
+    yield draw_points(shown, drawn, points, folder / f"{stem}_points.png", num_layers=num_layers)
     if has_class_token(model):
-        yield draw_class_token(shown, drawn, folder / f"{stem}_class_token.png")
-    if is_complete and all(layer.is_global for layer in layers):
+        yield draw_class_token(shown, drawn, folder / f"{stem}_class_token.png", num_layers=num_layers)
+    else:
+        say(f"no picture of the class token: this {type(backbone).__name__} has none")
+    if not (is_complete and isinstance(backbone, ViT) and all(layer.is_global for layer in layers)):
+        say("no picture of the rollout: it needs the attention of all layers, each from all tokens to all tokens")
+    else:
         yield draw_rollout(shown, layers, points, folder / f"{stem}_rollout.png", class_token=has_class_token(model))
     if local:
-        yield draw_kernels(shown, model, spread(local[1:], 4), points[0], folder / f"{stem}_kernels.png")
+        if len(points) > 1:
+            say(f"the kernels are drawn at the first of the {len(points)} points only")
+        kernels = spread(local[1:], MAX_KERNELS)
+        path = folder / f"{stem}_kernels.png"
+        yield draw_kernels(shown, model, kernels, points[0], path, num_layers=num_layers)
     if isinstance(kinds[layers[0].name], NonLocalBlock):
         yield draw_arrows(shown, layers, points, folder / f"{stem}_non_local.png")
 
 
 def short(layer: LocatedAttention) -> str:
-    """Return a layer's name without the parts that all layers share."""
-    names = layer.name.split(".")
-    return ".".join(n for n in names if n not in ("backbone", "attn", "relation", "layers"))
+    """Return a layer's label, such as "stage 3 block 2"; the name of its module if it matches none of `_LABELS`."""
+    matches = ((re.search(pattern, layer.name), label) for pattern, label in _LABELS)
+    return next((label(match) for match, label in matches if match), layer.name)
 
 
-def draw_points(image: np.ndarray, layers: Sequence[LocatedAttention], points: Sequence[Point], path: Path) -> Path:
-    """Save a PNG of what each point attends to in each layer, with its window where attention has windows."""
-    rows = []
+def left_out(*counts: tuple[int, int | None, str]) -> str:
+    """Return how many are drawn, such as "; 12 of 16 heads, 12 of 14 layers", or "" if all are.
+
+    Args:
+        counts: how many are drawn, how many there are (None: the same), and what they are.
+    """
+    parts = [f"{shown} of {total} {what}" for shown, total, what in counts if total is not None and shown < total]
+    return f"; {', '.join(parts)}" if parts else ""
+
+
+def draw_points(
+    image: np.ndarray,
+    layers: Sequence[LocatedAttention],
+    points: Sequence[Point],
+    path: Path,
+    *,
+    num_layers: int | None = None,
+) -> Path:
+    """Save a PNG of what each point attends to in each layer, with its window where attention has windows.
+
+    Args:
+        num_layers: the number of all layers of the model; None: `layers` are all.
+    """
+    rows, has_windows = [], False
     for i, point in enumerate(points):
         panels = [None if i else Panel("picture", points=points)]
         for layer in layers:
-            window, (height, width) = layer.window_at(point), layer.map_size
-            is_whole = window[2] - window[0] >= image.shape[1] and window[3] - window[1] >= image.shape[0]
+            boxes = []
+            if len(layer.weights) > 1:  # one group sees everything
+                x0, y0, x1, y1 = layer.window_at(point)
+                is_whole = x1 - x0 >= image.shape[1] and y1 - y0 >= image.shape[0]
+                boxes = [] if is_whole else [(x0, y0, x1, y1)]
+            has_windows |= bool(boxes)
+            height, width = keys_size(layer)
             panels.append(
                 Panel(
-                    "" if i else f"{short(layer)}, {height} x {width} keys",
+                    "" if i else f"{short(layer)}, {height}\N{NO-BREAK SPACE}x\N{NO-BREAK SPACE}{width} keys",
                     layer.at(point).mean(0),
                     layer.covered,
                     points=[point],
                     first_point=i,
-                    boxes_xyxy=() if is_whole else [window],
+                    boxes_xyxy=boxes,
                 )
             )
         rows.append((f"point {i + 1}", panels))
-    title = "What a point attends to, layer by layer, mean of the heads; green: all that its window lets it see"
-    draw_rows(image, rows, path, title=title)
+    title = "What a point attends to, layer by layer, mean of the heads"
+    title += "; green: all that its window lets it see" if has_windows else ""
+    draw_rows(image, rows, path, title=title + left_out((len(layers), num_layers, "layers")))
     return path
 
 
-def draw_class_token(image: np.ndarray, layers: Sequence[LocatedAttention], path: Path) -> Path:
-    """Save a PNG of what the class token attends to: a row for each layer, a column for each head and their mean."""
+def keys_size(layer: LocatedAttention) -> tuple[int, int]:
+    """Return (height, width) of the map of a layer's keys, which pooling may have made smaller than the picture."""
+    last = (layer.keys.nan_to_num() // layer.cell).flatten(0, -2).amax(0).int() + 1
+    width, height = last.tolist()
+    return min(height, layer.map_size[0]), min(width, layer.map_size[1])
+
+
+def draw_class_token(
+    image: np.ndarray, layers: Sequence[LocatedAttention], path: Path, *, num_layers: int | None = None
+) -> Path:
+    """Save a PNG of what the class token attends to: a row for each layer, a column for each head and their mean.
+
+    Args:
+        num_layers: the number of all layers of the model; None: `layers` are all.
+    """
     rows = []
+    num_heads = max(layer.weights.shape[1] for layer in layers)
     for number, layer in enumerate(layers):
         maps = layer.class_token()
         named = [("mean", maps.mean(0)), *((f"head {i}", m) for i, m in enumerate(maps[:MAX_HEADS]))]
         panels = [Panel("" if number else name, weights, layer.covered) for name, weights in named]
         rows.append((short(layer), [None if number else Panel("picture"), *panels]))
-    draw_rows(image, rows, path, title="What the class token attends to, by layer and head", panel=1.2)
+    title = "What the class token attends to, by layer and head"
+    title += left_out((min(MAX_HEADS, num_heads), num_heads, "heads"), (len(layers), num_layers, "layers"))
+    draw_rows(image, rows, path, title=title, panel=1.2)
     return path
 
 
-def rollout_maps(layers: Sequence[LocatedAttention], row: int) -> list[Tensor]:
-    """Return the attention rollout of one token after each layer, each (h, w): how much of each location reached it.
+def rollout_maps(layers: Sequence[LocatedAttention], tokens: Sequence[int]) -> list[Tensor]:
+    """Return the attention rollout of tokens after each layer, each (tokens, h, w): how much of each location reached
+    them.
 
     Args:
         layers: all layers of a model, each with global attention.
-        row: index of the token, where tokens without a position come first.
+        tokens: indices of the tokens, where those without a position come first.
     """
-    first, weights = layers[0], [layer.weights[0] for layer in layers]
-    reached = [rollout(weights[:last])[row, first.num_tokens :] for last in range(1, len(layers) + 1)]
-    return [first.on_map(0, of_row[None])[0] for of_row in reached]
+    first = layers[0]
+    steps = rollout(layer.weights[0] for layer in layers)
+    return [first.on_map(0, reached[tokens, first.num_tokens :]) for reached in steps]
 
 
 def draw_rollout(
     image: np.ndarray, layers: Sequence[LocatedAttention], points: Sequence[Point], path: Path, *, class_token: bool
 ) -> Path:
     """Save a PNG of the attention rollout of the class token, or of the points where there is none."""
-    chosen, first = np.linspace(0, len(layers) - 1, min(8, len(layers))).round().astype(int), layers[0]
+    chosen, first = spread(range(len(layers)), MAX_STEPS), layers[0]
     sources = [("class token", 0, [])] if class_token else []
     for i, point in enumerate(() if class_token else points):
         query = int((first.queries[0] - torch.tensor(point)).square().sum(-1).argmin())
         sources.append((f"point {i + 1}", first.num_tokens + query, [point]))
+    maps = rollout_maps(layers, [token for _, token, _ in sources])
     rows = []
-    for name, row, marks in sources:
-        maps = rollout_maps(layers, row)
-        panels = [Panel(f"layers 0 to {i}", maps[i], first.covered, points=marks) for i in chosen]
-        rows.append((name, [Panel("picture", points=marks), *panels]))
+    for k, (name, _, marks) in enumerate(sources):
+        panels = [
+            Panel(f"blocks 1 to {i + 1}" if i else "block 1", maps[i][k], first.covered, points=marks, first_point=k)
+            for i in chosen
+        ]
+        rows.append((name, [Panel("picture", points=marks, first_point=k), *panels]))
     title = "Attention rollout: what has reached the token through all layers so far"
-    draw_rows(image, rows, path, title=title)
+    draw_rows(image, rows, path, title=title + left_out((len(chosen), len(layers), "steps")))
     return path
 
 
 def draw_kernels(
-    image: np.ndarray, model: nn.Module, layers: Sequence[LocatedAttention], point: Point, path: Path
+    image: np.ndarray,
+    model: nn.Module,
+    layers: Sequence[LocatedAttention],
+    point: Point,
+    path: Path,
+    *,
+    num_layers: int | None = None,
 ) -> Path:
-    """Save a PNG of LR-Net's kernels: for each layer the geometry prior alone, and the weights at a point."""
+    """Save a PNG of LR-Net's kernels: for each layer the geometry prior alone, and the weights at a point.
+
+    Args:
+        num_layers: the number of all layers of the model; None: `layers` are all.
+    """
     rows = []
     for layer in layers:
         prior = model.get_submodule(layer.name).prior().detach().float().cpu()  # (groups, k, k)
         geometry = prior.flatten(1).softmax(1).view_as(prior)
         far = (layer.queries[:, 0] - torch.tensor(point)).square().sum(-1)
         kernels = layer.weights[int(far.argmin()), :, 0].view_as(prior)
-        groups = range(min(8, len(prior)))
-        for name, maps in (("prior alone", geometry), ("at the point", kernels)):
+        groups = range(min(MAX_GROUPS, len(prior)))
+        of_groups = left_out((len(groups), len(prior), "groups"))
+        for name, maps in ((f"prior alone{of_groups}", geometry), ("at the point", kernels)):
             shown = [Panel(f"group {k}" if not rows else "", picture=maps[k].numpy()) for k in groups]
             rows.append((f"{short(layer)}: {name}", [None if rows else Panel("picture", points=[point]), *shown]))
     title = "Local kernels: softmax of the geometry prior, and of prior and similarity at the point (each on its scale)"
-    draw_rows(image, rows, path, title=title, panel=1.1)
+    draw_rows(image, rows, path, title=title + left_out((len(layers), num_layers, "layers")), panel=1.1)
     return path
 
 
@@ -241,7 +331,7 @@ def mean_distances(predictor: Predictor, images: Iterable[np.ndarray]) -> dict[s
     for image in images:
         inputs = predictor.prepare([image]).to(predictor.device).inputs
         # A large picture takes a forward pass for each layer, whose attention alone is in memory.
-        for part in [[name] for name in names] if is_large(inputs["images"]) else [names]:
+        for part in [[name] for name in names] if is_large(model, inputs["images"]) else [names]:
             for layer in located_attention(model, names=part, **inputs):
                 located = layer.weights[:, :, layer.num_tokens :, layer.num_tokens :]
                 distances.setdefault(short(layer), []).append(attention_distance(located, layer.queries, layer.keys))

@@ -1,25 +1,27 @@
 """Statistics of attention weights: how far heads look, and how much of each input reaches a token in all layers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 
-def rollout(layers: Sequence[Tensor]) -> Tensor:
-    """Compute attention rollout (Abnar & Zuidema 2020, https://arxiv.org/abs/2005.00928): the product over the layers
-    of each layer's attention, averaged over its heads and mixed equally with the identity for the residual path.
+def rollout(layers: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield attention rollout (Abnar & Zuidema 2020, https://arxiv.org/abs/2005.00928) after each layer: the product
+    over the layers so far of each layer's attention, averaged over its heads and mixed equally with the identity for
+    the residual path.
 
     Args:
         layers: (heads, N, N) for each layer, first to last; rows sum to 1.
-    Returns:
+    Yields:
         (N, N): the share of each input token (column) that reaches each output token (row).
     """
-    identity = torch.eye(layers[0].shape[-1], device=layers[0].device)
-    reached = identity
+    reached = None
     for weights in layers:
-        reached = torch.lerp(weights.float().mean(dim=0), identity, 0.5) @ reached
-    return reached
+        mean = weights.float().mean(dim=0)
+        mixed = torch.lerp(mean, torch.eye(len(mean), device=mean.device), 0.5)
+        reached = mixed if reached is None else mixed @ reached
+        yield reached
 
 
 def attention_distance(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
