@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.loading.collate import collate
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches, TrainBatches
@@ -107,7 +108,7 @@ class DataSettings:
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
             raise ConfigError(f"{where}.fraction: got {fraction}; expected above 0, at most 1, and data.train alone.")
         dataset = build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
-        if split != "train" and isinstance(getattr(dataset, "transforms", None), MixesImages):
+        if split != "train" and isinstance(dataset, BaseImageDataset) and isinstance(dataset.transforms, MixesImages):
             raise ConfigError(
                 f"{where}.transforms: {type(dataset.transforms).__name__} combines images, while results are compared "
                 "with the annotations of single ones. It is for data.train; use EvalResize here."
