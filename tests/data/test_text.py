@@ -46,7 +46,7 @@ def test_bad_files_are_named(tmp_path):
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"eins\n" * 1000)[:-20])
     with pytest.raises(DataError, match=r"cut\.gz: a damaged gzip file"):
         TextLines(tmp_path / "cut.gz")
-    with pytest.raises(DataError, match=r"no file '.*none'\. Set data\.root"):
+    with pytest.raises(DataError, match=r"no file '.*none'\. Correct its path; a dataset's begins at data\.root"):
         TextLines(tmp_path / "none")
 
 
