@@ -114,7 +114,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_intermixed_args(argv)
-    args.overrides = without_weights(args.overrides)
+    overrides = without_weights(args.overrides)
+    args.weights = args.overrides[0] if len(overrides) < len(args.overrides) else None
+    args.overrides = overrides
     if args.model is None and not args.table and not args.layers:
         parser.error("a model is needed: a config file or a backbone's name (or --table, or --layers)")
     counts = (args.batch, args.repeats, 1 if args.training is None else args.training, args.frames or 1)
@@ -167,7 +169,7 @@ def find_named(args: argparse.Namespace) -> FoundModel | None:
     ):
         names = {*BACKBONES.names(), *config_names()}
         raise ConfigError(f"{args.model!r} is neither a backbone nor a model or a config. {nearest(args.model, names)}")
-    named = find_model(args.model, overrides=args.overrides, trust=args.trust)
+    named = find_model(args.model, args.weights, overrides=args.overrides, trust=args.trust)
     require(named.config, "model")
     return named
 

@@ -44,6 +44,7 @@ from vitkit.inference.backbone_pictures import (
     draw_backbone,
     has_class_token,
     has_located_attention,
+    left_out,
     mean_distances,
 )
 from vitkit.inference.explain_pages import MAX_QUERIES, backbone_page, query_page, sampling_page
@@ -56,10 +57,10 @@ from vitkit.inference.image_attention import (
     image_sampling,
     samples_points,
 )
-from vitkit.inference.located_attention import spread
+from vitkit.inference.located_attention import attention_names, spread
 from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries
 from vitkit.inference.query_pictures import draw_point_heads, draw_query_heads, draw_query_layers
-from vitkit.logging import ProgressLines, setup_logging
+from vitkit.logging import ProgressLines, say, setup_logging
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.models.classifier import Classifier
 from vitkit.models.mask_results import MaskResults
@@ -263,9 +264,9 @@ def explain_image(predictor: Predictor, image: np.ndarray, args: argparse.Namesp
     for path in draw_backbone(predictor, image, args.points or (), args.out, args.image.stem):
         print(f"wrote {path}")
     if args.html:
-        layers = spread(backbone_attention(predictor, image), MAX_LAYERS)
+        layers, num_layers = spread(backbone_attention(predictor, image), MAX_LAYERS), len(attention_names(model))
         page = backbone_page(layers, class_token=has_class_token(model))
-        title = f"What {type(model.backbone).__name__} attends to"
+        title = f"What {type(model.backbone).__name__} attends to{left_out((len(layers), num_layers, 'layers'))}"
         path = args.out / f"{args.image.stem}_backbone.html"
         print(write_page(page, path, title=title, image=predictor.as_evaluated(image)))
 
@@ -379,6 +380,8 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
             print(f"wrote {layers}")
         if isinstance(model, MaskResults):
             explain_masks(predictor, attention, args)
+    if not isinstance(model, MaskResults) and "pred_masks" in attention.view.outputs:
+        say(f"no pictures of masks: they are drawn for mask classification, which {type(model).__name__} is not")
     if args.html:
         shown = [] if queries is None else page_queries(args, queries.scores)
         path = args.out / f"{args.image.stem}_queries.html"

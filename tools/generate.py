@@ -74,6 +74,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"{', '.join([*ways, *drawn])}: give one way to choose tokens")
     if args.greedy and (args.n_best or 1) > 1:
         parser.error(f"--n-best {args.n_best}: the most probable tokens make one text; use --beams or --temperature")
+    if args.beams is not None and (args.n_best or 1) > args.beams:
+        parser.error(
+            f"--n-best {args.n_best}: {args.beams} beams find no more texts; use --beams {args.n_best}"
+        )
     return args
 
 

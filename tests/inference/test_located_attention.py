@@ -3,11 +3,13 @@ import pytest
 import torch
 
 from vitkit import build_model
+from vitkit.errors import DataError
 from vitkit.inference import Predictor, backbone_pictures
 from vitkit.inference.backbone_pictures import (
     backbone_attention,
     is_large,
     keys_size,
+    layer_bytes,
     mean_distances,
     rollout_maps,
     seen_at,
@@ -104,6 +106,16 @@ def test_memory_of_a_vits_weights_is_known_before_they_are_recorded(monkeypatch)
     assert not is_large(model, image)
     monkeypatch.setattr(backbone_pictures, "MAX_BYTES", needed - 1)
     assert is_large(model, image)
+
+
+def test_picture_whose_weights_do_not_fit_for_a_single_layer_is_refused(monkeypatch):
+    predictor, image = Predictor(classifier("vit"), list("abc")), picture()[0].permute(1, 2, 0).numpy()
+    needed = layer_bytes(predictor.model, predictor.prepare([image]).inputs["images"])
+    monkeypatch.setattr(backbone_pictures, "MAX_BYTES", needed)
+    assert len(backbone_attention(predictor, image)) == 2
+    monkeypatch.setattr(backbone_pictures, "MAX_BYTES", needed - 1)
+    with pytest.raises(DataError, match="a single layer take .* GiB for 70 x 50 pixels"):
+        backbone_attention(predictor, image)
 
 
 def test_titles_say_which_heads_layers_and_groups_are_left_out(monkeypatch, tmp_path, capsys):

@@ -97,6 +97,9 @@ def test_sizes_come_from_the_checkpoint_or_the_config(tmp_path, capsys):
     save_checkpoint(tmp_path / "a.pth", content | {"vocabularies": {"target": words.to_json()}})
     report = analyzed(capsys, str(tmp_path / "a.pth"), "--no-macs")
     assert report["parts"][""]["total"] == sum(p.numel() for p in model.parameters())
+    alone = tmp_path / "alone.json"
+    alone.write_text(json.dumps({"model": spec}))
+    assert analyzed(capsys, str(alone), str(tmp_path / "a.pth"), "--no-macs")["parts"] == report["parts"]
     with pytest.raises(SystemExit, match=r"model\.target_size: not set"):
         analyze.main(["quickstart/captioning", "--no-macs"])
 

@@ -152,7 +152,7 @@ def test_every_registered_model_is_tested():
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path):
+def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path, capsys):
     torch.manual_seed(0)
     spec, expected = DENSE[name]
     kind = name.split()[0]
@@ -170,6 +170,7 @@ def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path):
     if kind == "PerPixelClassification":
         args.queries = None
     check(lambda: explain.explain_image(Predictor(model, list("abc")), IMAGE, args), expected, tmp_path)
+    assert ("no pictures of masks: they are" in capsys.readouterr().out) == (name == "DETRSegmentation")
     pages = 0 if isinstance(expected, str) else 1 + ("loss_points" in expected)  # queries, and the backbone
     assert len(list(tmp_path.glob("*.html"))) == pages
 

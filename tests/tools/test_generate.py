@@ -114,6 +114,7 @@ def test_missing_vocabulary_and_missing_weights_are_errors(models, tmp_path):
         (("--beams", "2", "--top-k", "3"), "--beams, --top-k: give one way to choose tokens"),
         (("--greedy", "--seed", "1"), "--greedy, --seed: give one way to choose tokens"),
         (("--greedy", "--n-best", "2"), "--n-best 2: the most probable tokens make one text"),
+        (("--beams", "3", "--n-best", "5"), "--n-best 5: 3 beams find no more texts; use --beams 5"),
         (("--input", "a.txt"), "give either TEXT or --input FILE"),
     ],
 )

@@ -49,23 +49,39 @@ def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedA
     """Return the attention of a model's backbone in a picture (H, W, 3) uint8 RGB; see `located_attention`.
 
     For a large picture only the first and the last layer are recorded, because all layers would take gigabytes.
+
+    Raises:
+        DataError: the weights of a single layer of a ViT would take more than `MAX_BYTES`.
     """
     inputs, names = predictor.prepare([image]).to(predictor.device).inputs, attention_names(predictor.model)
+    height, width = inputs["images"].shape[-2:]
+    if (needed := layer_bytes(predictor.model, inputs["images"])) > MAX_BYTES:
+        raise DataError(
+            f"The attention weights of a single layer take {needed / 1024**3:.1f} GiB for {width} x {height} pixels; "
+            f"the limit is {MAX_BYTES / 1024**3:.0f} GiB. Give validation transforms that make the picture smaller."
+        )
     if is_large(predictor.model, inputs["images"]):
         names = spread(names, 2)
     return located_attention(predictor.model, names=names, **inputs)
 
 
 def is_large(model: nn.Module, images: Tensor) -> bool:
-    """Whether the attention weights of all layers would take too much memory for images (B, 3, H, W).
-
-    In a ViT every patch attends to all others; other backbones pool, or attend locally.
-    """
-    pixels, backbone = images[0, 0].numel(), child(model, "backbone") or model
+    """Whether the attention weights of all layers would take too much memory for images (B, 3, H, W)."""
+    backbone = child(model, "backbone") or model
     if not isinstance(backbone, ViT):
-        return pixels > MAX_PIXELS
-    num_tokens = pixels // backbone.patch_embed.patch_size**2
-    return 4 * len(backbone.blocks) * backbone.blocks[0].attn.num_heads * num_tokens**2 > MAX_BYTES
+        return images[0, 0].numel() > MAX_PIXELS
+    return len(backbone.blocks) * layer_bytes(model, images) > MAX_BYTES
+
+
+def layer_bytes(model: nn.Module, images: Tensor) -> int:
+    """Return the size of the attention weights of a ViT's layer in which every patch attends to all others; 0 for other
+    backbones, which pool, or attend locally.
+    """
+    backbone = child(model, "backbone") or model
+    if not isinstance(backbone, ViT):
+        return 0
+    num_tokens = images[0, 0].numel() // backbone.patch_embed.patch_size**2
+    return 4 * backbone.blocks[0].attn.num_heads * num_tokens**2
 
 
 def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:

@@ -89,7 +89,11 @@ class SetCriterion(nn.Module):
         check_weights(weights, TERMS, optional=MASK_TERMS)
         self.sigmoid_settings = sigmoid_settings(class_loss, alpha=focal_alpha, gamma=focal_gamma)
         if class_loss == "cross_entropy" and not (no_object_weight or 0) > 0:
-            raise ConfigError(f"criterion.no_object_weight: got {no_object_weight}; expected a positive number.")
+            raise ConfigError(
+                f"criterion.no_object_weight: got {no_object_weight}; expected a positive number, since "
+                "class_loss='cross_entropy' is for models with a class \"no object\" (DETR). Deformable DETR and DINO "
+                "have a sigmoid per class: set class_loss to 'focal', 'varifocal' or 'mal'."
+            )
         if class_loss != "cross_entropy" and no_object_weight is not None:
             raise ConfigError(
                 f"criterion.no_object_weight={no_object_weight}: the {class_loss} loss has no such class. Leave it out."
