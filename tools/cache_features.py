@@ -12,6 +12,7 @@ Examples:
 """
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def run(config: Config, weights: str | Path | None, args: argparse.Namespace) ->
         )
         print(f"{path}: {' x '.join(map(str, written['shape']))}, {path.stat().st_size / 2**20:.1f} MiB")
         overrides.append(f"data.{name}.features={path}")
-    print(f"To train on them, give tools/train.py the overrides\n    {' '.join(overrides)}")
+    print(f"To train on them, give tools/train.py the overrides\n    {shlex.join(overrides)}")
 
 
 def build_captioner(config: Config, dataset: Any) -> Captioner:

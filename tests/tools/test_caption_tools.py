@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 
 import cv2
@@ -152,9 +153,11 @@ def test_training_on_cached_features_equals_training_on_images(tiny, tmp_path, c
     train(tiny, "--run-dir", "images")
     cache_features.main([tiny, "--checkpoint", "images/best.pth", "--out", "maps", "--device", "cpu"])
     assert "maps/train.npy: 8 x 128 x 8 x 8" in capsys.readouterr().out
-    cache_features.main([tiny, "train.seed=3", "--out", "others", "--device", "cpu"])
-    printed = capsys.readouterr().out
-    assert "train.seed=3 data.train.features=others/train.npy data.val.features=others/val.npy" in printed
+    decoding = "model.decoding=dict(max_length=5)"
+    cache_features.main([tiny, "train.seed=3", decoding, "--out", "others", "--device", "cpu"])
+    features = ["data.train.features=others/train.npy", "data.val.features=others/val.npy"]
+    printed = shlex.split(capsys.readouterr().out.splitlines()[-1])  # as a shell reads it
+    assert printed == ["train.seed=3", decoding, *features]
     cached = ["data.train.features=maps/train.npy", "data.val.features=maps/val.npy"]
     train(tiny, "--init", "images/best.pth", "--run-dir", "b", *cached)
     train(tiny, "--init", "images/best.pth", "--run-dir", "a")
