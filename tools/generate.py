@@ -75,9 +75,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.greedy and (args.n_best or 1) > 1:
         parser.error(f"--n-best {args.n_best}: the most probable tokens make one text; use --beams or --temperature")
     if args.beams is not None and (args.n_best or 1) > args.beams:
-        parser.error(
-            f"--n-best {args.n_best}: {args.beams} beams find no more texts; use --beams {args.n_best}"
-        )
+        parser.error(f"--n-best {args.n_best}: {args.beams} beams find no more texts; use --beams {args.n_best}")
     return args
 
 
