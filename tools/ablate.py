@@ -273,7 +273,9 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
         if not runs:
             lines.append(f"| {arm} | not run |" + " |" * (len(columns) - 2))
             continue
-        cells = [arm, ", ".join(str(row["seed"]) for row in runs), str(runs[0]["epochs"]), str(runs[0]["steps"])]
+        cells = [arm, ", ".join(str(row["seed"]) for row in runs)]
+        # With a time instead of epochs, seeds may differ in these.
+        cells += [", ".join(map(str, sorted({row[key] for row in runs}))) for key in ("epochs", "steps")]
         cells.append(f"{statistics.mean(row['processor_minutes'] for row in runs):.1f}")
         for metric in ablation.metrics:
             cells.append(_mean_and_spread([row["evaluations"][-1]["metrics"].get(metric) for row in runs]))
@@ -281,7 +283,8 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
     if rows:
         versions = sorted({", ".join(f"{k} {v}" for k, v in row["versions"].items() if k in _SHOWN) for row in rows})
         threads = sorted({f"{row['threads']} thread(s) of {row['device']}" for row in rows})
-        lines += ["", f"`vitkit ablate {path.stem}`; {'; '.join(versions)}; {'; '.join(threads)}.", ""]
+        lines += ["", f"`vitkit ablate {path.stem}`; {'; '.join(versions)}; {'; '.join(threads)}."]
+        lines += [f"The command of each run is in [{path.stem}.json]({path.stem}.json).", ""]
         lines += [f"![{ablation.metrics[0]} of each arm]({path.stem}.png)"]
     return "\n".join(lines) + "\n"
 

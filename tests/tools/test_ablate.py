@@ -71,6 +71,8 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
     )
     assert f"| no decoder, wide | 0 | 1 | 2 | 0.0 | 0.000 | {losses[1]:.3f} |" in page
     assert (tmp_path / "model_zoo/ablations/toy.png").stat().st_size > 1000
+    rows[2]["steps"] = 3
+    assert "| plain | 0, 1 | 1 | 2, 3 |" in ablate.table(ablate.read_set(tmp_path / toy), tmp_path / toy, rows)
 
     commands.clear()
     monkeypatch.setattr(ablate, "run_to_end", lambda command, folder: commands.append(command))
