@@ -1,7 +1,7 @@
 """What LR-Net's similarity, geometry prior and windows are worth, on the synthetic world (Hu et al. 2019,
 https://arxiv.org/abs/1904.11491, tables 2 to 4).
 
-One epoch of 6400 images of 32 pixels. The largest map is 8 x 8, so the paper's 9 x 9 windows are left out.
+Four epochs of 1600 images of 32 pixels. The largest map is 8 x 8, so the paper's 9 x 9 windows are left out.
 
 Run:  vitkit ablate lrnet_parts
 Here: see model_zoo/ablations/lrnet_parts.md.
@@ -16,7 +16,7 @@ def ablation():
     return dict(
         base="quickstart/classifier",
         metrics=["top1"],
-        settings=small_shapes_settings() | {"model.backbone": LRNET, "optimizer.lr": 5e-4, "train.epochs": 1},
+        settings=small_shapes_settings() | {"model.backbone": LRNET, "data.train.num_images": 1600, "train.epochs": 4},
         arms={
             "LR-Net (product, 7 x 7)": {},
             "difference": {"model.backbone.similarity": "difference"},
