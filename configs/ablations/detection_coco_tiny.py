@@ -23,7 +23,7 @@ def ablation():
     data["train"]["transforms"]["transforms"]["size"] = 224
     data["val"]["transforms"] = dict(type="EvalResize", short_side=224, max_size=336)
     settings = {key: value for key, value in ablation["settings"].items() if not key.startswith("data.")}
-    ablation["minutes"] = 2.0
+    ablation["minutes"] = 1.5
     ablation["settings"] = settings | {
         "data.train": data["train"], "data.val": data["val"], "data.num_workers": 0, "data.images_per_gpu": 2,
     }  # fmt: skip
