@@ -1,11 +1,11 @@
 """A small EoMT on the synthetic world, a mask for every thing and for the ground: no download, minutes on a CPU.
 
 A plain ViT from random weights with patches of 8 pixels, of whose six blocks the last three process the queries. Masked
-attention is phased out as in the original.
+attention is phased out as in the original, whose ViT is pretrained: from random weights, Mask2Former learns faster.
 
 Run:  python tools/train.py configs/quickstart/eomt.py
-Here: not yet run in full. 120 steps of 4 images (data.train.num_images=480, train.epochs=1, schedule.warmup_steps=10)
-      take the training loss from 45 to 24.
+Here: PQ 0.454 (things 0.102, stuff 0.982) for seed 42; 16 min of one core. mask2former_panoptic.py beside it: 0.875. The
+      shapes' masks are right, but their classes too unsure for a segment.
 """
 
 from vitkit.configs.quickstart.mask2former_panoptic import config as mask2former_panoptic
