@@ -18,7 +18,7 @@ from vitkit.tools import train as train_tool
 SMALL = [
     "data.train.num_pairs=200",
     "data.val.num_pairs=20",
-    "data.tokens_per_gpu=512",
+    "data.tokens_per_gpu=128",  # validation has several batches
     "model.d_model=32",
     "model.d_ffn=32",
     "model.num_layers=1",

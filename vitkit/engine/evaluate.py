@@ -30,6 +30,7 @@ def evaluate(
     criterion: nn.Module | None = None,
     on_batch: Callable[[list, Batch], None] | None = None,
     seconds: list[float] | None = None,
+    compute: bool = True,
 ) -> dict[str, float]:
     """Predict every batch and return the evaluator's metrics (on the main process), logging progress regularly.
 
@@ -38,6 +39,7 @@ def evaluate(
         criterion: if set, the mean loss per image is added as "loss", and the criterion's meters by name.
         on_batch: called with the predictions and the batch, for instance to draw them.
         seconds: list to which the prediction time per image of each batch is appended, excluding loading and scoring.
+        compute: compute the metrics; False if the batches are a part of the dataset: then the result is empty.
     Raises:
         TrainingError: there is not enough memory for a batch.
     """
@@ -68,6 +70,8 @@ def evaluate(
             if on_batch is not None:
                 on_batch(predictions, batch)
             progress.step()
+        if not compute:
+            return {}
         evaluator.gather()
         metrics = evaluator.compute()
         padded = int(all_reduce_sum(torch.tensor(float(getattr(loader, "num_padded", 0)), device=device)))

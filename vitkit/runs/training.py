@@ -273,6 +273,7 @@ def check_validation(train_run: TrainRun, loader: BatchLoader, evaluator_spec: S
         device=train_run.device,
         precision=train_run.settings.precision,
         criterion=train_run.criterion,
+        compute=False,
     )
     set_rng_state(state)
 
