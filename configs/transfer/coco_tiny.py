@@ -5,7 +5,8 @@ As there are so few images, objects of other images are pasted and images are ji
 
 Run:  python tools/train.py configs/transfer/coco_tiny.py data.root=DIR    (DIR holds train2017/ val2017/ annotations/)
       From random weights: model.backbone.pretrained=false. From Keras's: see configs/parts/resnet.py.
-Here: not yet run.
+Here: 40 epochs at 192 pixels: mask AP 0.001 on other photos, 0.093 on the training photos, of which 50 are too few for
+      49 classes. From random weights 0.000 and 0.002. See model_zoo/README.md, "From ImageNet".
 """
 
 from vitkit.configs.overfit.coco_instance import config as base
