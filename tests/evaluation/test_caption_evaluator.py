@@ -1,6 +1,7 @@
 import json
 import logging
 
+import numpy as np
 import pytest
 
 from vitkit.errors import ConfigError, DataError
@@ -8,7 +9,7 @@ from vitkit.evaluation.captions import CaptionEvaluator
 
 
 class Captioned:
-    image_ids = (7, 3, 5)
+    image_ids = np.array([7, 3, 5])  # as those of real datasets
     _references = (("A dog runs .", "the dog is running fast"), ("Two cats sit.",), ("a red ball on the grass",))
 
     def references(self, index):

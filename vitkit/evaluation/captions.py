@@ -118,7 +118,7 @@ class CaptionEvaluator(SampleEvaluator):
         """
         path = Path(path)
         results = [
-            {"image_id": image_id, "caption": self.answers[image_id]}
+            {"image_id": int(image_id), "caption": self.answers[image_id]}  # ids may be NumPy integers
             for image_id in self.dataset.image_ids
             if image_id in self.answers
         ]
