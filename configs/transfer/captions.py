@@ -5,7 +5,8 @@ be computed once (tools/cache_features.py), and the remaining training takes min
 
 Run:  python tools/train.py configs/transfer/captions.py data.root=DIR    (DIR holds images/ and annotations/)
       From random weights: model.backbone.pretrained=false. From Keras's: see configs/parts/resnet.py.
-Here: 120 steps alone so far, see model_zoo/README.md, "From ImageNet".
+Here: CIDEr-D 0.169, BLEU-4 0.088 at 160 pixels; from random weights 0.149 and 0.078. See model_zoo/README.md, "From
+      ImageNet".
 """
 
 from vitkit.configs.caption_sat_soft_flickr8k import config as base
