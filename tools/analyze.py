@@ -59,7 +59,7 @@ from vitkit.inference.load import FoundModel
 from vitkit.models.classifier import Classifier
 from vitkit.registry import nearest
 from vitkit.tools.analyze_text import layers, takes_text, text_costs
-from vitkit.tools.common import add_device, add_trust, errors_in_one_line, without_weights
+from vitkit.tools.common import add_device, add_trust, errors_in_one_line, split_weights
 from vitkit.visualization.costs import plot_costs
 
 DETECTION_SIZE = (800, 1066)
@@ -114,9 +114,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_intermixed_args(argv)
-    overrides = without_weights(args.overrides)
-    args.weights = args.overrides[0] if len(overrides) < len(args.overrides) else None
-    args.overrides = overrides
+    args.weights, args.overrides = split_weights(args.overrides)
     if args.model is None and not args.table and not args.layers:
         parser.error("a model is needed: a config file or a backbone's name (or --table, or --layers)")
     counts = (args.batch, args.repeats, 1 if args.training is None else args.training, args.frames or 1)

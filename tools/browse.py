@@ -32,7 +32,7 @@ from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, per_channel
 from vitkit.protocols import Dataset, HasClasses, HasGroundTruth, HasImageIds, ImageDataset
 from vitkit.registry import nearest
 from vitkit.structures import Batch, Sample
-from vitkit.tools.common import MODEL_HELP, add_trust, errors_in_one_line, without_weights
+from vitkit.tools.common import MODEL_HELP, add_trust, errors_in_one_line, split_weights
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.gallery import Card, write_gallery
 from vitkit.visualization.samples import classes_of, describe, draw_sample
@@ -64,7 +64,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/browse"), help="folder to write (default: runs/browse)")
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
-    args.overrides = without_weights(args.overrides)
+    _, args.overrides = split_weights(args.overrides)  # the data need no weights
     if min(args.count, args.views) < 1 or args.seed < 0:
         parser.error("--count and --views are at least 1, --seed at least 0")
     return args

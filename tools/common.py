@@ -43,10 +43,10 @@ def sort_model(args: argparse.Namespace) -> None:
         args.weights, args.overrides = None, [args.weights, *args.overrides]
 
 
-def without_weights(overrides: Sequence[str]) -> list[str]:
-    """Return overrides without the weights before them, which may follow a config's name but not every tool needs."""
+def split_weights(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Split off the weights before overrides, which may follow a config's name; None if there are none."""
     has_weights = overrides and (os.path.exists(overrides[0]) or overrides[0] in model_zoo.index())
-    return list(overrides[1:] if has_weights else overrides)
+    return (overrides[0], list(overrides[1:])) if has_weights else (None, list(overrides))
 
 
 def add_tiles(parser: argparse.ArgumentParser) -> None:

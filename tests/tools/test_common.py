@@ -3,16 +3,16 @@
 import pytest
 
 from vitkit.tools import analyze, browse
-from vitkit.tools.common import without_weights
+from vitkit.tools.common import split_weights
 
 
-def test_weights_of_a_config_are_dropped_if_none_are_needed(tmp_path):
+def test_weights_before_overrides_are_split_off(tmp_path):
     weights = tmp_path / "best.pth"
     weights.touch()
-    assert without_weights([str(weights), "a.b=1"]) == ["a.b=1"]
-    assert without_weights(["detr_r50"]) == [] and without_weights([]) == []
-    assert without_weights(["a.b=" + 300 * "c"]) == ["a.b=" + 300 * "c"]  # longer than a file name may be
-    assert without_weights(["bset.pth", "a.b=1"]) == ["bset.pth", "a.b=1"]  # a typo stays, and is an error
+    assert split_weights([str(weights), "a.b=1"]) == (str(weights), ["a.b=1"])
+    assert split_weights(["detr_r50"]) == ("detr_r50", []) and split_weights([]) == (None, [])
+    assert split_weights(["a.b=" + 300 * "c"]) == (None, ["a.b=" + 300 * "c"])  # longer than a file name may be
+    assert split_weights(["bset.pth", "a.b=1"]) == (None, ["bset.pth", "a.b=1"])  # a typo stays, and is an error
 
 
 @pytest.mark.parametrize("tool", [analyze, browse])

@@ -185,6 +185,14 @@ def test_classifiers_are_explained(name, unsaved, tmp_path):
     check(lambda: explain.explain_image(predictor, IMAGE, args), expected, tmp_path)
 
 
+def test_page_says_how_many_layers_are_left_out(unsaved, tmp_path, monkeypatch):
+    monkeypatch.setattr(explain, "MAX_LAYERS", 1)
+    vit = dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64)
+    predictor = Predictor(build_model(dict(type="Classifier", backbone=vit, num_classes=3)), "abc")
+    explain.explain_image(predictor, IMAGE, arguments(tmp_path))
+    assert "What ViT attends to; 1 of 2 layers" in next(tmp_path.glob("*.html")).read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_models_are_explained(name, unsaved, tmp_path):
     torch.manual_seed(0)
