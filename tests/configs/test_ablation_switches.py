@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from vitkit.data.loading.loader import DataSettings, choose_fraction
+from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads import DETRHead, Mask2FormerHead
 from vitkit.matchers import FixedMaskMatcher
@@ -154,17 +155,45 @@ def test_local_relation_without_geometry_prior_is_the_same_for_a_mirrored_map():
 
 def test_a_fraction_of_the_training_images_is_the_same_in_each_run_and_nested():
     tenth, third = choose_fraction(100, 0.1), choose_fraction(100, 1 / 3)
-    assert tenth.sum() == 10 and third.sum() == 33 and (third | ~tenth).all() and choose_fraction(5, 0.01).sum() == 1
+    assert len(tenth) == 10 and len(third) == 33 and set(tenth) < set(third) and len(choose_fraction(5, 0.01)) == 1
     spec = dict(type="ShapesClassification", image_size=16, num_images=100)
     data = DataSettings(train=spec | {"fraction": 0.1}, val=spec | {"fraction": 0.1}, images_per_gpu=4, num_workers=0)
     loader = data.train_loader(data.dataset("train"), seed=3)
     for epoch in (0, 1):
         loader.set_position(epoch)
         indices = [index for batch in loader.batches for index, _ in batch]
-        assert set(indices) == set(tenth.nonzero()[0].tolist()) and len(loader) == 3
+        assert set(indices) == set(tenth.tolist()) and len(loader) == 3
     with pytest.raises(
         ConfigError, match=r"data\.val\.fraction: got 0\.1; expected above 0, at most 1, and data\.train"
     ):
         data.dataset("val")
     with pytest.raises(ConfigError, match=r"data\.train\.fraction: got 2"):
         DataSettings(train=spec | {"fraction": 2}).dataset("train")
+
+
+def test_images_outside_the_fraction_are_not_drawn_for_mosaics_or_in_place_of_bad_ones(monkeypatch):
+    drawn, chosen = set(), set(choose_fraction(100, 0.03).tolist())
+    bad = min(chosen)
+
+    def load(self, index):
+        drawn.add(index)
+        if index == bad:
+            raise DataError("images: cannot decode")
+        return load_annotated(self, index)
+
+    load_annotated = ShapesDetection.load_annotated
+    monkeypatch.setattr(ShapesDetection, "load_annotated", load)
+    transforms = dict(type="MultiImageTransforms", mosaic=0.5, mixup=0.5)
+    train = dict(type="ShapesDetection", num_images=100, image_size=32, fraction=0.03, transforms=transforms)
+    data = DataSettings(train=train, images_per_gpu=1, num_workers=0, on_error="skip")
+    loader = data.train_loader(data.dataset("train"), seed=0)
+    for epoch in range(4):
+        loader.set_position(epoch)
+        assert len(list(loader)) == 3
+    assert loader.num_skipped > 0 and drawn == chosen
+
+
+def test_a_fraction_of_sentences_is_refused():
+    data = DataSettings(train=dict(type="NumberWords", num_pairs=9, fraction=0.5), tokens_per_gpu=100)
+    with pytest.raises(ConfigError, match=r"data\.train\.fraction: is for images and videos, not NumberWords"):
+        data.dataset("train")

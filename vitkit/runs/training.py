@@ -16,7 +16,7 @@ from torch import nn
 
 from vitkit.checkpoint import load_weights, read_checkpoint
 from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
-from vitkit.data.loading.loader import BatchLoader, DataSettings, check_same_classes
+from vitkit.data.loading.loader import BatchLoader, DataSettings, check_same_classes, training_indices
 from vitkit.data.transforms.mixing import TransformedLoader
 from vitkit.devices import default_device, emulates_bfloat16
 from vitkit.distributed import broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
@@ -163,8 +163,10 @@ def describe(train_run: TrainRun, train_set: Any, val_set: Any, vocabularies: Ma
         sizes = [f"{len(train_set.classes)} classes"]
     else:
         sizes = [f"{len(vocabulary)} {side} tokens" for side, vocabulary in vocabularies.items()]
+    num_trained, num_training = len(training_indices(train_set)), len(train_set)
+    of_training = str(num_training) if num_trained == num_training else f"{num_trained} of {num_training}"
     return (
-        f"run {train_run.run_dir}  {len(train_set)} training and {len(val_set)} validation "
+        f"run {train_run.run_dir}  {of_training} training and {len(val_set)} validation "
         f"{getattr(train_set, 'noun', 'images')}, {', '.join(sizes)}  "
         f"{sum(p.numel() for p in train_run.parameters if p.requires_grad) / 1e6:.1f} M trainable parameters  "
         f"{world_size()} x {train_run.device.type}, {train_run.settings.precision}"

@@ -34,6 +34,8 @@ class BaseImageDataset:
     image_ids: Sequence[Any]
     max_image_pixels: int = MAX_PIXELS
     """Largest width x height of an image file that is decoded; `build_dataset` sets it."""
+    chosen_indices: Sequence[int] | None = None
+    """Indices of the images that are trained on; `DataSettings.dataset` sets them for a `fraction`. None: all."""
 
     def __init__(self, transforms: Spec | Transforms | None):
         self.transforms = build_transforms(transforms)

@@ -108,6 +108,10 @@ class DataSettings:
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
             raise ConfigError(f"{where}.fraction: got {fraction}; expected above 0, at most 1, and data.train alone.")
         dataset = build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
+        if fraction is not None:
+            if not isinstance(dataset, BaseImageDataset):
+                raise ConfigError(f"{where}.fraction: is for images and videos, not {type(dataset).__name__}.")
+            dataset.chosen_indices = choose_fraction(len(dataset), fraction)
         if split != "train" and isinstance(dataset, BaseImageDataset) and isinstance(dataset.transforms, MixesImages):
             raise ConfigError(
                 f"{where}.transforms: {type(dataset.transforms).__name__} combines images, while results are compared "
@@ -128,20 +132,16 @@ class DataSettings:
             DataError: a sentence does not fit into a batch.
         """
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
-        fraction = _fraction(self.train)
         if self.tokens_per_gpu is not None:
-            if fraction is not None:
-                raise ConfigError("data.train.fraction: is for images; leave it out with data.tokens_per_gpu.")
             lengths = self._lengths(dataset)
             batches = TokenBatches(lengths, batch_tokens=self.tokens_per_gpu, training=True, seed=seed, **ranks)
             return BatchLoader(dataset, batches, self, training=True)
         weights = groups = None
         if self.sampler is not None:
             weights = image_weights(dataset, self.sampler, repeat_threshold=self.repeat_threshold)
-        if fraction is not None:
-            chosen = choose_fraction(len(dataset), fraction)
-            logger.info(f"data.train.fraction: trains on {int(chosen.sum())} of {len(dataset)} images")
-            weights = chosen * (1.0 if weights is None else weights)
+        indices = training_indices(dataset)
+        if len(indices) < len(dataset):
+            weights = np.bincount(indices, minlength=len(dataset)) * (1.0 if weights is None else weights)
         if self.aspect_ratio_grouping and hasattr(dataset, "aspect_ratios"):
             groups = (dataset.aspect_ratios() >= 1).astype(np.int64)
         sizes = {"batch_size": self.images_per_gpu, "groups": groups, "weights": weights}
@@ -170,7 +170,7 @@ def build_dataset(spec: Spec, root: str = "data", *, where: str = "data", max_im
     """Build a dataset.
 
     Args:
-        spec: spec of a registered dataset. Its `fraction`, if any, is handled by the loader (`DataSettings.train`).
+        spec: spec of a registered dataset. Its `fraction`, if any, is for `DataSettings.dataset`.
         root: replaces `{root}` in the spec's strings.
         where: the spec's config key ("data.train"), for error messages.
         max_image_pixels: see `DataSettings`; None: its default.
@@ -191,11 +191,15 @@ def _fraction(spec: Spec | None) -> float | None:
     return spec.get("fraction") if isinstance(spec, Mapping) else None
 
 
+def training_indices(dataset: Any) -> Sequence[int]:
+    """Return the indices that are trained on: all, or the chosen fraction of a dataset of images."""
+    chosen = dataset.chosen_indices if isinstance(dataset, BaseImageDataset) else None
+    return range(len(dataset)) if chosen is None else chosen
+
+
 def choose_fraction(num_images: int, fraction: float) -> np.ndarray:
-    """Choose a fraction of the images, at least one, as a (num_images,) bool mask."""
-    chosen = np.zeros(num_images, bool)
-    chosen[np.random.default_rng(0).permutation(num_images)[: max(1, round(fraction * num_images))]] = True
-    return chosen
+    """Choose a fraction of the images, at least one: their indices, ascending."""
+    return np.sort(np.random.default_rng(0).permutation(num_images)[: max(1, round(fraction * num_images))])
 
 
 class BatchLoader:
@@ -312,7 +316,8 @@ class _BatchedDataset(Dataset):
                     raise
                 errors.append(str(error))
             random = np.random.default_rng([index[1], attempt])
-            index = int(random.integers(len(self.dataset))), int(random.integers(2**63))
+            indices = training_indices(self.dataset)
+            index = int(indices[random.integers(len(indices))]), int(random.integers(2**63))
         raise DataError(f"{_MAX_ATTEMPTS} images in a row cannot be used. The last one: {errors[-1]}")
 
 

@@ -1,5 +1,6 @@
 """The input and output types of transforms."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import cv2
@@ -60,6 +61,8 @@ class ImageSource(Protocol):
 
     masks: bool
     """Whether the images come with masks."""
+    chosen_indices: Sequence[int] | None
+    """Indices of the images that are trained on; None: all."""
 
     def __len__(self) -> int:
         """Return the number of images."""

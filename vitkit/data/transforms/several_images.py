@@ -139,7 +139,8 @@ class MultiImageTransforms:
 
 
 def _another(source: ImageSource, random: np.random.Generator) -> AnnotatedImage:
-    return source.load_annotated(int(random.integers(len(source))))
+    indices = range(len(source)) if source.chosen_indices is None else source.chosen_indices
+    return source.load_annotated(int(indices[random.integers(len(indices))]))
 
 
 def make_mosaic(
