@@ -364,8 +364,11 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
         points = args.points or [(size[1] / 2, size[0] / 2)]
         if best and not args.points:
             # Several queries may have detected one object, for which one point is enough.
-            distinct = nms(queries.boxes_xyxy[best], queries.scores[best], iou_threshold=0.5)[:MAX_POINTS]
-            points = centres(queries.boxes_xyxy[best][distinct], size)
+            boxes_xyxy, scores = queries.boxes_xyxy[best], queries.scores[best]
+            has_area = (boxes_xyxy[:, 2:] > boxes_xyxy[:, :2]).all(1)  # an empty mask has no box
+            boxes_xyxy, scores = boxes_xyxy[has_area], scores[has_area]
+            distinct = nms(boxes_xyxy, scores, iou_threshold=0.5)[:MAX_POINTS]
+            points = centres(boxes_xyxy[distinct], size) or points
         path = args.out / f"{args.image.stem}_encoder.png"
         attention.draw_points(points, path)
         print(f"wrote {path}")
@@ -397,8 +400,12 @@ def explain_masks(predictor: Predictor, attention: ImageAttention, args: argpars
     if isinstance(args.criterion, MaskCriterion) and args.criterion.mask_loss == "points":
         path = Path(f"{stem}_loss_points.png")
         print(f"wrote {draw_loss_points(view, args.criterion, queries[: MAX_BOXES - 1], path)}")
+    else:
+        say("no picture of the loss's points: the config has no criterion that compares masks at points")
     if "panoptic" in predictor.model.tasks:
         print(f"wrote {draw_merging(view, predictor.model, predictor.classes, Path(f'{stem}_panoptic.png'))}")
+    else:
+        say(f"no picture of a panoptic map: the model's tasks are {', '.join(predictor.model.tasks)}")
 
 
 def layer_number(layers: Sequence[nn.Module], number: int | None, option: str) -> int:

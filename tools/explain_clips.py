@@ -28,8 +28,8 @@ def explain_clip(predictor: Predictor, args: argparse.Namespace) -> None:
     points = args.points or [brightest(attention.class_token[..., frame], (height, width))]
     maps = [((frame, x, y), of_point(attention, frame, x, y, (height, width))) for x, y in points]
     path = args.out / f"{args.video.stem}_attention.png"
-    block = len(predictor.model.backbone.blocks) - 1 if args.encoder_layer is None else args.encoder_layer
-    title = f"{predictor.model.backbone.attention} attention, block {block}, mean of the heads"
+    layer = len(predictor.model.backbone.blocks) - 1 if args.encoder_layer is None else args.encoder_layer
+    title = f"{predictor.model.backbone.attention} attention, layer {layer}, mean of the heads"
     draw_clip_attention(clip, attention.class_token, maps, path, title=title)
     print(predictor.report)
     print(f"wrote {path}")

@@ -23,7 +23,7 @@ out = Path("pictures/captions")
 # ## Synthetic images with captions
 #
 # Each synthetic scene is generated from its index, with boxes, masks and a caption, so nothing needs to be downloaded.
-# The captions name the shapes from left to right and then the background.
+# The captions name the shapes from left to right, with how each lies to the next, and then the background.
 
 # %%
 WORLD = dict(type="ShapesCaptions", image_size=32, min_objects=2, max_objects=2, min_size=0.4, max_size=0.55)

@@ -34,9 +34,9 @@ out = Path("pictures/backbones")
 # %% [markdown]
 # ## Computational cost
 #
-# For a map of $N = h w$ tokens with $C$ channels, an attention layer takes $4 N C^2$ multiplications for its
-# projections to queries, keys, values and output, whatever it attends to. The cost of the scores and weighted sums
-# differs:
+# For a map of $N = h w$ tokens with $C$ channels, an attention layer of ViT, Swin or MViT takes about $4 N C^2$
+# multiplications for its projections to queries, keys, values and output, whatever it attends to. The cost of the
+# scores and weighted sums differs:
 #
 # | | attends to | multiplications |
 # |---|---|---|
@@ -46,7 +46,7 @@ out = Path("pictures/backbones")
 # | LR-Net | $k \times k$ around each pixel | $N k^2 (C + C / m)$ |
 #
 # In LR-Net, the values are the input itself, and each group of $m$ channels shares its weights, so queries and keys
-# have only $C / m$ channels.
+# have only $C / m$ channels, and the projections take $N C^2 (1 + 2 / m)$.
 #
 # A backbone is built by name, and `count_macs` runs it once and counts its multiply-accumulates. On PyTorch's `meta`
 # device, tensors have shapes but no values, so even large models on large images take almost no time.
@@ -83,7 +83,7 @@ show(out / "costs.png")
 
 # %% [markdown]
 # Per pixel, the cost of windowed attention is constant, and that of full attention grows with the image. MViT's
-# detection backbone also attends within windows, except in its last layers.
+# detection backbone also attends within windows, except in the last blocks of res3, res4 and res5.
 #
 # ## Training small models
 #

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from vitkit import build_model
-from vitkit.errors import DataError
+from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor, backbone_pictures
 from vitkit.inference.backbone_pictures import (
     backbone_attention,
@@ -169,6 +169,14 @@ def test_distances_of_every_layer_are_averaged_over_small_and_large_images(monke
     distances = mean_distances(predictor, images)
     assert list(distances) == [f"stage {stage} block {block}" for stage in (1, 2, 3, 4) for block in (1, 2)]
     assert all(torch.allclose(heads, expected[name]) for name, heads in distances.items())
+
+
+def test_negative_weights_have_no_distance():
+    torch.manual_seed(0)
+    spec = dict(type="NonLocalResNet", depth=50, pretrained=False, pairwise="dot_product")
+    predictor = Predictor(build_model(dict(type="Classifier", backbone=spec, num_classes=3)).eval(), list("abc"))
+    with pytest.raises(ConfigError, match="--images: res3 after block 2 has negative weights"):
+        mean_distances(predictor, [picture()[0].permute(1, 2, 0).numpy()])
 
 
 def test_layers_are_spread_from_the_first_to_the_last():

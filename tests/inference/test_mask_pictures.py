@@ -23,7 +23,7 @@ def case() -> tuple[torch.Tensor, torch.Tensor]:
             [[1, 1, 0, 0], [1, 0, 0, 0]],
             [[1, 1, 1, 0], [0, 0, 0, 0]],
             [[0, 0, 0, 1], [1, 0, 0, 0]],
-            [[1, 1, 1, 1], [1, 1, 1, 1]],
+            [[1, 1, 1, 1], [1, 1, 1, 0]],
         ]
     )
     # Outside all masks, the first query has the highest mask probability.
@@ -36,16 +36,25 @@ def test_each_dropped_pixel_is_assigned_to_the_rule_that_dropped_it():
     settings = MaskSettings(tasks=["panoptic"], object_threshold=0.8, overlap_threshold=0.8)
     rules = merging_rules(probabilities, masks, GEOMETRY, settings)
     # The second query's mask has three pixels: two go to the first query, and the third is dropped with its segment.
-    # Next to it, only the unsure query covers a pixel. Below, the first query has one; the rest is outside all masks.
-    assert rules.tolist() == [[3, 3, 2, 1], [4, 0, 0, 0]]
+    # Next to it, only the unsure query covers a pixel. Below, the first query has one, and the query of no object alone
+    # covers two; the last pixel is in no mask.
+    assert rules.tolist() == [[5, 5, 4, 2], [6, 1, 1, 0]]
     merged = panoptic(probabilities, masks, GEOMETRY, things=[True, True], settings=settings)
-    assert torch.equal(merged.segment_ids > 0, rules >= 3)
+    assert torch.equal(merged.segment_ids > 0, rules >= 5)
 
 
 def test_everything_is_void_without_a_confident_query():
     probabilities, masks = case()
     rules = merging_rules(probabilities[2:], masks[2:], GEOMETRY, MaskSettings(tasks=["panoptic"]))
-    assert rules.tolist() == [[0, 0, 0, 1], [1, 0, 0, 0]]
+    assert rules.tolist() == [[1, 1, 1, 2], [2, 1, 1, 0]]
+
+
+def test_a_pixel_may_be_assigned_to_a_query_whose_mask_does_not_cover_it():
+    probabilities = torch.tensor([[0.95, 0.05, 0.0], [0.15, 0.85, 0.0]])
+    masks = torch.full((2, 2, 4), 8.0)
+    masks[:, 0, 0] = torch.tensor([0.49, 0.51]).logit()  # 0.95 * 0.49 > 0.85 * 0.51
+    rules = merging_rules(probabilities, masks, GEOMETRY, MaskSettings(tasks=["panoptic"]))
+    assert rules.tolist() == [[3, 5, 5, 5], [5, 5, 5, 5]]
 
 
 def test_maskformer_gives_a_segment_the_pixels_outside_its_mask_too():
@@ -53,7 +62,7 @@ def test_maskformer_gives_a_segment_the_pixels_outside_its_mask_too():
     settings = MaskSettings(tasks=["panoptic"], overlap_threshold=0.0, cut_masks=False)
     merged = panoptic(probabilities, masks, GEOMETRY, things=[True, True], settings=settings)
     rules = merging_rules(probabilities, masks, GEOMETRY, settings)
-    assert torch.equal(merged.segment_ids > 0, rules >= 3) and (rules >= 3).all()
+    assert torch.equal(merged.segment_ids > 0, rules >= 5) and (rules >= 5).all()
 
 
 def test_gates_are_drawn_with_sharp_borders(monkeypatch, tmp_path):

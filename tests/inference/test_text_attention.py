@@ -8,6 +8,7 @@ from PIL import Image
 from vitkit import build_model
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import MaskFiller, Translator
+from vitkit.inference import text_attention as text_attention_module
 from vitkit.inference.text_attention import beam_tree, draw_beam_tree, text_attention, text_inputs, word_attention
 from vitkit.seq2seq.decoding import DecodingSettings, decode
 from vitkit.structures import BOS, EOS
@@ -164,6 +165,16 @@ def test_beam_tree_is_drawn(tmp_path):
     path = tmp_path / "new" / "beams.png"
     draw_beam_tree(model, vocabularies["target"], text_inputs(model, vocabularies, "two one"), path, beams=2)
     assert np.asarray(Image.open(path).convert("L")).std() > 5
+
+
+@pytest.mark.parametrize(("prompt", "root"), [("", "<s>"), ("two", "\u2581two"), ("two one", "… \u2581one")])
+def test_beam_tree_of_a_continuation_starts_at_the_last_word_of_the_prompt(prompt, root, monkeypatch):
+    model, vocabularies = text_model("CausalLanguageModel")
+    model.decoding = DecodingSettings(max_length=3)
+    roots = []
+    monkeypatch.setattr(text_attention_module, "draw_beams", lambda *_, root, **__: roots.append(root))
+    draw_beam_tree(model, vocabularies["target"], text_inputs(model, vocabularies, prompt), "a.png", beams=2)
+    assert roots == [root]
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])

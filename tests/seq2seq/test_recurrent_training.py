@@ -65,7 +65,9 @@ def test_glove_and_word2vec_vectors_are_read(tmp_path):
     glove.write_text(lines)
     word2vec.write_text(f"5 2\n{lines}")
     tokens = ["<pad>", "\u2581the", "The", "House", "boat"]
-    for path in (glove, word2vec):
+    marked = tmp_path / "marked.txt"
+    marked.write_text(lines, encoding="utf-8-sig")  # with a byte order mark
+    for path in (glove, word2vec, marked):
         embedding = torch.nn.Embedding(5, 2)
         before = embedding.weight.detach().clone()
         assert load_word_vectors(embedding, tokens, path) == 3
@@ -81,6 +83,9 @@ def test_glove_and_word2vec_vectors_are_read(tmp_path):
         load_word_vectors(torch.nn.Embedding(5, 3), tokens, tmp_path / "none.txt")
     glove.write_text("the 1 two\n")
     with pytest.raises(DataError, match=r"the vector of 'the' is no numbers"):
+        load_word_vectors(torch.nn.Embedding(5, 2), tokens, glove)
+    glove.write_text("the 1 nan\n")
+    with pytest.raises(DataError, match=r"the vector of 'the' has a value that is not finite"):
         load_word_vectors(torch.nn.Embedding(5, 2), tokens, glove)
 
 

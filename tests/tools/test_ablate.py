@@ -126,6 +126,8 @@ def test_a_set_without_runs_has_no_page(toy, tmp_path, capsys):
 def test_list_option_prints_sets_and_commands(toy, capsys):
     ablate.main([toy, "--list"])
     assert "model.head.num_decoder_layers=1" in capsys.readouterr().out.splitlines()[1]
+    ablate.main([toy, "--list", "--arms", "plain"])
+    assert len(capsys.readouterr().out.splitlines()) == 1
     ablate.main(["--list"])
     assert all(len(line.split(maxsplit=1)) == 2 for line in capsys.readouterr().out.splitlines())
 

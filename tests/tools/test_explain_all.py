@@ -170,7 +170,11 @@ def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path, caps
     if kind == "PerPixelClassification":
         args.queries = None
     check(lambda: explain.explain_image(Predictor(model, list("abc")), IMAGE, args), expected, tmp_path)
-    assert ("no pictures of masks: they are" in capsys.readouterr().out) == (name == "DETRSegmentation")
+    printed = capsys.readouterr().out
+    assert ("no pictures of masks: they are" in printed) == (name == "DETRSegmentation")
+    assert ("no picture of a panoptic map: the model's tasks are semantic" in printed) == (name.endswith(" MaskFormer"))
+    without_points = expected != MASKS | {"panoptic", "loss_points", "points"} and "masks" in expected
+    assert ("no picture of the loss's points" in printed) == without_points
     pages = 0 if isinstance(expected, str) else 1 + ("loss_points" in expected)  # queries, and the backbone
     assert len(list(tmp_path.glob("*.html"))) == pages
 

@@ -56,6 +56,13 @@ def test_overlay_colours_only_attended_locations():
     assert drawn[0, -1].tolist() == [181, 11, 11]
     assert drawn[-1, 0].tolist() == [75, 75, 75]
     assert drawn.shape == (60, 90, 3)
+    # A single location, as hard attention reads it, does not spread into its neighbours.
+    assert (drawn[:30, 45:, 0] == 181).all() and (drawn[..., 0] == 181).sum() == 30 * 45
+
+
+def test_overlay_leaves_negative_weights_grey():
+    drawn = overlay_attention(grey_image(), torch.tensor([[-1.0, 0.5]]), color=(200, 0, 0))
+    assert drawn[0, 0].tolist() == [75, 75, 75] and drawn[0, -1].tolist() == [181, 11, 11]
 
 
 def test_overlay_of_a_map_with_padding_shows_only_the_image_part():

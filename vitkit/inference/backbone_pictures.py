@@ -318,12 +318,13 @@ def draw_kernels(
 
 def draw_arrows(image: np.ndarray, layers: Sequence[LocatedAttention], points: Sequence[Point], path: Path) -> Path:
     """Save a PNG of the strongest locations of non-local blocks (Wang et al. 2018, figure 3), a row for each point."""
-    rows = []
+    rows, num_arrows = [], 0
     for i, point in enumerate(points):
         panels = []
         for layer in layers:
             weights = layer.at(point)[0]
             values, cells = weights.flatten().topk(min(NUM_ARROWS, weights.numel()))
+            num_arrows = max(num_arrows, len(cells))
             ends = [
                 ((c % weights.shape[1] + 0.5) * layer.cell, (c // weights.shape[1] + 0.5) * layer.cell)
                 for c in cells.tolist()
@@ -332,7 +333,7 @@ def draw_arrows(image: np.ndarray, layers: Sequence[LocatedAttention], points: S
             arrows = [(point, end, strength) for end, strength in zip(ends, strengths)]
             panels.append(Panel(short(layer), arrows=arrows, points=[point], first_point=i))
         rows.append((f"point {i + 1}", panels))
-    draw_rows(image, rows, path, title=f"The {NUM_ARROWS} locations that a non-local block weights most", panel=2.4)
+    draw_rows(image, rows, path, title=f"The {num_arrows} locations that a non-local block weights most", panel=2.4)
     return path
 
 
@@ -340,7 +341,7 @@ def mean_distances(predictor: Predictor, images: Iterable[np.ndarray]) -> dict[s
     """Return each layer's mean attention distance over pictures, (heads,) in pixels of the model's input.
 
     Raises:
-        ConfigError: the backbone has no attention with locations.
+        ConfigError: the backbone has no attention with locations, or has negative weights, which have no mean distance.
     """
     model, names = predictor.model, attention_names(predictor.model)
     distances: dict[str, list[Tensor]] = {}
@@ -350,6 +351,11 @@ def mean_distances(predictor: Predictor, images: Iterable[np.ndarray]) -> dict[s
         for part in [[name] for name in names] if is_large(model, inputs["images"]) else [names]:
             for layer in located_attention(model, names=part, **inputs):
                 located = layer.weights[:, :, layer.num_tokens :, layer.num_tokens :]
+                if (located < 0).any():
+                    raise ConfigError(
+                        f"--images: {short(layer)} has negative weights (dot products without a softmax), so a "
+                        "distance averaged by weight has no meaning. Leave it out."
+                    )
                 distances.setdefault(short(layer), []).append(attention_distance(located, layer.queries, layer.keys))
     if not distances:
         name = type(child(predictor.model, "backbone") or predictor.model).__name__

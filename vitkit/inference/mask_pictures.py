@@ -15,8 +15,10 @@ from vitkit.visualization.masks import draw_panoptic
 from vitkit.visualization.panels import Panel, draw_rows
 
 RULES = (
-    ("void: outside the mask of the query that it went to, if any", (90, 90, 90)),
+    ("void: in no query's mask", (90, 90, 90)),
+    ("void: in the masks of queries that predict no object alone", (170, 170, 170)),
     ("void: covered by queries below the object threshold alone", (255, 127, 14)),
+    ("void: assigned to a query whose mask does not cover it", (148, 103, 189)),
     ("void: its segment kept too little of its mask", (214, 39, 40)),
     ("kept, though another confident query's mask covers it, too", (31, 119, 180)),
     ("kept", (44, 160, 44)),
@@ -66,19 +68,21 @@ def merging_rules(probabilities: Tensor, masks: Tensor, geometry: Geometry, sett
     """Return (H, W) int64, an index into `RULES` for each pixel of the original image; arguments are `panoptic`'s."""
     assigned = assign_pixels(probabilities, masks, geometry, settings=settings)
     covering = torch.zeros(geometry.original, dtype=torch.int64)
-    unsure = torch.zeros(geometry.original, dtype=torch.bool)
+    covered, unsure = torch.zeros(2, *geometry.original, dtype=torch.bool)
     is_confident = torch.zeros(len(masks), dtype=torch.bool).index_fill_(0, assigned.queries, True)
     is_object = probabilities.argmax(-1) != probabilities.shape[1] - 1
     for chosen, logits in query_chunks(masks, geometry):
         inside = logits.sigmoid() >= 0.5
+        covered |= inside.any(0)
         covering += inside[is_confident[chosen]].sum(0)
         unsure |= inside[(is_object & ~is_confident)[chosen]].any(0)
     kept = torch.tensor(assigned.is_kept(settings), dtype=torch.bool)
     stays = kept[assigned.owner] if len(kept) else torch.zeros_like(unsure)
     # Without `cut_masks`, a pixel outside its owner's mask also belongs to the owner.
     mine = assigned.inside if settings.cut_masks else torch.full_like(unsure, len(kept) > 0)
-    void = torch.where(mine, 2, torch.where(unsure & (covering == 0), 1, 0))
-    return torch.where(stays & mine, torch.where(covering > 1, 3, 4), void)
+    uncovered = torch.where(unsure, 2, torch.where(covered, 1, 0))
+    void = torch.where(mine, 4, torch.where(covering > 0, 3, uncovered))
+    return torch.where(stays & mine, torch.where(covering > 1, 5, 6), void)
 
 
 def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: Path) -> Path:

@@ -293,4 +293,8 @@ def draw_beam_tree(
     nodes = beam_tree(model, inputs, model.decoding, beams=beams)
     texts = vocabulary.token_texts([node.token for node in nodes])
     tree = [(node.step, text, *node[2:]) for node, text in zip(nodes, texts)]
-    draw_beams(tree, path, title=f"{beams} beams, with their summed log probability; green: the best hypothesis")
+    prompt = inputs["tokens"][0].tolist() if "tokens" in inputs else [BOS]
+    root = ("… " if len(prompt) > 2 else "") + vocabulary.token_texts(prompt[-1:])[0]
+    draw_beams(
+        tree, path, root=root, title=f"{beams} beams, with their summed log probability; green: the best hypothesis"
+    )

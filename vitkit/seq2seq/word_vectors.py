@@ -20,7 +20,7 @@ def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str 
     Returns:
         the number of rows that were set.
     Raises:
-        DataError: the file cannot be read, a line is not a word followed by numbers, or the dimension is wrong.
+        DataError: the file cannot be read, a line is not a word followed by finite numbers, or the dimension is wrong.
     """
     wanted: dict[str, list[int]] = {}
     words = [token.removeprefix(SPACE) for token in tokens]
@@ -38,6 +38,8 @@ def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str 
                     raise DataError(
                         f"word vectors '{path}': the vector of {word!r} is no numbers ({error})."
                     ) from error
+                if not vector.isfinite().all():
+                    raise DataError(f"word vectors '{path}': the vector of {word!r} has a value that is not finite.")
                 embedding.weight[row] = vector
                 found[row] = words[row] == word
     return len(found)
@@ -46,7 +48,7 @@ def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str 
 def read_lines(path: str | Path, dimensions: int) -> Iterator[tuple[str, list[str]]]:
     """Yield each word of a file and its numbers as text; raises like `load_word_vectors`."""
     try:
-        with Path(path).open(encoding="utf-8", errors="replace") as file:
+        with Path(path).open(encoding="utf-8-sig", errors="replace") as file:
             for number, line in enumerate(file, start=1):
                 if number == 1 and len(line.split()) == 2:
                     continue  # word2vec's header

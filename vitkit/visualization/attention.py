@@ -49,7 +49,7 @@ def overlay_attention(
 
     Args:
         image: (H, W, 3) uint8 RGB.
-        weights: (h, w) float, at least 0.
+        weights: (h, w) float; negative ones, as of dot-product non-local blocks, are drawn as 0.
         color: RGB in 0..255; None for a colour scale from dark to bright.
         covered: height and width of the region that the map covers, relative to those of the image; above 1 if the map
             includes padding at the right and bottom.
@@ -300,9 +300,11 @@ def _spread(
 ) -> np.ndarray:
     """Upsample a map to (H, W) float32 in 0..1 over the image, without the padding."""
     height, width = (round(side * factor) for side, factor in zip(size, covered))
-    weights = F.interpolate(weights.float().cpu()[None, None], size=(height, width), mode="bilinear")[0, 0]
+    # Hard attention reads one location, beyond which nothing may be coloured.
+    mode = "nearest" if weights.count_nonzero() == 1 else "bilinear"
+    weights = F.interpolate(weights.float().cpu()[None, None], size=(height, width), mode=mode)[0, 0]
     weights = weights[: size[0], : size[1]]
-    return (weights / max(weights.max().item() if largest is None else largest, 1e-12)).clamp(max=1).numpy()
+    return (weights / max(weights.max().item() if largest is None else largest, 1e-12)).clamp(0, 1).numpy()
 
 
 def _panels(number: int, shape: tuple[int, ...], title: str) -> tuple[Figure, list[Axes]]:

@@ -190,13 +190,16 @@ def draw_expected(
     save_figure(figure, path, dpi=120)
 
 
-def draw_beams(nodes: Sequence[tuple[int, str, int | None, float, bool]], path: str | Path, *, title: str = "") -> None:
+def draw_beams(
+    nodes: Sequence[tuple[int, str, int | None, float, bool]], path: str | Path, *, root: str = "<s>", title: str = ""
+) -> None:
     """Save a PNG of the beams as a tree, the best hypothesis in green.
 
     Args:
         nodes: step, token, index of the parent in `nodes` (None: the beginning), summed log probability, and whether
             the best hypothesis goes through the node.
         path: the PNG's path; its folder is made.
+        root: what all hypotheses begin with.
         title: the figure's title.
     """
     steps = max(step for step, *_ in nodes)
@@ -210,7 +213,7 @@ def draw_beams(nodes: Sequence[tuple[int, str, int | None, float, bool]], path: 
     axis = figure.subplots()
     axis.set(xlim=(-0.5, steps + 0.6), ylim=(0.6 - most, 0.6))
     axis.set_axis_off()
-    axis.text(0, 0, "<s>", ha="center", va="center", fontsize=8)
+    axis.text(0, 0, root, ha="center", va="center", fontsize=8)
     for (x, y), (_, token, parent, log_prob, is_best) in zip(corners, nodes):
         start = (0, 0) if parent is None else corners[parent]
         color = "tab:green" if is_best else "0.6"
