@@ -116,11 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arm not in ablation.arms:
                 raise ConfigError(f"--arms: no arm {arm!r} in {path.name}. {nearest(arm, ablation.arms)}")
         if args.list:
-            print(
-                "\n".join(
-                    shlex.join(train_command(ablation, arm, args.overrides)) for arm in args.arms or ablation.arms
-                )
-            )
+            for arm in args.arms or ablation.arms:
+                print(shlex.join(train_command(ablation, arm, args.overrides)))
             return 0
         failures = 0 if args.plot_only else run_all(ablation, path, args)
         if rows := read_rows(args.out / f"{path.stem}.json"):

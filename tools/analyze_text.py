@@ -141,8 +141,8 @@ def print_text_costs(report: dict[str, Any], types: dict[str, str]) -> None:
     if lengths:
         print(
             "\ntrain: the forward pass over a source and a target of that many tokens each, or over one text.\n"
-            "infer: a source of that many tokens is read, if there is one, and as many are generated greedily, one after "
-            "another; a model that fills masks predicts all at once.\n"
+            "infer: a source of that many tokens is read, if there is one, and as many are generated greedily, one "
+            "after another; a model that fills masks predicts all at once.\n"
             "a training step, forward and backward: "
             + ", ".join(f"{macs / 1e6:,.2f} M at {length}" for length, macs in report["step"].items())
         )
