@@ -36,6 +36,7 @@ PARTS = {
     "dino": "models",
     "maskformer": "models",
     "mask2former": "models",
+    "eomt": "models",
     "deformable": "kernels",
     "backbones": "models",
     "clips": "clips",

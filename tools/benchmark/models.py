@@ -19,6 +19,7 @@ from vitkit.configs import (
     deformable_detr_r50_two_stage,
     detr_r50,
     dino_r50_4scale,
+    eomt_small_coco_panoptic,
     mask2former_r50_coco_instance,
     maskformer_r50_ade20k,
 )
@@ -276,6 +277,32 @@ def transformers_mask2former(num_classes: int, batch: Batch, case: Case) -> Cont
     return Contestant(model, loss, lambda: model(batch.images))
 
 
+def transformers_eomt(num_classes: int, batch: Batch, case: Case) -> Contestant:
+    """Build transformers' EoMT-S with its loss on the batch, without masked attention, as after training."""
+    transformers = import_transformers()
+    config = transformers.EomtConfig(
+        hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=case.height, patch_size=16,
+        num_blocks=3, num_queries=200, num_register_tokens=4, num_labels=num_classes, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = transformers.EomtForUniversalSegmentation(config)
+    model.attn_mask_probs.zero_()
+    masks, labels = list(batch.masks.float()), list(batch.labels)
+
+    def loss() -> Tensor:
+        return model(batch.images, mask_labels=masks, class_labels=labels).loss
+
+    return Contestant(model, loss, lambda: model(batch.images))
+
+
+def vitkit_eomt(num_classes: int, batch: Batch, case: Case) -> Contestant:
+    """Build vitkit's EoMT-S likewise."""
+    config = eomt_small_coco_panoptic.config()
+    config["model"]["backbone"]["image_size"] = case.height
+    contestant = vitkit_model(lambda: config, num_classes, batch, case, is_padded=True)
+    contestant.model.set_mask_probabilities([0.0] * config["model"]["num_blocks"])
+    return contestant
+
+
 def resnet50() -> Any:
     """Return transformers' config of timm's ResNet-50 with frozen batch norms."""
     return import_transformers().TimmBackboneConfig(
@@ -371,6 +398,11 @@ FAMILIES = {
         },
         num_classes=80,
         **MASKS,
+    ),
+    "eomt": Family(
+        {"transformers EoMT-S (SDPA)": transformers_eomt, "vitkit EoMT-S": vitkit_eomt},
+        num_classes=133,
+        cases=[Case(640, 640)],
     ),
 }
 BACKBONE_FAMILIES = {
