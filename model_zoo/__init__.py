@@ -19,6 +19,16 @@ def unpublished() -> dict[str, str]:
     return json.loads((_FOLDER / "unpublished.json").read_text(encoding="utf-8"))
 
 
+def published_name(path: str | Path) -> str | None:
+    """Return the model in the index whose file has this name, if the name contains the file's checksum."""
+    name = Path(path).name
+    for model, entry in index().items():
+        checksum = entry["checksum"].removeprefix("sha256:")[:8]
+        if checksum and checksum in name and entry["url"].endswith(f"/{name}"):
+            return model
+    return None
+
+
 def published_weights(name: str) -> Path:
     """Return the file with the weights of a model in the index, downloaded unless it is in the cache.
 

@@ -160,7 +160,8 @@ class Registry:
         twice = configured & arguments.keys()
         if twice:
             raise ConfigError(
-                f"{self.kind} {constructor.__name__}: {sorted(twice)} is set by its owner and cannot be given here."
+                f"{self.kind} {constructor.__name__}: {sorted(twice)} is set by its owner, such as the "
+                "model that it is part of, and cannot be given here, too. Leave it out."
             )
         settings |= arguments
         check_names(constructor, settings, f"{self.kind} {constructor.__name__}")

@@ -56,7 +56,17 @@ def test_dilation_is_known_from_the_model_zoo_name(models, monkeypatch, tmp_path
         load_weights(models[True], "detr_r50")
 
 
-@pytest.mark.parametrize(("name", "warns"), [("detr-r50-dc5-f0fb7ef5.pth", True), ("detr_dc50.pth", False)])
+def test_dilation_is_known_from_a_published_file(models, tmp_path):
+    for name, dilation in (("detr-r50-e632da11.pth", False), ("detr-r50-dc5-f0fb7ef5.pth", True)):
+        torch.save({"model": models[dilation].state_dict()}, tmp_path / name)
+        load_weights(models[dilation], tmp_path / name)
+        with pytest.raises(
+            CheckpointError, match=rf"{name}: is of a backbone that is {'' if dilation else 'not '}dilated"
+        ):
+            load_weights(models[not dilation], tmp_path / name)
+
+
+@pytest.mark.parametrize(("name", "warns"), [("my_detr_dc5.pth", True), ("detr_dc50.pth", False)])
 def test_file_name_with_the_other_dilation_causes_a_warning(models, tmp_path, caplog, name, warns):
     torch.save({"model": models[True].state_dict()}, tmp_path / name)
     with caplog.at_level(logging.WARNING, "vitkit"):

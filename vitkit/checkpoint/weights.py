@@ -96,11 +96,13 @@ def load_weights(
     from vitkit import model_zoo
     from vitkit.model_zoo.converters import convert_official, describe
 
-    zoo_name = None
+    zoo_name: str | None = None
     if is_hub_name(source):
         source = hub_folder(source)
     if isinstance(source, str) and not os.path.exists(source) and source in model_zoo.index():
         zoo_name, source = source, model_zoo.published_weights(source)
+    elif isinstance(source, str | Path):
+        zoo_name = model_zoo.published_name(source)
     name = "the given state dict" if isinstance(source, Mapping) else str(source)
     checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
     state = stored = state_dict_of(checkpoint, name)

@@ -73,7 +73,8 @@ class DETRSegmentation(DETR):
         if len(infos) < 4:
             raise ConfigError(
                 f"DETRSegmentation: the mask head needs four maps, the backbone gives {len(infos)} "
-                f"({', '.join(self.backbone.feature_info)}): set model.backbone.out_features."
+                f"({', '.join(self.backbone.feature_info)}): set model.backbone.out_features, or take a backbone with "
+                "several maps (a plain ViT has one)."
             )
         d_model, num_heads = self.head.d_model, self.head.num_heads
         self.bbox_attention = BoxAttention(d_model, num_heads)

@@ -207,7 +207,9 @@ class DeformablePixelDecoder(nn.Module):
         if not 1 <= num_levels < len(names):
             arguments = dict(out_channels=out_channels, mask_channels=mask_channels, num_layers=num_layers)
             arguments["num_levels"] = max(1, min(num_levels, 3))  # out of the pyramid's four
-            pyramid = pyramid_in_front_of("DeformablePixelDecoder", **arguments, **dataclasses.asdict(settings))
+            pyramid = pyramid_in_front_of(
+                feature_info, "DeformablePixelDecoder", **arguments, **dataclasses.asdict(settings)
+            )
             raise ConfigError(
                 f"DeformablePixelDecoder: num_levels={num_levels} needs that many coarse maps and a finer one, but the "
                 f"backbone gives {len(names)} ({', '.join(names)}). Set model.neck.num_levels or "

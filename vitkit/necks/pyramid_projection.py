@@ -41,8 +41,10 @@ class PyramidProjection(nn.Module):
         super().__init__()
         for name in in_features or ():
             if name not in feature_info:
-                levels = dict(num_levels=max(num_levels or 0, 4))
-                pyramid = pyramid_in_front_of("PyramidProjection", out_channels=out_channels, **levels)
+                arguments = dict(in_features=in_features, out_channels=out_channels, num_levels=num_levels)
+                if num_groups != 32:
+                    arguments["num_groups"] = num_groups
+                pyramid = pyramid_in_front_of(feature_info, "PyramidProjection", **arguments)
                 raise ConfigError(
                     f"PyramidProjection: the backbone gives no feature {name!r}. {nearest(name, feature_info)} "
                     f"Name other maps in model.neck.in_features; of a backbone with one map make several: {pyramid}"

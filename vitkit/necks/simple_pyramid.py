@@ -12,15 +12,22 @@ from vitkit.registry import NECKS, Spec, nearest
 from vitkit.structures import FeatureInfo
 
 
-def pyramid_in_front_of(neck: str, **arguments: object) -> str:
-    """Return the config override (for a command line) that puts a pyramid from a single map in front of a neck.
+def pyramid_in_front_of(feature_info: Mapping[str, FeatureInfo], neck: str, **arguments: object) -> str:
+    """Return the config overrides (for a command line) that put a pyramid from a single map in front of a neck.
 
     Args:
+        feature_info: description of the backbone's maps.
         neck: the neck's registered name.
         arguments: arguments of the neck.
     """
     parts = [f"type={neck!r}", *(f"{name}={value!r}" for name, value in arguments.items())]
-    return f"\"model.neck=dict(type='SimpleFeaturePyramid', neck=dict({', '.join(parts)}))\""
+    pyramid = f"\"model.neck=dict(type='SimpleFeaturePyramid', neck=dict({', '.join(parts)}))\""
+    *_, (_, stride) = feature_info.values()
+    return pyramid if _is_power_of_2(stride) else f"{pyramid} model.backbone.patch_size=16"
+
+
+def _is_power_of_2(stride: int) -> bool:
+    return stride > 0 and stride & (stride - 1) == 0
 
 
 class ConvNorm(nn.Conv2d):
@@ -74,7 +81,7 @@ class SimpleFeaturePyramid(nn.Module):
         channels, stride = feature_info[self.in_feature]
         strides = sorted(set(strides))
         for value, whose in ((stride, f"the map {self.in_feature!r}"), *((s, "a level") for s in strides)):
-            if value < 1 or value & (value - 1):
+            if not _is_power_of_2(value):
                 raise ConfigError(
                     f"SimpleFeaturePyramid: stride {value} of {whose}: expected a power of 2. timm's plain ViTs of "
                     "other patches take model.backbone.patch_size=16."
