@@ -110,7 +110,7 @@ class DataSettings:
         dataset = build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
         if fraction is not None:
             if not isinstance(dataset, BaseImageDataset):
-                raise ConfigError(f"{where}.fraction: is for images and videos, not {type(dataset).__name__}.")
+                raise ConfigError(f"{where}.fraction: is for images or videos, not {type(dataset).__name__}.")
             dataset.chosen_indices = choose_fraction(len(dataset), fraction)
         if split != "train" and isinstance(dataset, BaseImageDataset) and isinstance(dataset.transforms, MixesImages):
             raise ConfigError(
