@@ -50,6 +50,10 @@ class BaseImageDataset:
     def __len__(self) -> int:
         return len(self.image_ids)
 
+    def training_indices(self) -> Sequence[int]:
+        """Return the indices of the images that are trained on."""
+        return range(len(self)) if self.chosen_indices is None else self.chosen_indices
+
     def __getitem__(self, index: int | tuple[int, int]) -> Sample:
         """Load one transformed image with its target.
 

@@ -193,8 +193,7 @@ def _fraction(spec: Spec | None) -> float | None:
 
 def training_indices(dataset: Any) -> Sequence[int]:
     """Return the indices that are trained on: all, or the chosen fraction of a dataset of images."""
-    chosen = dataset.chosen_indices if isinstance(dataset, BaseImageDataset) else None
-    return range(len(dataset)) if chosen is None else chosen
+    return dataset.training_indices() if isinstance(dataset, BaseImageDataset) else range(len(dataset))
 
 
 def choose_fraction(num_images: int, fraction: float) -> np.ndarray:

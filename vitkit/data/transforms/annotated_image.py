@@ -61,11 +61,9 @@ class ImageSource(Protocol):
 
     masks: bool
     """Whether the images come with masks."""
-    chosen_indices: Sequence[int] | None
-    """Indices of the images that are trained on; None: all."""
 
-    def __len__(self) -> int:
-        """Return the number of images."""
+    def training_indices(self) -> Sequence[int]:
+        """Return the indices of the images that are trained on, out of which others are drawn."""
 
     def load_annotated(self, index: int) -> AnnotatedImage:
         """Load an image with its objects before any transform."""

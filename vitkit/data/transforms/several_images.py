@@ -139,7 +139,7 @@ class MultiImageTransforms:
 
 
 def _another(source: ImageSource, random: np.random.Generator) -> AnnotatedImage:
-    indices = range(len(source)) if source.chosen_indices is None else source.chosen_indices
+    indices = source.training_indices()
     return source.load_annotated(int(indices[random.integers(len(indices))]))
 
 
