@@ -18,7 +18,7 @@ _PAD, _EOS, _UNK = 1, 2, 3
 _ROWS = (_PAD, _UNK, _EOS, _EOS)
 """fairseq's ids for vitkit's PAD, UNK, BOS, EOS."""
 _SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
-"""A copy of `SPECIAL_TOKENS` of vitkit.vocabulary, which is not imported here."""
+"""A copy of `SPECIAL_TOKENS` of vitkit.seq2seq.vocabulary, which is not imported here."""
 _UNUSED = ("version", "embed_positions._float_tensor")
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from vitkit.checkpoint import read_checkpoint
 from vitkit.distributed import (
+    RatioMeter,
     all_reduce_mean,
     all_reduce_sum,
     barrier,
@@ -34,7 +35,6 @@ from vitkit.distributed import (
 from vitkit.engine.loop import train
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
-from vitkit.logging import RatioMeter
 from vitkit.structures import Batch
 
 RUNS = {"plain": {}, "ema": {"ema_decay": 0.5}}

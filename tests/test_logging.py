@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
-from vitkit.logging import CONSOLE_NAME, ConsoleCopy, ProgressLines, RatioMeter, say, setup_logging
+from vitkit.logging import CONSOLE_NAME, ConsoleCopy, ProgressLines, say, setup_logging
 
 
 def test_ratio_is_that_of_the_sums_not_the_mean_of_ratios():

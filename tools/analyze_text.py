@@ -17,11 +17,12 @@ from vitkit.analysis.sequences import LAYER_KINDS, layer_costs
 from vitkit.errors import ConfigError
 from vitkit.inference.load import FoundModel, own_checkpoint
 from vitkit.registry import MODELS, parameters_of
-from vitkit.seq2seq import Captioner, CausalLanguageModel, MaskedLanguageModel
+from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import decode
+from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
+from vitkit.seq2seq.vocabulary import vocabularies_from_json
 from vitkit.structures import BOS, EOS
 from vitkit.visualization.costs import plot_layer_costs
-from vitkit.vocabulary import vocabularies_from_json
 
 TEXT_LENGTHS, LAYER_LENGTHS = (16, 32, 64), (16, 32, 64, 128, 256, 512, 1024)
 METHODS = ("start", "step", "attend_on", "attend_to", "project_memory", "encode", "look", "logits", "predict")

@@ -8,9 +8,9 @@ import numpy as np
 
 from vitkit.data.formats import FORMAT_NAMES, READERS, AnnotatedImages, read_annotations
 from vitkit.data.formats.writing import WRITERS, Lost
+from vitkit.data.io.image_files import read_image
+from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.errors import DataError
-from vitkit.ops.image_files import read_image
-from vitkit.ops.segmentations import decode_segmentation
 from vitkit.visualization.boxes import draw_detections
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.masks import draw_masks

@@ -27,9 +27,9 @@ from vitkit.engine.settings import require
 from vitkit.errors import ConfigError
 from vitkit.inference import find_model, find_weights
 from vitkit.logging import setup_logging
-from vitkit.seq2seq import Captioner
+from vitkit.seq2seq.captioner import Captioner
+from vitkit.seq2seq.vocabulary import vocabularies_of
 from vitkit.tools.common import MODEL_HELP, add_device, add_trust, errors_in_one_line
-from vitkit.vocabulary import vocabularies_of
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -17,12 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.data.io.image_files import to_tensor
 from vitkit.data.loading.collate import collate
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor, in_batches, load, names_config_alone, pictures_in
 from vitkit.logging import setup_logging
-from vitkit.ops.image_files import to_tensor
-from vitkit.seq2seq import Captioner, Hypothesis, decode
+from vitkit.seq2seq.captioner import Captioner
+from vitkit.seq2seq.decoding import Hypothesis, decode
+from vitkit.seq2seq.vocabulary import SPACE
 from vitkit.structures import Sample
 from vitkit.tools.common import (
     MODEL_HELP,
@@ -35,7 +37,6 @@ from vitkit.tools.common import (
     unique_names,
 )
 from vitkit.visualization.attention import draw_word_attention
-from vitkit.vocabulary import SPACE
 
 logger = logging.getLogger("vitkit")
 

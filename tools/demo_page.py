@@ -12,7 +12,8 @@ import torch
 from vitkit.errors import VitkitError
 from vitkit.inference import FIELDS, Prediction, Predictor
 from vitkit.inference.image_attention import ImageAttention, image_attention, image_sampling, samples_points
-from vitkit.seq2seq import Captioner, decode
+from vitkit.seq2seq.captioner import Captioner
+from vitkit.seq2seq.decoding import decode
 from vitkit.structures import ScoreThresholds
 from vitkit.tools.caption import draw_attention
 from vitkit.visualization.canvas import enlarge

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torchvision.ops import nms
 
 from vitkit.config import Config
+from vitkit.data.io.image_files import read_image
 from vitkit.data.loading.loader import BatchLoader, DataSettings
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.settings import require
@@ -64,10 +65,9 @@ from vitkit.logging import ProgressLines, say, setup_logging
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.models.classifier import Classifier
 from vitkit.models.mask_results import MaskResults
-from vitkit.ops.image_files import read_image
 from vitkit.protocols import HasClasses, child
 from vitkit.registry import CRITERIA
-from vitkit.seq2seq import Captioner
+from vitkit.seq2seq.captioner import Captioner
 from vitkit.structures import ScoreThresholds
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.tools.explain_clips import explain_clip

@@ -18,8 +18,8 @@ from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES
 from vitkit.data.formats.class_files import class_file_near, read_class_file
 from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.formats.writing import link_image, write_coco
+from vitkit.data.io.image_files import read_label_map, upright_size
 from vitkit.errors import DataError
-from vitkit.ops.image_files import read_label_map, upright_size
 from vitkit.structures import IGNORE_INDEX
 from vitkit.tools.annotations import print_left_out
 

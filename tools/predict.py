@@ -33,6 +33,7 @@ import numpy as np
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from vitkit.data.io.video_files import VIDEO_EXTENSIONS, open_video
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
 from vitkit.inference import (
@@ -50,7 +51,6 @@ from vitkit.inference import (
 from vitkit.inference.ahead import map_ahead
 from vitkit.inference.videos import classify_video
 from vitkit.logging import ProgressLines, setup_logging
-from vitkit.ops.video_files import VIDEO_EXTENSIONS, open_video
 from vitkit.tools.common import (
     add_device,
     add_model,

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from vitkit.data.text.datasets import TextLines
 from vitkit.errors import ConfigError, DataError
-from vitkit.vocabulary import Vocabulary
+from vitkit.seq2seq.vocabulary import Vocabulary
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
 

@@ -23,6 +23,7 @@ from vitkit.inference import Translator, load
 from vitkit.inference.translator import translate
 from vitkit.logging import setup_logging
 from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import EOS
 from vitkit.tools.common import MODEL_HELP, add_device, add_trust, errors_in_one_line, require_text_model
 from vitkit.tools.text_arguments import (
@@ -36,7 +37,6 @@ from vitkit.tools.text_arguments import (
     report_unknown,
 )
 from vitkit.visualization.text import draw_alignment
-from vitkit.vocabulary import Vocabulary
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -1,20 +1,15 @@
-"""Messages and progress on the console, and running ratios."""
+"""Messages and progress on the console."""
 
 import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from vitkit.devices import accumulation_dtype
-from vitkit.distributed import all_reduce_sum, is_main
+from vitkit.distributed import is_main
 from vitkit.errors import VitkitError, error_line
 
 LOG_NAME = "log.jsonl"
@@ -35,43 +30,6 @@ def setup_logging() -> None:
         logger.addHandler(handler)
         logger.propagate = False
     handler.stream = sys.stderr  # it may have been replaced since the last call
-
-
-class RatioMeter:
-    """A ratio of two sums, such as correct predictions over all predictions. Adding never waits for the device."""
-
-    def __init__(self) -> None:
-        self._sums: Tensor | None = None
-
-    def add(self, numerator: Tensor, denominator: Tensor) -> None:
-        """Add two scalars to the sums; both are skipped if one is not finite, as in a batch with a non-finite loss."""
-        dtype = accumulation_dtype(numerator.device)
-        pair = torch.stack([value.detach().to(numerator.device, dtype) for value in (numerator, denominator)])
-        pair = pair.where(pair.isfinite().all(), 0)
-        self._sums = pair if self._sums is None else self._sums + pair
-
-    def compute(self, device: torch.device | str = "cpu") -> tuple[float, int]:
-        """Return the ratio over all ranks and its denominator; (nan, 0) when nothing was added anywhere.
-
-        Args:
-            device: the process group's device, for a rank that has added nothing yet.
-        """
-        dtype = accumulation_dtype(torch.device(device))
-        sums = self._sums if self._sums is not None else torch.zeros(2, dtype=dtype, device=device)
-        numerator, denominator = all_reduce_sum(sums).tolist()
-        return (numerator / denominator if denominator else float("nan")), int(denominator)
-
-    def reset(self) -> None:
-        """Reset both sums to zero."""
-        self._sums = None
-
-    def state_dict(self) -> dict[str, Tensor | None]:
-        """Return this rank's sums."""
-        return {"sums": self._sums}
-
-    def load_state_dict(self, state: Mapping[str, Tensor | None]) -> None:
-        """Restore what `state_dict` returned."""
-        self._sums = state["sums"]
 
 
 def say(line: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
-from vitkit.logging import RatioMeter
+from vitkit.distributed import RatioMeter
 from vitkit.structures import Batch, FeatureInfo, PanopticMap, Sample, ScoreThresholds, UncompiledTargets
 
 

@@ -196,7 +196,12 @@ def check_names(constructor: Callable, arguments: Iterable[str], where: str) -> 
 BACKBONES = Registry("backbone", "vitkit.backbones")
 NECKS = Registry("neck", "vitkit.necks")
 HEADS = Registry("head", "vitkit.heads")
-MODELS = Registry("model", "vitkit.models", "vitkit.seq2seq")
+MODELS = Registry(
+    "model",
+    "vitkit.models",
+    *(f"vitkit.seq2seq.{file}" for file in ("language_models", "rnn", "show_attend_tell", "transformer")),
+    "vitkit.seq2seq.transformer_captioner",
+)
 MATCHERS = Registry("matcher", "vitkit.matchers")
 CRITERIA = Registry("criterion", "vitkit.losses")
 DATASETS = Registry("dataset", "vitkit.data")

@@ -7,11 +7,11 @@ from torchvision.models import ResNet50_Weights, resnet50
 from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit.backbones.resnet import RESNET_VARIANTS
+from vitkit.data.io.image_files import read_image
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models.classifier import Classifier
 from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.ops.image_files import read_image
 from vitkit.registry import BACKBONES, TRANSFORMS
 
 build = BACKBONES.build

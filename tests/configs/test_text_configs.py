@@ -8,7 +8,7 @@ from vitkit.config import load_config
 from vitkit.errors import ConfigError
 from vitkit.models import build_model
 from vitkit.registry import CRITERIA, OPTIMIZERS, SCHEDULES
-from vitkit.seq2seq import Captioner
+from vitkit.seq2seq.captioner import Captioner
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRANSLATION = (

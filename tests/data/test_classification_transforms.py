@@ -7,9 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.classification import ClassificationEvalTransforms, ClassificationTrainTransforms, seeded
-from vitkit.data.transforms.mixing import BatchMixing, TransformedLoader
+from vitkit.data.transforms.mixing import BatchMixing
 from vitkit.errors import ConfigError
 from vitkit.losses import ClassificationLoss
 from vitkit.ops.images import normalize_images

@@ -12,8 +12,8 @@ from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import find_format, read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages, polygon_box
 from vitkit.data.formats.writing import WRITERS, join_polygons, outlines, write_voc
+from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.errors import DataError
-from vitkit.ops.segmentations import decode_segmentation
 
 
 def pictures(folder, *names, size=(40, 20)):

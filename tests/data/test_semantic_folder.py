@@ -7,8 +7,8 @@ from PIL import Image
 
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.formats import read_annotations
+from vitkit.data.io.image_files import read_label_map
 from vitkit.errors import ConfigError, DataError
-from vitkit.ops.image_files import read_label_map
 
 CLASSES = ["sky", "road", "car"]
 

@@ -11,10 +11,10 @@ from PIL import Image
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.merging import merge_datasets, tile_dataset
 from vitkit.data.formats.splitting import split_dataset
+from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.data.recordings import frame_number, group_images, series_of, similar_pairs, stratified, thumbnail
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Tiling
-from vitkit.ops.segmentations import decode_segmentation
 
 
 def noise(path, seed, size=(32, 24)):

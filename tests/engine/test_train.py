@@ -6,13 +6,14 @@ import torch
 from torch import nn
 
 from vitkit.checkpoint import read_checkpoint
+from vitkit.distributed import RatioMeter
 from vitkit.engine.checkpoints import BEST_NAME, LAST_NAME
 from vitkit.engine.loop import train
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.step import train_step
 from vitkit.errors import CheckpointError, TrainingError
-from vitkit.logging import LOG_NAME, RatioMeter
+from vitkit.logging import LOG_NAME
 from vitkit.registry import SCHEDULES
 from vitkit.structures import Batch
 

@@ -125,7 +125,7 @@ def check_evaluation(dataset: Any, truth: dict[str, Any], *, masks: bool) -> Non
 
 def encoded_for_results(segmentation: Any, truth: dict[str, Any], image_id: int) -> dict[str, Any]:
     """Return a segmentation as run lengths in the form of results files."""
-    from vitkit.ops.segmentations import encode_segmentation
+    from vitkit.data.io.segmentations import encode_segmentation
 
     image = next(image for image in truth["images"] if image["id"] == image_id)
     encoded = encode_segmentation(segmentation, image["height"], image["width"])

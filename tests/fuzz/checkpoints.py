@@ -18,7 +18,7 @@ from torch import nn
 from vitkit import load_weights
 from vitkit.checkpoint import classes_of, read_checkpoint
 from vitkit.errors import CheckpointError
-from vitkit.vocabulary import Vocabulary, vocabularies_from_json
+from vitkit.seq2seq.vocabulary import Vocabulary, vocabularies_from_json
 
 CLASSES = ["cat", "dog"]
 _TEXTS = (

@@ -15,7 +15,7 @@ from fuzz.world import read_json
 from vitkit.data.text.monolingual import MonolingualText
 from vitkit.data.text.pairs import ParallelText
 from vitkit.errors import CheckpointError, VitkitError
-from vitkit.vocabulary import SPECIAL_TOKENS, Vocabulary, normalize_text
+from vitkit.seq2seq.vocabulary import SPECIAL_TOKENS, Vocabulary, normalize_text
 
 _LINES = (
     "A dog runs.",

@@ -14,9 +14,9 @@ from video_files import write_video
 
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.datasets.video import SomethingSomething, VideoList
+from vitkit.data.io.image_files import MAX_PIXELS
+from vitkit.data.io.video_files import open_video
 from vitkit.errors import DataError
-from vitkit.ops.image_files import MAX_PIXELS
-from vitkit.ops.video_files import open_video
 
 try:
     import av

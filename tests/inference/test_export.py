@@ -26,11 +26,11 @@ from vitkit.inference.export_text import text_graphs
 from vitkit.inference.exported import ExportedGenerator, ExportedModel, open_exported
 from vitkit.inference.tiles import Tiling
 from vitkit.kernels.windows import window_partition, window_reverse
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.tools import export as export_tool
 from vitkit.tools import test as test_tool
 from vitkit.visualization.canvas import class_color
-from vitkit.vocabulary import Vocabulary
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")

@@ -21,8 +21,8 @@ from vitkit.inference.export_checks import image_size, run_graph
 from vitkit.inference.export_metadata import describe
 from vitkit.inference.exported import open_exported
 from vitkit.models.classifier import Classifier
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.tools import export as export_tool
-from vitkit.vocabulary import Vocabulary
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -6,9 +6,9 @@ import torch
 from vitkit import build_model
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import MaskFiller, TextContinuer
-from vitkit.seq2seq import DecodingSettings, decode
+from vitkit.seq2seq.decoding import DecodingSettings, decode
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS
-from vitkit.vocabulary import Vocabulary
 
 SMALL = dict(d_model=16, num_heads=2, d_ffn=16, dropout=0.0, num_layers=1, max_length=20)
 WORDS = Vocabulary.train("word", ["one two three four five six seven eight ."], mask=True)

@@ -11,8 +11,8 @@ from vitkit.inference import MaskFiller, Translator
 from vitkit.inference import text_attention as text_attention_module
 from vitkit.inference.text_attention import beam_tree, draw_beam_tree, text_attention, text_inputs, word_attention
 from vitkit.seq2seq.decoding import DecodingSettings, decode
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS
-from vitkit.vocabulary import Vocabulary
 
 WORDS = Vocabulary.train("word", ["one two three four five"], mask=True)
 SMALL = dict(d_model=16, num_heads=2, d_ffn=16, dropout=0.0, num_layers=2)

@@ -14,8 +14,8 @@ from vitkit.model_zoo.convert_fairseq import fairseq_dictionary
 from vitkit.nn.position import fairseq_positions_1d
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings
+from vitkit.seq2seq.vocabulary import SPECIAL_TOKENS
 from vitkit.structures import BOS, EOS, PAD, UNK
-from vitkit.vocabulary import SPECIAL_TOKENS
 
 D = 8
 

@@ -100,7 +100,7 @@ def test_texts_are_tokenized_and_translated_as_in_the_library(folder):
 
 
 def test_saved_vocabularies_are_read_back_unchanged(folder):
-    from vitkit.vocabulary import Vocabulary
+    from vitkit.seq2seq.vocabulary import Vocabulary
 
     for _, (vocabulary, _) in tokens_in(folder[0]).items():
         again = Vocabulary.from_json(vocabulary.to_json())

@@ -12,8 +12,8 @@ from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.inference import Predictor
 from vitkit.inference.transformers_writing import write_folder
 from vitkit.models import build_model
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.tools.convert import main as convert
-from vitkit.vocabulary import Vocabulary
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
 transformers.utils.logging.disable_progress_bar()

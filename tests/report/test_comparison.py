@@ -10,10 +10,10 @@ from browser import open_page
 from detection_files import CONFIG, evaluator_of, write_data
 
 from vitkit.config import load_config, save_config
+from vitkit.data.io.segmentations import encode_segmentation
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import SemanticEvaluator
 from vitkit.evaluation.bootstrap import Difference, Estimate
-from vitkit.ops.segmentations import encode_segmentation
 from vitkit.registry import EVALUATORS
 from vitkit.report import write_report
 from vitkit.report.comparison import Compared, compare, is_better, write_comparison

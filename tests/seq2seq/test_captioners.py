@@ -12,8 +12,8 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.losses import CaptionLoss, SequenceLoss
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.registry import DATASETS, MODELS
-from vitkit.seq2seq import DecodingSettings, decode
 from vitkit.seq2seq.captioner import FeatureMap
+from vitkit.seq2seq.decoding import DecodingSettings, decode
 from vitkit.structures import BOS, UNK
 
 BACKBONE = dict(type="resnet18", pretrained=False, out_features=["res3"])

@@ -8,8 +8,8 @@ from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import MODELS
 from vitkit.seq2seq.language_models import prefix_mask
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS, PAD
-from vitkit.vocabulary import Vocabulary
 
 SIZE = 30
 SIZES = dict(source_size=SIZE, target_size=SIZE)

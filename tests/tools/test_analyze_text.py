@@ -9,8 +9,8 @@ import torch
 from vitkit import build_model
 from vitkit.analysis.sequences import LAYER_KINDS, layer_costs
 from vitkit.checkpoint import save_checkpoint
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.tools import analyze
-from vitkit.vocabulary import Vocabulary
 
 D, FFN, SIZE = 8, 16, 10
 SMALL = dict(d_model=D, d_ffn=FFN, num_heads=2, num_layers=1, max_length=12)

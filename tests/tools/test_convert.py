@@ -7,8 +7,8 @@ from vitkit import load
 from vitkit.checkpoint import read_checkpoint, save_checkpoint
 from vitkit.config import load_config
 from vitkit.models import build_model
+from vitkit.seq2seq.vocabulary import SPECIAL_TOKENS, Vocabulary
 from vitkit.tools import convert
-from vitkit.vocabulary import SPECIAL_TOKENS, Vocabulary
 
 CONFIG = """
 from vitkit.configs.quickstart.detr import config as base

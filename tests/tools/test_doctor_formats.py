@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.data.io.json_files import read_json
 from vitkit.doctor import Case, Options, diagnose
 from vitkit.doctor.training_checks import queries
 from vitkit.errors import DataError
-from vitkit.ops.json_files import read_json
 from vitkit.tools import convert
 
 WIDTH, HEIGHT = 120, 80

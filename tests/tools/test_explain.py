@@ -14,9 +14,9 @@ from vitkit.checkpoint import save_checkpoint
 from vitkit.data.synthetic.world import THINGS
 from vitkit.inference import image_attention
 from vitkit.nn.deformable_attention import SamplingRecorder
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import ScoreThresholds
 from vitkit.tools import explain
-from vitkit.vocabulary import Vocabulary
 
 DETR = """
 from vitkit.configs.quickstart.detr import config as quickstart

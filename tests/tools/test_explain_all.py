@@ -13,9 +13,9 @@ from vitkit.inference import Predictor
 from vitkit.inference.text_attention import draw_beam_tree, text_attention, text_inputs
 from vitkit.registry import BACKBONES, CRITERIA, MODELS
 from vitkit.seq2seq.decoding import DecodingSettings
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.tools import explain
 from vitkit.tools.explain_text import draw_text
-from vitkit.vocabulary import Vocabulary
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (40, 56, 3), dtype=np.uint8)
 RESNET = dict(type="ResNet", depth=18, pretrained=False)

@@ -12,9 +12,9 @@ from PIL import Image
 from vitkit import build_dataset, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
+from vitkit.data.io.image_files import read_label_map
 from vitkit.evaluation.maps import read_ids
 from vitkit.models.detr import DETR as DETR_MODEL
-from vitkit.ops.image_files import read_label_map
 from vitkit.tools import predict
 
 DETR = """

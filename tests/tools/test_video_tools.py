@@ -11,10 +11,10 @@ from video_files import number_of, numbered_frame, write_video
 
 from vitkit.config import load_config
 from vitkit.data.datasets.video import VideoFolder
+from vitkit.data.io.video_files import open_video
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import load
 from vitkit.inference.videos import classify_video
-from vitkit.ops.video_files import open_video
 from vitkit.runs.training import one_of_each_video
 from vitkit.tools import browse, doctor, explain, predict
 from vitkit.tools import test as test_tool

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from vitkit.data.io.json_files import read_json
 from vitkit.evaluation.label_errors import KINDS, LabelError, find_label_errors
-from vitkit.ops.json_files import read_json
 from vitkit.tools.common import errors_in_one_line
 
 _SAME = 0.5

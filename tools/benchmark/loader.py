@@ -14,12 +14,12 @@ import torchvision.transforms.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitkit.data.io.image_files import read_image, to_tensor
 from vitkit.data.loading.collate import collate
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.crops import resized_size
 from vitkit.data.transforms.pipelines import DETRTrainTransforms
 from vitkit.errors import DataError
-from vitkit.ops.image_files import read_image, to_tensor
 from vitkit.tools.benchmark.timing import Options, Row
 
 _SCALES = range(480, 801, 32)

@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vitkit.losses import SequenceLoss
 from vitkit.nn.position import sine_positions_1d
-from vitkit.seq2seq import DecodingSettings, Transformer, decode
-from vitkit.seq2seq.transformer import TextSettings
+from vitkit.seq2seq.decoding import DecodingSettings, decode
+from vitkit.seq2seq.transformer import TextSettings, Transformer
 from vitkit.structures import BOS, EOS, PAD
 from vitkit.tools.benchmark.models import import_transformers
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare

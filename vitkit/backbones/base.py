@@ -18,7 +18,7 @@ from vitkit.checkpoint.folders import is_transformers_folder
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics
-from vitkit.protocols import HasPixelStatistics, HasPretrained
+from vitkit.protocols import HasPixelStatistics
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 
@@ -170,16 +170,6 @@ def pixel_statistics(backbone: nn.Module) -> dict[str, Sequence[float]]:
     if not isinstance(backbone, HasPixelStatistics):
         return {}
     return dict(mean=backbone.pixel_mean, std=backbone.pixel_std)
-
-
-class ModelOnBackbone(nn.Module):
-    """Base of models with a backbone, whose pretrained weights are the backbone's."""
-
-    backbone: nn.Module
-
-    def load_pretrained(self) -> str | None:
-        """Load the backbone's pretrained weights; return where they came from, or None if they stay random."""
-        return self.backbone.load_pretrained() if isinstance(self.backbone, HasPretrained) else None
 
 
 class BackboneBase(nn.Module):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
+from vitkit.seq2seq.vocabulary import SPECIAL_TOKENS, Vocabulary
 from vitkit.structures import BOS
-from vitkit.vocabulary import SPECIAL_TOKENS, Vocabulary
 
 FILES = ("source.spm", "target.spm", "vocab.json")
 TARGET_NUMBERS = "target_vocab.json"

@@ -13,8 +13,8 @@ from PIL import Image
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from vitkit.data.io.image_files import FORMATS, read_image
 from vitkit.errors import DataError
-from vitkit.ops.image_files import FORMATS, read_image
 
 _MAX_DISTANCE = 0.035
 """Mean difference of two thumbnails, in standard deviations of their grey values, below which two images are probably

@@ -15,9 +15,9 @@ from torchvision.ops import box_convert, box_iou
 from vitkit.data.datasets.coco import BOX_TOLERANCE
 from vitkit.data.formats import AnnotatedImages
 from vitkit.data.formats.fixing import likely_order, read_as, similar_classes, sizes_exchanged, wrong_scale
+from vitkit.data.io.coco_schema import Fault, bad_box_faults, segmentation_faults
+from vitkit.data.io.segmentations import encode_segmentation
 from vitkit.doctor.issues import Issue, Verdict, enumerate_items, percent
-from vitkit.ops.coco_schema import Fault, bad_box_faults, segmentation_faults
-from vitkit.ops.segmentations import encode_segmentation
 
 _MASK_TOLERANCE = 2.0
 """Pixels by which a mask's bounding box may differ from its annotated box: annotation tools round both."""

@@ -18,7 +18,7 @@ from vitkit.errors import VitkitError
 from vitkit.models import build_model
 from vitkit.protocols import HasPretrained, HasThings, HasVocabularies
 from vitkit.registry import MODELS, parameters_of
-from vitkit.vocabulary import vocabularies_of
+from vitkit.seq2seq.vocabulary import vocabularies_of
 
 
 @dataclass

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitkit.data.io.image_files import MAX_PIXELS, is_rotated, read_header
 from vitkit.data.recordings import thumbnail
 from vitkit.doctor.issues import Issue, enumerate_items, percent
 from vitkit.doctor.statistics import DatasetStatistics
 from vitkit.errors import DataError
-from vitkit.ops.image_files import MAX_PIXELS, is_rotated, read_header
 from vitkit.ops.label_maps import count_values
 from vitkit.ops.masks import boxes_around_masks
 from vitkit.protocols import HasPanoptic, HasSemantic

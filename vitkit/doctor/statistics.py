@@ -20,14 +20,14 @@ from vitkit.data.datasets.panoptic_segments import SegmentationDataset
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.datasets.video import ClipDataset
 from vitkit.data.formats import AnnotatedImages
+from vitkit.data.io.coco_schema import Fault, caption_faults, detection_faults, panoptic_faults
+from vitkit.data.io.json_files import read_json
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.data.text.datasets import TextDataset
 from vitkit.doctor.annotations import DetectionFile, fault_issues, panoptic_issues
 from vitkit.doctor.issues import Issue
 from vitkit.errors import VitkitError
-from vitkit.ops.coco_schema import Fault, caption_faults, detection_faults, panoptic_faults
-from vitkit.ops.json_files import read_json
 from vitkit.protocols import HasCategoryIds, HasClasses, HasImageIds, ImageDataset
 from vitkit.registry import DATASETS
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from vitkit.data.io.video_files import VideoInfo
 from vitkit.doctor.issues import Issue, enumerate_items
 from vitkit.doctor.statistics import DatasetStatistics
 from vitkit.errors import DataError
-from vitkit.ops.video_files import VideoInfo
 
 
 def video_issues(statistics: DatasetStatistics, max_videos: int) -> Iterator[Issue]:

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from vitkit.devices import accumulation_dtype, synchronize
-from vitkit.distributed import all_reduce_sum, broadcast_object, gather_objects
+from vitkit.distributed import RatioMeter, all_reduce_sum, broadcast_object, gather_objects
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.engine.step import autocast
-from vitkit.logging import ProgressLines, RatioMeter, say
+from vitkit.logging import ProgressLines, say
 from vitkit.protocols import Evaluator, GenerativeModel, HasMeters, TakesOutputs
 from vitkit.structures import Batch
 

@@ -8,11 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from vitkit.data.io.coco_schema import caption_result_faults, raise_faults
 from vitkit.errors import ConfigError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.caption_metrics import bleu_counts, cider_d, rouge_l, tokenize_caption
 from vitkit.evaluation.sample_statistics import CaptionStatistics
-from vitkit.ops.coco_schema import caption_result_faults, raise_faults
 from vitkit.protocols import HasImageIds, HasReferences
 from vitkit.registry import EVALUATORS
 

@@ -12,10 +12,10 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitkit.data.io.coco_schema import is_number
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.sample_statistics import ClassificationStatistics
-from vitkit.ops.coco_schema import is_number
 from vitkit.protocols import HasClasses, HasImageIds
 from vitkit.registry import EVALUATORS
 

@@ -14,12 +14,12 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 
+from vitkit.data.io.coco_schema import raise_faults, result_faults
+from vitkit.data.io.segmentations import encode_segmentation
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.detection_report import best_row
 from vitkit.evaluation.detection_statistics import DetectionStatistics, Ranking
-from vitkit.ops.coco_schema import raise_faults, result_faults
-from vitkit.ops.segmentations import encode_segmentation
 from vitkit.protocols import HasCategoryIds, HasGroundTruth, HasImageIds
 from vitkit.registry import EVALUATORS
 from vitkit.structures import Detections, DetectionTarget, Instances, ScoreThresholds

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from vitkit.ops.segmentations import encode_segmentation
+from vitkit.data.io.segmentations import encode_segmentation
 
 IouType = Literal["bbox", "segm"]
 MATCHED = 0.5

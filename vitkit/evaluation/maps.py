@@ -7,8 +7,8 @@ from typing import Any
 import cv2
 import numpy as np
 
+from vitkit.data.io.image_files import MAX_PIXELS, read_image
 from vitkit.errors import DataError
-from vitkit.ops.image_files import MAX_PIXELS, read_image
 from vitkit.ops.label_maps import colors_to_ids, ids_to_colors
 
 

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from vitkit.data.io.coco_schema import panoptic_result_faults, raise_faults
+from vitkit.data.io.image_files import MAX_PIXELS, check_inside
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, predicted_field, read_results, require_annotations
 from vitkit.evaluation.maps import (
@@ -20,8 +22,6 @@ from vitkit.evaluation.maps import (
     write_map,
 )
 from vitkit.evaluation.sample_statistics import PanopticStatistics
-from vitkit.ops.coco_schema import panoptic_result_faults, raise_faults
-from vitkit.ops.image_files import MAX_PIXELS, check_inside
 from vitkit.ops.label_maps import count_values
 from vitkit.protocols import HasCategoryIds, HasImageIds, HasPanoptic, HasThings
 from vitkit.registry import EVALUATORS

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import cv2
 import numpy as np
 
+from vitkit.data.io.image_files import MAX_PIXELS, read_label_map
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, predicted_field, require_annotations
 from vitkit.evaluation.maps import (
@@ -20,7 +21,6 @@ from vitkit.evaluation.maps import (
     write_map,
 )
 from vitkit.evaluation.sample_statistics import SemanticStatistics
-from vitkit.ops.image_files import MAX_PIXELS, read_label_map
 from vitkit.ops.label_maps import count_values
 from vitkit.protocols import HasCategoryIds, HasImageIds, HasSemantic
 from vitkit.registry import EVALUATORS

@@ -11,10 +11,10 @@ import sacrebleu
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitkit.data.io.coco_schema import raise_faults, sentence_faults
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.sample_statistics import LikelihoodStatistics, TextStatistics, sacrebleu_sums
-from vitkit.ops.coco_schema import raise_faults, sentence_faults
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PAD
 

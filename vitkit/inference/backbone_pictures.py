@@ -18,7 +18,6 @@ from vitkit.logging import say
 from vitkit.models.eomt import EoMT
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.nn.non_local import NonLocalBlock
-from vitkit.ops.attention import attention_distance, rollout
 from vitkit.protocols import child
 from vitkit.visualization.panels import Panel, draw_rows
 
@@ -363,3 +362,39 @@ def mean_distances(predictor: Predictor, images: Iterable[np.ndarray]) -> dict[s
             f"{name} has no attention over the picture; expected ViT, Swin, SwinV2, MViT, LRNet or NonLocalResNet."
         )
     return {name: torch.stack(of_images).mean(0) for name, of_images in distances.items()}
+
+
+def rollout(layers: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield attention rollout (Abnar & Zuidema 2020, https://arxiv.org/abs/2005.00928) after each layer: the product
+    over the layers so far of each layer's attention, averaged over its heads and mixed equally with the identity for
+    the residual path.
+
+    Args:
+        layers: (heads, N, N) for each layer, first to last; rows sum to 1.
+    Yields:
+        (N, N): the share of each input token (column) that reaches each output token (row).
+    """
+    reached = None
+    for weights in layers:
+        mean = weights.float().mean(dim=0)
+        mixed = torch.lerp(mean, torch.eye(len(mean), device=mean.device), 0.5)
+        reached = mixed if reached is None else mixed @ reached
+        yield reached
+
+
+def attention_distance(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Compute the mean attention distance of each head: the distance from query to key, averaged by attention weight
+    and then over the queries (Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929, figure 7; Raghu et al. 2021,
+    https://arxiv.org/abs/2108.08810).
+
+    Args:
+        weights: (G, heads, L, S) for G groups of tokens, each attending within itself.
+        queries: (G, L, 2) positions, in any unit; nan: the query is padding and is ignored.
+        keys: (G, S, 2) positions; nan: attention to the key is ignored.
+    Returns:
+        (heads,) in the unit of the positions.
+    """
+    distances = torch.cdist(queries.nan_to_num(), keys.nan_to_num())[:, None]  # (G, 1, L, S)
+    counted = weights * ~keys.isnan().any(-1)[:, None, None]
+    of_query = (counted * distances).sum(-1) / counted.sum(-1).clamp(min=1e-12)  # (G, heads, L)
+    return of_query.transpose(1, 2)[~queries.isnan().any(-1)].mean(dim=0)

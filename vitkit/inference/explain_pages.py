@@ -11,8 +11,8 @@ from vitkit.inference.clip_attention import ClipAttention
 from vitkit.inference.image_attention import ImageAttention, ImageSampling, Queries
 from vitkit.inference.located_attention import LocatedAttention
 from vitkit.inference.text_attention import TextAttention
+from vitkit.seq2seq.vocabulary import SPACE
 from vitkit.visualization.explain_page import PageLayer
-from vitkit.vocabulary import SPACE
 
 MAX_ROWS = 14
 """The maximum number of locations along the longer side that can be pointed at."""

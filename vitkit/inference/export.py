@@ -38,7 +38,7 @@ from vitkit.inference.language import LanguageModel
 from vitkit.inference.load import Loaded
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.translator import Translator
-from vitkit.seq2seq import TextGenerator
+from vitkit.seq2seq.decoding import TextGenerator
 
 FORMATS = {"onnx": ONNX_SUFFIX, "torch": PROGRAM_SUFFIX}
 OPSETS = range(18, 24)

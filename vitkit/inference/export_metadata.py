@@ -18,8 +18,8 @@ from vitkit.models.eomt import EoMT
 from vitkit.models.mask_results import MaskResults
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.protocols import HasPixelStatistics
-from vitkit.seq2seq import TextGenerator
-from vitkit.vocabulary import Vocabulary
+from vitkit.seq2seq.decoding import TextGenerator
+from vitkit.seq2seq.vocabulary import Vocabulary
 
 
 def describe(

@@ -13,9 +13,12 @@ from vitkit.errors import ConfigError
 from vitkit.inference.export_graphs import PADDED_IMAGES, Axes, ExportGraph
 from vitkit.inference.exported import NEW
 from vitkit.ops.images import normalize_images
-from vitkit.seq2seq import Captioner, RNNTranslator, ShowAttendTell, State, Transformer, TransformerCaptioner
-from vitkit.seq2seq.show_attend_tell import CaptionState
-from vitkit.seq2seq.transformer import TextState
+from vitkit.seq2seq.captioner import Captioner
+from vitkit.seq2seq.decoding import State
+from vitkit.seq2seq.rnn import RNNTranslator
+from vitkit.seq2seq.show_attend_tell import CaptionState, ShowAttendTell
+from vitkit.seq2seq.transformer import TextState, Transformer
+from vitkit.seq2seq.transformer_captioner import TransformerCaptioner
 
 
 class _JoinedCache:

@@ -19,7 +19,7 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.inference.export_graphs import FROM_MODEL
 from vitkit.ops.images import unpadded_sizes
 from vitkit.protocols import DenseModel
-from vitkit.seq2seq import State, TextGenerator
+from vitkit.seq2seq.decoding import State, TextGenerator
 
 ONNX_SUFFIX, PROGRAM_SUFFIX = ".onnx", ".pt2"
 NEW = "new_"

@@ -18,9 +18,9 @@ from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitkit.checkpoint.download import cache_folder, cached_file
+from vitkit.data.io.image_files import MAX_PIXELS, decode_image, read_image
+from vitkit.data.io.video_files import VIDEO_EXTENSIONS
 from vitkit.errors import ConfigError, DataError
-from vitkit.ops.image_files import MAX_PIXELS, decode_image, read_image
-from vitkit.ops.video_files import VIDEO_EXTENSIONS
 
 Picture = str | Path | bytes | io.IOBase | np.ndarray | Image.Image | Tensor
 """A file or its address (https://…), an encoded image or an open file of one, an array (H, W, 3) uint8 RGB, a Pillow

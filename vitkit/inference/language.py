@@ -13,8 +13,8 @@ from vitkit.inference.inputs import in_batches
 from vitkit.inference.translator import BATCH, TextModel
 from vitkit.registry import check_names
 from vitkit.seq2seq.decoding import DecodingSettings, decode
+from vitkit.seq2seq.vocabulary import MASK_TOKEN, SPACE, Vocabulary
 from vitkit.structures import BOS, EOS, PAD, UNK
-from vitkit.vocabulary import MASK_TOKEN, SPACE, Vocabulary
 
 
 @dataclass

@@ -18,6 +18,7 @@ from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.checkpoint.marian import FILES as TOKEN_FILES
 from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
+from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference.exported import checkpoint_of, exported_model, is_exported
 from vitkit.inference.language import MaskFiller, TextContinuer
@@ -26,11 +27,10 @@ from vitkit.inference.transformers_configs import check_architecture, config_of,
 from vitkit.inference.translator import Translator
 from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
-from vitkit.ops.image_files import MAX_PIXELS
 from vitkit.registry import MODELS, nearest, parameters_of
-from vitkit.seq2seq import CausalLanguageModel, MaskedLanguageModel
+from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
+from vitkit.seq2seq.vocabulary import vocabularies_from_json
 from vitkit.structures import ImageSizes, ScoreThresholds
-from vitkit.vocabulary import vocabularies_from_json
 
 RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
 """File names in a run's folder; the first weights that exist are loaded."""

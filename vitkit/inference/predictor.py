@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.checkpoint import LoadReport
 from vitkit.data.datasets.clip_sampling import ClipSampling
+from vitkit.data.io.image_files import MAX_PIXELS, to_tensor
 from vitkit.data.loading.collate import collate
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.pipelines import EvalResize
@@ -25,10 +26,9 @@ from vitkit.inference.tiles import TileResult, Tiling, predict_tiles
 from vitkit.inference.videos import predict_video
 from vitkit.models.classifier import Classifier
 from vitkit.models.detr import DETR
-from vitkit.ops.image_files import MAX_PIXELS, to_tensor
 from vitkit.protocols import DenseModel, HasClassScores, HasTasks
 from vitkit.registry import TRANSFORMS
-from vitkit.seq2seq import Captioner
+from vitkit.seq2seq.captioner import Captioner
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
 
 logger = logging.getLogger("vitkit")

@@ -13,12 +13,12 @@ from vitkit.errors import ConfigError
 from vitkit.inference.load import load
 from vitkit.inference.predictor import Predictor
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.seq2seq import Captioner
+from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import Decodable, DecodingSettings, State, TextGenerator, decode
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel, PrefixLanguageModel
+from vitkit.seq2seq.vocabulary import SPACE, Vocabulary
 from vitkit.structures import BOS, EOS
 from vitkit.visualization.text import draw_beams
-from vitkit.vocabulary import SPACE, Vocabulary
 
 
 class TextLayer(NamedTuple):

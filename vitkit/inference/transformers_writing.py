@@ -22,8 +22,8 @@ from vitkit.inference.translator import Translator
 from vitkit.model_zoo.writing import Written, written
 from vitkit.models.classifier import Classifier
 from vitkit.registry import MODELS, REGISTRIES, Registry
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS, PAD
-from vitkit.vocabulary import Vocabulary
 
 TOKENIZER = "tokenizer_config.json"
 _NOT_COMPARED = (

@@ -13,8 +13,8 @@ from vitkit.data.text.datasets import pad_tokens
 from vitkit.errors import DataError
 from vitkit.inference.inputs import in_batches
 from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis, decode
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import EOS, PAD
-from vitkit.vocabulary import Vocabulary
 
 BATCH = 32
 """The default number of sentences in a batch."""

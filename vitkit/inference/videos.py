@@ -12,9 +12,9 @@ from torch import Tensor
 
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.datasets.video import read_clips
+from vitkit.data.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_video
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference.prediction import Prediction
-from vitkit.ops.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_video
 from vitkit.structures import Batch
 from vitkit.visualization.clips import draw_strip
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError, DataError
-from vitkit.logging import RatioMeter
 from vitkit.registry import CRITERIA
 
 

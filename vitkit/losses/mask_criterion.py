@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss, whole_mask_losses
-from vitkit.logging import RatioMeter
 from vitkit.losses.set_terms import (
     SurplusWarning,
     check_weights,

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
-from vitkit.logging import RatioMeter
 from vitkit.losses.set_terms import decoder_layers, normalizers
 from vitkit.registry import CRITERIA
 from vitkit.structures import DetectionTarget, describe_image

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from vitkit.distributed import all_reduce_mean, world_size
+from vitkit.distributed import RatioMeter, all_reduce_mean, world_size
 from vitkit.errors import ConfigError, DataError
-from vitkit.logging import RatioMeter
 from vitkit.registry import CRITERIA
 from vitkit.structures import PAD
 

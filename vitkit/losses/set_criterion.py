@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import whole_mask_losses
-from vitkit.logging import RatioMeter
 from vitkit.losses.boxes import box_giou_loss, box_l1_loss
 from vitkit.losses.class_losses import sigmoid_loss, sigmoid_settings
 from vitkit.losses.set_terms import (

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.distributed import all_reduce_mean, world_size
+from vitkit.distributed import RatioMeter, all_reduce_mean, world_size
 from vitkit.errors import ConfigError
-from vitkit.logging import RatioMeter
 from vitkit.registry import nearest
 from vitkit.structures import DetectionTarget, Matches
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from vitkit.models import classifier, deformable_detr, detr, detr_segmentation, eomt, mask_classification, per_pixel  # noqa: F401
 from vitkit.registry import MODELS, Spec, parameters_of
-from vitkit.vocabulary import Vocabulary
+from vitkit.seq2seq.vocabulary import Vocabulary
 
 
 def build_model(

@@ -10,13 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.backbones.base import ModelOnBackbone, check_feature_info, pixel_statistics
+from vitkit.backbones.base import check_feature_info, pixel_statistics
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.query_groups import QuerySettings
 from vitkit.ops.images import normalize_images, pad_to_multiple
-from vitkit.protocols import KeepsFeatures, UsesTargets
+from vitkit.protocols import HasPretrained, KeepsFeatures, UsesTargets
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 from vitkit.structures import DetectionTarget
+
+
+class ModelOnBackbone(nn.Module):
+    """Base of models with a backbone, whose pretrained weights are the backbone's."""
+
+    backbone: nn.Module
+
+    def load_pretrained(self) -> str | None:
+        """Load the backbone's pretrained weights; return where they came from, or None if they stay random."""
+        return self.backbone.load_pretrained() if isinstance(self.backbone, HasPretrained) else None
 
 
 class DensePredictionModel(ModelOnBackbone):

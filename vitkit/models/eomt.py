@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.backbones.base import ModelOnBackbone, pixel_statistics
+from vitkit.backbones.base import pixel_statistics
 from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads.eomt import EoMTHead
+from vitkit.models.base import ModelOnBackbone
 from vitkit.models.mask_postprocess import Geometry, MaskSettings, WindowMasks, windowed_scores
 from vitkit.models.mask_results import MaskResults
 from vitkit.nn.attention import mask_bias

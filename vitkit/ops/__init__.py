@@ -1,1 +1,1 @@
-"""Plain functions on boxes, masks, attention weights, and image, video, text and annotation files."""
+"""Plain functions on boxes, masks, images and label maps; nothing here reads a file."""

@@ -7,10 +7,10 @@ from typing import Any
 import cv2
 import numpy as np
 
+from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.detection_report import MATCHED, match_any_class, overlapping_pairs, overlaps_of
 from vitkit.evaluation.detection_statistics import DetectionStatistics
-from vitkit.ops.segmentations import decode_segmentation
 from vitkit.report.matrix import shown_classes
 from vitkit.report.pictures import LONG_SIDE, PictureBudget
 

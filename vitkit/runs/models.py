@@ -11,7 +11,7 @@ from vitkit.errors import ConfigError
 from vitkit.models import build_model
 from vitkit.protocols import HasClassActivation, HasClasses, HasThings
 from vitkit.registry import CRITERIA
-from vitkit.vocabulary import Vocabulary
+from vitkit.seq2seq.vocabulary import Vocabulary
 
 
 def build_model_for(config: Mapping[str, Any], dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> nn.Module:

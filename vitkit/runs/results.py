@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, read_coco_file
+from vitkit.data.io.image_files import read_image
 from vitkit.data.loading.loader import DataSettings, Split
 from vitkit.engine.checkpoints import BEST_NAME, CONFIG_NAME
 from vitkit.engine.settings import require
@@ -13,7 +14,6 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import ClassificationEvaluator, CocoEvaluator, TextEvaluator
 from vitkit.evaluation.base import read_results
 from vitkit.inference import find_model
-from vitkit.ops.image_files import read_image
 from vitkit.protocols import HasImageIds, LoadsResults
 from vitkit.registry import EVALUATORS
 from vitkit.runs.api import test

@@ -23,8 +23,8 @@ from vitkit.models.tta import MultiScaleFlip
 from vitkit.protocols import Evaluator, HasClasses, HasFrames, HasImageIds, HasThings, HasVocabularies, ImageDataset
 from vitkit.registry import CRITERIA, EVALUATORS
 from vitkit.runs.models import build_model_for
-from vitkit.seq2seq import Captioner
-from vitkit.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json
+from vitkit.seq2seq.captioner import Captioner
+from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json
 
 
 @dataclass(repr=False)

@@ -17,7 +17,7 @@ from torch import nn
 from vitkit.checkpoint import load_weights, read_checkpoint
 from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
 from vitkit.data.loading.loader import BatchLoader, DataSettings, check_same_classes, training_indices
-from vitkit.data.transforms.mixing import TransformedLoader
+from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.devices import default_device, emulates_bfloat16
 from vitkit.distributed import broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
 from vitkit.engine.checkpoints import CONFIG_NAME, rng_state, set_rng_state
@@ -37,10 +37,10 @@ from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.protocols import FindsThresholds, HasCategoryIds, HasClasses, HasPretrained, HasThings, HasVocabularies
 from vitkit.registry import EVALUATORS, OPTIMIZERS, SCHEDULES, Spec
 from vitkit.runs.models import build_criterion_for, build_model_for
+from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.structures import Batch, ImageSizes
 from vitkit.visualization.curves import plot_training
 from vitkit.visualization.predictions import draw_predictions
-from vitkit.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 
 NUM_DRAWN = 8
 """Number of validation images whose predictions are drawn."""

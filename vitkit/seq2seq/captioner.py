@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitkit.backbones.base import ModelOnBackbone, check_feature_info, pixel_statistics
+from vitkit.backbones.base import check_feature_info, pixel_statistics
 from vitkit.errors import DataError
+from vitkit.models.base import ModelOnBackbone
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, resize_mask
 from vitkit.protocols import KeepsFeatures
 from vitkit.registry import BACKBONES, Spec
 from vitkit.seq2seq.decoding import DecodingSettings, TextGenerator
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import UNK
-from vitkit.vocabulary import Vocabulary
 
 logger = logging.getLogger("vitkit")
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from vitkit.devices import accumulation_dtype
 from vitkit.errors import ConfigError
 from vitkit.registry import check_names
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS, PAD
-from vitkit.vocabulary import Vocabulary
 
 METHODS = ("greedy", "beam", "sample")
 

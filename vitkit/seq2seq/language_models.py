@@ -24,8 +24,8 @@ from vitkit.seq2seq.transformer import (
     have_same_tokens,
     init_matrices,
 )
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import EOS, PAD
-from vitkit.vocabulary import Vocabulary
 
 BASE = dict(d_model=768, num_heads=12, d_ffn=3072, positions="learned")
 """Sizes of GPT-2's smallest model and of BERT's base model."""

@@ -12,8 +12,8 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.nn.additive_attention import AlignmentAttention
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.seq2seq.word_vectors import load_word_vectors
-from vitkit.vocabulary import Vocabulary
 
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
 

@@ -14,8 +14,8 @@ from vitkit.nn.attention import attention_weights, mask_bias, record_weights
 from vitkit.registry import MODELS, Spec
 from vitkit.seq2seq.captioner import Captioner, FeatureMap
 from vitkit.seq2seq.decoding import DecodingSettings, State, vocabulary_size
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import PAD
-from vitkit.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

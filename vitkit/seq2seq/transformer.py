@@ -16,7 +16,7 @@ from vitkit.nn.position import fairseq_positions_1d, sine_positions_1d
 from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder, TransformerSettings
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
-from vitkit.vocabulary import Vocabulary
+from vitkit.seq2seq.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from vitkit.registry import MODELS, Spec
 from vitkit.seq2seq.captioner import Captioner, FeatureMap
 from vitkit.seq2seq.decoding import DecodingSettings, vocabulary_size
 from vitkit.seq2seq.transformer import TextDecoder, TextSettings, TextState, init_matrices
-from vitkit.vocabulary import Vocabulary
+from vitkit.seq2seq.vocabulary import Vocabulary
 
 
 @MODELS.register

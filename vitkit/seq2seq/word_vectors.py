@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitkit.errors import DataError
-from vitkit.vocabulary import SPACE
+from vitkit.seq2seq.vocabulary import SPACE
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitkit.data.io.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
 from vitkit.data.transforms.annotated_image import (
     AnnotatedImage,
     ImageSource,
@@ -16,7 +17,6 @@ from vitkit.data.transforms.annotated_image import (
 )
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.boxes import xyxy_to_cxcywh
-from vitkit.ops.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
 from vitkit.registry import Spec
 from vitkit.structures import Sample
 

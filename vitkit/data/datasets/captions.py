@@ -14,16 +14,16 @@ import torch
 from vitkit.data.datasets.base import BaseImageDataset, require_folders
 from vitkit.data.datasets.coco_file import first_images
 from vitkit.data.datasets.image_features import FeatureFile
+from vitkit.data.io.coco_schema import caption_faults, raise_faults
+from vitkit.data.io.image_files import check_inside, to_tensor
+from vitkit.data.io.json_files import read_json
 from vitkit.data.loading.collate import collate
 from vitkit.data.text.datasets import decoder_inputs
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
-from vitkit.ops.coco_schema import caption_faults, raise_faults
-from vitkit.ops.image_files import check_inside, to_tensor
-from vitkit.ops.json_files import read_json
 from vitkit.registry import DATASETS, Spec
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import EOS, Batch
-from vitkit.vocabulary import Vocabulary
 
 logger = logging.getLogger("vitkit")
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.data.io.json_files import read_json
 from vitkit.errors import DataError
-from vitkit.ops.json_files import read_json
 
 
 class FeatureSource(Protocol):

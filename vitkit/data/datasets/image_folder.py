@@ -10,9 +10,9 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.formats.annotated import SPLIT_NAMES
+from vitkit.data.io.image_files import to_tensor
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
-from vitkit.ops.image_files import to_tensor
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Sample
 

@@ -9,12 +9,12 @@ import numpy as np
 from vitkit.data.datasets.base import ListedImages, require_folders
 from vitkit.data.datasets.coco_file import first_images
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
+from vitkit.data.io.coco_schema import panoptic_faults, raise_faults
+from vitkit.data.io.image_files import check_inside
+from vitkit.data.io.json_files import read_json
 from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import DataError
-from vitkit.ops.coco_schema import panoptic_faults, raise_faults
-from vitkit.ops.image_files import check_inside
-from vitkit.ops.json_files import read_json
 from vitkit.ops.label_maps import colors_to_ids, count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo

@@ -11,11 +11,11 @@ from vitkit.data.datasets.base import BaseImageDataset, require_folders
 from vitkit.data.datasets.panoptic_segments import check_number_of_classes, segmentation_sample
 from vitkit.data.formats.class_files import parse_class_file, read_colored_labels
 from vitkit.data.formats.label_pictures import has_one_channel
+from vitkit.data.io.image_files import read_header, read_label_map
+from vitkit.data.io.text_files import read_lines
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
-from vitkit.ops.image_files import read_header, read_label_map
 from vitkit.ops.label_maps import count_values
-from vitkit.ops.text_files import read_lines
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import IGNORE_INDEX, Sample
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from vitkit.data.datasets.base import require_folders
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.datasets.image_folder import ClassificationDataset, ListedFiles, class_folders
+from vitkit.data.io.image_files import check_inside, to_tensor
+from vitkit.data.io.json_files import read_json
+from vitkit.data.io.text_files import read_lines
+from vitkit.data.io.video_files import FRAME_EXTENSIONS, VIDEO_EXTENSIONS, Video, open_video
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
-from vitkit.ops.image_files import check_inside, to_tensor
-from vitkit.ops.json_files import read_json
-from vitkit.ops.text_files import read_lines
-from vitkit.ops.video_files import FRAME_EXTENSIONS, VIDEO_EXTENSIONS, Video, open_video
 from vitkit.registry import DATASETS, Spec, nearest, settings_of
 from vitkit.structures import Sample
 

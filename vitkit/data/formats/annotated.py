@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vitkit.data.io.image_files import upright_size
 from vitkit.errors import DataError
-from vitkit.ops.image_files import upright_size
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"))
 UNREADABLE = "images whose file cannot be read"

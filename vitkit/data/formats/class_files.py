@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitkit.data.io.image_files import MAX_PIXELS, read_image
+from vitkit.data.io.json_files import read_json
+from vitkit.data.io.text_files import read_lines
 from vitkit.errors import DataError
-from vitkit.ops.image_files import MAX_PIXELS, read_image
-from vitkit.ops.json_files import read_json
 from vitkit.ops.label_maps import colors_to_ids, replace_values
-from vitkit.ops.text_files import read_lines
 
 CLASS_FILES = ("classes.txt", "classes.json", "labels.txt", "labelmap.txt")
 _COLORED_LINE = re.compile(r"(.+?):(\d+),(\d+),(\d+)(:.*)?")

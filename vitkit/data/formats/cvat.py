@@ -13,8 +13,8 @@ import numpy as np
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, polygon_fields
 from vitkit.data.formats.voc import parse_xml
+from vitkit.data.io.segmentations import mask_annotation
 from vitkit.errors import DataError
-from vitkit.ops.segmentations import mask_annotation
 
 _CORNERS_OF_ELLIPSE = 32
 _LARGEST_SIDE = 1 << 20

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, rounded
+from vitkit.data.io.coco_schema import bad_box_faults, is_box
+from vitkit.data.io.image_files import upright_size
+from vitkit.data.io.json_files import read_json
 from vitkit.errors import DataError
-from vitkit.ops.coco_schema import bad_box_faults, is_box
-from vitkit.ops.image_files import upright_size
-from vitkit.ops.json_files import read_json
 
 ORDERS = ("xywh", "xyxy", "cxcywh")
 """What the four numbers of a box can stand for."""

@@ -12,10 +12,10 @@ import numpy as np
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, ImageFiles
 from vitkit.data.formats.class_files import ClassFile, class_file_near, parse_class_file, read_colored_labels
+from vitkit.data.io.image_files import ONE_CHANNEL_MODES, read_header, read_image, read_label_map
+from vitkit.data.io.segmentations import mask_annotation
 from vitkit.errors import DataError
-from vitkit.ops.image_files import ONE_CHANNEL_MODES, read_header, read_image, read_label_map
 from vitkit.ops.label_maps import colors_to_ids
-from vitkit.ops.segmentations import mask_annotation
 from vitkit.structures import IGNORE_INDEX
 
 CLASS_FACTOR = 1000

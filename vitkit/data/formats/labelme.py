@@ -15,10 +15,10 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.formats.annotated import AnnotatedImages, ImageFiles, add_image_file, polygon_fields
+from vitkit.data.io.coco_schema import is_number
+from vitkit.data.io.json_files import read_json
+from vitkit.data.io.segmentations import is_side, mask_annotation
 from vitkit.errors import DataError
-from vitkit.ops.coco_schema import is_number
-from vitkit.ops.json_files import read_json
-from vitkit.ops.segmentations import is_side, mask_annotation
 
 _CORNERS_OF_CIRCLE = 32
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.writing import link_image
+from vitkit.data.io.image_files import read_image
+from vitkit.data.io.segmentations import decode_segmentation, mask_annotation
 from vitkit.errors import DataError
-from vitkit.ops.image_files import read_image
-from vitkit.ops.segmentations import decode_segmentation, mask_annotation
 from vitkit.registry import nearest
 
 _LOSSLESS = (".png", ".bmp", ".tif", ".tiff")

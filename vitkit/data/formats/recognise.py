@@ -11,8 +11,8 @@ from vitkit.data.formats.coco import is_coco_file
 from vitkit.data.formats.label_pictures import CLASS_FACTOR, has_one_channel
 from vitkit.data.formats.table import box_columns_of
 from vitkit.data.formats.yolo import read_yaml_settings
+from vitkit.data.io.image_files import read_label_map
 from vitkit.errors import DataError
-from vitkit.ops.image_files import read_label_map
 
 FORMAT_NAMES = {
     "coco": "COCO's JSON of boxes",

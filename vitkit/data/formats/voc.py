@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file
 from vitkit.data.formats.class_files import read_class_file
+from vitkit.data.io.text_files import read_lines
 from vitkit.errors import DataError
-from vitkit.ops.text_files import read_lines
 
 _FLAGS = ("difficult", "truncated", "occluded")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")

@@ -18,8 +18,8 @@ import numpy as np
 import yaml
 
 from vitkit.data.formats.annotated import AnnotatedImages, class_names, rounded
+from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.errors import DataError
-from vitkit.ops.segmentations import decode_segmentation
 
 Lost = dict[str, list[str]]
 """Kind of information that is lost -> names of the images or objects that lost it."""

@@ -14,8 +14,8 @@ import yaml
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, polygon_fields
 from vitkit.data.formats.class_files import read_class_file
+from vitkit.data.io.text_files import read_lines
 from vitkit.errors import DataError
-from vitkit.ops.text_files import read_lines
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
 _LARGEST_FRACTION = 1.5

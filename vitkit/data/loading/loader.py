@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.datasets.base import BaseImageDataset
+from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.data.loading.collate import collate
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches, TrainBatches
@@ -22,7 +23,6 @@ from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
 from vitkit.errors import ConfigError, DataError, VitkitError
-from vitkit.ops.image_files import MAX_PIXELS
 from vitkit.protocols import HasCategoryIds, HasClasses
 from vitkit.registry import DATASETS, SECTIONS, Spec
 from vitkit.structures import Batch, Sample

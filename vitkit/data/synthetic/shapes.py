@@ -9,10 +9,10 @@ from vitkit.data.datasets.base import BaseImageDataset, DetectionDataset
 from vitkit.data.datasets.captions import CaptionDataset
 from vitkit.data.datasets.image_folder import ClassificationDataset
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
+from vitkit.data.io.segmentations import mask_annotation
 from vitkit.data.synthetic.world import COLORS, GROUNDS, THINGS, Scene, World, panoptic_categories, thing_categories
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError
-from vitkit.ops.segmentations import mask_annotation
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import check_names
+from vitkit.seq2seq.vocabulary import Vocabulary, VocabularyKind
 from vitkit.structures import BOS, EOS, PAD
-from vitkit.vocabulary import Vocabulary, VocabularyKind
 
 logger = logging.getLogger("vitkit")
 

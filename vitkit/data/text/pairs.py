@@ -7,8 +7,8 @@ from typing import Any
 from vitkit.data.text.datasets import TextDataset, TextLines, UnfitLines, VocabularySettings, decoder_inputs, pad_tokens
 from vitkit.errors import DataError
 from vitkit.registry import DATASETS
+from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import PAD, Batch
-from vitkit.vocabulary import Vocabulary
 
 
 class SentencePairs(TextDataset):

@@ -1,7 +1,5 @@
 """Random erasing, mixup and cutmix of batches on the model's device, using timm."""
 
-from collections.abc import Callable, Iterable, Iterator
-
 import torch
 from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
@@ -53,33 +51,3 @@ class BatchMixing:
             images, weights = self.mix(images, labels)
             targets = [{**target, "class_weights": row} for target, row in zip(targets, weights)]
         return Batch({**batch.inputs, "images": images.view(shape)}, targets)
-
-
-class TransformedLoader:
-    """A `Loader` whose batches are moved to the device and transformed there."""
-
-    def __init__(self, loader: Iterable[Batch], transform: Callable[[Batch], Batch], device: torch.device):
-        self.loader = loader
-        self.transform = transform
-        self.device = device
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.loader:
-            yield self.transform(batch.to(self.device))
-
-    @property
-    def num_skipped(self) -> int:
-        """See `Loader`."""
-        return self.loader.num_skipped
-
-    @property
-    def num_padded(self) -> int:
-        """See `Loader`."""
-        return self.loader.num_padded
-
-    def set_position(self, epoch: int, batch: int = 0) -> None:
-        """See `Loader`."""
-        self.loader.set_position(epoch, batch)

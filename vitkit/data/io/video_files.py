@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from vitkit.data.io.image_files import MAX_PIXELS, open_regular, read_header, read_image
 from vitkit.errors import ConfigError, DataError
-from vitkit.ops.image_files import MAX_PIXELS, open_regular, read_header, read_image
 
 if TYPE_CHECKING:
     import av

@@ -1,6 +1,6 @@
 import torch
 
-from vitkit.ops.attention import attention_distance, rollout
+from vitkit.inference.backbone_pictures import attention_distance, rollout
 
 
 def test_rollout_of_three_tokens_by_hand():

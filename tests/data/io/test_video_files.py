@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 from video_files import number_of, numbered_frame, rotate, write_video
 
+from vitkit.data.io.video_files import open_video
 from vitkit.errors import DataError
-from vitkit.ops.video_files import open_video
 
 pytest.importorskip("av")
 FILES = {

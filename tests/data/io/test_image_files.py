@@ -14,8 +14,7 @@ from vitkit import build_dataset
 from vitkit.data.datasets.captions import CocoCaptions
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.panoptic import CocoPanoptic
-from vitkit.errors import DataError
-from vitkit.ops.image_files import (
+from vitkit.data.io.image_files import (
     FORMATS,
     check_inside,
     is_rotated,
@@ -24,6 +23,7 @@ from vitkit.ops.image_files import (
     read_label_map,
     upright_size,
 )
+from vitkit.errors import DataError
 
 BLACK = np.zeros((6, 8, 3), np.uint8)
 

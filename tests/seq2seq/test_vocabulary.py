@@ -7,8 +7,7 @@ import unicodedata
 import pytest
 
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.structures import BOS, EOS, PAD, UNK
-from vitkit.vocabulary import (
+from vitkit.seq2seq.vocabulary import (
     SPECIAL_TOKENS,
     Vocabulary,
     normalize_text,
@@ -16,6 +15,7 @@ from vitkit.vocabulary import (
     vocabularies_from_json,
     vocabularies_of,
 )
+from vitkit.structures import BOS, EOS, PAD, UNK
 
 TEXTS = [
     "A dog runs.",
@@ -76,7 +76,7 @@ def test_training_twice_gives_the_same_vocabulary(vocabulary):
 
 def test_subwords_are_the_same_in_another_process():
     code = (
-        "import json, sys; from vitkit.vocabulary import Vocabulary; texts = json.loads(sys.argv[1]);"
+        "import json, sys; from vitkit.seq2seq.vocabulary import Vocabulary; texts = json.loads(sys.argv[1]);"
         "print([Vocabulary.train(kind, texts, size=90).tokens for kind in ('bpe', 'unigram')])"
     )
     found = subprocess.run([sys.executable, "-c", code, json.dumps(TEXTS)], capture_output=True, text=True, check=True)

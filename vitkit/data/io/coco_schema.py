@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from vitkit.data.io.segmentations import is_side, wrong_run_lengths, wrong_segmentation
 from vitkit.errors import DataError
 from vitkit.ops.label_maps import MAX_SEGMENT_ID
-from vitkit.ops.segmentations import is_side, wrong_run_lengths, wrong_segmentation
 
 _NUMBERS = frozenset((int, float))
 _BOX_LIMIT = 2**31
