@@ -3,12 +3,16 @@
 Positions are added to the queries and keys of every layer, never to values
 (Carion et al. 2020, appendix A.3, https://arxiv.org/abs/2005.12872). Pass None if the input already contains them.
 
-Dropout follows each attention and feed-forward network. Post-norm normalises after each residual sum; pre-norm
-(`norm_first`) normalises the input of each branch, and the output of the stack once.
+Dropout follows each attention and feed-forward network. All layers and stacks take
+    num_heads: number of attention heads, a divisor of `d_model`.
+    d_ffn: channels inside the feed-forward network.
+    dropout: fraction dropped after each attention and feed-forward network, and inside both, in training.
+    norm_first: False: normalise after each residual sum (post-norm, as originally published); True: the input of each
+        branch, and the output of the stack once (pre-norm, Xiong et al. 2020, https://arxiv.org/abs/2002.04745).
+    activation: "relu" (as originally published), "gelu" or "silu", between the feed-forward network's layers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,39 +21,6 @@ from torch import Tensor, nn
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.kv_cache import KeyValueCache
 from vitkit.nn.layers import FeedForward, checkpoint_block
-
-
-@dataclass(frozen=True)
-class LayerSettings:
-    """Settings common to all transformer layers."""
-
-    num_heads: int = 8
-    d_ffn: int = 2048
-    """Channels inside the feed-forward network."""
-    dropout: float = 0.1
-
-
-@dataclass(frozen=True)
-class TransformerSettings(LayerSettings):
-    """Settings of layers whose norms can be in either of two places."""
-
-    norm_first: bool = False
-    """Normalise the input of each branch (Xiong et al. 2020, https://arxiv.org/abs/2002.04745) instead of each residual
-    sum, as originally published."""
-    activation: Literal["relu", "gelu", "silu"] = "relu"
-    """Activation of the feed-forward network; "relu" as originally published."""
-
-
-@dataclass(frozen=True)
-class EncoderDecoderSettings(TransformerSettings):
-    """Settings of an encoder and a decoder."""
-
-    d_model: int = 256
-    num_encoder_layers: int = 6
-    num_decoder_layers: int = 6
-    positions: Literal["sine", "sine_input", "learned", "none"] = "sine"
-    """Encoding of a map's locations (DETR, table 3): sines added to the keys and queries of every attention, or once to
-    the encoder's input; a learned vector for each row and column instead of the sines; or none."""
 
 
 def with_positions(x: Tensor, positions: Tensor | None) -> Tensor:
@@ -62,12 +33,20 @@ class TransformerEncoderLayer(nn.Module):
 
     activation_checkpointing = False
 
-    def __init__(self, d_model: int, settings: TransformerSettings):
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        num_heads: int = 8,
+        d_ffn: int = 2048,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        activation: Literal["relu", "gelu", "silu"] = "relu",
+    ):
         super().__init__()
-        dropout = settings.dropout
-        self.norm_first = settings.norm_first
-        self.self_attn = MultiHeadAttention(d_model, settings.num_heads, dropout)
-        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout, activation=settings.activation)
+        self.norm_first = norm_first
+        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout, activation=activation)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.dropout = nn.Dropout(dropout)
@@ -107,13 +86,21 @@ class TransformerDecoderLayer(nn.Module):
 
     activation_checkpointing = False
 
-    def __init__(self, d_model: int, settings: TransformerSettings):
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        num_heads: int = 8,
+        d_ffn: int = 2048,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        activation: Literal["relu", "gelu", "silu"] = "relu",
+    ):
         super().__init__()
-        dropout = settings.dropout
-        self.norm_first = settings.norm_first
-        self.self_attn = MultiHeadAttention(d_model, settings.num_heads, dropout)
-        self.cross_attn = MultiHeadAttention(d_model, settings.num_heads, dropout)
-        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout, activation=settings.activation)
+        self.norm_first = norm_first
+        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.cross_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout, activation=activation)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.norm3 = nn.LayerNorm(d_model)
@@ -200,10 +187,22 @@ class TransformerEncoder(nn.Module):
             `nn.Transformer` always normalises it.
     """
 
-    def __init__(self, num_layers: int, d_model: int, settings: TransformerSettings, *, final_norm: bool | None = None):
+    def __init__(
+        self,
+        num_layers: int,
+        d_model: int,
+        *,
+        num_heads: int = 8,
+        d_ffn: int = 2048,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        activation: Literal["relu", "gelu", "silu"] = "relu",
+        final_norm: bool | None = None,
+    ):
         super().__init__()
-        self.layers = nn.ModuleList(TransformerEncoderLayer(d_model, settings) for _ in range(num_layers))
-        final_norm = settings.norm_first if final_norm is None else final_norm
+        layer = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
+        self.layers = nn.ModuleList(TransformerEncoderLayer(d_model, **layer) for _ in range(num_layers))
+        final_norm = norm_first if final_norm is None else final_norm
         self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, bias: Tensor | None = None) -> Tensor:
@@ -226,15 +225,20 @@ class TransformerDecoder(nn.Module):
         self,
         num_layers: int,
         d_model: int,
-        settings: TransformerSettings,
         *,
+        num_heads: int = 8,
+        d_ffn: int = 2048,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        activation: Literal["relu", "gelu", "silu"] = "relu",
         final_norm: bool | None = True,
         all_layers: bool = True,
     ):
         super().__init__()
         self.all_layers = all_layers
-        self.layers = nn.ModuleList(TransformerDecoderLayer(d_model, settings) for _ in range(num_layers))
-        final_norm = settings.norm_first if final_norm is None else final_norm
+        layer = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
+        self.layers = nn.ModuleList(TransformerDecoderLayer(d_model, **layer) for _ in range(num_layers))
+        final_norm = norm_first if final_norm is None else final_norm
         self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
 
     def forward(
