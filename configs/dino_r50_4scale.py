@@ -14,18 +14,18 @@ from vitkit.configs.parts.coco import coco_detection
 def config():
     return dict(
         model=dict(
-            type="DeformableDETR", num_queries=900, num_detections=300,
+            type="DINO", num_queries=900, num_detections=300,
             backbone=dict(type="ResNet", depth=50, norm="frozen_bn", frozen_stages=1),
             neck=dict(
                 type="PyramidProjection", in_features=["res3", "res4", "res5"], out_channels=256, num_levels=4
             ),
             head=dict(
-                type="DeformableDETRHead", d_model=256, num_heads=8, num_points=4, d_ffn=2048, dropout=0.0,
-                num_encoder_layers=6, num_decoder_layers=6, refine_boxes=True, two_stage=True,
-                position_offset=0.0, position_temperature=20.0, logit_eps=1e-3,
-                mixed_selection=True, box_positions=True, look_forward_twice=True, share_heads=True, norm_outputs=True,
-                denoising_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0,
+                type="DINOHead", d_model=256, num_heads=8, num_points=4, d_ffn=2048, dropout=0.0,
+                num_encoder_layers=6, num_decoder_layers=6,
             ),
+            training_queries=[
+                dict(type="BoxDenoising", num_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0),
+            ],
         ),
         criterion=dict(
             type="SetCriterion", class_loss="focal",

@@ -13,8 +13,11 @@ from vitkit.configs.deformable_detr_r50_refine import config as base
 
 def config():
     cfg = base()
-    cfg["model"]["head"].update(
-        box_positions=True, denoising_queries=100, contrastive=False, label_noise=0.4, box_noise=0.4
-    )
+    head = cfg["model"]["head"] | dict(type="DABDeformableDETRHead")
+    del head["refine_boxes"]  # always
+    cfg["model"]["head"] = head
+    cfg["model"]["training_queries"] = [
+        dict(type="BoxDenoising", num_queries=100, contrastive=False, label_noise=0.4, box_noise=0.4),
+    ]  # fmt: skip
     cfg["optimizer"]["lr_multipliers"] = {"sampling_offsets": 0.1}  # no learned reference points
     return cfg

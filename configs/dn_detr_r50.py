@@ -12,7 +12,9 @@ from vitkit.configs.detr_r50 import config as base
 
 def config():
     cfg = base()
-    cfg["model"]["head"].update(denoising_queries=100, contrastive=False, label_noise=0.4, box_noise=0.4)
+    cfg["model"]["training_queries"] = [
+        dict(type="BoxDenoising", num_queries=100, contrastive=False, label_noise=0.4, box_noise=0.4),
+    ]  # fmt: skip
     cfg["schedule"]["drop_at_epochs"] = [40]
     cfg["train"]["epochs"] = 50
     return cfg

@@ -13,7 +13,7 @@ from vitkit.configs.parts.coco_instance import coco_instance
 def config():
     return dict(
         model=dict(
-            type="MaskClassification", tasks=["instance"], num_queries=100,
+            type="Mask2Former", tasks=["instance"], num_queries=100,
             backbone=dict(type="ResNet", depth=50, norm="frozen_bn"),
             neck=dict(type="DeformablePixelDecoder", out_channels=256),
             head=dict(type="Mask2FormerHead", d_model=256, num_heads=8, d_ffn=2048, num_decoder_layers=9),

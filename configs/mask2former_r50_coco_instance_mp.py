@@ -15,5 +15,7 @@ from vitkit.configs.mask2former_r50_coco_instance import config as base
 
 def config():
     cfg = base()
-    cfg["model"]["head"].update(denoising_queries=100, label_flips=0.2, mask_flips=0.2)
+    cfg["model"]["training_queries"] = [
+        dict(type="MaskDenoising", num_queries=100, label_flips=0.2, mask_flips=0.2),
+    ]  # fmt: skip
     return cfg

@@ -12,7 +12,7 @@ from vitkit.configs.parts.ade20k import SEMANTIC, ade20k_semantic
 def config():
     return dict(
         model=dict(
-            type="MaskClassification", tasks=["semantic"], num_queries=100, **SEMANTIC,
+            type="MaskFormer", tasks=["semantic"], num_queries=100, **SEMANTIC,
             backbone=dict(type="ResNet", depth=50, norm="frozen_bn"),
             neck=dict(type="FPNPixelDecoder", out_channels=256),
             head=dict(

@@ -11,7 +11,7 @@ from vitkit.configs.parts.coco_panoptic import PANOPTIC, coco_panoptic_multi_sca
 
 def config():
     cfg = base()
-    cfg["model"].update(tasks=["panoptic"], size_divisibility=1, cut_masks=False, **PANOPTIC)
+    cfg["model"].update(tasks=["panoptic"], size_divisibility=1, **PANOPTIC)
     cfg["model"]["neck"] = dict(type="TransformerPixelDecoder", out_channels=256)
     cfg["data"] = coco_panoptic_multi_scale(images_per_gpu=8)
     # The original's 554,400 steps of 64 images are 300 passes over the 118,287 images; it drops after 369,600 of them.

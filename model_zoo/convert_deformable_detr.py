@@ -48,7 +48,7 @@ SHARED_RENAMES = (
     (r"^transformer\.(enc_output|enc_output_norm|pos_trans|pos_trans_norm)\.", r"head.proposals.\1."),
     (r"^transformer\.enc_out_(class|bbox)_embed\.", r"head.proposals.\1_embed."),
     (r"^transformer\.tgt_embed\.", "head.proposals.content."),
-    (r"^label_enc\.", "head.denoising.label_embed."),
+    (r"^label_enc\.", "training_queries.denoising.label_embed."),
     (r"^transformer\.", "head."),
     (r"^(head\.(?:en|de)coder\.layers\.\d+)\.(linear[12])\.", r"\1.ffn.\2."),
     (r"^(class_embed|bbox_embed|query_embed)\.", r"head.\1."),

@@ -165,10 +165,10 @@ FORMATS = [
         ("neck.levels.0.0.weight", _RESNET_KEY),
     ),
     *(
-        Format(name, (), KeyTable([*backbone, *rules]), "MaskClassification", (*keys, key))
-        for name, rules, keys in (
-            ("facebookresearch/Mask2Former", _MASK2FORMER, _MASK2FORMER_KEYS),
-            ("facebookresearch/MaskFormer", _MASKFORMER, _MASKFORMER_KEYS),
+        Format(f"facebookresearch/{model}", (), KeyTable([*backbone, *rules]), model, (*keys, key))
+        for model, rules, keys in (
+            ("Mask2Former", _MASK2FORMER, _MASK2FORMER_KEYS),
+            ("MaskFormer", _MASKFORMER, _MASKFORMER_KEYS),
         )
         for backbone, key in ((_RESNET, _RESNET_KEY), ([], _SWIN_KEY))
     ),

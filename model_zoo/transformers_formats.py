@@ -20,7 +20,6 @@ def formats(coco: tuple[str, ...], coco_panoptic: tuple[str, ...]) -> list[Forma
     Args:
         coco, coco_panoptic: the classes that the published detectors were trained on.
     """
-    masks = "MaskClassification"
     return [
         Format(
             "transformers DETR, with masks",
@@ -54,14 +53,20 @@ def formats(coco: tuple[str, ...], coco_panoptic: tuple[str, ...]) -> list[Forma
             "transformers Mask2Former, Swin",
             (*_MASK2FORMER, _PATCHES),
             MASK2FORMER_SWIN,
-            masks,
+            "Mask2Former",
             (*_OUR_MASK2FORMER, _SWIN),
         ),
-        Format("transformers Mask2Former", _MASK2FORMER, MASK2FORMER_RESNET, masks, (*_OUR_MASK2FORMER, _RESNET)),
         Format(
-            "transformers MaskFormer, Swin", (*_MASKFORMER, _PATCHES), MASKFORMER_SWIN, masks, (*_OUR_MASKFORMER, _SWIN)
+            "transformers Mask2Former", _MASK2FORMER, MASK2FORMER_RESNET, "Mask2Former", (*_OUR_MASK2FORMER, _RESNET)
         ),
-        Format("transformers MaskFormer", _MASKFORMER, MASKFORMER_RESNET, masks, (*_OUR_MASKFORMER, _RESNET)),
+        Format(
+            "transformers MaskFormer, Swin",
+            (*_MASKFORMER, _PATCHES),
+            MASKFORMER_SWIN,
+            "MaskFormer",
+            (*_OUR_MASKFORMER, _SWIN),
+        ),
+        Format("transformers MaskFormer", _MASKFORMER, MASKFORMER_RESNET, "MaskFormer", (*_OUR_MASKFORMER, _RESNET)),
         Format(
             "transformers TimeSformer",
             (".embeddings.position_embeddings", ".encoder.layer.0.attention.attention.qkv.weight"),

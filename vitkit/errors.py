@@ -16,6 +16,17 @@ def error_line(error: Exception) -> str:
 class ConfigError(VitkitError):
     """A config file, an override or a constructor's argument is wrong."""
 
+    path: str = ""
+    """The config key of the object whose constructor raised the error; empty outside of a build."""
+
+    def add_key(self, key: str) -> None:
+        """Put a config key in front of the path, on the way out through the builds that enclose the constructor."""
+        self.path = f"{key}.{self.path}" if self.path else key
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{self.path}: {message}" if self.path else message
+
 
 class DataError(VitkitError):
     """A dataset's folder, annotation file or image is missing or wrong."""

@@ -43,35 +43,26 @@ class Backbone(Protocol):
 class Neck(Protocol):
     """Turns a backbone's maps into those that a head reads; registered in NECKS, built with `feature_info`.
 
-    It may have `in_features`, the names of the backbone's maps that it reads.
+    It may have `in_features`, the names of the backbone's maps that it reads. If its constructor has an argument
+    `isolate_padding`, a model sets it to True where padding must not affect the image; the neck must do so otherwise.
     """
 
     feature_info: Mapping[str, FeatureInfo]
 
     def __call__(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Mapping[str, Tensor]:
-        """Return the neck's maps. With `padding_mask` (B, H, W), padding does not affect an image's maps."""
+        """Return the neck's maps; `padding_mask` is (B, H, W) bool at the size of the images, True = padding."""
 
 
 class Head(Protocol):
     """Predicts from a neck's maps; registered in HEADS, built with `feature_info` and `num_classes`.
 
     Maps are (B, channels, h, w). With a padding mask, (B, H, W) bool at the size of the images with True = padding, no
-    query attends to padding.
+    query attends to padding. A head with queries derives from `vitkit.nn.queries.QueryHead`, so that a config can add
+    queries in training.
     """
 
     def __call__(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Return the outputs that the model's criterion and `postprocess` read."""
-
-
-@runtime_checkable
-class UsesTargets(Protocol):
-    """A model or a head that may have additional queries in training only, such as noised targets.
-
-    If `uses_targets` is true, training also passes it `targets`, the same ones as the criterion's. Without targets it
-    adds no queries.
-    """
-
-    uses_targets: bool
 
 
 @runtime_checkable
@@ -157,9 +148,11 @@ class Model(Protocol):
         new_parts: prefixes of parts that may be missing altogether from a checkpoint to start training from,
         variant_of(names): describes in words which variant the names in a state dict belong to, for models whose
             variants' checkpoints are easily confused,
+        uses_targets: True if its `forward` also takes `targets` in training, the same as the criterion's, since it then
+            has queries that are made from them,
         renames_itself: True if its `adapt_state` handles all names of its weights, so that they are not matched against
             the official formats,
-        semantic_scores: yields each pixel's score per class; see `MaskClassification`.
+        semantic_scores: yields each pixel's score per class; see `MaskResults`.
     """
 
     def __call__(self, *args: Tensor, **inputs: Tensor) -> dict[str, Any]:
@@ -184,7 +177,7 @@ class HasTasks(Protocol):
 
 @runtime_checkable
 class HasClassScores(Protocol):
-    """A dense model that scores each pixel's classes; see `MaskClassification`."""
+    """A dense model that scores each pixel's classes; see `MaskResults`."""
 
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
@@ -442,5 +435,6 @@ def child(module: nn.Module, name: str) -> nn.Module | None:
 
 def training_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """Return the inputs of a model in training: the batch's, and its targets if the model uses them."""
-    uses_targets = isinstance(model, UsesTargets) and model.uses_targets
-    return {**batch.inputs, "targets": UncompiledTargets(batch.targets)} if uses_targets else batch.inputs
+    if not getattr(model, "uses_targets", False):  # optional, see `Model`
+        return batch.inputs
+    return {**batch.inputs, "targets": UncompiledTargets(batch.targets)}

@@ -56,10 +56,12 @@ class Registry:
     Args:
         kind: what is registered, as error messages and config keys call it ("backbone").
         packages: vitkit's packages that register constructors of this kind; they are imported at the first look-up.
+        in_errors: whether errors of a constructor are preceded by `kind`, the key of its spec in its owner's.
     """
 
-    def __init__(self, kind: str, *packages: str):
+    def __init__(self, kind: str, *packages: str, in_errors: bool = False):
         self.kind = kind
+        self.in_errors = in_errors
         self._packages = packages
         self._constructors: dict[str, Callable] = {}
         self._variants: dict[str, tuple[Callable, dict[str, Any]]] = {}
@@ -154,27 +156,30 @@ class Registry:
         """
         if not isinstance(spec, str | Mapping):
             return spec
-        constructor, settings = self.resolve(spec)
+        constructor, configured = self.resolve(spec)
         # `arguments` may override what a variant presets, but not what the config sets.
-        configured = spec.keys() if isinstance(spec, Mapping) else {"type"}
-        twice = configured & arguments.keys()
+        twice = arguments.keys() & (spec.keys() if isinstance(spec, Mapping) else {"type"})
         if twice:
             raise ConfigError(
-                f"{self.kind} {constructor.__name__}: {sorted(twice)} is set by its owner, such as the "
-                "model, and cannot be given here, too. Leave it out."
+                f"{self.kind} {constructor.__name__}: {', '.join(sorted(twice))} is set by its owner, such as the "
+                "model, and cannot be set here as well. Leave it out."
             )
-        settings |= arguments
-        check_names(constructor, settings, f"{self.kind} {constructor.__name__}")
+        arguments = configured | arguments
+        check_names(constructor, arguments, f"{self.kind} {constructor.__name__}")
         missing = [
-            p.name for p in parameters_of(constructor).values() if p.default is p.empty and p.name not in settings
+            p.name for p in parameters_of(constructor).values() if p.default is p.empty and p.name not in arguments
         ]
         if missing:
             raise ConfigError(f"{self.kind} {constructor.__name__}: missing argument {', '.join(missing)}.")
         for name, default in settings_of(constructor).items():
-            fields = {field.name for field in dataclasses.fields(default)} & settings.keys()
-            settings[name] = dataclasses.replace(default, **{field: settings.pop(field) for field in fields})
+            fields = {field.name for field in dataclasses.fields(default)} & arguments.keys()
+            arguments[name] = dataclasses.replace(default, **{field: arguments.pop(field) for field in fields})
         try:
-            return constructor(**settings)
+            return constructor(**arguments)
+        except ConfigError as error:
+            if self.in_errors:  # a layer knows its own arguments, and the builds around it their path in the config
+                error.add_key(self.kind)
+            raise
         except VitkitError:
             raise
         except (ValueError, TypeError) as error:
@@ -193,21 +198,23 @@ def check_names(constructor: Callable, arguments: Iterable[str], where: str) -> 
             raise ConfigError(f"{where}: unknown argument {name!r}. {nearest(name, parameters)}")
 
 
-BACKBONES = Registry("backbone", "vitkit.backbones")
-NECKS = Registry("neck", "vitkit.necks")
-HEADS = Registry("head", "vitkit.heads")
+BACKBONES = Registry("backbone", "vitkit.backbones", in_errors=True)
+NECKS = Registry("neck", "vitkit.necks", in_errors=True)
+HEADS = Registry("head", "vitkit.heads", in_errors=True)
+TRAINING_QUERIES = Registry("training_queries", "vitkit.training_queries", in_errors=True)
 MODELS = Registry(
     "model",
     "vitkit.models",
     *(f"vitkit.seq2seq.{file}" for file in ("language_models", "rnn", "show_attend_tell", "transformer")),
     "vitkit.seq2seq.transformer_captioner",
+    in_errors=True,
 )
-MATCHERS = Registry("matcher", "vitkit.matchers")
-CRITERIA = Registry("criterion", "vitkit.losses")
+MATCHERS = Registry("matcher", "vitkit.matchers", in_errors=True)
+CRITERIA = Registry("criterion", "vitkit.losses", in_errors=True)
 DATASETS = Registry("dataset", "vitkit.data")
 TRANSFORMS = Registry("transforms", "vitkit.data")
-OPTIMIZERS = Registry("optimizer", "vitkit.engine")
-SCHEDULES = Registry("schedule", "vitkit.engine")
+OPTIMIZERS = Registry("optimizer", "vitkit.engine", in_errors=True)
+SCHEDULES = Registry("schedule", "vitkit.engine", in_errors=True)
 EVALUATORS = Registry("evaluator", "vitkit.evaluation")
 HOOKS = Registry("hook", "vitkit.engine.hooks")
 SECTIONS = Registry("section", "vitkit.data", "vitkit.engine")
@@ -219,6 +226,7 @@ REGISTRIES = {
         BACKBONES,
         NECKS,
         HEADS,
+        TRAINING_QUERIES,
         MODELS,
         MATCHERS,
         CRITERIA,

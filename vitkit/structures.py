@@ -66,6 +66,12 @@ Matches = list[list[tuple[Tensor, Tensor]]]
 """For each layer and each image: (query indices, ascending; target indices), int64 on the CPU, `min(Q, N)` of each."""
 
 
+class TrainingOutputs(TypedDict, total=False):
+    """Predictions with a loss in training."""
+
+    name: str
+
+
 class SegmentInfo(TypedDict, total=False):
     """One segment of a panoptic map. Predicted segments have a score, true ones say whether they are a crowd."""
 

@@ -13,9 +13,16 @@ Here: see model_zoo/ablations/detection_bccd.md.
 
 from vitkit.configs.bccd.detr import config as bccd_detr
 
-DENOISING = {"model.head.denoising_queries": 60, "model.head.label_noise": 0.5, "model.head.box_noise": 1.0}
-DINO = DENOISING | {
-    "model.head.mixed_selection": True, "model.head.box_positions": True, "model.head.look_forward_twice": True,
+DENOISING = dict(type="BoxDenoising", num_queries=60)
+GROUPS = dict(type="QueryGroups", groups=3)
+DINO = {
+    "model.type": "DINO",
+    "model.num_detections": 100,
+    "model.head": dict(
+        type="DINOHead", d_model=128, num_heads=8, d_ffn=512, num_encoder_layers=1, num_decoder_layers=3,
+        share_heads=False,
+    ),
+    "model.training_queries": [DENOISING],
 }  # fmt: skip
 
 
@@ -48,12 +55,12 @@ def ablation():
         },
         arms={
             "DETR": detr(),
-            "DN-DETR": detr() | DENOISING | {"model.head.contrastive": False},
+            "DN-DETR": detr() | {"model.training_queries": [DENOISING | dict(contrastive=False)]},
             "Deformable DETR": one_stage,
             "two stages": {},
-            "+ denoising": DENOISING,
+            "+ denoising": {"model.training_queries": [DENOISING]},
             "DINO": DINO,
-            "DINO + groups": DINO | {"model.groups": 3},
+            "DINO + groups": DINO | {"model.training_queries": [DENOISING, GROUPS]},
             "DINO + MAL": DINO | {"criterion.class_loss": "mal"},
         },
     )  # fmt: skip

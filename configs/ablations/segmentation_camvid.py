@@ -41,6 +41,7 @@ def ablation():
         arms={
             "per-pixel": {"base": "camvid/per_pixel"},
             "MaskFormer": {
+                "model.type": "MaskFormer",
                 "model.head": dict(type="MaskFormerHead", d_model=128, num_heads=8, d_ffn=512, num_decoder_layers=3),
                 "criterion": dict(
                     type="MaskCriterion", mask_loss="focal", no_object_weight=0.1,
@@ -50,7 +51,7 @@ def ablation():
             },
             "Mask2Former": {},
             "Mask2Former + known masks": {
-                "model.head.denoising_queries": 24, "model.head.label_flips": 0.2, "model.head.mask_flips": 0.2,
+                "model.training_queries": [dict(type="MaskDenoising", num_queries=24)],
             },
             "EoMT, random weights": {
                 "model": dict(

@@ -17,10 +17,13 @@ def config():
     model = cfg["model"]
     model["num_queries"] = 80
     model["backbone"]["frozen_stages"] = 1
-    model["head"].update(
-        mixed_selection=True, box_positions=True, look_forward_twice=True,
-        denoising_queries=40, contrastive=True, label_noise=0.5, box_noise=1.0,
+    model["type"] = "DINO"
+    model["num_detections"] = 100
+    model["head"] = dict(
+        type="DINOHead", d_model=128, num_heads=8, d_ffn=512, num_encoder_layers=1, num_decoder_layers=3,
+        share_heads=False,
     )  # fmt: skip
+    model["training_queries"] = [dict(type="BoxDenoising", num_queries=40)]
     cfg["data"]["images_per_gpu"] = 2
     cfg["optimizer"].update(lr=2e-4, backbone_lr=5e-5)
     cfg["schedule"]["warmup_steps"] = 100

@@ -15,7 +15,7 @@ def config():
     data["val"]["transforms"] = dict(type="EvalResize", short_side=240, max_size=320)
     return dict(
         model=dict(
-            type="MaskClassification", tasks=["semantic"], num_queries=24,
+            type="Mask2Former", tasks=["semantic"], num_queries=24,
             backbone=dict(type="ResNet", depth=18, norm="bn", pretrained=False),
             neck=dict(
                 type="DeformablePixelDecoder", out_channels=128, mask_channels=128, num_layers=1, d_ffn=512,

@@ -14,14 +14,13 @@ from vitkit.configs.quickstart.deformable_detr import config as deformable_detr
 
 def config():
     cfg = deformable_detr()
-    cfg["model"]["num_queries"] = 10
+    cfg["model"].update(type="DINO", num_queries=10)
     cfg["model"]["backbone"]["out_features"] = ["res3"]
     cfg["model"]["neck"]["num_levels"] = 1
-    cfg["model"]["head"].update(
-        mixed_selection=True, box_positions=True, look_forward_twice=True, share_heads=True, norm_outputs=True,
-        logit_eps=1e-3, position_offset=0.0, position_temperature=20.0,
-        denoising_queries=20, contrastive=True, label_noise=0.5, box_noise=1.0,
+    cfg["model"]["head"] = dict(
+        type="DINOHead", d_model=128, num_heads=8, d_ffn=512, dropout=0.0, num_encoder_layers=1, num_decoder_layers=2,
     )  # fmt: skip
+    cfg["model"]["training_queries"] = [dict(type="BoxDenoising", num_queries=20)]
     cfg["criterion"]["weights"]["labels"] = 8.0
     cfg["optimizer"]["lr"] = 2e-3
     cfg["train"]["epochs"] = 3

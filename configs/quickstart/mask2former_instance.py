@@ -14,7 +14,7 @@ def config():
     )  # fmt: skip
     return dict(
         model=dict(
-            type="MaskClassification", tasks=["instance"], num_queries=12, num_instances=20, size_divisibility=16,
+            type="Mask2Former", tasks=["instance"], num_queries=12, num_instances=20, size_divisibility=16,
             backbone=dict(
                 type="ResNet", depth=18, norm="bn", out_features=["res2", "res3", "res4"], pretrained=False
             ),

@@ -13,7 +13,7 @@ from vitkit.configs.quickstart.mask2former_instance import config as mask2former
 def config():
     cfg = mask2former_instance()
     cfg["model"] = dict(
-        type="MaskClassification", tasks=["semantic"], num_queries=12, size_divisibility=8,
+        type="MaskFormer", tasks=["semantic"], num_queries=12, size_divisibility=8,
         backbone=dict(type="ResNet", depth=18, norm="bn", out_features=["res2", "res3"], pretrained=False),
         neck=dict(
             type="TransformerPixelDecoder", out_channels=96, mask_channels=96, d_ffn=384, dropout=0.0, num_layers=2

@@ -25,7 +25,6 @@ from vitkit.configs import (
 )
 from vitkit.engine.optim import AdamW
 from vitkit.errors import VitkitError
-from vitkit.protocols import UsesTargets
 from vitkit.registry import BACKBONES, CRITERIA
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare
 
@@ -166,7 +165,7 @@ def vitkit_model(
     names = ("labels", "boxes_cxcywh", "masks")
     targets = [dict(zip(names, values)) for values in zip(batch.labels, batch.boxes_cxcywh, batch.masks)]
 
-    known = {"targets": targets} if isinstance(model, UsesTargets) and model.uses_targets else {}
+    known = {"targets": targets} if getattr(model, "uses_targets", False) else {}
 
     def loss() -> Tensor:
         return sum(criterion(model(batch.images, padding_mask, **known), targets).values())

@@ -43,7 +43,9 @@ STEPS_NEEDED = {
     "DETR": StepsNeeded(4000, 1_109_000, "COCO, 150 epochs of batch 16"),
     "DETRSegmentation": StepsNeeded(1000, 185_000, "COCO, 25 epochs of batch 16, from a trained DETR"),
     "DeformableDETR": StepsNeeded(1600, 184_800, "COCO, 50 epochs of batch 32"),
-    "MaskClassification": StepsNeeded(1500, 160_000, "ADE20K, batch 16 (Mask2Former; on COCO 368,750)"),
+    "DINO": StepsNeeded(1200, 88_700, "COCO, 12 epochs of batch 16"),
+    "MaskFormer": StepsNeeded(1500, 160_000, "ADE20K, batch 16"),
+    "Mask2Former": StepsNeeded(1500, 160_000, "ADE20K, batch 16 (on COCO 368,750)"),
     "Classifier": StepsNeeded(500, 375_000, "ImageNet, 300 epochs of batch 1024"),
 }
 """The models whose number of steps is checked."""

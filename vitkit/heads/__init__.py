@@ -1,13 +1,17 @@
-"""Heads, which predict from features."""
+"""Heads, which predict from features: a file per paper."""
 
+from vitkit.heads.dab_deformable_detr import DABDeformableDETRHead
 from vitkit.heads.deformable_detr import DeformableDETRHead
 from vitkit.heads.detr import DETRHead
+from vitkit.heads.dino import DINOHead
 from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.heads.maskformer import MaskFormerHead
 from vitkit.heads.per_pixel import PerPixelBaselineHead, PerPixelBaselinePlusHead
 
 __all__ = [
+    "DABDeformableDETRHead",
     "DETRHead",
+    "DINOHead",
     "DeformableDETRHead",
     "Mask2FormerHead",
     "MaskFormerHead",

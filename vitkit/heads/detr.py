@@ -1,118 +1,43 @@
-"""DETR's head: a transformer over one map's locations, and a set of queries that it turns into boxes."""
+"""DETR (Carion et al. 2020, https://arxiv.org/abs/2005.12872): a transformer over one map, and queries for objects."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
-from vitkit.nn.denoising import BoxDenoising, DenoisingSettings
 from vitkit.nn.layers import MLP, init_xavier
 from vitkit.nn.position import sine_positions_2d
-from vitkit.nn.query_groups import GroupQueries, GroupSettings
-from vitkit.nn.training_queries import DenoisingQueries, QueryLayout
-from vitkit.nn.transformer import EncoderDecoderSettings, TransformerDecoder, TransformerEncoder
+from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
 from vitkit.ops.images import resize_mask
 from vitkit.registry import HEADS
-from vitkit.structures import DetectionTarget, FeatureInfo
+from vitkit.structures import FeatureInfo
 
 POSITIONS = ("sine", "sine_input", "learned", "none")
 NUM_LEARNED = 50
 """Number of rows and columns with a learned position, as in the original; rows and columns beyond use the last one."""
 
 
-class Decoded(NamedTuple):
-    """The transformer's results."""
-
-    states: Tensor
-    """(layers, B, Q, d_model), the decoded queries of each layer."""
-    memory: Tensor
-    """(B, d_model, h, w), the encoded map."""
-    padding_mask: Tensor | None
-    """(B, h, w) bool, True = padding."""
-    layout: QueryLayout
-    """The groups that the Q rows belong to."""
-
-
-class TransformerHead(nn.Module):
-    """Base of heads with DETR's transformer; a subclass calls `make_transformer` in its constructor."""
-
-    def make_transformer(
-        self, num_queries: int, settings: EncoderDecoderSettings, query_groups: GroupSettings = GroupSettings()
-    ) -> None:
-        """Create the queries, an encoder and a decoder."""
-        self.d_model = settings.d_model
-        self.encoder = TransformerEncoder(settings.num_encoder_layers, self.d_model, settings)
-        self.decoder = TransformerDecoder(settings.num_decoder_layers, self.d_model, settings)
-        init_xavier(self.encoder, self.decoder)
-        if settings.positions not in POSITIONS:
-            raise ConfigError(f"model.head.positions: got {settings.positions!r}; expected one of {POSITIONS}.")
-        self.positions = settings.positions
-        if self.positions == "learned":
-            self.row_embed = nn.Embedding(NUM_LEARNED, self.d_model // 2)
-            self.col_embed = nn.Embedding(NUM_LEARNED, self.d_model // 2)
-            nn.init.uniform_(self.row_embed.weight)
-            nn.init.uniform_(self.col_embed.weight)
-        self.query_embed = nn.Embedding(num_queries, self.d_model)
-        self.group_queries = GroupQueries(query_groups, num_queries, self.d_model)
-
-    def transform(
-        self, image: Tensor, padding_mask: Tensor | None = None, noised: DenoisingQueries | None = None
-    ) -> Decoded:
-        """Encode a map (B, d_model, h, w) and decode the queries, with those from noised targets first."""
-        size = image.shape[-2:]
-        bias = None
-        if padding_mask is not None:
-            padding_mask = resize_mask(padding_mask, size)
-            bias = padding_bias(padding_mask.flatten(1), image.dtype)
-        tokens = image.flatten(2).transpose(1, 2)
-        positions = self.encode_positions(size, padding_mask, image)
-        if self.positions == "sine_input":
-            tokens, positions = tokens + positions, None
-        memory = self.encoder(tokens, positions, bias=bias)
-        queries = self.group_queries.before(self.query_embed.weight).expand(image.shape[0], -1, -1)  # (B, Q, d_model)
-        layout = self.group_queries.layout(noised)
-        content = torch.zeros_like(queries)
-        if noised is not None:
-            content = torch.cat((noised.content, content), dim=1)
-            queries = torch.cat((self.denoising.positions(noised), queries), dim=1)
-        states = self.decoder(
-            content,
-            memory,
-            positions=queries,
-            memory_positions=positions,
-            bias=layout.attention_bias(memory),
-            memory_bias=bias,
-        )
-        return Decoded(states, memory.transpose(1, 2).unflatten(2, size), padding_mask, layout)
-
-    def encode_positions(self, size: tuple[int, int], padding_mask: Tensor | None, image: Tensor) -> Tensor | None:
-        """Return the positions of a map's locations, (B or 1, h * w, d_model); None if the head uses no positions."""
-        if self.positions == "none":
-            return None
-        if self.positions == "learned":
-            rows, columns = (torch.arange(n, device=image.device).clamp(max=NUM_LEARNED - 1) for n in size)
-            parts = self.row_embed(rows)[:, None], self.col_embed(columns)[None]
-            return torch.cat([part.expand(*size, -1) for part in parts], dim=-1).flatten(0, 1)[None].to(image.dtype)
-        positions = sine_positions_2d(size, self.d_model, padding_mask=padding_mask, device=image.device)
-        return positions.flatten(1, 2).to(image.dtype)
-
-
 @HEADS.register
-class DETRHead(TransformerHead):
-    """DETR's head (Carion et al. 2020, https://arxiv.org/abs/2005.12872), which reads the coarsest map.
+class DETRHead(QueryHead):
+    """DETR's transformer, which reads the coarsest map, and its predictions.
 
     Args:
         feature_info: description of the neck's maps; the coarsest must have `d_model` channels.
         num_classes: number of classes, without "no object".
         num_queries: number of boxes predicted per image.
-        denoising: see `DenoisingSettings` (DN-DETR).
-        query_groups: further queries in training (Group DETR, H-DETR).
+        d_model, num_heads, d_ffn, dropout, norm_first, activation: of all layers, see `vitkit.nn.transformer`.
+        positions: encoding of the map's locations (table 3): "sine": sines added to the keys and queries of every
+            attention; "sine_input": once to the encoder's input; "learned": a learned vector for each row and column
+            instead of the sines; or "none".
     Raises:
-        ConfigError: the map does not have `d_model` channels.
+        ConfigError: the map does not have `d_model` channels, there are no queries, or `positions` is unknown.
     """
+
+    query_outputs = ("pred_logits", "pred_boxes", "queries")
 
     def __init__(
         self,
@@ -120,12 +45,17 @@ class DETRHead(TransformerHead):
         num_classes: int,
         *,
         num_queries: int,
-        settings: EncoderDecoderSettings = EncoderDecoderSettings(),
-        denoising: DenoisingSettings = DenoisingSettings(),
-        query_groups: GroupSettings = GroupSettings(),
+        d_model: int = 256,
+        num_heads: int = 8,
+        d_ffn: int = 2048,
+        dropout: float = 0.1,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        norm_first: bool = False,
+        activation: Literal["relu", "gelu", "silu"] = "relu",
+        positions: Literal["sine", "sine_input", "learned", "none"] = "sine",
     ):
         super().__init__()
-        d_model = settings.d_model
         self.feature_name, info = list(feature_info.items())[-1]
         if info.channels != d_model:
             raise ConfigError(
@@ -134,44 +64,80 @@ class DETRHead(TransformerHead):
             )
         if num_queries < 1:
             raise ConfigError(f"DETRHead: num_queries={num_queries}, expected at least 1.")
-        self.num_heads = settings.num_heads
-        self.make_transformer(num_queries, settings, query_groups)
+        if positions not in POSITIONS:
+            raise ConfigError(f"DETRHead: positions={positions!r}, expected one of {', '.join(POSITIONS)}.")
+        self.d_model, self.num_heads, self.num_queries = d_model, num_heads, num_queries
+        self.learned_channels = d_model
+        self.positions = positions
+        layer = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
+        self.encoder = TransformerEncoder(num_encoder_layers, d_model, **layer)
+        self.decoder = TransformerDecoder(num_decoder_layers, d_model, **layer)
+        init_xavier(self.encoder, self.decoder)
+        if positions == "learned":
+            self.row_embed = nn.Embedding(NUM_LEARNED, d_model // 2)
+            self.col_embed = nn.Embedding(NUM_LEARNED, d_model // 2)
+            nn.init.uniform_(self.row_embed.weight)
+            nn.init.uniform_(self.col_embed.weight)
+        self.query_embed = nn.Embedding(num_queries, d_model)
         self.class_embed = nn.Linear(d_model, num_classes + 1)
         self.bbox_embed = MLP((d_model, d_model, d_model, 4))
-        self.denoising = BoxDenoising(num_classes, d_model, denoising, embeds_boxes=True)
-
-    @property
-    def uses_targets(self) -> bool:
-        """Whether training adds denoising queries, which are made from the targets."""
-        return self.denoising.is_enabled
 
     def forward(
-        self,
-        features: Mapping[str, Tensor],
-        padding_mask: Tensor | None = None,
-        *,
-        targets: Sequence[DetectionTarget] | None = None,
+        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
     ) -> dict[str, Any]:
         """Predict a box and class logits per query.
 
         Args:
-            targets: only in training, if there is denoising: the targets that noised queries are made from.
-        Returns:
-            pred_logits: (B, Q, num_classes + 1), the last class being "no object".
-            pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
-            aux_outputs: the same two for each decoder layer but the last, first layer first.
-            denoising: with targets, the same three for the noised queries, see `QueryLayout`.
-            groups, one_to_many: in training, the same for further groups of queries, see `QueryLayout`.
+            features: the neck's maps, (B, d_model, h, w).
+            padding_mask: (B, H, W) bool at the size of the images, True = padding.
+            added: other queries, which precede the head's own in the outputs.
         """
-        noised = self.denoising(targets) if self.denoising.is_enabled and targets is not None else None
-        return self.predict(self.transform(features[self.feature_name], padding_mask, noised))
+        image = features[self.feature_name]
+        size = image.shape[-2:]
+        padding = None if padding_mask is None else resize_mask(padding_mask, size)  # (B, h, w)
+        memory_bias = None if padding is None else padding_bias(padding.flatten(1), image.dtype)
+        positions = self._encode_positions(image, padding)  # (B or 1, h * w, d_model)
+        tokens = image.flatten(2).transpose(1, 2)  # (B, h * w, d_model)
+        if self.positions == "sine_input":
+            tokens, positions = tokens + positions, None
 
-    def decode(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Decoded:
-        """Return the decoded queries, before classes and boxes are predicted; arguments as in `forward`."""
-        return self.transform(features[self.feature_name], padding_mask)
+        memory = self.encoder(tokens, positions, bias=memory_bias)
+        queries = self.make_queries(self.query_embed.weight, None, len(image))
+        if added is not None:
+            queries = added.join(queries, self)
+        states = self.decoder(
+            queries.content,
+            memory,
+            positions=queries.positions,
+            memory_positions=positions,
+            bias=queries.bias,
+            memory_bias=memory_bias,
+        )  # (layers, B, Q, d_model)
+        logits = self.class_embed(states).unbind()
+        boxes = self.bbox_embed(states).sigmoid().unbind()
+        return {
+            "pred_logits": logits[-1],  # (B, Q, num_classes + 1), the last class being "no object"
+            "pred_boxes": boxes[-1],  # (B, Q, 4) cxcywh in 0..1 of the un-padded image
+            "aux_outputs": [  # the same of each decoder layer but the last, first layer first
+                {"pred_logits": l, "pred_boxes": b} for l, b in zip(logits[:-1], boxes[:-1])
+            ],
+            "queries": states[-1],  # (B, Q, d_model), decoded
+            "memory": memory,  # (B, h * w, d_model), the encoded map
+        }
 
-    def predict(self, decoded: Decoded) -> dict[str, Any]:
-        """Predict classes and boxes from all layers, returned as by `forward`."""
-        logits, boxes = self.class_embed(decoded.states), self.bbox_embed(decoded.states).sigmoid()
-        layers = [dict(pred_logits=l, pred_boxes=b) for l, b in zip(logits.unbind(), boxes.unbind())]
-        return decoded.layout.outputs(layers)
+    def make_queries(self, vectors: Tensor, boxes: None, batch_size: int) -> Queries:
+        """Return queries with learned positions (Q, d_model) and without content; see `QueryHead`."""
+        positions = vectors.expand(batch_size, -1, -1)
+        return Queries(content=torch.zeros_like(positions), positions=positions)
+
+    def _encode_positions(self, image: Tensor, padding: Tensor | None) -> Tensor | None:
+        """Return the positions of a map's locations, (B or 1, h * w, d_model); None if the head uses none."""
+        size = image.shape[-2:]
+        if self.positions == "none":
+            return None
+        if self.positions == "learned":
+            rows, columns = (torch.arange(n, device=image.device).clamp(max=NUM_LEARNED - 1) for n in size)
+            parts = self.row_embed(rows)[:, None], self.col_embed(columns)[None]
+            return torch.cat([part.expand(*size, -1) for part in parts], dim=-1).flatten(0, 1)[None].to(image.dtype)
+        positions = sine_positions_2d(size, self.d_model, padding_mask=padding, device=image.device)
+        return positions.flatten(1, 2).to(image.dtype)

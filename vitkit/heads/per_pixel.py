@@ -1,12 +1,12 @@
-"""Heads that classify each pixel independently, as baselines for mask classification."""
+"""Per-pixel baselines of MaskFormer (Cheng et al. 2021, section 4.2, https://arxiv.org/abs/2107.06278)."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit.heads.maskformer import MaskFormerHead, check_pixel_decoder
-from vitkit.nn.transformer import EncoderDecoderSettings
+from vitkit.heads.maskformer import MaskFormerHead
+from vitkit.nn.mask_features import check_pixel_decoder
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
@@ -58,10 +58,25 @@ class PerPixelBaselinePlusHead(MaskFormerHead):
         feature_info: Mapping[str, FeatureInfo],
         num_classes: int,
         *,
-        settings: EncoderDecoderSettings = EncoderDecoderSettings(num_encoder_layers=0),
+        d_model: int = 256,
+        num_heads: int = 8,
+        d_ffn: int = 2048,
+        dropout: float = 0.1,
+        num_encoder_layers: int = 0,
+        num_decoder_layers: int = 6,
     ):
-        super().__init__(feature_info, num_classes, num_queries=num_classes, settings=settings)
-        del self.class_embed
+        super().__init__(
+            feature_info,
+            num_classes,
+            num_queries=num_classes,
+            d_model=d_model,
+            num_heads=num_heads,
+            d_ffn=d_ffn,
+            dropout=dropout,
+            num_encoder_layers=num_encoder_layers,
+            num_decoder_layers=num_decoder_layers,
+        )
+        self.class_embed = nn.Identity()  # a query's class is its number
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Classify pixels.
@@ -70,6 +85,6 @@ class PerPixelBaselinePlusHead(MaskFormerHead):
             pred_semantic: (B, num_classes, h, w) logits.
             aux_outputs: the same for each decoder layer but the last, first layer first.
         """
-        embeddings = self.mask_embed(self.decode(features, padding_mask).states)  # (L, B, num_classes, channels)
-        *earlier, last = (dict(pred_semantic=mask_logits(x, features["mask_features"])) for x in embeddings)
-        return {**last, "aux_outputs": earlier}
+        outputs = super().forward(features, padding_mask)
+        earlier = [mask_logits(layer["mask_embed"], layer["mask_features"]) for layer in outputs["aux_outputs"]]
+        return {"pred_semantic": outputs["pred_masks"], "aux_outputs": [{"pred_semantic": x} for x in earlier]}

@@ -90,13 +90,11 @@ def postprocessing(model: Any) -> dict[str, Any] | None:
         return None
     settings = {"tasks": [], "mask_multiple": mask_multiple(model)}
     if isinstance(model, DETRSegmentation):
-        settings["smallest_area"] = SMALLEST_AREA
+        settings |= {"smallest_area": SMALLEST_AREA, "object_threshold": model.object_threshold}
     if isinstance(model, MaskResults):
-        names = ("num_instances", "overlap_threshold", "cut_masks")
-        settings |= {name: getattr(model.settings, name) for name in names}
+        settings |= {"num_instances": model.num_instances, **model.panoptic_rules._asdict()}
     if isinstance(model, MaskResults | DETRSegmentation):
-        threshold = model.settings.object_threshold if isinstance(model, MaskResults) else model.object_threshold
-        settings |= {"tasks": list(model.tasks), "things": list(model.things), "object_threshold": threshold}
+        settings |= {"tasks": list(model.tasks), "things": list(model.things)}
     return settings
 
 

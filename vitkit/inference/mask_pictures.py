@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitkit.inference.image_attention import View, class_scores
 from vitkit.losses.mask_criterion import MaskCriterion
-from vitkit.models.mask_postprocess import Geometry, MaskSettings, assign_pixels, panoptic, query_chunks
+from vitkit.models.mask_postprocess import Geometry, PanopticRules, assign_pixels, panoptic, query_chunks
 from vitkit.models.mask_results import MaskResults, geometry_of
 from vitkit.visualization.masks import draw_panoptic
 from vitkit.visualization.panels import Panel, draw_rows
@@ -64,9 +64,9 @@ def draw_loss_points(view: View, criterion: MaskCriterion, queries: Sequence[int
     return path
 
 
-def merging_rules(probabilities: Tensor, masks: Tensor, geometry: Geometry, settings: MaskSettings) -> Tensor:
+def merging_rules(probabilities: Tensor, masks: Tensor, geometry: Geometry, rules: PanopticRules) -> Tensor:
     """Return (H, W) int64, an index into `RULES` for each pixel of the original image; arguments are `panoptic`'s."""
-    assigned = assign_pixels(probabilities, masks, geometry, settings=settings)
+    assigned = assign_pixels(probabilities, masks, geometry, rules=rules)
     covering = torch.zeros(geometry.original, dtype=torch.int64)
     covered, unsure = torch.zeros(2, *geometry.original, dtype=torch.bool)
     is_confident = torch.zeros(len(masks), dtype=torch.bool).index_fill_(0, assigned.queries, True)
@@ -76,10 +76,10 @@ def merging_rules(probabilities: Tensor, masks: Tensor, geometry: Geometry, sett
         covered |= inside.any(0)
         covering += inside[is_confident[chosen]].sum(0)
         unsure |= inside[(is_object & ~is_confident)[chosen]].any(0)
-    kept = torch.tensor(assigned.is_kept(settings), dtype=torch.bool)
+    kept = torch.tensor(assigned.is_kept(rules), dtype=torch.bool)
     stays = kept[assigned.owner] if len(kept) else torch.zeros_like(unsure)
     # Without `cut_masks`, a pixel outside its owner's mask also belongs to the owner.
-    mine = assigned.inside if settings.cut_masks else torch.full_like(unsure, len(kept) > 0)
+    mine = assigned.inside if rules.cut_masks else torch.full_like(unsure, len(kept) > 0)
     uncovered = torch.where(unsure, 2, torch.where(covered, 1, 0))
     void = torch.where(mine, 4, torch.where(covering > 0, 3, uncovered))
     return torch.where(stays & mine, torch.where(covering > 1, 5, 6), void)
@@ -94,14 +94,14 @@ def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: P
     outputs = view.outputs
     geometry = geometry_of(outputs, 0, view.image.shape[:2])
     probabilities = outputs["pred_logits"][0].float().softmax(-1).cpu()
-    masks, settings = outputs["pred_masks"][0].float().cpu(), model.settings
-    assigned = assign_pixels(probabilities, masks, geometry, settings=settings)
-    merged = panoptic(probabilities, masks, geometry, things=model.things, settings=settings)
-    rules = merging_rules(probabilities, masks, geometry, settings)
+    masks, rules = outputs["pred_masks"][0].float().cpu(), model.panoptic_rules
+    assigned = assign_pixels(probabilities, masks, geometry, rules=rules)
+    merged = panoptic(probabilities, masks, geometry, things=model.things, rules=rules)
+    decided = merging_rules(probabilities, masks, geometry, rules)
     drawn = draw_panoptic(view.image, merged.segment_ids, merged.segments, classes)
     drawn = drawn[: round(drawn.shape[1] * view.image.shape[0] / view.image.shape[1])]  # without the legend
-    colors = np.array([color for _, color in RULES], np.uint8)[rules.numpy()]
-    shares = [f"{name} {float((rules == k).float().mean()):.1%}" for k, (name, _) in enumerate(RULES)]
+    colors = np.array([color for _, color in RULES], np.uint8)[decided.numpy()]
+    shares = [f"{name} {float((decided == k).float().mean()):.1%}" for k, (name, _) in enumerate(RULES)]
     rows = [
         (
             "",
@@ -112,13 +112,13 @@ def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: P
             ],
         )
     ]
-    is_kept = assigned.is_kept(settings)
+    is_kept = assigned.is_kept(rules)
     stuff: dict[int, int] = {}  # class -> the first query whose mask is kept, which the others join
     for i, query in enumerate(assigned.queries.tolist()):
         mask = next(logits for _, logits in query_chunks(masks[[query]], geometry))[0].sigmoid()
         inside, mine = mask >= 0.5, assigned.owner == i
-        drawn_as = mine & inside if settings.cut_masks else mine
-        label, verdict = int(assigned.labels[i]), f"dropped (below {settings.overlap_threshold:.0%})"
+        drawn_as = mine & inside if rules.cut_masks else mine
+        label, verdict = int(assigned.labels[i]), f"dropped (below {rules.overlap_threshold:.0%})"
         if is_kept[i]:
             first = query if model.things[label] else stuff.setdefault(label, query)
             verdict = "kept" if first == query else f"kept, joins query {first}"

@@ -234,11 +234,10 @@ def maskformer(settings: Settings, name: str) -> tuple[str, Section]:
     tasks = _tasks(settings, name)
     base = {"panoptic": "coco_panoptic"}.get(tasks[0], "ade20k")
     return f"configs/maskformer_r50_{base}.py", dict(
-        type="MaskClassification",
+        type="MaskFormer",
         tasks=tasks,
         num_queries=decoder.get("num_queries", 100),
         size_divisibility=32,
-        cut_masks=False,
         backbone=_mask_backbone(settings),
         neck=dict(
             type="FPNPixelDecoder",
@@ -270,7 +269,7 @@ def mask2former(settings: Settings, name: str) -> tuple[str, Section]:
     base = {"semantic": "ade20k_semantic"}.get(tasks[0], f"coco_{tasks[0]}")
     heads = settings.number("num_attention_heads")
     return f"configs/mask2former_r50_{base}.py", dict(
-        type="MaskClassification",
+        type="Mask2Former",
         tasks=tasks,
         num_queries=settings.number("num_queries"),
         backbone=_mask_backbone(settings),

@@ -27,9 +27,9 @@ from vitkit.structures import BOS, EOS, PAD
 
 TOKENIZER = "tokenizer_config.json"
 _NOT_COMPARED = (
-    *("pretrained", "frozen_stages", "freeze_detr", "drop_path", "dropout", "position_std", "denoising_queries"),
+    *("pretrained", "frozen_stages", "freeze_detr", "drop_path", "dropout", "position_std", "training_queries"),
     *("norm", "out_features", "num_classes", "source_size", "target_size", "output_bias", "tasks", "things"),
-    *("pixel_mean", "pixel_std", "size_divisibility", "isolate_padding", "cut_masks", "decoding"),
+    *("pixel_mean", "pixel_std", "size_divisibility", "isolate_padding", "decoding"),
 )
 """Arguments that are not compared: those of training, those that follow from the weights, and those of pre- and
 post-processing."""
@@ -84,8 +84,6 @@ def config_json(loaded: Predictor | Translator, spec: Mapping[str, Any]) -> Sect
     """
     model = _resolved(spec, MODELS)
     kind = _KINDS.get(model["backbone"]["type"] if model["type"] == "Classifier" else model["type"])
-    if kind == "maskformer" and model["head"]["type"] == "Mask2FormerHead":
-        kind = "mask2former"
     if kind == "deformable_detr" and model["neck"].get("in_features") is None:
         model["neck"]["in_features"] = loaded.model.neck.in_features
     if kind is None:
@@ -326,7 +324,8 @@ _KINDS = {
     "DETR": "detr",
     "DETRSegmentation": "detr",
     "DeformableDETR": "deformable_detr",
-    "MaskClassification": "maskformer",
+    "MaskFormer": "maskformer",
+    "Mask2Former": "mask2former",
     "Swin": "swin",
     "SwinV2": "swinv2",
     "ViT": "vit",

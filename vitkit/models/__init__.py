@@ -5,7 +5,17 @@ from typing import Any
 
 from torch import nn
 
-from vitkit.models import classifier, deformable_detr, detr, detr_segmentation, eomt, mask_classification, per_pixel  # noqa: F401
+from vitkit.models import (  # noqa: F401
+    classifier,
+    deformable_detr,
+    detr,
+    detr_segmentation,
+    dino,
+    eomt,
+    mask2former,
+    maskformer,
+    per_pixel,
+)
 from vitkit.registry import MODELS, Spec, parameters_of
 from vitkit.seq2seq.vocabulary import Vocabulary
 

@@ -1,10 +1,9 @@
 """Functionality of dense prediction models: building, pretrained weights, and preparing images for the backbone."""
 
 import inspect
+import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 
 from vitkit.backbones.base import check_feature_info, pixel_statistics
 from vitkit.errors import ConfigError, DataError
-from vitkit.nn.query_groups import QuerySettings
 from vitkit.ops.images import normalize_images, pad_to_multiple
-from vitkit.protocols import HasPretrained, KeepsFeatures, UsesTargets
+from vitkit.protocols import HasPretrained, KeepsFeatures
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
-from vitkit.structures import DetectionTarget
+
+logger = logging.getLogger("vitkit")
 
 
 class ModelOnBackbone(nn.Module):
@@ -38,16 +37,17 @@ class DensePredictionModel(ModelOnBackbone):
     coarsest map.
 
     Args:
-        backbone: spec or module, as are `neck` and `head`.
+        backbone, neck, head: spec or module.
         num_classes: number of classes, in the form that the head takes.
-        queries: for heads with queries; settings of additional queries in training are passed on if they are set.
+        num_queries: for heads with queries, their number.
+        training_queries: specs of queries that exist in training only, see `vitkit.training_queries`.
         isolate_padding: in the original models, padding leaks into an image through convolutions, norms and resizing,
             so that results depend on the other images in the batch; official metrics include this. True prevents it: an
             image's results are then the same, except for rounding, alone and in any batch.
         size_divisibility: images are padded with zeros to a multiple of this; the padding counts as part of the image.
     Raises:
-        ConfigError: `isolate_padding` is set but the backbone takes no padding mask, or the backbone's `feature_info`
-            does not match its outputs.
+        ConfigError: `isolate_padding` is set but the backbone or the neck does not support it, or the backbone's
+            `feature_info` does not match its outputs.
     """
 
     class_head: tuple[str, ...] = ()
@@ -62,31 +62,42 @@ class DensePredictionModel(ModelOnBackbone):
         head: Spec | nn.Module,
         *,
         num_classes: int,
-        queries: QuerySettings | None = None,
+        num_queries: int | None = None,
+        training_queries: Sequence[Spec] = (),
         isolate_padding: bool = False,
         size_divisibility: int = 1,
     ):
         super().__init__()
         self.backbone = BACKBONES.build(backbone)
         check_feature_info(self.backbone)
-        self.neck = NECKS.build(neck, feature_info=self.backbone.feature_info)
+        if isolate_padding and "padding_mask" not in inspect.signature(self.backbone.forward).parameters:
+            raise ConfigError(
+                f"isolate_padding=True: backbone {type(self.backbone).__name__} takes no padding mask. "
+                "Set model.isolate_padding=False or choose a ResNet."
+            )
+        isolated = {"isolate_padding": True} if isolate_padding else {}
+        self.neck = NECKS.build(neck, feature_info=self.backbone.feature_info, **isolated)
         in_features = getattr(self.neck, "in_features", None)
         if isinstance(self.backbone, KeepsFeatures) and in_features is not None and not self.needs_all_features:
             self.backbone.keep_features(in_features)
-        self.head = HEADS.build(
-            head, feature_info=self.neck.feature_info, num_classes=num_classes, **_head_arguments(queries)
-        )
+        queries = {} if num_queries is None else {"num_queries": num_queries}
+        self.head = HEADS.build(head, feature_info=self.neck.feature_info, num_classes=num_classes, **queries)
+        self.training_queries = None
+        if training_queries:
+            from vitkit.training_queries import TrainingQueries  # models without them never import the package
+
+            self.training_queries = TrainingQueries(training_queries, self.head, num_classes)
         self.isolate_padding = isolate_padding
         self.size_divisibility = size_divisibility
         # If strides divide the size, an image's part of a map does not depend on the amount of padding.
         stride = max(info.stride for info in self.neck.feature_info.values()) if isolate_padding else 1
         self.padding_multiple = math.lcm(stride, size_divisibility)
         """Images are padded to multiples of this, in pixels."""
-        if isolate_padding and "padding_mask" not in inspect.signature(self.backbone.forward).parameters:
-            raise ConfigError(
-                f"model.isolate_padding: backbone {type(self.backbone).__name__} takes no padding mask. "
-                "Set model.isolate_padding=False or choose a ResNet."
-            )
+
+    @property
+    def uses_targets(self) -> bool:
+        """Whether `forward` needs the targets in training, since there are training queries."""
+        return self.training_queries is not None
 
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Normalise images and pad them as the model requires; if padding is isolated, a mask is always returned."""
@@ -100,50 +111,34 @@ class DensePredictionModel(ModelOnBackbone):
                 f"location of the coarsest map (stride {stride}). Resize them to more, or leave coarse maps out "
                 "(model.backbone.out_features, model.neck)."
             )
-        if not self.isolate_padding:
-            divides = self.size_divisibility == 1
-            return (images, padding_mask) if divides else pad_to_multiple(images, padding_mask, self.size_divisibility)
-        if padding_mask is None:
-            padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
-        images, padding_mask = pad_to_multiple(images, padding_mask, self.padding_multiple)
-        return images, free_blocks(padding_mask, self.size_divisibility)
+        if self.isolate_padding and padding_mask is None:
+            padding_mask = images.new_zeros(images.shape[0], height, width, dtype=torch.bool)
+        if self.padding_multiple > 1:
+            images, padding_mask = pad_to_multiple(images, padding_mask, self.padding_multiple)
+        if self.isolate_padding:
+            padding_mask = without_divisibility_padding(padding_mask, self.size_divisibility)
+        return images, padding_mask
 
-    def backbone_maps(self, images: Tensor, padding_mask: Tensor | None) -> Mapping[str, Tensor]:
-        """Return the backbone's maps of prepared images."""
-        return self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
-
-    def neck_maps(self, maps: Mapping[str, Tensor], padding_mask: Tensor | None) -> Mapping[str, Tensor]:
-        """Return the neck's maps from those of the backbone."""
-        return self.neck(maps, padding_mask if self.isolate_padding else None)
-
-    def features(self, images: Tensor, padding_mask: Tensor | None) -> Mapping[str, Tensor]:
-        """Return the neck's maps of prepared images."""
-        return self.neck_maps(self.backbone_maps(images, padding_mask), padding_mask)
-
-    @property
-    def uses_targets(self) -> bool:
-        """Whether the head has additional queries in training; see `vitkit.protocols.UsesTargets`."""
-        return isinstance(self.head, UsesTargets) and self.head.uses_targets
-
-    def head_outputs(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None, targets: Sequence[DetectionTarget] | None
-    ) -> dict[str, Any]:
-        """Return the head's outputs, including those of its additional training queries if there are targets."""
-        known = {} if targets is None else dict(targets=targets)
-        return self.head(features, padding_mask, **known)
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Make weights fit that were trained with other training queries, or without any, in place: their entries are
+        dropped, and the model's own keep their initial values."""
+        start = f"{prefix}training_queries."
+        own = {} if self.training_queries is None else self.training_queries.state_dict(prefix=start)
+        for part in {key.removeprefix(start).partition(".")[0] for key in (*own, *state) if key.startswith(start)}:
+            ours = {key: value for key, value in own.items() if key.startswith(f"{start}{part}.")}
+            theirs = [key for key in state if key.startswith(f"{start}{part}.")]
+            if {key: state[key].shape for key in theirs} == {key: value.shape for key, value in ours.items()}:
+                continue
+            if ours:
+                difference = "has another shape in the weights" if theirs else "is not in the weights"
+                logger.info("%s%s is used only in training, and %s: it is newly initialised", start, part, difference)
+            for key in theirs:
+                del state[key]
+            state |= ours
 
 
-def _head_arguments(queries: QuerySettings | None) -> dict[str, int]:
-    """Return the arguments for building a head: the number of queries, and settings that are not the default."""
-    if queries is None:
-        return {}
-    usual = asdict(QuerySettings())
-    further = {name: value for name, value in asdict(queries).items() if value != usual[name]}
-    return {**further, "num_queries": queries.num_queries}
-
-
-def free_blocks(padding_mask: Tensor, size: int) -> Tensor:
-    """Mark whole blocks of size x size pixels as image if any of their pixels is; (B, H, W) bool, True = padding."""
+def without_divisibility_padding(padding_mask: Tensor, size: int) -> Tensor:
+    """Count the padding of each image to a multiple of `size` as part of it: (B, H, W) bool, True = padding."""
     if size == 1:
         return padding_mask
     free = F.max_pool2d((~padding_mask).float(), size)
@@ -154,4 +149,4 @@ def check_tasks(tasks: Sequence[str], choices: Sequence[str]) -> None:
     """Raise ConfigError if a task is unknown."""
     for task in tasks:
         if task not in choices:
-            raise ConfigError(f"model.tasks: unknown task {task!r}. {nearest(task, choices)}")
+            raise ConfigError(f"tasks: unknown task {task!r}. {nearest(task, choices)}")

@@ -1,12 +1,11 @@
 """Deformable DETR: backbone, neck, head (Zhu et al. 2021, https://arxiv.org/abs/2010.04159)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.models.detr import DETR
-from vitkit.nn.query_groups import QuerySettings
 from vitkit.ops.boxes import cxcywh_to_xyxy
 from vitkit.registry import MODELS, Spec
 from vitkit.structures import Detections
@@ -14,13 +13,13 @@ from vitkit.structures import Detections
 
 @MODELS.register
 class DeformableDETR(DETR):
-    """A DETR on several maps with one sigmoid per class; DINO, if the head is DINO's.
+    """A DETR on several maps with one sigmoid per class.
 
     Args:
-        num_detections: number of detections per image; DINO uses 300. The other arguments are those of DETR.
+        num_detections: number of detections per image. The other arguments are those of DETR.
     """
 
-    class_head = ("head.class_embed.", "head.proposals.class_embed.", "head.denoising.label_embed.")
+    class_head = ("head.class_embed.", "head.proposals.class_embed.", "training_queries.denoising.label_embed.")
     class_activation = "sigmoid"
 
     def __init__(
@@ -29,16 +28,23 @@ class DeformableDETR(DETR):
         neck: Spec | nn.Module,
         head: Spec | nn.Module,
         *,
-        queries: QuerySettings = QuerySettings(),
+        num_queries: int = 300,
         num_classes: int = 91,
         num_detections: int = 100,
+        training_queries: Sequence[Spec] = (),
         isolate_padding: bool = False,
     ):
         super().__init__(
-            backbone, neck, head, queries=queries, num_classes=num_classes, isolate_padding=isolate_padding
+            backbone,
+            neck,
+            head,
+            num_queries=num_queries,
+            num_classes=num_classes,
+            training_queries=training_queries,
+            isolate_padding=isolate_padding,
         )
         if num_detections < 1:
-            raise ConfigError(f"model.num_detections={num_detections}: expected at least 1.")
+            raise ConfigError(f"num_detections={num_detections}: expected at least 1.")
         self.num_detections = num_detections
 
     @staticmethod

@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitkit.models.base import DensePredictionModel
-from vitkit.nn.query_groups import QuerySettings
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.registry import MODELS, Spec
 from vitkit.structures import Detections, DetectionTarget
@@ -17,14 +16,14 @@ class DETR(DensePredictionModel):
     """A detector that predicts boxes and classes from object queries.
 
     Args:
-        backbone: spec or module, as are `neck` and `head`.
-        queries: `num_queries` boxes are predicted per image; additional groups of queries help in training.
+        backbone, neck, head: spec or module.
+        num_queries: number of boxes predicted per image.
         num_classes: number of classes without "no object"; a run sets its dataset's. The official checkpoints have
             91, for COCO's raw category ids.
-        isolate_padding: see `DensePredictionModel`.
+        training_queries, isolate_padding: see `DensePredictionModel`.
     """
 
-    class_head = ("head.class_embed.", "head.denoising.label_embed.")
+    class_head = ("head.class_embed.", "training_queries.denoising.label_embed.")
     class_activation = "softmax"
 
     def __init__(
@@ -33,12 +32,19 @@ class DETR(DensePredictionModel):
         neck: Spec | nn.Module,
         head: Spec | nn.Module,
         *,
-        queries: QuerySettings = QuerySettings(),
+        num_queries: int = 100,
         num_classes: int = 91,
+        training_queries: Sequence[Spec] = (),
         isolate_padding: bool = False,
     ):
         super().__init__(
-            backbone, neck, head, queries=queries, num_classes=num_classes, isolate_padding=isolate_padding
+            backbone,
+            neck,
+            head,
+            num_classes=num_classes,
+            num_queries=num_queries,
+            training_queries=training_queries,
+            isolate_padding=isolate_padding,
         )
 
     def forward(
@@ -49,14 +55,18 @@ class DETR(DensePredictionModel):
         Args:
             targets: only in training, see `uses_targets`.
         Returns:
+            the head's outputs:
             pred_logits: (B, Q, num_classes + 1), the last class being "no object".
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
             aux_outputs: the same two for each decoder layer but the last, first layer first.
-            Further outputs depend on the head, see there.
+            training_outputs: only with training queries, a list of their outputs, see `TrainingOutputs`.
         """
         images, padding_mask = self.prepare(images, padding_mask)
-        features = self.features(images, padding_mask)
-        return self.head_outputs(features, padding_mask, targets)
+        maps = self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
+        features = self.neck(maps, padding_mask)
+        if targets is None:
+            return self.head(features, padding_mask)
+        return self.training_queries(self.head, features, padding_mask, targets)
 
     def detections(self, outputs: Mapping[str, Tensor]) -> Detections:
         """Return every query's best class and box, without thresholding or suppression.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,9 +14,8 @@ from vitkit.errors import ConfigError
 from vitkit.heads.detr_masks import BoxAttention, MaskConvHead
 from vitkit.models.base import check_tasks
 from vitkit.models.detr import DETR
-from vitkit.models.mask_postprocess import Panoptic, SegmentationSettings, chunks, resize
-from vitkit.nn.query_groups import QuerySettings
-from vitkit.ops.images import unpadded_sizes
+from vitkit.models.mask_postprocess import Panoptic, chunks, resize
+from vitkit.ops.images import resize_mask, unpadded_sizes
 from vitkit.registry import MODELS, Spec
 
 SMALLEST_AREA = 4
@@ -30,9 +29,11 @@ class DETRSegmentation(DETR):
     Args:
         backbone, neck, head, num_queries, num_classes, isolate_padding: see DETR; the backbone must return four maps.
         freeze_detr: train only the mask head, as the original does from a trained DETR.
-        settings: what `postprocess` returns in addition to boxes: "instance" masks, or a "panoptic" map.
+        tasks: what `postprocess` returns in addition to boxes: "instance" masks, or a "panoptic" map.
+        things: for each class, whether it has instances; None: all have. A run sets its dataset's.
+        object_threshold: class probability that queries in a panoptic map have to exceed.
     Raises:
-        ConfigError: the backbone has fewer than four maps, a task is unknown, or the head has groups of queries.
+        ConfigError: the backbone has fewer than four maps, or a task is unknown.
     """
 
     needs_all_features = True
@@ -48,27 +49,15 @@ class DETRSegmentation(DETR):
         num_queries: int = 100,
         num_classes: int = 250,
         freeze_detr: bool = True,
-        settings: SegmentationSettings = SegmentationSettings(("panoptic",), object_threshold=0.85),
+        tasks: Sequence[Literal["instance", "panoptic"]] = ("panoptic",),
+        things: Sequence[bool] | None = None,
+        object_threshold: float = 0.85,
         isolate_padding: bool = False,
     ):
         super().__init__(
-            backbone,
-            neck,
-            head,
-            queries=QuerySettings(num_queries=num_queries),
-            num_classes=num_classes,
-            isolate_padding=isolate_padding,
+            backbone, neck, head, num_queries=num_queries, num_classes=num_classes, isolate_padding=isolate_padding
         )
-        check_tasks(settings.tasks, ("instance", "panoptic"))
-        if self.head.group_queries.num_further:
-            raise ConfigError(
-                "DETRSegmentation: masks are of the usual queries alone. Leave groups and one_to_many_queries out of "
-                "model.head, and train the DETR with them before."
-            )
-        if self.uses_targets:
-            raise ConfigError(
-                "DETRSegmentation: a mask head is trained without denoising: set model.head.denoising_queries=None."
-            )
+        check_tasks(tasks, ("instance", "panoptic"))
         infos = list(self.backbone.feature_info.values())
         if len(infos) < 4:
             raise ConfigError(
@@ -83,9 +72,9 @@ class DETRSegmentation(DETR):
         self.freeze_detr = freeze_detr
         for part in self._frozen_parts():
             part.requires_grad_(False)
-        self.tasks = tuple(settings.tasks)
-        self.things = list(settings.things) if settings.things is not None else [True] * num_classes
-        self.object_threshold = settings.object_threshold
+        self.tasks = tuple(tasks)
+        self.things = list(things) if things is not None else [True] * num_classes
+        self.object_threshold = object_threshold
 
     def _frozen_parts(self) -> list[nn.Module]:
         return [self.backbone, self.neck, self.head] if self.freeze_detr else []
@@ -108,14 +97,15 @@ class DETRSegmentation(DETR):
         """
         image_sizes = unpadded_sizes(images, padding_mask)
         images, padding_mask = self.prepare(images, padding_mask)
-        maps = self.backbone_maps(images, padding_mask)
-        features = self.neck_maps(maps, padding_mask)
-        decoded = self.head.decode(features, padding_mask)
-        attention = self.bbox_attention(decoded.states[-1], decoded.memory, decoded.padding_mask)
+        maps = self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
+        features = self.neck(maps, padding_mask)
+        outputs = self.head(features, padding_mask)
+        image = features[self.head.feature_name]  # (B, d_model, h, w)
+        memory = outputs["memory"].transpose(1, 2).unflatten(2, image.shape[-2:])
+        padding = None if padding_mask is None else resize_mask(padding_mask, image.shape[-2:])
+        attention = self.bbox_attention(outputs["queries"], memory, padding)
         finer = list(maps.values())[-2:-5:-1]
-        isolated = padding_mask if self.isolate_padding else None
-        masks = self.mask_head(features[self.head.feature_name], attention, finer, isolated)
-        outputs = self.head.predict(decoded)
+        masks = self.mask_head(image, attention, finer, padding_mask if self.isolate_padding else None)
         return {**outputs, "pred_masks": masks, "input_size": tuple(images.shape[-2:]), "image_sizes": image_sizes}
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads.eomt import EoMTHead
 from vitkit.models.base import ModelOnBackbone
-from vitkit.models.mask_postprocess import Geometry, MaskSettings, WindowMasks, windowed_scores
+from vitkit.models.mask_postprocess import Geometry, WindowMasks, windowed_scores
 from vitkit.models.mask_results import MaskResults
 from vitkit.nn.attention import mask_bias
 from vitkit.nn.layers import checkpoint_block
@@ -41,6 +41,8 @@ class EoMT(MaskResults, ModelOnBackbone):
         num_classes: number of classes without "no object"; a run sets its dataset's.
         num_blocks: number of the last blocks that process queries.
         masked_attention: False: queries attend to all patches from the start, and only predict after the last block.
+        tasks, things, num_instances, object_threshold, overlap_threshold: what `postprocess` returns, see
+            `MaskResults.set_results`; a run sets its dataset's things.
     Raises:
         ConfigError: queries cannot join the backbone, or a number is out of range; see `MaskResults`.
     """
@@ -55,16 +57,20 @@ class EoMT(MaskResults, ModelOnBackbone):
         num_classes: int = 80,
         num_blocks: int = 4,
         masked_attention: bool = True,
-        settings: MaskSettings = MaskSettings(),
+        tasks: Sequence[Literal["semantic", "instance", "panoptic"]] = ("instance",),
+        things: Sequence[bool] | None = None,
+        num_instances: int = 100,
+        object_threshold: float = 0.8,
+        overlap_threshold: float = 0.8,
     ):
         super().__init__()
         self.backbone = BACKBONES.build(backbone)
         _check_backbone(self.backbone)
         depth, patch_size = len(self.backbone.blocks), self.backbone.patch_embed.patch_size
         if not 1 <= num_blocks <= depth:
-            raise ConfigError(f"model.num_blocks={num_blocks}: expected 1 to {depth}, the backbone's blocks.")
+            raise ConfigError(f"num_blocks={num_blocks}: expected 1 to {depth}, the backbone's blocks.")
         if num_queries < 1:
-            raise ConfigError(f"model.num_queries={num_queries}: expected at least 1.")
+            raise ConfigError(f"num_queries={num_queries}: expected at least 1.")
         self.num_blocks = num_blocks
         self.masked_attention = masked_attention
         self.image_size = self.backbone.image_size
@@ -74,7 +80,14 @@ class EoMT(MaskResults, ModelOnBackbone):
         self.register_buffer("attn_mask_probs", torch.ones(num_blocks))
         self._masked_blocks = [masked_attention] * num_blocks
         self.register_load_state_dict_post_hook(_note_masked_blocks)
-        self.set_tasks(settings, num_classes)
+        self.set_results(
+            num_classes,
+            tasks=tasks,
+            things=things,
+            num_instances=num_instances,
+            object_threshold=object_threshold,
+            overlap_threshold=overlap_threshold,
+        )
 
     def set_mask_probabilities(self, probabilities: Sequence[float]) -> None:
         """Set the fraction of queries that each of the last blocks masks, first to last."""

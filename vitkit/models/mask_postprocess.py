@@ -5,8 +5,7 @@ bilinearly, as in the originals. At 2048x2048, all masks at once would take giga
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,31 +15,15 @@ CHUNK_VALUES = 1 << 25
 """Number of values in the largest intermediate tensor, 128 MiB in float32."""
 
 
-@dataclass(frozen=True)
-class SegmentationSettings:
-    """What a model's `postprocess` returns."""
+class PanopticRules(NamedTuple):
+    """Which queries become segments of a panoptic map, and which pixels they get."""
 
-    tasks: Sequence[Literal["semantic", "instance", "panoptic"]]
-    things: Sequence[bool] | None = None
-    """For each class, whether it has instances, for "instance" and "panoptic"; None: all. A run sets its dataset's."""
     object_threshold: float = 0.8
-    """Class probability that queries in a panoptic map have to exceed."""
-
-
-@dataclass(frozen=True)
-class MaskSettings(SegmentationSettings):
-    """How MaskFormer and Mask2Former compute their results from masks."""
-
-    tasks: Sequence[Literal["semantic", "instance", "panoptic"]] = ("instance",)
-    num_instances: int = 100
-    """Number of pairs of query and class chosen per image."""
+    """Class probability that a query has to exceed."""
     overlap_threshold: float = 0.8
-    """Fraction of its mask that a panoptic segment must keep at least."""
+    """Fraction of its mask that a segment must keep at least."""
     cut_masks: bool = True
     """Whether pixels outside a segment's own mask are void (Mask2Former) rather than the segment's (MaskFormer)."""
-    resize_masks: bool | None = None
-    """Whether masks are resized to the original image before the classes are summed, rather than the sums; None: True
-    if there is a task other than "semantic", as in the originals."""
 
 
 class Geometry(NamedTuple):
@@ -282,15 +265,15 @@ class Assignment(NamedTuple):
     owned: Tensor
     """(N,) int64, number of pixels assigned to each query."""
 
-    def is_kept(self, settings: MaskSettings) -> list[bool]:
+    def is_kept(self, rules: PanopticRules) -> list[bool]:
         """Return whether each query keeps enough of its mask to become a segment."""
-        inside = self.owner[self.inside].bincount(minlength=len(self.queries)) if settings.cut_masks else self.owned
+        inside = self.owner[self.inside].bincount(minlength=len(self.queries)) if rules.cut_masks else self.owned
         shares = self.owned / self.areas.clamp(min=1)
-        return ((self.areas > 0) & (inside > 0) & (shares >= settings.overlap_threshold)).tolist()
+        return ((self.areas > 0) & (inside > 0) & (shares >= rules.overlap_threshold)).tolist()
 
 
 def panoptic(
-    probabilities: Tensor, masks: Tensor, geometry: Geometry, *, things: Sequence[bool], settings: MaskSettings
+    probabilities: Tensor, masks: Tensor, geometry: Geometry, *, things: Sequence[bool], rules: PanopticRules
 ) -> Panoptic:
     """Assign each pixel to the query with the most confident class and mask; drop segments that lose most of their
     mask.
@@ -300,15 +283,15 @@ def panoptic(
         masks: (Q, h, w) logits.
         things: for each class, whether it has instances; for other classes, all segments become one.
     """
-    assigned = assign_pixels(probabilities, masks, geometry, settings=settings)
+    assigned = assign_pixels(probabilities, masks, geometry, rules=rules)
     segment_ids = torch.zeros(geometry.original, dtype=torch.int32, device=masks.device)
     segments, stuff = [], {}
-    kept = assigned.is_kept(settings)
+    kept = assigned.is_kept(rules)
     for i, (label, score) in enumerate(zip(assigned.labels.tolist(), assigned.scores.tolist())):
         if not kept[i]:
             continue
         region = assigned.owner == i
-        if settings.cut_masks:
+        if rules.cut_masks:
             region &= assigned.inside
         if not things[label] and label in stuff:
             segment_ids[region] = stuff[label]
@@ -320,10 +303,10 @@ def panoptic(
     return Panoptic(segment_ids, segments)
 
 
-def assign_pixels(probabilities: Tensor, masks: Tensor, geometry: Geometry, *, settings: MaskSettings) -> Assignment:
+def assign_pixels(probabilities: Tensor, masks: Tensor, geometry: Geometry, *, rules: PanopticRules) -> Assignment:
     """Assign each pixel of the original image to a confident query; arguments as in `panoptic`."""
     scores, labels = probabilities.max(-1)
-    confident = (labels != probabilities.shape[1] - 1) & (scores > settings.object_threshold)
+    confident = (labels != probabilities.shape[1] - 1) & (scores > rules.object_threshold)
     scores, labels, masks = scores[confident], labels[confident], masks[confident]
     best = masks.new_full(geometry.original, -1.0)  # largest score times mask so far
     owner = torch.zeros(geometry.original, dtype=torch.int64, device=masks.device)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.models.base import check_tasks
-from vitkit.models.mask_postprocess import Geometry, MaskSettings, instances, panoptic, semantic_map, semantic_scores
+from vitkit.models.mask_postprocess import Geometry, PanopticRules, instances, panoptic, semantic_map, semantic_scores
 from vitkit.ops.masks import boxes_around_masks
 
 TASKS = ("semantic", "instance", "panoptic")
@@ -18,25 +18,43 @@ class MaskResults:
 
     tasks: tuple[str, ...]
     things: list[bool]
-    settings: MaskSettings
-    resize_masks: bool
+    num_instances: int
+    panoptic_rules: PanopticRules
+    cut_masks = True
+    """See `PanopticRules`."""
 
-    def set_tasks(self, settings: MaskSettings, num_classes: int) -> None:
-        """Store the settings.
+    def set_results(
+        self,
+        num_classes: int,
+        *,
+        tasks: Sequence[str],
+        things: Sequence[bool] | None,
+        num_instances: int,
+        object_threshold: float,
+        overlap_threshold: float,
+    ) -> None:
+        """Store what `postprocess` returns.
 
+        Args:
+            tasks: "semantic", "instance", "panoptic": any of them.
+            things: for each class, whether it has instances, for "instance" and "panoptic"; None: all have.
+            num_instances: number of pairs of query and class chosen per image, for "instance".
+            object_threshold, overlap_threshold: see `PanopticRules`.
         Raises:
             ConfigError: there is no task or an unknown one, or the length of `things` is not the number of classes.
         """
-        tasks, things, resize_masks = settings.tasks, settings.things, settings.resize_masks
         if not tasks:
-            raise ConfigError(f"model.tasks is empty; expected any of {', '.join(TASKS)}.")
+            raise ConfigError(f"tasks is empty; expected any of {', '.join(TASKS)}.")
         check_tasks(tasks, TASKS)
         if things is not None and len(things) != num_classes:
-            raise ConfigError(f"model.things has {len(things)} entries, but there are {num_classes} classes.")
+            raise ConfigError(f"things has {len(things)} entries, but there are {num_classes} classes.")
         self.tasks = tuple(tasks)
         self.things = list(things) if things is not None else [True] * num_classes
-        self.settings = settings
-        self.resize_masks = resize_masks if resize_masks is not None else set(tasks) != {"semantic"}
+        self.num_instances = num_instances
+        self.panoptic_rules = PanopticRules(object_threshold, overlap_threshold, self.cut_masks)
+        # Whether masks are resized to the original image before the classes are summed, rather than the sums, as in the
+        # originals.
+        self.resize_masks = set(tasks) != {"semantic"}
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return the predictions for the configured tasks, at the size of the original images.
@@ -55,15 +73,16 @@ class MaskResults:
             masks = outputs["pred_masks"][i].float()
             result: dict[str, Any] = {}
             if "instance" in self.tasks:
-                count = self.settings.num_instances
-                best = instances(probabilities[:, :-1], masks, geometry, things=self.things, num_instances=count)
+                best = instances(
+                    probabilities[:, :-1], masks, geometry, things=self.things, num_instances=self.num_instances
+                )
                 result |= best._asdict() | {"boxes_xyxy": boxes_around_masks(best.masks)}
             if "semantic" in self.tasks:
                 result["semantic"] = semantic_map(
                     probabilities[:, :-1], masks, geometry, resize_masks=self.resize_masks
                 )
             if "panoptic" in self.tasks:
-                segmented = panoptic(probabilities, masks, geometry, things=self.things, settings=self.settings)
+                segmented = panoptic(probabilities, masks, geometry, things=self.things, rules=self.panoptic_rules)
                 result |= dict(panoptic=segmented.segment_ids, segments_info=segmented.segments)
             results.append(result)
         return results

@@ -19,7 +19,7 @@ class PerPixelClassification(DensePredictionModel):
     https://arxiv.org/abs/2107.06278).
 
     Args:
-        backbone: spec or module, as are `neck` (a pixel decoder) and `head`.
+        backbone, neck, head: spec or module; the neck is a pixel decoder.
         num_classes: number of classes; a run sets its dataset's.
         isolate_padding: see `DensePredictionModel`.
     """
@@ -49,7 +49,8 @@ class PerPixelClassification(DensePredictionModel):
         """
         image_sizes = unpadded_sizes(images, padding_mask)
         images, padding_mask = self.prepare(images, padding_mask)
-        features = self.features(images, padding_mask)
+        maps = self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
+        features = self.neck(maps, padding_mask)
         outputs = self.head(features, padding_mask if self.isolate_padding else None)
         input_size = tuple(side * self.stride for side in outputs["pred_semantic"].shape[-2:])
         return {**outputs, "input_size": input_size, "image_sizes": image_sizes}
@@ -64,7 +65,7 @@ class PerPixelClassification(DensePredictionModel):
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:
-        """Yield class probabilities of an image's pixels; see `MaskClassification.semantic_scores`."""
+        """Yield class probabilities of an image's pixels; see `MaskResults.semantic_scores`."""
         for rows, logits in self._logits(outputs, index, original, within=within):
             yield rows, logits.softmax(0)
 

@@ -25,7 +25,7 @@ class MultiScaleFlip(nn.Module):
     more detail if it is larger.
 
     Args:
-        model: a model with `semantic_scores`, see `MaskClassification`.
+        model: a model with `semantic_scores`, see `MaskResults`.
         scales: factors on the size at which images are evaluated.
         flip: whether to also use each image mirrored.
     Raises:

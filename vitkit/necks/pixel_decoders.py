@@ -1,12 +1,11 @@
 """Pixel decoders: mask features at the finest stride, and maps for the queries to attend to.
 
-With a padding mask, (B, H, W) bool at the size of the images with True = padding, padding does not affect an image;
-without one it is treated like the image, as in the originals.
+With `isolate_padding`, padding does not affect an image; without, it is treated like the image, as in the originals.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,22 +13,20 @@ from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation
 
 from vitkit.errors import ConfigError
-from vitkit.necks.simple_pyramid import pyramid_in_front_of
+from vitkit.necks.simple_pyramid import pyramid_override
 from vitkit.nn.attention import padding_bias
-from vitkit.nn.deformable_transformer import DeformableEncoder, DeformableSettings, flatten_levels, init_deformable
+from vitkit.nn.deformable_transformer import DeformableEncoder, flatten_levels, init_deformable
 from vitkit.nn.layers import init_xavier
+from vitkit.nn.mask_features import MASK_FEATURES
 from vitkit.nn.padding import extend_edges, group_norm, zero_padding
 from vitkit.nn.position import sine_positions_2d
-from vitkit.nn.transformer import TransformerEncoder, TransformerSettings
+from vitkit.nn.transformer import TransformerEncoder
 from vitkit.ops.images import resize_mask
 from vitkit.registry import NECKS
 from vitkit.structures import FeatureInfo
 
-MASK_FEATURES = "mask_features"
-"""Name of the map whose product with a query's embedding is the query's mask."""
 
-
-class ConvNorm(Conv2dNormActivation):
+class ConvGroupNorm(Conv2dNormActivation):
     """Convolution without bias, group norm with 32 groups, and optionally ReLU."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, *, relu: bool):
@@ -75,9 +72,9 @@ class TopDownPath(nn.Module):
         super().__init__()
         self.mode = mode
         self.lateral = nn.ModuleDict(
-            {name: ConvNorm(info.channels, channels, 1, relu=False) for name, info in feature_info.items()}
+            {name: ConvGroupNorm(info.channels, channels, 1, relu=False) for name, info in feature_info.items()}
         )
-        self.output = nn.ModuleDict({name: ConvNorm(channels, channels, 3, relu=True) for name in feature_info})
+        self.output = nn.ModuleDict({name: ConvGroupNorm(channels, channels, 3, relu=True) for name in feature_info})
 
     def forward(self, features: Mapping[str, Tensor], coarse: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Propagate `coarse` (B, channels, h, w) down to the finest of the features."""
@@ -104,13 +101,22 @@ class FPNPixelDecoder(nn.Module):
         feature_info: description of the backbone's maps, fine to coarse.
         out_channels: channels of the pyramid.
         mask_channels: channels of the mask features.
+        isolate_padding: whether padding is kept from affecting an image; the model sets it.
     `forward` returns "mask_features" at the finest stride, and the backbone's coarsest map for the queries.
     """
 
-    def __init__(self, feature_info: Mapping[str, FeatureInfo], out_channels: int, *, mask_channels: int = 256):
+    def __init__(
+        self,
+        feature_info: Mapping[str, FeatureInfo],
+        out_channels: int,
+        *,
+        mask_channels: int = 256,
+        isolate_padding: bool = False,
+    ):
         super().__init__()
+        self.isolate_padding = isolate_padding
         *finer, self.coarsest = feature_info
-        self.top = ConvNorm(feature_info[self.coarsest].channels, out_channels, 3, relu=True)
+        self.top = ConvGroupNorm(feature_info[self.coarsest].channels, out_channels, 3, relu=True)
         self.path = TopDownPath({name: feature_info[name] for name in finer}, out_channels, mode="nearest")
         self.mask_features = MaskProjection(out_channels, mask_channels, kernel_size=3)
         finest = next(iter(feature_info.values()))
@@ -121,6 +127,7 @@ class FPNPixelDecoder(nn.Module):
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """name -> (B, channels, H, W)."""
+        padding_mask = padding_mask if self.isolate_padding else None
         coarsest = features[self.coarsest]
         finest = self.path(features, self.top(coarsest, padding_mask), padding_mask)
         return {MASK_FEATURES: self.mask_features(finest, padding_mask), self.coarsest: coarsest}
@@ -131,8 +138,9 @@ class TransformerPixelDecoder(nn.Module):
     """MaskFormer's pyramid over a transformer encoder on the coarsest map, as in its COCO models.
 
     Args:
-        feature_info, out_channels, mask_channels: see `FPNPixelDecoder`.
-        num_layers, settings: number of layers and settings of the encoder.
+        feature_info, out_channels, mask_channels, isolate_padding: see `FPNPixelDecoder`.
+        num_layers: number of layers of the encoder.
+        num_heads, d_ffn, dropout, norm_first, activation: of its layers, see `vitkit.nn.transformer`.
     `forward` returns the same as `FPNPixelDecoder`, but the coarsest map is the encoder's.
     """
 
@@ -143,17 +151,24 @@ class TransformerPixelDecoder(nn.Module):
         *,
         mask_channels: int = 256,
         num_layers: int = 6,
-        settings: TransformerSettings = TransformerSettings(),
+        num_heads: int = 8,
+        d_ffn: int = 2048,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        activation: Literal["relu", "gelu", "silu"] = "relu",
+        isolate_padding: bool = False,
     ):
         super().__init__()
+        self.isolate_padding = isolate_padding
         *finer, self.coarsest = feature_info
         info = feature_info[self.coarsest]
         self.input_proj = nn.Conv2d(info.channels, out_channels, kernel_size=1)
         nn.init.kaiming_uniform_(self.input_proj.weight, a=1)
         nn.init.zeros_(self.input_proj.bias)
-        self.encoder = TransformerEncoder(num_layers, out_channels, settings)
+        layer = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
+        self.encoder = TransformerEncoder(num_layers, out_channels, **layer)
         init_xavier(self.encoder)
-        self.top = ConvNorm(out_channels, out_channels, 3, relu=True)
+        self.top = ConvGroupNorm(out_channels, out_channels, 3, relu=True)
         self.path = TopDownPath({name: feature_info[name] for name in finer}, out_channels, mode="nearest")
         self.mask_features = MaskProjection(out_channels, mask_channels, kernel_size=3)
         finest = next(iter(feature_info.values()))
@@ -164,6 +179,7 @@ class TransformerPixelDecoder(nn.Module):
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """name -> (B, channels, H, W)."""
+        padding_mask = padding_mask if self.isolate_padding else None
         x = self.input_proj(features[self.coarsest])
         size = x.shape[-2:]
         mask = None if padding_mask is None else resize_mask(padding_mask, size)
@@ -186,7 +202,9 @@ class DeformablePixelDecoder(nn.Module):
         feature_info: description of the backbone's maps, fine to coarse; the last `num_levels` are attended to.
         out_channels: channels of the encoder and the pyramid.
         mask_channels: channels of the mask features.
-        num_layers, settings: number of layers and settings of the encoder.
+        num_layers: number of layers of the encoder.
+        num_heads, num_points, d_ffn, dropout: of its layers, see `vitkit.nn.deformable_transformer`.
+        isolate_padding: see `FPNPixelDecoder`.
     `forward` returns "mask_features" at the finest stride, then the encoder's maps, fine to coarse.
     Raises:
         ConfigError: the backbone has too few maps.
@@ -200,16 +218,20 @@ class DeformablePixelDecoder(nn.Module):
         mask_channels: int = 256,
         num_levels: int = 3,
         num_layers: int = 6,
-        settings: DeformableSettings = DeformableSettings(dropout=0.0),
+        num_heads: int = 8,
+        num_points: int = 4,
+        d_ffn: int = 1024,
+        dropout: float = 0.0,
+        isolate_padding: bool = False,
     ):
         super().__init__()
+        self.isolate_padding = isolate_padding
+        layer = dict(num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout)
         names = list(feature_info)
         if not 1 <= num_levels < len(names):
             arguments = dict(out_channels=out_channels, mask_channels=mask_channels, num_layers=num_layers)
             arguments["num_levels"] = max(1, min(num_levels, 3))  # out of the pyramid's four
-            pyramid = pyramid_in_front_of(
-                feature_info, "DeformablePixelDecoder", **arguments, **dataclasses.asdict(settings)
-            )
+            pyramid = pyramid_override(feature_info, "DeformablePixelDecoder", **arguments, **layer)
             raise ConfigError(
                 f"DeformablePixelDecoder: num_levels={num_levels} needs that many coarse maps and a finer one, but the "
                 f"backbone gives {len(names)} ({', '.join(names)}). Set model.neck.num_levels or "
@@ -227,7 +249,7 @@ class DeformablePixelDecoder(nn.Module):
             nn.init.xavier_uniform_(convolution.weight)
             nn.init.zeros_(convolution.bias)
         self.level_embed = nn.Parameter(torch.empty(num_levels, out_channels))
-        self.encoder = DeformableEncoder(num_layers, out_channels, num_levels, settings)
+        self.encoder = DeformableEncoder(num_layers, out_channels, num_levels, **layer)
         nn.init.normal_(self.level_embed)
         init_deformable(self.encoder)
         finer = names[: len(names) - num_levels]
@@ -239,6 +261,7 @@ class DeformablePixelDecoder(nn.Module):
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """name -> (B, channels, H, W)."""
+        padding_mask = padding_mask if self.isolate_padding else None
         maps = {
             name: group_norm(convolution(features[name]), padding_mask, norm)
             for name, (convolution, norm) in zip(self.levels, self.input_proj)

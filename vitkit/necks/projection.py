@@ -17,12 +17,18 @@ class ChannelProjection(nn.Module):
         feature_info: description of the backbone's maps, fine to coarse.
         out_channels: channels of each output.
         in_features: names of the maps to project; None: only the coarsest.
+        isolate_padding: accepted as by other necks; kernels of one pixel let no padding in.
     Raises:
         ConfigError: the backbone has no map of that name.
     """
 
     def __init__(
-        self, feature_info: Mapping[str, FeatureInfo], out_channels: int, *, in_features: list[str] | None = None
+        self,
+        feature_info: Mapping[str, FeatureInfo],
+        out_channels: int,
+        *,
+        in_features: list[str] | None = None,
+        isolate_padding: bool = False,
     ):
         super().__init__()
         names = list(feature_info)[-1:] if in_features is None else in_features
@@ -38,5 +44,5 @@ class ChannelProjection(nn.Module):
         )
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """name -> (B, channels, H, W) to name -> (B, out_channels, H, W). Padding cannot affect the image."""
+        """name -> (B, channels, H, W) to name -> (B, out_channels, H, W)."""
         return {name: project(features[name]) for name, project in self.projections.items()}

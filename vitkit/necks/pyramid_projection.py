@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.necks.simple_pyramid import pyramid_in_front_of
+from vitkit.necks.simple_pyramid import pyramid_override
 from vitkit.nn.padding import group_norm, zero_padding
 from vitkit.registry import NECKS, nearest
 from vitkit.structures import FeatureInfo
@@ -24,6 +24,8 @@ class PyramidProjection(nn.Module):
         in_features: names of the maps to use, fine to coarse; None: all.
         num_levels: number of levels, at least the number of maps; None: the number of maps.
         num_groups: number of groups in the group norms.
+        isolate_padding: whether padding is kept from affecting convolutions and norms; False: it is treated like the
+            image, as in the original. The model sets it.
     Raises:
         ConfigError: the backbone has no map of that name, there are more maps than levels, or the groups do not divide
             the channels.
@@ -37,14 +39,16 @@ class PyramidProjection(nn.Module):
         in_features: list[str] | None = None,
         num_levels: int | None = None,
         num_groups: int = 32,
+        isolate_padding: bool = False,
     ):
         super().__init__()
+        self.isolate_padding = isolate_padding
         for name in in_features or ():
             if name not in feature_info:
                 arguments = dict(in_features=in_features, out_channels=out_channels, num_levels=num_levels)
                 if num_groups != 32:
                     arguments["num_groups"] = num_groups
-                pyramid = pyramid_in_front_of(feature_info, "PyramidProjection", **arguments)
+                pyramid = pyramid_override(feature_info, "PyramidProjection", **arguments)
                 raise ConfigError(
                     f"PyramidProjection: the backbone gives no feature {name!r}. {nearest(name, feature_info)} "
                     f"Name other maps in model.neck.in_features; of a backbone with one map make several: {pyramid}"
@@ -81,11 +85,11 @@ class PyramidProjection(nn.Module):
 
         Args:
             features: name -> (B, channels, H, W).
-            padding_mask: (B, H, W) bool at the size of the images, True = padding, which then does not affect
-                convolutions and norms; None: it is treated like the image, as in the original.
+            padding_mask: (B, H, W) bool at the size of the images, True = padding.
         Returns:
             name -> (B, out_channels, H, W), fine to coarse.
         """
+        padding_mask = padding_mask if self.isolate_padding else None
         maps = [features[name] for name in self.in_features]
         coarsest = maps[-1]
         outputs = [self._level(level, x, padding_mask) for level, x in zip(self.levels, maps)]

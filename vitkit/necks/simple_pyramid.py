@@ -12,7 +12,7 @@ from vitkit.registry import NECKS, Spec, nearest
 from vitkit.structures import FeatureInfo
 
 
-def pyramid_in_front_of(feature_info: Mapping[str, FeatureInfo], neck: str, **arguments: object) -> str:
+def pyramid_override(feature_info: Mapping[str, FeatureInfo], neck: str, **arguments: object) -> str:
     """Return the config overrides (for a command line) that put a pyramid from a single map in front of a neck.
 
     Args:
@@ -30,7 +30,7 @@ def _is_power_of_2(stride: int) -> bool:
     return stride > 0 and stride & (stride - 1) == 0
 
 
-class ConvNorm(nn.Conv2d):
+class ConvLayerNorm(nn.Conv2d):
     """Convolution without bias, then a layer norm over the channels."""
 
     def __init__(self, in_channels: int, out_channels: int, *, kernel_size: int):
@@ -57,6 +57,7 @@ class SimpleFeaturePyramid(nn.Module):
         strides: strides of the maps, powers of 2.
         neck: spec or module of a neck that reads these maps, such as a pixel decoder; None: they are returned as they
             are.
+        isolate_padding: whether padding is kept from affecting an image; the model sets it.
     Raises:
         ConfigError: the backbone has no map of that name, or a stride does not fit.
     """
@@ -69,8 +70,10 @@ class SimpleFeaturePyramid(nn.Module):
         in_feature: str | None = None,
         strides: Sequence[int] = (4, 8, 16, 32),
         neck: Spec | nn.Module | None = None,
+        isolate_padding: bool = False,
     ):
         super().__init__()
+        self.isolate_padding = isolate_padding
         self.in_feature = list(feature_info)[-1] if in_feature is None else in_feature
         if self.in_feature not in feature_info:
             raise ConfigError(
@@ -101,7 +104,10 @@ class SimpleFeaturePyramid(nn.Module):
                 for name, info in levels.items()
             }
         )
-        self.neck = None if neck is None else NECKS.build(neck, feature_info=levels)
+        self.neck = None
+        if neck is not None:
+            isolated = {"isolate_padding": True} if isolate_padding else {}
+            self.neck = NECKS.build(neck, feature_info=levels, **isolated)
         self.feature_info = levels if neck is None else self.neck.feature_info
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
@@ -109,20 +115,21 @@ class SimpleFeaturePyramid(nn.Module):
 
         Args:
             features: name -> (B, channels, h, w).
-            padding_mask: (B, H, W) bool, True = padding, which is zeroed before kernels that extend beyond an image's
-                border; None: it is treated like the image.
+            padding_mask: (B, H, W) bool, True = padding; with `isolate_padding` it is zeroed before kernels that
+                extend beyond an image's border.
         Returns:
             name -> (B, out_channels, ceil(h * s), ceil(w * s)) with s = stride of the map / stride of the level; or the
             outputs of `neck` for these.
         """
-        x = zero_padding(features[self.in_feature], padding_mask)
+        isolated = padding_mask if self.isolate_padding else None
+        x = zero_padding(features[self.in_feature], isolated)
         maps = {}
         for name, level in self.levels.items():
             *before, last = level
             y = x
             for layer in before:
                 y = layer(y)
-            maps[name] = last(zero_padding(y, padding_mask))
+            maps[name] = last(zero_padding(y, isolated))
         return maps if self.neck is None else self.neck(maps, padding_mask)
 
 
@@ -141,6 +148,6 @@ def _rescale(channels: int, stride: int, new_stride: int, out_channels: int) -> 
         ]
     return [
         *layers,
-        ConvNorm(channels, out_channels, kernel_size=1),
-        ConvNorm(out_channels, out_channels, kernel_size=3),
+        ConvLayerNorm(channels, out_channels, kernel_size=1),
+        ConvLayerNorm(out_channels, out_channels, kernel_size=3),
     ]

@@ -2,52 +2,31 @@
 
 Reference points and boxes are relative to the un-padded image; `valid_ratios`, (B, levels, 2), is the fraction of each
 level's width and height that is not padding, and converts them to the padded maps. S counts the tokens of all levels.
+
+Layers and stacks take
+    num_levels, num_points: number of maps, and of locations that each head samples on each of them.
+    num_heads, d_ffn, dropout: see `vitkit.nn.transformer`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.layers import MLP, FeedForward, checkpoint_block, init_xavier
 from vitkit.nn.position import sine_positions_2d, sine_positions_boxes
-from vitkit.nn.transformer import LayerSettings
 from vitkit.ops.boxes import inverse_sigmoid
 from vitkit.ops.images import resize_mask
+from vitkit.structures import FeatureInfo
 
-
-@dataclass(frozen=True)
-class DeformableSettings(LayerSettings):
-    """Settings of layers with multi-scale deformable attention."""
-
-    d_ffn: int = 1024
-    num_points: int = 4
-    """Number of locations that each head samples on each level."""
-
-
-@dataclass(frozen=True)
-class DecoderSettings(DeformableSettings):
-    """Settings of a decoder's layers; the changes introduced by DINO (Zhang et al. 2022,
-    https://arxiv.org/abs/2203.03605) are marked by the sections of its paper."""
-
-    refine_boxes: bool = False
-    """Iterative bounding box refinement: the boxes of each layer are the references of the next one."""
-    share_heads: bool = False
-    """Whether all layers predict with the same heads, even if they refine boxes."""
-    box_positions: bool = False
-    """Whether each layer computes the queries' positions from their boxes (section 3.1); needs `refine_boxes`."""
-    look_forward_twice: bool = False
-    """Whether the loss of a layer's boxes also trains the previous layer (section 3.5); needs `refine_boxes`."""
-    norm_outputs: bool = False
-    """Whether predictions are made from normalised outputs; refined boxes are made from the unnormalised ones."""
-    logit_eps: float = 1e-5
-    """Distance to 0 and 1 to which box coordinates are clamped, so that their logits are finite."""
+PRIOR_PROBABILITY = 0.01
+"""Initial class probability: so low that the many queries without an object do not dominate the focal loss."""
 
 
 class Levels(NamedTuple):
@@ -136,11 +115,19 @@ class DeformableEncoderLayer(nn.Module):
 
     activation_checkpointing = False
 
-    def __init__(self, d_model: int, num_levels: int, settings: DeformableSettings):
+    def __init__(
+        self,
+        d_model: int,
+        num_levels: int,
+        *,
+        num_heads: int = 8,
+        num_points: int = 4,
+        d_ffn: int = 1024,
+        dropout: float = 0.1,
+    ):
         super().__init__()
-        heads, points, dropout = settings.num_heads, settings.num_points, settings.dropout
-        self.self_attn = MultiScaleDeformableAttention(d_model, heads, num_levels=num_levels, num_points=points)
-        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout)
+        self.self_attn = MultiScaleDeformableAttention(d_model, num_heads, num_levels=num_levels, num_points=num_points)
+        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.dropout = nn.Dropout(dropout)
@@ -172,9 +159,20 @@ class DeformableEncoderLayer(nn.Module):
 class DeformableEncoder(nn.Module):
     """Encoder in which each token of each level attends to locations around itself on all levels."""
 
-    def __init__(self, num_layers: int, d_model: int, num_levels: int, settings: DeformableSettings):
+    def __init__(
+        self,
+        num_layers: int,
+        d_model: int,
+        num_levels: int,
+        *,
+        num_heads: int = 8,
+        num_points: int = 4,
+        d_ffn: int = 1024,
+        dropout: float = 0.1,
+    ):
         super().__init__()
-        self.layers = nn.ModuleList(DeformableEncoderLayer(d_model, num_levels, settings) for _ in range(num_layers))
+        layer = dict(num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout)
+        self.layers = nn.ModuleList(DeformableEncoderLayer(d_model, num_levels, **layer) for _ in range(num_layers))
 
     def forward(self, levels: Levels) -> Tensor:
         """Return the encoded levels, (B, S, d_model)."""
@@ -197,12 +195,22 @@ class DeformableDecoderLayer(nn.Module):
 
     activation_checkpointing = False
 
-    def __init__(self, d_model: int, num_levels: int, settings: DeformableSettings):
+    def __init__(
+        self,
+        d_model: int,
+        num_levels: int,
+        *,
+        num_heads: int = 8,
+        num_points: int = 4,
+        d_ffn: int = 1024,
+        dropout: float = 0.1,
+    ):
         super().__init__()
-        heads, points, dropout = settings.num_heads, settings.num_points, settings.dropout
-        self.self_attn = MultiHeadAttention(d_model, heads, dropout)
-        self.cross_attn = MultiScaleDeformableAttention(d_model, heads, num_levels=num_levels, num_points=points)
-        self.ffn = FeedForward(d_model, settings.d_ffn, dropout=dropout)
+        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.cross_attn = MultiScaleDeformableAttention(
+            d_model, num_heads, num_levels=num_levels, num_points=num_points
+        )
+        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.norm3 = nn.LayerNorm(d_model)
@@ -239,92 +247,6 @@ class DeformableDecoderLayer(nn.Module):
         return self.norm3(x + self.dropout(self.ffn(x)))
 
 
-class DecodedLayer(NamedTuple):
-    """The output of a decoder layer."""
-
-    states: Tensor
-    """(B, L, d_model)."""
-    references: Tensor
-    """(B, L, 2 or 4): the reference points or boxes that the layer attended around."""
-    boxes_cxcywh: Tensor
-    """(B, L, 4) in 0..1 of the un-padded image."""
-
-
-class DeformableDecoder(nn.Module):
-    """Decoder whose queries attend to locations around their reference points, and predict boxes relative to them.
-
-    Without `refine_boxes` all layers share one box head and the initial references.
-
-    Raises:
-        ConfigError: an option is set without another one that it needs.
-    """
-
-    def __init__(self, num_layers: int, d_model: int, num_levels: int, settings: DecoderSettings):
-        super().__init__()
-        needs_boxes = dict(box_positions=settings.box_positions, look_forward_twice=settings.look_forward_twice)
-        for name, is_set in needs_boxes.items():
-            if is_set and not settings.refine_boxes:
-                raise ConfigError(f"DeformableDecoder: {name} needs refine_boxes=True (model.head.refine_boxes).")
-        self.settings = settings
-        self.layers = nn.ModuleList(DeformableDecoderLayer(d_model, num_levels, settings) for _ in range(num_layers))
-        num_heads = num_layers if settings.refine_boxes and not settings.share_heads else 1
-        self.bbox_embed = nn.ModuleList(box_head(d_model) for _ in range(num_heads))
-        self.norm = nn.LayerNorm(d_model) if settings.norm_outputs else nn.Identity()
-        if settings.box_positions:
-            self.ref_point_head = MLP((2 * d_model, d_model, d_model))
-            init_xavier(self.ref_point_head)
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        levels: Levels,
-        *,
-        references: Tensor,
-        positions: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> list[DecodedLayer]:
-        """Decode the queries.
-
-        Args:
-            x: (B, L, d_model).
-            memory: (B, S, d_model), the encoded `levels`.
-            references: (B, L, 2) points as (x, y) or (B, L, 4) boxes cxcywh, in 0..1 of the un-padded image.
-            positions: (B, L, d_model); None with `box_positions`.
-            bias: bias of the self-attention, float, broadcastable to (B, heads, L, L).
-        """
-        outputs: list[DecodedLayer] = []
-        predicted_from = references
-        for i, layer in enumerate(self.layers):
-            reference_points = in_padded_maps(references, levels.valid_ratios)
-            x = checkpoint_block(
-                layer,
-                x,
-                memory,
-                positions=self._positions(reference_points, x) if positions is None else positions,
-                shapes=levels.shapes,
-                padding_mask=levels.padding_mask,
-                reference_points=reference_points,
-                bias=bias,
-            )
-            states, box_head = self.norm(x), self.bbox_embed[i % len(self.bbox_embed)]
-            boxes = boxes_around(predicted_from, box_head(states), eps=self.settings.logit_eps)
-            outputs.append(DecodedLayer(states, references, boxes))
-            if self.settings.refine_boxes and i + 1 < len(self.layers):
-                refined = boxes
-                if self.settings.norm_outputs or self.settings.look_forward_twice:
-                    refined = boxes_around(references, box_head(x), eps=self.settings.logit_eps)
-                references = refined.detach()
-                predicted_from = refined if self.settings.look_forward_twice else references
-        return outputs
-
-    def _positions(self, reference_points: Tensor, x: Tensor) -> Tensor:
-        """Return the positions of boxes (B, L, levels, 4) in the padded maps; those of the first level are used."""
-        cx, cy, width, height = reference_points[:, :, 0].unbind(-1)
-        boxes = torch.stack((cy, cx, width, height), dim=-1)  # in the order that DINO's weights expect
-        return self.ref_point_head(sine_positions_boxes(boxes, x.shape[-1]).to(x.dtype))
-
-
 def init_deformable(*stacks: nn.Module) -> None:
     """Initialise layers as the original does: by Xavier's distribution, but deformable attention by its own rule."""
     init_xavier(*stacks)
@@ -353,3 +275,58 @@ def boxes_around(references: Tensor, deltas: Tensor, *, eps: float = 1e-5) -> Te
     """
     logits = inverse_sigmoid(references.float(), eps=eps)
     return (deltas.float() + F.pad(logits, (0, 4 - logits.shape[-1]))).sigmoid()
+
+
+def class_head(d_model: int, num_classes: int) -> nn.Linear:
+    """Return a linear layer to class logits, biased to `PRIOR_PROBABILITY`."""
+    head = nn.Linear(d_model, num_classes)
+    nn.init.constant_(head.bias, -math.log((1 - PRIOR_PROBABILITY) / PRIOR_PROBABILITY))
+    return head
+
+
+def anchor_boxes(levels: Levels) -> tuple[Tensor, Tensor]:
+    """Return the initial box of each location: around its centre, 0.05 of the image wide, doubling with each level.
+
+    Returns:
+        boxes_cxcywh: (B, S, 4) in 0..1 of the un-padded image.
+        unusable: (B, S, 1) bool: padding, or a coordinate within 0.01 of 0 or 1.
+    """
+    centres = levels.centers()
+    widths = torch.cat([centres.new_full((n, 2), 0.05 * 2**level) for level, n in enumerate(levels.sizes())])
+    boxes = torch.cat([centres, widths.expand_as(centres)], dim=-1)
+    unusable = ((boxes <= 0.01) | (boxes >= 0.99)).any(-1, keepdim=True)
+    if levels.padding_mask is not None:
+        unusable = unusable | levels.padding_mask[..., None]
+    return boxes, unusable
+
+
+def box_codes(reference_points: Tensor, d_model: int) -> Tensor:
+    """Encode boxes of the padded maps, (B, L, levels, 4) cxcywh, by those of the first level: (B, L, 2 * d_model)."""
+    cx, cy, width, height = reference_points[:, :, 0].unbind(-1)
+    # In this order, since published weights expect it.
+    return sine_positions_boxes(torch.stack((cy, cx, width, height), dim=-1), d_model)
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Select rows of x, (B, S, C), by an index (B, Q): (B, Q, C)."""
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def check_channels(owner: str, feature_info: Mapping[str, FeatureInfo], d_model: int) -> None:
+    """Raise ConfigError unless all maps have `d_model` channels."""
+    for name, info in feature_info.items():
+        if info.channels != d_model:
+            raise ConfigError(
+                f"{owner}: d_model={d_model}, but feature {name!r} has {info.channels} channels: set both to the same "
+                "number (model.neck.out_channels, model.head.d_model)."
+            )
+
+
+def check_locations(owner: str, levels: Levels, num_queries: int) -> None:
+    """Raise DataError if maps have fewer locations than the queries that are selected from them."""
+    if sum(levels.sizes()) < num_queries:
+        raise DataError(
+            f"{owner}: the maps {levels.shapes} have {sum(levels.sizes())} locations, fewer than the {num_queries} "
+            "queries that are selected from them. Use larger images, or fewer queries (model.num_queries, "
+            "model.training_queries)."
+        )

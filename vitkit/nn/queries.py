@@ -1,0 +1,78 @@
+"""The queries of a decoder, and the one place where a model adds others to them in training."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from torch import Tensor, nn
+
+
+class Queries(NamedTuple):
+    """The Q queries that a decoder starts from."""
+
+    content: Tensor
+    """(B, Q, d_model)."""
+    positions: Tensor | None = None
+    """(B, Q, d_model), added to the content in every attention; None if the decoder computes them from boxes."""
+    references: Tensor | None = None
+    """(B, Q, 2) points (x, y) or (B, Q, 4) boxes cxcywh, in 0..1 of the un-padded image; None without any."""
+    bias: Tensor | None = None
+    """(Q, Q), added to the scores of the self-attention; None if all queries see each other."""
+    masks: Callable[[tuple[int, int]], Tensor] | None = None
+    """Returns the masks (B, P, h, w) bool, in a given size (h, w), within which the first P queries attend instead of
+    within those that they predict; None if there are no such queries."""
+
+
+class QueryHead(nn.Module, ABC):
+    """Base of heads with queries: what sets of training queries need to know of a head."""
+
+    d_model: int
+    num_queries: int
+    learned_channels: int = 0
+    """Channels of the learned vector that each query is made from; 0 if queries are made from the image alone."""
+    reference: Literal["none", "points", "boxes"] = "none"
+    """What the queries' references are."""
+    selects_boxes: bool = False
+    """Whether the boxes that queries start from are selected from the image."""
+    attends_in_masks: bool = False
+    """Whether queries attend within masks, so that `Queries.masks` has an effect."""
+    query_outputs: tuple[str, ...]
+    """Names of the outputs with a row for each query, (B, Q, ...)."""
+    shared_outputs: tuple[str, ...] = ()
+    """Names of the outputs that the predictions of all queries refer to."""
+    num_initial_outputs: int = 0
+    """Number of `aux_outputs` that are predicted before the first decoder layer."""
+
+    @abstractmethod
+    def make_queries(self, vectors: Tensor | None, boxes: Tensor | None, batch_size: int) -> Queries:
+        """Make queries as the head's own are made.
+
+        Args:
+            vectors: (Q, learned_channels), for each image the same; None if that is 0.
+            boxes: (B, Q, 4) cxcywh in 0..1, for heads that select queries' boxes from the image; None for others.
+        """
+
+    def queries_at(self, content: Tensor, boxes: Tensor) -> Queries:
+        """Make queries that start from boxes, for heads whose `reference` is "boxes".
+
+        Args:
+            content: (B, Q, d_model).
+            boxes: (B, Q, 4) cxcywh in 0..1.
+        """
+        return Queries(content, references=boxes)
+
+
+class AddedQueries(ABC):
+    """Queries that a model adds to its head's own for one batch of training, see `vitkit.training_queries`."""
+
+    num_selected: int = 0
+    """Number of boxes that a head which selects boxes from the image has to select beyond its own queries'."""
+
+    @abstractmethod
+    def join(self, queries: Queries, head: QueryHead, selected: Tensor | None = None) -> Queries:
+        """Return the added queries followed by the head's own.
+
+        Args:
+            queries: the head's own.
+            selected: (B, num_selected, 4), the boxes that were selected for added queries.
+        """

@@ -1,0 +1,165 @@
+"""Queries from noised labels and boxes of the targets, which the decoder learns to restore (DN-DETR and DINO)."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.nn.layers import MLP
+from vitkit.nn.position import sine_positions_boxes
+from vitkit.nn.queries import Queries, QueryHead
+from vitkit.ops.boxes import cxcywh_to_xyxy, inverse_sigmoid, xyxy_to_cxcywh
+from vitkit.registry import TRAINING_QUERIES
+from vitkit.structures import DetectionTarget
+from vitkit.training_queries.sets import QuerySet, TrainingQueriesBase
+
+EDGE = 1e-3
+"""Noised boxes keep approximately this distance to 0 and 1."""
+
+
+class Noise(NamedTuple):
+    """The random numbers for K copied targets."""
+
+    label_chance: Tensor
+    """(K,) in 0..1; a label is replaced if this is below half of `label_noise`."""
+    new_labels: Tensor
+    """(K,) int64, the replacement for each label."""
+    signs: Tensor
+    """(K, 4), 1 or -1: the direction in which each coordinate of the corners moves."""
+    shares: Tensor
+    """(K, 4) in 0..1: how far it moves, as a fraction of the maximum."""
+
+
+@TRAINING_QUERIES.register
+class BoxDenoising(TrainingQueriesBase):
+    """Queries from noised labels and boxes, which need no matching (DN-DETR, Li et al. 2022,
+    https://arxiv.org/abs/2203.01305).
+
+    Args:
+        head: the head that they join; its queries must start from boxes or have learned positions.
+        num_classes: number of the targets' classes.
+        num_queries: number of queries to fill with copies of the targets, counted by the image with the most targets;
+            at least one copy is made.
+        contrastive: whether each copy is accompanied by one with more noise, which has to be classified as "no object"
+            (DINO, Zhang et al. 2022, https://arxiv.org/abs/2203.03605, section 3.3).
+        label_noise: fraction of labels of which half is replaced by random ones.
+        box_noise: maximum shift of a box's corners, in halves of its width and height; "no object" boxes shift by one
+            to two times as much.
+    Raises:
+        ConfigError: the head's queries start from points, there are no queries or no classes, or a kind of noise is out
+            of range.
+    """
+
+    key = "denoising"
+
+    def __init__(
+        self,
+        head: QueryHead,
+        num_classes: int,
+        *,
+        num_queries: int = 100,
+        contrastive: bool = True,
+        label_noise: float = 0.5,
+        box_noise: float = 1.0,
+    ):
+        super().__init__()
+        if head.reference == "points" or head.attends_in_masks:
+            raise ConfigError(
+                f"BoxDenoising needs queries that start from boxes, unlike those of this {type(head).__name__}. Set "
+                "model.head.two_stage=True, or choose model.head.type=DABDeformableDETRHead or DINOHead."
+            )
+        if num_queries < 1:
+            raise ConfigError(f"num_queries={num_queries}: expected at least 1.")
+        if num_classes < 1:
+            raise ConfigError(f"num_classes={num_classes} leaves no labels to noise; expected at least 1.")
+        if not 0 <= label_noise <= 2 or box_noise < 0:
+            raise ConfigError(f"label_noise={label_noise}, box_noise={box_noise}: expected 0 to 2, and at least 0.")
+        self.num_classes, self.num_queries, self.contrastive = num_classes, num_queries, contrastive
+        self.label_noise, self.box_noise = label_noise, box_noise
+        # The row after the classes exists in the original's weights, too; no query uses it.
+        self.label_embed = nn.Embedding(num_classes + 1, head.d_model)
+        self.box_embed = None
+        if head.reference == "none":
+            self.box_embed = MLP((2 * head.d_model, head.d_model, head.d_model))
+
+    @torch.compiler.disable  # a different number of targets would cause a recompilation
+    def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
+        """Draw noise and make the queries for a batch.
+
+        With m the largest number of targets in an image, target j of an image is in row c * m + j of its copy c. Rows
+        without a target are queries like the others, with zero content and a box in the middle.
+        """
+        device = self.label_embed.weight.device
+        counts = [len(target["labels"]) for target in targets]
+        most = max(counts)
+        num_groups = max(self.num_queries // most, 1) if most else 1
+        is_negative = [False, True] * num_groups if self.contrastive else [False] * num_groups
+        copies = len(is_negative)
+
+        labels = torch.cat([target["labels"] for target in targets]).repeat(copies)
+        boxes = torch.cat([target["boxes_cxcywh"] for target in targets]).float().repeat(copies, 1)
+        negative = torch.tensor(is_negative).repeat_interleave(sum(counts))[:, None].to(device, non_blocking=True)
+        noise = self.draw(len(labels), device)
+        labels = labels.where(noise.label_chance >= self.label_noise / 2, noise.new_labels)
+        boxes = shifted_boxes(boxes, noise.signs * (noise.shares + negative) * self.box_noise)
+
+        # Labels out of range are reported by the matcher, which can name the image.
+        content = self.label_embed(labels.clamp(0, self.num_classes - 1))
+        rows = tuple(copied_rows(counts, copies).to(device, non_blocking=True))
+        shape = len(targets), copies * most
+        content = content.new_zeros(*shape, content.shape[1]).index_put(rows, content)
+        boxes = boxes.new_full((*shape, 4), 0.5).index_put(rows, boxes)
+        query_set = QuerySet(
+            "dn",
+            self._queries(head, content, boxes),
+            matches=[match_rows(count, most, is_negative) for count in counts],
+            repeats=num_groups,
+            num_parts=num_groups,
+            sees_own=True,
+        )
+        return [query_set]
+
+    def _queries(self, head: QueryHead, content: Tensor, boxes: Tensor) -> Queries:
+        if self.box_embed is None:
+            return head.queries_at(content, boxes)
+        return Queries(content, positions=self.box_embed(sine_positions_boxes(boxes, content.shape[-1])))
+
+    def draw(self, count: int, device: torch.device) -> Noise:
+        """Draw the random numbers for `count` copied targets."""
+        return Noise(
+            torch.rand(count, device=device),
+            torch.randint(self.num_classes, (count,), device=device),
+            torch.randint(2, (count, 4), device=device) * 2.0 - 1,
+            torch.rand(count, 4, device=device),
+        )
+
+
+def shifted_boxes(boxes_cxcywh: Tensor, moves: Tensor) -> Tensor:
+    """Shift the corners of boxes.
+
+    Args:
+        boxes_cxcywh: (K, 4) in 0..1.
+        moves: (K, 4) shifts of x0, y0, x1, y1, in halves of the width and height.
+    Returns:
+        (K, 4) cxcywh; corners stay in the image, and a box that would be inverted gets the minimum size.
+    """
+    corners = cxcywh_to_xyxy(boxes_cxcywh) + moves * boxes_cxcywh[:, 2:].repeat(1, 2) / 2
+    return inverse_sigmoid(xyxy_to_cxcywh(corners.clamp(0, 1)), eps=EDGE).sigmoid()
+
+
+def copied_rows(counts: Sequence[int], copies: int) -> Tensor:
+    """Return the image and row of each copied target, (2, K), copy by copy and image by image."""
+    most = max(counts)
+    image = [i for i, count in enumerate(counts) for _ in range(count)] * copies
+    row = [copy * most + j for copy, count in itertools.product(range(copies), counts) for j in range(count)]
+    return torch.tensor([image, row], dtype=torch.int64)
+
+
+def match_rows(count: int, most: int, is_negative: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    """Return the rows of an image that have to predict a target, and the index of that target."""
+    positive = [copy for copy, negative in enumerate(is_negative) if not negative]
+    row = [copy * most + j for copy in positive for j in range(count)]
+    return torch.tensor(row, dtype=torch.int64), torch.arange(count).repeat(len(positive))

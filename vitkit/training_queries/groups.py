@@ -1,0 +1,76 @@
+"""Further queries like the head's own, by which each target is matched several times in training."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.nn.queries import QueryHead
+from vitkit.registry import TRAINING_QUERIES
+from vitkit.structures import DetectionTarget
+from vitkit.training_queries.sets import QuerySet, TrainingQueriesBase
+
+
+@TRAINING_QUERIES.register
+class QueryGroups(TrainingQueriesBase):
+    """Groups of queries that are each matched to the targets one-to-one (Group DETR, Chen et al. 2022,
+    https://arxiv.org/abs/2207.13085). They share the decoder, and see only their own group; losses are averaged.
+
+    Args:
+        head: the head whose queries the others are like.
+        groups: number of groups, one of which are the head's own queries.
+    Raises:
+        ConfigError: there are fewer than two groups.
+    """
+
+    key = "groups"
+
+    def __init__(self, head: QueryHead, num_classes: int, *, groups: int):
+        super().__init__()
+        if groups < 2:
+            raise ConfigError(f"groups={groups}: expected at least 2, one of which is the queries that predict.")
+        count = (groups - 1) * head.num_queries
+        self.embed = nn.Embedding(count, head.learned_channels) if head.learned_channels else None
+        self.num_selected = count if head.selects_boxes else 0
+        self.num_added = groups - 1
+
+    def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
+        """See `TrainingQueriesBase`."""
+        vectors = [None] * self.num_added if self.embed is None else self.embed.weight.chunk(self.num_added)
+        boxes = [None] * self.num_added if selected is None else selected.chunk(self.num_added, dim=1)
+        return [QuerySet("", head.make_queries(v, b, len(targets))) for v, b in zip(vectors, boxes)]
+
+
+@TRAINING_QUERIES.register
+class OneToManyQueries(TrainingQueriesBase):
+    """A set of queries in which each target is matched to several (H-DETR, Jia et al. 2022,
+    https://arxiv.org/abs/2207.13080); its losses are added as terms of their own.
+
+    Args:
+        head: the head whose queries the others are like.
+        num_queries: number of queries.
+        repeats: number of queries that each target is matched to, a divisor of `num_queries`.
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    key = "one_to_many"
+
+    def __init__(self, head: QueryHead, num_classes: int, *, num_queries: int, repeats: int = 6):
+        super().__init__()
+        if num_queries < 1 or repeats < 1:
+            raise ConfigError(f"num_queries={num_queries}, repeats={repeats}: expected at least 1.")
+        if num_queries % repeats:
+            below, above = num_queries // repeats * repeats, (num_queries // repeats + 1) * repeats
+            raise ConfigError(
+                f"num_queries={num_queries} is not divisible by repeats={repeats}, the number of queries that each "
+                f"target is matched to: set num_queries to {f'{below} or ' if below else ''}{above}."
+            )
+        self.repeats = repeats
+        self.embed = nn.Embedding(num_queries, head.learned_channels) if head.learned_channels else None
+        self.num_selected = num_queries if head.selects_boxes else 0
+
+    def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
+        """See `TrainingQueriesBase`."""
+        vectors = None if self.embed is None else self.embed.weight
+        return [QuerySet("many", head.make_queries(vectors, selected, len(targets)), repeats=self.repeats)]
