@@ -33,15 +33,7 @@ def mask2former() -> nn.Module:
     neck = dict(type="DeformablePixelDecoder", out_channels=96, mask_channels=96, num_layers=2, d_ffn=384)
     head = dict(type="Mask2FormerHead", d_model=96, num_heads=8, d_ffn=384, num_decoder_layers=3)
     return build_model(
-        dict(
-            type="MaskClassification",
-            tasks=["instance"],
-            num_queries=20,
-            num_classes=3,
-            backbone=swin,
-            neck=neck,
-            head=head,
-        )
+        dict(type="Mask2Former", tasks=["instance"], num_queries=20, num_classes=3, backbone=swin, neck=neck, head=head)
     )
 
 

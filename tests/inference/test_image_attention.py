@@ -35,12 +35,12 @@ MODELS = {
         head=dict(DETR_HEAD, d_model=128, num_heads=8),
     ),
     "maskformer": dict(
-        type="MaskClassification",
+        type="MaskFormer",
         neck=dict(type="TransformerPixelDecoder", num_layers=2, num_heads=2, **PIXELS),
         head=dict(type="MaskFormerHead", **TRANSFORMER),
     ),
     "mask2former": dict(
-        type="MaskClassification",
+        type="Mask2Former",
         neck=dict(type="DeformablePixelDecoder", num_layers=1, num_heads=2, **PIXELS),
         head=dict(type="Mask2FormerHead", **TRANSFORMER),
     ),

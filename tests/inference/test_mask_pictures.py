@@ -9,7 +9,7 @@ from vitkit.inference.image_attention import LayerAttention, View
 from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries, merging_rules
 from vitkit.inference.query_pictures import draw_query_layers
 from vitkit.losses.mask_criterion import MaskCriterion
-from vitkit.models.mask_postprocess import Geometry, MaskSettings, panoptic
+from vitkit.models.mask_postprocess import Geometry, PanopticRules, panoptic
 from vitkit.visualization.attention import overlay_attention
 
 GEOMETRY = Geometry((2, 4), (2, 4), (2, 4))
@@ -33,19 +33,19 @@ def case() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_each_dropped_pixel_is_assigned_to_the_rule_that_dropped_it():
     probabilities, masks = case()
-    settings = MaskSettings(tasks=["panoptic"], object_threshold=0.8, overlap_threshold=0.8)
+    settings = PanopticRules(object_threshold=0.8, overlap_threshold=0.8)
     rules = merging_rules(probabilities, masks, GEOMETRY, settings)
     # The second query's mask has three pixels: two go to the first query, and the third is dropped with its segment.
     # Next to it, only the unsure query covers a pixel. Below, the first query has one, and the query of no object alone
     # covers two; the last pixel is in no mask.
     assert rules.tolist() == [[5, 5, 4, 2], [6, 1, 1, 0]]
-    merged = panoptic(probabilities, masks, GEOMETRY, things=[True, True], settings=settings)
+    merged = panoptic(probabilities, masks, GEOMETRY, things=[True, True], rules=settings)
     assert torch.equal(merged.segment_ids > 0, rules >= 5)
 
 
 def test_everything_is_void_without_a_confident_query():
     probabilities, masks = case()
-    rules = merging_rules(probabilities[2:], masks[2:], GEOMETRY, MaskSettings(tasks=["panoptic"]))
+    rules = merging_rules(probabilities[2:], masks[2:], GEOMETRY, PanopticRules())
     assert rules.tolist() == [[1, 1, 1, 2], [2, 1, 1, 0]]
 
 
@@ -53,14 +53,14 @@ def test_a_pixel_may_be_assigned_to_a_query_whose_mask_does_not_cover_it():
     probabilities = torch.tensor([[0.95, 0.05, 0.0], [0.15, 0.85, 0.0]])
     masks = torch.full((2, 2, 4), 8.0)
     masks[:, 0, 0] = torch.tensor([0.49, 0.51]).logit()  # 0.95 * 0.49 > 0.85 * 0.51
-    rules = merging_rules(probabilities, masks, GEOMETRY, MaskSettings(tasks=["panoptic"]))
+    rules = merging_rules(probabilities, masks, GEOMETRY, PanopticRules())
     assert rules.tolist() == [[3, 5, 5, 5], [5, 5, 5, 5]]
 
 
 def test_maskformer_gives_a_segment_the_pixels_outside_its_mask_too():
     probabilities, masks = case()
-    settings = MaskSettings(tasks=["panoptic"], overlap_threshold=0.0, cut_masks=False)
-    merged = panoptic(probabilities, masks, GEOMETRY, things=[True, True], settings=settings)
+    settings = PanopticRules(overlap_threshold=0.0, cut_masks=False)
+    merged = panoptic(probabilities, masks, GEOMETRY, things=[True, True], rules=settings)
     rules = merging_rules(probabilities, masks, GEOMETRY, settings)
     assert torch.equal(merged.segment_ids > 0, rules >= 5) and (rules >= 5).all()
 
@@ -93,7 +93,7 @@ def test_masks_loss_points_and_merging_are_drawn(monkeypatch, tmp_path):
                               dict(labels=1, mask=1, dice=1), no_object_weight=0.1, num_points=20)  # fmt: skip
 
     class Model:
-        settings, things = MaskSettings(tasks=["panoptic"]), [True, True]
+        panoptic_rules, things = PanopticRules(), [True, True]
 
     paths = [
         draw_queries(view, ["a", "b"], [0, 1, 2], tmp_path / "masks.png"),

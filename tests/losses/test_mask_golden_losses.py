@@ -15,7 +15,7 @@ BACKBONE = dict(type="ResNet", depth=50, norm="frozen_bn")
 SPECS = {
     "mask2former_r50_coco_instance": (
         dict(
-            type="MaskClassification",
+            type="Mask2Former",
             num_classes=80,
             backbone=BACKBONE,
             neck=dict(type="DeformablePixelDecoder", out_channels=256),
@@ -30,7 +30,7 @@ SPECS = {
     ),
     "maskformer_r50_ade20k_semantic": (
         dict(
-            type="MaskClassification",
+            type="MaskFormer",
             num_classes=150,
             backbone=BACKBONE,
             neck=dict(type="FPNPixelDecoder", out_channels=256),

@@ -179,7 +179,7 @@ def small(kind, num_classes, **options):
         )
     return build_model(
         dict(
-            type="MaskClassification",
+            type="Mask2Former",
             num_queries=4,
             num_classes=num_classes,
             backbone=dict(type="ResNet", depth=18, norm="frozen_bn"),
@@ -260,7 +260,7 @@ def test_frozen_class_head_cannot_be_reinitialised():
 
 def test_a_checkpoint_of_another_model_is_named():
     message = refusal(small("mask", 80), official_detr(small("DETR", 91)))
-    assert "does not fit MaskClassification" in message
+    assert "does not fit Mask2Former" in message
     assert "It seems to be facebookresearch/detr with 91 classes (COCO's raw ids)." in message
     assert "use the config that it belongs to" in message
 
@@ -274,12 +274,12 @@ def test_a_checkpoint_of_other_classes_is_named():
 
 def test_a_run_of_another_task_is_named():
     ours = small("mask", 3, tasks=["semantic"])
-    config = json.dumps(dict(model=dict(type="MaskClassification", tasks=["semantic"])))
+    config = json.dumps(dict(model=dict(type="Mask2Former", tasks=["semantic"])))
     checkpoint = dict(model=ours.state_dict(), config=config, classes=["a", "b", "c"])
     message = refusal(small("mask", 2), checkpoint, classes=["a", "b"])
-    assert "It seems to be a run of MaskClassification for semantic segmentation on 3 classes." in message
+    assert "It seems to be a run of Mask2Former for semantic segmentation on 3 classes." in message
     assert "class head is for other classes" in refusal(small("mask", 3), checkpoint, classes=["x", "b", "c"])
-    assert "a run of MaskClassification" in refusal(small("DETR", 3), checkpoint)
+    assert "a run of Mask2Former" in refusal(small("DETR", 3), checkpoint)
     assert "classes" in refusal(
         small("mask", 2), dict(model=ours.state_dict(), config="not JSON"), classes=COCO_CLASSES
     )

@@ -44,11 +44,9 @@ DENSE_MODELS = {
         ),
         num_queries=6,
     ),
-    "mask2former": dict(
-        type="MaskClassification", neck=DEFORMABLE_DECODER, head=MASK2FORMER_HEAD, num_queries=6, tasks=TASKS
-    ),
+    "mask2former": dict(type="Mask2Former", neck=DEFORMABLE_DECODER, head=MASK2FORMER_HEAD, num_queries=6, tasks=TASKS),
     "mask2former_undivided": dict(
-        type="MaskClassification",
+        type="Mask2Former",
         neck=DEFORMABLE_DECODER,
         head=MASK2FORMER_HEAD,
         num_queries=6,
@@ -56,16 +54,15 @@ DENSE_MODELS = {
         size_divisibility=1,
     ),
     "maskformer": dict(
-        type="MaskClassification",
+        type="MaskFormer",
         neck=dict(type="TransformerPixelDecoder", out_channels=32, mask_channels=16, num_heads=2, num_layers=1),
         head=dict(MASKFORMER_HEAD, num_encoder_layers=1),
         num_queries=6,
         tasks=TASKS,
         object_threshold=0.0,
-        cut_masks=False,
     ),
     "maskformer_fpn": dict(
-        type="MaskClassification",
+        type="MaskFormer",
         neck=dict(type="FPNPixelDecoder", out_channels=32, mask_channels=16),
         head=MASKFORMER_HEAD,
         num_queries=6,

@@ -56,7 +56,7 @@ TARGETS = [
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_outputs_have_the_promised_shapes_and_ranges(variant):
     outputs = build_model(small_spec(head=VARIANTS[variant]))(*small_batch())
-    assert set(outputs) - {"enc_outputs"} == {"pred_logits", "pred_boxes", "reference_points", "aux_outputs"}
+    assert set(outputs) - {"training_outputs"} == {"pred_logits", "pred_boxes", "reference_points", "aux_outputs"}
     for layer in (outputs, *outputs["aux_outputs"]):
         assert layer["pred_logits"].shape == (2, 10, 3)
         assert layer["pred_boxes"].shape == (2, 10, 4)
@@ -212,11 +212,11 @@ def official(model):
         key = key.replace("head.class_embed.", "class_embed.").replace("head.query_embed.", "query_embed.")
         state[key.replace("head.", "transformer.")] = value.clone()
     for key in list(state):
-        if model.head.decoder.settings.refine_boxes and key.startswith("bbox_embed."):
+        if model.head.decoder.refine_boxes and key.startswith("bbox_embed."):
             state[f"transformer.decoder.{key}"] = state[key]
         if two_stage and key.startswith("class_embed."):
             state[f"transformer.decoder.{key}"] = state[key]
-        if not model.head.decoder.settings.refine_boxes and key.startswith(("class_embed.0.", "bbox_embed.0.")):
+        if not model.head.decoder.refine_boxes and key.startswith(("class_embed.0.", "bbox_embed.0.")):
             for i in range(1, layers):
                 state[key.replace("embed.0.", f"embed.{i}.")] = state[key]
     return state
@@ -289,7 +289,7 @@ def test_other_classes_reinitialise_only_the_class_heads():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (small_spec(head=dict(two_stage=True)), "two_stage needs refine_boxes=True"),
+        (small_spec(head=dict(two_stage=True)), "two_stage=True needs refine_boxes=True"),
         (small_spec(num_queries=0), "num_queries=0, expected at least 1"),
         ({**small_spec(), "neck": dict(type="PyramidProjection", out_channels=64)}, "feature 'res3' has 64 channels"),
         ({**small_spec(), "backbone": dict(type="ResNet", depth=18, out_features=["res3", "res7"])}, "unknown feature"),

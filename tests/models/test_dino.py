@@ -1,4 +1,4 @@
-"""DINO's options of Deformable DETR, and denoising for both DETRs; test_dino_golden.py compares with the original."""
+"""DINO, and denoising for all DETRs; test_dino_golden.py compares with the original."""
 
 import time
 
@@ -15,27 +15,22 @@ from vitkit.distributed import close_distributed
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.model_zoo.converters import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.models import build_model
-from vitkit.nn.denoising import BoxDenoising
 from vitkit.protocols import training_inputs
 from vitkit.registry import CRITERIA
 from vitkit.structures import Batch
 
-DINO = dict(
-    refine_boxes=True,
-    two_stage=True,
-    mixed_selection=True,
-    box_positions=True,
-    look_forward_twice=True,
-    share_heads=True,
-    norm_outputs=True,
-    denoising_queries=6,
-)
+DENOISING = dict(type="BoxDenoising", num_queries=6)
+SMALL = dict(
+    d_model=32, num_heads=4, num_points=2, d_ffn=64, dropout=0.0, num_encoder_layers=1, num_decoder_layers=3
+)  # fmt: skip
+DINO = dict(type="DINOHead", **SMALL)
 HEADS = {
     "dino": DINO,
-    "two_stage": dict(refine_boxes=True, two_stage=True, denoising_queries=6),
-    "anchor_boxes": dict(refine_boxes=True, box_positions=True, denoising_queries=6, contrastive=False),
-    "detr": dict(denoising_queries=6, contrastive=False),
+    "two_stage": dict(type="DeformableDETRHead", refine_boxes=True, two_stage=True, **SMALL),
+    "anchor_boxes": dict(type="DABDeformableDETRHead", **SMALL),
+    "detr": {},
 }
+"""Variant -> its head; DETR's is test_detr's."""
 TARGETS = [
     dict(labels=torch.tensor([0, 2]), boxes_cxcywh=torch.tensor([[0.3, 0.3, 0.2, 0.4], [0.7, 0.5, 0.3, 0.3]])),
     dict(labels=torch.zeros(0, dtype=torch.int64), boxes_cxcywh=torch.zeros(0, 4)),
@@ -43,15 +38,23 @@ TARGETS = [
 EMPTY = [TARGETS[1], TARGETS[1]]
 
 
-def make_model(variant, **head):
-    torch.manual_seed(0)
+def make_spec(variant, **head):
+    """Return the spec of a small model without training queries."""
     if variant == "detr":
         spec = test_detr.small_spec()
-        spec["head"] |= HEADS[variant] | head
     else:
-        spec = test_deformable_detr.small_spec(head=HEADS[variant] | head)
+        spec = test_deformable_detr.small_spec() | dict(head=HEADS[variant] | head)
+        spec["type"] = "DINO" if variant == "dino" else "DeformableDETR"
     spec["backbone"] = dict(type="ResNet", depth=18, out_features=["res3", "res4"], norm="frozen_bn", pretrained=False)
-    return build_model(spec)
+    return spec
+
+
+def make_model(variant, training_queries=None, **head):
+    """Build a small model; its denoising is contrastive for the detectors in two stages, unless others are given."""
+    torch.manual_seed(0)
+    if training_queries is None:
+        training_queries = [DENOISING | dict(contrastive=variant in ("dino", "two_stage"))]
+    return build_model(make_spec(variant, **head) | dict(training_queries=training_queries))
 
 
 def make_criterion(variant):
@@ -76,7 +79,7 @@ def test_loss_keys_are_constant_and_every_parameter_has_a_gradient_with_any_targ
         noised = sum(value for name, value in losses.items() if name.startswith("dn_"))
         assert noised > 0 if targets is TARGETS else noised == 0
     layers = ["", "aux0_", "aux1_", "dn_", "dn_aux0_", "dn_aux1_"]
-    layers += ["enc_"] if "two_stage" in HEADS[variant] else []
+    layers += ["enc_"] if variant in ("dino", "two_stage") else []
     assert keys[0] == keys[1] == {f"{layer}{term}" for layer in layers for term in ("labels", "l1", "giou")}
 
 
@@ -85,8 +88,10 @@ def test_denoising_queries_do_not_affect_the_matching_queries(variant):
     model = make_model(variant)
     with torch.no_grad():
         alone, beside = model(*small_batch()), model(*small_batch(), targets=TARGETS)
-    rows = 12 if model.head.denoising.settings.contrastive else 6
-    assert "denoising" not in alone and beside["denoising"]["pred_boxes"].shape == (2, rows, 4)
+    rows = 12 if model.training_queries["denoising"].contrastive else 6
+    *_, noised = beside["training_outputs"]
+    assert len(alone.get("training_outputs", [])) == len(beside["training_outputs"]) - 1
+    assert noised["name"] == "dn" and noised["pred_boxes"].shape == (2, rows, 4)
     for name in ("pred_logits", "pred_boxes"):
         torch.testing.assert_close(beside[name], alone[name])
         torch.testing.assert_close(beside["aux_outputs"][0][name], alone["aux_outputs"][0][name])
@@ -104,16 +109,16 @@ def test_a_batch_without_padding_needs_no_mask(variant):
 
 def test_denoising_groups_do_not_attend_to_each_other():
     model = make_model("dino")
-    denoising = model.head.denoising
+    denoising = model.training_queries["denoising"]
 
     outputs = []
     for first_changed in (12, 6):  # of six copies of two targets
         torch.manual_seed(0)
-        noise = BoxDenoising.draw(denoising, 12, torch.device("cpu"))
+        noise = type(denoising).draw(denoising, 12, torch.device("cpu"))
         noise.shares[first_changed:] = 0.9
         denoising.draw = lambda count, device, noise=noise: noise
         with torch.no_grad():
-            outputs.append(model(*small_batch(), targets=TARGETS)["denoising"]["pred_logits"])
+            outputs.append(model(*small_batch(), targets=TARGETS)["training_outputs"][-1]["pred_logits"])
     rows = outputs[0].shape[1]
     assert rows == 12  # three groups of four rows
     torch.testing.assert_close(outputs[0][:, :4], outputs[1][:, :4])
@@ -134,17 +139,16 @@ def test_only_the_locations_selected_by_their_best_class_have_a_loss():
     model = make_model("dino").eval()
     with torch.no_grad():
         outputs = model(*small_batch())
-        best = outputs["selected_outputs"]["pred_logits"].amax(-1)
-        assert best.shape == (2, 10) and "enc_outputs" not in outputs
+        (selection,) = outputs["training_outputs"]
+        best = selection["pred_logits"].amax(-1)
+        assert best.shape == (2, 10) and not selection["class_agnostic"]
         assert (best.diff(dim=1) <= 1e-6).all()
-        torch.testing.assert_close(
-            outputs["aux_outputs"][0]["reference_points"], outputs["selected_outputs"]["pred_boxes"]
-        )
+        torch.testing.assert_close(outputs["aux_outputs"][0]["reference_points"], selection["pred_boxes"])
 
 
 def test_the_number_of_detections_is_set_by_the_config():
     outputs = dict(pred_logits=torch.rand(1, 10, 3), pred_boxes=torch.rand(1, 10, 4))
-    spec = test_deformable_detr.small_spec(head=DINO, num_detections=7)
+    spec = make_spec("dino") | dict(num_detections=7)
     assert len(build_model(spec).postprocess(outputs, [(10, 10)])[0]["scores"]) == 7
     with pytest.raises(ConfigError, match="num_detections=0: expected at least 1"):
         build_model(test_deformable_detr.small_spec(num_detections=0))
@@ -153,26 +157,21 @@ def test_the_number_of_detections_is_set_by_the_config():
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (dict(denoising_queries=6), "denoising_queries needs queries that start from boxes: set two_stage=True or"),
-        (dict(refine_boxes=True, two_stage=True, mixed_selection=True), "expected mixed_selection and box_positions"),
-        (dict(mixed_selection=True), "with one stage no mixed_selection"),
-        (dict(box_positions=True), r"box_positions needs refine_boxes=True \(model.head.refine_boxes\)"),
-        (dict(look_forward_twice=True), "look_forward_twice needs refine_boxes=True"),
-        (DINO | dict(denoising_queries=0), "denoising_queries=0: expected at least 1, or None"),
-        (dict(logit_eps=0.5), "logit_eps=0.5: expected above 0 and below 0.5"),
+        (dict(), "BoxDenoising needs queries that start from boxes, unlike those of this DeformableDETRHead"),
+        (dict(two_stage=True), "model.head: DeformableDETRHead: two_stage=True needs refine_boxes=True"),
     ],
 )
 def test_mutually_exclusive_options_are_named(head, message):
     with pytest.raises(ConfigError, match=message):
-        build_model(test_deformable_detr.small_spec(head=head))
+        make_model("two_stage", **(dict(refine_boxes=False, two_stage=False) | head))
 
 
 def test_dino_and_deformable_detr_checkpoints_are_distinguished():
-    dino, two_stage = make_model("dino"), make_model("two_stage", denoising_queries=None)
+    dino, two_stage = make_model("dino"), make_model("two_stage", [])
     mixed = "of 3 levels in two stages with mixed query selection \\(DINO\\)"
     with pytest.raises(CheckpointError, match=f"DeformableDETR {mixed} does not fit a model of 3 levels in two stages"):
         load_weights(two_stage, dino.state_dict())
-    with pytest.raises(CheckpointError, match=f"DeformableDETR of 3 levels in two stages does not fit a model {mixed}"):
+    with pytest.raises(CheckpointError, match=f"DINO of 3 levels in two stages does not fit a model {mixed}"):
         load_weights(dino, two_stage.state_dict())
 
 
@@ -191,7 +190,7 @@ def test_no_strictness_helps_against_wrong_shapes():
 
 def official_state(num_classes=91):
     """Return the small model's state dict under the original's names, with COCO's raw ids as classes."""
-    spec = test_deformable_detr.small_spec(head=DINO) | dict(num_classes=num_classes)
+    spec = make_spec("dino") | dict(num_classes=num_classes, training_queries=[DENOISING])
     state = {}
     for key, value in build_model(spec).state_dict().items():
         for ours, theirs in (
@@ -200,7 +199,7 @@ def official_state(num_classes=91):
             ("head.proposals.content.", "transformer.tgt_embed."),
             ("head.proposals.enc_output", "transformer.enc_output"),
             ("head.proposals.", "transformer.enc_out_"),
-            ("head.denoising.label_embed.", "label_enc."),
+            ("training_queries.denoising.label_embed.", "label_enc."),
             ("head.class_embed.", "transformer.decoder.class_embed."),
             ("head.", "transformer."),
         ):
@@ -217,7 +216,7 @@ def official_state(num_classes=91):
 
 def test_official_names_load_with_the_rows_of_the_coco_classes():
     state = official_state()
-    spec = test_deformable_detr.small_spec(head=DINO) | dict(num_classes=80)
+    spec = make_spec("dino") | dict(num_classes=80, training_queries=[DENOISING])
     model = build_model(spec)
     report = load_weights(model, {"model": state}, classes=COCO_CLASSES)
     assert report.converter == "IDEA-Research/DINO" and not (report.missing or report.unexpected)
@@ -226,23 +225,25 @@ def test_official_names_load_with_the_rows_of_the_coco_classes():
     assert torch.equal(head.class_embed[0].weight, state["class_embed.2.weight"][ids])
     # A first stage that ranks by the most probable class treats all classes alike.
     assert torch.equal(head.proposals.class_embed.weight, state["transformer.enc_out_class_embed.weight"][ids])
-    assert torch.equal(head.denoising.label_embed.weight, state["label_enc.weight"][[*ids, 91]])
+    assert torch.equal(model.training_queries.denoising.label_embed.weight, state["label_enc.weight"][[*ids, 91]])
 
 
 def test_other_classes_reinitialise_the_label_embedding_and_the_class_heads():
-    spec = test_deformable_detr.small_spec(head=DINO)
+    spec = make_spec("dino") | dict(training_queries=[DENOISING])
     trained, model = build_model(spec), build_model(spec | dict(num_classes=5))
     report = load_weights(model, trained.state_dict(), new_class_head=True)
-    assert "head.denoising.label_embed.weight" in report.reinitialized and not (report.missing or report.unexpected)
+    assert "training_queries.denoising.label_embed.weight" in report.reinitialized and not (
+        report.missing or report.unexpected
+    )
     assert torch.equal(model.head.proposals.content.weight, trained.head.proposals.content.weight)
 
 
 @pytest.mark.parametrize("variant", HEADS)
 def test_weights_with_and_without_denoising_are_interchangeable(variant, caplog):
     caplog.set_level("INFO", "vitkit")
-    with_denoising, without = make_model(variant), make_model(variant, denoising_queries=None)
+    with_denoising, without = make_model(variant), make_model(variant, [])
     extra = with_denoising.state_dict().keys() - without.state_dict().keys()
-    assert extra and all(key.startswith("head.denoising.") for key in extra)
+    assert extra and all(key.startswith("training_queries.denoising.") for key in extra)
     assert not without.uses_targets
     torch.nn.init.zeros_(
         with_denoising.head.level_embed if variant != "detr" else with_denoising.head.query_embed.weight
@@ -250,7 +251,7 @@ def test_weights_with_and_without_denoising_are_interchangeable(variant, caplog)
     for start, model in ((with_denoising, without), (without, with_denoising)):
         report = load_weights(model, start.state_dict())
         assert not (report.missing or report.unexpected)
-    assert "head.denoising. is used only in training, and is not in the weights" in caplog.text
+    assert "training_queries.denoising is used only in training, and is not in the weights" in caplog.text
     loaded = without.state_dict()
     assert all(torch.equal(value, loaded[key]) for key, value in with_denoising.state_dict().items() if key in loaded)
 
@@ -279,7 +280,7 @@ def run_rank(rank: int, folder: str) -> None:
     losses = make_criterion("dino")(model(*small_batch(), targets=targets), targets)
     sum(losses.values()).backward()
     noised = sum(value for name, value in losses.items() if name.startswith("dn_"))
-    grad = model.module.head.denoising.label_embed.weight.grad
+    grad = model.module.training_queries.denoising.label_embed.weight.grad
     torch.save((sorted(losses), float(noised), grad), f"{folder}/rank{rank}.pth")
     close_distributed()
 

@@ -3,8 +3,6 @@
 In training, the recorded noise replaces sampled noise.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 from golden.weights import compare, grad_projection, load_case, pinned_topk
@@ -13,9 +11,9 @@ from models.test_deformable_detr_golden import padded, targets_of
 from vitkit.configs.dino_r50_4scale import config
 from vitkit.model_zoo.converters import convert_official
 from vitkit.models import build_model
-from vitkit.nn.denoising import Noise
-from vitkit.nn.training_queries import training_mask
 from vitkit.registry import CRITERIA
+from vitkit.training_queries.box_denoising import Noise
+from vitkit.training_queries.sets import attention_mask
 
 TERMS = {"labels": "loss_ce", "l1": "loss_bbox", "giou": "loss_giou"}
 LAYERS = {"": "", **{f"aux{i}_": f"_{i}" for i in range(5)}, "enc_": "_interm", "dn_": "_dn"}
@@ -44,26 +42,34 @@ def assert_golden(case, outputs):
 
 def by_golden_name(outputs, prefix):
     """Return the outputs of all layers under their golden names."""
-    parts = {"": outputs} | ({"dn_": outputs["denoising"]} if "denoising" in outputs else {})
+    first_stage, *noised = outputs["training_outputs"]
+    parts = {"": outputs} | ({"dn_": noised[0]} if noised else {})
     layers = dict(parts)
     for part, layer in parts.items():
         layers |= {f"{part}aux{i}_": aux for i, aux in enumerate(layer["aux_outputs"])}
-    layers["interm_"] = outputs["selected_outputs"]
+    layers["interm_"] = first_stage
     named = {
         f"{prefix}{part}{name}": layer[name] for part, layer in layers.items() for name in ("pred_logits", "pred_boxes")
     }
     return {name: value for name, value in named.items() if value.shape[1]}
 
 
-def recorded_noise(case, variant, settings):
+def recorded_noise(case, variant, label_noise):
     """The random numbers of the golden run."""
     inputs = case.torch_inputs()
     chance = inputs.get(f"{variant}/draw_label_p", torch.zeros(0))
     labels = torch.zeros(len(chance), dtype=torch.int64)
     if len(chance):
-        labels[chance < settings.label_noise / 2] = inputs[f"{variant}/draw_label_new"]
+        labels[chance < label_noise / 2] = inputs[f"{variant}/draw_label_new"]
     sign = inputs.get(f"{variant}/draw_box_sign", torch.zeros(0, 4)) * 2.0 - 1
     return Noise(chance, labels, sign, inputs.get(f"{variant}/draw_box_part", torch.zeros(0, 4)))
+
+
+def set_noise(case, denoising, variant, monkeypatch):
+    """Let denoising use the random numbers of the golden run."""
+    monkeypatch.setattr(denoising, "box_noise", case.meta["dn"][variant]["box_noise_scale"])
+    noise = recorded_noise(case, variant, denoising.label_noise)
+    monkeypatch.setattr(denoising, "draw", lambda count, device: noise)
 
 
 @pytest.fixture
@@ -71,10 +77,7 @@ def train(case, model, monkeypatch):
     """Run the training forward pass of a variant."""
 
     def run(variant):
-        denoising = model.head.denoising
-        settings = replace(denoising.settings, box_noise=case.meta["dn"][variant]["box_noise_scale"])
-        monkeypatch.setattr(denoising, "settings", settings)
-        monkeypatch.setattr(denoising, "draw", lambda count, device: recorded_noise(case, variant, settings))
+        set_noise(case, model.training_queries.denoising, variant, monkeypatch)
         inputs = case.torch_inputs()
         with pinned_topk(case.expected["topk_proposals"].values):
             return model.train()(*padded(inputs["image0"], inputs["image1"]), targets=targets_of(case, variant))
@@ -94,7 +97,7 @@ def test_inference_equals_the_original(model, name):
     images, mask = padded(inputs["odd"]) if name else padded(inputs["image0"], inputs["image1"])
     with torch.no_grad(), pinned_topk(case.expected[f"{name}topk_proposals"].values):
         outputs = model.eval()(images, mask)
-    assert "denoising" not in outputs
+    assert len(outputs["training_outputs"]) == 1
     expected = by_golden_name(outputs, name)
     assert_golden(case, {key: value for key, value in expected.items() if key in case.expected})
 
@@ -110,19 +113,17 @@ def test_postprocessing_equals_the_original(model):
 
 @pytest.mark.parametrize("variant", ["objects", "one_empty", "noise_1"])
 def test_denoising_queries_and_mask_equal_the_original(case, model, monkeypatch, variant):
-    denoising = model.head.denoising
-    settings = replace(denoising.settings, box_noise=case.meta["dn"][variant]["box_noise_scale"])
-    monkeypatch.setattr(denoising, "settings", settings)
-    monkeypatch.setattr(denoising, "draw", lambda count, device: recorded_noise(case, variant, settings))
-    noised = denoising(targets_of(case, variant))
+    denoising = model.training_queries.denoising
+    set_noise(case, denoising, variant, monkeypatch)
+    (noised,) = denoising(model.head, targets_of(case, variant), None)
     inputs, meta = case.torch_inputs(), case.meta["dn"][variant]
     labels = inputs[f"{variant}/dn_label_ids"]
     content = denoising.label_embed.weight[labels.clamp(min=0)] * (labels >= 0)[..., None]
-    assert torch.equal(noised.content, content)
-    assert noised.num_groups == meta["num_dn_group"]
+    assert torch.equal(noised.queries.content, content)
+    assert noised.repeats == meta["num_dn_group"]
     expected = inputs[f"{variant}/dn_boxes_unact"].sigmoid()
-    torch.testing.assert_close(noised.boxes_cxcywh, expected, atol=1e-6, rtol=0)
-    mask = training_mask(900, denoising_sizes=noised.group_sizes)
+    torch.testing.assert_close(noised.queries.references, expected, atol=1e-6, rtol=0)
+    mask = attention_mask(noised.sizes(), [True] * noised.num_parts, 900)
     assert torch.equal(mask, inputs[f"{variant}/dn_attn_mask"])
 
 

@@ -253,7 +253,7 @@ def test_invalid_annealing_is_named(options, message):
         ),
         (dict(backbone=dict(VIT, num_registers=0, window_size=2)), "a ViT without windows"),
         (dict(backbone=dict(VIT, image_size=[32, 36])), "32x36 pixels, which do not divide by the patch of 8x8"),
-        (dict(tasks=[]), "model.tasks is empty"),
+        (dict(tasks=[]), "model: tasks is empty"),
     ],
 )
 def test_wrong_arguments_are_named(options, message):

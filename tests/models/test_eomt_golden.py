@@ -10,7 +10,7 @@ from vitkit.engine.hooks import MaskAnnealing
 from vitkit.engine.optim import AdamW
 from vitkit.model_zoo.converters import convert_official
 from vitkit.models import build_model
-from vitkit.models.mask_postprocess import Geometry, MaskSettings, panoptic, upsample
+from vitkit.models.mask_postprocess import Geometry, PanopticRules, panoptic, upsample
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import CRITERIA, SCHEDULES
@@ -62,6 +62,12 @@ def named(outputs, prefix=""):
 def assert_golden(case, values):
     report = compare(case, {name: value.detach().numpy() for name, value in values.items()})
     assert report.keys() == values.keys() and all(line["ok"] for line in report.values()), report
+
+
+def set_tasks(model, task):
+    """Let an EoMT of 133 classes return the results of a task."""
+    thresholds = dict(num_instances=100, object_threshold=0.8, overlap_threshold=0.8)
+    model.set_results(133, tasks=[task], things=None, **thresholds)
 
 
 def test_every_prediction_equals_the_original(case, model, outputs):
@@ -216,9 +222,9 @@ def test_panoptic_maps_equal_the_original(case, outputs, index, thresholds):
     masks, logits = outputs["pred_masks"][index].detach() - 6, outputs["pred_logits"][index].detach() * 3
     assert_golden(case, {f"post_logits_{index}": upsample(masks, geometry)})
     scores, overlap = (float(value) for value in thresholds.split("_"))
-    settings = MaskSettings(object_threshold=scores, overlap_threshold=overlap)
+    settings = PanopticRules(object_threshold=scores, overlap_threshold=overlap)
     things = [label not in post["stuff_classes"] for label in range(133)]
-    got = panoptic(logits.softmax(-1), masks, geometry, things=things, settings=settings)
+    got = panoptic(logits.softmax(-1), masks, geometry, things=things, rules=settings)
     expected = torch.from_numpy(case.expected[f"post_panoptic_{thresholds}_{index}"].values)
     assert (pixels(got) == expected).float().mean() > 0.999
 
@@ -233,14 +239,10 @@ def test_synthetic_panoptic_maps_equal_the_original(case):
     for name in names:
         overlap = float(name.rsplit("_", 1)[1])
         threshold = float(name.rsplit("_", 2)[1])
-        settings = MaskSettings(object_threshold=threshold, overlap_threshold=overlap)
+        settings = PanopticRules(object_threshold=threshold, overlap_threshold=overlap)
         size = tuple(masks.shape[-2:])
         got = panoptic(
-            logits.softmax(-1),
-            masks,
-            Geometry(size, size, size),
-            things=[i < 80 for i in range(133)],
-            settings=settings,
+            logits.softmax(-1), masks, Geometry(size, size, size), things=[i < 80 for i in range(133)], rules=settings
         )
         expected = torch.from_numpy(case.expected[name].values)
         assert torch.equal(pixels(got), expected.long()), name
@@ -249,7 +251,7 @@ def test_synthetic_panoptic_maps_equal_the_original(case):
 def test_semantic_windows_equal_the_originals_rule(model):
     """Windows along the long side; per-pixel scores averaged where they overlap, then resized."""
     torch.manual_seed(0)
-    model.set_tasks(MaskSettings(tasks=["semantic"]), 133)
+    set_tasks(model, "semantic")
     try:
         image = torch.randint(0, 256, (1, 3, 96, 300), dtype=torch.uint8)
         with torch.no_grad():
@@ -270,4 +272,4 @@ def test_semantic_windows_equal_the_originals_rule(model):
         (result,) = model.postprocess(outputs, [(50, 170)])
         assert (result["semantic"] == expected.argmax(0)).float().mean() > 0.999
     finally:
-        model.set_tasks(MaskSettings(tasks=["panoptic"]), 133)
+        set_tasks(model, "panoptic")

@@ -45,12 +45,12 @@ HEADS = {
         ),
     ),
     "maskformer": dict(
-        type="MaskClassification",
+        type="MaskFormer",
         neck=dict(type="FPNPixelDecoder", out_channels=32, mask_channels=16),
         head=dict(type="MaskFormerHead", d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=2),
     ),
     "mask2former": dict(
-        type="MaskClassification",
+        type="Mask2Former",
         neck=dict(type="DeformablePixelDecoder", out_channels=32, mask_channels=16, num_heads=2, num_layers=1),
         head=dict(type="Mask2FormerHead", d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=3),
     ),

@@ -12,7 +12,7 @@ from vitkit.ops.masks import mask_logits
 BACKBONE = dict(type="ResNet", depth=50, norm="frozen_bn")
 SPECS = {
     "mask2former_r50_coco_instance": dict(
-        type="MaskClassification",
+        type="Mask2Former",
         num_queries=100,
         num_classes=80,
         backbone=BACKBONE,
@@ -20,7 +20,7 @@ SPECS = {
         head=dict(type="Mask2FormerHead", d_model=256, num_heads=8, d_ffn=2048, num_decoder_layers=9),
     ),
     "maskformer_r50_ade20k_semantic": dict(
-        type="MaskClassification",
+        type="MaskFormer",
         num_queries=100,
         num_classes=150,
         backbone=BACKBONE,

@@ -15,26 +15,35 @@ SIZE = (61, 90)
 NUM_LAYERS = 3
 
 
-def make_model(**head):
+def make_model(*training_queries, **options):
+    """Build a small model with noised queries, and with others."""
     torch.manual_seed(0)
     return build_model(
         dict(
-            type="MaskClassification",
+            type="Mask2Former",
             num_queries=5,
             num_classes=3,
             backbone=dict(type="ResNet", depth=18, norm="frozen_bn", pretrained=False),
             neck=dict(type="FPNPixelDecoder", out_channels=32, mask_channels=16),
             head=dict(
-                type="Mask2FormerHead",
-                d_model=32,
-                num_heads=2,
-                d_ffn=32,
-                num_levels=1,
-                num_decoder_layers=NUM_LAYERS,
-                **{"denoising_queries": 6, **head},
+                type="Mask2FormerHead", d_model=32, num_heads=2, d_ffn=32, num_levels=1, num_decoder_layers=NUM_LAYERS
             ),
+            training_queries=[*training_queries, dict(type="MaskDenoising", num_queries=6, **options)],
         )
     ).train()
+
+
+GROUPS = dict(type="QueryGroups", groups=2)
+
+
+def make_plain():
+    """Build the model without training queries."""
+    torch.manual_seed(0)
+    spec = dict(type="FPNPixelDecoder", out_channels=32, mask_channels=16)
+    head = dict(type="Mask2FormerHead", d_model=32, num_heads=2, d_ffn=32, num_levels=1, num_decoder_layers=NUM_LAYERS)
+    backbone = dict(type="ResNet", depth=18, norm="frozen_bn", pretrained=False)
+    model = dict(type="Mask2Former", num_queries=5, num_classes=3, backbone=backbone, neck=spec, head=head)
+    return build_model(model).train()
 
 
 def make_criterion():
@@ -64,16 +73,17 @@ def test_matching_queries_do_not_attend_to_denoising_queries():
     assert model.uses_targets
     with torch.no_grad():
         outputs, expected = run(model, batch), model(**batch.inputs)
-    assert "denoising" not in expected
-    assert outputs["denoising"]["pred_logits"].shape == (2, 6, 4) and outputs["denoising"]["num_groups"] == 3
-    assert len(outputs["denoising"]["aux_outputs"]) == NUM_LAYERS - 1
+    assert "training_outputs" not in expected
+    (noised,) = outputs["training_outputs"]
+    assert noised["pred_logits"].shape == (2, 6, 4) and noised["repeats"] == 3
+    assert len(noised["aux_outputs"]) == NUM_LAYERS - 1
     for name in ("pred_logits", "pred_masks"):
         torch.testing.assert_close(outputs[name], expected[name], atol=1e-5, rtol=1e-4)
 
 
 def test_inference_equals_that_of_a_model_without_denoising_queries():
     model, batch = make_model().eval(), make_batch()
-    plain = make_model(denoising_queries=None).eval()
+    plain = make_plain().eval()
     plain.load_state_dict({k: v for k, v in model.state_dict().items() if "denoising" not in k})
     assert not plain.uses_targets
     with torch.no_grad():
@@ -134,8 +144,8 @@ def test_denoising_losses_equal_a_plain_loop_in_every_layer():
     with torch.no_grad():
         outputs = run(model, batch)
         losses = make_criterion()(outputs, batch.targets)
-        known = outputs["denoising"]
-        for prefix, layer in {"dn_": known, "dn_aux1_": known["aux_outputs"][1]}.items():
+        (noised,) = outputs["training_outputs"]
+        for prefix, layer in {"dn_": noised, "dn_aux1_": noised["aux_outputs"][1]}.items():
             for name, expected in by_hand(layer, batch.targets).items():
                 torch.testing.assert_close(losses[prefix + name], expected, atol=1e-4, rtol=1e-4)
 
@@ -157,26 +167,27 @@ def test_keys_are_constant_and_every_parameter_has_a_gradient(counts):
 
 def test_denoising_queries_and_query_groups_can_be_combined():
     torch.manual_seed(0)
-    model, batch = make_model(groups=2), make_batch()
+    model, batch = make_model(GROUPS), make_batch()
     outputs = run(model, batch)
-    assert len(outputs["groups"]) == 1 and outputs["denoising"]["pred_logits"].shape[1] == 6
+    noised, group = outputs["training_outputs"]
+    assert (noised["name"], group["name"]) == ("dn", "") and noised["pred_logits"].shape[1] == 6
     losses = make_criterion()(outputs, batch.targets)
     assert "dn_labels" in losses and not any(name.startswith("group") for name in losses)
 
 
 def test_weights_without_denoising_queries_initialise_a_model_with_them():
-    model, plain = make_model(), make_model(denoising_queries=None)
+    model, plain = make_model(), make_plain()
     with torch.no_grad():
         plain.head.query_feat.weight.add_(1)
-    label_embed = model.head.denoising.label_embed.weight.clone()
+    label_embed = model.training_queries.denoising.label_embed.weight.clone()
     load_weights(model, plain.state_dict())
     assert torch.equal(model.head.query_feat.weight, plain.head.query_feat.weight)
-    assert torch.equal(model.head.denoising.label_embed.weight, label_embed)
+    assert torch.equal(model.training_queries.denoising.label_embed.weight, label_embed)
 
 
 @pytest.mark.slow
 def test_overfits_two_images_with_denoising_queries_and_groups():
-    model, batch, criterion = make_model(groups=2), make_batch(), make_criterion()
+    model, batch, criterion = make_model(GROUPS), make_batch(), make_criterion()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     history = []
     for _ in range(80):

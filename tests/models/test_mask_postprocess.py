@@ -9,7 +9,7 @@ from vitkit.model_zoo.converters import convert_official
 from vitkit.models import build_model, mask_postprocess
 from vitkit.models.mask_postprocess import (
     Geometry,
-    MaskSettings,
+    PanopticRules,
     instances,
     panoptic,
     resize_rows,
@@ -24,9 +24,7 @@ CHUNKS = [mask_postprocess.CHUNK_VALUES, 5000, 1]
 
 
 def spec(tasks, **options):
-    return dict(
-        type="MaskClassification", backbone=dict(type="ResNet", depth=50, norm="frozen_bn"), tasks=tasks, **options
-    )
+    return dict(type="MaskFormer", backbone=dict(type="ResNet", depth=50, norm="frozen_bn"), tasks=tasks, **options)
 
 
 def predictions(num_queries=7, num_classes=5):
@@ -126,7 +124,7 @@ def test_panoptic_maps_equal_a_plain_loop(chunk, cut_masks, overlap, monkeypatch
     probabilities, masks = predictions(num_queries=12, num_classes=3)
     options = dict(object_threshold=0.3, overlap_threshold=overlap, cut_masks=cut_masks)
     things = [True, False, False]
-    found = panoptic(probabilities, masks, GEOMETRY, things=things, settings=MaskSettings(**options))
+    found = panoptic(probabilities, masks, GEOMETRY, things=things, rules=PanopticRules(**options))
     ids, segments = panoptic_by_loop(probabilities, masks, things=things, **options)
     assert [(s["id"], s["label"]) for s in found.segments] == segments and len(segments) > 1
     assert (found.segment_ids == ids).float().mean() > 0.999
@@ -134,7 +132,7 @@ def test_panoptic_maps_equal_a_plain_loop(chunk, cut_masks, overlap, monkeypatch
 
 def test_panoptic_map_is_empty_without_confident_queries():
     probabilities, masks = predictions()
-    found = panoptic(probabilities, masks, GEOMETRY, things=[True] * 5, settings=MaskSettings(object_threshold=1.0))
+    found = panoptic(probabilities, masks, GEOMETRY, things=[True] * 5, rules=PanopticRules(object_threshold=1.0))
     assert found.segments == [] and not found.segment_ids.any() and found.segment_ids.shape == GEOMETRY.original
 
 
@@ -197,10 +195,13 @@ def test_things_of_the_dataset_override_those_of_the_model():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(tasks=[]), "model.tasks is empty; expected any of semantic, instance, panoptic"),
+        (dict(tasks=[]), "model: tasks is empty; expected any of semantic, instance, panoptic"),
         (dict(tasks=["panoptics"]), "unknown task 'panoptics'. Did you mean 'panoptic'"),
-        (dict(things=[True, False]), "model.things has 2 entries, but there are 80 classes"),
-        (dict(head=dict(type="Mask2FormerHead", num_levels=0)), "model.head.num_levels: got 0; expected at least 1"),
+        (dict(things=[True, False]), "model: things has 2 entries, but there are 80 classes"),
+        (
+            dict(head=dict(type="Mask2FormerHead", num_levels=0)),
+            "model.head: Mask2FormerHead: num_levels=0, expected at least 1",
+        ),
         (dict(head=dict(type="Mask2FormerHead")), "needs 'mask_features' and 3 other map.* gives mask_features, res5"),
     ],
 )

@@ -1,5 +1,4 @@
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +7,10 @@ from torch import nn
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
 from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder, TransformerSettings
+from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
 
 D, HEADS, FFN = 16, 4, 32
-SETTINGS = TransformerSettings(HEADS, FFN, dropout=0.0)
+OPTIONS = dict(num_heads=HEADS, d_ffn=FFN, dropout=0.0)
 
 
 def pytorch_names(state):
@@ -20,7 +19,7 @@ def pytorch_names(state):
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_encoder_without_positions_equals_pytorchs(norm_first):
-    ours = TransformerEncoder(2, D, replace(SETTINGS, norm_first=norm_first)).eval()
+    ours = TransformerEncoder(2, D, **(OPTIONS | dict(norm_first=norm_first))).eval()
     layer = nn.TransformerEncoderLayer(D, HEADS, FFN, 0.0, batch_first=True, norm_first=norm_first)
     norm = nn.LayerNorm(D) if norm_first else None
     theirs = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False).eval()
@@ -32,7 +31,7 @@ def test_encoder_without_positions_equals_pytorchs(norm_first):
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_decoder_without_positions_equals_pytorchs_and_normalises_every_layer(norm_first):
-    ours = TransformerDecoder(2, D, replace(SETTINGS, norm_first=norm_first)).eval()
+    ours = TransformerDecoder(2, D, **(OPTIONS | dict(norm_first=norm_first))).eval()
     layer = nn.TransformerDecoderLayer(D, HEADS, FFN, 0.0, batch_first=True, norm_first=norm_first)
     theirs = nn.TransformerDecoder(layer, 2, nn.LayerNorm(D)).eval()
     theirs.load_state_dict(pytorch_names(ours.state_dict()))
@@ -45,7 +44,7 @@ def test_decoder_without_positions_equals_pytorchs_and_normalises_every_layer(no
 
 
 def test_positions_reach_queries_and_keys_but_not_values():
-    encoder = TransformerEncoder(1, D, SETTINGS).eval()
+    encoder = TransformerEncoder(1, D, **OPTIONS).eval()
     layer = encoder.layers[0]
     x, positions = torch.randn(2, 6, D), torch.randn(1, 6, D)
     attended = layer.self_attn(x + positions, x + positions, x)
@@ -53,7 +52,7 @@ def test_positions_reach_queries_and_keys_but_not_values():
     expected = layer.norm2(expected + layer.ffn(expected))
     torch.testing.assert_close(encoder(x, positions), expected)
 
-    decoder = TransformerDecoder(1, D, SETTINGS).eval()
+    decoder = TransformerDecoder(1, D, **OPTIONS).eval()
     layer = decoder.layers[0]
     q, q_pos = torch.randn(2, 5, D), torch.randn(1, 5, D)
     expected = layer.norm1(q + layer.self_attn(q + q_pos, q + q_pos, q))
@@ -66,8 +65,8 @@ def test_recomputing_activations_keeps_the_gradients():
     torch.manual_seed(0)
     model = nn.ModuleDict(
         dict(
-            encoder=TransformerEncoder(2, D, replace(SETTINGS, dropout=0.2)),
-            decoder=TransformerDecoder(2, D, replace(SETTINGS, dropout=0.2)),
+            encoder=TransformerEncoder(2, D, **(OPTIONS | dict(dropout=0.2))),
+            decoder=TransformerDecoder(2, D, **(OPTIONS | dict(dropout=0.2))),
         )
     )
     other = copy.deepcopy(model)

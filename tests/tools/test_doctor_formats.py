@@ -119,7 +119,7 @@ def test_queries_are_compared_with_the_classes_of_one_image():
         Image.fromarray(labels).save(f"labels/{name}.png")
     Path("photos/a.png").unlink()
     dataset = dict(type="SemanticFolder", images="photos", labels="labels", classes=list("abcd"), image_suffix=".png")
-    config = {"data": {"train": dataset}, "model": dict(type="MaskClassification", tasks=["semantic"], num_queries=3)}
+    config = {"data": {"train": dataset}, "model": dict(type="Mask2Former", tasks=["semantic"], num_queries=3)}
     (issue,) = queries(Case(config, Options()))
     assert "at most 2 classes in an image, 3 queries" in issue.message and issue.verdict == "ok"
 

@@ -76,7 +76,7 @@ SEMANTIC = """
 def config():
     val = dict(type="ShapesSegmentation", task="semantic", num_images=2, image_size=48, split="val")
     model = dict(
-        type="MaskClassification", num_queries=5, tasks=["semantic"],
+        type="MaskFormer", num_queries=5, tasks=["semantic"],
         backbone=dict(type="ResNet", depth=18, out_features=["res2", "res3"], pretrained=False),
         neck=dict(type="FPNPixelDecoder", out_channels=32, mask_channels=32),
         head=dict(type="MaskFormerHead", d_model=32, num_heads=4, d_ffn=32, num_decoder_layers=1),
@@ -99,5 +99,5 @@ def test_augmented_predictions_are_evaluated_and_scored_again(tmp_path, capsys, 
     with pytest.raises(SystemExit):
         test_tool.main(["config.py", "--eval-only", "first.json", "--tta"])
     assert "--eval-only has no model" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="not defined for MaskClassification of task instance"):
+    with pytest.raises(SystemExit, match="not defined for Mask2Former of task instance"):
         test_tool.main(["config.py", "weights.pth", "--tta", "model.tasks=['instance']"])

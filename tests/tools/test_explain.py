@@ -308,8 +308,8 @@ def test_mask_queries_are_drawn_with_boxes_around_their_masks(detr, tmp_path, mo
     assert {path.name for path in (tmp_path / "out").iterdir()} >= names
     assert [query.query for query in decoder[0]["queries"]] == [1, 4]
     assert all(0 <= x <= 70 and 0 <= y <= 50 for query in decoder[0]["queries"] for x, y in query.box_xyxy.view(2, 2))
-    assert "--points: MaskClassification has no attention from these" in fails(*model, *detr[2:], "--points", "1,2")
-    assert "--dataset: MaskClassification has no queries that predict boxes" in fails(*model, "--dataset")
+    assert "--points: Mask2Former has no attention from these" in fails(*model, *detr[2:], "--points", "1,2")
+    assert "--dataset: Mask2Former has no queries that predict boxes" in fails(*model, "--dataset")
 
 
 def test_vit_draws_class_token_rollout_and_point_attention(detr, tmp_path, capsys):

@@ -53,7 +53,7 @@ DENSE = {
         dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),
         MASKS | {"encoder", "encoder_heads"},
     ),
-    "MaskClassification": (
+    "Mask2Former": (
         dict(
             neck=dict(PIXELS, type="DeformablePixelDecoder", num_layers=1, num_heads=2),
             head=dict(type="Mask2FormerHead", num_decoder_layers=2, **LAYERS),
@@ -61,7 +61,7 @@ DENSE = {
         ),
         MASKS | {"panoptic"},
     ),
-    "MaskClassification Swin": (
+    "Mask2Former Swin": (
         dict(
             backbone=dict(type="Swin", **SWIN),
             neck=dict(PIXELS, type="DeformablePixelDecoder", num_layers=1, num_heads=2),
@@ -70,7 +70,7 @@ DENSE = {
         ),
         MASKS | {"panoptic", "loss_points", "points"},
     ),
-    "MaskClassification MaskFormer": (
+    "MaskFormer": (
         dict(neck=PIXELS, head=dict(type="MaskFormerHead", num_decoder_layers=2, **LAYERS), tasks=["semantic"]),
         MASKS,
     ),

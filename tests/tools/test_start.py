@@ -119,9 +119,9 @@ def test_too_little_time_for_an_epoch_is_an_error_that_says_how_much_is_enough(w
 @pytest.mark.parametrize(
     ("task", "annotations", "model"),
     [
-        ("instance", "instances_train2017.json", "MaskClassification"),
-        ("semantic", "semantic_train2017", "MaskClassification"),
-        ("panoptic", "panoptic_train2017.json", "MaskClassification"),
+        ("instance", "instances_train2017.json", "Mask2Former"),
+        ("semantic", "semantic_train2017", "Mask2Former"),
+        ("panoptic", "panoptic_train2017.json", "Mask2Former"),
     ],
 )
 def test_semantic_masks_are_supported(world, step_cost, monkeypatch, task, annotations, model):
