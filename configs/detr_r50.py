@@ -23,7 +23,7 @@ def config():
         criterion=dict(
             type="SetCriterion", no_object_weight=0.1,
             weights=dict(labels=1.0, l1=5.0, giou=2.0),
-            matcher=dict(type="HungarianMatcher", cost_class=1.0, cost_l1=5.0, cost_giou=2.0),
+            matcher=dict(type="HungarianMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0),
         ),
         data=coco_detection(images_per_gpu=2),
         optimizer=dict(type="AdamW", lr=1e-4, backbone_lr=1e-5, weight_decay=1e-4),

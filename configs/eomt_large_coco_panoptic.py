@@ -20,7 +20,7 @@ def config():
         ),
         criterion=dict(
             type="MaskCriterion", no_object_weight=0.1, weights=dict(labels=2.0, mask=5.0, dice=5.0),
-            matcher=dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0),
+            matcher=dict(type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=5.0),
         ),
         data=fitted_to_square(coco_panoptic(images_per_gpu=2), size=640),
         optimizer=dict(type="AdamW", lr=1e-4, weight_decay=0.05, layer_decay=0.8, layer_decay_rule="eomt"),

@@ -20,7 +20,7 @@ def config():
         ),
         criterion=dict(
             type="MaskCriterion", no_object_weight=0.1, weights=dict(labels=2.0, mask=5.0, dice=5.0),
-            matcher=dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0),
+            matcher=dict(type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=5.0),
         ),
         data=coco_instance(images_per_gpu=2),
         optimizer=dict(

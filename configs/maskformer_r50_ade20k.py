@@ -23,7 +23,7 @@ def config():
             type="MaskCriterion", mask_loss="focal", no_object_weight=0.1,
             weights=dict(labels=1.0, mask=20.0, dice=1.0),
             matcher=dict(
-                type="HungarianMaskMatcher", mask_cost="focal", cost_class=1.0, cost_mask=20.0, cost_dice=1.0,
+                type="HungarianMaskMatcher", mask_cost="focal", cost_labels=1.0, cost_mask=20.0, cost_dice=1.0,
             ),
         ),
         data=ade20k_semantic(images_per_gpu=2),

@@ -62,8 +62,43 @@ def describe_image(index: int, target: DetectionTarget) -> str:
     return f"image {index} of the batch" + (f" (image_id {target['image_id']})" if "image_id" in target else "")
 
 
-Matches = list[list[tuple[Tensor, Tensor]]]
-"""For each layer and each image: (query indices, ascending; target indices), int64 on the CPU, `min(Q, N)` of each."""
+ImageMatches = tuple[Tensor, Tensor]
+"""The matches of one image: (query indices, target indices), int64 on the CPU."""
+
+Matches = list[list[ImageMatches]]
+"""The matches of each layer and each image. From a matcher: ascending query indices, `min(Q, N)` matches per image."""
+
+
+class TrainingOutputs(TypedDict, total=False):
+    """The outputs of one set of queries that a model has only in training, such as those of denoising.
+
+    `outputs["training_outputs"]` is a list of them. An entry has `name`, `pred_logits`, and boxes or masks; the other
+    fields have defaults. Queries whose entries have the same name are equal in number, and their losses are averaged;
+    the name "" also includes the model's main queries.
+    """
+
+    name: str
+    """Prefix of the losses: "" as for the main queries (Group DETR), "many" (H-DETR), "dn" (denoising), or "enc" (the
+    first stage of a two-stage detector)."""
+    pred_logits: Tensor
+    """(B, Q, C + 1) with "no object" as the last class, or (B, Q, C) with a sigmoid per class."""
+    pred_boxes: Tensor
+    """(B, Q, 4) cxcywh in 0..1 of the un-padded image."""
+    pred_masks: Tensor
+    """(B, Q, h, w) logits."""
+    mask_embed: Tensor
+    """(B, Q, channels), whose product with `mask_features` is the masks' logits; an alternative to `pred_masks`."""
+    mask_features: Tensor
+    """(B, channels, h, w)."""
+    aux_outputs: "list[TrainingOutputs]"
+    """The predictions of the earlier decoder layers, first layer first; [] by default."""
+    matches: list[ImageMatches] | None
+    """The matches of each image, the same in all layers. None, the default: the criterion matches the queries."""
+    repeats: int
+    """Number of queries that each target is matched with; 1 by default. With `matches`, their target indices are those
+    of the targets as they are, without repetition."""
+    class_agnostic: bool
+    """Whether every target has class 0, an object (the first stage of two-stage Deformable DETR); False by default."""
 
 
 class TrainingOutputs(TypedDict, total=False):

@@ -22,7 +22,7 @@ def ablation():
                 "criterion.mask_loss": "focal",
                 "criterion.weights": dict(labels=2.0, mask=20.0, dice=1.0),
                 "criterion.matcher": dict(
-                    type="HungarianMaskMatcher", mask_cost="focal", cost_class=2.0, cost_mask=20.0, cost_dice=1.0
+                    type="HungarianMaskMatcher", mask_cost="focal", cost_labels=2.0, cost_mask=20.0, cost_dice=1.0
                 ),
             },
         },

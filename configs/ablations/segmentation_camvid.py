@@ -17,7 +17,7 @@ HELD_OUT = ["0006R0_*"]
 
 
 def ablation():
-    weights = dict(cost_class=2.0, cost_mask=20.0, cost_dice=1.0)
+    weights = dict(cost_labels=2.0, cost_mask=20.0, cost_dice=1.0)
     return dict(
         base="camvid/mask2former",
         metrics=["mIoU", "pixel_accuracy"],

@@ -24,7 +24,7 @@ def config():
         criterion=dict(
             type="SetCriterion", class_loss="focal",
             weights=dict(labels=2.0, l1=5.0, giou=2.0),
-            matcher=dict(type="HungarianMatcher", class_cost="focal", cost_class=2.0, cost_l1=5.0, cost_giou=2.0),
+            matcher=dict(type="HungarianMatcher", activation="sigmoid", cost_labels=2.0, cost_l1=5.0, cost_giou=2.0),
         ),
         data=dict(
             root="data/bccd",

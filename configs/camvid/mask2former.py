@@ -26,7 +26,7 @@ def config():
             type="MaskCriterion", no_object_weight=0.1, num_points=1024,
             weights=dict(labels=2.0, mask=5.0, dice=5.0),
             matcher=dict(
-                type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0, num_points=1024,
+                type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=5.0, num_points=1024,
             ),
         ),
         data=dict(data, num_workers=1),

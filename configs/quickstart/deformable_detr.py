@@ -21,11 +21,11 @@ def config():
             num_encoder_layers=1, num_decoder_layers=2, refine_boxes=True, two_stage=True,
         ),
     )  # fmt: skip
-    weights = dict(cost_class=2.0, cost_l1=5.0, cost_giou=2.0)
+    weights = dict(cost_labels=2.0, cost_l1=5.0, cost_giou=2.0)
     cfg["criterion"] = dict(
         type="SetCriterion", class_loss="focal",
         weights=dict(labels=2.0, l1=5.0, giou=2.0),
-        matcher=dict(type="HungarianMatcher", class_cost="focal", **weights),
+        matcher=dict(type="HungarianMatcher", activation="sigmoid", **weights),
     )  # fmt: skip
     cfg["optimizer"]["lr_multipliers"] = {"sampling_offsets": 0.1}
     cfg["train"]["epochs"] = 4

@@ -24,7 +24,7 @@ def config():
         criterion=dict(
             type="SetCriterion", no_object_weight=0.1,
             weights=dict(labels=3.0, l1=5.0, giou=2.0),
-            matcher=dict(type="HungarianMatcher", cost_class=3.0, cost_l1=5.0, cost_giou=2.0),
+            matcher=dict(type="HungarianMatcher", cost_labels=3.0, cost_l1=5.0, cost_giou=2.0),
         ),
         data=dict(
             train=dict(

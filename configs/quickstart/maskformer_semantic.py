@@ -23,7 +23,7 @@ def config():
     cfg["criterion"] = dict(
         type="MaskCriterion", no_object_weight=0.1, mask_loss="focal",
         weights=dict(labels=3.0, mask=20.0, dice=1.0),
-        matcher=dict(type="HungarianMaskMatcher", mask_cost="focal", cost_class=3.0, cost_mask=20.0, cost_dice=1.0),
+        matcher=dict(type="HungarianMaskMatcher", mask_cost="focal", cost_labels=3.0, cost_mask=20.0, cost_dice=1.0),
     )  # fmt: skip
     for split in ("train", "val"):
         cfg["data"][split]["task"] = "semantic"

@@ -92,9 +92,10 @@ show(out / "cost.png")
 # once:
 
 # %%
-weights = dict(cost_class=3.0, cost_l1=5.0, cost_giou=2.0)
+weights = dict(cost_labels=3.0, cost_l1=5.0, cost_giou=2.0)
 matcher = MATCHERS.build(dict(type="HungarianMatcher", **weights))
-((matched_queries, matched_objects),) = matcher(logits[None, None], boxes[None, None], [target])[0]
+layer = dict(pred_logits=logits[None], pred_boxes=boxes[None])
+((((matched_queries, matched_objects),),),) = matcher([([layer], [target])])
 pairs = sorted(zip(matched_objects.tolist(), matched_queries.tolist()))
 assert pairs == list(zip(objects.tolist(), queries.tolist()))
 print("object, query:", pairs)

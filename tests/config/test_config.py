@@ -52,7 +52,7 @@ class Loss:
 
 
 class Match:
-    def __init__(self, cost_class: float = 1.0):
+    def __init__(self, cost_labels: float = 1.0):
         pass
 
 

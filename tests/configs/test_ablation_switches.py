@@ -71,14 +71,14 @@ def test_mask2former_with_zero_queries_predicts_nothing_before_the_first_layer()
 def test_fixed_matcher_gives_each_class_its_query():
     targets = [{"labels": torch.tensor([2, 0])}, {"labels": torch.tensor([], dtype=torch.int64)}]
     layers = [{"pred_logits": torch.zeros(2, 3, 4)}] * 2
-    (matches,) = FixedMaskMatcher().match_all([(layers, targets)], input_size=(8, 8))
+    (matches,) = FixedMaskMatcher()([(layers, targets)], input_size=(8, 8))
     assert [[pair.tolist() for pair in image] for image in matches[1]] == [[[0, 2], [1, 0]], [[], []]]
     with pytest.raises(DataError, match=r"has labels \[1, 1\]; expected each class once, all in 0\.\.2"):
-        FixedMaskMatcher().match_all([(layers, [{"labels": torch.tensor([1, 1])}])], input_size=(8, 8))
+        FixedMaskMatcher()([(layers, [{"labels": torch.tensor([1, 1])}])], input_size=(8, 8))
     classes = layers[0]["pred_logits"].shape[2] - 1
     for wrong in (-1, classes):
         with pytest.raises(DataError, match=rf"has labels \[{wrong}\]; expected each class once, all in 0\.\."):
-            FixedMaskMatcher().match_all([(layers, [{"labels": torch.tensor([wrong])}])], input_size=(8, 8))
+            FixedMaskMatcher()([(layers, [{"labels": torch.tensor([wrong])}])], input_size=(8, 8))
 
 
 def swin(**arguments):

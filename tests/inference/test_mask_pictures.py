@@ -89,7 +89,7 @@ def test_masks_loss_points_and_merging_are_drawn(monkeypatch, tmp_path):
         image_sizes=torch.tensor([[2, 4]]),
     )  # fmt: skip
     view = View(image, outputs, {}, {}, (2, 4), (2, 4))
-    criterion = MaskCriterion(dict(type="HungarianMaskMatcher", cost_class=1, cost_mask=1, cost_dice=1),
+    criterion = MaskCriterion(dict(type="HungarianMaskMatcher", cost_labels=1, cost_mask=1, cost_dice=1),
                               dict(labels=1, mask=1, dice=1), no_object_weight=0.1, num_points=20)  # fmt: skip
 
     class Model:

@@ -10,7 +10,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.registry import CRITERIA, MATCHERS
 
 SIZE, STRIDE, NUM_CLASSES, NUM_QUERIES = (32, 48), 4, 3, 5
-MASK_MATCHER = dict(type="HungarianMaskMatcher", cost_class=1.0, cost_mask=1.0, cost_dice=1.0)
+MASK_MATCHER = dict(type="HungarianMaskMatcher", cost_labels=1.0, cost_mask=1.0, cost_dice=1.0)
 SPECS = {
     "points": dict(
         type="MaskCriterion",
@@ -30,7 +30,7 @@ SPECS = {
         type="SetCriterion",
         no_object_weight=0.1,
         weights=dict(labels=1.0, l1=5.0, giou=2.0, mask=1.0, dice=1.0),
-        matcher=dict(type="HungarianMatcher", cost_class=1.0, cost_l1=5.0, cost_giou=2.0),
+        matcher=dict(type="HungarianMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0),
     ),
 }
 
@@ -95,7 +95,7 @@ def test_more_targets_than_queries_are_reported_once_with_their_number(name, cap
 def test_the_mask_matcher_matches_as_many_as_it_can(mask_cost):
     torch.manual_seed(0)
     matcher = MATCHERS.build(dict(**MASK_MATCHER, mask_cost=mask_cost, num_points=64))
-    (images,) = matcher([layer()], [target(9, empty=[2]), target(0)], input_size=SIZE)
+    ((images,),) = matcher([([layer()], [target(9, empty=[2]), target(0)])], input_size=SIZE)
     assert [len(query) for query, _ in images] == [NUM_QUERIES, 0]
     query, found = images[0]
     assert query.tolist() == list(range(NUM_QUERIES)) and len(set(found.tolist())) == NUM_QUERIES
@@ -103,14 +103,14 @@ def test_the_mask_matcher_matches_as_many_as_it_can(mask_cost):
 
 @pytest.mark.parametrize("mask_cost", ["points", "focal"])
 @pytest.mark.parametrize(
-    ("field", "terms"), [("pred_logits", "class"), ("pred_masks", "mask, dice")], ids=["classes", "masks"]
+    ("field", "terms"), [("pred_logits", "labels"), ("pred_masks", "mask, dice")], ids=["classes", "masks"]
 )
 def test_non_finite_cost_names_layer_image_and_term(mask_cost, field, terms, caplog):
     matcher = MATCHERS.build(dict(**MASK_MATCHER, mask_cost=mask_cost, num_points=64))
     layers = [layer(), layer()]
     layers[1][field].data[1] = torch.nan
     message = rf"non-finite cost in layer 1, image 1 of the batch \(image_id 7\): {terms}\. Expected finite costs"
-    matches = matcher(layers, [target(2), target(3)], input_size=SIZE)
+    (matches,) = matcher([(layers, [target(2), target(3)])], input_size=SIZE)
     assert len(re.findall(message, caplog.text)) == 1
     assert [[len(query) for query, _ in layer] for layer in matches] == [[2, 3]] * 2
 
@@ -119,7 +119,7 @@ def test_label_out_of_range_names_image_and_label():
     matcher = MATCHERS.build(dict(**MASK_MATCHER, num_points=64))
     wrong = target(1) | dict(labels=torch.tensor([NUM_CLASSES]))
     with pytest.raises(DataError, match=r"image 1 of the batch \(image_id 7\) has labels \[3\]; expected 0\.\.2"):
-        matcher([layer()], [target(2), wrong], input_size=SIZE)
+        matcher([([layer()], [target(2), wrong])], input_size=SIZE)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_label_out_of_range_names_image_and_label():
     [
         (dict(weights=dict(label=1.0, mask=1.0, dice=1.0)), "unknown term 'label'. Did you mean 'labels'"),
         (dict(weights=dict(labels=1.0, mask=1.0)), "no weight for dice. Set it to 0"),
-        (dict(no_object_weight=0.0), "no_object_weight: got 0.0; expected a positive number"),
+        (dict(no_object_weight=0.0), "no_object_weight=0.0: expected a positive number"),
         (dict(importance=1.5), "importance=1.5: expected at least 1, at least 1, and 0 to 1"),
-        (dict(mask_loss="point"), "mask_loss: got 'point'; expected 'points' or 'focal'"),
-        (dict(matcher=dict(**MASK_MATCHER, mask_cost="point")), "mask_cost: got 'point'; expected 'points' or 'focal'"),
-        (dict(matcher=dict(**MASK_MATCHER, num_points=0)), "matcher.num_points: got 0; expected at least 1"),
+        (dict(mask_loss="point"), "mask_loss='point': expected 'points' or 'focal'"),
+        (dict(matcher=dict(**MASK_MATCHER, mask_cost="point")), "mask_cost='point': expected 'points' or 'focal'"),
+        (dict(matcher=dict(**MASK_MATCHER, num_points=0)), "num_points=0: expected at least 1"),
     ],
 )
 def test_wrong_settings_of_the_mask_criterion_are_named(changes, message):

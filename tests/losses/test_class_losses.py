@@ -12,7 +12,7 @@ from vitkit.ops.boxes import cxcywh_to_xyxy
 from vitkit.registry import CRITERIA
 
 LN2, LN4, LN4_3 = math.log(2), math.log(4), math.log(4 / 3)
-WHERE = tuple(torch.zeros(1, 1, dtype=torch.int64) for _ in range(3))
+QUERY_INDICES = tuple(torch.zeros(1, 1, dtype=torch.int64) for _ in range(3))
 """Indices of the only match: layer 0, image 0, query 0."""
 LABEL = torch.ones(1, 1, dtype=torch.int64)
 """The class of the match, 1."""
@@ -21,7 +21,7 @@ LABEL = torch.ones(1, 1, dtype=torch.int64)
 def one_match(loss, logit: float, iou: float, **settings) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss of two queries and two classes, all with one logit, and its gradient."""
     logits = torch.full((1, 1, 2, 2), logit, requires_grad=True)
-    value = loss(logits, WHERE, LABEL, torch.tensor([[iou]]), **settings)
+    value = loss(logits, QUERY_INDICES, LABEL, torch.tensor([[iou]]), **settings)
     value.sum().backward()
     return value.detach(), logits.grad[0, 0]
 
@@ -58,13 +58,13 @@ def test_confident_poor_match_costs_more_with_mal_than_with_varifocal():
 def test_perfect_boxes_without_focal_factor_give_binary_cross_entropy(loss):
     torch.manual_seed(0)
     logits = torch.randn(3, 2, 4, 5)
-    where = (torch.tensor([[0], [1], [2]]), torch.tensor([[1], [0], [1]]), torch.tensor([[3], [0], [2]]))
+    query_indices = (torch.tensor([[0], [1], [2]]), torch.tensor([[1], [0], [1]]), torch.tensor([[3], [0], [2]]))
     labels = torch.tensor([[4], [0], [2]])
-    answers = torch.zeros_like(logits)
-    answers[0, 1, 3, 4] = answers[1, 0, 0, 0] = answers[2, 1, 2, 2] = 1
-    expected = F.binary_cross_entropy_with_logits(logits, answers, reduction="none").sum((1, 2, 3))
+    class_targets = torch.zeros_like(logits)
+    class_targets[0, 1, 3, 4] = class_targets[1, 0, 0, 0] = class_targets[2, 1, 2, 2] = 1
+    expected = F.binary_cross_entropy_with_logits(logits, class_targets, reduction="none").sum((1, 2, 3))
     settings = dict(alpha=1.0, gamma=0.0) if loss is varifocal_loss else dict(gamma=0.0)
-    torch.testing.assert_close(loss(logits, where, labels, torch.ones(3, 1), **settings), expected)
+    torch.testing.assert_close(loss(logits, query_indices, labels, torch.ones(3, 1), **settings), expected)
 
 
 def test_no_object_costs_as_much_as_in_the_focal_loss():
@@ -86,7 +86,7 @@ def test_paired_iou_is_the_diagonal_of_all_pairs_and_zero_without_area():
 
 
 def make_criterion(class_loss: str, **changes):
-    matcher = dict(type="HungarianMatcher", class_cost="focal", cost_class=2.0, cost_l1=5.0, cost_giou=2.0)
+    matcher = dict(type="HungarianMatcher", activation="sigmoid", cost_labels=2.0, cost_l1=5.0, cost_giou=2.0)
     weights = dict(labels=2.0, l1=5.0, giou=2.0)
     return CRITERIA.build(dict(type="SetCriterion", class_loss=class_loss, matcher=matcher, weights=weights, **changes))
 
@@ -100,14 +100,15 @@ def make_case(counts: list[int]):
             pred_logits=torch.randn(*shape, 5).requires_grad_(), pred_boxes=torch.rand(*shape, 4).requires_grad_()
         )
 
-    outputs = dict(**layer(), aux_outputs=[layer()], enc_outputs=layer())
+    outputs = dict(**layer(), aux_outputs=[layer()])
+    outputs["training_outputs"] = [dict(layer(), name="enc", class_agnostic=True)]
     targets = [dict(labels=torch.randint(5, (n,)), boxes_cxcywh=torch.rand(n, 4)) for n in counts]
     return outputs, targets
 
 
 def by_loop(criterion, class_loss: str, layer: dict, targets: list[dict]) -> torch.Tensor:
     """Compute the loss by the published formulas, class by class."""
-    matches = criterion.matcher(layer["pred_logits"][None], layer["pred_boxes"][None], targets)[0]
+    ((matches,),) = criterion.matcher([([layer], targets)])
     total = torch.zeros(())
     for i, (queries, indices) in enumerate(matches):
         pairs = dict(zip(queries.tolist(), indices.tolist()))
@@ -137,20 +138,20 @@ def test_losses_of_layers_and_first_stage_equal_a_plain_loop(counts, class_loss)
     with torch.no_grad():
         objects = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
         torch.testing.assert_close(losses["labels"], by_loop(criterion, class_loss, outputs, targets))
-        aux, encoder = outputs["aux_outputs"][0], outputs["enc_outputs"]
+        aux, encoder = outputs["aux_outputs"][0], outputs["training_outputs"][0]
         torch.testing.assert_close(losses["aux0_labels"], by_loop(criterion, class_loss, aux, targets))
         torch.testing.assert_close(losses["enc_labels"], by_loop(criterion, class_loss, encoder, objects))
     losses["labels"].backward()
     assert outputs["pred_logits"].grad.isfinite().all()
-    assert outputs["pred_boxes"].grad is None, "the IoU is an answer, and not to be changed by the class loss"
+    assert outputs["pred_boxes"].grad is None, "the class loss must not change the IoU, which is its target"
 
 
 def test_wrong_class_losses_and_arguments_are_named():
-    with pytest.raises(ConfigError, match="unknown loss 'focall'. Did you mean 'focal'"):
+    with pytest.raises(ConfigError, match="class_loss='focall': unknown loss. Did you mean 'focal'"):
         make_criterion("focall")
-    with pytest.raises(ConfigError, match=r"focal_alpha=0\.25: class_loss='mal' has none"):
+    with pytest.raises(ConfigError, match=r"focal_alpha=0\.25: class_loss='mal' has no alpha"):
         make_criterion("mal", focal_alpha=0.25)
-    with pytest.raises(ConfigError, match=r"focal_gamma: got -1\.0; expected at least 0"):
+    with pytest.raises(ConfigError, match=r"focal_gamma=-1\.0: expected at least 0"):
         make_criterion("varifocal", focal_gamma=-1.0)
-    with pytest.raises(ConfigError, match=r"no_object_weight=0\.1: the mal loss has no such class"):
+    with pytest.raises(ConfigError, match=r"no_object_weight=0\.1: class_loss='mal' has no class"):
         make_criterion("mal", no_object_weight=0.1)

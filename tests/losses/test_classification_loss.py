@@ -42,5 +42,5 @@ def test_loss_of_low_precision_logits_is_computed_in_float32():
 def test_wrong_labels_and_settings_are_named():
     with pytest.raises(DataError, match="labels 0 to 2, but the model has 2 classes"):
         ClassificationLoss()({"logits": LOGITS}, [{"label": 0}, {"label": 2}, {"label": 1}])
-    with pytest.raises(ConfigError, match="label_smoothing: got 1"):
+    with pytest.raises(ConfigError, match="label_smoothing=1: expected at least 0 and below 1"):
         ClassificationLoss(label_smoothing=1)

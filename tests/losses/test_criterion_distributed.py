@@ -51,7 +51,7 @@ def make_criterion() -> nn.Module:
             type="SetCriterion",
             no_object_weight=0.1,
             weights=dict(labels=1.0, l1=5.0, giou=2.0),
-            matcher=dict(type="HungarianMatcher", cost_class=1.0, cost_l1=5.0, cost_giou=2.0),
+            matcher=dict(type="HungarianMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0),
         )
     )
 

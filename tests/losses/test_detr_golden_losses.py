@@ -60,7 +60,7 @@ def make_criterion() -> torch.nn.Module:
             type="SetCriterion",
             no_object_weight=0.1,
             weights=dict(labels=1.0, l1=5.0, giou=2.0),
-            matcher=dict(type="HungarianMatcher", cost_class=1.0, cost_l1=5.0, cost_giou=2.0),
+            matcher=dict(type="HungarianMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0),
         )
     )
 
@@ -91,7 +91,7 @@ def test_every_layer_is_matched_as_in_the_original(case, outputs, variant):
     matcher = make_criterion().matcher
     for name in LAYERS:
         layer = outputs if name == "final" else outputs["aux_outputs"][int(name[3:])]
-        matches = matcher(layer["pred_logits"][None], layer["pred_boxes"][None], targets_of(case, variant))[0]
+        ((matches,),) = matcher([([layer], targets_of(case, variant))])
         for got, expected in zip(matches, case.losses[variant]["indices"][name], strict=True):
             assert [index.tolist() for index in got] == [index.tolist() for index in expected], name
 

@@ -25,7 +25,7 @@ SPECS = {
             type="MaskCriterion",
             weights=dict(labels=2.0, mask=5.0, dice=5.0),
             no_object_weight=0.1,
-            matcher=dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0),
+            matcher=dict(type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=5.0),
         ),
     ),
     "maskformer_r50_ade20k_semantic": (
@@ -41,7 +41,9 @@ SPECS = {
             mask_loss="focal",
             no_object_weight=0.1,
             weights=dict(labels=1.0, mask=20.0, dice=1.0),
-            matcher=dict(type="HungarianMaskMatcher", cost_class=1.0, cost_mask=20.0, cost_dice=1.0, mask_cost="focal"),
+            matcher=dict(
+                type="HungarianMaskMatcher", cost_labels=1.0, cost_mask=20.0, cost_dice=1.0, mask_cost="focal"
+            ),
         ),
     ),
 }
@@ -96,7 +98,7 @@ def targets_of(case, variant):
 def test_every_layer_is_matched_as_in_the_original(case, outputs, variant):
     aux = outputs["aux_outputs"]
     matcher = make_criterion(case, variant, len(aux)).matcher
-    matches = matcher([outputs, *aux], targets_of(case, variant), input_size=outputs["input_size"])
+    (matches,) = matcher([([outputs, *aux], targets_of(case, variant))], input_size=outputs["input_size"])
     for i, name in enumerate(["final", *(f"aux{i}" for i in range(len(aux)))]):
         for got, expected in zip(matches[i], case.losses[variant]["indices"][name], strict=True):
             assert [index.tolist() for index in got] == [index.tolist() for index in expected], name

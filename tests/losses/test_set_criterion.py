@@ -7,7 +7,7 @@ from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
 from vitkit.registry import CRITERIA
 
 NUM_CLASSES, NUM_QUERIES = 5, 6
-MATCHER = dict(type="HungarianMatcher", cost_class=1.0, cost_l1=5.0, cost_giou=2.0)
+MATCHER = dict(type="HungarianMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0)
 WEIGHTS = dict(labels=1.0, l1=5.0, giou=2.0)
 
 
@@ -32,7 +32,7 @@ def make_case(counts: list[int], *, dtype: torch.dtype = torch.float32):
 
 def losses_by_loop(criterion, layer: dict, targets: list[dict]) -> dict[str, torch.Tensor]:
     """Compute DETR's terms of one layer, image by image and pair by pair."""
-    matches = criterion.matcher(layer["pred_logits"][None], layer["pred_boxes"][None], targets)[0]
+    ((matches,),) = criterion.matcher([([layer], targets)])
     classes = torch.full(layer["pred_logits"].shape[:2], NUM_CLASSES)
     l1 = giou = torch.zeros(())
     for i, (queries, indices) in enumerate(matches):
@@ -129,7 +129,7 @@ def test_missing_term_is_named():
 
 
 def test_no_object_weight_must_be_positive():
-    with pytest.raises(ConfigError, match="no_object_weight: got 0"):
+    with pytest.raises(ConfigError, match="^no_object_weight=0: expected a positive number"):
         make_criterion(no_object_weight=0)
 
 
@@ -141,13 +141,13 @@ def test_label_out_of_range_is_an_error():
 
 
 def focal_criterion(**changes):
-    matcher = dict(type="HungarianMatcher", class_cost="focal", cost_class=2.0, cost_l1=5.0, cost_giou=2.0)
+    matcher = dict(type="HungarianMatcher", activation="sigmoid", cost_labels=2.0, cost_l1=5.0, cost_giou=2.0)
     settings = dict(type="SetCriterion", class_loss="focal", matcher=matcher, weights=WEIGHTS)
     return CRITERIA.build({**settings, **changes})
 
 
 def focal_by_loop(criterion, layer: dict, targets: list[dict], *, alpha: float, gamma: float) -> torch.Tensor:
-    matches = criterion.matcher(layer["pred_logits"][None], layer["pred_boxes"][None], targets)[0]
+    ((matches,),) = criterion.matcher([([layer], targets)])
     total = torch.zeros(())
     for i, (queries, indices) in enumerate(matches):
         labels = dict(zip(queries.tolist(), targets[i]["labels"][indices].tolist()))
@@ -162,7 +162,8 @@ def focal_by_loop(criterion, layer: dict, targets: list[dict], *, alpha: float, 
 def test_focal_losses_of_layers_and_first_stage_equal_a_plain_loop(counts):
     criterion = focal_criterion(focal_alpha=0.3, focal_gamma=1.5)
     outputs, targets = make_case(counts)
-    outputs["enc_outputs"] = make_layer(len(counts))
+    encoder = make_layer(len(counts))
+    outputs["training_outputs"] = [dict(encoder, name="enc", class_agnostic=True)]
     for target in targets:
         target["labels"] = target["labels"].clamp(min=1)  # class 0 is that of all objects in the first stage
     losses = criterion(outputs, targets)
@@ -171,16 +172,16 @@ def test_focal_losses_of_layers_and_first_stage_equal_a_plain_loop(counts):
         expected = focal_by_loop(criterion, layer, targets, alpha=0.3, gamma=1.5)
         torch.testing.assert_close(losses[f"{prefix}labels"], expected)
     objects = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
-    expected = focal_by_loop(criterion, outputs["enc_outputs"], objects, alpha=0.3, gamma=1.5)
+    expected = focal_by_loop(criterion, encoder, objects, alpha=0.3, gamma=1.5)
     torch.testing.assert_close(losses["enc_labels"], expected)
     sum(losses.values()).backward()
-    assert outputs["enc_outputs"]["pred_boxes"].grad is not None
+    assert encoder["pred_boxes"].grad is not None
 
 
 def test_settings_for_another_kind_of_logits_are_refused():
-    with pytest.raises(ConfigError, match=r"class_cost='softmax' is for other logits.*expected 'focal'"):
+    with pytest.raises(ConfigError, match=r"matcher\.activation='softmax' is for other logits.*expected 'sigmoid'"):
         focal_criterion(matcher=MATCHER)
-    with pytest.raises(ConfigError, match=r"no_object_weight=0\.1: the focal loss has no such class"):
+    with pytest.raises(ConfigError, match=r"no_object_weight=0\.1: class_loss='focal' has no class"):
         focal_criterion(no_object_weight=0.1)
-    with pytest.raises(ConfigError, match="no_object_weight: got None; expected a positive number"):
+    with pytest.raises(ConfigError, match="no_object_weight=None: expected a positive number"):
         make_criterion(no_object_weight=None)

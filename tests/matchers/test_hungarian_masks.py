@@ -22,7 +22,7 @@ def test_masks_and_their_factors_are_matched_equally(mask_cost):
     matches = []
     for layers in (factors, masks):
         torch.manual_seed(1)
-        matches.append(matcher(layers, targets, input_size=(32, 24)))
+        matches += matcher([(layers, targets)], input_size=(32, 24))
         assert all("pred_masks" not in layer for layer in factors)  # intermediate values are not kept
     for ours, theirs in zip(*matches):
         for pair, other in zip(ours, theirs):
@@ -37,4 +37,4 @@ def test_wrong_label_is_named_even_if_another_image_has_non_finite_costs():
     targets = [dict(labels=torch.tensor([label]), masks=masks) for label in (1, 5)]
     matcher = HungarianMaskMatcher(1.0, 5.0, 5.0, num_points=10)
     with pytest.raises(DataError, match=r"image 1 of the batch.* has labels \[5\]; expected 0\.\.1"):
-        matcher([layer], targets, input_size=(8, 8))
+        matcher([([layer], targets)], input_size=(8, 8))

@@ -141,7 +141,7 @@ def test_every_layer_is_matched_as_in_the_original(case, run, variant):
     outputs, matcher = run[0], make_criterion().matcher
     for name in LAYERS:
         layer = outputs if name == "final" else outputs["aux_outputs"][int(name[3:])]
-        matches = matcher(layer["pred_logits"][None], layer["pred_boxes"][None], targets_of(case, variant))[0]
+        ((matches,),) = matcher([([layer], targets_of(case, variant))])
         for got, expected in zip(matches, case.losses[variant]["indices"][name], strict=True):
             assert [index.tolist() for index in got] == [index.tolist() for index in expected], name
 

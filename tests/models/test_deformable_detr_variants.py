@@ -122,7 +122,7 @@ def test_every_variant_equals_an_independent_implementation(variant):
             type="SetCriterion",
             class_loss="focal",
             weights=dict(labels=1.0, l1=1.0, giou=1.0),
-            matcher=dict(type="HungarianMatcher", class_cost="focal", cost_class=2.0, cost_l1=5.0, cost_giou=2.0),
+            matcher=dict(type="HungarianMatcher", activation="sigmoid", cost_labels=2.0, cost_l1=5.0, cost_giou=2.0),
         )
     )
     targets = [dict(labels=t["class_labels"], boxes_cxcywh=t["boxes"]) for t in labels]

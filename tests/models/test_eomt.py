@@ -98,7 +98,7 @@ def test_semantic_images_are_split_into_windows_only_in_evaluation():
 
 def test_losses_of_windows_are_those_of_the_masks_in_them():
     model = build(tasks=["semantic"])
-    matcher = dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0, mask_cost="focal")
+    matcher = dict(type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=5.0, mask_cost="focal")
     criterion = CRITERIA.build(
         dict(type="MaskCriterion", matcher=matcher, no_object_weight=0.1, mask_loss="focal",
              weights=dict(labels=2.0, mask=5.0, dice=5.0))
@@ -166,7 +166,7 @@ def test_training_predicts_before_every_block_and_trains_all_parameters():
                 num_points=64,
                 no_object_weight=0.1,
                 weights=dict(labels=2.0, mask=5.0, dice=5.0),
-                matcher=dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0, num_points=64),
+                matcher=dict(type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=5.0, num_points=64),
             )
         )
         target = dict(labels=torch.tensor([1]), masks=torch.ones(1, size, size, dtype=torch.bool))

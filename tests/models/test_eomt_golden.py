@@ -109,7 +109,7 @@ def make_criterion(case, variant):
             type="MaskCriterion",
             weights=dict(labels=2.0, mask=5.0, dice=5.0),
             no_object_weight=0.1,
-            matcher=dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0),
+            matcher=dict(type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=5.0),
         )
     )
     layers = [name.rstrip("_") or "final" for name in NAMES]
@@ -135,7 +135,8 @@ def targets_of(case, variant):
 def test_matches_and_every_term_equal_the_original(case, outputs, variant):
     criterion, targets = make_criterion(case, variant), targets_of(case, variant)
     expected = case.losses[variant]
-    matches = criterion.matcher([outputs, *outputs["aux_outputs"]], targets, input_size=outputs["input_size"])
+    layers = [outputs, *outputs["aux_outputs"]]
+    (matches,) = criterion.matcher([(layers, targets)], input_size=outputs["input_size"])
     for layer, name in zip(matches, NAMES, strict=True):
         got = [[index.tolist() for index in pairs] for pairs in layer]
         assert got == [[list(index) for index in pairs] for pairs in expected["indices"][name.rstrip("_") or "final"]]

@@ -55,33 +55,32 @@ HEADS = {
         head=dict(type="Mask2FormerHead", d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=3),
     ),
 }
-CLASS_COST = dict(cost_class=1.0)
 CRITERIA_OF = {
     "detr": dict(
         type="SetCriterion",
         weights=dict(labels=1.0, l1=5.0, giou=2.0),
         no_object_weight=0.1,
-        matcher=dict(type="HungarianMatcher", cost_class=1.0, cost_l1=5.0, cost_giou=2.0),
+        matcher=dict(type="HungarianMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0),
     ),
     "deformable_detr": dict(
         type="SetCriterion",
         class_loss="focal",
         weights=dict(labels=1.0, l1=5.0, giou=2.0),
-        matcher=dict(type="HungarianMatcher", class_cost="focal", cost_class=1.0, cost_l1=5.0, cost_giou=2.0),
+        matcher=dict(type="HungarianMatcher", activation="sigmoid", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0),
     ),
     "maskformer": dict(
         type="MaskCriterion",
         mask_loss="focal",
         weights=dict(labels=1.0, mask=20.0, dice=1.0),
         no_object_weight=0.1,
-        matcher=dict(type="HungarianMaskMatcher", mask_cost="focal", cost_class=1.0, cost_mask=20.0, cost_dice=1.0),
+        matcher=dict(type="HungarianMaskMatcher", mask_cost="focal", cost_labels=1.0, cost_mask=20.0, cost_dice=1.0),
     ),
     "mask2former": dict(
         type="MaskCriterion",
         weights=dict(labels=2.0, mask=5.0, dice=5.0),
         no_object_weight=0.1,
         num_points=64,
-        matcher=dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0, num_points=64),
+        matcher=dict(type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=5.0, num_points=64),
     ),
 }
 

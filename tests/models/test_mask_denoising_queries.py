@@ -47,7 +47,7 @@ def make_plain():
 
 
 def make_criterion():
-    matcher = dict(type="HungarianMaskMatcher", mask_cost="focal", cost_class=2.0, cost_mask=5.0, cost_dice=5.0)
+    matcher = dict(type="HungarianMaskMatcher", mask_cost="focal", cost_labels=2.0, cost_mask=5.0, cost_dice=5.0)
     weights = dict(labels=2.0, mask=5.0, dice=5.0)
     return CRITERIA.build(
         dict(type="MaskCriterion", mask_loss="focal", no_object_weight=0.1, weights=weights, matcher=matcher)

@@ -74,7 +74,7 @@ def batch(counts=(2, 1)):
 
 def make_criterion(head: str):
     if head in ("maskformer", "mask2former"):
-        costs = dict(cost_class=2.0, cost_mask=5.0, cost_dice=5.0)
+        costs = dict(cost_labels=2.0, cost_mask=5.0, cost_dice=5.0)
         return CRITERIA.build(
             dict(
                 type="MaskCriterion",
@@ -85,8 +85,8 @@ def make_criterion(head: str):
             )
         )
     sigmoid = dict(class_loss="focal") if head != "detr" else dict(no_object_weight=0.1)
-    class_cost = "softmax" if head == "detr" else "focal"
-    matcher = dict(type="HungarianMatcher", class_cost=class_cost, cost_class=2.0, cost_l1=5.0, cost_giou=2.0)
+    activation = "softmax" if head == "detr" else "sigmoid"
+    matcher = dict(type="HungarianMatcher", activation=activation, cost_labels=2.0, cost_l1=5.0, cost_giou=2.0)
     return CRITERIA.build(
         dict(type="SetCriterion", weights=dict(labels=2.0, l1=5.0, giou=2.0), matcher=matcher, **sigmoid)
     )

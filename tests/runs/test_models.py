@@ -33,7 +33,7 @@ def test_class_loss_must_be_for_the_models_logits(name, model_type, settings, me
     model = model_type.__new__(model_type)
     assert build_criterion_for(config, model).class_loss == config["criterion"].get("class_loss", "cross_entropy")
     config["criterion"].update(settings)
-    config["criterion"]["matcher"]["class_cost"] = "focal" if settings["class_loss"] == "mal" else "softmax"
+    config["criterion"]["matcher"]["activation"] = "sigmoid" if settings["class_loss"] == "mal" else "softmax"
     with pytest.raises(ConfigError) as error:
         build_criterion_for(config, model)
     assert message in str(error.value)

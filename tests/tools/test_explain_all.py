@@ -30,7 +30,7 @@ DETR = dict(type="DETRHead", num_encoder_layers=1, num_decoder_layers=2, **LAYER
 
 CRITERION = dict(
     type="MaskCriterion",
-    matcher=dict(type="HungarianMaskMatcher", cost_class=2.0, cost_mask=5.0, cost_dice=5.0),
+    matcher=dict(type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=5.0),
     weights=dict(labels=2.0, mask=5.0, dice=5.0),
     no_object_weight=0.1,
 )

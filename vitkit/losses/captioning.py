@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from vitkit.distributed import all_reduce_mean
 from vitkit.errors import ConfigError
+from vitkit.losses.base import Criterion
 from vitkit.losses.sequence import SequenceLoss
 from vitkit.registry import CRITERIA
 from vitkit.structures import PAD
@@ -17,7 +18,7 @@ _BASELINE_MOMENTUM = 0.9
 
 
 @CRITERIA.register
-class CaptionLoss(nn.Module):
+class CaptionLoss(Criterion):
     """Cross entropy of the words, and terms that shape the attention.
 
     doubly_stochastic (equation 14): over a caption, the attention to each location of the image should sum to 1; the
@@ -50,7 +51,7 @@ class CaptionLoss(nn.Module):
         super().__init__()
         for name, value in (("doubly_stochastic", doubly_stochastic), ("reinforce", reinforce), ("entropy", entropy)):
             if value < 0:
-                raise ConfigError(f"criterion.{name}: got {value}; expected at least 0.")
+                raise ConfigError(f"{name}={value}: expected at least 0.")
         self.sequence = SequenceLoss(label_smoothing=label_smoothing)
         self.meters = self.sequence.meters
         self.doubly_stochastic = doubly_stochastic
@@ -68,8 +69,8 @@ class CaptionLoss(nn.Module):
         """
         if "attention" not in outputs:
             raise ConfigError(
-                "criterion CaptionLoss: the model's outputs have no 'attention', which it shapes. It is for "
-                "ShowAttendTell; set criterion=SequenceLoss for other captioners."
+                "CaptionLoss: the model's outputs have no 'attention', which this loss also trains. It is for "
+                "ShowAttendTell: set criterion.type=SequenceLoss for other captioners."
             )
         losses = self.sequence(outputs, targets)
         with torch.autocast(outputs["logits"].device.type, enabled=False):

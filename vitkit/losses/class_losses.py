@@ -31,45 +31,47 @@ def sigmoid_settings(class_loss: str, **settings: float | None) -> dict[str, flo
         ConfigError: the loss is unknown, or has no such argument, or a value is negative.
     """
     if class_loss not in PUBLISHED:
-        raise ConfigError(f"criterion.class_loss: unknown loss {class_loss!r}. {nearest(class_loss, PUBLISHED)}")
+        raise ConfigError(f"class_loss={class_loss!r}: unknown loss. {nearest(class_loss, PUBLISHED)}")
     published = PUBLISHED[class_loss]
-    chosen = {name: value for name, value in settings.items() if value is not None}
-    for name, value in chosen.items():
+    configured = {name: value for name, value in settings.items() if value is not None}
+    for name, value in configured.items():
         if name not in published:
-            raise ConfigError(f"criterion.focal_{name}={value}: class_loss={class_loss!r} has none. Leave it out.")
+            raise ConfigError(f"focal_{name}={value}: class_loss={class_loss!r} has no {name}. Leave it out.")
         if value < 0:
-            raise ConfigError(f"criterion.focal_{name}: got {value}; expected at least 0.")
-    return published | chosen
+            raise ConfigError(f"focal_{name}={value}: expected at least 0.")
+    return published | configured
 
 
 def sigmoid_loss(
-    name: str, logits: Tensor, where: Sequence[Tensor], labels: Tensor, ious: Tensor, **settings: float
+    name: str, logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, ious: Tensor, **settings: float
 ) -> Tensor:
     """Return the sums of the loss `name`; arguments as in `varifocal_loss`, settings as from `sigmoid_settings`."""
     if name == "focal":
-        return focal_loss(logits, where, labels, **settings)
+        return focal_loss(logits, query_indices, labels, **settings)
     loss = {"varifocal": varifocal_loss, "mal": matchability_aware_loss}[name]
-    return loss(logits, where, labels, ious, **settings)
+    return loss(logits, query_indices, labels, ious, **settings)
 
 
-def focal_loss(logits: Tensor, where: Sequence[Tensor], labels: Tensor, *, alpha: float, gamma: float) -> Tensor:
+def focal_loss(
+    logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, *, alpha: float, gamma: float
+) -> Tensor:
     """Compute the sigmoid focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002).
 
     Args:
         logits: (L, B, Q, C).
-        where: layer, image and query indices of the matched queries, each (L, M).
-        labels: (L, M) int64.
+        query_indices: layer, image and query indices of the matched queries, each (L, M).
+        labels: (L, M) int64, the labels of their targets.
         alpha: weight of the labels of matched queries; all others have 1 - alpha.
         gamma: exponent by which the loss down-weights well classified examples.
     Returns:
         (L,) sums.
     """
-    answers = _at_labels(logits, where, labels, 1.0)
-    return _sum(sigmoid_focal_loss(logits, answers, alpha=alpha, gamma=gamma))
+    class_targets = _at_labels(logits, query_indices, labels, 1.0)
+    return _sum(sigmoid_focal_loss(logits, class_targets, alpha=alpha, gamma=gamma))
 
 
 def varifocal_loss(
-    logits: Tensor, where: Sequence[Tensor], labels: Tensor, ious: Tensor, *, alpha: float, gamma: float
+    logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, ious: Tensor, *, alpha: float, gamma: float
 ) -> Tensor:
     """Compute the varifocal loss (Zhang et al. 2021, https://arxiv.org/abs/2008.13367, equation 2).
 
@@ -83,14 +85,14 @@ def varifocal_loss(
     Returns:
         (L,) sums.
     """
-    answers = _at_labels(logits, where, labels, ious)
+    class_targets = _at_labels(logits, query_indices, labels, ious)
     probabilities = logits.detach().sigmoid()
-    weights = answers.where(answers > 0, alpha * probabilities**gamma)
-    return _sum(F.binary_cross_entropy_with_logits(logits, answers, weights, reduction="none"))
+    weights = class_targets.where(class_targets > 0, alpha * probabilities**gamma)
+    return _sum(F.binary_cross_entropy_with_logits(logits, class_targets, weights, reduction="none"))
 
 
 def matchability_aware_loss(
-    logits: Tensor, where: Sequence[Tensor], labels: Tensor, ious: Tensor, *, gamma: float
+    logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, ious: Tensor, *, gamma: float
 ) -> Tensor:
     """Compute the matchability-aware loss, MAL (Huang et al. 2025, https://arxiv.org/abs/2412.04234, equation 3).
 
@@ -103,18 +105,18 @@ def matchability_aware_loss(
     Returns:
         (L,) sums.
     """
-    answers = _at_labels(logits, where, labels, ious**gamma)
-    is_label = _at_labels(logits, where, labels, 1.0) > 0
+    class_targets = _at_labels(logits, query_indices, labels, ious**gamma)
+    is_label = _at_labels(logits, query_indices, labels, 1.0) > 0
     probabilities = logits.detach().sigmoid()
     weights = (probabilities**gamma).masked_fill(is_label, 1.0)
-    return _sum(F.binary_cross_entropy_with_logits(logits, answers, weights, reduction="none"))
+    return _sum(F.binary_cross_entropy_with_logits(logits, class_targets, weights, reduction="none"))
 
 
-def _at_labels(logits: Tensor, where: Sequence[Tensor], labels: Tensor, values: Tensor | float) -> Tensor:
+def _at_labels(logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, values: Tensor | float) -> Tensor:
     """Return a tensor of zeros like the logits, with the values at the labels of the matched queries."""
-    answers = logits.new_zeros(logits.shape)
-    answers[(*where, labels)] = values
-    return answers
+    class_targets = logits.new_zeros(logits.shape)
+    class_targets[(*query_indices, labels)] = values
+    return class_targets
 
 
 def _sum(losses: Tensor) -> Tensor:

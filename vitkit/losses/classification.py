@@ -5,15 +5,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError, DataError
+from vitkit.losses.base import Criterion
 from vitkit.registry import CRITERIA
 
 
 @CRITERIA.register
-class ClassificationLoss(nn.Module):
+class ClassificationLoss(Criterion):
     """Cross entropy with labels, or with class weights if images are mixed.
 
     `meters["accuracy"]` counts the images whose most probable class is right; for mixed images, that of the largest
@@ -23,13 +24,13 @@ class ClassificationLoss(nn.Module):
         label_smoothing: part of each target that is spread over all classes (https://arxiv.org/abs/1512.00567); only
             used in training.
     Raises:
-        ConfigError: it is not in 0..1.
+        ConfigError: label_smoothing is negative, or 1 or more.
     """
 
     def __init__(self, *, label_smoothing: float = 0.0):
         super().__init__()
         if not 0 <= label_smoothing < 1:
-            raise ConfigError(f"criterion.label_smoothing: got {label_smoothing}; expected 0 up to, not with, 1.")
+            raise ConfigError(f"label_smoothing={label_smoothing}: expected at least 0 and below 1.")
         self.label_smoothing = label_smoothing
         self.meters = {"accuracy": RatioMeter()}
 

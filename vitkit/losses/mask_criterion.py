@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,28 +12,28 @@ from torch import Tensor, nn
 from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss, whole_mask_losses
+from vitkit.losses.base import Criterion
 from vitkit.losses.set_terms import (
+    QuerySets,
     SurplusWarning,
     check_weights,
     class_weight_sum,
+    collect_sets,
     count_correct_classes,
-    decoder_layers,
-    layers_of_groups,
+    match_sets,
     matched_indices,
-    mean_of_groups,
     normalizers,
-    repeat_targets,
     set_cross_entropy,
 )
 from vitkit.ops.masks import most_uncertain, pad_masks, points_in_part, sample_points
 from vitkit.registry import CRITERIA, MATCHERS, Spec
-from vitkit.structures import DetectionTarget, Matches
+from vitkit.structures import DetectionTarget
 
 TERMS = ("labels", "mask", "dice")
 
 
 @CRITERIA.register
-class MaskCriterion(nn.Module):
+class MaskCriterion(Criterion):
     """Cross entropy of every query, and mask and dice losses of the matched ones, for every decoder layer.
 
     `meters["matched_accuracy"]` counts how many of the last layer's matched queries predict their target's class.
@@ -64,14 +65,14 @@ class MaskCriterion(nn.Module):
         super().__init__()
         check_weights(weights, TERMS)
         if not no_object_weight > 0:
-            raise ConfigError(f"criterion.no_object_weight: got {no_object_weight}; expected a positive number.")
+            raise ConfigError(f"no_object_weight={no_object_weight}: expected a positive number.")
         if not (0 <= importance <= 1 and oversample >= 1 and num_points >= 1):
             raise ConfigError(
-                f"criterion: num_points={num_points}, oversample={oversample}, importance={importance}: expected at "
-                "least 1, at least 1, and 0 to 1."
+                f"num_points={num_points}, oversample={oversample}, importance={importance}: expected at least 1, at "
+                "least 1, and 0 to 1."
             )
         if mask_loss not in ("points", "focal"):
-            raise ConfigError(f"criterion.mask_loss: got {mask_loss!r}; expected 'points' or 'focal'.")
+            raise ConfigError(f"mask_loss={mask_loss!r}: expected 'points' or 'focal'.")
         self.matcher = MATCHERS.build(matcher)
         self.weights = dict(weights)
         self.no_object_weight = no_object_weight
@@ -88,14 +89,16 @@ class MaskCriterion(nn.Module):
         Args:
             outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks in the form that `matched_masks`
                 takes; input_size (height, width) that the images were padded to, which the masks cover; optionally
-                aux_outputs, a list of such dicts for the earlier layers; groups, one_to_many and denoising as in
-                `SetCriterion`; and windows, (N, 3) int64, if the B rows are not of images but of N windows, of size
-                `input_size`: the index of the image, and the top and left of the window.
+                aux_outputs, a list of such dicts for the earlier layers, and training_outputs, a list of
+                `TrainingOutputs` for queries that exist only in training; and windows, (N, 3) int64, if the B rows are
+                not of images but of N windows, of size `input_size`: the index of the image, and the top and left of
+                the window.
             targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images.
         Returns:
             Weighted scalars whose sum is the loss: `labels mask dice` for the last layer, `aux0_labels ...` for the
-            others, each averaged over the groups; `many_labels ...` for one-to-many, `dn_labels ...` for denoising. The
-            keys are the same for any targets, and each term depends on the outputs even when it is zero.
+            others; for training_outputs with a name `NAME_labels ... NAME_aux0_labels ...`. Queries with the same name
+            have one loss, the average. The keys are the same for any targets, and each term depends on the outputs even
+            when it is zero.
         Raises:
             DataError: a label is out of range.
         """
@@ -103,97 +106,70 @@ class MaskCriterion(nn.Module):
         if "windows" in outputs:
             targets = targets_in_windows(targets, outputs["windows"], input_size)
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
-        with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            sets = [(layers_of_groups(outputs), targets)]
-            if "one_to_many" in outputs:
-                many = outputs["one_to_many"]
-                layers = {f"many_{prefix}": layer for prefix, layer in decoder_layers(many).items()}
-                sets.append((layers, repeat_targets(targets, many["repeats"])))
-            cases = [(list(layers.values()), objects) for layers, objects in sets]
-            all_matches = self.matcher.match_all(cases, input_size=input_size)
-            accuracy = self.meters["matched_accuracy"]
-            losses = mean_of_groups(self._layer_losses(*sets[0], all_matches[0], input_size, accuracy=accuracy))
-            for (layers, objects), matches in zip(sets[1:], all_matches[1:]):
-                losses |= self._layer_losses(layers, objects, matches, input_size)
-            if "denoising" in outputs:
-                known = outputs["denoising"]
-                layers = {f"dn_{prefix}": layer for prefix, layer in decoder_layers(known).items()}
-                matches = [known["matches"]] * len(layers)
-                losses |= self._layer_losses(layers, targets, matches, input_size, copies=known["num_groups"])
-        return losses
-
-    def _layer_losses(
-        self,
-        layers: Mapping[str, Mapping[str, Any]],
-        targets: Sequence[DetectionTarget],
-        matches: Matches,
-        input_size: tuple[int, int],
-        *,
-        copies: int = 1,
-        accuracy: RatioMeter | None = None,
-    ) -> dict[str, Tensor]:
-        """Return the weighted losses of L layers; the keys of `layers` are the prefixes of their losses.
-
-        Args:
-            copies: number of queries that each target is matched with.
-            accuracy: meter that counts the first layer's matched queries that predict their target's class.
-        """
-        prefixes, outputs = list(layers), list(layers.values())
-        logits = torch.stack([layer["pred_logits"] for layer in outputs]).float()  # (L, B, Q, C + 1)
-        counts = [len(target["labels"]) for target in targets]
-        layer, image, query, target = matched_indices(matches, counts, logits.device)
-        labels = torch.cat([t["labels"] for t in targets])[target]  # (L, M)
-        if accuracy is not None:
-            count_correct_classes(accuracy, logits[0, image[0], query[0]], labels[0])
-
-        num_queries = logits[0, ..., 0].numel()
-        class_weights = class_weight_sum(num_queries, labels.shape[1], self.no_object_weight)
-        class_normalizer, mask_normalizer = normalizers(
-            class_weights, sum(counts), logits.device, training=self.training
-        )
-        cross_entropy = set_cross_entropy(logits, (layer, image, query), labels, no_object_weight=self.no_object_weight)
-        num_matched = [len(query) for query, _ in matches[0]]
-        masks = matched_masks(outputs, image[0], query, num_matched)
-        starts = list(itertools.accumulate(counts, initial=0))
         losses = {}
-        for i, prefix in enumerate(prefixes):
-            chosen = [index - start for index, start in zip(target[i].split(num_matched), starts)]
-            mask, dice = self._mask_losses(i, masks[i], chosen, targets, input_size)
-            terms = {
-                "labels": cross_entropy[i] / class_normalizer.clamp(min=1e-6),  # 0 where no rank has known queries
-                "mask": mask / (copies * mask_normalizer),
-                "dice": dice / (copies * mask_normalizer),
-            }
-            losses |= {f"{prefix}{name}": self.weights[name] * terms[name] for name in TERMS}
+        with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
+            sets = collect_sets(outputs, targets)
+            match_sets(sets, partial(self.matcher, input_size=input_size))
+            for queries in sets:
+                losses |= self._set_losses(queries, input_size)
         return losses
+
+    def _set_losses(self, queries: QuerySets, input_size: tuple[int, int]) -> dict[str, Tensor]:
+        """Return the weighted losses of each layer, averaged over the sets."""
+        logits = queries.stack("pred_logits")  # (L, B, Q, C + 1), all sets' layers
+        *query_indices, target = matched_indices(queries.matches, queries.counts, logits.device)  # (L, M) each
+        _, image, query = query_indices
+        labels = torch.cat([t["labels"] for t in queries.targets])[target]  # (L, M)
+        if queries.is_main:
+            # The last layer of the main queries comes first.
+            count_correct_classes(self.meters["matched_accuracy"], logits[0, image[0], query[0]], labels[0])
+
+        num_queries, num_matched = logits[0, ..., 0].numel(), labels.shape[1]
+        class_weights = class_weight_sum(num_queries, num_matched, self.no_object_weight)
+        class_normalizer, num_targets = normalizers(
+            class_weights, sum(queries.counts), logits.device, training=self.training
+        )
+        mask_normalizer = queries.repeats * num_targets
+        class_losses = set_cross_entropy(logits, query_indices, labels, no_object_weight=self.no_object_weight)
+        matches_per_image = [len(query) for query, _ in queries.matches[0]]
+        masks = matched_masks(queries.layers, image[0], query, matches_per_image)
+        starts = list(itertools.accumulate(queries.counts, initial=0))
+        mask_losses, dice_losses = [], []
+        for layer, layer_target in enumerate(target):
+            by_image = layer_target.split(matches_per_image)
+            target_masks = [t["masks"][j - start] for t, j, start in zip(queries.targets, by_image, starts)]
+            mask_loss, dice = self._mask_losses(layer, masks[layer], target_masks, input_size)
+            mask_losses.append(mask_loss)
+            dice_losses.append(dice)
+        terms = {
+            # The normaliser is 0 if no rank has queries in this set, as in denoising without targets.
+            "labels": class_losses / class_normalizer.clamp(min=1e-6),
+            "mask": torch.stack(mask_losses) / mask_normalizer,
+            "dice": torch.stack(dice_losses) / mask_normalizer,
+        }
+        return queries.named_losses(terms, self.weights)
 
     def draw_points(self, purpose: Literal["over", "rand"], layer: int, num_masks: int, count: int, device) -> Tensor:
         """Draw (num_masks, count, 2) uniform in 0..1: candidates ("over"), or points to use as they are ("rand")."""
         return torch.rand(num_masks, count, 2, device=device)
 
     def _mask_losses(
-        self,
-        index: int,
-        logits: Tensor,
-        chosen: Sequence[Tensor],
-        targets: Sequence[DetectionTarget],
-        input_size: tuple[int, int],
+        self, layer: int, logits: Tensor, target_masks: Sequence[Tensor], input_size: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
         """Return the mask and dice terms of one layer, summed over its matched queries.
 
         Args:
             logits: (M, h, w) of the matched queries.
-            chosen: for each image, the indices of the matched targets.
+            target_masks: for each image, the masks of their targets, (number of matches, H, W) bool.
         """
         if not len(logits):
             return logits.sum(), logits.sum()
         if self.mask_loss == "focal":
-            masks = [pad_masks(t["masks"][j], input_size) for t, j in zip(targets, chosen)]
-            focal, dice = whole_mask_losses(logits, torch.cat(masks))
+            focal, dice = whole_mask_losses(logits, torch.cat([pad_masks(masks, input_size) for masks in target_masks]))
             return focal.sum(), dice.sum()
-        points = self.choose_points(index, logits.detach())
-        by_image = points.split([len(j) for j in chosen])
-        labels = torch.cat([labels_at(p, t["masks"][j], input_size) for p, t, j in zip(by_image, targets, chosen)])
+        points = self.choose_points(layer, logits.detach())
+        by_image = points.split([len(masks) for masks in target_masks])
+        labels = torch.cat([labels_at(p, masks, input_size) for p, masks in zip(by_image, target_masks)])
         logits = sample_points(logits[:, None], points)[:, 0]
         losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
         return losses.mean(1).sum(), dice_loss(logits, labels).sum()

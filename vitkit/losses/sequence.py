@@ -4,17 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from vitkit.distributed import RatioMeter, all_reduce_mean, world_size
 from vitkit.errors import ConfigError, DataError
+from vitkit.losses.base import Criterion
 from vitkit.registry import CRITERIA
 from vitkit.structures import PAD
 
 
 @CRITERIA.register
-class SequenceLoss(nn.Module):
+class SequenceLoss(Criterion):
     """Cross entropy of every token except padding, averaged over the tokens of all ranks.
 
     `meters["token_accuracy"]` counts the tokens that were the most probable ones; `meters["nll"]` is the mean negative
@@ -24,13 +25,13 @@ class SequenceLoss(nn.Module):
         label_smoothing: part of each target that is spread over the whole vocabulary
             (https://arxiv.org/abs/1512.00567); only used in training.
     Raises:
-        ConfigError: it is not in 0..1.
+        ConfigError: label_smoothing is negative, or 1 or more.
     """
 
     def __init__(self, *, label_smoothing: float = 0.1):
         super().__init__()
         if not 0 <= label_smoothing < 1:
-            raise ConfigError(f"criterion.label_smoothing: got {label_smoothing}; expected 0 up to, not with, 1.")
+            raise ConfigError(f"label_smoothing={label_smoothing}: expected at least 0 and below 1.")
         self.label_smoothing = label_smoothing
         self.meters = {"token_accuracy": RatioMeter(), "nll": RatioMeter()}
 

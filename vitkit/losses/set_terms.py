@@ -1,8 +1,9 @@
-"""Functions shared by set prediction losses: indices of the matched queries, the class term, normalisers."""
+"""Functions shared by set prediction losses: sets of queries and their matches, the class term, normalisers."""
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +13,124 @@ from torch import Tensor
 from vitkit.distributed import RatioMeter, all_reduce_mean, world_size
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
-from vitkit.structures import DetectionTarget, Matches
+from vitkit.structures import DetectionTarget, Matches, TrainingOutputs
 
 logger = logging.getLogger("vitkit")
+
+
+@dataclass
+class QuerySets:
+    """S sets of queries with the same name, whose losses are averaged; each has the outputs of L layers."""
+
+    prefixes: Sequence[str]
+    """Prefixes of the losses of the L layers, the last layer first: "", "aux0_", "aux1_" ... for the main queries."""
+    layers: Sequence[Mapping[str, Any]]
+    """The outputs of all S * L layers, set by set, in the order of `prefixes`."""
+    targets: Sequence[DetectionTarget]
+    """The targets that the queries are matched to."""
+    repeats: int
+    """Number of queries that each of these targets is matched with."""
+    matches: Matches | None
+    """Matches of all S * L layers; None until they are computed."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether the first set is that of the main queries."""
+        return self.prefixes[0] == ""
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of targets in each image."""
+        return [len(target["labels"]) for target in self.targets]
+
+    def stack(self, field: str) -> Tensor:
+        """Return a field of all layers, (S * L, B, Q, ...) float32."""
+        return torch.stack([layer[field] for layer in self.layers]).float()
+
+    def named_losses(self, terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, Tensor]:
+        """Return the weighted losses of each layer by their keys.
+
+        Args:
+            terms: (S * L,) values of each term, which are averaged over the S sets.
+        """
+        means = {name: weights[name] * values.view(-1, len(self.prefixes)).mean(0) for name, values in terms.items()}
+        return {f"{prefix}{name}": mean[i] for i, prefix in enumerate(self.prefixes) for name, mean in means.items()}
+
+
+def collect_sets(outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> list[QuerySets]:
+    """Return a model's sets of queries, those with the same name together; the main queries come first.
+
+    Args:
+        outputs: predictions of the main queries, with optional `aux_outputs` and `training_outputs`, a list of
+            `TrainingOutputs`.
+    Raises:
+        ValueError: sets with the same name differ in more than their predictions.
+    """
+    by_name: dict[str, list[Mapping[str, Any]]] = {"": [outputs]}
+    for training_outputs in outputs.get("training_outputs", ()):
+        by_name.setdefault(training_outputs["name"], []).append(training_outputs)
+    return [_joined(name, sets, targets) for name, sets in by_name.items()]
+
+
+def _joined(name: str, sets: Sequence[TrainingOutputs], targets: Sequence[DetectionTarget]) -> QuerySets:
+    _check_alike(name, sets)
+    has_matches = sets[0].get("matches") is not None
+    repeats = sets[0].get("repeats", 1)
+    if sets[0].get("class_agnostic", False):
+        targets = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
+    if not has_matches and repeats > 1:
+        # One-to-one matching then gives each target `repeats` queries.
+        targets, repeats = repeat_targets(targets, repeats), 1
+    prefixes = [f"{name}_{layer}" if name else layer for layer in decoder_layers(sets[0])]
+    return QuerySets(
+        prefixes=prefixes,
+        layers=[layer for outputs in sets for layer in decoder_layers(outputs).values()],
+        targets=targets,
+        repeats=repeats,
+        matches=[outputs["matches"] for outputs in sets for _ in prefixes] if has_matches else None,
+    )
+
+
+def _check_alike(name: str, sets: Sequence[TrainingOutputs]) -> None:
+    """Raise ValueError unless the losses of the sets can be averaged."""
+    properties = [
+        {
+            "queries": outputs["pred_logits"].shape[1],
+            "layers": len(decoder_layers(outputs)),
+            "repeats": outputs.get("repeats", 1),
+            "class_agnostic": outputs.get("class_agnostic", False),
+            "matched": outputs.get("matches") is not None,
+        }
+        for outputs in sets
+    ]
+    for other in properties[1:]:
+        if other != properties[0]:
+            raise ValueError(
+                f"training_outputs: sets of queries with the name {name!r} have {properties[0]} and {other}. Expected "
+                "the same, since their losses are averaged: give one of them another name."
+            )
+
+
+def match_sets(sets: Sequence[QuerySets], matcher: Callable[[Sequence[tuple]], list[Matches]]) -> None:
+    """Match the sets that have no matches yet, all in one call of the matcher, and store the result in them."""
+    unmatched = [queries for queries in sets if queries.matches is None]
+    all_matches = matcher([(queries.layers, queries.targets) for queries in unmatched])
+    for queries, matches in zip(unmatched, all_matches, strict=True):
+        queries.matches = matches
+
+
+def decoder_layers(outputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return each layer's outputs by the prefix of its losses: "" for the last, "aux0_", "aux1_" ... for the others."""
+    return {"": outputs} | {f"aux{i}_": layer for i, layer in enumerate(outputs.get("aux_outputs", ()))}
+
+
+def repeat_targets(targets: Sequence[DetectionTarget], times: int) -> list[DetectionTarget]:
+    """Return the targets with each object repeated `times` times."""
+    names = ("labels", "boxes_cxcywh", "masks")
+    return [
+        {**target, **{name: torch.cat([target[name]] * times) for name in names if name in target}}
+        for target in targets
+    ]
 
 
 class SurplusWarning:
@@ -31,8 +147,8 @@ class SurplusWarning:
         image_id = f" {targets[image]['image_id']}" if "image_id" in targets[image] else ""
         logger.warning(
             "image%s has %d targets, but the model has %d queries: %d of the targets stay unmatched and do not "
-            "contribute to the loss. Set model.num_queries to at least the most objects of an image. This warning is "
-            "shown once.",
+            "contribute to the loss. Set model.num_queries to at least the largest number of objects in an image. This "
+            "warning is shown once.",
             image_id,
             most,
             num_queries,
@@ -40,56 +156,22 @@ class SurplusWarning:
         )
 
 
-def decoder_layers(outputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return each layer's outputs by the prefix of its losses: "" for the last, "aux0_", "aux1_" ... for the others."""
-    return {"": outputs} | {f"aux{i}_": layer for i, layer in enumerate(outputs.get("aux_outputs", ()))}
-
-
-def layers_of_groups(outputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the outputs of each layer for the usual queries and for all groups like them.
-
-    The losses of the groups are averaged by `mean_of_groups`, so that they have the scale of one group. The keys are
-    those of `decoder_layers`, preceded by the number of the group; the usual queries have number 0 and come first.
-    """
-    groups = [outputs, *outputs.get("groups", ())]
-    return {f"{i}/{name}": layer for i, group in enumerate(groups) for name, layer in decoder_layers(group).items()}
-
-
-def mean_of_groups(losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Average losses over the groups of `layers_of_groups`."""
-    by_name: dict[str, list[Tensor]] = {}
-    for key, value in losses.items():
-        by_name.setdefault(key.partition("/")[2], []).append(value)
-    return {name: sum(values) / len(values) for name, values in by_name.items()}
-
-
-def repeat_targets(targets: Sequence[DetectionTarget], times: int) -> list[DetectionTarget]:
-    """Return the targets with each object repeated `times` times."""
-    names = ("labels", "boxes_cxcywh", "masks")
-    return [
-        {**target, **{name: torch.cat([target[name]] * times) for name in names if name in target}}
-        for target in targets
-    ]
-
-
 def check_weights(weights: Mapping[str, float], terms: Sequence[str], *, optional: Sequence[str] = ()) -> None:
     """Raise ConfigError unless each term has a weight, and all or none of the optional ones."""
     for name in weights:
         if name not in (*terms, *optional):
-            raise ConfigError(f"criterion.weights: unknown term {name!r}. {nearest(name, (*terms, *optional))}")
+            raise ConfigError(f"weights: unknown term {name!r}. {nearest(name, (*terms, *optional))}")
     expected = (*terms, *optional) if set(optional) & set(weights) else terms
     missing = [name for name in expected if name not in weights]
     if missing:
-        raise ConfigError(
-            f"criterion.weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss."
-        )
+        raise ConfigError(f"weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss.")
 
 
 def matched_indices(matches: Matches, counts: Sequence[int], device: torch.device) -> Tensor:
     """Return the indices of the M matched queries of each layer and of their targets, using a single transfer.
 
     Args:
-        matches: result of a matcher.
+        matches: matches of L layers.
         counts: number of targets in each image.
     Returns:
         (4, L, M) int64 on the device: layer, image, query, and target among those of the whole batch.
@@ -110,16 +192,17 @@ def count_correct_classes(meter: RatioMeter, matched_logits: Tensor, labels: Ten
 
 
 def normalizers(class_weight_sum: float, num_targets: int, device: torch.device, *, training: bool) -> list[Tensor]:
-    """Return the means over ranks of the class losses' weight sum and of the number of targets (at least one in total).
+    """Return the means over ranks of the class losses' weight sum and of the number of targets.
 
-    The original averages the cross entropy per rank, and clamps the mean number of targets at 1. With sums over all
-    ranks as normalisers, the gradients averaged by DDP equal those of a single process on the joined batch; on one rank
-    both definitions are the same.
+    The number of targets of all ranks together is at least one.
     """
     sums = torch.tensor([class_weight_sum, num_targets], dtype=torch.float32).to(device, non_blocking=True)
     if not training:
         # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
         return [sums[0], sums[1].clamp(min=1)]
+    # The original averages the cross entropy per rank, and clamps the mean number of targets at 1. With sums over all
+    # ranks as normalisers, the gradients averaged by DDP equal those of a single process on the joined batch; on one
+    # rank both definitions are the same.
     classes, targets = all_reduce_mean(sums)
     return [classes, targets.clamp(min=1 / world_size())]
 
@@ -129,20 +212,22 @@ def class_weight_sum(num_queries: int, num_matched: int, no_object_weight: float
     return num_matched + no_object_weight * (num_queries - num_matched)
 
 
-def set_cross_entropy(logits: Tensor, where: Sequence[Tensor], labels: Tensor, *, no_object_weight: float) -> Tensor:
+def set_cross_entropy(
+    logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, *, no_object_weight: float
+) -> Tensor:
     """Compute the cross entropy of every query; the target of an unmatched one is "no object", the last class.
 
     Args:
         logits: (L, B, Q, C + 1).
-        where: layer, image and query indices of the matched queries, each (L, M).
-        labels: (L, M) int64.
+        query_indices: layer, image and query indices of the matched queries, each (L, M).
+        labels: (L, M) int64, the labels of their targets.
         no_object_weight: the weight of unmatched queries; matched ones have 1.
     Returns:
         (L,) sums.
     """
     no_object = logits.shape[-1] - 1
     classes = labels.new_full(logits.shape[:-1], no_object)
-    classes[tuple(where)] = labels
+    classes[tuple(query_indices)] = labels
     class_weights = logits.new_ones(no_object + 1)
     class_weights[-1] = no_object_weight
     losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), class_weights, reduction="none")

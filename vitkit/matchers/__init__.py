@@ -1,7 +1,8 @@
 """Assignment of predictions to targets."""
 
+from vitkit.matchers.base import Matcher
 from vitkit.matchers.fixed import FixedMaskMatcher
 from vitkit.matchers.hungarian import HungarianMatcher
 from vitkit.matchers.hungarian_masks import HungarianMaskMatcher
 
-__all__ = ["FixedMaskMatcher", "HungarianMaskMatcher", "HungarianMatcher"]
+__all__ = ["FixedMaskMatcher", "HungarianMaskMatcher", "HungarianMatcher", "Matcher"]

@@ -4,31 +4,30 @@ https://arxiv.org/abs/2107.06278)."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
-
 from vitkit.errors import DataError
+from vitkit.matchers.base import Matcher
 from vitkit.registry import MATCHERS
-from vitkit.structures import DetectionTarget, Matches, describe_image
+from vitkit.structures import DetectionTarget, ImageMatches, Matches, describe_image
 
 
 @MATCHERS.register
-class FixedMaskMatcher(nn.Module):
+class FixedMaskMatcher(Matcher):
     """Assigns the target of class c to query c, for semantic segmentation with as many queries as classes."""
 
-    def match_all(
+    def forward(
         self,
-        cases: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
+        sets: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
         *,
         input_size: tuple[int, int],
     ) -> list[Matches]:
-        """See `HungarianMaskMatcher`.
+        """Return the matches of each set; arguments as in `HungarianMaskMatcher.forward`.
 
         Raises:
             DataError: an image has two targets of the same class, or there are fewer queries than classes.
         """
-        return [[self._match(layers[0], targets)] * len(layers) for layers, targets in cases]
+        return [[self._match(layers[0], targets)] * len(layers) for layers, targets in sets]
 
-    def _match(self, layer: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> list[tuple[Tensor, Tensor]]:
+    def _match(self, layer: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> list[ImageMatches]:
         num_queries = layer["pred_logits"].shape[1]
         limit = min(num_queries, layer["pred_logits"].shape[2] - 1)
         matches = []

@@ -7,9 +7,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.matchers.base import Matcher
 from vitkit.matchers.hungarian import assign
 from vitkit.ops.masks import mask_logits, pad_masks, points_in_part, sample_points
 from vitkit.registry import MATCHERS
@@ -19,10 +20,10 @@ logger = logging.getLogger("vitkit")
 
 
 @MATCHERS.register
-class HungarianMaskMatcher(nn.Module):
+class HungarianMaskMatcher(Matcher):
     """Assigns queries to the targets of each image so that the total cost is minimal.
 
-    The cost of a pair is `-cost_class * p(label) + cost_mask * mask + cost_dice * dice`.
+    The cost of a pair is `-cost_labels * p(label) + cost_mask * mask + cost_dice * dice`.
 
     Args:
         mask_cost: the definition of `mask`: "points": the mean cross entropy at random points shared by all pairs of an
@@ -35,7 +36,7 @@ class HungarianMaskMatcher(nn.Module):
 
     def __init__(
         self,
-        cost_class: float,
+        cost_labels: float,
         cost_mask: float,
         cost_dice: float,
         *,
@@ -44,39 +45,36 @@ class HungarianMaskMatcher(nn.Module):
     ):
         super().__init__()
         if mask_cost not in ("points", "focal"):
-            raise ConfigError(f"criterion.matcher.mask_cost: got {mask_cost!r}; expected 'points' or 'focal'.")
+            raise ConfigError(f"mask_cost={mask_cost!r}: expected 'points' or 'focal'.")
         if num_points < 1:
-            raise ConfigError(f"criterion.matcher.num_points: got {num_points}; expected at least 1.")
-        self.weights = {"class": cost_class, "mask": cost_mask, "dice": cost_dice}
+            raise ConfigError(f"num_points={num_points}: expected at least 1.")
+        self.weights = {"labels": cost_labels, "mask": cost_mask, "dice": cost_dice}
         self.mask_cost = mask_cost
         self.num_points = num_points
 
-    def forward(
-        self, layers: Sequence[Mapping[str, Any]], targets: Sequence[DetectionTarget], *, input_size: tuple[int, int]
-    ) -> Matches:
-        """Match queries and targets with minimal total cost, separately in each layer.
-
-        Args:
-            layers: pred_logits (B, Q, C + 1) of each decoder layer, the last class being "no object", and masks:
-                pred_masks (B, Q, h, w), or their factors mask_embed (B, Q, C) and mask_features (B, C, h, w).
-            targets: B targets with labels in 0..C-1 and masks (N, H, W) bool; none, or more than queries, are allowed.
-            input_size: (height, width) that the images were padded to, which the predicted masks cover.
-        Raises:
-            DataError: a label is not in 0..C-1.
-        """
-        return self.match_all([(layers, targets)], input_size=input_size)[0]
-
     @torch.no_grad()
-    def match_all(
+    def forward(
         self,
-        cases: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
+        sets: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
         *,
         input_size: tuple[int, int],
     ) -> list[Matches]:
-        """Match several sets of layers, each with the arguments of `forward`, in a single transfer from the device."""
+        """Match every decoder layer of every set separately, with a single transfer from the device.
+
+        Args:
+            sets: pairs of layers and targets. Layers have pred_logits (B, Q, C + 1), the last class being "no object",
+                and masks: pred_masks (B, Q, h, w), or their factors mask_embed (B, Q, C) and mask_features (B, C, h,
+                w). The B targets have labels in 0..C-1 and masks (N, H, W) bool; none, or more than queries, are
+                allowed.
+            input_size: (height, width) that the images were padded to, which the predicted masks cover.
+        Returns:
+            the matches of each set.
+        Raises:
+            DataError: a label is not in 0..C-1.
+        """
         all_terms = []
-        with torch.autocast(cases[0][0][0]["pred_logits"].device.type, enabled=False):
-            for layers, targets in cases:
+        with torch.autocast(sets[0][0][0]["pred_logits"].device.type, enabled=False):
+            for layers, targets in sets:
                 for i, layer in enumerate(layers):
                     all_terms += [self._terms(i, layer, j, target, input_size) for j, target in enumerate(targets)]
             costs = [sum(self.weights[name] * term for name, term in terms.items()) for terms in all_terms]
@@ -84,7 +82,7 @@ class HungarianMaskMatcher(nn.Module):
         flat = torch.cat([cost.flatten() for cost in costs]).cpu().double().split([cost.numel() for cost in costs])
         values = iter([part.view(cost.shape).numpy() for part, cost in zip(flat, costs)])
         terms, is_reported, matches = iter(all_terms), False, []
-        for layers, targets in cases:
+        for layers, targets in sets:
             matches.append([])
             for i, layer in enumerate(layers):
                 matches[-1].append([])
@@ -105,10 +103,10 @@ class HungarianMaskMatcher(nn.Module):
     def _terms(
         self, index: int, layer: Mapping[str, Any], image: int, target: DetectionTarget, input_size: tuple[int, int]
     ) -> dict[str, Tensor]:
-        """Return the class, mask and dice terms, each (N, Q), unweighted."""
+        """Return the labels, mask and dice terms, each (N, Q), unweighted."""
         probabilities = layer["pred_logits"][image].float().softmax(-1)
         if not len(target["labels"]):
-            return {"class": probabilities.new_zeros(0, len(probabilities))}
+            return {"labels": probabilities.new_zeros(0, len(probabilities))}
         masks = target["masks"].float()
         if self.mask_cost == "points":
             points = self.draw_points(index, image, masks.device)[None]
@@ -122,10 +120,10 @@ class HungarianMaskMatcher(nn.Module):
             cost_mask = focal_of_pairs(logits, target_masks)
         labels = target["labels"]
         is_class = (labels >= 0) & (labels < probabilities.shape[-1] - 1)
-        cost_class = -probabilities[:, labels.where(is_class, 0)].T
+        cost_labels = -probabilities[:, labels.where(is_class, 0)].T
         # An invalid label is recognised later by its NaN, without another transfer.
-        cost_class = cost_class.masked_fill(~is_class[:, None], torch.nan)
-        return {"class": cost_class, "mask": cost_mask, "dice": dice_of_pairs(logits, target_masks)}
+        cost_labels = cost_labels.masked_fill(~is_class[:, None], torch.nan)
+        return {"labels": cost_labels, "mask": cost_mask, "dice": dice_of_pairs(logits, target_masks)}
 
 
 def _check_labels(layer: Mapping[str, Any], image: int, target: DetectionTarget) -> None:

@@ -43,7 +43,7 @@ def build_criterion_for(config: Mapping[str, Any], model: nn.Module) -> nn.Modul
     criterion = CRITERIA.build(config["criterion"])
     if not (isinstance(model, HasClassActivation) and isinstance(criterion, HasClassActivation)):
         return criterion
-    if criterion.class_activation != model.class_activation:
+    if criterion.class_activation not in (None, model.class_activation):
         logits, losses = {
             "softmax": ('a softmax with "no object"', "'cross_entropy'"),
             "sigmoid": ("a sigmoid per class", "'focal', 'varifocal' or 'mal'"),

@@ -1,0 +1,79 @@
+"""Criteria and matchers take the same words in a config and in Python."""
+
+import pytest
+from torch import nn
+
+from vitkit import losses, matchers
+from vitkit.errors import ConfigError
+from vitkit.registry import CRITERIA, MATCHERS
+
+BOX_MATCHER = dict(type="HungarianMatcher", cost_labels=2.0, cost_l1=5.0, cost_giou=3.0, activation="sigmoid")
+MASK_MATCHER = dict(
+    type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=3.0, mask_cost="focal", num_points=7
+)
+MATCHER_SPECS = [BOX_MATCHER, MASK_MATCHER, dict(type="FixedMaskMatcher")]
+CRITERION_SPECS = [
+    dict(
+        type="SetCriterion",
+        matcher=BOX_MATCHER,
+        weights=dict(labels=2.0, l1=5.0, giou=3.0, mask=1.0, dice=4.0),
+        class_loss="varifocal",
+        focal_alpha=0.6,
+        focal_gamma=1.5,
+    ),
+    dict(
+        type="MaskCriterion",
+        matcher=MASK_MATCHER,
+        weights=dict(labels=2.0, mask=5.0, dice=3.0),
+        no_object_weight=0.2,
+        mask_loss="points",
+        num_points=9,
+        oversample=2.0,
+        importance=0.5,
+    ),
+    dict(type="PerPixelCriterion"),
+    dict(type="ClassificationLoss", label_smoothing=0.2),
+    dict(type="SequenceLoss", label_smoothing=0.2),
+    dict(type="CaptionLoss", label_smoothing=0.2, doubly_stochastic=0.5, reinforce=0.4, entropy=0.3),
+]
+
+
+def settings_of(module: nn.Module) -> dict:
+    """Return a module's type and its values, with those of its submodules."""
+    values = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "meters"}
+    children = {name: settings_of(child) for name, child in module.named_children()}
+    return dict(type=type(module), **values, **children)
+
+
+@pytest.mark.parametrize(
+    ("registry", "package", "spec"),
+    [(CRITERIA, losses, spec) for spec in CRITERION_SPECS] + [(MATCHERS, matchers, spec) for spec in MATCHER_SPECS],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_a_spec_and_the_constructor_take_the_same_words(registry, package, spec):
+    name, arguments = spec["type"], {key: value for key, value in spec.items() if key != "type"}
+    built, constructed = registry.build(spec), getattr(package, name)(**arguments)
+    assert settings_of(built) == settings_of(constructed)
+    texts = str(settings_of(built))
+    values = [value for value in arguments.values() if isinstance(value, float | int | str)]
+    assert all(str(value) in texts for value in values), "an argument is not used"
+
+
+@pytest.mark.parametrize(("registry", "specs"), [(CRITERIA, CRITERION_SPECS), (MATCHERS, MATCHER_SPECS)])
+def test_every_registered_one_is_built_above(registry, specs):
+    # Other tests may register their own.
+    names = [name for name in registry.names() if registry.resolve(name)[0].__module__.startswith("vitkit.")]
+    assert [spec["type"] for spec in sorted(specs, key=lambda spec: spec["type"])] == names
+
+
+def test_every_criterion_has_meters_and_says_which_logits_it_expects():
+    for spec in CRITERION_SPECS:
+        criterion = CRITERIA.build(spec)
+        assert isinstance(criterion, losses.Criterion) and criterion.meters
+        assert criterion.class_activation == ("sigmoid" if spec["type"] == "SetCriterion" else None)
+    assert losses.Criterion().meters == {}
+
+
+def test_an_unknown_activation_is_named():
+    with pytest.raises(ConfigError, match=r"activation='focal': expected 'softmax' or 'sigmoid'"):
+        MATCHERS.build(dict(BOX_MATCHER, activation="focal"))

@@ -1,0 +1,17 @@
+"""What all matchers have."""
+
+from torch import nn
+
+
+class Matcher(nn.Module):
+    """Base of matchers: `matcher(sets)` assigns the queries of one or several sets to targets.
+
+    A set is a pair: the outputs of its decoder layers, a list of dicts with the field names of a model's outputs; and
+    the B targets. The result has the `Matches` of each set. Matchers of masks also take `input_size`, the (height,
+    width) that the images were padded to. All sets of a training step are matched in one call, so that their costs take
+    a single transfer from the device. Registered in MATCHERS.
+    """
+
+    activation: str = "softmax"
+    """The class logits that the matcher expects: "softmax", whose last class is "no object", or "sigmoid", one for each
+    class."""
