@@ -1,11 +1,12 @@
 """Videos with one class each: lists like those of Kinetics and Something-Something, and folders named after classes."""
 
+import inspect
 import logging
 import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitkit.data.datasets.base import require_folders
-from vitkit.data.datasets.clip_sampling import ClipSampling
+from vitkit.data.datasets.clip_sampling import ClipSampling, OnShort
 from vitkit.data.datasets.image_folder import ClassificationDataset, ListedFiles, class_folders
 from vitkit.data.io.image_files import check_inside, to_tensor
 from vitkit.data.io.json_files import read_json
@@ -22,7 +23,7 @@ from vitkit.data.io.text_files import read_lines
 from vitkit.data.io.video_files import FRAME_EXTENSIONS, VIDEO_EXTENSIONS, Video, open_video
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
-from vitkit.registry import DATASETS, Spec, nearest, settings_of
+from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import Sample
 
 logger = logging.getLogger("vitkit")
@@ -138,9 +139,11 @@ def sampling_of(spec: Any) -> ClipSampling | None:
     constructor, arguments = DATASETS.resolve(spec)
     if not (isinstance(constructor, type) and issubclass(constructor, ClipDataset)):
         return None
-    sampling = settings_of(constructor).get("sampling", ClipSampling(sampling_rate=1))
-    settings = {field.name: arguments[field.name] for field in fields(ClipSampling) if field.name in arguments}
-    return replace(sampling, **settings | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"})
+    values = {"sampling_rate": 1}  # a dataset without this argument has all frames of its videos in a clip
+    values |= {name: parameter.default for name, parameter in inspect.signature(constructor).parameters.items()}
+    values |= arguments | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"}
+    names = [field.name for field in fields(ClipSampling)]
+    return ClipSampling(**{name: values[name] for name in names if name in values})
 
 
 class ListedVideos(ListedFiles, ClipDataset):
@@ -157,7 +160,7 @@ class VideoFolder(ListedVideos):
 
     Args:
         folder: folder of one split.
-        sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
+        num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short: see `ClipSampling`.
         transforms: see `ClipDataset`.
     Raises:
         DataError: there is no such folder, it has no class folders, or a class has no video.
@@ -166,19 +169,25 @@ class VideoFolder(ListedVideos):
     def __init__(
         self,
         folder: str | Path,
-        sampling: ClipSampling = ClipSampling(),
         *,
+        num_frames: int = 8,
+        sampling_rate: int | None = 32,
+        frame_rate: float = 30.0,
+        temporal_jitter: bool = False,
+        num_clips: int = 1,
+        on_short: OnShort = "pad",
         transforms: Spec | Transforms | None = None,
     ):
         classes = class_folders(Path(folder))
+        sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
         super().__init__(classes, transforms, sampling)
         names, labels = [], []
         for label, class_name in enumerate(classes):
             inside = sorted(entry.name for entry in os.scandir(Path(folder, class_name)) if _is_video(entry))
             if not inside:
                 raise DataError(
-                    f"class folder '{Path(folder, class_name)}' holds no video ({', '.join(VIDEO_EXTENSIONS)}) and no "
-                    "folder of frames. Add videos, or remove the folder."
+                    f"class folder '{Path(folder, class_name)}' has neither videos ({', '.join(VIDEO_EXTENSIONS)}) "
+                    "nor folders of frames. Add videos, or remove the folder."
                 )
             names += [f"{class_name}/{name}" for name in inside]
             labels += [label] * len(inside)
@@ -201,7 +210,7 @@ class VideoList(ListedVideos):
     Args:
         list_file: the text file.
         folder: the folder that the paths are relative to.
-        sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
+        num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short: see `ClipSampling`.
         class_file: a text file with one class name per line, in the order of the labels; None: the classes are named by
             their numbers, up to the largest label in the list.
         transforms: see `ClipDataset`.
@@ -215,8 +224,13 @@ class VideoList(ListedVideos):
         self,
         list_file: str | Path,
         folder: str | Path,
-        sampling: ClipSampling = ClipSampling(),
         *,
+        num_frames: int = 8,
+        sampling_rate: int | None = 32,
+        frame_rate: float = 30.0,
+        temporal_jitter: bool = False,
+        num_clips: int = 1,
+        on_short: OnShort = "pad",
         class_file: str | Path | None = None,
         transforms: Spec | Transforms | None = None,
         on_missing: OnMissing = "raise",
@@ -227,6 +241,7 @@ class VideoList(ListedVideos):
         names, labels = _read_list(Path(list_file), classes)
         if classes is None:
             classes = [str(label) for label in range(max(labels) + 1)]
+        sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
         super().__init__(classes, transforms, sampling)
         check_inside(folder, names, Path(list_file).name, allow_outside=allow_outside)
         self.list_files(folder, *_existing(folder, names, labels, Path(list_file).name, on_missing))
@@ -284,7 +299,7 @@ class SomethingSomething(ListedVideos):
         annotations: JSON, a list of {"id": "78687", "template": "Holding [something]", ...}.
         labels: JSON, {"Holding something": "0", ...}.
         folder: folder of ID.webm (or another ending), or of folders ID/ with frames.
-        sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
+        num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short: see `ClipSampling`.
         transforms, on_missing: see `VideoList`.
     Raises:
         DataError: a file is missing, or an annotation is invalid.
@@ -295,18 +310,24 @@ class SomethingSomething(ListedVideos):
         annotations: str | Path,
         labels: str | Path,
         folder: str | Path,
-        sampling: ClipSampling = ClipSampling(sampling_rate=None),
         *,
+        num_frames: int = 8,
+        sampling_rate: int | None = None,
+        frame_rate: float = 30.0,
+        temporal_jitter: bool = False,
+        num_clips: int = 1,
+        on_short: OnShort = "pad",
         transforms: Spec | Transforms | None = None,
         on_missing: OnMissing = "raise",
     ):
         require_folders(folder=folder)
         classes = _read_classes(labels)
+        sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
         super().__init__(classes, transforms, sampling)
         label_of = {name: label for label, name in enumerate(classes)}
         entries = read_json(annotations)
         if not isinstance(entries, list) or not entries:
-            raise DataError(f"annotations: '{annotations}' holds no list of videos; expected [{{\"id\": ...}}, ...].")
+            raise DataError(f"annotations: '{annotations}' is not a list of videos; expected [{{\"id\": ...}}, ...].")
         ids, video_labels = [], []
         for number, entry in enumerate(entries):
             where = f"{Path(annotations).name}: annotation {number}"
