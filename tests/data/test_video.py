@@ -173,7 +173,7 @@ def test_something_something_uses_templates_as_classes(root, tmp_path):
         ([{"id": "a", "template": "Hold"}], {"Holding": "0"}, "template 'Hold' is not in .*Did you mean 'Holding'"),
         ([{"id": "a"}], {"Holding": "0"}, 'annotation 0 is .*expected an object with "id" and "template"'),
         ([{"id": "q", "template": "Holding"}], {"Holding": "0"}, "1 of 1 videos do not exist"),
-        ([{"id": "a", "template": "Holding"}], {"Holding": "1"}, "has no numbers from 0 on"),
+        ([{"id": "a", "template": "Holding"}], {"Holding": "1"}, "does not number its classes from 0"),
         ({}, {"Holding": "0"}, "is not a list of videos"),
     ],
 )

@@ -41,10 +41,10 @@ class CaptionState(State):
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "CaptionState":
         """Return the state of other rows; data that rows share is stored once per source."""
-        seen = (self.annotations, self.keys, self.bias)
+        per_image = (self.annotations, self.keys, self.bias)
         if sources is not None:
-            seen = (part[sources] for part in seen)
-        return CaptionState(*seen, hidden=self.hidden[rows], cell=self.cell[rows])
+            per_image = (part[sources] for part in per_image)
+        return CaptionState(*per_image, hidden=self.hidden[rows], cell=self.cell[rows])
 
 
 @MODELS.register

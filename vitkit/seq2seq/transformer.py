@@ -182,11 +182,15 @@ class TextDecoder(nn.Module):
         """Advance every row by one token. The attention is averaged over the heads of the second to last layer."""
         x = self.positions(self.embedding(tokens[:, None]), offset=state.caches[0].length)
         # This layer matches human word alignments best (Garg et al. 2019, https://arxiv.org/abs/1909.02074).
-        shown = max(0, len(self.stack.layers) - 2) if with_attention else None
+        recorded_layer = max(0, len(self.stack.layers) - 2) if with_attention else None
         attention = None
         for i, layer in enumerate(self.stack.layers):
             x, weights = layer.step(
-                x, state.caches[i], memory=state.memory[i], memory_bias=state.memory_bias, with_weights=i == shown
+                x,
+                state.caches[i],
+                memory=state.memory[i],
+                memory_bias=state.memory_bias,
+                with_weights=i == recorded_layer,
             )
             attention = attention if weights is None else weights.mean(dim=1)
         return self.logits(self.stack.norm(x))[:, 0], state, attention

@@ -47,7 +47,7 @@ class ClipDataset(ClassificationDataset):
     """
 
     noun = "videos"
-    usual_transforms = "ClipTrainTransforms or ClipEvalTransforms"
+    recommended_transforms = "ClipTrainTransforms or ClipEvalTransforms"
 
     def __init__(self, classes: Sequence[str], transforms: Spec | Transforms | None, sampling: ClipSampling):
         super().__init__(classes, transforms)
@@ -202,7 +202,7 @@ def _is_video(entry: os.DirEntry) -> bool:
 
 @DATASETS.register
 class VideoList(ListedVideos):
-    """Videos in a text file with a line `PATH LABEL` for each, as is usual for Kinetics.
+    """Videos in a text file with a line `PATH LABEL` for each, the format of Kinetics.
 
     Path and label are separated by a space, a tab or a comma. A label is a number from 0, or the name of a class. A
     path leads to a video file or a folder of frames.
@@ -352,7 +352,9 @@ def _read_classes(path: str | Path) -> list[str]:
     except (AttributeError, TypeError, ValueError, OverflowError):
         numbers = {}
     if not numbers or sorted(numbers) != list(range(len(names))):
-        raise DataError(f'labels: \'{path}\' has no numbers from 0 on; expected {{"Holding something": "0", ...}}.')
+        raise DataError(
+            f'labels: \'{path}\' does not number its classes from 0; expected {{"Holding something": "0", ...}}.'
+        )
     return [numbers[label] for label in range(len(numbers))]
 
 
@@ -369,8 +371,10 @@ def _existing(
         exist.append(base in listed[parent])
     num_missing = exist.count(False)
     if num_missing:
-        first = names[exist.index(False)]
-        message = f"{where}: {num_missing} of {len(names)} videos do not exist, the first is '{Path(folder, first)}'."
+        first_missing = names[exist.index(False)]
+        message = (
+            f"{where}: {num_missing} of {len(names)} videos do not exist, the first is '{Path(folder, first_missing)}'."
+        )
         if on_missing == "raise" or num_missing == len(names):
             raise DataError(
                 f"{message} Check that `folder` is the one that the paths begin in; or set on_missing=skip for this "
