@@ -71,18 +71,17 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     setup_logging()
     with errors_in_one_line():
-        settings = ExportSettings(
-            args.format, args.half, args.quantize, args.size, args.opset, args.tolerance, args.overwrite
-        )
+        names = ("format", "half", "quantize", "size", "opset", "tolerance", "overwrite")
+        settings = {name: getattr(args, name) for name in names}
         name = Path(args.model).resolve().name if Path(args.model).is_dir() else Path(args.model).stem
         out = args.out or Path(name + FORMATS[args.format])
-        check_out(out, settings)
+        check_out(out, ExportSettings(**settings))
         config, weights = find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust)
         predictor = load(config, weights)
         print(predictor.report)
         metadata = describe(predictor, config, name=name, licence=args.licence or zoo_licence(weights))
         pictures = read_pictures(args.images, predictor) if isinstance(predictor, Predictor) else []
-        for part in export_model(predictor, out, settings=settings, pictures=pictures, metadata=metadata):
+        for part in export_model(predictor, out, pictures=pictures, metadata=metadata, **settings):
             show(part, args)
         if args.format == "onnx":
             print(f"wrote run_{out.stem}.py beside it, which predicts with it without PyTorch")

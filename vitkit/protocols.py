@@ -137,7 +137,7 @@ class AnnealsMasks(Protocol):
 class SamplesWords(Protocol):
     """A text model whose decoder, in training, may read words that it predicted itself (scheduled sampling)."""
 
-    def set_sampling(self, part: float) -> None:
+    def set_sampling(self, fraction: float) -> None:
         """Set the fraction of words, 0 to 1, that the decoder reads from its own predictions."""
 
 

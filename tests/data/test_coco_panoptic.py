@@ -13,7 +13,6 @@ from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.panoptic import CocoPanoptic
 from vitkit.data.datasets.panoptic_segments import Task
 from vitkit.data.synthetic.shapes import ShapesDetection, ShapesSegmentation
-from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError, DataError
 
 CAT, SKY, PAIR = 70000, 258, 5
@@ -227,8 +226,8 @@ def test_instances_of_panoptic_maps_equal_the_instance_file(shared_data):
 
 @pytest.mark.parametrize("task", get_args(Task))
 def test_synthetic_world_has_the_same_masks_for_every_task(task):
-    dataset = ShapesSegmentation(6, World(image_size=48), task=task)
-    detection = ShapesDetection(6, World(image_size=48), masks=True)
+    dataset = ShapesSegmentation(6, image_size=48, task=task)
+    detection = ShapesDetection(6, image_size=48, masks=True)
     for index in range(6):
         target, things = dataset[index]["target"], detection[index]["target"]
         assert target["masks"].sum(0).max() == 1 and target["image_id"] == index + 1
@@ -249,8 +248,8 @@ def test_synthetic_world_has_the_same_masks_for_every_task(task):
 def test_masks_that_a_resize_empties_are_left_out():
     shrink = dict(type="EvalResize", short_side=2, max_size=2)
     for dataset in (
-        ShapesDetection(8, World(image_size=64, max_objects=4), masks=True, transforms=shrink),
-        ShapesSegmentation(8, World(image_size=64, max_objects=4), transforms=shrink),
+        ShapesDetection(8, image_size=64, max_objects=4, masks=True, transforms=shrink),
+        ShapesSegmentation(8, image_size=64, max_objects=4, transforms=shrink),
     ):
         targets = [dataset[index]["target"] for index in range(8)]
         assert all(target["masks"].flatten(1).any(1).all() for target in targets)

@@ -95,7 +95,7 @@ def test_yolo_is_read_from_one_folder_without_class_names(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("0 10 20 30 40", "no fraction of the image. Are these pixels"),
+        ("0 10 20 30 40", "not a fraction of the image. Are these pixels"),
         ("0 0.1 0.1 0.1", "got 3 numbers behind the class"),
         ("0 0.1 0.1 -0.1 0.1", "a size is negative"),
         ("7 0.1 0.1 0.1 0.1", "no class is numbered 7"),
@@ -245,7 +245,7 @@ def test_folder_that_matches_two_formats_is_an_error(tmp_path):
 
 def test_folder_of_unknown_format_is_an_error(tmp_path):
     pictures(tmp_path, "a.jpg")
-    with pytest.raises(DataError, match="none of the formats"):
+    with pytest.raises(DataError, match="none of the supported formats"):
         read_annotations(tmp_path)
 
 

@@ -135,7 +135,7 @@ def test_missing_files_are_errors_and_extra_files_are_counted(tmp_path, caplog):
     (tmp_path / "labels" / "a.png").unlink()
     with pytest.raises(DataError, match=r"1 of 1 images have no label picture, such as .*a.jpg', which needs .*a.png"):
         load(tmp_path)
-    with pytest.raises(DataError, match=r"holds no file that ends in '.tif'. Set image_suffix"):
+    with pytest.raises(DataError, match=r"contains no file that ends in '.tif'. Set image_suffix"):
         load(tmp_path, image_suffix=".tif")
     with pytest.raises(DataError, match="labels: no folder"):
         load(tmp_path, labels=str(tmp_path / "nowhere"))

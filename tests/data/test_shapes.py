@@ -94,7 +94,7 @@ def test_caption_lists_shapes_from_left_to_right():
 
 
 def test_dataset_ground_truth_equals_its_samples():
-    dataset = ShapesDetection(12, World(image_size=64, max_image_size=90, split="val"), masks=True)
+    dataset = ShapesDetection(12, image_size=64, max_image_size=90, split="val", masks=True)
     truth = COCO()
     truth.dataset = dataset.ground_truth()
     truth.createIndex()
@@ -133,8 +133,8 @@ def test_dataset_passes_image_and_seed_to_its_transforms():
         image, boxes_xyxy, labels, masks, _ = sample
         return AnnotatedImage(image[:, ::2], boxes_xyxy[:1] * (0.5, 1, 0.5, 1), labels[:1], masks[:1, :, ::2])
 
-    plain = ShapesDetection(4, World(image_size=64, min_objects=2), masks=True)
-    dataset = ShapesDetection(4, World(image_size=64, min_objects=2), masks=True, transforms=keep_first)
+    plain = ShapesDetection(4, image_size=64, min_objects=2, masks=True)
+    dataset = ShapesDetection(4, image_size=64, min_objects=2, masks=True, transforms=keep_first)
     target, before = dataset[(2, 11)]["target"], plain[2]["target"]
     assert target["image_size"] == (64, 32)
     assert target["original_size"] == (64, 64)
@@ -143,7 +143,7 @@ def test_dataset_passes_image_and_seed_to_its_transforms():
 
 
 def test_an_image_without_objects_has_empty_targets():
-    dataset = ShapesDetection(2, World(image_size=32, min_objects=0, max_objects=0), masks=True)
+    dataset = ShapesDetection(2, image_size=32, min_objects=0, max_objects=0, masks=True)
     target = dataset[0]["target"]
     assert target["labels"].shape == (0,)
     assert target["boxes_cxcywh"].shape == (0, 4)

@@ -82,7 +82,7 @@ def test_patterns_choose_splits(tmp_path):
         split_dataset(data, patterns={"val": ["b_*"], "test": ["*_1"]})
     with pytest.raises(DataError, match="no image matches z"):
         split_dataset(data, patterns={"val": ["z"]})
-    with pytest.raises(DataError, match="no image is left to train on"):
+    with pytest.raises(DataError, match="no image is left for training"):
         split_dataset(data, patterns={"val": ["*"]})
     with pytest.raises(ConfigError, match="less than 1 together"):
         split_dataset(data, {"val": 0.5, "test": 0.5})

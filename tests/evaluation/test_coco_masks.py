@@ -11,7 +11,6 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitkit.data.synthetic.shapes import ShapesSegmentation
-from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.coco import METRICS, CocoEvaluator, masks_to_rle
 from vitkit.ops.masks import boxes_around_masks
@@ -20,7 +19,7 @@ from vitkit.registry import EVALUATORS
 
 @pytest.fixture(scope="module")
 def dataset():
-    return ShapesSegmentation(6, World(image_size=64), task="instance")
+    return ShapesSegmentation(6, image_size=64, task="instance")
 
 
 def shifted(dataset, index, by):

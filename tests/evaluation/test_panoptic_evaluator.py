@@ -280,7 +280,7 @@ def test_wrong_predictions_are_errors():
         evaluator.update([predicted(line((1, 19)), segments((1, 0)))], target)
     with pytest.raises(ConfigError, match="needs 'panoptic', but the model predicts semantic. Set model.tasks"):
         evaluator.update([dict(semantic=torch.zeros(1, 20))], target)
-    with pytest.raises(ConfigError, match="dataset SimpleNamespace has no such annotations"):
+    with pytest.raises(ConfigError, match="dataset SimpleNamespace does not have the annotations that it needs"):
         PanopticEvaluator(SimpleNamespace(classes=[]))
 
 

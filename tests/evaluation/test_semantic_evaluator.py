@@ -172,10 +172,10 @@ def test_maps_in_subfolders_and_with_large_ids_are_written(tmp_path):
 
 def test_wrong_results_are_errors(tmp_path):
     dataset = dataset_of({1: [[0, 1]], 2: [[0, 1]]})
-    with pytest.raises(DataError, match=r"holds no prediction for any of 2 images; expected PNG .*000000000001.png"):
+    with pytest.raises(DataError, match=r"has no prediction for any of 2 images; expected PNG .*000000000001.png"):
         SemanticEvaluator(dataset).load_results(tmp_path)
     Image.fromarray(np.array([[11, 12]], np.uint8)).save(tmp_path / "000000000001.png")
-    with pytest.raises(DataError, match="value 12 at 1 pixels is no category id of the dataset"):
+    with pytest.raises(DataError, match="value 12 at 1 pixels is not a category id of the dataset"):
         SemanticEvaluator(dataset).load_results(tmp_path)
     Image.fromarray(np.zeros((1, 2, 3), np.uint8)).save(tmp_path / "000000000001.png")
     with pytest.raises(DataError, match="mode RGB .*; expected one channel"):
@@ -190,5 +190,5 @@ def test_wrong_predictions_are_errors():
         evaluator.update([dict(semantic=torch.tensor([[0, 1, 1]]))], [dict(image_id=1)])
     with pytest.raises(ConfigError, match="needs 'semantic', but the model predicts panoptic"):
         evaluator.update([dict(panoptic=torch.tensor([[0]]))], [dict(image_id=1)])
-    with pytest.raises(ConfigError, match="has no such annotations"):
+    with pytest.raises(ConfigError, match="does not have the annotations that it needs"):
         SemanticEvaluator(SimpleNamespace(classes=[]))

@@ -60,7 +60,7 @@ def predictor_of(config, overrides=(), **arguments):
 
 def export(predictor, cfg, out, **settings):
     metadata = describe(predictor, cfg, name="tiny", licence="CC0")
-    return export_model(predictor, out, settings=ExportSettings(**settings), pictures=PICTURES, metadata=metadata)
+    return export_model(predictor, out, pictures=PICTURES, metadata=metadata, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_file_that_exceeds_the_tolerance_is_not_written(run, tmp_path, monkeypat
     ("arguments", "message"),
     [
         (["--half", "--quantize", "int8"], "got --half and --quantize; expected one of them"),
-        (["--quantize", "int8", "--format", "torch"], "--quantize is of ONNX files alone"),
+        (["--quantize", "int8", "--format", "torch"], "--quantize is only possible for ONNX files"),
         (["--opset", "3"], "got --opset 3; expected 18 to 23"),
         (["--tolerance", "-1"], "got --tolerance -1; expected 0 or more"),
         (["--format", "torch"], "a.onnx; expected a name that ends in .pt2"),

@@ -147,7 +147,7 @@ def test_every_model_in_every_format(name, tmp_path, monkeypatch):
             settings = replace(settings, size=image_size(predictor, None) or given)
         out = tmp_path / f"a.{'onnx' if settings.format == 'onnx' else 'pt2'}"
         try:
-            exported = export_model(predictor, out, settings=settings, pictures=pictures, metadata=metadata)
+            exported = export_model(predictor, out, pictures=pictures, metadata=metadata, **vars(settings))
         except ConfigError as error:
             failures.append(form)
             print(f"\nROW | {name} | {form} | {error}")

@@ -66,7 +66,7 @@ def test_text_ends_at_the_last_position_without_shortening_others(continuer):
     assert len(beside_long[0][0].text.split()) <= 9
     assert len(beside_long[1][0].text.replace(".", " .").split()) <= 17 + 3  # 18 tokens with BOS, of 20 positions
     assert len(WORDS.encode(alone[0].text)) >= 8
-    with pytest.raises(DataError, match="text 2: 21 tokens, its beginning or end counted; expected at most 20"):
+    with pytest.raises(DataError, match="text 2: 21 tokens, including its beginning or end; expected at most 20"):
         continuer(["two", " ".join(["one"] * 20)])
 
 
@@ -117,7 +117,7 @@ def test_a_mask_takes_the_space_before_it():
         (lambda c, f: c("one", decoding=dict(top_q=1)), ConfigError, "decoding: unknown argument 'top_q'. Did you"),
         (lambda c, f: c("one", decoding=dict(temperature=0)), ConfigError, "decoding.temperature: got 0"),
         (lambda c, f: f(["<mask>", "one"]), DataError, "text 2: 'one' has no mask. Write <mask> for each hidden"),
-        (lambda c, f: f("one " * 20 + "<mask>"), DataError, "text 1: 22 tokens, its beginning or end counted; expe"),
+        (lambda c, f: f("one " * 20 + "<mask>"), DataError, "text 1: 22 tokens, including its beginning or end; expe"),
         (lambda c, f: f("<mask>", n_best=0), ConfigError, "n_best: got 0; expected at least 1."),
         (lambda c, f: Vocabulary.train("word", ["a"]).encode_masked("<mask>"), ConfigError, "has no <mask>; expected"),
     ],

@@ -155,7 +155,7 @@ def test_models_without_an_alignment_are_named():
     with pytest.raises(DataError, match="align: no token"):
         Translator(model, vocabularies).align(" ")
     prefix = build_model(dict(type="PrefixLanguageModel", **SMALL), vocabularies=vocabularies)
-    with pytest.raises(ConfigError, match="PrefixLanguageModel has no source"):
+    with pytest.raises(ConfigError, match="PrefixLanguageModel has no separate attention to a source"):
         Translator(prefix, vocabularies).align("two one")
 
 

@@ -268,7 +268,7 @@ def test_features_of_other_weights_or_for_a_trained_backbone_are_refused():
     other = copy.deepcopy(model.state_dict())
     other["backbone.conv1.weight"] += 1
     model.load_state_dict(other)
-    with pytest.raises(DataError, match=r"computed by a backbone of other weights.*tools/cache_features.py"):
+    with pytest.raises(DataError, match=r"from a backbone with other weights.*tools/cache_features.py"):
         model(targets_in(), features=features, features_key=key)
     darker = build("soft", freeze_backbone=True)
     darker.load_state_dict(model.state_dict())
@@ -278,7 +278,7 @@ def test_features_of_other_weights_or_for_a_trained_backbone_are_refused():
     darker.backbone.pixel_mean = (0.4, 0.4, 0.4)
     assert darker.weights_key() != model.weights_key()
     trained = build("soft", freeze_backbone=False)
-    with pytest.raises(DataError, match=r"the backbone is trained. Set model.freeze_backbone=True"):
+    with pytest.raises(DataError, match=r"need a frozen backbone.*the model's freeze_backbone=True"):
         trained(targets_in(), features=features, features_key=key)
 
 
@@ -293,10 +293,10 @@ def test_frozen_backbone_without_weights_causes_a_warning(caplog):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(attention="firm"), r"model.attention: got 'firm'; expected 'soft' or 'hard'"),
-        (dict(hard_inference="drawn"), r"model.hard_inference: got 'drawn'"),
-        (dict(expected_probability=1.5), r"model.expected_probability: got 1.5; expected 0 to 1"),
-        (dict(target_size=None), r"model.target_size: not set"),
+        (dict(attention="firm"), r"attention='firm': expected 'soft' or 'hard'"),
+        (dict(hard_inference="drawn"), r"hard_inference='drawn'"),
+        (dict(expected_probability=1.5), r"expected_probability=1.5: expected 0 to 1"),
+        (dict(target_size=None), r"target_size: not set"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
@@ -305,7 +305,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 
 def test_position_encoding_needs_a_multiple_of_four_channels():
-    with pytest.raises(ConfigError, match=r"model.d_model: got 10; expected a multiple of 4"):
+    with pytest.raises(ConfigError, match=r"d_model=10: expected a multiple of 4"):
         build("transformer", d_model=10)
 
 

@@ -121,7 +121,7 @@ def test_many_characters_may_be_rare(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_high_min_count_is_an_error(kind):
-    with pytest.raises(ConfigError, match=r"vocabulary\.min_count=9: nothing in the text occurs as often"):
+    with pytest.raises(ConfigError, match=r"vocabulary\.min_count=9: nothing in the text occurs that often"):
         Vocabulary.train(kind, ["a b"], size=20, min_count=9)
 
 

@@ -164,7 +164,7 @@ def test_training_on_cached_features_equals_training_on_images(tiny, tmp_path, c
     ours, theirs = (read_checkpoint(f"{name}/last.pth")["model"] for name in "ab")
     for name, value in ours.items():
         assert value.equal(theirs[name]), name
-    assert "computed by a backbone of other weights" in fails(train_tool.main, tiny, "train.seed=1", *cached)
+    assert "from a backbone with other weights" in fails(train_tool.main, tiny, "train.seed=1", *cached)
 
 
 def test_errors_name_what_is_wrong(tiny, pictures, tmp_path):

@@ -22,7 +22,7 @@ def written(tmp_path_factory):
 
 @pytest.mark.parametrize(("split", "count"), [("train", 5), ("val", 3)])
 def test_coco_detection_reads_back_the_drawn_world(written, split, count):
-    drawn = ShapesDetection(count, World(image_size=48, max_image_size=64, split=split), masks=True)
+    drawn = ShapesDetection(count, image_size=48, max_image_size=64, split=split, masks=True)
     stored = CocoDetection(
         str(written / f"{split}2017"), str(written / "annotations" / f"instances_{split}2017.json"), masks=True
     )

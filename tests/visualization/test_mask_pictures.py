@@ -3,7 +3,6 @@ import torch
 from PIL import Image
 
 from vitkit.data.synthetic.shapes import ShapesSegmentation
-from vitkit.data.synthetic.world import World
 from vitkit.visualization.canvas import class_color, named_color
 from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 from vitkit.visualization.predictions import save_pairs
@@ -66,7 +65,7 @@ def test_ignored_and_void_pixels_stay_uncoloured():
 
 
 def test_sheets_show_predictions_beside_the_truth(tmp_path):
-    panoptic = ShapesSegmentation(3, World(image_size=64, min_objects=0, max_objects=0))
+    panoptic = ShapesSegmentation(3, image_size=64, min_objects=0, max_objects=0)
     target, image = panoptic[0]["target"], panoptic.load_image(0)
     square = torch.zeros(2, 64, 64, dtype=torch.bool)
     square[0, 20:60, 10:40] = True
@@ -86,9 +85,7 @@ def test_sheets_show_predictions_beside_the_truth(tmp_path):
 
 
 def test_ground_truth_may_have_another_size_than_the_image(tmp_path):
-    dataset = ShapesSegmentation(
-        1, World(image_size=64), transforms=dict(type="EvalResize", short_side=96, max_size=96)
-    )
+    dataset = ShapesSegmentation(1, image_size=64, transforms=dict(type="EvalResize", short_side=96, max_size=96))
     prediction = dict(semantic=torch.zeros(64, 64, dtype=torch.int64))
     rows = [(dataset.load_image(0), prediction, dataset[0]["target"])]
     save_pairs(rows, dataset.classes, "semantic", tmp_path / "a.png")

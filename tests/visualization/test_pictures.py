@@ -6,7 +6,6 @@ import torch
 from PIL import Image
 
 from vitkit.data.synthetic.shapes import ShapesDetection
-from vitkit.data.synthetic.world import World
 from vitkit.errors import DataError
 from vitkit.visualization import curves
 from vitkit.visualization.boxes import draw_detections
@@ -57,7 +56,7 @@ def test_neighbouring_classes_have_distinct_colours():
 
 
 def test_sheet_shows_predictions_above_the_threshold_beside_the_truth(tmp_path):
-    dataset = ShapesDetection(3, World(image_size=64, min_objects=0, max_objects=0))
+    dataset = ShapesDetection(3, image_size=64, min_objects=0, max_objects=0)
     target = dataset[0]["target"]
     predictions = {
         "scores": torch.tensor([0.9, 0.2]),

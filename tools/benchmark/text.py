@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vitkit.losses import SequenceLoss
 from vitkit.nn.position import sine_positions_1d
 from vitkit.seq2seq.decoding import DecodingSettings, decode
-from vitkit.seq2seq.transformer import TextSettings, Transformer
+from vitkit.seq2seq.transformer import Transformer
 from vitkit.structures import BOS, EOS, PAD
 from vitkit.tools.benchmark.models import import_transformers
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare
@@ -81,8 +81,16 @@ def our_model(case: Case, *, final_norm: bool) -> Transformer:
     """Build vitkit's Transformer in the case's size."""
     torch.manual_seed(0)
     size = case.vocabulary_size
-    settings = TextSettings(case.num_heads, case.d_ffn, case.dropout, d_model=case.d_model, final_norm=final_norm)
-    return Transformer(source_size=size, target_size=size, num_layers=case.num_layers, settings=settings)
+    return Transformer(
+        source_size=size,
+        target_size=size,
+        num_layers=case.num_layers,
+        d_model=case.d_model,
+        num_heads=case.num_heads,
+        d_ffn=case.d_ffn,
+        dropout=case.dropout,
+        final_norm=final_norm,
+    )
 
 
 def our_decoding(case: Case, beams: int, options: Options) -> Call:

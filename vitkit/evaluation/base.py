@@ -100,8 +100,8 @@ def require_annotations(dataset: Any, protocol: type, evaluator: str) -> None:
     """
     if not isinstance(dataset, protocol):
         raise ConfigError(
-            f"evaluator {evaluator}: dataset {type(dataset).__name__} has no such annotations (it is no "
-            f"{protocol.__name__}, see vitkit/protocols.py). Choose the evaluator of the dataset's task."
+            f"evaluator {evaluator}: dataset {type(dataset).__name__} does not have the annotations that it needs "
+            f"(it is not a {protocol.__name__}, see vitkit/protocols.py). Choose the evaluator of the dataset's task."
         )
 
 

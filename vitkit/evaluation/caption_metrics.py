@@ -58,11 +58,11 @@ def bleu_counts(candidates: Sequence[Tokens], references: Sequence[Sequence[Toke
     the reference's tokens."""
     counts = np.zeros((len(candidates), 2 * MAX_N + 2))
     for row, candidate, image_references in zip(counts, candidates, references, strict=True):
-        most: Counts = Counter()
+        max_counts: Counts = Counter()
         for reference in image_references:
-            most |= ngrams(reference)
+            max_counts |= ngrams(reference)
         for ngram, count in ngrams(candidate).items():
-            row[len(ngram) - 1] += min(count, most[ngram])
+            row[len(ngram) - 1] += min(count, max_counts[ngram])
             row[MAX_N + len(ngram) - 1] += count
         row[-2] = len(candidate)
         row[-1] = min((abs(len(r) - len(candidate)), len(r)) for r in image_references)[1]

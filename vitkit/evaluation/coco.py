@@ -179,8 +179,8 @@ class CocoEvaluator(SampleEvaluator):
         by_size = {}
         for size, title in enumerate(("small", "medium", "large"), start=1):
             by_size[title] = _numbers(precision[:, :, :, size, -1], recall[:, :, size, -1])
-            least, most = evaluation.params.areaRng[size]
-            by_size[title]["objects"] = sum(least <= annotation["area"] <= most for annotation in objects)
+            min_area, max_area = evaluation.params.areaRng[size]
+            by_size[title]["objects"] = sum(min_area <= annotation["area"] <= max_area for annotation in objects)
         return by_class, by_size
 
     def statistics(self, iou_type: str | None = None) -> DetectionStatistics:

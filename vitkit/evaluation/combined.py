@@ -53,8 +53,8 @@ class CombinedEvaluator:
 
     def score_thresholds(self) -> ScoreThresholds | None:
         """Return the thresholds of the first evaluator that has any; see `CocoEvaluator`."""
-        found = (e.score_thresholds() for e in self.evaluators if isinstance(e, FindsThresholds))
-        return next((thresholds for thresholds in found if thresholds is not None), None)
+        candidates = (e.score_thresholds() for e in self.evaluators if isinstance(e, FindsThresholds))
+        return next((thresholds for thresholds in candidates if thresholds is not None), None)
 
     def write_results(self, path: str | Path) -> list[Path]:
         """Write each evaluator's results.

@@ -126,14 +126,14 @@ class DetectionStatistics:
                 result[:, label, iou] = average_precision(self.ranking(label, iou, size), weights)
         return result
 
-    def recalls(self, weights: np.ndarray, size: int = 0, most: int = 100) -> np.ndarray:
+    def recalls(self, weights: np.ndarray, size: int = 0, max_dets: int = 100) -> np.ndarray:
         """Return (R, C) recalls, averaged over IoUs, with at most `most` predictions of a class in an image."""
         result = np.full((len(weights), len(self.class_names)), np.nan)
         for label in range(len(self.class_names)):
             detected, num_objects = np.zeros((2, len(self.sample_ids)))
             for position, entry in self.images_of(label, size):
                 num_objects[position] = np.count_nonzero(~np.asarray(entry["gtIgnore"], bool))
-                right = (entry["dtMatches"][:, :most] > 0) & ~entry["dtIgnore"][:, :most].astype(bool)
+                right = (entry["dtMatches"][:, :max_dets] > 0) & ~entry["dtIgnore"][:, :max_dets].astype(bool)
                 detected[position] = right.sum() / len(self.ious)
             total = weights @ num_objects
             np.divide(weights @ detected, total, out=result[:, label], where=total > 0)
@@ -144,7 +144,7 @@ class DetectionStatistics:
         precision, recall = self.average_precisions(weights), self.recalls(weights)
         overall = _numbers(precision)
         overall |= {f"AP{size[0]}": _numbers(self.average_precisions(weights, k))["AP"] for k, size in _sizes()}
-        overall |= {f"AR{most}": mean_of_finite(self.recalls(weights, most=most)) for most in (1, 10)}
+        overall |= {f"AR{count}": mean_of_finite(self.recalls(weights, max_dets=count)) for count in (1, 10)}
         overall["AR100"] = mean_of_finite(recall)
         overall |= {f"AR{size[0]}": mean_of_finite(self.recalls(weights, k)) for k, size in _sizes()}
         by_class = {}

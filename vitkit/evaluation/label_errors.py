@@ -92,14 +92,14 @@ class _Image:
 
 
 class _Evidence:
-    """Statistics of the model over all images: how often a score is right, its usual IoU, what it misses."""
+    """Statistics of the model over all images: how often a score is right, its median IoU, what it misses."""
 
     def __init__(self, images: Sequence[_Image], category_ids: Sequence[int]):
         scores = np.concatenate([np.zeros(0), *(image.scores for image in images)])
         right = np.concatenate([np.zeros(0, bool), *(image.right() for image in images)])
         self._levels, self._parts = _reliability(scores, right)
         overlaps = [image.overlaps[image.right()].max(axis=1) for image in images if image.right().any()]
-        self.usual_iou = float(np.median(np.concatenate(overlaps))) if overlaps else 0.8
+        self.median_iou = float(np.median(np.concatenate(overlaps))) if overlaps else 0.8
         self.seen = {}
         for category_id in category_ids:
             supports = [self.support(image)[image.true == category_id] for image in images]
@@ -153,9 +153,9 @@ def _errors_in(image: _Image, evidence: _Evidence) -> list[LabelError]:
         near = probability * (same & (overlap >= _NEAR) & (of_own_class <= overlap + 1e-9) & ~image.on_crowd)
         i, of_near = best_of(near)
         iou = float(overlap[i]) if i >= 0 else 0.0
-        _, of_better = best_of(probability * (same & (overlap > (iou + evidence.usual_iou) / 2)))
-        slack = max(evidence.usual_iou - _FAR, 0.1)
-        misplaced = of_near * (1 - of_better) * float(np.clip((evidence.usual_iou - iou) / slack, 0, 1))
+        _, of_better = best_of(probability * (same & (overlap > (iou + evidence.median_iou) / 2)))
+        slack = max(evidence.median_iou - _FAR, 0.1)
+        misplaced = of_near * (1 - of_better) * float(np.clip((evidence.median_iou - iou) / slack, 0, 1))
         support = float(evidence.support(image)[j])
         superfluous = (1 - support) * evidence.seen.get(int(image.true[j]), 0.0)
         suspicion, kind, against = max((wrong_class, "class", k), (misplaced, "box", i), (superfluous, "extra", -1))

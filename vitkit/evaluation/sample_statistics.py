@@ -121,8 +121,10 @@ class ClassificationStatistics(NamedTuple):
 
     def _by_label(self, weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return the (R, C) sums of the weights of the images with each label; negative labels are ignored."""
-        known = np.flatnonzero(labels >= 0)
-        of_label = csr_array((np.ones(len(known)), (labels[known], known)), (len(self.class_names), len(labels)))
+        labelled = np.flatnonzero(labels >= 0)
+        of_label = csr_array(
+            (np.ones(len(labelled)), (labels[labelled], labelled)), (len(self.class_names), len(labels))
+        )
         return (of_label @ weights.T).T
 
     def sample_scores(self) -> tuple[str, np.ndarray]:

@@ -290,8 +290,11 @@ def _corpus_score(metric: sacrebleu.BLEU | sacrebleu.CHRF, answers: Sequence[_An
 
 def _references_by_number(answers: Sequence[_Answer]) -> list[list[str | None]]:
     """Return the first references of all sentences, the second ones, …, as sacrebleu expects; None for missing ones."""
-    most = max(len(answer.references) for answer in answers)
-    return [[answer.references[i] if i < len(answer.references) else None for answer in answers] for i in range(most)]
+    max_references = max(len(answer.references) for answer in answers)
+    return [
+        [answer.references[i] if i < len(answer.references) else None for answer in answers]
+        for i in range(max_references)
+    ]
 
 
 def draw_by_length(

@@ -76,7 +76,7 @@ class ExportSettings:
         if self.half and self.quantize:
             raise ConfigError("export: got --half and --quantize; expected one of them.")
         if self.quantize and self.format != "onnx":
-            raise ConfigError("export: --quantize is of ONNX files alone. Add --format onnx.")
+            raise ConfigError("export: --quantize is only possible for ONNX files. Add --format onnx.")
         if self.opset not in OPSETS:
             raise ConfigError(f"export: got --opset {self.opset}; expected {OPSETS[0]} to {OPSETS[-1]}.")
         if self.tolerance is not None and not self.tolerance >= 0:
@@ -117,9 +117,15 @@ def export_model(
     predictor: Loaded,
     out: Path,
     *,
-    settings: ExportSettings,
     pictures: Sequence[np.ndarray],
     metadata: Mapping[str, Any],
+    format: Literal["onnx", "torch"] = "onnx",
+    half: bool = False,
+    quantize: Literal["int8"] | None = None,
+    size: tuple[int, int] | None = None,
+    opset: int = 20,
+    tolerance: float | None = None,
+    overwrite: bool = False,
 ) -> list[ExportedPart]:
     """Write a model to a file; beside an ONNX file, also write a program that runs it without torch.
 
@@ -127,10 +133,12 @@ def export_model(
         out: the file; for a model that writes text, a second file beside it holds the step of the decoder.
         pictures: (H, W, 3) uint8 RGB, at least one, on which the file is compared with the model.
         metadata: see `describe`.
+        The other arguments: see `ExportSettings`.
     Raises:
-        ConfigError: the format cannot carry the model, a package is missing, or the file's outputs differ from the
-            model's by more than the tolerance. In these cases, nothing new is left at `out`.
+        ConfigError: the settings are invalid, the format cannot represent the model, a package is missing, or the
+            file's outputs differ from the model's by more than the tolerance. In these cases, `out` is unchanged.
     """
+    settings = ExportSettings(format, half, quantize, size, opset, tolerance, overwrite)
     check_out(out, settings)
     if isinstance(predictor, Predictor):
         settings = replace(settings, size=image_size(predictor, settings.size))

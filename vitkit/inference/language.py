@@ -48,8 +48,8 @@ class LanguageModel(TextModel):
         limit = len(self.model.positions.codes)
         if len(ids) > limit:
             raise DataError(
-                f"text {number}: {len(ids)} tokens, its beginning or end counted; expected at most {limit}, the "
-                "positions that the model has (model.max_length). Shorten the text."
+                f"text {number}: {len(ids)} tokens, including its beginning or end; expected at most {limit}, the "
+                "number of positions that the model has (model.max_length). Shorten the text."
             )
         return limit
 

@@ -49,7 +49,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
         freeze_backbone: do not train the backbone, including its running statistics. Only then may inputs be features
             from `tools/cache_features.py` instead of images.
         target_vocabulary: vocabulary of the captions; a run sets its dataset's.
-        decoding: see `TextGenerator`.
+        decoding: arguments of `DecodingSettings`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
         if freeze_backbone:
             self.backbone.requires_grad_(False)
         self._weights_key: int | None = None
-        self.register_load_state_dict_post_hook(_forget_weights_key)
+        self.register_load_state_dict_post_hook(_clear_weights_key)
 
     def train(self, mode: bool = True) -> "Captioner":
         """Set training mode; a frozen backbone stays in evaluation mode."""
@@ -86,8 +86,8 @@ class Captioner(ModelOnBackbone, TextGenerator):
         source = super().load_pretrained()
         if source is None and self.freeze_backbone:
             logger.warning(
-                "backbone: random and frozen, so it never learns to see. Set model.backbone.pretrained, or train it: "
-                "model.freeze_backbone=False."
+                "backbone: random and frozen, so it never learns. Set backbone.pretrained, or train it: "
+                "freeze_backbone=False."
             )
         return source
 
@@ -125,14 +125,14 @@ class Captioner(ModelOnBackbone, TextGenerator):
     def _check_features(self, features: Tensor, features_key: Tensor | None) -> None:
         if not self.freeze_backbone:
             raise DataError(
-                "features: computed before, but the backbone is trained. Set model.freeze_backbone=True, or leave "
-                "`features` out of the datasets."
+                "features: stored features need a frozen backbone, but it is trained. Set the model's "
+                "freeze_backbone=True, or leave `features` out of the datasets."
             )
         if features_key is None or int(features_key) != self.weights_key():
             raise DataError(
-                f"features: of shape {tuple(features.shape)}, computed by a backbone of other weights than the model's "
-                f"(feature {self.feature!r}). Write them anew by tools/cache_features.py with this config and its "
-                "checkpoint."
+                f"features: the stored ones, of shape {tuple(features.shape)}, come from a backbone with other weights "
+                f"than the model's (feature {self.feature!r}). Write them again with tools/cache_features.py, this "
+                "config and its checkpoint."
             )
 
     def weights_key(self) -> int:
@@ -158,5 +158,5 @@ class Captioner(ModelOnBackbone, TextGenerator):
             yield self.look(batch.inputs["images"], batch.inputs["padding_mask"]).features.float()
 
 
-def _forget_weights_key(model: Captioner, _: Any) -> None:
+def _clear_weights_key(model: Captioner, _: Any) -> None:
     model._weights_key = None

@@ -154,7 +154,7 @@ class TextGenerator(nn.Module):
 
     Args:
         vocabulary: vocabulary of the written text; None: `generate` returns no "text".
-        decoding: values of `DecodingSettings` by name.
+        decoding: arguments of `DecodingSettings`.
     """
 
     def __init__(self, vocabulary: Vocabulary | None, decoding: Mapping[str, Any] | DecodingSettings | None = None):
@@ -184,7 +184,7 @@ class TextGenerator(nn.Module):
 
 
 def decoding_settings(settings: Mapping[str, Any] | DecodingSettings | None) -> DecodingSettings:
-    """Convert settings by name to `DecodingSettings`; None: the defaults.
+    """Build `DecodingSettings` from a dict of its arguments; None: the defaults.
 
     Raises:
         ConfigError: a name or a value is invalid.
@@ -203,11 +203,9 @@ def vocabulary_size(side: Literal["source", "target"], vocabulary: Vocabulary | 
     """
     size = configured if vocabulary is None else len(vocabulary)
     if size is None:
-        raise ConfigError(f"model.{side}_size: not set; expected the number of tokens, or a {side}_vocabulary.")
+        raise ConfigError(f"{side}_size: not set; expected the number of tokens, or a {side}_vocabulary.")
     if configured not in (None, size):
-        raise ConfigError(
-            f"model.{side}_size={configured}, but the {side} vocabulary has {size} tokens. Leave the size out."
-        )
+        raise ConfigError(f"{side}_size={configured}, but the {side} vocabulary has {size} tokens. Leave the size out.")
     return size
 
 
@@ -238,9 +236,9 @@ def _row_by_row(
     model: Decodable, state: State, tokens: Tensor, settings: DecodingSettings, *, with_attention: bool
 ) -> list[list[Hypothesis]]:
     """Decode greedily or by sampling, where rows do not affect each other."""
-    copies = settings.n_best
-    if copies > 1:
-        rows = torch.arange(len(tokens), device=tokens.device).repeat_interleave(copies)
+    num_samples = settings.n_best
+    if num_samples > 1:
+        rows = torch.arange(len(tokens), device=tokens.device).repeat_interleave(num_samples)
         state, tokens = state.select(rows), tokens[rows]
     draws = _uniform_draws(len(tokens), settings).to(tokens.device) if settings.method == "sample" else None
 
@@ -277,7 +275,7 @@ def _row_by_row(
         row_tokens = ids[:length] if ids[length - 1] != EOS else ids[: length - 1]
         row_attention = None if attention is None else attention[row, : len(row_tokens)]
         hypotheses.append(Hypothesis(row_tokens, total / settings.penalty(length), row_attention))
-    groups = [hypotheses[i : i + copies] for i in range(0, len(hypotheses), copies)]
+    groups = [hypotheses[i : i + num_samples] for i in range(0, len(hypotheses), num_samples)]
     return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
 
 
@@ -307,17 +305,19 @@ def _uniform_draws(rows: int, settings: DecodingSettings) -> Tensor:
 
 def _sample(log_probs: Tensor, draws: Tensor, settings: DecodingSettings) -> Tensor:
     """Return token ids (N,) by inverse transform sampling; `draws` (N,) in 0..1, the most probable token first."""
-    most = min(settings.top_k or log_probs.shape[-1], log_probs.shape[-1])
-    scores, tokens = (log_probs / settings.temperature).topk(most, dim=-1)
+    num_candidates = min(settings.top_k or log_probs.shape[-1], log_probs.shape[-1])
+    scores, tokens = (log_probs / settings.temperature).topk(num_candidates, dim=-1)
     dtype = accumulation_dtype(scores.device)
     cumulated = scores.to(dtype).softmax(dim=-1).cumsum(dim=-1)
     if settings.top_p < 1:
         # The last token of the nucleus is the first one at which the sum reaches top_p.
-        last = torch.searchsorted(cumulated, torch.full_like(cumulated[:, :1], settings.top_p)).clamp(max=most - 1)
+        last = torch.searchsorted(cumulated, torch.full_like(cumulated[:, :1], settings.top_p)).clamp(
+            max=num_candidates - 1
+        )
         total = cumulated.gather(-1, last)
     else:
         total = cumulated[:, -1:]
-    ranks = torch.searchsorted(cumulated, draws[:, None].to(dtype) * total, right=True).clamp(max=most - 1)
+    ranks = torch.searchsorted(cumulated, draws[:, None].to(dtype) * total, right=True).clamp(max=num_candidates - 1)
     return tokens.gather(-1, ranks)[:, 0]
 
 

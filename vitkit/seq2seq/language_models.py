@@ -17,18 +17,16 @@ from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.transformer import (
+    Activation,
+    PositionEncoding,
     ScaledEmbedding,
     TextPositions,
-    TextSettings,
     causal_bias,
     have_same_tokens,
     init_matrices,
 )
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import EOS, PAD
-
-BASE = dict(d_model=768, num_heads=12, d_ffn=3072, positions="learned")
-"""Sizes of GPT-2's smallest model and of BERT's base model."""
 
 
 @dataclass
@@ -62,25 +60,29 @@ class DecoderOnly(TextGenerator):
 
     Args:
         vocabulary: vocabulary of the text.
-        size: number of tokens in the vocabulary.
-        decoding: see `DecodingSettings`.
+        embedding, positions, tied_output, output_bias: see `TextDecoder`.
+        stack: the layers.
+        decoding: arguments of `DecodingSettings`.
     """
 
     def __init__(
         self,
         vocabulary: Vocabulary | None,
-        size: int,
-        num_layers: int,
-        settings: TextSettings,
+        embedding: ScaledEmbedding,
+        positions: TextPositions,
+        stack: TransformerEncoder,
+        *,
+        tied_output: bool,
+        output_bias: bool,
         decoding: Mapping[str, Any] | DecodingSettings | None,
     ):
         super().__init__(vocabulary, decoding)
-        d_model = settings.d_model
-        self.embedding = ScaledEmbedding(size, d_model)
-        self.positions = TextPositions(settings)
-        self.stack = TransformerEncoder(num_layers, d_model, settings, final_norm=settings.final_norm)
-        self.output = None if settings.tied_output else Linear(d_model, size, bias=False)
-        self.output_bias = nn.Parameter(torch.zeros(size)) if settings.output_bias else None
+        size, d_model = embedding.weight.shape
+        self.embedding = embedding
+        self.positions = positions
+        self.stack = stack
+        self.output = None if tied_output else Linear(d_model, size, bias=False)
+        self.output_bias = nn.Parameter(torch.zeros(size)) if output_bias else None
         init_matrices(self)
 
     def encode_prompt(
@@ -116,8 +118,8 @@ class DecoderOnly(TextGenerator):
         """
         if with_attention:
             raise ConfigError(
-                f"{type(self).__name__} has no source, or it stands in one text with what is written, and so no "
-                "attention to it alone. Use tools/explain.py --text for the attention within the text."
+                f"{type(self).__name__} has no separate attention to a source. Use tools/explain.py --text for the "
+                "attention within the text."
             )
         written = state.num_written
         positions = (state.prompt_lengths + written)[:, None]
@@ -136,12 +138,13 @@ class DecoderOnly(TextGenerator):
 @MODELS.register
 class CausalLanguageModel(DecoderOnly):
     """Decoder-only: predicts each token from those before it (Radford et al. 2019, "Language Models are Unsupervised
-    Multitask Learners", whose sizes and norms the config sets).
+    Multitask Learners"). The default sizes are those of GPT-2's smallest model.
 
     Args:
         target_vocabulary: a run sets its dataset's.
         target_size: number of tokens, if there is no vocabulary.
-        decoding: see `DecodingSettings`.
+        decoding: arguments of `DecodingSettings`.
+        The other arguments: see `Transformer`.
     """
 
     def __init__(
@@ -150,11 +153,38 @@ class CausalLanguageModel(DecoderOnly):
         target_vocabulary: Vocabulary | None = None,
         target_size: int | None = None,
         num_layers: int = 12,
-        settings: TextSettings = TextSettings(**BASE, norm_first=True),
+        d_model: int = 768,
+        num_heads: int = 12,
+        d_ffn: int = 3072,
+        dropout: float = 0.1,
+        norm_first: bool = True,
+        activation: Activation = "relu",
+        final_norm: bool | None = None,
+        positions: PositionEncoding = "learned",
+        max_length: int = 1024,
+        tied_output: bool = True,
+        output_bias: bool = False,
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         size = vocabulary_size("target", target_vocabulary, target_size)
-        super().__init__(target_vocabulary, size, num_layers, settings, decoding)
+        super().__init__(
+            target_vocabulary,
+            ScaledEmbedding(size, d_model),
+            TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout),
+            TransformerEncoder(
+                num_layers,
+                d_model,
+                num_heads=num_heads,
+                d_ffn=d_ffn,
+                dropout=dropout,
+                norm_first=norm_first,
+                activation=activation,
+                final_norm=final_norm,
+            ),
+            tied_output=tied_output,
+            output_bias=output_bias,
+            decoding=decoding,
+        )
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """Predict the token that follows each position.
@@ -193,7 +223,8 @@ class PrefixLanguageModel(DecoderOnly):
     Args:
         source_vocabulary, target_vocabulary: a run sets its dataset's; both must be the same one.
         source_size, target_size: numbers of tokens, if there are no vocabularies.
-        decoding: see `DecodingSettings`.
+        decoding: arguments of `DecodingSettings`.
+        The other arguments: see `Transformer`.
     Raises:
         ConfigError: a size is missing, or source and target have different vocabularies.
     """
@@ -206,7 +237,17 @@ class PrefixLanguageModel(DecoderOnly):
         source_size: int | None = None,
         target_size: int | None = None,
         num_layers: int = 12,
-        settings: TextSettings = TextSettings(**BASE, norm_first=True),
+        d_model: int = 768,
+        num_heads: int = 12,
+        d_ffn: int = 3072,
+        dropout: float = 0.1,
+        norm_first: bool = True,
+        activation: Activation = "relu",
+        final_norm: bool | None = None,
+        positions: PositionEncoding = "learned",
+        max_length: int = 1024,
+        tied_output: bool = True,
+        output_bias: bool = False,
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         size = vocabulary_size("target", target_vocabulary, target_size)
@@ -214,10 +255,28 @@ class PrefixLanguageModel(DecoderOnly):
             source_vocabulary, target_vocabulary
         ):
             raise ConfigError(
-                "model: source and target of a prefix language model are one text, and have different vocabularies "
-                "here; expected one. Build the data with a joint one (data.train.vocabulary.shared=True)."
+                "source_vocabulary, target_vocabulary: source and target of a prefix language model form one text; "
+                "expected the same vocabulary for both. Build the data with a joint one "
+                "(data.train.vocabulary.shared=True)."
             )
-        super().__init__(target_vocabulary, size, num_layers, settings, decoding)
+        super().__init__(
+            target_vocabulary,
+            ScaledEmbedding(size, d_model),
+            TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout),
+            TransformerEncoder(
+                num_layers,
+                d_model,
+                num_heads=num_heads,
+                d_ffn=d_ffn,
+                dropout=dropout,
+                norm_first=norm_first,
+                activation=activation,
+                final_norm=final_norm,
+            ),
+            tied_output=tied_output,
+            output_bias=output_bias,
+            decoding=decoding,
+        )
 
     def forward(self, source: Tensor, source_padding: Tensor | None, target_in: Tensor) -> dict[str, Tensor]:
         """Predict the token that follows each position of the target (teacher forcing).
@@ -271,7 +330,7 @@ def prefix_mask(source_padding: Tensor, target_length: int) -> Tensor:
 @MODELS.register
 class MaskedLanguageModel(nn.Module):
     """Encoder-only: predicts masked tokens from both sides (Devlin et al. 2019, section 3.1,
-    https://arxiv.org/abs/1810.04805).
+    https://arxiv.org/abs/1810.04805). The default sizes are those of BERT's base model.
 
     A fraction `mask_share` of the tokens is chosen; 80 % of these become the mask token, 10 % a random one, 10 % stay.
     In evaluation the choice is always the same.
@@ -280,6 +339,7 @@ class MaskedLanguageModel(nn.Module):
         target_vocabulary: a run sets its dataset's; it must have a mask token (`vocabulary.mask_id`).
         target_size, mask_id: number of tokens and id of the mask token, if there is no vocabulary.
         mask_share: fraction of chosen tokens, 0.15 in the paper.
+        The other arguments: see `Transformer`; the logits always have a bias.
     Raises:
         ConfigError: a size is missing, there is no mask token, or mask_share is not in 0..1.
     """
@@ -292,25 +352,42 @@ class MaskedLanguageModel(nn.Module):
         mask_id: int | None = None,
         mask_share: float = 0.15,
         num_layers: int = 12,
-        settings: TextSettings = TextSettings(**BASE, max_length=512),
+        d_model: int = 768,
+        num_heads: int = 12,
+        d_ffn: int = 3072,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        activation: Activation = "relu",
+        final_norm: bool | None = None,
+        positions: PositionEncoding = "learned",
+        max_length: int = 512,
+        tied_output: bool = True,
     ):
         super().__init__()
         size = vocabulary_size("target", target_vocabulary, target_size)
         if target_vocabulary is not None and mask_id is None:
             mask_id = target_vocabulary.mask_id
         if mask_id is None:
-            raise ConfigError("model.mask_id: the vocabulary has no mask token. Train it with mask=True.")
+            raise ConfigError("mask_id: the vocabulary has no mask token. Train it with mask=True.")
         if not 0 < mask_share < 1:
-            raise ConfigError(f"model.mask_share: got {mask_share}; expected above 0 and below 1.")
+            raise ConfigError(f"mask_share={mask_share}: expected above 0 and below 1.")
         self.vocabulary = target_vocabulary
         self.mask_id = mask_id
         self.mask_share = mask_share
-        d_model = settings.d_model
         self.embedding = ScaledEmbedding(size, d_model)
-        self.positions = TextPositions(settings)
-        self.encoder = TransformerEncoder(num_layers, d_model, settings, final_norm=settings.final_norm)
+        self.positions = TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout)
+        self.encoder = TransformerEncoder(
+            num_layers,
+            d_model,
+            num_heads=num_heads,
+            d_ffn=d_ffn,
+            dropout=dropout,
+            norm_first=norm_first,
+            activation=activation,
+            final_norm=final_norm,
+        )
         self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.LayerNorm(d_model))
-        self.output = None if settings.tied_output else Linear(d_model, size, bias=False)
+        self.output = None if tied_output else Linear(d_model, size, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(size))
         init_matrices(self)
 

@@ -1,7 +1,7 @@
 """Recurrent encoder and decoder: with a context of fixed length, or with attention to the source (RNNsearch)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,29 +18,18 @@ from vitkit.seq2seq.word_vectors import load_word_vectors
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
 
 
-@dataclass(frozen=True)
-class RNNSettings:
-    """Settings common to the recurrent encoder and decoder."""
-
-    cell: Literal["gru", "lstm"] = "gru"
-    num_layers: int = 1
-    d_embedding: int = 620
-    d_hidden: int = 1000
-    """Hidden size of the decoder, and of each direction of the encoder. For "dot", "scaled_dot" and "cosine", which
-    compare the two, both directions together have this size."""
-    dropout: float = 0.0
-    """Dropout probability of embeddings, between layers, and before the output."""
-    scheduled_sampling: float = 0.0
-    """In training, the fraction of the target's tokens that the decoder reads from its own predictions (Bengio et
-    al. 2015, https://arxiv.org/abs/1506.03099); the hook `ScheduledSampling` increases it."""
-    word_vectors: str | None = None
-    """A file of word vectors (see vitkit.seq2seq.word_vectors) to initialise the encoder's embeddings with."""
-
-    def make(self, d_input: int, *, bidirectional: bool = False) -> nn.GRU | nn.LSTM:
-        """Create the recurrent layers."""
-        dropout = self.dropout if self.num_layers > 1 else 0.0
-        options = dict(batch_first=True, bidirectional=bidirectional, dropout=dropout)
-        return CELLS[self.cell](d_input, self.d_hidden, self.num_layers, **options)
+def recurrent_layers(
+    cell: Literal["gru", "lstm"],
+    d_input: int,
+    d_hidden: int,
+    *,
+    num_layers: int,
+    dropout: float,
+    bidirectional: bool = False,
+) -> nn.GRU | nn.LSTM:
+    """Create recurrent layers, with dropout between them."""
+    dropout = dropout if num_layers > 1 else 0.0  # PyTorch warns of dropout in a single layer
+    return CELLS[cell](d_input, d_hidden, num_layers, batch_first=True, bidirectional=bidirectional, dropout=dropout)
 
 
 @dataclass
@@ -86,14 +75,32 @@ class RNNState(State):
 
 
 class RNNEncoder(nn.Module):
-    """Encodes a text, from a vocabulary of `size` tokens, in one direction or both."""
+    """Encodes a text, in one direction or both.
 
-    def __init__(self, size: int, settings: RNNSettings, *, bidirectional: bool):
+    Args:
+        size: number of tokens in the vocabulary.
+        d_hidden: hidden size of each direction.
+        The other arguments: see `RNNTranslator`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        d_embedding: int,
+        d_hidden: int,
+        *,
+        cell: Literal["gru", "lstm"],
+        num_layers: int,
+        dropout: float,
+        bidirectional: bool,
+    ):
         super().__init__()
-        self.embedding = nn.Embedding(size, settings.d_embedding)
-        self.dropout = nn.Dropout(settings.dropout)
-        self.rnn = settings.make(settings.d_embedding, bidirectional=bidirectional)
-        self.channels = settings.d_hidden * (1 + bidirectional)
+        self.embedding = nn.Embedding(size, d_embedding)
+        self.dropout = nn.Dropout(dropout)
+        self.rnn = recurrent_layers(
+            cell, d_embedding, d_hidden, num_layers=num_layers, dropout=dropout, bidirectional=bidirectional
+        )
+        self.channels = d_hidden * (1 + bidirectional)
 
     def forward(self, source: Tensor, source_padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Encode each token in its context, and each text as a summary vector.
@@ -131,18 +138,30 @@ class RNNDecoder(nn.Module):
         size: number of tokens in the vocabulary.
         d_context: number of channels of the memory.
         attention: an alignment score of `AlignmentAttention`; None: the same summary of the source at every step.
+        The other arguments: see `RNNTranslator`.
     """
 
-    def __init__(self, size: int, settings: RNNSettings, *, d_context: int, attention: str | None):
+    def __init__(
+        self,
+        size: int,
+        d_embedding: int,
+        d_hidden: int,
+        *,
+        d_context: int,
+        attention: str | None,
+        cell: Literal["gru", "lstm"],
+        num_layers: int,
+        dropout: float,
+        scheduled_sampling: float,
+    ):
         super().__init__()
-        d_embedding, d_hidden = settings.d_embedding, settings.d_hidden
-        self.scheduled_sampling = settings.scheduled_sampling
+        self.scheduled_sampling = scheduled_sampling
         self.embedding = nn.Embedding(size, d_embedding)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = nn.Dropout(dropout)
         self.attention = None if attention is None else AlignmentAttention(attention, d_hidden, d_key=d_context)
-        self.num_states = 2 if settings.cell == "lstm" else 1
-        self.initial = nn.Linear(d_context, self.num_states * settings.num_layers * d_hidden)
-        self.rnn = settings.make(d_embedding + d_context)
+        self.num_states = 2 if cell == "lstm" else 1
+        self.initial = nn.Linear(d_context, self.num_states * num_layers * d_hidden)
+        self.rnn = recurrent_layers(cell, d_embedding + d_context, d_hidden, num_layers=num_layers, dropout=dropout)
         self.maxout = nn.Linear(d_hidden + d_embedding + d_context, 2 * d_embedding)
         self.output = nn.Linear(d_embedding, size)
 
@@ -175,8 +194,8 @@ class RNNDecoder(nn.Module):
         for i, word in enumerate(words.split(1, dim=1)):
             if i > 0:
                 predicted = self.dropout(self.embedding(logits[-1].detach().argmax(-1)))
-                is_own = torch.rand(len(word), 1, 1, device=word.device) < self.scheduled_sampling
-                word = torch.where(is_own, predicted, word)
+                is_predicted = torch.rand(len(word), 1, 1, device=word.device) < self.scheduled_sampling
+                word = torch.where(is_predicted, predicted, word)
             context, _ = self._attend(hidden, state)
             output, hidden = self._run(word, context, hidden)
             logits.append(self._logits(output, word, context))
@@ -224,7 +243,17 @@ class RNNTranslator(TextGenerator):
         source_size, target_size: numbers of tokens, if there are no vocabularies.
         attention: "additive" as published, "dot", "scaled_dot", "general", "cosine"; None for no attention.
         bidirectional: whether the encoder reads in both directions; None: only with attention, as published.
-        decoding: see `DecodingSettings`.
+        cell, num_layers: kind and number of the recurrent layers, of the encoder and of the decoder.
+        d_embedding: number of channels of the tokens.
+        d_hidden: hidden size of the decoder, and of each direction of the encoder. For "dot", "scaled_dot" and
+            "cosine", which compare the two, both directions together have this size.
+        dropout: dropout probability of embeddings, between layers, and before the output.
+        scheduled_sampling: in training, the fraction of the target's tokens that the decoder reads from its own
+            predictions (Bengio et al. 2015, https://arxiv.org/abs/1506.03099); the hook `ScheduledSampling` increases
+            it.
+        word_vectors: a file of word vectors (see vitkit.seq2seq.word_vectors) to initialise the encoder's embeddings
+            with.
+        decoding: arguments of `DecodingSettings`.
     Raises:
         ConfigError: a size is missing, or the attention or cell is unknown.
     """
@@ -238,32 +267,47 @@ class RNNTranslator(TextGenerator):
         target_size: int | None = None,
         attention: Literal["additive", "dot", "scaled_dot", "general", "cosine"] | None = "additive",
         bidirectional: bool | None = None,
-        settings: RNNSettings = RNNSettings(),
+        cell: Literal["gru", "lstm"] = "gru",
+        num_layers: int = 1,
+        d_embedding: int = 620,
+        d_hidden: int = 1000,
+        dropout: float = 0.0,
+        scheduled_sampling: float = 0.0,
+        word_vectors: str | None = None,
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         super().__init__(target_vocabulary, decoding)
-        if not 0 <= settings.scheduled_sampling <= 1:
-            raise ConfigError(f"model.scheduled_sampling: got {settings.scheduled_sampling}; expected 0 to 1.")
-        if settings.cell not in CELLS:
-            raise ConfigError(f"model.cell: got {settings.cell!r}; expected 'gru' or 'lstm'.")
+        if not 0 <= scheduled_sampling <= 1:
+            raise ConfigError(f"scheduled_sampling={scheduled_sampling}: expected 0 to 1.")
+        if cell not in CELLS:
+            raise ConfigError(f"cell={cell!r}: expected 'gru' or 'lstm'.")
         bidirectional = attention is not None if bidirectional is None else bidirectional
         halved = bidirectional and attention in ("dot", "scaled_dot", "cosine")
-        if halved and settings.d_hidden % 2:
+        if halved and d_hidden % 2:
             raise ConfigError(
-                f"model.d_hidden={settings.d_hidden}: expected an even number, half for each direction of the encoder, "
-                f"as attention={attention!r} compares it with the decoder."
+                f"d_hidden={d_hidden}: expected an even number, half for each direction of the encoder, as "
+                f"attention={attention!r} compares it with the decoder."
             )
         source_size = vocabulary_size("source", source_vocabulary, source_size)
         target_size = vocabulary_size("target", target_vocabulary, target_size)
-        of_encoder = replace(settings, d_hidden=settings.d_hidden // 2) if halved else settings
-        self.encoder = RNNEncoder(source_size, of_encoder, bidirectional=bidirectional)
-        self.decoder = RNNDecoder(target_size, settings, d_context=self.encoder.channels, attention=attention)
+        layers = dict(cell=cell, num_layers=num_layers, dropout=dropout)
+        d_encoder = d_hidden // 2 if halved else d_hidden
+        self.encoder = RNNEncoder(source_size, d_embedding, d_encoder, **layers, bidirectional=bidirectional)
+        self.decoder = RNNDecoder(
+            target_size,
+            d_embedding,
+            d_hidden,
+            **layers,
+            d_context=self.encoder.channels,
+            attention=attention,
+            scheduled_sampling=scheduled_sampling,
+        )
         self.source_tokens = None if source_vocabulary is None else source_vocabulary.tokens
-        self.word_vectors = settings.word_vectors
+        self.word_vectors = word_vectors
 
-    def set_sampling(self, part: float) -> None:
+    def set_sampling(self, fraction: float) -> None:
         """Set `scheduled_sampling`."""
-        self.decoder.scheduled_sampling = part
+        self.decoder.scheduled_sampling = fraction
 
     def load_pretrained(self) -> str | None:
         """Load the word vectors; see `load_word_vectors`.
@@ -275,11 +319,11 @@ class RNNTranslator(TextGenerator):
             return None
         if self.source_tokens is None:
             raise ConfigError(
-                f"model.word_vectors={self.word_vectors!r}: needs a source_vocabulary, and the model has a source_size "
-                "alone. Train on a dataset of text, or leave the vectors out."
+                f"word_vectors={self.word_vectors!r}: needs a source_vocabulary, but the model only has a source_size. "
+                "Train on a dataset of text, or leave the vectors out."
             )
-        found = load_word_vectors(self.encoder.embedding, self.source_tokens, self.word_vectors)
-        return f"{self.word_vectors} ({found} of {len(self.source_tokens)} tokens)"
+        num_loaded = load_word_vectors(self.encoder.embedding, self.source_tokens, self.word_vectors)
+        return f"{self.word_vectors} ({num_loaded} of {len(self.source_tokens)} tokens)"
 
     def forward(self, source: Tensor, source_padding: Tensor | None, target_in: Tensor) -> dict[str, Tensor]:
         """Predict the token that follows each position of the target (teacher forcing).
@@ -310,5 +354,5 @@ class RNNTranslator(TextGenerator):
             ConfigError: attention is requested, but the model has none.
         """
         if with_attention and self.decoder.attention is None:
-            raise ConfigError("model.attention=None: a context of fixed length has no attention to show.")
+            raise ConfigError("attention=None: a context of fixed length has no attention to show.")
         return self.decoder.step(tokens, state)

@@ -18,38 +18,6 @@ from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import PAD
 
 
-@dataclass(frozen=True)
-class AttendTellSettings:
-    """Settings of the attention and sizes of the decoder."""
-
-    attention: Literal["soft", "hard"] = "soft"
-    gated: bool = True
-    """Whether the context is multiplied by beta, a factor in 0..1 that depends on the state."""
-    expected_probability: float = 0.5
-    """For hard attention, the fraction of images for which training uses the expectation."""
-    hard_inference: Literal["argmax", "expected"] = "argmax"
-    """What hard attention reads in evaluation: the location with the largest weight, or the expectation."""
-    d_embedding: int = 512
-    d_model: int = 1024
-    """Number of channels of the LSTM."""
-    d_attention: int = 512
-    """Number of channels of the alignment score."""
-    dropout: float = 0.5
-    scheduled_sampling: float = 0.0
-    """In training, the fraction of words that are replaced by the model's own (Bengio et al. 2015,
-    https://arxiv.org/abs/1506.03099)."""
-
-    def __post_init__(self) -> None:
-        if self.attention not in ("soft", "hard"):
-            raise ConfigError(f"model.attention: got {self.attention!r}; expected 'soft' or 'hard'.")
-        if self.hard_inference not in ("argmax", "expected"):
-            raise ConfigError(f"model.hard_inference: got {self.hard_inference!r}; expected 'argmax' or 'expected'.")
-        if not 0 <= self.expected_probability <= 1:
-            raise ConfigError(f"model.expected_probability: got {self.expected_probability}; expected 0 to 1.")
-        if not 0 <= self.scheduled_sampling <= 1:
-            raise ConfigError(f"model.scheduled_sampling: got {self.scheduled_sampling}; expected 0 to 1.")
-
-
 @dataclass
 class CaptionState(State):
     """The decoder's state of N rows, and the image features shared by all rows of an image."""
@@ -73,10 +41,10 @@ class CaptionState(State):
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "CaptionState":
         """Return the state of other rows; data that rows share is stored once per source."""
-        seen = (self.annotations, self.keys, self.bias)
+        per_image = (self.annotations, self.keys, self.bias)
         if sources is not None:
-            seen = (part[sources] for part in seen)
-        return CaptionState(*seen, hidden=self.hidden[rows], cell=self.cell[rows])
+            per_image = (part[sources] for part in per_image)
+        return CaptionState(*per_image, hidden=self.hidden[rows], cell=self.cell[rows])
 
 
 @MODELS.register
@@ -95,6 +63,17 @@ class ShowAttendTell(Captioner):
     Args:
         backbone, freeze_backbone, target_vocabulary, decoding: see `Captioner`.
         target_size: number of tokens, if there is no vocabulary.
+        attention: "soft" or "hard".
+        gated: whether the context is multiplied by beta, a factor in 0..1 that depends on the state.
+        expected_probability: for hard attention, the fraction of images for which training uses the expectation.
+        hard_inference: what hard attention reads in evaluation: "argmax", the location with the largest weight, or
+            "expected", the expectation.
+        d_embedding: number of channels of the words.
+        d_model: number of channels of the LSTM.
+        d_attention: number of channels of the alignment score.
+        dropout: dropout probability, before the LSTM and before the last layer.
+        scheduled_sampling: in training, the fraction of words that are replaced by the model's own (Bengio et al.
+            2015, https://arxiv.org/abs/1506.03099).
     Raises:
         ConfigError: a value is out of range, or there is neither a vocabulary nor a size.
     """
@@ -106,28 +85,43 @@ class ShowAttendTell(Captioner):
         target_vocabulary: Vocabulary | None = None,
         target_size: int | None = None,
         freeze_backbone: bool = True,
-        settings: AttendTellSettings = AttendTellSettings(),
+        attention: Literal["soft", "hard"] = "soft",
+        gated: bool = True,
+        expected_probability: float = 0.5,
+        hard_inference: Literal["argmax", "expected"] = "argmax",
+        d_embedding: int = 512,
+        d_model: int = 1024,
+        d_attention: int = 512,
+        dropout: float = 0.5,
+        scheduled_sampling: float = 0.0,
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
+        if attention not in ("soft", "hard"):
+            raise ConfigError(f"attention={attention!r}: expected 'soft' or 'hard'.")
+        if hard_inference not in ("argmax", "expected"):
+            raise ConfigError(f"hard_inference={hard_inference!r}: expected 'argmax' or 'expected'.")
+        if not 0 <= expected_probability <= 1:
+            raise ConfigError(f"expected_probability={expected_probability}: expected 0 to 1.")
+        if not 0 <= scheduled_sampling <= 1:
+            raise ConfigError(f"scheduled_sampling={scheduled_sampling}: expected 0 to 1.")
         super().__init__(
             backbone, freeze_backbone=freeze_backbone, target_vocabulary=target_vocabulary, decoding=decoding
         )
         size, channels = vocabulary_size("target", target_vocabulary, target_size), self.feature_channels
-        d_embedding, d_model = settings.d_embedding, settings.d_model
-        self.hard = settings.attention == "hard"
-        self.expected_probability = settings.expected_probability
-        self.hard_inference = settings.hard_inference
-        self.scheduled_sampling = settings.scheduled_sampling
+        self.hard = attention == "hard"
+        self.expected_probability = expected_probability
+        self.hard_inference = hard_inference
+        self.scheduled_sampling = scheduled_sampling
         self.embedding = nn.Embedding(size, d_embedding, padding_idx=PAD)
         self.initial_hidden = nn.Linear(channels, d_model)
         self.initial_cell = nn.Linear(channels, d_model)
-        self.score = AdditiveScore(d_model, channels, settings.d_attention)
-        self.gate = nn.Linear(d_model, 1) if settings.gated else None
+        self.score = AdditiveScore(d_model, channels, d_attention)
+        self.gate = nn.Linear(d_model, 1) if gated else None
         self.cell = nn.LSTMCell(d_embedding + channels, d_model)
         self.hidden_to_output = nn.Linear(d_model, d_embedding)
         self.context_to_output = nn.Linear(channels, d_embedding, bias=False)
         self.classifier = nn.Linear(d_embedding, size)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = nn.Dropout(dropout)
         if self.hard:
             # A buffer, so that checkpoints contain it: its value, and how often it was updated; see CaptionLoss.
             self.register_buffer("reward_baseline", torch.zeros(2))
@@ -161,7 +155,7 @@ class ShowAttendTell(Captioner):
         embedded, steps = [], []
         for word in self.dropout(self.embedding(target_in)).unbind(1):
             if steps and self.training and self.scheduled_sampling > 0:
-                word = self._some_replaced(word, self._predict(embedded[-1], *steps[-1][:2]))
+                word = self._replace_randomly(word, self._predict(embedded[-1], *steps[-1][:2]))
             embedded.append(word)
             steps.append(self._advance(word, state))
         embedded = torch.stack(embedded, 1)
@@ -175,15 +169,15 @@ class ShowAttendTell(Captioner):
             outputs |= {"sampled_log_weights": sampled_log_weights, "reward_baseline": self.reward_baseline}
         return outputs
 
-    def set_sampling(self, part: float) -> None:
+    def set_sampling(self, fraction: float) -> None:
         """Set `scheduled_sampling`."""
-        self.scheduled_sampling = part
+        self.scheduled_sampling = fraction
 
-    def _some_replaced(self, words: Tensor, logits: Tensor) -> Tensor:
+    def _replace_randomly(self, words: Tensor, logits: Tensor) -> Tensor:
         """Replace randomly chosen words, (B, d_embedding), by the most probable ones after those before."""
         predicted = self.dropout(self.embedding(logits.detach().argmax(-1)))
-        is_own = torch.rand(len(words), 1, device=words.device) < self.scheduled_sampling
-        return torch.where(is_own, predicted, words)
+        is_predicted = torch.rand(len(words), 1, device=words.device) < self.scheduled_sampling
+        return torch.where(is_predicted, predicted, words)
 
     def start(self, **inputs: Tensor) -> CaptionState:
         """Encode a batch's images, or use their features, and return the initial state."""

@@ -1,4 +1,12 @@
-"""The Transformer for text (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), and the decoder that all share."""
+"""The Transformer for text (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), and the decoder that all share.
+
+Besides the arguments of `vitkit.nn.transformer`, text transformers take
+    positions: the position encoding: "sine" (as originally published), "fairseq" (see `fairseq_positions_1d`) or
+        "learned", a table.
+    max_length: number of positions that have an encoding.
+    tied_output: whether the output projection is the embedding table rather than a separate linear layer.
+    output_bias: whether to add a bias to the logits, as Marian does.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,27 +21,14 @@ from vitkit.nn.attention import mask_bias, padding_bias
 from vitkit.nn.kv_cache import KeyValueCache
 from vitkit.nn.layers import Linear
 from vitkit.nn.position import fairseq_positions_1d, sine_positions_1d
-from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder, TransformerSettings
+from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.vocabulary import Vocabulary
 
-
-@dataclass(frozen=True)
-class TextSettings(TransformerSettings):
-    """Settings of text transformers. The defaults are those of the paper's base model."""
-
-    d_model: int = 512
-    final_norm: bool | None = None
-    """Whether to normalise each stack's output; None: only with `norm_first`. `torch.nn.Transformer` always does."""
-    positions: Literal["sine", "fairseq", "learned"] = "sine"
-    """Position encoding: the paper's sines and cosines; fairseq's, see `fairseq_positions_1d`; or a learned table."""
-    max_length: int = 1024
-    """Number of positions that have an encoding."""
-    tied_output: bool = True
-    """Whether the output projection is the embedding table rather than a separate linear layer."""
-    output_bias: bool = False
-    """Whether to add a bias to the logits, as Marian does; masked language models always do."""
+Activation = Literal["relu", "gelu", "silu"]
+PositionEncoding = Literal["sine", "fairseq", "learned"]
+POSITION_CODES = {"sine": sine_positions_1d, "fairseq": fairseq_positions_1d}
 
 
 class ScaledEmbedding(nn.Embedding):
@@ -51,19 +46,19 @@ class ScaledEmbedding(nn.Embedding):
 class TextPositions(nn.Module):
     """Adds position encodings to embeddings, then applies dropout (section 5.4)."""
 
-    def __init__(self, settings: TextSettings):
+    def __init__(
+        self, d_model: int, *, positions: PositionEncoding = "sine", max_length: int = 1024, dropout: float = 0.1
+    ):
         super().__init__()
-        kind, max_length, d_model = settings.positions, settings.max_length, settings.d_model
-        codes = {"sine": sine_positions_1d, "fairseq": fairseq_positions_1d}
-        if kind not in (*codes, "learned"):
-            raise ConfigError(f"model.positions: got {kind!r}; expected 'sine', 'fairseq' or 'learned'.")
-        if kind in codes and d_model % 2:
-            raise ConfigError(f"model.d_model: got {d_model}; expected an even number, as sines and cosines are pairs.")
-        if kind in codes:
-            self.register_buffer("codes", codes[kind](max_length, d_model), persistent=False)
+        if positions not in (*POSITION_CODES, "learned"):
+            raise ConfigError(f"positions={positions!r}: expected 'sine', 'fairseq' or 'learned'.")
+        if positions in POSITION_CODES and d_model % 2:
+            raise ConfigError(f"d_model={d_model}: expected an even number, as sines and cosines are pairs.")
+        if positions in POSITION_CODES:
+            self.register_buffer("codes", POSITION_CODES[positions](max_length, d_model), persistent=False)
         else:
             self.codes = nn.Parameter(torch.randn(max_length, d_model) * d_model**-0.5)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, *, offset: int = 0, positions: Tensor | None = None) -> Tensor:
         """Add the encodings of the positions and apply dropout.
@@ -79,7 +74,7 @@ class TextPositions(nn.Module):
         if end > len(self.codes):
             raise DataError(
                 f"a text of {end} tokens or more, but the model has positions for {len(self.codes)}. Shorten the text "
-                "(or decoding.max_length), or set model.max_length."
+                "(or decoding.max_length), or set the model's max_length."
             )
         return self.dropout(x + (self.codes[offset:end] if positions is None else self.codes[positions]))
 
@@ -132,17 +127,28 @@ class TextDecoder(nn.Module):
     """Decodes text while attending to a memory, from a sentence, an image, or anything else.
 
     Args:
-        size: number of tokens in the vocabulary.
+        embedding: the tokens' embeddings; one for each token of the vocabulary.
+        positions: adds their position encodings.
+        stack: the layers; returns the output of the last one only.
+        tied_output, output_bias: see above.
     """
 
-    def __init__(self, size: int, num_layers: int, settings: TextSettings):
+    def __init__(
+        self,
+        embedding: ScaledEmbedding,
+        positions: TextPositions,
+        stack: TransformerDecoder,
+        *,
+        tied_output: bool = True,
+        output_bias: bool = False,
+    ):
         super().__init__()
-        d_model, final_norm = settings.d_model, settings.final_norm
-        self.embedding = ScaledEmbedding(size, d_model)
-        self.positions = TextPositions(settings)
-        self.stack = TransformerDecoder(num_layers, d_model, settings, final_norm=final_norm, all_layers=False)
-        self.output = None if settings.tied_output else Linear(d_model, size, bias=False)
-        self.output_bias = nn.Parameter(torch.zeros(size)) if settings.output_bias else None
+        size, d_model = embedding.weight.shape
+        self.embedding = embedding
+        self.positions = positions
+        self.stack = stack
+        self.output = None if tied_output else Linear(d_model, size, bias=False)
+        self.output_bias = nn.Parameter(torch.zeros(size)) if output_bias else None
         init_matrices(self)
 
     def forward(self, target_in: Tensor, memory: Tensor, *, memory_padding: Tensor | None = None) -> Tensor:
@@ -173,17 +179,18 @@ class TextDecoder(nn.Module):
     def step(
         self, tokens: Tensor, state: TextState, *, with_attention: bool = False
     ) -> tuple[Tensor, TextState, Tensor | None]:
-        """Advance every row by one token.
-
-        The attention is averaged over the heads of the second to last layer, which matches human word alignments best
-        (Garg et al. 2019, https://arxiv.org/abs/1909.02074).
-        """
+        """Advance every row by one token. The attention is averaged over the heads of the second to last layer."""
         x = self.positions(self.embedding(tokens[:, None]), offset=state.caches[0].length)
-        shown = max(0, len(self.stack.layers) - 2) if with_attention else None
+        # This layer matches human word alignments best (Garg et al. 2019, https://arxiv.org/abs/1909.02074).
+        recorded_layer = max(0, len(self.stack.layers) - 2) if with_attention else None
         attention = None
         for i, layer in enumerate(self.stack.layers):
             x, weights = layer.step(
-                x, state.caches[i], memory=state.memory[i], memory_bias=state.memory_bias, with_weights=i == shown
+                x,
+                state.caches[i],
+                memory=state.memory[i],
+                memory_bias=state.memory_bias,
+                with_weights=i == recorded_layer,
             )
             attention = attention if weights is None else weights.mean(dim=1)
         return self.logits(self.stack.norm(x))[:, 0], state, attention
@@ -202,9 +209,12 @@ class Transformer(TextGenerator):
     Args:
         source_vocabulary, target_vocabulary: a run sets its dataset's.
         source_size, target_size: numbers of tokens, if there are no vocabularies.
-        num_layers: number of layers of the encoder, and of the decoder.
+        num_layers: number of layers of the encoder and of the decoder, or one number for both.
+        d_model: number of channels of the tokens.
+        num_heads, d_ffn, dropout, norm_first, activation, final_norm: see `vitkit.nn.transformer`.
+        positions, max_length, tied_output, output_bias: see `vitkit.seq2seq.transformer`.
         shared_embeddings: source and target share one embedding table; their vocabularies must then be the same.
-        decoding: see `DecodingSettings`.
+        decoding: arguments of `DecodingSettings`.
     Raises:
         ConfigError: a size is missing, or the sizes differ although a table is shared.
     """
@@ -217,8 +227,18 @@ class Transformer(TextGenerator):
         source_size: int | None = None,
         target_size: int | None = None,
         num_layers: int | Sequence[int] = 6,
-        settings: TextSettings = TextSettings(),
+        d_model: int = 512,
+        num_heads: int = 8,
+        d_ffn: int = 2048,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        activation: Activation = "relu",
+        final_norm: bool | None = None,
+        positions: PositionEncoding = "sine",
+        max_length: int = 1024,
         shared_embeddings: bool = True,
+        tied_output: bool = True,
+        output_bias: bool = False,
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         super().__init__(target_vocabulary, decoding)
@@ -228,16 +248,26 @@ class Transformer(TextGenerator):
             source_size != target_size or not have_same_tokens(source_vocabulary, target_vocabulary)
         ):
             raise ConfigError(
-                f"model.shared_embeddings: the source has {source_size} tokens and the target {target_size}; expected "
-                "one vocabulary. Build the data with a joint one, or set model.shared_embeddings=False."
+                f"shared_embeddings: the source has {source_size} tokens and the target {target_size}; expected one "
+                "vocabulary. Build the data with a joint one, or set shared_embeddings=False."
             )
         num_encoder_layers, num_decoder_layers = (num_layers,) * 2 if isinstance(num_layers, int) else num_layers
-        d_model, final_norm = settings.d_model, settings.final_norm
+        layers = dict(
+            num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation,
+            final_norm=final_norm,
+        )  # fmt: skip
+        encoding = dict(positions=positions, max_length=max_length, dropout=dropout)
         self.source_embedding = None if shared_embeddings else ScaledEmbedding(source_size, d_model)
-        self.source_positions = TextPositions(settings)
-        self.encoder = TransformerEncoder(num_encoder_layers, d_model, settings, final_norm=final_norm)
+        self.source_positions = TextPositions(d_model, **encoding)
+        self.encoder = TransformerEncoder(num_encoder_layers, d_model, **layers)
         init_matrices(self.encoder)
-        self.decoder = TextDecoder(target_size, num_decoder_layers, settings)
+        self.decoder = TextDecoder(
+            ScaledEmbedding(target_size, d_model),
+            TextPositions(d_model, **encoding),
+            TransformerDecoder(num_decoder_layers, d_model, **layers, all_layers=False),
+            tied_output=tied_output,
+            output_bias=output_bias,
+        )
 
     def forward(self, source: Tensor, source_padding: Tensor | None, target_in: Tensor) -> dict[str, Tensor]:
         """Predict the token that follows each position of the target (teacher forcing).

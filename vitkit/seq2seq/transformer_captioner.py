@@ -8,11 +8,19 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
 from vitkit.nn.position import sine_positions_2d
-from vitkit.nn.transformer import TransformerEncoder
+from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
 from vitkit.registry import MODELS, Spec
 from vitkit.seq2seq.captioner import Captioner, FeatureMap
 from vitkit.seq2seq.decoding import DecodingSettings, vocabulary_size
-from vitkit.seq2seq.transformer import TextDecoder, TextSettings, TextState, init_matrices
+from vitkit.seq2seq.transformer import (
+    Activation,
+    PositionEncoding,
+    ScaledEmbedding,
+    TextDecoder,
+    TextPositions,
+    TextState,
+    init_matrices,
+)
 from vitkit.seq2seq.vocabulary import Vocabulary
 
 
@@ -27,6 +35,9 @@ class TransformerCaptioner(Captioner):
         backbone, freeze_backbone, target_vocabulary, decoding: see `Captioner`.
         target_size: number of tokens, if there is no vocabulary.
         num_encoder_layers: number of encoder layers; 0 passes the projected features directly to the decoder.
+        d_model: number of channels of the locations and the words.
+        num_heads, d_ffn, dropout, norm_first, activation, final_norm: see `vitkit.nn.transformer`.
+        positions, max_length, tied_output, output_bias: for the words; see `vitkit.seq2seq.transformer`.
     Raises:
         ConfigError: there is neither a vocabulary nor a size, or `d_model` is not a multiple of 4.
     """
@@ -40,21 +51,40 @@ class TransformerCaptioner(Captioner):
         freeze_backbone: bool = False,
         num_encoder_layers: int = 3,
         num_decoder_layers: int = 3,
-        settings: TextSettings = TextSettings(max_length=256),
+        d_model: int = 512,
+        num_heads: int = 8,
+        d_ffn: int = 2048,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        activation: Activation = "relu",
+        final_norm: bool | None = None,
+        positions: PositionEncoding = "sine",
+        max_length: int = 256,
+        tied_output: bool = True,
+        output_bias: bool = False,
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         super().__init__(
             backbone, freeze_backbone=freeze_backbone, target_vocabulary=target_vocabulary, decoding=decoding
         )
-        d_model = settings.d_model
         if d_model % 4:
-            raise ConfigError(f"model.d_model: got {d_model}; expected a multiple of 4, for the position encoding.")
+            raise ConfigError(f"d_model={d_model}: expected a multiple of 4, for the position encoding.")
+        layers = dict(
+            num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation,
+            final_norm=final_norm,
+        )  # fmt: skip
         self.projection = nn.Linear(self.feature_channels, d_model)
         self.norm = nn.LayerNorm(d_model)
-        self.encoder = TransformerEncoder(num_encoder_layers, d_model, settings, final_norm=settings.final_norm)
+        self.encoder = TransformerEncoder(num_encoder_layers, d_model, **layers)
         init_matrices(self.encoder)
         size = vocabulary_size("target", target_vocabulary, target_size)
-        self.decoder = TextDecoder(size, num_decoder_layers, settings)
+        self.decoder = TextDecoder(
+            ScaledEmbedding(size, d_model),
+            TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout),
+            TransformerDecoder(num_decoder_layers, d_model, **layers, all_layers=False),
+            tied_output=tied_output,
+            output_bias=output_bias,
+        )
 
     def forward(
         self,

@@ -85,7 +85,7 @@ class Vocabulary:
         self.tokens = list(tokens)
         if kind in SUBWORDS:
             if not model:
-                raise ValueError(f"model: none given; a {kind!r} vocabulary is sentencepiece's serialised model.")
+                raise ValueError(f"model: not set; a {kind!r} vocabulary needs sentencepiece's serialised model.")
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
             self.tokens = self.tokens or [self._pieces.id_to_piece(index) for index in range(len(self._pieces))]
         self._has_own_ids = bool(self._pieces and tokens)
@@ -132,7 +132,7 @@ class Vocabulary:
         # Equally frequent tokens are sorted by name, so that the order of the texts does not matter.
         ranked = sorted((-count, token) for token, count in counts.items() if count >= min_count)
         if not ranked:
-            raise ConfigError(f"vocabulary.min_count={min_count}: nothing in the text occurs as often.")
+            raise ConfigError(f"vocabulary.min_count={min_count}: nothing in the text occurs that often.")
         room = None if size is None else size - len(special)
         return cls(kind, [*special, *(token for _, token in ranked[:room])], lowercase=lowercase)
 
@@ -321,12 +321,12 @@ def _train_subwords(kind: str, texts: Iterable[str], special: list[str], size: i
     _check_not_empty(counts)
     frequent = {character for character, count in counts.items() if count >= min_count and character not in _RESERVED}
     if not frequent:
-        raise ConfigError(f"vocabulary.min_count={min_count}: nothing in the text occurs as often.")
-    least = len(frequent) + len(special) + (SPACE not in frequent)
-    if size < least:
+        raise ConfigError(f"vocabulary.min_count={min_count}: nothing in the text occurs that often.")
+    min_size = len(frequent) + len(special) + (SPACE not in frequent)
+    if size < min_size:
         raise ConfigError(
             f"vocabulary.size={size}: the text has {len(frequent)} different characters that occur {min_count} times "
-            f"or more, and there are {len(special)} special tokens; expected at least {least}."
+            f"or more, and there are {len(special)} special tokens; expected at least {min_size}."
         )
     replacements = {ord(character): " " for character in counts.keys() - frequent}
     # Rare characters are replaced with spaces, since sentencepiece itself leaves out at most 2 % of a text.
@@ -336,7 +336,7 @@ def _train_subwords(kind: str, texts: Iterable[str], special: list[str], size: i
     try:
         _run_sentencepiece(kind, parts, model, special, size)
     except RuntimeError as error:
-        raise DataError(f"vocabulary: sentencepiece learns no {kind!r} tokens of this text ({error}).") from error
+        raise DataError(f"vocabulary: sentencepiece cannot learn {kind!r} tokens from this text ({error}).") from error
     return model.getvalue()
 
 

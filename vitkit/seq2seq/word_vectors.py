@@ -22,27 +22,27 @@ def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str 
     Raises:
         DataError: the file cannot be read, a line is not a word followed by finite numbers, or the dimension is wrong.
     """
-    wanted: dict[str, list[int]] = {}
+    rows_of: dict[str, list[int]] = {}
     words = [token.removeprefix(SPACE) for token in tokens]
     for row, word in enumerate(words):
         for form in {word, word.lower()}:
-            wanted.setdefault(form, []).append(row)
-    found: dict[int, bool] = {}
+            rows_of.setdefault(form, []).append(row)
+    is_exact: dict[int, bool] = {}
     """Row -> whether its vector is for the word as it is, rather than in lower case."""
     for word, values in read_lines(path, embedding.embedding_dim):
-        for row in wanted.get(word, ()):
-            if words[row] == word or not found.get(row, False):
+        for row in rows_of.get(word, ()):
+            if words[row] == word or not is_exact.get(row, False):
                 try:
                     vector = torch.tensor([float(value) for value in values])
                 except ValueError as error:
                     raise DataError(
-                        f"word vectors '{path}': the vector of {word!r} is no numbers ({error})."
+                        f"word vectors '{path}': the vector of {word!r} is not numeric ({error})."
                     ) from error
                 if not vector.isfinite().all():
                     raise DataError(f"word vectors '{path}': the vector of {word!r} has a value that is not finite.")
                 embedding.weight[row] = vector
-                found[row] = words[row] == word
-    return len(found)
+                is_exact[row] = words[row] == word
+    return len(is_exact)
 
 
 def read_lines(path: str | Path, dimensions: int) -> Iterator[tuple[str, list[str]]]:
@@ -58,7 +58,7 @@ def read_lines(path: str | Path, dimensions: int) -> Iterator[tuple[str, list[st
                 if len(values) != dimensions or (number <= 2 and " " in word):
                     raise DataError(
                         f"word vectors '{path}', line {number}: expected a word and {dimensions} numbers "
-                        f"(model.d_embedding), got {len(line.split())} values that begin {line[:30]!r}."
+                        f"(d_embedding), got {len(line.split())} values that begin {line[:30]!r}."
                     )
                 yield word, values
     except OSError as error:

@@ -101,7 +101,7 @@ def test_frames_of_another_size_in_a_folder_are_an_error(tmp_path):
 
 
 def test_an_empty_folder_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="holds no frame"):
+    with pytest.raises(DataError, match="contains no frames"):
         open_video(tmp_path)
 
 
@@ -156,5 +156,5 @@ def test_a_video_without_pictures_is_an_error(tmp_path):
         frame.sample_rate = 8000
         container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
-    with pytest.raises(DataError, match="holds no pictures"):
+    with pytest.raises(DataError, match="contains no images"):
         open_video(tmp_path / "sound.mp4")

@@ -43,7 +43,7 @@ class BaseImageDataset:
             if not isinstance(self, ImageSource):
                 raise ConfigError(
                     f"dataset {type(self).__name__}: {type(self.transforms).__name__} needs images with boxes, as "
-                    "those of CocoDetection. Leave it out, and give its `transforms` alone."
+                    "those of CocoDetection. Leave it out, and only give its `transforms`."
                 )
             self.transforms.check_source(self)
 
@@ -58,7 +58,7 @@ class BaseImageDataset:
         """Load one transformed image with its target.
 
         Args:
-            index: index into the dataset; or (index, seed), with everything random drawn from that seed alone.
+            index: index into the dataset; or (index, seed), with everything random drawn from that seed only.
         Raises:
             DataError: a file of the image is missing, damaged or invalid.
         """

@@ -7,6 +7,8 @@ import numpy as np
 
 from vitkit.errors import ConfigError, DataError
 
+OnShort = Literal["pad", "raise"]
+
 
 @dataclass(frozen=True)
 class ClipSampling:
@@ -30,7 +32,7 @@ class ClipSampling:
     """Whether clips (or frames of segments) are taken at random times, for training."""
     num_clips: int = 1
     """Number of clips per video, whose scores are averaged."""
-    on_short: Literal["pad", "raise"] = "pad"
+    on_short: OnShort = "pad"
     """What to do with a video that is shorter than a clip: repeat its last frame, or raise an error, in which case
     data.on_error may skip the video."""
 
@@ -43,7 +45,9 @@ class ClipSampling:
         if self.on_short not in ("pad", "raise"):
             raise ConfigError(f"on_short: got {self.on_short!r}; expected 'pad' or 'raise'.")
         if self.sampling_rate is None and self.num_clips > 1:
-            raise ConfigError(f"num_clips: got {self.num_clips}; without a sampling_rate one clip is all of a video.")
+            raise ConfigError(
+                f"num_clips: got {self.num_clips}; without a sampling_rate, one clip covers the whole video."
+            )
 
     def is_short(self, times: np.ndarray) -> bool:
         """Return whether a video with frames at these times, in seconds, is shorter than a clip."""

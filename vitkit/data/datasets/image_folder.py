@@ -30,13 +30,13 @@ class ClassificationDataset(BaseImageDataset):
         transforms: see `BaseImageDataset`. Transforms of whole batches (such as mixup) become `batch_transforms`.
     """
 
-    usual_transforms = "ClassificationTrainTransforms or ClassificationEvalTransforms"
+    recommended_transforms = "ClassificationTrainTransforms or ClassificationEvalTransforms"
     """The transforms to suggest in errors: they give all images one size."""
 
     def __init__(self, classes: Sequence[str], transforms: Spec | Transforms | None):
         super().__init__(transforms)
         self.classes = list(classes)
-        self.category_ids = self.classes  # a class is known by its name alone
+        self.category_ids = self.classes  # a class has no id other than its name
         self.batch_transforms = None
         """Transforms a training Batch on the model's device; None if there are no such transforms."""
         if hasattr(self.transforms, "for_batches"):
@@ -70,8 +70,8 @@ class ClassificationDataset(BaseImageDataset):
             (height, width), (other_height, other_width) = size, self._size
             raise DataError(
                 f"image '{self.image_id(index)}' is {width}x{height} pixels (width x height) after the transforms, "
-                f"others are {other_width}x{other_height}. What is classified needs one size: set `transforms` to "
-                f"{self.usual_transforms}."
+                f"others are {other_width}x{other_height}. A classifier needs images of one size: set `transforms` to "
+                f"{self.recommended_transforms}."
             )
         self._size = size
 
@@ -145,8 +145,8 @@ class ImageFolder(ListedFiles):
         empty = [name for name, count in zip(classes, np.bincount(self._labels, minlength=len(classes))) if not count]
         if empty:
             raise DataError(
-                f"class folder '{self.folder / empty[0]}' holds no picture ({', '.join(IMG_EXTENSIONS)})"
-                f"{f', nor do {len(empty) - 1} others' if len(empty) > 1 else ''}. Add pictures, or remove the folder."
+                f"class folder '{self.folder / empty[0]}' contains no images ({', '.join(IMG_EXTENSIONS)})"
+                f"{f', nor do {len(empty) - 1} others' if len(empty) > 1 else ''}. Add images, or remove the folder."
             )
 
     def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
@@ -165,7 +165,7 @@ def class_folders(folder: Path) -> list[str]:
         raise DataError(f"'{folder}' holds the splits {', '.join(names)}, not classes. Give '{folder / names[0]}'.")
     if not names:
         raise DataError(
-            f"'{folder}' holds no folders. Expected one for each class, with its pictures or videos: CLASS/*.jpg, "
+            f"'{folder}' contains no folders. Expected one for each class, with its images or videos: CLASS/*.jpg, "
             "CLASS/*.mp4."
         )
     return names

@@ -188,7 +188,7 @@ def paired_names(images: str | Path, labels: str | Path, *, image_suffix: str, l
         for folder, suffix in ((images, image_suffix), (labels, label_suffix))
     )
     if not names:
-        raise DataError(f"images: '{images}' holds no file that ends in '{image_suffix}'. Set image_suffix.")
+        raise DataError(f"images: '{images}' contains no file that ends in '{image_suffix}'. Set image_suffix.")
     unlabelled = sorted(names - label_names)
     if unlabelled:
         name = unlabelled[0]

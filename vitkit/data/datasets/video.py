@@ -1,11 +1,12 @@
 """Videos with one class each: lists like those of Kinetics and Something-Something, and folders named after classes."""
 
+import inspect
 import logging
 import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitkit.data.datasets.base import require_folders
-from vitkit.data.datasets.clip_sampling import ClipSampling
+from vitkit.data.datasets.clip_sampling import ClipSampling, OnShort
 from vitkit.data.datasets.image_folder import ClassificationDataset, ListedFiles, class_folders
 from vitkit.data.io.image_files import check_inside, to_tensor
 from vitkit.data.io.json_files import read_json
@@ -22,7 +23,7 @@ from vitkit.data.io.text_files import read_lines
 from vitkit.data.io.video_files import FRAME_EXTENSIONS, VIDEO_EXTENSIONS, Video, open_video
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
-from vitkit.registry import DATASETS, Spec, nearest, settings_of
+from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import Sample
 
 logger = logging.getLogger("vitkit")
@@ -46,7 +47,7 @@ class ClipDataset(ClassificationDataset):
     """
 
     noun = "videos"
-    usual_transforms = "ClipTrainTransforms or ClipEvalTransforms"
+    recommended_transforms = "ClipTrainTransforms or ClipEvalTransforms"
 
     def __init__(self, classes: Sequence[str], transforms: Spec | Transforms | None, sampling: ClipSampling):
         super().__init__(classes, transforms)
@@ -138,9 +139,11 @@ def sampling_of(spec: Any) -> ClipSampling | None:
     constructor, arguments = DATASETS.resolve(spec)
     if not (isinstance(constructor, type) and issubclass(constructor, ClipDataset)):
         return None
-    sampling = settings_of(constructor).get("sampling", ClipSampling(sampling_rate=1))
-    settings = {field.name: arguments[field.name] for field in fields(ClipSampling) if field.name in arguments}
-    return replace(sampling, **settings | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"})
+    values = {"sampling_rate": 1}  # a dataset without this argument has all frames of its videos in a clip
+    values |= {name: parameter.default for name, parameter in inspect.signature(constructor).parameters.items()}
+    values |= arguments | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"}
+    names = [field.name for field in fields(ClipSampling)]
+    return ClipSampling(**{name: values[name] for name in names if name in values})
 
 
 class ListedVideos(ListedFiles, ClipDataset):
@@ -157,7 +160,7 @@ class VideoFolder(ListedVideos):
 
     Args:
         folder: folder of one split.
-        sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
+        num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short: see `ClipSampling`.
         transforms: see `ClipDataset`.
     Raises:
         DataError: there is no such folder, it has no class folders, or a class has no video.
@@ -166,19 +169,25 @@ class VideoFolder(ListedVideos):
     def __init__(
         self,
         folder: str | Path,
-        sampling: ClipSampling = ClipSampling(),
         *,
+        num_frames: int = 8,
+        sampling_rate: int | None = 32,
+        frame_rate: float = 30.0,
+        temporal_jitter: bool = False,
+        num_clips: int = 1,
+        on_short: OnShort = "pad",
         transforms: Spec | Transforms | None = None,
     ):
         classes = class_folders(Path(folder))
+        sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
         super().__init__(classes, transforms, sampling)
         names, labels = [], []
         for label, class_name in enumerate(classes):
             inside = sorted(entry.name for entry in os.scandir(Path(folder, class_name)) if _is_video(entry))
             if not inside:
                 raise DataError(
-                    f"class folder '{Path(folder, class_name)}' holds no video ({', '.join(VIDEO_EXTENSIONS)}) and no "
-                    "folder of frames. Add videos, or remove the folder."
+                    f"class folder '{Path(folder, class_name)}' has neither videos ({', '.join(VIDEO_EXTENSIONS)}) "
+                    "nor folders of frames. Add videos, or remove the folder."
                 )
             names += [f"{class_name}/{name}" for name in inside]
             labels += [label] * len(inside)
@@ -193,7 +202,7 @@ def _is_video(entry: os.DirEntry) -> bool:
 
 @DATASETS.register
 class VideoList(ListedVideos):
-    """Videos in a text file with a line `PATH LABEL` for each, as is usual for Kinetics.
+    """Videos in a text file with a line `PATH LABEL` for each, the format of Kinetics.
 
     Path and label are separated by a space, a tab or a comma. A label is a number from 0, or the name of a class. A
     path leads to a video file or a folder of frames.
@@ -201,7 +210,7 @@ class VideoList(ListedVideos):
     Args:
         list_file: the text file.
         folder: the folder that the paths are relative to.
-        sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
+        num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short: see `ClipSampling`.
         class_file: a text file with one class name per line, in the order of the labels; None: the classes are named by
             their numbers, up to the largest label in the list.
         transforms: see `ClipDataset`.
@@ -215,8 +224,13 @@ class VideoList(ListedVideos):
         self,
         list_file: str | Path,
         folder: str | Path,
-        sampling: ClipSampling = ClipSampling(),
         *,
+        num_frames: int = 8,
+        sampling_rate: int | None = 32,
+        frame_rate: float = 30.0,
+        temporal_jitter: bool = False,
+        num_clips: int = 1,
+        on_short: OnShort = "pad",
         class_file: str | Path | None = None,
         transforms: Spec | Transforms | None = None,
         on_missing: OnMissing = "raise",
@@ -227,6 +241,7 @@ class VideoList(ListedVideos):
         names, labels = _read_list(Path(list_file), classes)
         if classes is None:
             classes = [str(label) for label in range(max(labels) + 1)]
+        sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
         super().__init__(classes, transforms, sampling)
         check_inside(folder, names, Path(list_file).name, allow_outside=allow_outside)
         self.list_files(folder, *_existing(folder, names, labels, Path(list_file).name, on_missing))
@@ -284,7 +299,7 @@ class SomethingSomething(ListedVideos):
         annotations: JSON, a list of {"id": "78687", "template": "Holding [something]", ...}.
         labels: JSON, {"Holding something": "0", ...}.
         folder: folder of ID.webm (or another ending), or of folders ID/ with frames.
-        sampling: see `ClipSampling`; a config sets its fields, such as num_frames, as arguments of the dataset.
+        num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short: see `ClipSampling`.
         transforms, on_missing: see `VideoList`.
     Raises:
         DataError: a file is missing, or an annotation is invalid.
@@ -295,18 +310,24 @@ class SomethingSomething(ListedVideos):
         annotations: str | Path,
         labels: str | Path,
         folder: str | Path,
-        sampling: ClipSampling = ClipSampling(sampling_rate=None),
         *,
+        num_frames: int = 8,
+        sampling_rate: int | None = None,
+        frame_rate: float = 30.0,
+        temporal_jitter: bool = False,
+        num_clips: int = 1,
+        on_short: OnShort = "pad",
         transforms: Spec | Transforms | None = None,
         on_missing: OnMissing = "raise",
     ):
         require_folders(folder=folder)
         classes = _read_classes(labels)
+        sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
         super().__init__(classes, transforms, sampling)
         label_of = {name: label for label, name in enumerate(classes)}
         entries = read_json(annotations)
         if not isinstance(entries, list) or not entries:
-            raise DataError(f"annotations: '{annotations}' holds no list of videos; expected [{{\"id\": ...}}, ...].")
+            raise DataError(f"annotations: '{annotations}' is not a list of videos; expected [{{\"id\": ...}}, ...].")
         ids, video_labels = [], []
         for number, entry in enumerate(entries):
             where = f"{Path(annotations).name}: annotation {number}"
@@ -331,7 +352,9 @@ def _read_classes(path: str | Path) -> list[str]:
     except (AttributeError, TypeError, ValueError, OverflowError):
         numbers = {}
     if not numbers or sorted(numbers) != list(range(len(names))):
-        raise DataError(f'labels: \'{path}\' has no numbers from 0 on; expected {{"Holding something": "0", ...}}.')
+        raise DataError(
+            f'labels: \'{path}\' does not number its classes from 0; expected {{"Holding something": "0", ...}}.'
+        )
     return [numbers[label] for label in range(len(numbers))]
 
 
@@ -348,8 +371,10 @@ def _existing(
         exist.append(base in listed[parent])
     num_missing = exist.count(False)
     if num_missing:
-        first = names[exist.index(False)]
-        message = f"{where}: {num_missing} of {len(names)} videos do not exist, the first is '{Path(folder, first)}'."
+        first_missing = names[exist.index(False)]
+        message = (
+            f"{where}: {num_missing} of {len(names)} videos do not exist, the first is '{Path(folder, first_missing)}'."
+        )
         if on_missing == "raise" or num_missing == len(names):
             raise DataError(
                 f"{message} Check that `folder` is the one that the paths begin in; or set on_missing=skip for this "

@@ -154,7 +154,7 @@ class ImageFiles:
         files = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
         self.names = sorted(path.relative_to(folder).as_posix() for path in files)
         if not self.names:
-            raise DataError(f"images: '{folder}' holds no picture ({', '.join(sorted(IMAGE_SUFFIXES))}).")
+            raise DataError(f"images: '{folder}' contains no images ({', '.join(sorted(IMAGE_SUFFIXES))}).")
         self._by_key: dict[str, list[str]] = {}
         for name in self.names:
             path = PurePosixPath(name)

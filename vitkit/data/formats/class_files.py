@@ -43,7 +43,7 @@ def parse_class_file(path: str | Path) -> ClassFile:
             an object of numbers and names; any of these may be in an object under `classes`, next to `ignore_index`,
             the value without a class.
     Raises:
-        DataError: there is no such file, or it names no classes.
+        DataError: there is no such file, or it has no class names.
     """
     path = Path(path)
     if path.suffix.lower() != ".json":
@@ -63,7 +63,7 @@ def parse_class_file(path: str | Path) -> ClassFile:
             '["sky", "road"], [{"id": 0, "name": "sky"}] or {"0": "sky"}.'
         ) from error
     if not names:
-        raise DataError(f"classes: '{path}' names no class. Write a name in each line.")
+        raise DataError(f"classes: '{path}' contains no class name. Write one in each line.")
     return ClassFile(names, colors, ignored)
 
 

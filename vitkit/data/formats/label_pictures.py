@@ -83,7 +83,7 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
                 if value == ignored and format == "semantic_pictures":
                     continue
                 if format == "semantic_pictures" and names:
-                    data.leave_out("regions of values that are no class", f"{label_name} value {value}")
+                    data.leave_out("regions of values that are not a class", f"{label_name} value {value}")
                     continue
                 names[value] = "object" if value == 0 else f"class_{value}"
                 data.categories.append({"id": value, "name": names[value]})

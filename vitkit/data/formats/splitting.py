@@ -49,7 +49,7 @@ def split_dataset(
         splits = _at_random(data, rest, {"train": 1 - sum(fractions.values()), **fractions}, seed)
     splits |= named
     if not splits["train"]:
-        raise DataError("split: no image is left to train on. Give patterns that match fewer images.")
+        raise DataError("split: no image is left for training. Give patterns that match fewer images.")
     order = ("train", "val", "test")
     data.splits = {
         name: [data.images[k]["id"] for k in sorted(splits[name])]

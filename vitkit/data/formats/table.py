@@ -57,7 +57,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         if image is None or box is None:
             continue
         if not label:
-            raise DataError(f"{path.name} line {number}: names no class. Correct it.")
+            raise DataError(f"{path.name} line {number}: has no class name. Correct it.")
         width, height = (image["width"], image["height"]) if fractions else (1, 1)
         a, b, c, d = (value * side for value, side in zip(box, (width, height, width, height)))
         xywh = {"xyxy": [a, b, c - a, d - b], "xywh": [a, b, c, d], "cxcywh": [a - c / 2, b - d / 2, c, d]}[order]

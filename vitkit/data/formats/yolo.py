@@ -53,7 +53,7 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
             data.leave_out("label files without a picture", file.name)
     if used == {None}:
         raise DataError(
-            f"'{labels}' holds no label file of a picture of '{images}', such as '{PurePosixPath(files.names[0]).stem}"
+            f"'{labels}' has no label files for the images in '{images}', such as '{PurePosixPath(files.names[0]).stem}"
             ".txt'. Give the two folders that belong together."
         )
     return data
@@ -72,7 +72,7 @@ def read_yaml_settings(path: Path) -> dict[str, Any]:
         raise DataError(f"annotations: cannot read '{path}' as YAML: {reason}. Correct it.") from error
     if not isinstance(settings, dict) or not isinstance(settings.get("names"), list | dict):
         raise DataError(
-            f"annotations: '{path}' names no classes; expected YOLO's data.yaml: `train:` and `val:`, folders of "
+            f"annotations: '{path}' has no class names; expected YOLO's data.yaml: `train:` and `val:`, folders of "
             "pictures, and `names:`, a list or numbers with names."
         )
     return settings
@@ -172,7 +172,7 @@ def _named_classes(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
     try:
         return dict(sorted((int(number), str(name)) for number, name in pairs))
     except (TypeError, ValueError) as error:
-        raise DataError(f"names of the classes: a key is no number ({error}). Correct the YAML file.") from error
+        raise DataError(f"names of the classes: a key is not a number ({error}). Correct the YAML file.") from error
 
 
 class _Reader:
@@ -237,7 +237,7 @@ def _numbers(tokens: Sequence[str], where: str) -> tuple[int, list[float]]:
         raise DataError(f"{where}: got {len(values)} numbers behind the class; expected {expected}. Correct the line.")
     if max(map(abs, values[:4])) > _LARGEST_FRACTION:
         raise DataError(
-            f"{where}: {max(values[:4], key=abs):g} is no fraction of the image. Are these pixels? YOLO's boxes are "
+            f"{where}: {max(values[:4], key=abs):g} is not a fraction of the image. Are these pixels? YOLO's boxes are "
             "`CX CY W H`, divided by the image's width and height."
         )
     return int(label), values

@@ -91,7 +91,7 @@ class FrameFolder(nullcontext):
         self.what, self.max_pixels = what, max_pixels
         pictures = [file for file in Path(path).iterdir() if file.suffix.lower() in FRAME_EXTENSIONS]
         if not pictures:
-            raise DataError(f"{what}: folder '{path}' holds no frame ({', '.join(FRAME_EXTENSIONS)}).")
+            raise DataError(f"{what}: folder '{path}' contains no frames ({', '.join(FRAME_EXTENSIONS)}).")
         self._files = sorted(pictures, key=lambda file: _natural_order(file.name))
         self.times = np.arange(len(pictures)) / ASSUMED_FRAME_RATE
 
@@ -177,11 +177,11 @@ class VideoFile:
         self._file.seek(0)
         self._container = av.open(self._file, options={"format_whitelist": ",".join(FORMATS)})
         if not self._container.streams.video:
-            raise ValueError("it holds no pictures")
+            raise ValueError("it contains no images")
         self._stream = self._container.streams.video[0]
         self._decoder = decoder = self._stream.codec_context
         if decoder is None:
-            raise ValueError("no decoder is known for its pictures")
+            raise ValueError("there is no decoder for its images")
         if decoder.width * decoder.height > self.max_pixels:
             raise ValueError(
                 f"its frames of {decoder.width}x{decoder.height} pixels are too large. If that is right, set "
@@ -205,7 +205,7 @@ class VideoFile:
         # "Discard" marks frames before the start that an edit list sets; other frames may depend on them.
         shown = [pts for pts, (_, _, is_hidden) in zip(self._pts, packets) if not is_hidden]
         if not shown:
-            raise ValueError("it holds no frame")
+            raise ValueError("it contains no frames")
         self._shown = np.sort(np.array(shown, np.int64))
         keys = [pts for pts, is_key, _ in packets if is_key] if self._has_times else []
         self._keys = np.sort(np.array(keys or self._pts[:1], np.int64))

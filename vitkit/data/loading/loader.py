@@ -106,7 +106,9 @@ class DataSettings:
         spec, where = getattr(self, split), f"data.{split}"
         fraction = _fraction(spec)
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
-            raise ConfigError(f"{where}.fraction: got {fraction}; expected above 0, at most 1, and data.train alone.")
+            raise ConfigError(
+                f"{where}.fraction: got {fraction}; expected above 0, at most 1, and only for data.train."
+            )
         dataset = build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
         if fraction is not None:
             if not isinstance(dataset, BaseImageDataset):

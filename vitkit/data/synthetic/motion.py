@@ -26,7 +26,7 @@ class ShapesMotion(ClipDataset):
 
     Args:
         num_videos: number of clips, divided equally among the classes.
-        world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
+        image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split: see `World`.
         directions: the classes, out of "left", "right", "up" and "down".
         num_frames: number of frames in each clip.
         transforms: see `ClipDataset`; flips would contradict the classes.
@@ -37,8 +37,15 @@ class ShapesMotion(ClipDataset):
     def __init__(
         self,
         num_videos: int,
-        world: World = World(image_size=32, max_objects=1, min_size=0.2, max_size=0.4),
         *,
+        image_size: int = 32,
+        max_image_size: int | None = None,
+        min_objects: int = 1,
+        max_objects: int = 1,
+        min_size: float = 0.2,
+        max_size: float = 0.4,
+        seed: int = 0,
+        split: str = "train",
         directions: Sequence[str] = ("left", "right"),
         num_frames: int = 8,
         transforms: Spec | Transforms | None = None,
@@ -49,10 +56,12 @@ class ShapesMotion(ClipDataset):
         for direction in directions:
             if direction not in DIRECTIONS:
                 raise ConfigError(f"directions: unknown {direction!r}. {nearest(str(direction), DIRECTIONS)}")
-        if world.min_objects < 1:
-            raise ConfigError(f"min_objects: got {world.min_objects}; expected at least 1, which moves.")
-        super().__init__(directions, transforms, ClipSampling(num_frames, 1, ASSUMED_FRAME_RATE))
-        self.world = world
+        if min_objects < 1:
+            raise ConfigError(f"min_objects: got {min_objects}; expected at least 1, as one object moves.")
+        super().__init__(
+            directions, transforms, ClipSampling(num_frames, sampling_rate=1, frame_rate=ASSUMED_FRAME_RATE)
+        )
+        self.world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
         self.image_ids = range(1, num_videos + 1)
 
     def label(self, index: int) -> int:

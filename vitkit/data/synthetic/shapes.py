@@ -22,7 +22,7 @@ class _Shapes(BaseImageDataset):
 
     world: World
 
-    def use_world(self, world: World, num_images: int) -> None:
+    def use_world(self, num_images: int, world: World) -> None:
         """Set the scenes to images 1 to num_images of a world."""
         if num_images < 1:
             raise ConfigError(f"num_images: got {num_images}, expected at least 1.")
@@ -52,7 +52,7 @@ class ShapesDetection(_Shapes, DetectionDataset):
 
     Args:
         num_images: number of images.
-        world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
+        image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split: see `World`.
         transforms: see `BaseImageDataset`.
         masks: whether targets have masks.
     Raises:
@@ -62,14 +62,22 @@ class ShapesDetection(_Shapes, DetectionDataset):
     def __init__(
         self,
         num_images: int,
-        world: World = World(),
         *,
+        image_size: int = 128,
+        max_image_size: int | None = None,
+        min_objects: int = 1,
+        max_objects: int = 4,
+        min_size: float = 0.15,
+        max_size: float = 0.45,
+        seed: int = 0,
+        split: str = "train",
         transforms: Spec | Transforms | None = None,
         masks: bool = False,
     ):
         self.masks = masks
         super().__init__(transforms)
-        self.use_world(world, num_images)
+        world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
+        self.use_world(num_images, world)
         self.classes = list(THINGS)
         self.category_ids = [category["id"] for category in thing_categories()]
 
@@ -95,7 +103,7 @@ class ShapesSegmentation(_Shapes, SegmentationDataset):
 
     Args:
         num_images: number of images.
-        world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
+        image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split: see `World`.
         task, transforms: see `SegmentationDataset`.
     Raises:
         ConfigError: a number is out of range, or the split or the task is unknown.
@@ -104,13 +112,21 @@ class ShapesSegmentation(_Shapes, SegmentationDataset):
     def __init__(
         self,
         num_images: int,
-        world: World = World(),
         *,
+        image_size: int = 128,
+        max_image_size: int | None = None,
+        min_objects: int = 1,
+        max_objects: int = 4,
+        min_size: float = 0.15,
+        max_size: float = 0.45,
+        seed: int = 0,
+        split: str = "train",
         task: Task = "panoptic",
         transforms: Spec | Transforms | None = None,
     ):
         SegmentationDataset.__init__(self, panoptic_categories(), task=task, transforms=transforms)
-        self.use_world(world, num_images)
+        world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
+        self.use_world(num_images, world)
 
     def load_annotated(self, index: int) -> tuple[np.ndarray, PanopticMap]:
         """See `SegmentationDataset`; the scene is drawn once."""
@@ -133,7 +149,7 @@ class ShapesClassification(_Shapes, ClassificationDataset):
 
     Args:
         num_images: number of images.
-        world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
+        image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split: see `World`.
         transforms: see `ClassificationDataset`.
     Raises:
         ConfigError: a number is out of range or the split is unknown.
@@ -142,17 +158,25 @@ class ShapesClassification(_Shapes, ClassificationDataset):
     def __init__(
         self,
         num_images: int,
-        world: World = World(image_size=64, max_objects=1, min_size=0.3, max_size=0.8),
         *,
+        image_size: int = 64,
+        max_image_size: int | None = None,
+        min_objects: int = 1,
+        max_objects: int = 1,
+        min_size: float = 0.3,
+        max_size: float = 0.8,
+        seed: int = 0,
+        split: str = "train",
         transforms: Spec | Transforms | None = None,
     ):
-        if (world.min_objects, world.max_objects) != (1, 1):
+        if (min_objects, max_objects) != (1, 1):
             raise ConfigError(
-                f"max_objects: got {world.min_objects} to {world.max_objects} objects, expected 1, whose class is the "
-                "image's. Leave min_objects and max_objects out."
+                f"max_objects: got {min_objects} to {max_objects} objects, expected 1, whose class is the image's. "
+                "Leave min_objects and max_objects out."
             )
         ClassificationDataset.__init__(self, THINGS, transforms)
-        self.use_world(world, num_images)
+        world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
+        self.use_world(num_images, world)
 
     def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
         """See `ClassificationDataset`."""
@@ -168,7 +192,7 @@ class ShapesCaptions(_Shapes, CaptionDataset):
 
     Args:
         num_images: number of images.
-        world: see `World`; a config sets its fields, such as image_size, as arguments of the dataset.
+        image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split: see `World`.
         transforms, features: see `CaptionDataset`.
     Raises:
         ConfigError: a number is out of range or the split is unknown.
@@ -177,12 +201,20 @@ class ShapesCaptions(_Shapes, CaptionDataset):
     def __init__(
         self,
         num_images: int,
-        world: World = World(image_size=64, max_objects=2, min_size=0.25, max_size=0.5),
         *,
+        image_size: int = 64,
+        max_image_size: int | None = None,
+        min_objects: int = 1,
+        max_objects: int = 2,
+        min_size: float = 0.25,
+        max_size: float = 0.5,
+        seed: int = 0,
+        split: str = "train",
         transforms: Spec | Transforms | None = None,
         features: str | None = None,
     ):
-        self.use_world(world, num_images)
+        world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
+        self.use_world(num_images, world)
         CaptionDataset.__init__(self, transforms, min_count=1, features=features)
 
     def references(self, index: int) -> list[str]:

@@ -51,7 +51,7 @@ class Transforms(Protocol):
 
         Args:
             sample: the input, left unchanged.
-            seed: if set, the result depends on the arguments alone; None draws fresh random numbers.
+            seed: if set, the result depends only on the arguments; None draws fresh random numbers.
         """
 
 
@@ -82,7 +82,7 @@ class MixesImages(Protocol):
         Args:
             sample: the input, left unchanged.
             source: the dataset that the other images are drawn from.
-            seed: if set, the result depends on the arguments and the source alone.
+            seed: if set, the result depends only on the arguments and the source.
         """
 
 

@@ -82,7 +82,7 @@ class _Pipeline:
         image, boxes = result["image"], result["bboxes"].reshape(-1, 5)
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,):
             raise ConfigError(
-                "transforms: the result is no uint8 RGB image. Normalisation and conversion to tensors happen "
+                "transforms: the result is not a uint8 RGB image. Normalisation and conversion to tensors happen "
                 "in the model and the dataset: leave Normalize, ToFloat, ToTensorV2 and the like out."
             )
         if sample.boxes_xyxy is None:

@@ -84,9 +84,7 @@ class MultiImageTransforms:
             if not 0 <= value <= 1:
                 raise ConfigError(f"{name}: {argument} is {value}; expected 0 to 1.")
         if not (mosaic or copy_paste or mixup):
-            raise ConfigError(
-                f"{name}: mosaic, copy_paste and mixup are all 0. Set one, or use its `transforms` alone."
-            )
+            raise ConfigError(f"{name}: mosaic, copy_paste and mixup are all 0. Set one, or use only its `transforms`.")
         if not 0 < mosaic_scale[0] <= mosaic_scale[1]:
             raise ConfigError(f"{name}: mosaic_scale is {mosaic_scale}; expected (least, greatest) above 0.")
         if min_box_side < 0:
