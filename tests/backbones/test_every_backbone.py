@@ -23,7 +23,7 @@ SPECS = {
         num_heads=1,
         image_size=64,
         positions="absolute",
-        residual_pooling=False,
+        pooling=dict(residual=False),
         expand_in_attention=False,
     ),
     "lrnet": dict(type="LRNet", depth=26, kernel_size=3),
@@ -93,9 +93,9 @@ def test_drop_path_acts_only_in_training(name):
     ("arguments", "message"),
     [
         (dict(num_classes=0), "num_classes=0: expected at least 1, or None for features"),
-        (dict(drop_path=1.0), "drop_path=1.0: expected 0 up to, not with, 1"),
-        (dict(drop_path=-0.1), "drop_path=-0.1: expected 0"),
-        (dict(frozen_stages=-1), "frozen_stages -1: expected 0 to"),
+        (dict(drop_path=1.0), "drop_path=1.0: expected at least 0 and below 1"),
+        (dict(drop_path=-0.1), "drop_path=-0.1: expected at least 0"),
+        (dict(frozen_stages=-1), "frozen_stages=-1: expected 0 to"),
         (dict(out_features=[]), "out_features is empty"),
     ],
 )

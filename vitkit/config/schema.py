@@ -86,8 +86,12 @@ def resolve(slot: Slot, value: Any, where: str) -> tuple[Callable, dict[str, Any
 
 
 def settings_slots(annotation: Any) -> dict[str, Slot]:
-    """Return the keys of an argument annotated as a dict or a dataclass of settings, `Mapping[...] | Settings`."""
+    """Return the keys of an argument annotated as a `TypedDict`, or as a dict or a dataclass of settings,
+    `Mapping[...] | Settings`."""
     members = typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
+    typed = next((member for member in members if typing.is_typeddict(member)), None)
+    if typed is not None:
+        return {name: Slot(hint) for name, hint in typing.get_type_hints(typed).items()}
     settings = next((member for member in members if dataclasses.is_dataclass(member)), None)
     if settings is None:
         return {}
