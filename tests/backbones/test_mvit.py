@@ -109,7 +109,7 @@ def test_classifier_loads_timm_names_and_equals_timm(options):
         embed_dim=TINY["embed_dim"],
         num_heads=TINY["num_heads"],
         expand_attn=options.get("expand_in_attention", True),
-        mode=options.get("pool", "conv"),
+        mode=options.get("pooling", {}).get("kind", "conv"),
         use_cls_token=options.get("class_token", False),
         # timm adds the pooled class token, too; the original does not.
         residual_pooling="class_token" not in options,
@@ -407,7 +407,7 @@ def test_backbone_is_loaded_from_detectron2_detector_checkpoints():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(num_heads=3), "num_heads=3: expected a divisor of embed_dim=16"),
+        (dict(num_heads=3), "num_heads=3 must divide embed_dim=16"),
         (dict(num_heads=0), "num_heads=0 must divide"),
         (dict(embed_dim=0), "embed_dim=0: expected at least 1"),
         (dict(kv_stride=0), "kv_stride=0: expected at least 1"),

@@ -4,7 +4,8 @@ import pytest
 import torch
 from vit_models import SMALL, build, images, randomize
 
-from vitkit.backbones.vit import VIT_VARIANTS, Attention
+from vitkit.backbones.vit import VIT_VARIANTS
+from vitkit.backbones.vit_blocks import Attention
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
@@ -214,7 +215,7 @@ def test_compiles_without_graph_breaks(options):
         (dict(image_size=(32, 0)), r"image_size=\(32, 0\): expected at least 1 pixel"),
         (dict(num_heads=5), "num_heads=5 must divide d_model=24"),
         (dict(patch_size=0), "patch_size=0: expected at least 1"),
-        (dict(windows=dict(size=0)), "windows=dict(size=0): expected at least 1"),
+        (dict(windows=dict(size=0)), "windows.size=0: expected at least 1"),
         (dict(windows=dict(size=2), class_token=True), "Set class_token=False"),
         (dict(windows=dict(relative_positions=4)), "Set class_token=False"),
         (dict(windows=dict(global_blocks=[1])), "without windows.size"),
@@ -222,14 +223,14 @@ def test_compiles_without_graph_breaks(options):
             dict(windows=dict(size=2, global_blocks=[3])),
             r"windows.global_blocks=\[3\]: expected indices of blocks, 0 to 2",
         ),
-        (dict(out_features=["res5"]), "unknown feature 'res5' in out_features. Did you mean 'res3'"),
+        (dict(out_features=["res5"]), "out_features: unknown feature 'res5'. Did you mean 'res3'"),
         (dict(num_classes=2, out_features=["res3"]), "returns no features"),
         (dict(num_classes=2, classifier=dict(pooling="max")), "classifier.pooling='max': unknown"),
         (dict(num_classes=2, class_token=False), "needs the class token"),
         (dict(num_classes=2, distilled=True, classifier=dict(pooling="mean")), "reads its two tokens"),
         (dict(distilled=True, class_token=False), "needs a class token"),
         (dict(num_registers=-1), "num_registers=-1"),
-        (dict(frozen_stages=4), "frozen_stages 4: expected 0 to 3"),
+        (dict(frozen_stages=4), "frozen_stages=4: expected 0 to 3"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -228,7 +228,7 @@ def test_pretrained_names_the_published_file(variant, address):
 
 
 def test_error_for_a_size_without_published_weights_names_a_remedy():
-    with pytest.raises(ConfigError, match=r"pretrained=True: ViT has no weights of its own"):
+    with pytest.raises(ConfigError, match=r"pretrained=True: there are no default weights for this ViT"):
         build("ViT", **SMALL, pretrained=True).load_pretrained()
 
 

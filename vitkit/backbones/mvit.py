@@ -245,7 +245,7 @@ class MViT(BackboneBase):
             if value < 1:
                 raise ConfigError(f"{name}={value}: expected at least 1.")
         if num_heads < 1 or embed_dim % num_heads:
-            raise ConfigError(f"num_heads={num_heads}: expected a divisor of embed_dim={embed_dim}.")
+            raise ConfigError(f"num_heads={num_heads} must divide embed_dim={embed_dim}.")
         if positions not in ("relative", "absolute"):
             raise ConfigError(f"positions={positions!r}: expected 'relative' or 'absolute'.")
         if window_size is not None and window_size < 1:

@@ -102,7 +102,7 @@ class BaseWindowAttention(nn.Module):
     def __init__(self, d_model: int, num_heads: int, *, qkv_bias: bool = True):
         super().__init__()
         if num_heads < 1 or d_model % num_heads:
-            raise ConfigError(f"num_heads={num_heads}: expected a divisor of the stage's {d_model} channels.")
+            raise ConfigError(f"num_heads={num_heads} must divide the stage's {d_model} channels.")
         self.num_heads = num_heads
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias)
         self.proj = Linear(d_model, d_model)

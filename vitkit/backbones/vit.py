@@ -444,7 +444,7 @@ class ViT(BackboneBase):
                 return count, (side, side)
         raise CheckpointError(
             f"{key}: {length} positions do not fit a square image. Build the model with the checkpoint's image_size "
-            f"(the grid of this one is {self.grid[0]} x {self.grid[1]} patches); it still takes images of any size."
+            f"(this one's grid is {self.grid[0]} x {self.grid[1]} patches); it still takes images of any size."
         )
 
     def _address(self) -> str:

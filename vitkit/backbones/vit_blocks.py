@@ -30,7 +30,7 @@ def check_sizes(*, patch_size: int, d_model: int, depth: int, num_heads: int) ->
         if value < 1:
             raise ConfigError(f"{name}={value}: expected at least 1.")
     if d_model % num_heads:
-        raise ConfigError(f"num_heads={num_heads}: expected a divisor of d_model={d_model}.")
+        raise ConfigError(f"num_heads={num_heads} must divide d_model={d_model}.")
 
 
 def map_of_patches(patch_size: int, d_model: int) -> dict[str, FeatureInfo]:

@@ -103,7 +103,7 @@ class PoolingAttention(nn.Module):
     ):
         super().__init__()
         if num_heads < 1 or out_channels % num_heads:
-            raise ConfigError(f"num_heads={num_heads}: expected a divisor of the {out_channels} channels.")
+            raise ConfigError(f"num_heads={num_heads} must divide the {out_channels} channels.")
         q_stride, kv_stride = tuple(q_stride), tuple(kv_stride)
         if window is not None and (window < 1 or any(window % s for s in (*q_stride, *kv_stride))):
             raise ConfigError(
