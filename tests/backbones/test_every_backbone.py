@@ -37,6 +37,32 @@ def images(name, batch=2):
     return torch.randn(batch, 3, 2, 36, 45) if name in ("clips", "timesformer") else torch.randn(batch, 3, 36, 45)
 
 
+TYPES = {spec["type"]: spec for spec in (*SPECS.values(), dict(type="TimmBackbone", name="resnet10t"))}
+COMMON = dict(frozen_stages=1, drop_path=0.1, pretrained="weights.pth")
+STATISTICS = dict(pixel_mean=[0.5, 0.5, 0.5], pixel_std=[0.2, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("name", BACKBONES.names())
+def test_every_backbone_can_be_built_by_its_spec_and_by_its_constructor_in_the_same_words(name):
+    spec = TYPES.get(name, dict(type=name)) | COMMON | ({} if name == "TimmBackbone" else STATISTICS)
+    constructor, arguments = BACKBONES.resolve(spec)
+    with torch.device("cpu" if name in TYPES else "meta"):  # variants may be large
+        torch.manual_seed(0)
+        by_spec = BACKBONES.build(spec)
+        torch.manual_seed(0)
+        by_constructor = constructor(**arguments)
+    assert repr(by_spec) == repr(by_constructor)
+    assert by_spec.feature_info == by_constructor.feature_info
+    assert (by_constructor.frozen_stages, by_constructor.pretrained) == (1, "weights.pth")
+    if name != "TimmBackbone":
+        assert by_spec.pixel_mean == by_constructor.pixel_mean == (0.5, 0.5, 0.5)
+    parameters = dict(by_constructor.named_parameters())
+    for key, parameter in by_spec.named_parameters():
+        assert parameter.shape == parameters[key].shape and parameter.requires_grad == parameters[key].requires_grad
+        assert parameter.is_meta or torch.equal(parameter, parameters[key]), key
+    assert not all(parameter.requires_grad for parameter in parameters.values())
+
+
 @pytest.mark.parametrize("name", PYRAMIDS)
 def test_backbone_with_fewer_output_maps_has_no_parameter_without_a_gradient(name):
     torch.manual_seed(0)

@@ -136,7 +136,7 @@ def test_stride_in_the_first_convolution_equals_torchvision_with_strides_moved(d
 
 
 def test_blocks_without_a_1x1_convolution_cannot_stride_in_it():
-    with pytest.raises(ConfigError, match=r"depth 18 has no 1x1 convolutions to stride in: expected 50 or 101"):
+    with pytest.raises(ConfigError, match=r"depth 18 has no 1x1 convolutions in its blocks\. Expected depth 50 or 101"):
         build("ResNet", depth=18, stride_in_1x1=True)
 
 

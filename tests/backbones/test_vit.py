@@ -215,6 +215,7 @@ def test_compiles_without_graph_breaks(options):
         (dict(image_size=(32, 0)), r"image_size=\(32, 0\): expected at least 1 pixel"),
         (dict(num_heads=5), "num_heads=5 must divide d_model=24"),
         (dict(patch_size=0), "patch_size=0: expected at least 1"),
+        (dict(windows=dict(siz=2)), "windows.siz: unknown key. Did you mean 'size'"),
         (dict(windows=dict(size=0)), "windows.size=0: expected at least 1"),
         (dict(windows=dict(size=2), class_token=True), "Set class_token=False"),
         (dict(windows=dict(relative_positions=4)), "Set class_token=False"),

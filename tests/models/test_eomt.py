@@ -75,7 +75,7 @@ def test_sizes_of_larger_images_must_be_multiples_of_the_patch():
     model = build()
     with torch.no_grad():
         assert model(torch.zeros(1, 3, 40, 64))["pred_masks"].shape == (1, 5, 10, 16)
-    message = r"images of 40x33 pixels do not divide by the patch of 8x8\. Expected at most 32x32, .*multiples of 8"
+    message = r"images of 40x33 pixels are not divisible into patches of 8x8\. Expected at most 32x32, .*multiples of 8"
     with pytest.raises(DataError, match=message):
         model(torch.zeros(1, 3, 40, 33))
 
@@ -252,7 +252,7 @@ def test_invalid_annealing_is_named(options, message):
             "queries join the blocks of a ViT; got ResNet",
         ),
         (dict(backbone=dict(VIT, num_registers=0, windows=dict(size=2))), "a ViT without windows"),
-        (dict(backbone=dict(VIT, image_size=[32, 36])), "32x36 pixels, which do not divide by the patch of 8x8"),
+        (dict(backbone=dict(VIT, image_size=[32, 36])), "32x36 pixels, which are not divisible into patches of 8x8"),
         (dict(tasks=[]), "model.tasks is empty"),
     ],
 )

@@ -429,8 +429,8 @@ def _resize_frames(table: Tensor, num_frames: int) -> Tensor:
 def scheme_of(names: Iterable[str], prefix: str = "") -> str:
     """Return the attention scheme of a state dict; an image ViT's names are the same as for "space"."""
     names = set(names)
-    first = f"{prefix}blocks.0."
-    earlier = {step for step in STEPS if f"{first}{step}_attn.qkv.weight" in names}
+    block = f"{prefix}blocks.0."
+    earlier = {step for step in STEPS if f"{block}{step}_attn.qkv.weight" in names}
     if not earlier:
         return "joint" if f"{prefix}time_embed" in names else "space"
     return next(

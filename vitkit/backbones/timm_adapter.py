@@ -120,7 +120,7 @@ class TimmBackbone(BackboneBase):
         """Check a config without building anything.
 
         Raises:
-            ConfigError: timm has no such model.
+            ConfigError: timm has no model of that name.
         """
         architecture, _, tag = name.partition(".")
         if not timm.is_model(architecture):

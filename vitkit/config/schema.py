@@ -88,15 +88,21 @@ def resolve(slot: Slot, value: Any, where: str) -> tuple[Callable, dict[str, Any
 def settings_slots(annotation: Any) -> dict[str, Slot]:
     """Return the keys of an argument annotated as a `TypedDict`, or as a dict or a dataclass of settings,
     `Mapping[...] | Settings`."""
-    members = typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
-    typed = next((member for member in members if typing.is_typeddict(member)), None)
-    if typed is not None:
-        return {name: Slot(hint) for name, hint in typing.get_type_hints(typed).items()}
-    settings = next((member for member in members if dataclasses.is_dataclass(member)), None)
+    settings = next((member for member in _members(annotation) if dataclasses.is_dataclass(member)), None)
     if settings is None:
-        return {}
+        return typed_dict_slots(annotation)
     hints = typing.get_type_hints(settings)
     return {field.name: Slot(hints[field.name], field.default) for field in dataclasses.fields(settings) if field.init}
+
+
+def typed_dict_slots(annotation: Any) -> dict[str, Slot]:
+    """Return the keys of an argument annotated as a `TypedDict`; an empty dict for other annotations."""
+    typed = next((member for member in _members(annotation) if typing.is_typeddict(member)), None)
+    return {} if typed is None else {name: Slot(hint) for name, hint in typing.get_type_hints(typed).items()}
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
 
 
 def _argument_slots(registry: Registry, constructor: Callable, arguments: Mapping[str, Any]) -> dict[str, Slot]:
