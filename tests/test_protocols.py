@@ -3,21 +3,7 @@ from torch import nn
 
 import vitkit  # noqa: F401 - registers all parts
 from vitkit import BACKBONES, CRITERIA, DATASETS, EVALUATORS, HEADS, MODELS, NECKS
-from vitkit.backbones import TimmBackbone
-from vitkit.heads.mask2former import MaskedDecoderLayer
-from vitkit.nn.transformer import LayerSettings, TransformerEncoderLayer, TransformerSettings
-from vitkit.protocols import (
-    DenseModel,
-    Evaluator,
-    GenerativeModel,
-    HasClasses,
-    HasPretrained,
-    HasThings,
-    HasVocabularies,
-    KeepsFeatures,
-    SupportsActivationCheckpointing,
-    child,
-)
+from vitkit.protocols import DenseModel, Evaluator, GenerativeModel, HasClasses, HasThings, HasVocabularies, child
 
 
 def classes_in(registry) -> list[type]:
@@ -45,19 +31,6 @@ def test_every_part_of_a_model_and_every_criterion_is_a_module(registry):
 @pytest.mark.parametrize("cls", classes_in(MODELS), ids=lambda cls: cls.__name__)
 def test_model_has_at_most_one_way_to_predict(cls):
     assert not (isinstance(cls, DenseModel) and isinstance(cls, GenerativeModel))
-
-
-def test_capabilities_of_modules_are_detected():
-    backbone = BACKBONES.build(dict(type="ResNet", depth=18, pretrained=False))
-    assert isinstance(backbone, KeepsFeatures)
-    assert isinstance(backbone, HasPretrained)
-    assert not isinstance(nn.Conv2d(3, 4, 1), KeepsFeatures | HasPretrained)
-    blocks = [block for block in backbone.modules() if isinstance(block, SupportsActivationCheckpointing)]
-    assert len(blocks) == 8
-    assert isinstance(TimmBackbone("resnet10t"), SupportsActivationCheckpointing)  # in this class it is a property
-    assert isinstance(MaskedDecoderLayer(8, LayerSettings(2, d_ffn=16)), SupportsActivationCheckpointing)
-    assert isinstance(TransformerEncoderLayer(8, TransformerSettings(2, d_ffn=16)), SupportsActivationCheckpointing)
-    assert not isinstance(nn.Linear(2, 2), SupportsActivationCheckpointing)
 
 
 def test_capabilities_of_a_class_without_a_base_are_detected():

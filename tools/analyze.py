@@ -19,10 +19,10 @@ Examples:
 
 The memory of the attention matrices of a transformer with 48 layers of 16 heads, on the pixels of an image, and on its
 14 x 14 patches (768 GiB and 112 MiB):
-    python tools/analyze.py ViT patch_size=1 depth=48 num_heads=16 d_model=1024 pooling=mean class_token=false \\
-        --size 128 128 --attention
-    python tools/analyze.py ViT patch_size=16 depth=48 num_heads=16 d_model=1024 pooling=mean class_token=false \\
-        --size 224 224 --attention
+    python tools/analyze.py ViT patch_size=1 depth=48 num_heads=16 d_model=1024 classifier.pooling=mean \\
+        class_token=false --size 128 128 --attention
+    python tools/analyze.py ViT patch_size=16 depth=48 num_heads=16 d_model=1024 classifier.pooling=mean \\
+        class_token=false --size 224 224 --attention
 """
 
 import argparse

@@ -9,7 +9,7 @@ Capabilities are methods and plain attributes, never submodules: `nn.Module` kee
 which `isinstance` does not see; see `child`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,7 +21,20 @@ from vitkit.structures import Batch, FeatureInfo, PanopticMap, Sample, ScoreThre
 
 
 class Backbone(Protocol):
-    """Feature maps of images; registered in BACKBONES."""
+    """Feature maps of images; registered in BACKBONES.
+
+    It may have
+        pixel_mean, pixel_std: mean and standard deviation of R, G and B that its weights expect, with pixel values in
+            0..1; without them, ImageNet's,
+        keep_features(names): returns only these maps from now on, and removes the modules that only the others need,
+        load_pretrained(): loads its pretrained weights; returns where they came from, or None if they stay random,
+        entries_to_leave_out(names): those of a classifier's entries that a backbone of feature maps has no use for, so
+            that it can take a classifier's weights,
+        optional_weights: patterns ("*.rel_pos_h") of the entries that such weights may lack,
+        block_names(): the names of its blocks, first to last, if they are modules of another library,
+        is_dilated: whether its last stage keeps its resolution and dilates its kernels (DC5), with the same weights.
+    `BackboneBase` has all of these.
+    """
 
     feature_info: Mapping[str, FeatureInfo]
     """Channels and stride of each map that `forward` returns, fine to coarse."""
@@ -66,64 +79,6 @@ class Head(Protocol):
 
 
 @runtime_checkable
-class KeepsFeatures(Protocol):
-    """A backbone that can drop the maps that nothing reads."""
-
-    def keep_features(self, names: Iterable[str]) -> None:
-        """Return only these maps from now on, and remove the modules that only the others need."""
-
-
-@runtime_checkable
-class MakesFeatures(Protocol):
-    """A backbone that returns feature maps, and can take the weights of a classifier of the same architecture."""
-
-    optional_weights: Sequence[str]
-    """Patterns ("*.rel_pos_h") of the state dict entries that the weights to load may lack."""
-
-    def needs_none_of(self, names: Sequence[str]) -> list[str]:
-        """Return a classifier's entries that a backbone of feature maps has no use for; [] if this is a classifier."""
-
-
-@runtime_checkable
-class HasDilation(Protocol):
-    """A backbone whose last stage can keep its resolution and dilate its kernels (DC5), with the same weights."""
-
-    is_dilated: bool
-
-
-@runtime_checkable
-class HasPretrained(Protocol):
-    """A backbone or a model that has pretrained weights to start from."""
-
-    def load_pretrained(self) -> str | None:
-        """Load the pretrained weights. Return where they came from, or None if the weights stay random."""
-
-
-@runtime_checkable
-class HasPixelStatistics(Protocol):
-    """A backbone whose weights expect images of a certain mean and standard deviation."""
-
-    pixel_mean: Sequence[float]
-    """Mean of R, G and B, with pixel values in 0..1; `pixel_std` is their standard deviation."""
-    pixel_std: Sequence[float]
-
-
-@runtime_checkable
-class HasBlocks(Protocol):
-    """A backbone from another library, whose blocks vitkit cannot find by itself."""
-
-    def block_names(self) -> list[str]:
-        """Return the names of the modules that are the backbone's blocks, first to last."""
-
-
-@runtime_checkable
-class SupportsActivationCheckpointing(Protocol):
-    """A block that can recompute its activations in the backward pass; the block initialises the attribute to False."""
-
-    activation_checkpointing: bool
-
-
-@runtime_checkable
 class AnnealsMasks(Protocol):
     """A model with masked attention in `num_blocks` blocks, whose masks training phases out gradually."""
 
@@ -152,6 +107,7 @@ class Model(Protocol):
             has queries that are made from them,
         renames_itself: True if its `adapt_state` handles all names of its weights, so that they are not matched against
             the official formats,
+        load_pretrained(): loads its backbone's pretrained weights, see `Backbone`,
         semantic_scores: yields each pixel's score per class; see `MaskResults`.
     """
 

@@ -4,7 +4,6 @@ A class registers under its own name, so `git grep "class DETR("` finds what a c
 variants, which are names for a class with some arguments set: `BACKBONES.build("resnet50")`.
 """
 
-import dataclasses
 import difflib
 import importlib
 import inspect
@@ -31,23 +30,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:
-    """Return a constructor's named arguments, in order, with a settings argument replaced by its fields."""
+    """Return a constructor's named arguments, in order."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters, settings = {}, settings_of(constructor)
-    for p in inspect.signature(constructor).parameters.values():
-        if p.name in settings:
-            for field in dataclasses.fields(p.default):
-                default = getattr(p.default, field.name)
-                parameters[field.name] = inspect.Parameter(field.name, p.KEYWORD_ONLY, default=default)
-        elif p.kind in kinds:
-            parameters[p.name] = p
-    return parameters
-
-
-def settings_of(constructor: Callable) -> dict[str, Any]:
-    """Return the arguments whose default is a dataclass of settings; specs set its fields like separate arguments."""
-    parameters = inspect.signature(constructor).parameters.values()
-    return {p.name: p.default for p in parameters if dataclasses.is_dataclass(p.default)}
+    return {p.name: p for p in inspect.signature(constructor).parameters.values() if p.kind in kinds}
 
 
 class Registry:
@@ -171,9 +156,6 @@ class Registry:
         ]
         if missing:
             raise ConfigError(f"{self.kind} {constructor.__name__}: missing argument {', '.join(missing)}.")
-        for name, default in settings_of(constructor).items():
-            fields = {field.name for field in dataclasses.fields(default)} & arguments.keys()
-            arguments[name] = dataclasses.replace(default, **{field: arguments.pop(field) for field in fields})
         try:
             return constructor(**arguments)
         except ConfigError as error:

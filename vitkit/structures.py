@@ -101,12 +101,6 @@ class TrainingOutputs(TypedDict, total=False):
     """Whether every target has class 0, an object (the first stage of two-stage Deformable DETR); False by default."""
 
 
-class TrainingOutputs(TypedDict, total=False):
-    """Predictions with a loss in training."""
-
-    name: str
-
-
 class SegmentInfo(TypedDict, total=False):
     """One segment of a panoptic map. Predicted segments have a score, true ones say whether they are a crowd."""
 

@@ -58,7 +58,7 @@ def ablation():
                     type="EoMT", tasks=["semantic"], num_queries=24, num_blocks=3,
                     backbone=dict(
                         type="ViT", patch_size=8, d_model=192, depth=8, num_heads=4, image_size=128, num_registers=4,
-                        positions="patches", layer_scale=0.1, pretrained=False,
+                        positions="patches", blocks=dict(layer_scale=0.1), pretrained=False,
                     ),
                 ),
                 "train.hooks": [dict(type="MaskAnnealing")],

@@ -12,7 +12,7 @@ Here: see model_zoo/ablations/vit_parts.md.
 from vitkit.configs.parts.small_shapes import small_shapes_settings
 
 VIT = dict(type="ViT", patch_size=4, d_model=64, depth=4, num_heads=4, image_size=32, pretrained=False)
-MEAN = {"model.backbone.pooling": "mean", "model.backbone.class_token": False}
+MEAN = {"model.backbone.classifier": dict(pooling="mean"), "model.backbone.class_token": False}
 
 
 def ablation():
@@ -26,8 +26,8 @@ def ablation():
             "2-D positions": {"model.backbone.positions": "axes"},
             "mean": MEAN,
             "mean, relative positions": MEAN
-            | {"model.backbone.positions": "none", "model.backbone.relative_positions": 8},
+            | {"model.backbone.positions": "none", "model.backbone.windows": dict(relative_positions=8)},
             "hybrid": {"model.backbone.stem": dict(type="ResNet", depth=18, out_features=["res2"], pretrained=False)},
-            "hidden layer": {"model.backbone.hidden_layer": True},
+            "hidden layer": {"model.backbone.classifier": dict(hidden_layer=True)},
         },
     )

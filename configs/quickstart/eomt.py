@@ -17,7 +17,7 @@ def config():
         type="EoMT", tasks=["panoptic"], num_queries=12, num_blocks=3,
         backbone=dict(
             type="ViT", patch_size=8, d_model=128, depth=6, num_heads=4, image_size=96, num_registers=4,
-            positions="patches", layer_scale=0.1, pretrained=False,
+            positions="patches", blocks=dict(layer_scale=0.1), pretrained=False,
         ),
     )  # fmt: skip
     cfg["train"]["hooks"] = [dict(type="MaskAnnealing")]

@@ -157,11 +157,11 @@ def test_recorded_attention_includes_rotations_and_bias():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(mlp="glu"), "unknown mlp 'glu'. Did you mean 'gelu'"),
-        (dict(qkv_bias="kv"), "unknown qkv_bias 'kv'"),
-        (dict(positions="rotatory"), "unknown positions 'rotatory'. Did you mean 'rotary'"),
+        (dict(mlp="glu"), "mlp='glu': unknown. Did you mean 'gelu'"),
+        (dict(blocks=dict(qkv_bias="kv")), "qkv_bias='kv': expected 'qkv', 'qv' or 'none'"),
+        (dict(positions="rotatory"), "positions='rotatory': unknown. Did you mean 'rotary'"),
         (dict(rotary_rescale=0.5), "rotary_rescale=0.5: expected at least 1"),
-        (dict(window_size=2, positions="rotary"), "set class_token=False, num_registers=0, and positions='all'"),
+        (dict(windows=dict(size=2), positions="rotary"), "Set class_token=False, num_registers=0, and positions='all'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -23,7 +23,7 @@ SPECS = {
         num_heads=1,
         image_size=64,
         positions="absolute",
-        residual_pooling=False,
+        pooling=dict(residual=False),
         expand_in_attention=False,
     ),
     "lrnet": dict(type="LRNet", depth=26, kernel_size=3),
@@ -35,6 +35,32 @@ PYRAMIDS = [name for name in SPECS if name not in ("vit", "timesformer")]
 
 def images(name, batch=2):
     return torch.randn(batch, 3, 2, 36, 45) if name in ("clips", "timesformer") else torch.randn(batch, 3, 36, 45)
+
+
+TYPES = {spec["type"]: spec for spec in (*SPECS.values(), dict(type="TimmBackbone", name="resnet10t"))}
+COMMON = dict(frozen_stages=1, drop_path=0.1, pretrained="weights.pth")
+STATISTICS = dict(pixel_mean=[0.5, 0.5, 0.5], pixel_std=[0.2, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("name", BACKBONES.names())
+def test_every_backbone_can_be_built_by_its_spec_and_by_its_constructor_in_the_same_words(name):
+    spec = TYPES.get(name, dict(type=name)) | COMMON | ({} if name == "TimmBackbone" else STATISTICS)
+    constructor, arguments = BACKBONES.resolve(spec)
+    with torch.device("cpu" if name in TYPES else "meta"):  # variants may be large
+        torch.manual_seed(0)
+        by_spec = BACKBONES.build(spec)
+        torch.manual_seed(0)
+        by_constructor = constructor(**arguments)
+    assert repr(by_spec) == repr(by_constructor)
+    assert by_spec.feature_info == by_constructor.feature_info
+    assert (by_constructor.frozen_stages, by_constructor.pretrained) == (1, "weights.pth")
+    if name != "TimmBackbone":
+        assert by_spec.pixel_mean == by_constructor.pixel_mean == (0.5, 0.5, 0.5)
+    parameters = dict(by_constructor.named_parameters())
+    for key, parameter in by_spec.named_parameters():
+        assert parameter.shape == parameters[key].shape and parameter.requires_grad == parameters[key].requires_grad
+        assert parameter.is_meta or torch.equal(parameter, parameters[key]), key
+    assert not all(parameter.requires_grad for parameter in parameters.values())
 
 
 @pytest.mark.parametrize("name", PYRAMIDS)
@@ -93,9 +119,9 @@ def test_drop_path_acts_only_in_training(name):
     ("arguments", "message"),
     [
         (dict(num_classes=0), "num_classes=0: expected at least 1, or None for features"),
-        (dict(drop_path=1.0), "drop_path=1.0: expected 0 up to, not with, 1"),
-        (dict(drop_path=-0.1), "drop_path=-0.1: expected 0"),
-        (dict(frozen_stages=-1), "frozen_stages -1: expected 0 to"),
+        (dict(drop_path=1.0), "drop_path=1.0: expected at least 0 and below 1"),
+        (dict(drop_path=-0.1), "drop_path=-0.1: expected at least 0"),
+        (dict(frozen_stages=-1), "frozen_stages=-1: expected 0 to"),
         (dict(out_features=[]), "out_features is empty"),
     ],
 )

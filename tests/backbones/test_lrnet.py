@@ -122,13 +122,13 @@ def test_compiles_without_graph_breaks_and_runs_in_other_dtypes():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(depth=34), "depth 34: expected one of 26, 50, 101"),
-        (dict(kernel_size=0), "kernel_size 0"),
-        (dict(channels_per_weight=65), "channels_per_weight 65: expected 1 to the 64 channels"),
-        (dict(similarity="cosine"), "unknown similarity 'cosine'"),
+        (dict(depth=34), "depth=34: expected one of 26, 50, 101"),
+        (dict(kernel_size=0), "kernel_size=0"),
+        (dict(channels_per_weight=65), "channels_per_weight=65: expected 1 to the 64 channels"),
+        (dict(similarity="cosine"), "similarity='cosine': unknown"),
         (dict(out_features=["res6"]), "unknown feature 'res6'"),
         (dict(num_classes=2, out_features=["res5"]), "returns no features"),
-        (dict(frozen_stages=5), "frozen_stages 5: expected 0 to 4"),
+        (dict(frozen_stages=5), "frozen_stages=5: expected 0 to 4"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

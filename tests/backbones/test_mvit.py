@@ -11,7 +11,7 @@ from vitkit.checkpoint import load_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.nn.pooling_attention import Pooling, PoolingAttention
+from vitkit.nn.pooling_attention import PoolingAttention
 from vitkit.registry import BACKBONES
 
 TINY = dict(depths=(1, 2, 1, 1), embed_dim=16, num_heads=2, image_size=64)
@@ -98,8 +98,8 @@ def test_feature_info_describes_what_the_network_returns(variant):
         dict(),
         dict(class_token=True),
         dict(expand_in_attention=False),
-        dict(expand_in_attention=False, pool="max"),
-        dict(expand_in_attention=False, pool="avg"),
+        dict(expand_in_attention=False, pooling=dict(kind="max")),
+        dict(expand_in_attention=False, pooling=dict(kind="avg")),
     ],
     ids=str,
 )
@@ -109,7 +109,7 @@ def test_classifier_loads_timm_names_and_equals_timm(options):
         embed_dim=TINY["embed_dim"],
         num_heads=TINY["num_heads"],
         expand_attn=options.get("expand_in_attention", True),
-        mode=options.get("pool", "conv"),
+        mode=options.get("pooling", {}).get("kind", "conv"),
         use_cls_token=options.get("class_token", False),
         # timm adds the pooled class token, too; the original does not.
         residual_pooling="class_token" not in options,
@@ -161,7 +161,7 @@ def test_clip_classifier_loads_torchvision_names_and_equals_torchvision(version)
         num_frames=8,
         kv_stride=8,
         class_token=True,
-        residual_pooling=improved,
+        pooling=dict(residual=improved),
         expand_in_attention=improved,
         positions="relative" if improved else "absolute",
         num_classes=5,
@@ -180,9 +180,7 @@ def table_row(q, k, q_length, k_length):
 
 def test_windows_attend_only_to_themselves_and_their_zero_padding():
     torch.manual_seed(0)
-    layer = PoolingAttention(
-        8, 12, num_heads=3, pooling=Pooling(q_stride=(2, 2), kv_stride=(2, 2)), positions=(3, 3), window=6
-    )
+    layer = PoolingAttention(8, 12, num_heads=3, q_stride=(2, 2), kv_stride=(2, 2), positions=(3, 3), window=6)
     x = torch.randn(2, 7 * 10, 8)
     found, size = layer(x, (7, 10))
     assert size == (4, 5)
@@ -221,7 +219,7 @@ def test_windows_attend_only_to_themselves_and_their_zero_padding():
 
 def test_relative_positions_of_other_sizes_are_interpolated_and_truncated():
     torch.manual_seed(0)
-    layer = PoolingAttention(4, 4, num_heads=1, pooling=Pooling(kv_stride=(2, 2), residual=False), positions=(4, 4))
+    layer = PoolingAttention(4, 4, num_heads=1, kv_stride=(2, 2), residual=False, positions=(4, 4))
     with torch.no_grad():
         layer.qkv.weight[4:8] = 0  # all keys are equal, so that the weights are those of the positions
         layer.qkv.bias[4:8] = 0
@@ -261,10 +259,16 @@ def test_windowed_and_global_blocks_alternate_as_in_detectron2():
         dict(window_size=8),
         dict(window_size=None),
         dict(num_classes=3, class_token=True),
-        dict(num_classes=3, class_token=True, positions="absolute", residual_pooling=False, expand_in_attention=False),
-        dict(positions="absolute", residual_pooling=False, expand_in_attention=False, window_size=8),
+        dict(
+            num_classes=3,
+            class_token=True,
+            positions="absolute",
+            pooling=dict(residual=False),
+            expand_in_attention=False,
+        ),
+        dict(positions="absolute", pooling=dict(residual=False), expand_in_attention=False, window_size=8),
         dict(num_frames=4, num_classes=3, class_token=True),
-        dict(num_frames=4, positions="absolute", residual_pooling=False, expand_in_attention=False),
+        dict(num_frames=4, positions="absolute", pooling=dict(residual=False), expand_in_attention=False),
     ],
     ids=str,
 )
@@ -410,8 +414,8 @@ def test_backbone_is_loaded_from_detectron2_detector_checkpoints():
         (dict(depths=(1, 1, 1)), "expected at least one block in each of 4 stages"),
         (dict(window_size=0), "window_size=0: expected at least 1"),
         (dict(window_size=6), "expected a multiple of the strides, "),
-        (dict(pool="mean"), "pool 'mean': expected one of conv, max, avg"),
-        (dict(pool_kernel=2), "expected odd sizes"),
+        (dict(pooling=dict(kind="mean")), "pool='mean': expected one of conv, max, avg"),
+        (dict(pooling=dict(kernel=2)), "expected odd sizes"),
         (dict(positions="sine"), "expected 'relative' or 'absolute'"),
         (dict(image_size=16), "expected at least 32 pixels"),
         (dict(num_frames=1), "and 2 frames of clips"),

@@ -230,9 +230,9 @@ def test_gradients_are_finite_and_padding_is_ignored(norm):
     [
         (lambda: build("NonLocalResNet", positions={"res6": (0,)}), "unknown stage 'res6'"),
         (lambda: build("NonLocalResNet", positions={"res4": (5, 6)}), r"res4 has blocks 0 to 5, got \[6\]"),
-        (lambda: build("NonLocalResNet", pairwise="cosine"), "unknown pairwise function 'cosine'"),
-        (lambda: build("ClipResNet", depth=18), "depth 18: expected one of 50, 101"),
-        (lambda: build("ClipResNet", inflation="i3"), "unknown inflation 'i3'. Did you mean 'i3d'"),
+        (lambda: build("NonLocalResNet", pairwise="cosine"), "pairwise='cosine': unknown"),
+        (lambda: build("ClipResNet", depth=18), "depth=18: expected one of 50, 101"),
+        (lambda: build("ClipResNet", inflation="i3"), "inflation='i3': unknown. Did you mean 'i3d'"),
         (lambda: build("ClipResNet", pool=(2, 2)), r"pool=\(2, 2\): expected 3 numbers"),
         (lambda: build("ClipResNet", out_features=["res1"]), "unknown feature 'res1'"),
     ],

@@ -136,7 +136,7 @@ def test_stride_in_the_first_convolution_equals_torchvision_with_strides_moved(d
 
 
 def test_blocks_without_a_1x1_convolution_cannot_stride_in_it():
-    with pytest.raises(ConfigError, match=r"depth 18 has no 1x1 convolutions to stride in: expected 50 or 101"):
+    with pytest.raises(ConfigError, match=r"depth 18 has no 1x1 convolutions in its blocks\. Expected depth 50 or 101"):
         build("ResNet", depth=18, stride_in_1x1=True)
 
 
@@ -223,12 +223,12 @@ def test_weights_of_another_depth_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(depth=49), "depth 49: expected one of 18, 34, 50, 101"),
-        (dict(norm="frozen"), "unknown norm 'frozen'. Did you mean 'frozen_bn'"),
+        (dict(depth=49), "depth=49: expected one of 18, 34, 50, 101"),
+        (dict(norm="frozen"), "norm='frozen': unknown. Did you mean 'frozen_bn'"),
         (dict(out_features=["res6"]), "unknown feature 'res6'"),
         (dict(out_features=[]), "out_features is empty"),
         (dict(depth=18, dilation=True), "no dilated form"),
-        (dict(frozen_stages=5), "frozen_stages 5: expected 0 to 4"),
+        (dict(frozen_stages=5), "frozen_stages=5: expected 0 to 4"),
         (dict(num_classes=2, out_features=["res5"]), "returns no features"),
     ],
 )

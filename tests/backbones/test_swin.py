@@ -158,7 +158,7 @@ def test_pretrained_true_loads_the_official_weights_of_the_size():
         v2 = BACKBONES.build("swinv2_base_window12to24")._address()
         assert v2 == f"{base}/v2.0.0/swinv2_base_patch4_window12to24_192to384_22kto1k_ft.pth"
         assert BACKBONES.build("swin_tiny")._address() == f"{base}/v1.0.0/swin_tiny_patch4_window7_224.pth"
-    with pytest.raises(ConfigError, match="Swin has no weights of its own"):
+    with pytest.raises(ConfigError, match="pretrained=True: there are no default weights for this"):
         build("Swin", **SMALL)._address()
 
 
@@ -342,9 +342,9 @@ def test_compiles_without_graph_breaks(name):
         (dict(embed_dim=0), "embed_dim=0: expected at least 1"),
         (dict(num_heads=(1, 2, 3, 8)), "num_heads=3 must divide the stage's 64 channels"),
         (dict(depths=(2, 2)), "expected one number for each of 4 stages"),
-        (dict(out_features=["res6"]), "unknown feature 'res6' in out_features"),
+        (dict(out_features=["res6"]), "out_features: unknown feature 'res6'"),
         (dict(num_classes=3, out_features=["res5"]), "a classifier .* returns no features"),
-        (dict(frozen_stages=5), "frozen_stages 5: expected 0 to 4"),
+        (dict(frozen_stages=5), "frozen_stages=5: expected 0 to 4"),
     ],
 )
 def test_invalid_settings_are_named(arguments, message):

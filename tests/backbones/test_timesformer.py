@@ -316,11 +316,11 @@ def test_compiles_without_graph_breaks_and_in_bfloat16(scheme):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(attention="divded"), "unknown attention 'divded'. Did you mean 'divided'"),
+        (dict(attention="divded"), "attention='divded': unknown. Did you mean 'divided'"),
         (dict(num_heads=3), "num_heads=3 must divide d_model=16"),
         (dict(num_frames=0), "num_frames=0: expected at least 1"),
         (dict(out_features=["res5"]), "unknown feature 'res5'"),
-        (dict(pretrained=True), "TimeSformer has no weights of its own"),
+        (dict(pretrained=True), "pretrained=True: there are no default weights for this"),
     ],
 )
 def test_invalid_settings_are_named(options, message):

@@ -129,7 +129,7 @@ def test_unavailable_weights_name_a_remedy(monkeypatch):
         return create(name, **options)
 
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(CheckpointError, match=r"cannot be had \(no route to the hub\)"):
+    with pytest.raises(CheckpointError, match=r"cannot be downloaded \(no route to the hub\)"):
         BACKBONES.build(f"timm/{CONV}", pretrained=True).load_pretrained()
 
 
@@ -193,10 +193,10 @@ def test_configs_name_timms_models_and_mistakes_are_found_early():
             dict(name="convnext_atto.d3_in1k"),
             "no weights 'convnext_atto.d3_in1k'. Did you mean 'convnext_atto.d2_in1k'",
         ),
-        (dict(name=CONV, out_features=["res6"]), "unknown feature 'res6' in out_features. Did you mean 'res5'"),
+        (dict(name=CONV, out_features=["res6"]), "out_features: unknown feature 'res6'. Did you mean 'res5'"),
         (dict(name=CONV, out_features=[]), "out_features is empty"),
         (dict(name=CONV, num_classes=3, out_features=["res5"]), "returns no features"),
-        (dict(name=CONV, frozen_stages=9), "frozen_stages 9: expected 0 to 4"),
+        (dict(name=CONV, frozen_stages=9), "frozen_stages=9: expected 0 to 4"),
         (dict(name="vgg11", drop_path=0.1), "unexpected keyword argument 'drop_path_rate'"),
     ],
 )

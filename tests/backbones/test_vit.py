@@ -4,7 +4,8 @@ import pytest
 import torch
 from vit_models import SMALL, build, images, randomize
 
-from vitkit.backbones.vit import VIT_VARIANTS, Attention
+from vitkit.backbones.vit import VIT_VARIANTS
+from vitkit.backbones.vit_blocks import Attention
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
@@ -106,8 +107,8 @@ def test_relative_positions_take_maps_of_any_size_and_are_resampled_linearly():
     [
         {},
         dict(num_registers=2, distilled=True),
-        dict(window_size=3, relative_positions=6, drop_path=0.1),
-        dict(window_size=2, global_blocks=[1]),
+        dict(windows=dict(size=3, relative_positions=6), drop_path=0.1),
+        dict(windows=dict(size=2, global_blocks=[1])),
     ],
 )
 @pytest.mark.parametrize("size", [(33, 71), (32, 32)])
@@ -127,9 +128,9 @@ def test_dense_maps_have_the_promised_shape_and_finite_gradients(options, size):
     [
         dict(),
         dict(distilled=True),
-        dict(pooling="mean", class_token=False),
-        dict(pooling="mean_norm", num_registers=1),
-        dict(pooling="mean", window_size=2),
+        dict(classifier=dict(pooling="mean"), class_token=False),
+        dict(classifier=dict(pooling="mean_norm"), num_registers=1),
+        dict(classifier=dict(pooling="mean"), windows=dict(size=2)),
     ],
 )
 def test_classifiers_give_logits_and_gradients_to_every_parameter(options):
@@ -159,7 +160,7 @@ def test_frozen_stages_are_the_embeddings_and_the_first_blocks():
 
 
 def test_recomputing_activations_keeps_the_gradients():
-    model = build("ViT", **SMALL, window_size=3, relative_positions=4).train()
+    model = build("ViT", **SMALL, windows=dict(size=3, relative_positions=4)).train()
     grads = []
     for enabled in (False, True):
         assert enable_activation_checkpointing(model, enabled) == 3
@@ -170,7 +171,7 @@ def test_recomputing_activations_keeps_the_gradients():
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("options", [{}, dict(window_size=2, relative_positions=4)])
+@pytest.mark.parametrize("options", [{}, dict(windows=dict(size=2, relative_positions=4))])
 def test_recorded_weights_sum_to_1_and_recording_changes_nothing(options):
     model = randomize(build("ViT", **SMALL, **options))
     x = images(33, 32)
@@ -184,7 +185,7 @@ def test_recorded_weights_sum_to_1_and_recording_changes_nothing(options):
     torch.testing.assert_close(recorded, plain, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, dict(window_size=2, relative_positions=4)])
+@pytest.mark.parametrize("options", [{}, dict(windows=dict(size=2, relative_positions=4))])
 def test_double_precision_and_bfloat16_agree_with_single(options):
     model = build("ViT", **SMALL, **options).eval()
     x = images(32, 40)
@@ -198,7 +199,7 @@ def test_double_precision_and_bfloat16_agree_with_single(options):
     torch.testing.assert_close(half, single, atol=0.1, rtol=0.1)
 
 
-@pytest.mark.parametrize("options", [dict(num_classes=3), dict(window_size=3, relative_positions=4)])
+@pytest.mark.parametrize("options", [dict(num_classes=3), dict(windows=dict(size=3, relative_positions=4))])
 def test_compiles_without_graph_breaks(options):
     model = build("ViT", **SMALL, **options).eval()
     x = images(33, 47)
@@ -214,19 +215,23 @@ def test_compiles_without_graph_breaks(options):
         (dict(image_size=(32, 0)), r"image_size=\(32, 0\): expected at least 1 pixel"),
         (dict(num_heads=5), "num_heads=5 must divide d_model=24"),
         (dict(patch_size=0), "patch_size=0: expected at least 1"),
-        (dict(window_size=0), "window_size=0: expected at least 1"),
-        (dict(window_size=2, class_token=True), "set class_token=False"),
-        (dict(relative_positions=4), "set class_token=False"),
-        (dict(global_blocks=[1]), "without window_size"),
-        (dict(window_size=2, global_blocks=[3]), r"global_blocks \[3\]: expected indices of blocks, 0 to 2"),
-        (dict(out_features=["res5"]), "unknown feature 'res5' in out_features. Did you mean 'res3'"),
+        (dict(windows=dict(siz=2)), "windows.siz: unknown key. Did you mean 'size'"),
+        (dict(windows=dict(size=0)), "windows.size=0: expected at least 1"),
+        (dict(windows=dict(size=2), class_token=True), "Set class_token=False"),
+        (dict(windows=dict(relative_positions=4)), "Set class_token=False"),
+        (dict(windows=dict(global_blocks=[1])), "without windows.size"),
+        (
+            dict(windows=dict(size=2, global_blocks=[3])),
+            r"windows.global_blocks=\[3\]: expected indices of blocks, 0 to 2",
+        ),
+        (dict(out_features=["res5"]), "out_features: unknown feature 'res5'. Did you mean 'res3'"),
         (dict(num_classes=2, out_features=["res3"]), "returns no features"),
-        (dict(num_classes=2, pooling="max"), "unknown pooling 'max'"),
+        (dict(num_classes=2, classifier=dict(pooling="max")), "classifier.pooling='max': unknown"),
         (dict(num_classes=2, class_token=False), "needs the class token"),
-        (dict(num_classes=2, distilled=True, pooling="mean"), "reads its tokens"),
-        (dict(distilled=True, class_token=False), "beside a class token"),
+        (dict(num_classes=2, distilled=True, classifier=dict(pooling="mean")), "reads its two tokens"),
+        (dict(distilled=True, class_token=False), "needs a class token"),
         (dict(num_registers=-1), "num_registers=-1"),
-        (dict(frozen_stages=4), "frozen_stages 4: expected 0 to 3"),
+        (dict(frozen_stages=4), "frozen_stages=4: expected 0 to 3"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

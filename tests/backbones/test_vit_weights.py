@@ -26,8 +26,11 @@ def assert_same(ours, theirs, x, **tolerance):
     ("ours", "theirs"),
     [
         ({}, {}),
-        (dict(pooling="mean_norm"), dict(global_pool="avg")),
-        (dict(pooling="mean", class_token=False), dict(global_pool="avg", class_token=False, fc_norm=False)),
+        (dict(classifier=dict(pooling="mean_norm")), dict(global_pool="avg")),
+        (
+            dict(classifier=dict(pooling="mean"), class_token=False),
+            dict(global_pool="avg", class_token=False, fc_norm=False),
+        ),
         (dict(num_registers=3), dict(reg_tokens=3)),
         (dict(num_registers=3), dict(reg_tokens=3, no_embed_class=True)),
         ({}, dict(no_embed_class=True)),
@@ -179,7 +182,7 @@ def test_positions_for_another_image_size_are_resampled_as_in_timm():
 
 def test_weights_with_other_prefix_tokens_load():
     theirs = randomize(VisionTransformer(**THEIRS))
-    windowed = build("ViT", **SMALL, window_size=2)
+    windowed = build("ViT", **SMALL, windows=dict(size=2))
     report = load_weights(windowed, theirs.state_dict(), strict=False)
     assert not report.missing and {"cls_token", "norm.weight"} <= set(report.unexpected)
     torch.testing.assert_close(windowed.pos_embed, theirs.pos_embed[:, 1:])
@@ -225,7 +228,7 @@ def test_pretrained_names_the_published_file(variant, address):
 
 
 def test_error_for_a_size_without_published_weights_names_a_remedy():
-    with pytest.raises(ConfigError, match=r"pretrained=True: ViT has no weights of its own"):
+    with pytest.raises(ConfigError, match=r"pretrained=True: there are no default weights for this ViT"):
         build("ViT", **SMALL, pretrained=True).load_pretrained()
 
 
@@ -233,7 +236,7 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
     theirs = randomize(VisionTransformer(**THEIRS))
     path = tmp_path / "vit.pth"
     torch.save({"model": theirs.state_dict()}, path)
-    for options in (dict(), dict(num_classes=3), dict(window_size=2, relative_positions=4)):
+    for options in (dict(), dict(num_classes=3), dict(windows=dict(size=2, relative_positions=4))):
         model = build("ViT", **SMALL, **options, pretrained=str(path))
         assert model.load_pretrained() == str(path)
         torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, theirs.blocks[2].mlp.fc2.weight)
@@ -242,6 +245,8 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
 def test_mae_weights_initialise_a_classifier_with_another_norm(tmp_path):
     state = {k: v for k, v in build("ViT", **SMALL, num_classes=3).state_dict().items() if not k.startswith("head.")}
     torch.save({"model": {**state, "mask_token": torch.zeros(1, 1, 8)}}, tmp_path / "mae.pth")
-    model = build("ViT", **SMALL, num_classes=3, pooling="mean_norm", pretrained=str(tmp_path / "mae.pth"))
+    model = build(
+        "ViT", **SMALL, num_classes=3, classifier=dict(pooling="mean_norm"), pretrained=str(tmp_path / "mae.pth")
+    )
     assert model.load_pretrained() == str(tmp_path / "mae.pth")
     torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, state["blocks.2.mlp.fc2.weight"])

@@ -3,7 +3,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypedDict
 
 import pytest
 
@@ -23,8 +23,13 @@ class Net:
         pass
 
 
+class Pooling(TypedDict, total=False):
+    kind: Literal["max", "avg"]
+    kernel: int | None
+
+
 class Window:
-    def __init__(self, size: tuple[int, int] = (7, 7), drop_path: float | None = None):
+    def __init__(self, size: tuple[int, int] = (7, 7), drop_path: float | None = None, pooling: Pooling | None = None):
         pass
 
 
@@ -208,6 +213,18 @@ def test_override_of_a_spec_by_name_replaces_it_and_later_overrides_extend_it(lo
         "type": "Flip",
         "p": 0.1,
     }
+
+
+def test_keys_of_a_nested_dict_are_checked_like_arguments(load):
+    window = "model.backbone=Window"
+    cfg = load(window, "model.backbone.pooling.kernel=none", "model.backbone.pooling.kind=avg")
+    assert cfg["model"]["backbone"] == {"type": "Window", "pooling": {"kernel": None, "kind": "avg"}}
+    for spelling in ("model.backbone.pooling.kernl=3", "model.backbone.pooling=dict(kernl=3)"):
+        message = error_of(load, window, spelling)
+        assert "model.backbone.pooling.kernl: unknown key 'kernl'. Did you mean 'kernel'" in message
+    for spelling in ("model.backbone.pooling.kind=min", "model.backbone.pooling=dict(kind='min')"):
+        message = error_of(load, window, spelling)
+        assert "model.backbone.pooling.kind: got 'min'" in message and "expected 'max' or 'avg'" in message
 
 
 def test_override_of_a_spec_may_be_written_as_configs_write_it(load):

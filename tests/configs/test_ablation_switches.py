@@ -103,7 +103,7 @@ def test_swin_positions_are_relative_absolute_or_none():
     assert not any(table.any() or table.requires_grad for table in tables["none"] + tables["absolute"])
     model, ground = swin(positions="absolute"), torch.zeros(1, 3, 32, 32)
     assert model(ground)["res2"].std((2, 3)).max() > 1e-4 > swin(positions="none")(ground)["res2"].std((2, 3)).max()
-    with pytest.raises(ConfigError, match="Swin: positions='sine': expected 'relative', 'absolute' or 'none'"):
+    with pytest.raises(ConfigError, match="positions='sine': expected 'relative', 'absolute' or 'none'"):
         swin(positions="sine")
 
 
@@ -133,12 +133,12 @@ def test_hybrid_vit_splits_a_stem_feature_map_into_patches():
     stem = dict(type="ResNet", depth=18, out_features=["res2"], pretrained=False)
     model = vit(stem=stem)
     assert model.patch_embed.proj.weight.shape == (16, 64, 2, 2) and model(torch.randn(2, 3, 30, 32)).shape == (2, 3)
-    with pytest.raises(ConfigError, match="ViT: patch_size=8: expected a multiple of 16, the stem's stride"):
+    with pytest.raises(ConfigError, match="patch_size=8: expected a multiple of 16, the stem's stride"):
         vit(stem=stem | {"out_features": ["res4"]})
 
 
 def test_vit_head_may_have_a_hidden_layer():
-    model = vit(hidden_layer=True)
+    model = vit(classifier=dict(hidden_layer=True))
     x = torch.randn(2, 17, 16)
     hidden, tanh, last = model.head
     assert torch.allclose(model.classify(x), last(torch.tanh(hidden(model.norm(x)[:, 0]))))

@@ -199,11 +199,11 @@ def test_layer_compiles_without_graph_breaks():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(kernel_size=0), "kernel_size 0: expected an odd number"),
-        (dict(kernel_size=4), "kernel_size 4: expected an odd number"),
-        (dict(channels_per_weight=9), "channels_per_weight 9: expected 1 to the 8 channels"),
+        (dict(kernel_size=0), "kernel_size=0: expected an odd number"),
+        (dict(kernel_size=4), "kernel_size=4: expected an odd number"),
+        (dict(channels_per_weight=9), "channels_per_weight=9: expected 1 to the 8 channels"),
         (dict(stride=0), "stride 0, dilation 1: expected at least 1"),
-        (dict(similarity="produkt"), "unknown similarity 'produkt'. Did you mean 'product'"),
+        (dict(similarity="produkt"), "similarity='produkt': unknown. Did you mean 'product'"),
     ],
 )
 def test_wrong_layer_arguments_are_named(arguments, message):

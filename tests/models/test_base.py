@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.backbones.base import check_feature_info
+from vitkit.backbones.base import check_feature_info, keep_features, load_pretrained, pixel_statistics
 from vitkit.errors import ConfigError, DataError
 from vitkit.models import build_model
+from vitkit.models.base import DensePredictionModel
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import MODELS
 from vitkit.structures import FeatureInfo
 
@@ -120,9 +122,8 @@ def assert_same(alone, together):
 
 
 def test_every_dense_model_is_tested():
-    with_a_neck = {
-        name for name in MODELS.names() if hasattr(MODELS.resolve(name)[0], "backbone_maps")
-    }  # of the registered models
+    constructors = {name: MODELS.resolve(name)[0] for name in MODELS.names()}
+    with_a_neck = {name for name, model in constructors.items() if issubclass(model, DensePredictionModel)}
     assert {spec["type"] for spec in DENSE_MODELS.values()} == with_a_neck
 
 
@@ -203,6 +204,29 @@ class Patches(nn.Module):
         return {name: maps[name] for name in self.order}
 
 
+def test_what_a_users_own_backbone_may_leave_out_has_a_default():
+    backbone = Patches()
+    assert pixel_statistics(backbone) == dict(mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    assert load_pretrained(backbone) is None
+    keep_features(backbone, ["fine"])
+    assert list(backbone(torch.zeros(1, 3, 32, 32))) == ["fine", "coarse"]
+
+    class Offers(Patches):
+        pixel_mean, pixel_std = (0.5,) * 3, (0.25,) * 3
+
+        def load_pretrained(self):
+            return "a file"
+
+        def keep_features(self, names):
+            self.order = tuple(names)
+
+    backbone = Offers()
+    assert pixel_statistics(backbone) == dict(mean=(0.5,) * 3, std=(0.25,) * 3)
+    assert load_pretrained(backbone) == "a file"
+    keep_features(backbone, ["fine"])
+    assert list(backbone(torch.zeros(1, 3, 32, 32))) == ["fine"]
+
+
 @pytest.mark.parametrize(
     ("backbone", "message"),
     [
@@ -221,7 +245,7 @@ class Patches(nn.Module):
         (dict(order=("coarse", "fine")), "feature_info names fine, coarse, but forward returns coarse, fine"),
         (
             dict(infos={"coarse": FeatureInfo(32, 16), "fine": FeatureInfo(16, 8)}, order=("coarse", "fine")),
-            "features coarse, fine have strides 16, 8. Expected them fine to coarse",
+            "features coarse, fine have strides 16, 8. Expected an order from fine to coarse",
         ),
     ],
     ids=["channels", "stride", "name", "order", "coarse_first"],

@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 from models.test_every_backbone_under_every_head import BACKBONES, HEADS
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from vitkit.models import build_model
 from vitkit.registry import HEADS as HEAD_REGISTRY
 from vitkit.structures import FeatureInfo, UncompiledTargets
+from vitkit.training_queries import TrainingQueries
 
 SIZES = [(69, 91), (101, 67), (64, 128)]
 MULTIPLES_OF_32 = [(64, 96), (96, 64), (64, 128)]
@@ -40,12 +42,24 @@ def targets_of(*counts):
     return UncompiledTargets(targets)
 
 
+class TrainedHead(nn.Module):
+    """A head with denoising."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+        self.training_queries = TrainingQueries([dict(type="BoxDenoising", num_queries=6)], head, num_classes=3)
+
+    def forward(self, maps, padding_mask, targets):
+        return self.training_queries(self.head, maps, padding_mask, targets)
+
+
 def test_other_numbers_of_targets_cause_no_recompilation():
     # The number of denoising queries depends on the targets, so the queries, their mask and their targets are made
     # outside of the graph: three graph breaks, with four graphs between them.
-    spec = dict(HEADS["deformable_detr"]["head"], num_decoder_layers=1, denoising_queries=6)
+    spec = dict(HEADS["deformable_detr"]["head"], num_decoder_layers=1)
     sizes = dict(feature_info={"p4": FeatureInfo(channels=32, stride=16)}, num_classes=3, num_queries=5)
-    head = HEAD_REGISTRY.build(spec, **sizes).train()
+    head = TrainedHead(HEAD_REGISTRY.build(spec, **sizes)).train()
     maps, padding_mask = {"p4": torch.rand(2, 32, 6, 8)}, torch.zeros(2, 6, 8, dtype=torch.bool)
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
@@ -54,8 +68,8 @@ def test_other_numbers_of_targets_cause_no_recompilation():
     for counts in ((2, 1), (3, 1), (1, 4), (7, 3), (0, 0), (2, 2)):
         outputs = compiled(maps, padding_mask, targets=targets_of(*counts))
         assert outputs["pred_logits"].isfinite().all()
-        known = outputs["denoising"]
-        assert [len(rows) for rows, _ in known["matches"]] == [n * known["num_groups"] for n in counts]
+        noised = outputs["training_outputs"][-1]
+        assert [len(rows) for rows, _ in noised["matches"]] == [n * noised["repeats"] for n in counts]
         num_graphs.append(counter.frame_count)
     # A batch without any target has no mask, and separate graphs.
     assert num_graphs[:4] == [num_graphs[0]] * 4 and num_graphs[4] == num_graphs[5]

@@ -66,8 +66,9 @@ def test_outputs_have_the_promised_shapes_and_ranges(variant):
     assert coordinates == {"plain": [2, 2, 2], "refine": [2, 4, 4], "two_stage": [4, 4, 4]}[variant]
     if variant == "two_stage":
         places = 9 * 12 + 5 * 6 + 3 * 3
-        assert outputs["enc_outputs"]["pred_logits"].shape == (2, places, 3)
-        assert outputs["enc_outputs"]["pred_boxes"].shape == (2, places, 4)
+        (proposals,) = outputs["training_outputs"]
+        assert proposals["pred_logits"].shape == (2, places, 3)
+        assert proposals["pred_boxes"].shape == (2, places, 4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -114,7 +114,7 @@ def test_every_variant_equals_an_independent_implementation(variant):
     torch.testing.assert_close(outputs["pred_boxes"], expected.pred_boxes, atol=2e-4, rtol=1e-4)
     if two_stage:
         torch.testing.assert_close(
-            outputs["enc_outputs"]["pred_logits"], expected.enc_outputs_class, atol=2e-4, rtol=1e-4
+            outputs["training_outputs"][0]["pred_logits"], expected.enc_outputs_class, atol=2e-4, rtol=1e-4
         )
 
     criterion = CRITERIA.build(

@@ -75,7 +75,7 @@ def test_sizes_of_larger_images_must_be_multiples_of_the_patch():
     model = build()
     with torch.no_grad():
         assert model(torch.zeros(1, 3, 40, 64))["pred_masks"].shape == (1, 5, 10, 16)
-    message = r"images of 40x33 pixels do not divide by the patch of 8x8\. Expected at most 32x32, .*multiples of 8"
+    message = r"images of 40x33 pixels are not divisible into patches of 8x8\. Expected at most 32x32, .*multiples of 8"
     with pytest.raises(DataError, match=message):
         model(torch.zeros(1, 3, 40, 33))
 
@@ -251,8 +251,8 @@ def test_invalid_annealing_is_named(options, message):
             dict(backbone=dict(type="ResNet", depth=18, pretrained=False)),
             "queries join the blocks of a ViT; got ResNet",
         ),
-        (dict(backbone=dict(VIT, num_registers=0, window_size=2)), "a ViT without windows"),
-        (dict(backbone=dict(VIT, image_size=[32, 36])), "32x36 pixels, which do not divide by the patch of 8x8"),
+        (dict(backbone=dict(VIT, num_registers=0, windows=dict(size=2))), "a ViT without windows"),
+        (dict(backbone=dict(VIT, image_size=[32, 36])), "32x36 pixels, which are not divisible into patches of 8x8"),
         (dict(tasks=[]), "model: tasks is empty"),
     ],
 )
@@ -308,7 +308,7 @@ def test_loads_transformers_names_and_equals_transformers(probability):
     for p in theirs.parameters():
         nn.init.normal_(p, std=0.3)
     theirs.attn_mask_probs.fill_(probability)
-    ours = build(backbone=dict(VIT, positions="patches", layer_scale=1.0))
+    ours = build(backbone=dict(VIT, positions="patches", blocks=dict(layer_scale=1.0)))
     assert load_weights(ours, theirs.state_dict()).converter == "transformers EoMT"
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():

@@ -191,7 +191,15 @@ def test_attention_matrices_of_vitkit_and_pytorch_are_counted():
     assert (found["core"].elements(), found["core"].rows()) == (150, 30)
 
 
-TRANSFORMER = ["ViT", "depth=48", "num_heads=16", "d_model=1024", "pooling=mean", "class_token=false", "--attention"]
+TRANSFORMER = [
+    "ViT",
+    "depth=48",
+    "num_heads=16",
+    "d_model=1024",
+    "classifier.pooling=mean",
+    "class_token=false",
+    "--attention",
+]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from vitkit.analysis.memory import saved_by_part, saved_bytes
-from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.protocols import SupportsActivationCheckpointing
+from vitkit.nn.layers import checkpointed_blocks, enable_activation_checkpointing
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -56,7 +55,7 @@ def count_activations(
     """
     device = device or countable_device()
     model = copy.deepcopy(model).to("meta").train()
-    blocks = [n for n, module in model.named_modules() if isinstance(module, SupportsActivationCheckpointing)]
+    blocks = list(checkpointed_blocks(model))
     attention = FusedAttention() if device == "cuda" else nullcontext()
     with FakeTensorMode(allow_non_fake_inputs=True), _autocast(device, precision), attention:
         model.to_empty(device=device)

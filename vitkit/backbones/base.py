@@ -4,7 +4,6 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from vitkit.checkpoint.folders import is_transformers_folder
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics
-from vitkit.protocols import HasPixelStatistics
+from vitkit.protocols import Backbone
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 
@@ -28,41 +27,17 @@ STAGES = ("res2", "res3", "res4", "res5")
 """The maps of a backbone with four stages, at strides 4 to 32."""
 
 
-@dataclass(frozen=True)
-class BackboneSettings:
-    """Settings of all backbones, in addition to their own arguments."""
-
-    out_features: Sequence[str] | None = None
-    """Names of the maps to return; deeper stages are not created. None: all maps."""
-    num_classes: int | None = None
-    """Number of classes of a classifier; None: return feature maps."""
-    frozen_stages: int = 0
-    """Number of stages that are not trained: 1 is the stem and res2, as in DETR; for a plain transformer, the number of
-    blocks, including everything before them. Norms of returned maps are always trained."""
-    drop_path: float = 0.0
-    """The last block's probability of being skipped in training (https://arxiv.org/abs/1603.09382); it increases from 0
-    over the blocks."""
-    pretrained: bool | str = False
-    """The weights that `load_pretrained` loads: False: none; a file; "https://...#sha256=PREFIX", a URL with the first
-    digits of its checksum; "timm/NAME", timm's weights of that name; True: the default of the backbone's family."""
-    pixel_mean: Sequence[float] = IMAGENET_MEAN
-    """Mean of RGB values in 0..1 that the weights expect; `pixel_std` is their standard deviation. Models normalise
-    images by them."""
-    pixel_std: Sequence[float] = IMAGENET_STD
-
-
 def four_stages(channels: int) -> dict[str, FeatureInfo]:
     """Return the maps of four stages, each with twice the channels of the previous one, at strides 4 to 32."""
     return {name: FeatureInfo(channels * 2**i, 4 * 2**i) for i, name in enumerate(STAGES)}
 
 
 def choose_features(
-    owner: str, available: Mapping[str, FeatureInfo], out_features: Sequence[str] | None, *, num_classes: int | None
+    available: Mapping[str, FeatureInfo], out_features: Sequence[str] | None, *, num_classes: int | None
 ) -> dict[str, FeatureInfo]:
     """Return the features that a backbone returns, fine to coarse.
 
     Args:
-        owner: the backbone's name, for messages.
         available: all features that it could return, fine to coarse.
         out_features: the requested names; None for all.
         num_classes: number of classes of a classifier, which returns logits and no features.
@@ -70,55 +45,67 @@ def choose_features(
         ConfigError: a name is unknown, the list is empty, or a classifier is asked for features or has no classes.
     """
     if num_classes is not None and num_classes < 1:
-        raise ConfigError(f"{owner}: num_classes={num_classes}: expected at least 1, or None for features.")
+        raise ConfigError(f"num_classes={num_classes}: expected at least 1, or None for features.")
     if out_features is None:
         return dict(available)
     if num_classes is not None:
-        raise ConfigError(f"{owner}: a classifier (num_classes) returns no features: leave out_features out.")
+        raise ConfigError(
+            f"out_features={list(out_features)}: a classifier (num_classes) returns no features. Leave it out."
+        )
     if not out_features:
-        raise ConfigError(f"{owner}: out_features is empty. {nearest('', available)}")
+        raise ConfigError(f"out_features is empty. {nearest('', available)}")
     for name in out_features:
         if name not in available:
-            raise ConfigError(f"{owner}: unknown feature {name!r} in out_features. {nearest(name, available)}")
+            raise ConfigError(f"out_features: unknown feature {name!r}. {nearest(name, available)}")
     return {name: info for name, info in available.items() if name in out_features}
 
 
-def drop_path_rates(owner: str, drop_path: float, num_blocks: int) -> list[float]:
+def check_keys(argument: str, values: Mapping[str, Any], options: type) -> None:
+    """Check the keys of an argument that is a dict against a `TypedDict`.
+
+    Raises:
+        ConfigError: a key is unknown.
+    """
+    for key in values:
+        if key not in options.__annotations__:
+            raise ConfigError(f"{argument}.{key}: unknown key. {nearest(key, options.__annotations__)}")
+
+
+def drop_path_rates(drop_path: float, num_blocks: int) -> list[float]:
     """Return each block's probability of being skipped in training (https://arxiv.org/abs/1603.09382): 0 to
     `drop_path`.
 
     Raises:
-        ConfigError: `drop_path` is not in 0..1.
+        ConfigError: `drop_path` is negative, or not below 1.
     """
     if not 0 <= drop_path < 1:
-        raise ConfigError(f"{owner}: drop_path={drop_path}: expected 0 up to, not with, 1.")
+        raise ConfigError(f"drop_path={drop_path}: expected at least 0 and below 1.")
     return [drop_path * i / max(num_blocks - 1, 1) for i in range(num_blocks)]
 
 
-def check_images(owner: str, images: Tensor, *, least: int = 1, clips: bool = False) -> None:
+def check_images(owner: str, images: Tensor, *, min_size: int = 1, clips: bool = False) -> None:
     """Raise DataError if images have a wrong shape, or are too small.
 
     Args:
         owner: the backbone's name, for messages.
-        least: minimum height and width, in pixels.
+        min_size: minimum height and width, in pixels.
         clips: whether it takes (B, 3, T, H, W) rather than (B, 3, H, W).
     """
     expected = "(B, 3, T, H, W)" if clips else "(B, 3, H, W)"
     if images.ndim != 4 + clips or images.shape[1] != 3:
         raise DataError(f"{owner}: images of shape {tuple(images.shape)}: expected {expected}.")
     height, width = images.shape[-2:]
-    if height < least or width < least:
+    if height < min_size or width < min_size:
         raise DataError(
-            f"{owner}: images of {height} x {width} pixels: expected at least {least} x {least}. Resize them."
+            f"{owner}: images of {height} x {width} pixels: expected at least {min_size} x {min_size}. Resize them."
         )
 
 
 def check_feature_info(backbone: nn.Module) -> None:
     """Check a backbone's `feature_info` against the maps that it returns for a small image of zeros.
 
-    This takes about as long as one training image of 64x96 pixels (the meta device would take two to six times as
-    long), and draws no random numbers. A backbone that rejects the image's size (DataError) is not checked, nor is one
-    that raises another error, which is logged.
+    It draws no random numbers. A backbone that rejects the image's size (DataError) is not checked, nor is one that
+    raises another error, which is logged.
 
     Raises:
         ConfigError: names, order, channels or strides differ.
@@ -127,6 +114,7 @@ def check_feature_info(backbone: nn.Module) -> None:
     stride = max(info.stride for info in infos.values())
     height = math.ceil(64 / stride) * stride
     size = height, height + stride
+    # This takes about as long as one training image of 64x96 pixels; the meta device would take two to six times that.
     device = next((weight.device for weight in backbone.parameters()), "cpu")
     training = [module for module in backbone.modules() if module.training]
     backbone.eval()
@@ -153,23 +141,35 @@ def check_feature_info(backbone: nn.Module) -> None:
     if strides != sorted(strides):
         raise ConfigError(
             f"backbone {name}: its features {', '.join(infos)} have strides {', '.join(map(str, strides))}. Expected "
-            "them fine to coarse, in feature_info and in what forward returns."
+            "an order from fine to coarse, in feature_info and in what forward returns."
         )
     for (feature, info), x in zip(infos.items(), maps.values()):
         expected = (1, info.channels, *(math.ceil(side / info.stride) for side in size))
         if tuple(x.shape) != expected:
             raise ConfigError(
-                f"backbone {name}: of an image of {size[0]}x{size[1]} pixels feature {feature!r} has shape "
+                f"backbone {name}: for an image of {size[0]}x{size[1]} pixels, feature {feature!r} has shape "
                 f"{tuple(x.shape)}; expected {expected} by its feature_info ({info.channels} channels, stride "
                 f"{info.stride}). Correct feature_info, or what forward returns."
             )
 
 
-def pixel_statistics(backbone: nn.Module) -> dict[str, Sequence[float]]:
+# `Backbone` lists what a user's own backbone may leave out; these functions are where models ask for it.
+
+
+def pixel_statistics(backbone: Backbone) -> dict[str, Sequence[float]]:
     """Return `mean` and `std` for `normalize_images`: the backbone's, or ImageNet's if it specifies none."""
-    if not isinstance(backbone, HasPixelStatistics):
-        return {}
-    return dict(mean=backbone.pixel_mean, std=backbone.pixel_std)
+    return dict(mean=getattr(backbone, "pixel_mean", IMAGENET_MEAN), std=getattr(backbone, "pixel_std", IMAGENET_STD))
+
+
+def keep_features(backbone: Backbone, names: Iterable[str]) -> None:
+    """Let a backbone return only these maps from now on, if it can drop the others."""
+    if hasattr(backbone, "keep_features"):
+        backbone.keep_features(names)
+
+
+def load_pretrained(backbone: Backbone) -> str | None:
+    """Load a backbone's pretrained weights; return where they came from, or None if it keeps its random weights."""
+    return backbone.load_pretrained() if hasattr(backbone, "load_pretrained") else None
 
 
 class BackboneBase(nn.Module):
@@ -197,23 +197,47 @@ class BackboneBase(nn.Module):
     pretrained: bool | str = False
     frozen_stages: int = 0
     is_classifier: bool = False
+    is_dilated: bool = False
+    """Whether the last stage keeps its resolution and dilates its kernels (DC5), with the same weights."""
     pixel_mean: Sequence[float] = IMAGENET_MEAN
     pixel_std: Sequence[float] = IMAGENET_STD
 
-    def configure(self, settings: BackboneSettings, available: Mapping[str, FeatureInfo]) -> list[str]:
-        """Store the settings; return the names of the stages down to the deepest that is needed.
+    def configure(
+        self,
+        available: Mapping[str, FeatureInfo],
+        *,
+        out_features: Sequence[str] | None,
+        num_classes: int | None,
+        frozen_stages: int,
+        pretrained: bool | str,
+        pixel_mean: Sequence[float],
+        pixel_std: Sequence[float],
+    ) -> list[str]:
+        """Store the arguments that all backbones take; return the names of the stages down to the deepest that is
+        needed.
+
+        They also take `drop_path`, the last block's probability of being skipped in training; see `drop_path_rates`.
 
         Args:
             available: all maps that it could return, fine to coarse.
+            out_features: names of the maps to return; deeper stages are not created. None: all maps.
+            num_classes: number of classes of a classifier; None: return feature maps.
+            frozen_stages: number of stages that are not trained: 1 is the stem and res2, as in DETR; for a plain
+                transformer, the number of blocks, including everything before them. Norms of returned maps are always
+                trained.
+            pretrained: the weights that `load_pretrained` loads: False: none; a file; "https://...#sha256=PREFIX", a
+                URL with the first digits of its checksum; "timm/NAME", timm's weights of that name; True: the default
+                of the backbone's family.
+            pixel_mean, pixel_std: mean and standard deviation of RGB values in 0..1 that the weights expect; models
+                normalise images by them.
         Raises:
             ConfigError: see `choose_features` and `check_pixel_statistics`.
         """
-        name, num_classes = type(self).__name__, settings.num_classes
-        self.feature_info = choose_features(name, available, settings.out_features, num_classes=num_classes)
+        self.feature_info = choose_features(available, out_features, num_classes=num_classes)
         self.is_classifier = num_classes is not None
-        self.pretrained = settings.pretrained
-        self.frozen_stages = settings.frozen_stages
-        self.pixel_mean, self.pixel_std = check_pixel_statistics(settings.pixel_mean, settings.pixel_std)
+        self.pretrained = pretrained
+        self.frozen_stages = frozen_stages
+        self.pixel_mean, self.pixel_std = check_pixel_statistics(pixel_mean, pixel_std)
         return list(available)[: list(available).index(list(self.feature_info)[-1]) + 1]
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
@@ -225,10 +249,10 @@ class BackboneBase(nn.Module):
         return None
 
     def keep_features(self, names: Iterable[str]) -> None:
-        """Return only these features from now on; a model calls this with those that its neck reads.
-
-        The parts needed only by other features are removed: they would never get a gradient, which DDP does not allow.
+        """Return only these features from now on, and remove the parts that only other features need; a model calls
+        this with the features that its neck reads.
         """
+        # Unused parts would never get a gradient, which DDP does not allow.
         names, deepest = set(names), list(self.feature_info)[-1]
         for name in self.feature_info.keys() - names:
             if self.norm_of(name):
@@ -243,8 +267,9 @@ class BackboneBase(nn.Module):
         for name in names[names.index(feature) + 1 :]:
             del self.layers[name]
 
-    def needs_none_of(self, names: Sequence[str]) -> list[str]:
-        """Return a classifier's entries that feature maps do not need: its head and deeper stages."""
+    def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
+        """Return those of a classifier's entries that feature maps do not need: its head and deeper stages. A
+        classifier needs all entries."""
         if self.is_classifier:
             return []
         kept = self.state_dict().keys()
@@ -265,7 +290,7 @@ class BackboneBase(nn.Module):
         # The stem belongs to the first stage, as in DETR.
         num_stages = len(self.stages()) - 1
         if not 0 <= self.frozen_stages <= num_stages:
-            raise ConfigError(f"{type(self).__name__}: frozen_stages {self.frozen_stages}: expected 0 to {num_stages}.")
+            raise ConfigError(f"frozen_stages={self.frozen_stages}: expected 0 to {num_stages}.")
         for part in self._frozen():
             part.requires_grad_(False)
 
@@ -278,7 +303,7 @@ class BackboneBase(nn.Module):
         super().train(mode)
         for part in self._frozen():
             if isinstance(part, nn.Module):
-                part.eval()  # its running statistics are frozen, too, and it has no dropout
+                part.eval()  # running statistics do not change, and there is no dropout
         return self
 
     def load_pretrained(self) -> str | None:
@@ -302,7 +327,7 @@ class BackboneBase(nn.Module):
         # A backbone does not need the classifier, and a classifier for other classes cannot use it.
         report = load_weights(self, _find(source), new_class_head=True, strict=False)
         missing = [name for name in report.missing if not any(fnmatch(name, p) for p in self.optional_weights)]
-        missing = [name for name in missing if not name.startswith(self.class_head or ("\0",))]
+        missing = [name for name in missing if not name.startswith(self.class_head)]
         if missing:
             raise CheckpointError(
                 f"{source} does not fit this {type(self).__name__}: missing {', '.join(missing[:3])} ({len(missing)} "
@@ -314,8 +339,8 @@ class BackboneBase(nn.Module):
     def _address(self) -> str:
         """Return the source of weights that `pretrained=True` stands for."""
         raise ConfigError(
-            f"model.backbone.pretrained=True: {type(self).__name__} has no weights of its own. Expected a file, an "
-            "address ('https://...#sha256=PREFIX') or a name of timm's ('timm/NAME')."
+            f"pretrained=True: there are no default weights for this {type(self).__name__}. Expected a file, an "
+            "address ('https://...#sha256=PREFIX') or the name of timm's weights ('timm/NAME')."
         )
 
 
@@ -330,15 +355,15 @@ def _find(source: str) -> Path | dict[str, Any]:
             return cached_file(url, checksum=f"sha256:{checksum}" if checksum else "")
         except CheckpointError as error:
             raise CheckpointError(
-                f"model.backbone.pretrained: the weights are missing: {error} Or name a file "
-                f"(model.backbone.pretrained=FILE), {random_instead}"
+                f"pretrained: the weights are missing: {error} Or give a file (model.backbone.pretrained=FILE), "
+                f"{random_instead}"
             ) from error
     if is_hub_name(source):
         return hub_folder(source)
     if not Path(source).is_file() and not is_transformers_folder(Path(source)):
         raise CheckpointError(
-            f"model.backbone.pretrained: no file {source!r}. Give a file of weights, an address "
-            f"('https://...#sha256=PREFIX'), a name of timm's ('timm/NAME'), {random_instead}"
+            f"pretrained: no file {source!r}. Give a file of weights, an address ('https://...#sha256=PREFIX'), the "
+            f"name of timm's weights ('timm/NAME'), {random_instead}"
         )
     return Path(source)
 
@@ -348,13 +373,13 @@ def _timm_weights(name: str, random_instead: str) -> dict[str, Tensor]:
 
     if not timm.is_model_pretrained(name):
         raise CheckpointError(
-            f"model.backbone.pretrained: timm {timm.__version__} has no weights named {name!r}. "
+            f"pretrained: timm {timm.__version__} has no weights named {name!r}. "
             f"{nearest(name, timm.list_pretrained())}"
         )
     try:
         return timm.create_model(name, pretrained=True).state_dict()
     except Exception as error:  # whatever the hub and its libraries raise when they cannot be reached
         raise CheckpointError(
-            f"model.backbone.pretrained: timm's weights {name!r} cannot be had ({str(error).splitlines()[0]}). "
-            f"Name a file (model.backbone.pretrained=FILE), {random_instead}"
+            f"pretrained: timm's weights {name!r} cannot be downloaded ({str(error).splitlines()[0]}). Give a file "
+            f"(model.backbone.pretrained=FILE), {random_instead}"
         ) from error

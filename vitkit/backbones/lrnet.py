@@ -1,13 +1,16 @@
 """LR-Net (Hu et al. 2019, https://arxiv.org/abs/1904.11491): a ResNet whose only spatial layers are local relations."""
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import BackboneBase, BackboneSettings, check_images, drop_path_rates, four_stages
+from vitkit.backbones.base import BackboneBase, check_images, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.local_relation import LocalRelation
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
 
 _DEPTHS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
@@ -33,7 +36,7 @@ class RelationBlock(nn.Module):
         in_channels: number of input channels.
         width: channels of the local relation.
         out_channels: number of output channels.
-        relation: further arguments of the `LocalRelation`.
+        relation: arguments of the `LocalRelation`, except for its channels and stride.
         stride: stride of the output relative to the input.
         drop_path: probability of skipping the block in training.
     """
@@ -85,6 +88,8 @@ class LRNet(BackboneBase):
         channels_per_weight: m, the number of channels that share a weight.
         similarity: similarity of a query and a key; see `vitkit.kernels.local_relation.SIMILARITIES`.
         geometry_prior: see `LocalRelation`.
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+            `BackboneBase.configure`.
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -100,13 +105,27 @@ class LRNet(BackboneBase):
         channels_per_weight: int = 8,
         similarity: str = "product",
         geometry_prior: bool = True,
-        settings: BackboneSettings = BackboneSettings(),
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        drop_path: float = 0.0,
+        pretrained: bool | str = False,
+        pixel_mean: Sequence[float] = IMAGENET_MEAN,
+        pixel_std: Sequence[float] = IMAGENET_STD,
     ):
         super().__init__()
         if depth not in _DEPTHS:
-            raise ConfigError(f"LRNet: depth {depth}: expected one of {', '.join(map(str, _DEPTHS))}.")
+            raise ConfigError(f"depth={depth}: expected one of {', '.join(map(str, _DEPTHS))}.")
         available = four_stages(256)
-        names = self.configure(settings, available)
+        names = self.configure(
+            available,
+            out_features=out_features,
+            num_classes=num_classes,
+            frozen_stages=frozen_stages,
+            pretrained=pretrained,
+            pixel_mean=pixel_mean,
+            pixel_std=pixel_std,
+        )
         relation = dict(
             kernel_size=kernel_size,
             channels_per_weight=channels_per_weight,
@@ -122,7 +141,7 @@ class LRNet(BackboneBase):
             nn.ReLU(inplace=True),
             nn.MaxPool2d(3, stride=2, padding=1),
         )
-        rates = iter(drop_path_rates("LRNet", settings.drop_path, sum(_DEPTHS[depth])))
+        rates = iter(drop_path_rates(drop_path, sum(_DEPTHS[depth])))
         self.layers = nn.ModuleDict()
         in_channels = _STEM_CHANNELS
         for name, num_blocks in zip(names, _DEPTHS[depth]):
@@ -139,13 +158,13 @@ class LRNet(BackboneBase):
                 self.layers[name].append(block)
                 in_channels = available[name].channels
         if self.is_classifier:
-            self.fc = nn.Linear(in_channels, settings.num_classes)
+            self.fc = nn.Linear(in_channels, num_classes)
         self.apply(_init_weights)
         self.freeze()
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
         """Compute the features, or a classifier's logits, of images of at least 4 pixels."""
-        check_images("LRNet", images, least=_STEM_STRIDE)
+        check_images("LRNet", images, min_size=_STEM_STRIDE)
         x = self.stem(images)
         features = {}
         for name, layer in self.layers.items():

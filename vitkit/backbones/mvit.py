@@ -3,22 +3,22 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import STAGES, BackboneBase, BackboneSettings, check_images, drop_path_rates
+from vitkit.backbones.base import STAGES, BackboneBase, check_images, check_keys, drop_path_rates
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
-from vitkit.nn.pooling_attention import Pooling, PoolingAttention, make_pool, pool_tokens
+from vitkit.nn.pooling_attention import PoolingAttention, make_pool, pool_tokens
 from vitkit.nn.position import resize_positions_1d, resize_positions_2d
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
 from vitkit.structures import FeatureInfo
 
-_V1 = dict(positions="absolute", residual_pooling=False, expand_in_attention=False, class_token=True)
+_V1 = dict(positions="absolute", expand_in_attention=False, class_token=True, pooling=dict(residual=False))
 _CLIP = dict(kv_stride=8, class_token=True, dropout=0.5)
 _LARGE = dict(depths=(2, 6, 36, 4), embed_dim=144, num_heads=2)
 
@@ -42,57 +42,31 @@ MVIT_VARIANTS = {
     "mvitv1_b_16x4": dict(depths=(1, 2, 11, 2), num_frames=16, **(_V1 | _CLIP), drop_path=0.2),
     "mvitv1_b_32x3": dict(depths=(1, 2, 11, 2), num_frames=32, **(_V1 | _CLIP), drop_path=0.3),
     # Its published weights pool with kernels of stride + 1.
-    "mvitv1_b24_32x3": dict(depths=(2, 3, 16, 3), num_frames=32, pool_kernel=None, **(_V1 | _CLIP), drop_path=0.3),
+    "mvitv1_b24_32x3": dict(
+        depths=(2, 3, 16, 3),
+        num_frames=32,
+        **(_V1 | _CLIP | dict(pooling=dict(kernel=None, residual=False))),
+        drop_path=0.3,
+    ),
 }
 
 PATCH_STRIDE = 4
 FRAME_STRIDE = 2
 
 
-@dataclass(frozen=True)
-class StageSettings:
-    """Sizes of the four stages."""
+class PoolingOptions(TypedDict, total=False):
+    """How queries, keys and values are pooled."""
 
-    depths: Sequence[int] = (1, 2, 5, 2)
-    """Number of blocks in each stage."""
-    embed_dim: int = 96
-    """Channels of res2; they double with each stage."""
-    num_heads: int = 1
-    """Number of heads in res2; it doubles with each stage."""
-    kv_stride: int = 4
-    """Pooling stride of keys and values in res2; it is halved with each stage."""
-
-    def check(self) -> None:
-        """Raise ConfigError if a size is invalid."""
-        if len(self.depths) != len(STAGES) or min(self.depths) < 1:
-            raise ConfigError(f"MViT: depths={tuple(self.depths)}: expected at least one block in each of 4 stages.")
-        for name, value in dict(embed_dim=self.embed_dim, kv_stride=self.kv_stride).items():
-            if value < 1:
-                raise ConfigError(f"MViT: {name}={value}: expected at least 1.")
-        if self.num_heads < 1 or self.embed_dim % self.num_heads:
-            raise ConfigError(f"MViT: num_heads={self.num_heads} must divide embed_dim={self.embed_dim}.")
-
-
-@dataclass(frozen=True)
-class BlockSettings:
-    """Settings common to all blocks."""
-
-    pool: str = "conv"
-    """Kind of pooling: "conv", "max" or "avg"."""
-    pool_kernel: int | None = 3
-    """Side of the pooling kernels; None: stride + 1."""
-    residual_pooling: bool = True
-    """Whether the pooled queries of every block are added to its output."""
-    expand_in_attention: bool = True
-    """Whether channels increase in a stage's first attention, rather than in the last MLP of the previous stage."""
-    positions: str = "relative"
-    """Either "relative" (decomposed) or "absolute" (added to the patches; for clips, separately for space and time)."""
-    class_token: bool = False
-    """Whether a classifier reads a class token rather than the mean of all tokens."""
+    kind: Literal["conv", "max", "avg"]
+    """Default "conv"."""
+    kernel: int | None
+    """Side of the kernels, default 3; None: stride + 1."""
+    residual: bool
+    """Whether the pooled queries of every block are added to its output (improved MViT, the default)."""
 
 
 class BlockShape(NamedTuple):
-    """The settings that differ between blocks."""
+    """What differs between blocks."""
 
     stage: int
     in_channels: int
@@ -130,33 +104,42 @@ class MViTBlock(nn.Module):
     Args:
         shape: channels, heads, strides and window.
         drop_path: probability of being skipped in training.
+        pooling: see `PoolingOptions`.
+        expand_in_attention: whether channels increase in the attention rather than in the MLP.
+        relative_positions: whether attention has decomposed relative positions.
+        class_token: whether the tokens begin with a class token.
     """
 
     activation_checkpointing = False
 
-    def __init__(self, shape: BlockShape, settings: BlockSettings, *, drop_path: float):
+    def __init__(
+        self,
+        shape: BlockShape,
+        *,
+        drop_path: float,
+        pooling: PoolingOptions,
+        expand_in_attention: bool,
+        relative_positions: bool,
+        class_token: bool,
+    ):
         super().__init__()
-        kernel, residual_pooling = settings.pool_kernel, settings.residual_pooling
-        channels = shape.out_channels if settings.expand_in_attention else shape.in_channels
-        relative = settings.positions == "relative"
+        kernel, residual = pooling.get("kernel", 3), pooling.get("residual", True)
+        channels = shape.out_channels if expand_in_attention else shape.in_channels
         pooled = zip(shape.size, shape.q_stride, shape.kv_stride)
-        pools_queries = residual_pooling or max(shape.q_stride) > 1
-        pooling = Pooling(
-            kind=settings.pool,
-            q_kernel=kernels(kernel, shape.q_stride) if pools_queries else (1,) * len(shape.size),
-            q_stride=shape.q_stride,
-            kv_kernel=kernels(kernel, shape.kv_stride),
-            kv_stride=shape.kv_stride,
-            residual=residual_pooling,
-        )
+        pools_queries = residual or max(shape.q_stride) > 1
         self.norm1 = nn.LayerNorm(shape.in_channels, eps=1e-6)
         self.attn = PoolingAttention(
             shape.in_channels,
             channels,
             num_heads=shape.num_heads,
-            pooling=pooling,
-            positions=[max(size // q, size // kv) for size, q, kv in pooled] if relative else None,
-            class_token=settings.class_token,
+            pool=pooling.get("kind", "conv"),
+            q_kernel=kernels(kernel, shape.q_stride) if pools_queries else (1,) * len(shape.size),
+            q_stride=shape.q_stride,
+            kv_kernel=kernels(kernel, shape.kv_stride),
+            kv_stride=shape.kv_stride,
+            residual=residual,
+            positions=[max(size // q, size // kv) for size, q, kv in pooled] if relative_positions else None,
+            class_token=class_token,
             window=shape.window,
         )
         self.norm2 = nn.LayerNorm(channels, eps=1e-6)
@@ -165,8 +148,8 @@ class MViTBlock(nn.Module):
         self.proj = Linear(shape.in_channels, shape.out_channels) if grows else None
         self.pool_skip = make_pool("max", channels, kernels(None, shape.q_stride), shape.q_stride)
         self.drop_path = StochasticDepth(drop_path, "row")
-        self.expand_in_attention = settings.expand_in_attention
-        self.class_token = settings.class_token
+        self.expand_in_attention = expand_in_attention
+        self.class_token = class_token
 
     def forward(self, x: Tensor, size: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
         """Attend and transform.
@@ -204,11 +187,23 @@ class MViT(BackboneBase):
     full map.
 
     Args:
+        depths: number of blocks in each stage.
+        embed_dim: channels of res2; they double with each stage.
+        num_heads: number of heads in res2; it doubles with each stage.
+        kv_stride: pooling stride of keys and values in res2; it is halved with each stage.
+        pooling: see `PoolingOptions`.
+        expand_in_attention: whether channels increase in a stage's first attention, rather than in the last MLP of the
+            previous stage.
+        positions: "relative" (decomposed) or "absolute" (added to the patches; for clips, separately for space and
+            time).
+        class_token: whether a classifier reads a class token rather than the mean of all tokens.
         image_size: side of the images, in pixels, that the position tables are made for; they are resized for other
             images.
         num_frames: number of frames likewise, if the input is clips; None for images.
         window_size: side of res2's windows in tokens, halved with each stage. None: attend to the full map.
         dropout: fraction of a classifier's inputs that is dropped in training.
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+            `BackboneBase.configure`.
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -220,42 +215,73 @@ class MViT(BackboneBase):
 
     def __init__(
         self,
-        stages: StageSettings = StageSettings(),
+        depths: Sequence[int] = (1, 2, 5, 2),
+        embed_dim: int = 96,
         *,
-        blocks: BlockSettings = BlockSettings(),
+        num_heads: int = 1,
+        kv_stride: int = 4,
+        pooling: PoolingOptions | None = None,
+        expand_in_attention: bool = True,
+        positions: Literal["relative", "absolute"] = "relative",
+        class_token: bool = False,
         image_size: int = 224,
         num_frames: int | None = None,
         window_size: int | None = 56,
         dropout: float = 0.0,
-        settings: BackboneSettings = BackboneSettings(drop_path=0.1),
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        drop_path: float = 0.1,
+        pretrained: bool | str = False,
+        pixel_mean: Sequence[float] = IMAGENET_MEAN,
+        pixel_std: Sequence[float] = IMAGENET_STD,
     ):
         super().__init__()
-        stages.check()
-        embed_dim, positions = stages.embed_dim, blocks.positions
+        pooling = pooling or {}
+        check_keys("pooling", pooling, PoolingOptions)
+        if len(depths) != len(STAGES) or min(depths) < 1:
+            raise ConfigError(f"depths={tuple(depths)}: expected at least one block in each of 4 stages.")
+        for name, value in dict(embed_dim=embed_dim, kv_stride=kv_stride).items():
+            if value < 1:
+                raise ConfigError(f"{name}={value}: expected at least 1.")
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ConfigError(f"num_heads={num_heads} must divide embed_dim={embed_dim}.")
         if positions not in ("relative", "absolute"):
-            raise ConfigError(f"MViT: positions={positions!r}: expected 'relative' or 'absolute'.")
+            raise ConfigError(f"positions={positions!r}: expected 'relative' or 'absolute'.")
         if window_size is not None and window_size < 1:
-            raise ConfigError(f"MViT: window_size={window_size}: expected at least 1, or None for the full map.")
+            raise ConfigError(f"window_size={window_size}: expected at least 1, or None for the full map.")
         if image_size < 8 * PATCH_STRIDE or (num_frames is not None and num_frames < FRAME_STRIDE):
             raise ConfigError(
-                f"MViT: image_size={image_size}, num_frames={num_frames}: expected at least {8 * PATCH_STRIDE} pixels, "
+                f"image_size={image_size}, num_frames={num_frames}: expected at least {8 * PATCH_STRIDE} pixels, "
                 f"and {FRAME_STRIDE} frames of clips."
             )
-        self.is_classifier = settings.num_classes is not None
+        self.is_classifier = num_classes is not None
         self.axes = 2 if num_frames is None else 3
-        self.class_token = blocks.class_token and self.is_classifier
+        self.class_token = class_token and self.is_classifier
         side = image_size // PATCH_STRIDE
         self.grid = (side, side) if num_frames is None else (num_frames // FRAME_STRIDE, side, side)
 
         shapes = block_shapes(
-            stages,
+            depths,
+            channels=embed_dim,
+            num_heads=num_heads,
+            kv_stride=kv_stride,
             grid=self.grid,
-            expand_in_attention=blocks.expand_in_attention,
+            expand_in_attention=expand_in_attention,
             window=None if self.is_classifier or num_frames is not None else window_size,
         )
         channels = {STAGES[shape.stage]: shape.out_channels for shape in shapes}
         available = {name: FeatureInfo(channels[name], PATCH_STRIDE * 2**i) for i, name in enumerate(STAGES)}
-        num_stages = len(self.configure(settings, available))
+        stage_names = self.configure(
+            available,
+            out_features=out_features,
+            num_classes=num_classes,
+            frozen_stages=frozen_stages,
+            pretrained=pretrained,
+            pixel_mean=pixel_mean,
+            pixel_std=pixel_std,
+        )
+        num_stages = len(stage_names)
         self.stage_of_block = [shape.stage for shape in shapes if shape.stage < num_stages]
 
         self.patch_embed = PatchEmbed(embed_dim, self.axes)
@@ -263,16 +289,23 @@ class MViT(BackboneBase):
         self.pos_embed = self.pos_embed_spatial = None
         if positions == "absolute":
             self._make_positions(embed_dim)
-        rates = drop_path_rates("MViT", settings.drop_path, len(shapes))
-        blocks = replace(blocks, class_token=self.class_token)
         self.blocks = nn.ModuleList(
-            MViTBlock(shape, blocks, drop_path=rate) for shape, rate in zip(shapes, rates) if shape.stage < num_stages
+            MViTBlock(
+                shape,
+                drop_path=rate,
+                pooling=pooling,
+                expand_in_attention=expand_in_attention,
+                relative_positions=positions == "relative",
+                class_token=self.class_token,
+            )
+            for shape, rate in zip(shapes, drop_path_rates(drop_path, len(shapes)))
+            if shape.stage < num_stages
         )
         if self.is_classifier:
             self.norm = nn.LayerNorm(shapes[-1].out_channels, eps=1e-6)
             self.head = nn.Sequential()
             self.head.add_module("dropout", nn.Dropout(dropout))
-            self.head.add_module("projection", nn.Linear(shapes[-1].out_channels, settings.num_classes))
+            self.head.add_module("projection", nn.Linear(shapes[-1].out_channels, num_classes))
         else:
             for name, info in self.feature_info.items():
                 self.add_module(norm_name(name), nn.LayerNorm(info.channels, eps=1e-6))
@@ -330,7 +363,7 @@ class MViT(BackboneBase):
         Raises:
             DataError: the images do not have three channels, or are smaller than the patches' stride.
         """
-        check_images("MViT", images, least=PATCH_STRIDE, clips=self.axes == 3)
+        check_images("MViT", images, min_size=PATCH_STRIDE, clips=self.axes == 3)
         x, size = self.patch_embed(images)
         x = self._add_positions(x, size)
         features = {}
@@ -390,38 +423,50 @@ class MViT(BackboneBase):
 
 
 def block_shapes(
-    stages: StageSettings, *, grid: tuple[int, ...], expand_in_attention: bool, window: int | None
+    depths: Sequence[int],
+    *,
+    channels: int,
+    num_heads: int,
+    kv_stride: int,
+    grid: tuple[int, ...],
+    expand_in_attention: bool,
+    window: int | None,
 ) -> list[BlockShape]:
-    """Return the channels, heads, strides and windows of all blocks, in order (tables 1 of both papers)."""
+    """Return the channels, heads, strides and windows of all blocks, in order (table 1 of both papers).
+
+    Args:
+        channels, num_heads, kv_stride, window: those of res2.
+        grid: size of the map of patches.
+    """
 
     def along_axes(stride: int) -> tuple[int, ...]:
         return (1,) * (len(grid) - 2) + (stride, stride)
 
     shapes = []
-    channels, size, depths = stages.embed_dim, grid, stages.depths
+    size = grid
     for stage, depth in enumerate(depths):
         for i in range(depth):
-            first, last = i == 0 and stage > 0, i == depth - 1
-            keys = max(stages.kv_stride >> stage, 1)
+            pools_map, last = i == 0 and stage > 0, i == depth - 1
+            keys = max(kv_stride >> stage, 1)
             hybrid = window is not None and last and stage > 0
             if hybrid and stage < len(depths) - 1:
                 keys *= 2
-            grows_here = first if expand_in_attention else last and stage < len(depths) - 1
+            grows_here = pools_map if expand_in_attention else last and stage < len(depths) - 1
             shapes.append(
                 BlockShape(
                     stage,
                     in_channels=channels,
                     out_channels=2 * channels if grows_here else channels,
-                    num_heads=stages.num_heads << stage,
-                    q_stride=along_axes(2 if first else 1),
+                    num_heads=num_heads << stage,
+                    q_stride=along_axes(2 if pools_map else 1),
                     kv_stride=along_axes(keys),
                     size=size,
                     # A stage's first block still has the map, and so the windows, of the previous stage.
-                    window=None if window is None or hybrid else window >> (stage - first),
+                    window=None if window is None or hybrid else window >> (stage - pools_map),
                 )
             )
             channels = shapes[-1].out_channels
-            if first:
+            if pools_map:
                 size = (*size[:-2], size[-2] // 2, size[-1] // 2)
     return shapes
 

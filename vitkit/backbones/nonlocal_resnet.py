@@ -3,18 +3,18 @@
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import STAGES, BackboneBase, BackboneSettings, check_images, drop_path_rates, four_stages
+from vitkit.backbones.base import STAGES, BackboneBase, check_images, drop_path_rates, four_stages
 from vitkit.backbones.resnet import ResNet, resnet_address
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.non_local import NonLocalBlock
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES, nearest
 
 FIVE_BLOCKS = {"res3": (1, 3), "res4": (1, 3, 5)}
@@ -66,25 +66,17 @@ _INFLATIONS = {
 }
 
 
-@dataclass(frozen=True)
-class NonLocalSettings:
-    """Where non-local blocks are inserted, and how they compare locations."""
-
-    positions: Mapping[str, Sequence[int]] = field(default_factory=lambda: FIVE_BLOCKS)
-    """Stage -> indices (from 0) of the blocks that are followed by a non-local block."""
-    pairwise: str = "embedded_gaussian"
-    """A pairwise function of `PAIRWISE`, see `NonLocalBlock`."""
-    scaled: bool = True
-    """Whether Gaussian scores are divided by the square root of the number of compared channels, as in SlowFast."""
-
-
 @BACKBONES.register
 class NonLocalResNet(ResNet):
     """`ResNet` with non-local blocks between its blocks; loads torchvision's weights, which lack the new blocks.
 
     Args:
-        depth, norm, dilation, settings: see `ResNet`.
+        depth, norm, dilation: see `ResNet`.
+        positions: stage -> indices (from 0) of the blocks that are followed by a non-local block.
+        pairwise, scaled: see `NonLocalBlock`.
         pool: side of the max pooling of keys and values; 1 for no pooling.
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+            `BackboneBase.configure`; pretrained=True means torchvision's ImageNet weights.
     Raises:
         ConfigError: an argument is invalid, or a block does not exist.
     """
@@ -100,16 +92,35 @@ class NonLocalResNet(ResNet):
         self,
         depth: int = 50,
         *,
-        non_local: NonLocalSettings = NonLocalSettings(),
+        positions: Mapping[str, Sequence[int]] = FIVE_BLOCKS,
+        pairwise: str = "embedded_gaussian",
+        scaled: bool = True,
         pool: int = 2,
         norm: str = "bn",
         dilation: bool = False,
-        settings: BackboneSettings = BackboneSettings(pretrained=True),
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        drop_path: float = 0.0,
+        pretrained: bool | str = True,
+        pixel_mean: Sequence[float] = IMAGENET_MEAN,
+        pixel_std: Sequence[float] = IMAGENET_STD,
     ):
-        super().__init__(depth, norm=norm, dilation=dilation, settings=settings)
+        super().__init__(
+            depth,
+            norm=norm,
+            dilation=dilation,
+            out_features=out_features,
+            num_classes=num_classes,
+            frozen_stages=frozen_stages,
+            drop_path=drop_path,
+            pretrained=pretrained,
+            pixel_mean=pixel_mean,
+            pixel_std=pixel_std,
+        )
         layers = self.layers
         counts = {name: len(layer) for name, layer in layers.items()}
-        for name, after in check_positions("NonLocalResNet", non_local.positions, counts).items():
+        for name, after in check_positions(positions, counts).items():
             stage = STAGES.index(name)
             channels = 64 * 2**stage * layers[name][0].expansion
             # Non-local blocks are named after the blocks that they follow, so that all others keep their names.
@@ -118,15 +129,13 @@ class NonLocalResNet(ResNet):
                 blocks[str(i)] = block
                 if i in after:
                     blocks[f"non_local{i}"] = NonLocalBlock(
-                        channels, pairwise=non_local.pairwise, scaled=non_local.scaled, pool=(pool, pool)
+                        channels, pairwise=pairwise, scaled=scaled, pool=(pool, pool)
                     )
             setattr(self, f"layer{stage + 1}", nn.Sequential(OrderedDict(blocks)))
         self.freeze()
 
 
-def check_positions(
-    owner: str, positions: Mapping[str, Sequence[int]], counts: Mapping[str, int]
-) -> dict[str, set[int]]:
+def check_positions(positions: Mapping[str, Sequence[int]], counts: Mapping[str, int]) -> dict[str, set[int]]:
     """Check the positions and return those of the stages in `counts`; others may be beyond the deepest feature.
 
     Raises:
@@ -134,10 +143,10 @@ def check_positions(
     """
     for name, after in positions.items():
         if name not in STAGES:
-            raise ConfigError(f"{owner}: positions has unknown stage {name!r}. {nearest(name, STAGES)}")
+            raise ConfigError(f"positions: unknown stage {name!r}. {nearest(name, STAGES)}")
         wrong = [i for i in after if name in counts and not 0 <= i < counts[name]]
         if wrong:
-            raise ConfigError(f"{owner}: positions: {name} has blocks 0 to {counts[name] - 1}, got {wrong}.")
+            raise ConfigError(f"positions: {name} has blocks 0 to {counts[name] - 1}, got {wrong}.")
     return {name: set(after) for name, after in positions.items() if name in counts and after}
 
 
@@ -192,11 +201,14 @@ class ClipResNet(BackboneBase):
     Args:
         depth: 50 or 101.
         inflation: which convolutions span frames: "c2d" (none), "i3d" or "slow".
+        positions: stage -> indices (from 0) of the blocks that are followed by a non-local block.
+        pairwise, scaled: see `NonLocalBlock`.
         pool: frames, rows and columns of the max pooling of keys and values; (1, 1, 1) for no pooling.
         paper_pooling: halve the number of frames as in the paper's table 1, in the stem's convolution, its pooling and
             after res2, whereas SlowFast only does the last.
         dropout: fraction of a classifier's final features dropped in training.
-        settings: see `BackboneSettings`; pretrained=True means torchvision's ImageNet weights.
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+            `BackboneBase.configure`; pretrained=True means torchvision's ImageNet weights.
     Raises:
         ConfigError: an argument is invalid, or a block does not exist.
     """
@@ -210,30 +222,46 @@ class ClipResNet(BackboneBase):
         depth: int = 50,
         *,
         inflation: str = "i3d",
-        non_local: NonLocalSettings = NonLocalSettings(),
+        positions: Mapping[str, Sequence[int]] = FIVE_BLOCKS,
+        pairwise: str = "embedded_gaussian",
+        scaled: bool = True,
         pool: Sequence[int] = (1, 2, 2),
         paper_pooling: bool = False,
         dropout: float = 0.5,
-        settings: BackboneSettings = BackboneSettings(),
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        drop_path: float = 0.0,
+        pretrained: bool | str = False,
+        pixel_mean: Sequence[float] = IMAGENET_MEAN,
+        pixel_std: Sequence[float] = IMAGENET_STD,
     ):
         super().__init__()
         if depth not in _DEPTHS:
-            raise ConfigError(f"ClipResNet: depth {depth}: expected one of {', '.join(map(str, _DEPTHS))}.")
+            raise ConfigError(f"depth={depth}: expected one of {', '.join(map(str, _DEPTHS))}.")
         if inflation not in _INFLATIONS:
-            raise ConfigError(f"ClipResNet: unknown inflation {inflation!r}. {nearest(inflation, _INFLATIONS)}")
-        names = self.configure(settings, four_stages(256))
+            raise ConfigError(f"inflation={inflation!r}: unknown. {nearest(inflation, _INFLATIONS)}")
+        names = self.configure(
+            four_stages(256),
+            out_features=out_features,
+            num_classes=num_classes,
+            frozen_stages=frozen_stages,
+            pretrained=pretrained,
+            pixel_mean=pixel_mean,
+            pixel_std=pixel_std,
+        )
         self.depth = depth
         self.paper_pooling = paper_pooling
         stem_frames, stage_frames, self.halves_frames = _INFLATIONS[inflation]
         counts = dict(zip(names, _DEPTHS[depth]))
-        after = check_positions("ClipResNet", non_local.positions, counts)
+        after = check_positions(positions, counts)
         self.stem = nn.Module()
         size, margin = (stem_frames, 7, 7), (stem_frames // 2, 3, 3)
         stride = (2 if paper_pooling else 1, 2, 2)
         self.stem.conv = nn.Conv3d(3, 64, size, stride=stride, padding=margin, bias=False)
         self.stem.bn = nn.BatchNorm3d(64)
-        rates = iter(drop_path_rates("ClipResNet", settings.drop_path, sum(_DEPTHS[depth])))
-        options: dict[str, Any] = dict(pairwise=non_local.pairwise, scaled=non_local.scaled, pool=pool, axes=3)
+        rates = iter(drop_path_rates(drop_path, sum(_DEPTHS[depth])))
+        options: dict[str, Any] = dict(pairwise=pairwise, scaled=scaled, pool=pool, axes=3)
         in_channels = 64
         self.layers = nn.ModuleDict()
         for stage, (name, count) in enumerate(counts.items()):
@@ -251,7 +279,7 @@ class ClipResNet(BackboneBase):
             self.layers[name] = blocks
         if self.is_classifier:
             self.dropout = nn.Dropout(dropout)
-            self.fc = nn.Linear(in_channels, settings.num_classes)
+            self.fc = nn.Linear(in_channels, num_classes)
         self.apply(_init_weights)
         self.freeze()
 
@@ -268,10 +296,10 @@ class ClipResNet(BackboneBase):
         Raises:
             DataError: the clips do not have three channels, or are too small.
         """
-        least = 2 if self.halves_frames and not self.paper_pooling else 1
-        check_images("ClipResNet", clips, least=4, clips=True)
-        if clips.shape[2] < least:
-            raise DataError(f"ClipResNet: clips of {clips.shape[2]} frames: expected at least {least}.")
+        min_frames = 2 if self.halves_frames and not self.paper_pooling else 1
+        check_images("ClipResNet", clips, min_size=4, clips=True)
+        if clips.shape[2] < min_frames:
+            raise DataError(f"ClipResNet: clips of {clips.shape[2]} frames: expected at least {min_frames}.")
         x = F.relu_(self.stem.bn(self.stem.conv(clips)))
         if self.paper_pooling:
             x = F.max_pool3d(x, 3, stride=2, padding=1)

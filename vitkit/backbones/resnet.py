@@ -1,5 +1,6 @@
 """ResNet (He et al. 2015, https://arxiv.org/abs/1512.03385): torchvision's, with named features."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from torchvision.models import resnet as tv
 from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
-from vitkit.backbones.base import STAGES, BackboneBase, BackboneSettings, check_images, drop_path_rates, four_stages
+from vitkit.backbones.base import STAGES, BackboneBase, check_images, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import checkpoint_block
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -34,14 +36,14 @@ def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
     return F.conv2d(x, weight, shift, conv.stride, conv.padding, conv.dilation)
 
 
-def zero(x: Tensor, padding: Tensor | None) -> Tensor:
+def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
     """Set padding, (B, 1, H, W) bool, to zero, so that no kernel carries it into the image."""
     return x if padding is None else x.masked_fill(padding, 0.0)
 
 
 def relu(x: Tensor, padding: Tensor | None) -> Tensor:
     """Apply ReLU in place, and set padding to zero."""
-    return zero(x, padding).relu_()
+    return zero_padding(x, padding).relu_()
 
 
 def subsample(padding: Tensor | None, stride: int) -> Tensor | None:
@@ -102,8 +104,9 @@ class ResNet(BackboneBase, tv.ResNet):
         dilation: keep res4's stride of 16 in the last stage and dilate its kernels (DC5).
         stride_in_1x1: put the stride of a stage in its first 1x1 convolution, as required by the paper's own weights,
             detectron2's "MSRA" and Keras's, rather than in the 3x3 convolution after it, as by torchvision's. The names
-            and shapes of weights are the same, so a wrong setting only shows in worse results.
-        settings: see `BackboneSettings`; pretrained=True means torchvision's ImageNet weights (IMAGENET1K_V1).
+            and shapes of weights are the same, so a wrong value only shows in worse results.
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+            `BackboneBase.configure`; pretrained=True means torchvision's ImageNet weights (IMAGENET1K_V1).
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -119,40 +122,54 @@ class ResNet(BackboneBase, tv.ResNet):
         norm: str = "bn",
         dilation: bool = False,
         stride_in_1x1: bool = False,
-        settings: BackboneSettings = BackboneSettings(pretrained=True),
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        drop_path: float = 0.0,
+        pretrained: bool | str = True,
+        pixel_mean: Sequence[float] = IMAGENET_MEAN,
+        pixel_std: Sequence[float] = IMAGENET_STD,
     ):
         if depth not in _BLOCKS:
-            raise ConfigError(f"ResNet: depth {depth}: expected one of {', '.join(map(str, _BLOCKS))}.")
+            raise ConfigError(f"depth={depth}: expected one of {', '.join(map(str, _BLOCKS))}.")
         if norm not in _NORMS:
-            raise ConfigError(f"ResNet: unknown norm {norm!r}. {nearest(norm, _NORMS)}")
+            raise ConfigError(f"norm={norm!r}: unknown. {nearest(norm, _NORMS)}")
         block, num_blocks = _BLOCKS[depth]
         if dilation and block is BasicBlock:
-            raise ConfigError(f"ResNet: depth {depth} has no dilated form: expected 50 or 101, or dilation=False.")
+            raise ConfigError(f"dilation=True: a ResNet of depth {depth} has no dilated form. Expected 50 or 101.")
         if stride_in_1x1 and block is BasicBlock:
             raise ConfigError(
-                f"ResNet: depth {depth} has no 1x1 convolutions to stride in: expected 50 or 101, or "
-                "stride_in_1x1=False."
+                f"stride_in_1x1=True: a ResNet of depth {depth} has no 1x1 convolutions in its blocks. Expected depth "
+                "50 or 101."
             )
         available = four_stages(64 * block.expansion)
         if dilation:
             available["res5"] = FeatureInfo(available["res5"].channels, available["res4"].stride)
-        stage_names = self.configure(settings, available)
+        stage_names = self.configure(
+            available,
+            out_features=out_features,
+            num_classes=num_classes,
+            frozen_stages=frozen_stages,
+            pretrained=pretrained,
+            pixel_mean=pixel_mean,
+            pixel_std=pixel_std,
+        )
         super().__init__(
             block,
             num_blocks,
-            num_classes=settings.num_classes or 1,
+            num_classes=num_classes or 1,
             norm_layer=_NORMS[norm],
             replace_stride_with_dilation=[False, False, dilation],
         )
         blocks = [module for module in self.modules() if isinstance(module, block)]
-        for module, rate in zip(blocks, drop_path_rates("ResNet", settings.drop_path, len(blocks))):
+        for module, rate in zip(blocks, drop_path_rates(drop_path, len(blocks))):
             module.drop_path = StochasticDepth(rate, "row")
             if stride_in_1x1:
                 module.stride_in_first()
         self.depth = depth
         self.is_dilated = dilation
 
-        # Parts that are not needed are removed: they would never get a gradient, which DDP does not allow.
+        # Parts that are not used are removed: they would never get a gradient, which DDP does not allow.
         self.drop_stages_after(stage_names[-1])
         if not self.is_classifier:
             del self.avgpool, self.fc
@@ -185,11 +202,11 @@ class ResNet(BackboneBase, tv.ResNet):
         padding = None if padding_mask is None else padding_mask[:, None]
         # Channels last makes DETR 5 to 10 % faster on a CPU, and is the layout that tensor cores work in.
         x = images.contiguous(memory_format=torch.channels_last)
-        x = zero(x, padding)
+        x = zero_padding(x, padding)
         padding = subsample(padding, 2)
         x = self.maxpool(relu(conv_norm(x, self.conv1, self.bn1), padding))
         padding = subsample(padding, 2)
-        x = zero(x, padding)
+        x = zero_padding(x, padding)
         features = {}
         for name, layer in self.layers.items():
             for block in layer:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import STAGES, BackboneBase, BackboneSettings, check_images, drop_path_rates, four_stages
+from vitkit.backbones.base import STAGES, BackboneBase, check_images, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
 from vitkit.kernels.linear import linear
 from vitkit.kernels.windows import window_partition, window_reverse
@@ -18,6 +18,7 @@ from vitkit.nn.attention import attend
 from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
 from vitkit.nn.position import resize_positions_2d
 from vitkit.nn.windows import relative_position_index, shift_bias
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
 
 _TINY = dict(embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), drop_path=0.2)
@@ -46,7 +47,7 @@ _WEIGHTS = {
 """Official ImageNet-1k weights by (width, blocks of the third stage, window); no checksums are published."""
 
 _COMPUTED = ("relative_position_index", "relative_coords_table", "attn_mask")
-"""Suffixes of official buffers that are computed from the settings."""
+"""Suffixes of official buffers that are computed from the arguments."""
 
 PATCH = 4
 _GRID = (56, 56)
@@ -101,7 +102,7 @@ class BaseWindowAttention(nn.Module):
     def __init__(self, d_model: int, num_heads: int, *, qkv_bias: bool = True):
         super().__init__()
         if num_heads < 1 or d_model % num_heads:
-            raise ConfigError(f"Swin: num_heads={num_heads} must divide the stage's {d_model} channels.")
+            raise ConfigError(f"num_heads={num_heads} must divide the stage's {d_model} channels.")
         self.num_heads = num_heads
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias)
         self.proj = Linear(d_model, d_model)
@@ -242,7 +243,8 @@ class Swin(BackboneBase):
         shifted: whether the windows of every second block are shifted (the paper's table 4).
         positions: "relative": a bias for each offset within a window; "absolute": a learned vector for each of 56 x 56
             locations of res2, resampled to other sizes; or "none" (table 4).
-        settings: see `BackboneSettings`; pretrained=True means the official weights.
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+            `BackboneBase.configure`; pretrained=True means the official weights.
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -264,25 +266,37 @@ class Swin(BackboneBase):
         window: int = 7,
         shifted: bool = True,
         positions: Literal["relative", "absolute", "none"] = "relative",
-        settings: BackboneSettings = BackboneSettings(drop_path=0.2),
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        drop_path: float = 0.2,
+        pretrained: bool | str = False,
+        pixel_mean: Sequence[float] = IMAGENET_MEAN,
+        pixel_std: Sequence[float] = IMAGENET_STD,
     ):
         super().__init__()
-        name = type(self).__name__
         if positions not in ("relative", "absolute", "none"):
-            raise ConfigError(f"{name}: positions={positions!r}: expected 'relative', 'absolute' or 'none'.")
+            raise ConfigError(f"positions={positions!r}: expected 'relative', 'absolute' or 'none'.")
         for argument, value in dict(embed_dim=embed_dim, window=window).items():
             if value < 1:
-                raise ConfigError(f"{name}: {argument}={value}: expected at least 1.")
+                raise ConfigError(f"{argument}={value}: expected at least 1.")
         if not len(depths) == len(num_heads) == len(STAGES):
-            raise ConfigError(
-                f"{name}: depths={depths}, num_heads={num_heads}: expected one number for each of 4 stages."
-            )
+            raise ConfigError(f"depths={depths}, num_heads={num_heads}: expected one number for each of 4 stages.")
         available = four_stages(embed_dim)
-        num_stages = len(self.configure(settings, available))
+        stage_names = self.configure(
+            available,
+            out_features=out_features,
+            num_classes=num_classes,
+            frozen_stages=frozen_stages,
+            pretrained=pretrained,
+            pixel_mean=pixel_mean,
+            pixel_std=pixel_std,
+        )
+        num_stages = len(stage_names)
         channels = [info.channels for info in available.values()]
         self.published = (embed_dim, depths[2], window)
 
-        rates = iter(drop_path_rates(name, settings.drop_path, sum(depths)))
+        rates = iter(drop_path_rates(drop_path, sum(depths)))
         self.patch_embed = PatchEmbed(embed_dim)
         self.layers = nn.ModuleList()
         for i in range(num_stages):
@@ -293,7 +307,7 @@ class Swin(BackboneBase):
             self.layers.append(SwinStage(blocks, window, downsample, shifted=shifted))
         if self.is_classifier:
             self.norm = nn.LayerNorm(channels[-1])
-            self.head = nn.Linear(channels[-1], settings.num_classes)
+            self.head = nn.Linear(channels[-1], num_classes)
         else:
             for i, feature in enumerate(STAGES):
                 if feature in self.feature_info:
@@ -328,7 +342,7 @@ class Swin(BackboneBase):
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
         """Compute the features, or a classifier's logits, of images of at least 4 pixels."""
-        check_images(type(self).__name__, images, least=PATCH)
+        check_images(type(self).__name__, images, min_size=PATCH)
         x = self.patch_embed(images)
         if self.absolute_pos_embed is not None:
             size = (x.shape[1], x.shape[2])

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vitkit.backbones.base import STAGES, BackboneSettings
+from vitkit.backbones.base import STAGES
 from vitkit.backbones.swin import BaseWindowAttention, Swin, SwinBlock, merge_patches
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import attend
 from vitkit.nn.layers import Linear
 from vitkit.nn.windows import relative_position_index
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
 
 _TINY = dict(embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), drop_path=0.2)
@@ -139,6 +140,8 @@ class SwinV2(Swin):
         window: side of the windows, in pixels of the map.
         trained_windows: for each stage, the window whose largest offset is the unit for offsets: the one that the
             weights were first trained with, which is smaller than `window` where the map was; None: `window`.
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+            `BackboneBase.configure`; pretrained=True means the official weights.
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -155,12 +158,30 @@ class SwinV2(Swin):
         num_heads: Sequence[int] = (3, 6, 12, 24),
         window: int = 8,
         trained_windows: Sequence[int] | None = None,
-        settings: BackboneSettings = BackboneSettings(drop_path=0.2),
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        drop_path: float = 0.2,
+        pretrained: bool | str = False,
+        pixel_mean: Sequence[float] = IMAGENET_MEAN,
+        pixel_std: Sequence[float] = IMAGENET_STD,
     ):
-        super().__init__(embed_dim, depths, num_heads=num_heads, window=window, settings=settings)
+        super().__init__(
+            embed_dim,
+            depths,
+            num_heads=num_heads,
+            window=window,
+            out_features=out_features,
+            num_classes=num_classes,
+            frozen_stages=frozen_stages,
+            drop_path=drop_path,
+            pretrained=pretrained,
+            pixel_mean=pixel_mean,
+            pixel_std=pixel_std,
+        )
         trained_windows = trained_windows or [window] * len(STAGES)
         if len(trained_windows) != len(STAGES) or min(trained_windows) < 1:
-            raise ConfigError(f"SwinV2: trained_windows={list(trained_windows)}: expected one for each of 4 stages.")
+            raise ConfigError(f"trained_windows={list(trained_windows)}: expected one for each of 4 stages.")
         self.published = (*self.published, trained_windows[0])
         for layer, trained_window in zip(self.layers, trained_windows):
             for block in layer.blocks:

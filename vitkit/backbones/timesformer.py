@@ -6,19 +6,20 @@ patch, of the second, and so on; G groups of S tokens that attend to each other.
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import BackboneBase, BackboneSettings, check_images, drop_path_rates
-from vitkit.backbones.vit_blocks import PatchEmbedding, ViTSizes, add
+from vitkit.backbones.base import BackboneBase, check_images, drop_path_rates
+from vitkit.backbones.vit_blocks import PatchEmbedding, add, check_sizes, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.attention import attend, padding_bias
 from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
 from vitkit.nn.position import resize_positions_2d
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES, nearest
 
 logger = logging.getLogger("vitkit")
@@ -214,12 +215,18 @@ class TimeSformer(BackboneBase):
     Args:
         attention: a key of `SCHEMES`: "space" (each frame separately, averaged at the end), "joint", "divided",
             "sparse" (local, then global) or "axial" (time, width, height).
+        patch_size: side of the patches, in pixels.
+        d_model: width of the tokens, a multiple of `num_heads`.
+        depth: number of blocks.
+        mlp_ratio: hidden width of each block's MLP, relative to `d_model`.
         image_size, num_frames: size of the clips, in pixels and frames, that the position tables are made for. For
             other clips, and for weights trained on others, the tables are resampled (nearest), which is logged. The
             original resamples a frame's flattened table when loading, vitkit its rows and columns.
         position_std: initial standard deviation of the class token and of both position tables. None: as in the
             original, 0.02, and zeros for frames, which suits weights of an image ViT; from random weights a small
             network takes thousands of steps to learn the order of frames, but hundreds with 0.4.
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+            `BackboneBase.configure`.
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -230,21 +237,38 @@ class TimeSformer(BackboneBase):
         self,
         attention: str = "divided",
         *,
-        sizes: ViTSizes = ViTSizes(),
+        patch_size: int = 16,
+        d_model: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
         image_size: int = 224,
         num_frames: int = 8,
         position_std: float | None = None,
-        settings: BackboneSettings = BackboneSettings(drop_path=0.1),
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        drop_path: float = 0.1,
+        pretrained: bool | str = False,
+        pixel_mean: Sequence[float] = IMAGENET_MEAN,
+        pixel_std: Sequence[float] = IMAGENET_STD,
     ):
         super().__init__()
         if attention not in SCHEMES:
-            raise ConfigError(f"TimeSformer: unknown attention {attention!r}. {nearest(attention, SCHEMES)}")
-        sizes.check("TimeSformer")
+            raise ConfigError(f"attention={attention!r}: unknown. {nearest(attention, SCHEMES)}")
+        check_sizes(patch_size=patch_size, d_model=d_model, depth=depth, num_heads=num_heads)
         for name, value in dict(image_size=image_size, num_frames=num_frames).items():
             if value < 1:
-                raise ConfigError(f"TimeSformer: {name}={value}: expected at least 1.")
-        patch_size, d_model = sizes.patch_size, sizes.d_model
-        self.configure(settings, sizes.feature_info())
+                raise ConfigError(f"{name}={value}: expected at least 1.")
+        self.configure(
+            map_of_patches(patch_size, d_model),
+            out_features=out_features,
+            num_classes=num_classes,
+            frozen_stages=frozen_stages,
+            pretrained=pretrained,
+            pixel_mean=pixel_mean,
+            pixel_std=pixel_std,
+        )
         self.attention = attention
         self.grid = (math.ceil(image_size / patch_size),) * 2
         self._completes_state = False
@@ -255,12 +279,12 @@ class TimeSformer(BackboneBase):
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + math.prod(self.grid), d_model))
         self.time_embed = None if attention == "space" else nn.Parameter(torch.zeros(1, num_frames, d_model))
         self.blocks = nn.ModuleList(
-            Block(d_model, sizes.num_heads, attention, d_mlp=int(d_model * sizes.mlp_ratio), drop_path=rate)
-            for rate in drop_path_rates("TimeSformer", settings.drop_path, sizes.depth)
+            Block(d_model, num_heads, attention, d_mlp=int(d_model * mlp_ratio), drop_path=rate)
+            for rate in drop_path_rates(drop_path, depth)
         )
         self.norm = nn.LayerNorm(d_model, eps=1e-6)
         if self.is_classifier:
-            self.head = nn.Linear(d_model, settings.num_classes)
+            self.head = nn.Linear(d_model, num_classes)
         self._initialize(position_std)
         self.freeze()
 
@@ -294,7 +318,7 @@ class TimeSformer(BackboneBase):
         Raises:
             DataError: the clips are smaller than a patch, or not RGB.
         """
-        check_images("TimeSformer", clips, least=self.patch_embed.patch_size, clips=True)
+        check_images("TimeSformer", clips, min_size=self.patch_embed.patch_size, clips=True)
         x, size = self.embed(clips)
         # Without attention over time, each frame is a separate clip.
         block_size = (*size[:2], 1) if self.time_embed is None else size
@@ -405,8 +429,8 @@ def _resize_frames(table: Tensor, num_frames: int) -> Tensor:
 def scheme_of(names: Iterable[str], prefix: str = "") -> str:
     """Return the attention scheme of a state dict; an image ViT's names are the same as for "space"."""
     names = set(names)
-    first = f"{prefix}blocks.0."
-    earlier = {step for step in STEPS if f"{first}{step}_attn.qkv.weight" in names}
+    block = f"{prefix}blocks.0."
+    earlier = {step for step in STEPS if f"{block}{step}_attn.qkv.weight" in names}
     if not earlier:
         return "joint" if f"{prefix}time_embed" in names else "space"
     return next(
@@ -415,11 +439,11 @@ def scheme_of(names: Iterable[str], prefix: str = "") -> str:
 
 
 def _other_scheme(theirs: str, ours: str, is_pretrained: bool) -> str:
-    also = ", or of an image ViT" if theirs == "space" else ""
+    also = " or of an image ViT" if theirs == "space" else ""
     remedy = f"Build the model with attention={theirs!r} (backbone timesformer_{theirs})"
     if theirs in ("space", "joint") and not is_pretrained:
         remedy += ", or, to start training from it, set model.backbone.pretrained=FILE"
-    return f"the weights are of a TimeSformer with attention={theirs!r}{also}; this model has {ours!r}. {remedy}."
+    return f"the weights are those of a TimeSformer with attention={theirs!r}{also}; this model has {ours!r}. {remedy}."
 
 
 BACKBONES.register_variants(TimeSformer, TIMESFORMER_VARIANTS)

@@ -45,7 +45,7 @@ class TimmBackbone(BackboneBase):
         num_classes: number of classes of a classifier; None: return feature maps.
         frozen_stages: number of timm's parameter groups that are not trained, in addition to the stem.
         drop_path: timm's `drop_path_rate`; None: the model's default.
-        pretrained: see `BackboneSettings`; True: timm's weights of that name.
+        pretrained: see `BackboneBase.configure`; True: timm's weights of that name.
         patch_size: patch size of a plain ViT, in pixels; weights for another one, such as DINOv2's 14, are resampled
             when they are loaded (https://arxiv.org/abs/2212.08013). None: the model's default.
     Raises:
@@ -80,7 +80,7 @@ class TimmBackbone(BackboneBase):
         if cfg is not None:
             self.pixel_mean, self.pixel_std = check_pixel_statistics(cfg.mean, cfg.std)
         if self.is_classifier:
-            self.feature_info = choose_features(name, {}, out_features, num_classes=num_classes)
+            self.feature_info = choose_features({}, out_features, num_classes=num_classes)
             self.net = _create(name, num_classes=num_classes, **options)
             heads = self.net.pretrained_cfg.get("classifier") or ()
             self.class_head = tuple(f"net.{head}." for head in ((heads,) if isinstance(heads, str) else heads))
@@ -88,7 +88,7 @@ class TimmBackbone(BackboneBase):
             self.indices, available = _features(name, {} if patch_size is None else {"patch_size": patch_size})
             if out_features is None:
                 out_features = [feature for feature, info in available.items() if info.stride >= 4] or None
-            self.feature_info = choose_features(name, available, out_features, num_classes=None)
+            self.feature_info = choose_features(available, out_features, num_classes=None)
             self.options = options
             self.net = self._feature_net()
             self.channels_last = str(getattr(self.net, "output_fmt", "")).endswith("NHWC")
@@ -120,7 +120,7 @@ class TimmBackbone(BackboneBase):
         """Check a config without building anything.
 
         Raises:
-            ConfigError: timm has no such model.
+            ConfigError: timm has no model of that name.
         """
         architecture, _, tag = name.partition(".")
         if not timm.is_model(architecture):
@@ -142,7 +142,7 @@ class TimmBackbone(BackboneBase):
         Raises:
             DataError: the images are not RGB, or smaller than the total stride.
         """
-        check_images(self.name, images, least=1 if self.is_classifier else self.total_stride)
+        check_images(self.name, images, min_size=1 if self.is_classifier else self.total_stride)
         if self.is_classifier:
             return self.net(images)
         height, width = images.shape[-2:]
@@ -202,7 +202,7 @@ class TimmBackbone(BackboneBase):
                 blocks.append(block)
         return blocks
 
-    def needs_none_of(self, names: Sequence[str]) -> list[str]:
+    def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
         """Return those of timm's entries that feature maps do not need."""
         if self.is_classifier:
             return []

@@ -8,29 +8,21 @@ Shapes: B batch, h x w patches, L tokens (class, distillation and register token
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
-from vitkit.backbones.base import BackboneBase, BackboneSettings, check_images, drop_path_rates
-from vitkit.backbones.vit_blocks import (
-    Attention,
-    Block,
-    PatchEmbedding,
-    ViTBlockSettings,
-    ViTSizes,
-    WindowSettings,
-    add,
-)
+from vitkit.backbones.base import BackboneBase, check_images, check_keys, drop_path_rates
+from vitkit.backbones.vit_blocks import Block, PatchEmbedding, add, check_sizes, choose_global_blocks, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.layers import SwiGLU, checkpoint_block
 from vitkit.nn.position import pad_rotations, resize_positions_1d, resize_positions_2d, rotary_positions_2d
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES, nearest
 
 _SIZES = {
@@ -40,10 +32,10 @@ _SIZES = {
     "large": dict(d_model=1024, depth=24, num_heads=16),
     "huge": dict(d_model=1280, depth=32, num_heads=16),
 }
-_VITDET = dict(patch_size=16, window_size=14, relative_positions=64)
+_VITDET = dict(patch_size=16, windows=dict(size=14, relative_positions=64))
 _GIANT = dict(d_model=1536, depth=40, num_heads=24, mlp_ratio=8 / 3, mlp="swiglu")
 _DINOV2_SIZES = {**{n: _SIZES[n] for n in ("small", "base", "large")}, "giant": _GIANT}
-_DINOV2 = dict(patch_size=14, image_size=518, layer_scale=1e-5)
+_DINOV2 = dict(patch_size=14, image_size=518, blocks=dict(layer_scale=1e-5))
 _REGISTERS = dict(num_registers=4, positions="patches")
 _DINOV3_SIZES = {
     "small": _SIZES["small"],
@@ -53,9 +45,8 @@ _DINOV3_SIZES = {
     "huge_plus": dict(d_model=1280, depth=32, num_heads=20, mlp="swiglu"),
     "7b": dict(d_model=4096, depth=40, num_heads=32, mlp_ratio=2, mlp="swiglu"),
 }
-_DINOV3 = dict(
-    patch_size=16, image_size=256, layer_scale=1e-5, num_registers=4, positions="rotary", norm_eps=1e-5, qkv_bias="none"
-)
+_DINOV3 = dict(patch_size=16, image_size=256, num_registers=4, positions="rotary")
+_DINOV3_BLOCKS = dict(layer_scale=1e-5, norm_eps=1e-5)
 
 VIT_VARIANTS = {
     **{f"vit_{n}_patch{p}": dict(patch_size=p, **size) for n, size in _SIZES.items() for p in (32, 16, 14)},
@@ -66,16 +57,20 @@ VIT_VARIANTS = {
     },
     **{f"vit_{n}_patch14_dinov2": dict(**size, **_DINOV2) for n, size in _DINOV2_SIZES.items()},
     **{f"vit_{n}_patch14_reg4_dinov2": dict(**size, **_DINOV2, **_REGISTERS) for n, size in _DINOV2_SIZES.items()},
-    **{f"vit_{n}_patch16_dinov3": dict(**size, **_DINOV3) for n, size in _DINOV3_SIZES.items()},
     **{
-        f"vit_{n}_patch16_dinov3_qkvb": dict(**size, **{**_DINOV3, "qkv_bias": "qv"})
+        f"vit_{n}_patch16_dinov3": dict(**size, **_DINOV3, blocks=dict(**_DINOV3_BLOCKS, qkv_bias="none"))
+        for n, size in _DINOV3_SIZES.items()
+    },
+    **{
+        f"vit_{n}_patch16_dinov3_qkvb": dict(**size, **_DINOV3, blocks=dict(**_DINOV3_BLOCKS, qkv_bias="qv"))
         for n, size in _DINOV3_SIZES.items()
         if n != "7b"
     },
 }
 """The variants of table 1 of the paper (B, L, H); table 1 of DeiT (Ti, S; distilled); section 4 and appendix A.2 of
 ViTDet; table 17 of DINOv2, with and without registers; tables 2 and 3 of DINOv3, without the biases that are zero in
-the published weights, and with them (qkvb). Names are timm's."""
+the published weights, and with them (qkvb). Names are timm's. A dict in a spec, such as `blocks`, replaces the
+variant's."""
 
 _DEIT = "https://dl.fbaipublicfiles.com/deit/deit_{}_patch16_224-{}.pth#sha256={}"
 _DEIT_CHECKSUMS = {
@@ -99,51 +94,49 @@ _POOLINGS = ("token", "mean", "mean_norm")
 _POSITIONS = ("all", "patches", "axes", "rotary", "none")
 
 
-@dataclass(frozen=True)
-class TokenSettings:
-    """Settings of the tokens other than patches, and of positions."""
+class BlockOptions(TypedDict, total=False):
+    """The changes of DINOv2 and DINOv3 in the blocks; see `Block`."""
 
-    class_token: bool | None = None
-    """Whether there is a class token; None: yes unless `window_size` is set."""
-    distilled: bool = False
-    """Whether there is a distillation token with its own head; logits are then the mean of both heads."""
-    num_registers: int = 0
-    """Number of register tokens, which have no position."""
-    positions: Literal["all", "patches", "axes", "rotary", "none"] = "all"
-    """Learned positions of patches, class and distillation token, or only of patches (DINOv2 with registers); learned
-    positions of a patch's row and column, with half of the channels each (ViT's "2-D" in table 8); rotations of the
-    patches' queries and keys in every block (DINOv3); or none. For ViT's relative positions use
-    `relative_positions`."""
-    rotary_rescale: float = 1.0
-    """In training, the coordinates of "rotary" are multiplied by a log-uniform random factor between the inverse of
-    this number and the number itself; DINOv3 was trained with 2."""
-    pooling: Literal["token", "mean", "mean_norm"] = "token"
-    """The input of a classifier: "token": the class token; "mean": the mean of the normalised patches (Beyer et al.
-    2022, https://arxiv.org/abs/2205.01580); "mean_norm": the normalised mean of the patches (MAE)."""
+    qkv_bias: Literal["qkv", "qv", "none"]
+    layer_scale: float | None
+    norm_eps: float
 
-    hidden_layer: bool = False
-    """Whether a classifier has a hidden layer with tanh, as ViT does in pre-training (section 3.1)."""
 
-    def check(self, is_classifier: bool) -> None:
-        """Raise ConfigError if a value is unknown, or values contradict each other."""
-        if self.num_registers < 0:
-            raise ConfigError(f"ViT: num_registers={self.num_registers}: expected 0 or more.")
-        if self.positions not in _POSITIONS:
-            raise ConfigError(f"ViT: unknown positions {self.positions!r}. {nearest(str(self.positions), _POSITIONS)}")
-        if self.rotary_rescale < 1:
-            raise ConfigError(f"ViT: rotary_rescale={self.rotary_rescale}: expected at least 1, which is none.")
-        if self.distilled and not self.class_token:
-            raise ConfigError("ViT: a distillation token stands beside a class token: set class_token=True.")
-        if not is_classifier:
-            return
-        if self.pooling not in _POOLINGS:
-            raise ConfigError(f"ViT: unknown pooling {self.pooling!r}. {nearest(str(self.pooling), _POOLINGS)}")
-        if self.pooling == "token" and not self.class_token:
-            raise ConfigError("ViT: pooling='token' needs the class token: set class_token=True or pooling='mean'.")
-        if self.distilled and self.pooling != "token":
-            raise ConfigError(
-                f"ViT: a distilled classifier reads its tokens: got pooling={self.pooling!r}, expected 'token'."
-            )
+class Windows(TypedDict, total=False):
+    """Blocks that attend within windows, as in ViTDet for dense prediction.
+
+    There is then no class token and no norm after the last block, and, as in the original, no antialiasing when
+    position embeddings are resampled.
+    """
+
+    size: int | None
+    """Side, in patches, of the windows in which all but a few blocks attend; None: no windows."""
+    global_blocks: Sequence[int] | None
+    """Indices of the blocks with global attention; None: the last one of each quarter."""
+    relative_positions: int | None
+    """Side, in patches, of the map that the relative positions of global blocks are made for (blocks with windows also
+    get them); None: no relative positions."""
+
+
+class ClassifierOptions(TypedDict, total=False):
+    """What a classifier reads and how; ignored without `num_classes`."""
+
+    pooling: Literal["token", "mean", "mean_norm"]
+    """"token" (the default): the class token; "mean": the mean of the normalised patches (Beyer et al. 2022,
+    https://arxiv.org/abs/2205.01580); "mean_norm": the normalised mean of the patches (MAE)."""
+    hidden_layer: bool
+    """Whether there is a hidden layer with tanh, as in ViT's pre-training (section 3.1); default False."""
+
+
+class Tokens(NamedTuple):
+    """The tokens between two blocks."""
+
+    x: Tensor
+    """(B, L, d_model)."""
+    size: tuple[int, int]
+    """(h, w) of the patches, which come last."""
+    rotations: Tensor | None
+    """(2, L, d), rotations of queries and keys; None unless positions are "rotary"."""
 
 
 @BACKBONES.register
@@ -153,11 +146,29 @@ class ViT(BackboneBase):
     For heads that need several levels, use the neck `SimpleFeaturePyramid`.
 
     Args:
+        patch_size: side of the patches, in pixels; 1 makes a transformer on pixels.
+        d_model: width of the tokens, a multiple of `num_heads`.
+        depth: number of blocks.
+        mlp_ratio: hidden width of each block's MLP, relative to `d_model`.
+        mlp: "gelu", or "swiglu": gated, where `mlp_ratio` is that of the gated width.
         image_size: side or (height, width), in pixels, that the position embeddings are made for. They are resampled
             for images of other sizes, and when loading weights for other sizes; the patch projection is resampled
             likewise.
+        positions: learned positions of patches, class and distillation token ("all"), or only of patches ("patches",
+            as in DINOv2 with registers); learned positions of a patch's row and column, with half of the channels each
+            ("axes", ViT's "2-D" in table 8); rotations of the patches' queries and keys in every block ("rotary",
+            DINOv3); or "none". For ViT's relative positions use `windows=dict(relative_positions=...)`.
+        rotary_rescale: in training, the coordinates of "rotary" are multiplied by a log-uniform random factor between
+            the inverse of this number and the number itself; DINOv3 was trained with 2.
+        class_token: whether there is a class token; None: yes, unless there are windows.
+        distilled: whether there is a distillation token with its own head; logits are then the mean of both heads.
+        num_registers: number of register tokens, which have no position.
+        blocks: see `BlockOptions`.
+        windows: see `Windows`.
+        classifier: see `ClassifierOptions`.
         stem: a backbone whose coarsest map is divided into patches instead of the image (the hybrid of section 3.1).
-        settings: see `BackboneSettings`; pretrained=True means DINOv2's, DINOv3's, DeiT's or torchvision's weights.
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+            `BackboneBase.configure`; pretrained=True means DINOv2's, DINOv3's, DeiT's or torchvision's weights.
     Raises:
         ConfigError: an argument is invalid, or arguments contradict each other.
     """
@@ -168,95 +179,127 @@ class ViT(BackboneBase):
 
     def __init__(
         self,
-        sizes: ViTSizes = ViTSizes(),
+        patch_size: int = 16,
+        d_model: int = 768,
         *,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        mlp: Literal["gelu", "swiglu"] = "gelu",
         image_size: int | tuple[int, int] = 224,
-        tokens: TokenSettings = TokenSettings(),
-        blocks: ViTBlockSettings = ViTBlockSettings(),
-        windows: WindowSettings = WindowSettings(),
+        positions: Literal["all", "patches", "axes", "rotary", "none"] = "all",
+        rotary_rescale: float = 1.0,
+        class_token: bool | None = None,
+        distilled: bool = False,
+        num_registers: int = 0,
+        blocks: BlockOptions | None = None,
+        windows: Windows | None = None,
+        classifier: ClassifierOptions | None = None,
         stem: Mapping[str, Any] | None = None,
-        settings: BackboneSettings = BackboneSettings(),
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        drop_path: float = 0.0,
+        pretrained: bool | str = False,
+        pixel_mean: Sequence[float] = IMAGENET_MEAN,
+        pixel_std: Sequence[float] = IMAGENET_STD,
     ):
         super().__init__()
-        sizes.check("ViT")
-        blocks.check()
-        patch_size, d_model, window_size = sizes.patch_size, sizes.d_model, windows.window_size
-        if tokens.class_token is None:
-            tokens = replace(tokens, class_token=window_size is None)
-        tokens.check(is_classifier=settings.num_classes is not None)
-        only_patches = window_size is not None or windows.relative_positions is not None
-        if only_patches and (tokens.class_token or tokens.num_registers or tokens.positions == "rotary"):
+        blocks, windows, classifier = blocks or {}, windows or {}, classifier or {}
+        check_keys("blocks", blocks, BlockOptions)
+        check_keys("windows", windows, Windows)
+        check_keys("classifier", classifier, ClassifierOptions)
+        check_sizes(patch_size=patch_size, d_model=d_model, depth=depth, num_heads=num_heads)
+        window_size, relative_positions = windows.get("size"), windows.get("relative_positions")
+        if class_token is None:
+            class_token = window_size is None
+        if num_registers < 0:
+            raise ConfigError(f"num_registers={num_registers}: expected 0 or more.")
+        if positions not in _POSITIONS:
+            raise ConfigError(f"positions={positions!r}: unknown. {nearest(str(positions), _POSITIONS)}")
+        if rotary_rescale < 1:
+            raise ConfigError(f"rotary_rescale={rotary_rescale}: expected at least 1, where 1 means no rescaling.")
+        if distilled and not class_token:
+            raise ConfigError("distilled=True: a distillation token needs a class token. Set class_token=True.")
+        self.attends_globally = window_size is None and relative_positions is None
+        """Whether every block attends over all tokens by content, so that further tokens may join."""
+        if not self.attends_globally and (class_token or num_registers or positions == "rotary"):
             raise ConfigError(
-                "ViT: windows and relative positions are of patches: set class_token=False, num_registers=0, and "
-                "positions='all'."
+                "windows: attention within windows or with relative positions takes only patches. Set "
+                "class_token=False, num_registers=0, and positions='all'."
             )
-        self.configure(settings, sizes.feature_info())
-        self.pooling = tokens.pooling
+        self.configure(
+            map_of_patches(patch_size, d_model),
+            out_features=out_features,
+            num_classes=num_classes,
+            frozen_stages=frozen_stages,
+            pretrained=pretrained,
+            pixel_mean=pixel_mean,
+            pixel_std=pixel_std,
+        )
+        self.pooling = classifier.get("pooling", "token")
+        if self.is_classifier:
+            _check_pooling(self.pooling, class_token=class_token, distilled=distilled)
         self.antialias = window_size is None
 
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         self.image_size = (height, width)
         self.grid = (math.ceil(height / patch_size), math.ceil(width / patch_size))
         if min(self.grid) < 1:
-            raise ConfigError(f"ViT: image_size={image_size}: expected at least 1 pixel.")
+            raise ConfigError(f"image_size={image_size}: expected at least 1 pixel.")
         self.patch_embed = PatchEmbedding(patch_size, d_model, BACKBONES.build(stem) if stem else None)
-        self._make_tokens(tokens, d_model)
-        self.blocks = self._make_blocks(sizes, blocks, windows, settings.drop_path)
+        self.rotary_rescale = rotary_rescale
+        self._make_tokens(d_model, int(class_token), int(distilled), num_registers, positions)
+        global_blocks = choose_global_blocks(depth, window_size, windows.get("global_blocks"))
+        self.blocks = nn.ModuleList()
+        for i, rate in enumerate(drop_path_rates(drop_path, depth)):
+            window = None if i in global_blocks else window_size
+            block = Block(
+                d_model,
+                num_heads,
+                d_mlp=int(d_model * mlp_ratio),
+                mlp=mlp,
+                drop_path=rate,
+                window_size=window,
+                relative_positions=None if relative_positions is None else window or relative_positions,
+                **blocks,
+            )
+            self.blocks.append(block)
+        norm_eps = self.blocks[-1].norm1.eps
         if self.is_classifier:
-            norm = "fc_norm" if tokens.pooling == "mean_norm" else "norm"
-            setattr(self, norm, nn.LayerNorm(d_model, eps=blocks.norm_eps))
-            self.head = nn.Linear(d_model, settings.num_classes)
-            if tokens.hidden_layer:
+            norm = "fc_norm" if self.pooling == "mean_norm" else "norm"
+            setattr(self, norm, nn.LayerNorm(d_model, eps=norm_eps))
+            self.head = nn.Linear(d_model, num_classes)
+            if classifier.get("hidden_layer", False):
                 self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.Tanh(), self.head)
-            self.head_dist = nn.Linear(d_model, settings.num_classes) if tokens.distilled else None
+            self.head_dist = nn.Linear(d_model, num_classes) if distilled else None
         else:
-            self.norm = nn.Identity() if window_size is not None else nn.LayerNorm(d_model, eps=blocks.norm_eps)
+            self.norm = nn.Identity() if window_size is not None else nn.LayerNorm(d_model, eps=norm_eps)
         self._initialize()
         self.freeze()
 
-    def _make_tokens(self, tokens: TokenSettings, d_model: int) -> None:
+    def _make_tokens(
+        self, d_model: int, num_class_tokens: int, num_distillation_tokens: int, num_registers: int, positions: str
+    ) -> None:
         """Create the tokens other than patches, and the table of positions."""
 
         def parameter(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.zeros(1, count, d_model)) if count else None
 
-        num_classifying = int(tokens.class_token) + int(tokens.distilled)
-        self.num_registers = tokens.num_registers
-        self.num_tokens = num_classifying + tokens.num_registers
-        self.num_positioned = num_classifying if tokens.positions == "all" else 0
-        self.rotary_rescale = tokens.rotary_rescale
-        self.cls_token = parameter(int(tokens.class_token))
-        self.dist_token = parameter(int(tokens.distilled))
-        self.reg_token = parameter(tokens.num_registers)
-        self.has_rotations = tokens.positions == "rotary"
+        num_classifying = num_class_tokens + num_distillation_tokens
+        self.num_registers = num_registers
+        self.num_tokens = num_classifying + num_registers
+        self.num_positioned = num_classifying if positions == "all" else 0
+        self.cls_token = parameter(num_class_tokens)
+        self.dist_token = parameter(num_distillation_tokens)
+        self.reg_token = parameter(num_registers)
+        self.has_rotations = positions == "rotary"
         self.pos_embed = self.row_embed = self.col_embed = None
-        if tokens.positions in ("all", "patches"):
+        if positions in ("all", "patches"):
             self.pos_embed = parameter(self.num_positioned + math.prod(self.grid))
-        if tokens.positions == "axes":
+        if positions == "axes":
             self.row_embed = nn.Parameter(0.02 * torch.randn(self.grid[0], d_model // 2))
             self.col_embed = nn.Parameter(0.02 * torch.randn(self.grid[1], d_model - d_model // 2))
-
-    def _make_blocks(
-        self, sizes: ViTSizes, blocks: ViTBlockSettings, windows: WindowSettings, drop_path: float
-    ) -> nn.ModuleList:
-        global_blocks = windows.choose_global_blocks(sizes.depth)
-
-        def attention(i: int) -> Attention:
-            window = None if i in global_blocks else windows.window_size
-            relative = None if windows.relative_positions is None else window or windows.relative_positions
-            return Attention(
-                sizes.d_model,
-                sizes.num_heads,
-                qkv_bias=blocks.qkv_bias,
-                window_size=window,
-                relative_positions=relative,
-            )
-
-        d_mlp = int(sizes.d_model * sizes.mlp_ratio)
-        return nn.ModuleList(
-            Block(sizes.d_model, attention(i), d_mlp=d_mlp, drop_path=rate, settings=blocks)
-            for i, rate in enumerate(drop_path_rates("ViT", drop_path, sizes.depth))
-        )
 
     def _initialize(self) -> None:
         for module in self.modules():
@@ -276,21 +319,42 @@ class ViT(BackboneBase):
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
         """Compute the map, or a classifier's logits, of images of at least one patch."""
-        check_images("ViT", images, least=self.patch_embed.patch_size)
-        x, size = self.tokens(images)
-        rotations = pad_rotations(self.rotations(size), self.num_tokens)
-        for block in self.blocks:
-            x = checkpoint_block(block, x, size, rotations)
+        check_images("ViT", images, min_size=self.patch_embed.patch_size)
+        x, size, _ = self.run_blocks(self.tokens(images))
         if self.is_classifier:
             return self.classify(x)
         x = self.norm(x[:, self.num_tokens :])
         return {name: x.transpose(1, 2).unflatten(2, size) for name in self.feature_info}
 
-    def tokens(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Return the input of the first block, (B, L, d_model), and the size (h, w) of its patches."""
+    def tokens(self, images: Tensor) -> Tokens:
+        """Return the input of the first block."""
         x = self.patch_embed(images)
         size = (x.shape[-2], x.shape[-1])
-        return self.embed(x.flatten(2).transpose(1, 2), size), size
+        x = self.embed(x.flatten(2).transpose(1, 2), size)
+        return Tokens(x, size, pad_rotations(self.rotations(size), self.num_tokens))
+
+    def prepend(self, tokens: Tokens, extra_tokens: Tensor) -> Tokens:
+        """Put further tokens, (N, d_model) and the same for all images, before the others.
+
+        They take part in the blocks run from then on, without positions. Needs `attends_globally`.
+        """
+        x = torch.cat((extra_tokens.expand(tokens.x.shape[0], -1, -1), tokens.x), dim=1)
+        return Tokens(x, tokens.size, pad_rotations(tokens.rotations, len(extra_tokens)))
+
+    def run_blocks(
+        self, tokens: Tokens, start: int = 0, stop: int | None = None, *, bias: Tensor | None = None
+    ) -> Tokens:
+        """Run the blocks `start` up to `stop` (exclusive; None: to the last one).
+
+        Args:
+            tokens: from `tokens`, or an earlier call.
+            bias: float, broadcastable to (B, heads, L, L), added to the attention scores of these blocks. Needs
+                `attends_globally`.
+        """
+        x, size, rotations = tokens
+        for block in list(self.blocks)[start:stop]:
+            x = checkpoint_block(block, x, size, rotations, bias)
+        return Tokens(x, size, rotations)
 
     def embed(self, patches: Tensor, size: tuple[int, int]) -> Tensor:
         """Add positions, and prepend the other tokens to the patches: (B, h * w, d_model) -> (B, L, d_model)."""
@@ -408,6 +472,20 @@ class ViT(BackboneBase):
                     return f"timm/vit_{name}_patch16_dinov3.lvd1689m"
                 return f"timm/vit_{name}_patch14{'_reg4' if self.num_registers else ''}_dinov2.lvd142m"
         return super()._address()
+
+
+def _check_pooling(pooling: str, *, class_token: bool, distilled: bool) -> None:
+    """Raise ConfigError if a classifier cannot pool its tokens in this way."""
+    if pooling not in _POOLINGS:
+        raise ConfigError(f"classifier.pooling={pooling!r}: unknown. {nearest(str(pooling), _POOLINGS)}")
+    if pooling == "token" and not class_token:
+        raise ConfigError(
+            "classifier.pooling='token' needs the class token. Set class_token=True or classifier.pooling='mean'."
+        )
+    if distilled and pooling != "token":
+        raise ConfigError(
+            f"classifier.pooling={pooling!r}: a distilled classifier reads its two tokens. Expected 'token'."
+        )
 
 
 BACKBONES.register_variants(ViT, VIT_VARIANTS)

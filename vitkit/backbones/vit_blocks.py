@@ -1,11 +1,10 @@
-"""Building blocks of vision transformers: their settings, patch embedding, attention and transformer block.
+"""Building blocks of plain vision transformers: patch embedding, attention and transformer block.
 
 Shapes: B batch, h x w patches, L tokens, the patches last, row by row.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -25,88 +24,38 @@ from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 
 
-@dataclass(frozen=True)
-class ViTSizes:
-    """Sizes of a plain vision transformer."""
-
-    patch_size: int = 16
-    """Side of the patches, in pixels; 1 makes a transformer on pixels."""
-    d_model: int = 768
-    """Width of the tokens, a multiple of `num_heads`."""
-    depth: int = 12
-    num_heads: int = 12
-    mlp_ratio: float = 4.0
-    """Hidden width of each block's MLP, relative to `d_model`."""
-
-    def check(self, owner: str) -> None:
-        """Raise ConfigError if a size is invalid; `owner` is the backbone's name, for messages."""
-        for name in ("patch_size", "d_model", "depth", "num_heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{owner}: {name}={getattr(self, name)}: expected at least 1.")
-        if self.d_model % self.num_heads:
-            raise ConfigError(f"{owner}: num_heads={self.num_heads} must divide d_model={self.d_model}.")
-
-    def feature_info(self) -> dict[str, FeatureInfo]:
-        """Return the description of the only map, res{log2 stride}."""
-        return {f"res{round(math.log2(self.patch_size))}": FeatureInfo(self.d_model, self.patch_size)}
+def check_sizes(*, patch_size: int, d_model: int, depth: int, num_heads: int) -> None:
+    """Raise ConfigError if a size of a plain vision transformer is invalid."""
+    for name, value in dict(patch_size=patch_size, d_model=d_model, depth=depth, num_heads=num_heads).items():
+        if value < 1:
+            raise ConfigError(f"{name}={value}: expected at least 1.")
+    if d_model % num_heads:
+        raise ConfigError(f"num_heads={num_heads} must divide d_model={d_model}.")
 
 
-@dataclass(frozen=True)
-class ViTBlockSettings:
-    """The changes of DINOv2 (Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and DINOv3 (Simeoni et al. 2025,
-    https://arxiv.org/abs/2508.10104) in the blocks."""
-
-    mlp: Literal["gelu", "swiglu"] = "gelu"
-    """Type of the MLP; "swiglu": gated, where `mlp_ratio` sets the gated width."""
-    layer_scale: float | None = None
-    """Initial value of the branches' learned scales; None: no scales, and those in weights are merged into the
-    preceding layers."""
-    qkv_bias: Literal["qkv", "qv", "none"] = "qkv"
-    """Which of queries, keys and values have a bias."""
-    norm_eps: float = 1e-6
-
-    def check(self) -> None:
-        """Raise ConfigError if a value is unknown."""
-        for name, choices in (("mlp", ("gelu", "swiglu")), ("qkv_bias", ("qkv", "qv", "none"))):
-            if getattr(self, name) not in choices:
-                value = getattr(self, name)
-                raise ConfigError(f"ViT: unknown {name} {value!r}. {nearest(str(value), choices)}")
+def map_of_patches(patch_size: int, d_model: int) -> dict[str, FeatureInfo]:
+    """Return the description of the only map of a plain vision transformer, res{log2 stride}."""
+    return {f"res{round(math.log2(patch_size))}": FeatureInfo(d_model, patch_size)}
 
 
-@dataclass(frozen=True)
-class WindowSettings:
-    """Settings of blocks that attend within windows, as in ViTDet for dense prediction.
+def choose_global_blocks(depth: int, window_size: int | None, global_blocks: Sequence[int] | None) -> set[int]:
+    """Return the indices of the blocks with global attention; see `Windows`.
 
-    There is then no class token and no norm after the last block, and, as in the original, no antialiasing when
-    position embeddings are resampled.
+    Raises:
+        ConfigError: there are no windows, or an index is out of range.
     """
-
-    window_size: int | None = None
-    """Side, in patches, of the windows in which all but a few blocks attend; None: no windows."""
-    global_blocks: Sequence[int] | None = None
-    """Indices of the blocks with global attention; None: the last one of each quarter."""
-    relative_positions: int | None = None
-    """Side, in patches, of the map that the relative positions of global blocks are made for (blocks with windows also
-    get them); None: no relative positions."""
-
-    def choose_global_blocks(self, depth: int) -> set[int]:
-        """Return the indices of the blocks with global attention.
-
-        Raises:
-            ConfigError: there are no windows, or an index is out of range.
-        """
-        if self.window_size is None:
-            if self.global_blocks is not None:
-                raise ConfigError("ViT: without window_size all blocks are global: leave global_blocks out.")
-            return set(range(depth))
-        if self.window_size < 1:
-            raise ConfigError(f"ViT: window_size={self.window_size}: expected at least 1, or None for no windows.")
-        if self.global_blocks is None:
-            return {depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)} - {-1}
-        wrong = sorted(set(self.global_blocks) - set(range(depth)))
-        if wrong:
-            raise ConfigError(f"ViT: global_blocks {wrong}: expected indices of blocks, 0 to {depth - 1}.")
-        return set(self.global_blocks)
+    if window_size is None:
+        if global_blocks is not None:
+            raise ConfigError("windows.global_blocks: without windows.size, all blocks are global. Leave it out.")
+        return set(range(depth))
+    if window_size < 1:
+        raise ConfigError(f"windows.size={window_size}: expected at least 1, or None for no windows.")
+    if global_blocks is None:
+        return {depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)} - {-1}
+    wrong = sorted(set(global_blocks) - set(range(depth)))
+    if wrong:
+        raise ConfigError(f"windows.global_blocks={wrong}: expected indices of blocks, 0 to {depth - 1}.")
+    return set(global_blocks)
 
 
 def add(branch: Tensor, x: Tensor) -> Tensor:
@@ -127,7 +76,7 @@ class PatchEmbedding(nn.Module):
         self.stem = stem
         name, info = list(stem.feature_info.items())[-1] if stem else ("image", FeatureInfo(3, 1))
         if patch_size % info.stride:
-            raise ConfigError(f"ViT: patch_size={patch_size}: expected a multiple of {info.stride}, the stem's stride.")
+            raise ConfigError(f"patch_size={patch_size}: expected a multiple of {info.stride}, the stem's stride.")
         self.name, side = name, patch_size // info.stride
         self.proj = nn.Conv2d(info.channels, d_model, kernel_size=side, stride=side)
 
@@ -143,10 +92,12 @@ class Attention(nn.Module):
     """Self-attention over all tokens, or within windows of patches.
 
     Args:
-        qkv_bias: see `ViTBlockSettings`.
+        qkv_bias: which of queries, keys and values have a bias: "qkv", "qv" or "none".
         window_size: side of the windows, in patches; None: attend over all tokens.
         relative_positions: side, in patches, of the map that decomposed relative positions (ViTDet, section 3; Li et
             al. 2021, https://arxiv.org/abs/2112.01526, equation 4) are made for; None: no relative positions.
+    Raises:
+        ConfigError: `qkv_bias` is unknown.
     """
 
     def __init__(
@@ -159,6 +110,8 @@ class Attention(nn.Module):
         relative_positions: int | None = None,
     ):
         super().__init__()
+        if qkv_bias not in ("qkv", "qv", "none"):
+            raise ConfigError(f"qkv_bias={qkv_bias!r}: expected 'qkv', 'qv' or 'none'.")
         self.num_heads = num_heads
         self.window_size = window_size
         self.qkv = Linear(d_model, 3 * d_model, bias=qkv_bias == "qkv")
@@ -226,32 +179,54 @@ class Attention(nn.Module):
             q, k, v = state.pop(f"{prefix}q_bias", zeros), zeros, state.pop(f"{prefix}v_bias", zeros)
         if self.qkv.bias is not None:
             state[f"{prefix}qkv.bias"] = torch.cat((q, k, v))
-        elif self.q_bias is not None or q.any() or v.any():  # biases that are not zero must not be dropped unnoticed
+        elif self.q_bias is not None or q.any() or v.any():  # biases other than zero must not be dropped silently
             state[f"{prefix}q_bias"], state[f"{prefix}v_bias"] = q, v
 
 
+_MLPS = {"gelu": TokenMLP, "swiglu": SwiGLU}
+
+
 class Block(nn.Module):
-    """Pre-norm transformer layer."""
+    """Pre-norm transformer layer.
+
+    Args:
+        d_mlp: hidden width of the MLP.
+        mlp: "gelu", or "swiglu": gated, where `d_mlp` is the gated width.
+        drop_path: probability of being skipped in training.
+        window_size, relative_positions, qkv_bias: see `Attention`.
+        layer_scale: initial value of the branches' learned scales; None: no scales, and those in weights are merged
+            into the preceding layers.
+    Raises:
+        ConfigError: `mlp` or `qkv_bias` is unknown.
+    """
 
     activation_checkpointing = False
 
     def __init__(
         self,
         d_model: int,
-        attention: Attention,
+        num_heads: int,
         *,
         d_mlp: int,
-        drop_path: float,
-        settings: ViTBlockSettings = ViTBlockSettings(),
+        mlp: Literal["gelu", "swiglu"] = "gelu",
+        drop_path: float = 0.0,
+        window_size: int | None = None,
+        relative_positions: int | None = None,
+        qkv_bias: Literal["qkv", "qv", "none"] = "qkv",
+        layer_scale: float | None = None,
+        norm_eps: float = 1e-6,
     ):
         super().__init__()
-        scale = settings.layer_scale
-        self.norm1 = nn.LayerNorm(d_model, eps=settings.norm_eps)
-        self.attn = attention
-        self.ls1 = nn.Identity() if scale is None else LayerScale(d_model, scale)
-        self.norm2 = nn.LayerNorm(d_model, eps=settings.norm_eps)
-        self.mlp = (SwiGLU if settings.mlp == "swiglu" else TokenMLP)(d_model, d_mlp)
-        self.ls2 = nn.Identity() if scale is None else LayerScale(d_model, scale)
+        if mlp not in _MLPS:
+            raise ConfigError(f"mlp={mlp!r}: unknown. {nearest(str(mlp), _MLPS)}")
+        self.norm1 = nn.LayerNorm(d_model, eps=norm_eps)
+        self.attn = Attention(
+            d_model, num_heads, qkv_bias=qkv_bias, window_size=window_size, relative_positions=relative_positions
+        )
+        self.ls1 = nn.Identity() if layer_scale is None else LayerScale(d_model, layer_scale)
+        self.norm2 = nn.LayerNorm(d_model, eps=norm_eps)
+        self.mlp = _MLPS[mlp](d_model, d_mlp)
+        self.ls2 = nn.Identity() if layer_scale is None else LayerScale(d_model, layer_scale)
         self.drop_path = StochasticDepth(drop_path, "row")
 
     def forward(

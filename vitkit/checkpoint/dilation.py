@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from vitkit.errors import CheckpointError
-from vitkit.protocols import HasDilation, child
+from vitkit.protocols import child
 
 logger = logging.getLogger("vitkit")
 
@@ -31,7 +31,7 @@ def check_dilation(
             warning is logged instead if only the file's name says so, or if the weights are only a start.
     """
     backbone = child(model, "backbone")
-    if not isinstance(backbone, HasDilation):
+    if not hasattr(backbone, "is_dilated"):
         return
     theirs, is_certain = _dilation_of(checkpoint), True
     if zoo_name is not None:

@@ -15,7 +15,7 @@ from vitkit.checkpoint.dilation import check_dilation
 from vitkit.checkpoint.files import read_checkpoint
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.errors import CheckpointError
-from vitkit.protocols import AdaptsState, HasClassHead, MakesFeatures
+from vitkit.protocols import AdaptsState, Backbone, HasClassHead
 
 logger = logging.getLogger("vitkit")
 
@@ -134,7 +134,7 @@ def load_weights(
     new_parts = tuple(getattr(model, "new_parts", ())) if new_class_head else ()
     if not any(key.startswith(new_parts) for key in state):
         report.new_parts = list(new_parts)
-    if isinstance(model, MakesFeatures):
+    if hasattr(model, "entries_to_leave_out"):
         state = _without_classifier(model, state, expected, report)
 
     report.compare(state, expected)
@@ -232,10 +232,10 @@ def _head_of_other_classes(
 
 
 def _without_classifier(
-    model: MakesFeatures, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
+    model: Backbone, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
 ) -> dict[str, Tensor]:
     """Return a classifier's entries that a backbone of feature maps has; record the others and the missing ones."""
-    report.left_out = model.needs_none_of([key for key in state if key not in expected])
+    report.left_out = model.entries_to_leave_out([key for key in state if key not in expected])
     if report.left_out:
         lacking = [k for k in expected if k not in state and any(fnmatch(k, p) for p in model.optional_weights)]
         report.new_parts += [f"{module}." for module in _modules(lacking)]

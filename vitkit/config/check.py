@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitkit.config.schema import TOP_LEVEL, Slot, join_key, resolve, slots_in
+from vitkit.config.schema import TOP_LEVEL, Slot, join_key, resolve, slots_in, typed_dict_slots
 from vitkit.errors import ConfigError
 from vitkit.protocols import ChecksArguments
 from vitkit.registry import nearest, parameters_of
@@ -35,6 +35,12 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
         yield f"{key}: got {value!r:.300}; expected {slot.expected}."
         return
     if slot.registry is None:
+        slots = typed_dict_slots(slot.annotation)
+        for name, item in value.items() if slots and isinstance(value, Mapping) else ():
+            if name in slots:
+                yield from _problems_at(join_key(key, name), item, slots[name], origins)
+            else:
+                yield f"{join_key(key, name)}: unknown key {name!r}. {nearest(name, slots)}"
         return
     if isinstance(value, list | tuple):
         for i, item_slot in slots_in(slot, value, key).items():

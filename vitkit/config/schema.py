@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from vitkit.errors import ConfigError
-from vitkit.registry import DATASETS, HOOKS, REGISTRIES, SECTIONS, Registry, Spec, parameters_of, settings_of
+from vitkit.registry import DATASETS, HOOKS, REGISTRIES, SECTIONS, Registry, Spec, parameters_of
 
 MISSING = inspect.Parameter.empty
 _LISTS = (list, tuple, Sequence, Collection, Iterable)
@@ -86,13 +86,23 @@ def resolve(slot: Slot, value: Any, where: str) -> tuple[Callable, dict[str, Any
 
 
 def settings_slots(annotation: Any) -> dict[str, Slot]:
-    """Return the keys of an argument annotated as a dict or a dataclass of settings, `Mapping[...] | Settings`."""
-    members = typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
-    settings = next((member for member in members if dataclasses.is_dataclass(member)), None)
+    """Return the keys of an argument annotated as a `TypedDict`, or as a dict or a dataclass of settings,
+    `Mapping[...] | Settings`."""
+    settings = next((member for member in _members(annotation) if dataclasses.is_dataclass(member)), None)
     if settings is None:
-        return {}
+        return typed_dict_slots(annotation)
     hints = typing.get_type_hints(settings)
     return {field.name: Slot(hints[field.name], field.default) for field in dataclasses.fields(settings) if field.init}
+
+
+def typed_dict_slots(annotation: Any) -> dict[str, Slot]:
+    """Return the keys of an argument annotated as a `TypedDict`; an empty dict for other annotations."""
+    typed = next((member for member in _members(annotation) if typing.is_typeddict(member)), None)
+    return {} if typed is None else {name: Slot(hint) for name, hint in typing.get_type_hints(typed).items()}
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
 
 
 def _argument_slots(registry: Registry, constructor: Callable, arguments: Mapping[str, Any]) -> dict[str, Slot]:
@@ -101,8 +111,6 @@ def _argument_slots(registry: Registry, constructor: Callable, arguments: Mappin
         hints = typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):
         hints = {}  # names that only a type checker can resolve: such arguments are treated as unannotated
-    for settings in settings_of(constructor).values():
-        hints |= typing.get_type_hints(type(settings))
     factories = {
         field.name: field.default_factory
         for field in (dataclasses.fields(constructor) if dataclasses.is_dataclass(constructor) else ())

@@ -16,7 +16,7 @@ from vitkit.doctor.statistics import DatasetStatistics, dataset_statistics
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import VitkitError
 from vitkit.models import build_model
-from vitkit.protocols import HasPretrained, HasThings, HasVocabularies
+from vitkit.protocols import HasThings, HasVocabularies
 from vitkit.registry import MODELS, parameters_of
 from vitkit.seq2seq.vocabulary import vocabularies_of
 
@@ -94,7 +94,7 @@ class Case:
                 report = load_weights(model, self.options.init, classes=classes, new_class_head=True)
                 issue = Issue("weights", "ok", str(report))
             else:
-                source = model.load_pretrained() if isinstance(model, HasPretrained) else None
+                source = model.load_pretrained() if hasattr(model, "load_pretrained") else None
                 message = f"backbone from {source}" if source else "random weights throughout"
                 issue = Issue("weights", "ok" if source else "note", message)
         except VitkitError as error:

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, MultiStepLR, PolynomialLR, SequentialLR
 
 from vitkit.errors import ConfigError
-from vitkit.protocols import HasBlocks, SupportsActivationCheckpointing, child
+from vitkit.nn.layers import checkpointed_blocks
+from vitkit.protocols import child
 from vitkit.registry import OPTIMIZERS, SCHEDULES, nearest
 
 _LAYER_KINDS = {"norms": (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm), "embeddings": (nn.Embedding,)}
@@ -152,11 +153,10 @@ def layer_factors(
 ) -> dict[str, float]:
     """Compute layer-wise learning rates for fine-tuning pretrained transformers (https://arxiv.org/abs/2003.10555).
 
-    The layers are the blocks of `model.backbone` (or of the model, if it has none): modules with an attribute
-    `activation_checkpointing`, in the order of their creation, or what a backbone itself declares as its blocks
-    (`HasBlocks`). Parameters before the first block form a layer below it (by the rule of EoMT,
-    https://arxiv.org/abs/2503.19108, they belong to it); those between two blocks, such as downsampling, belong to the
-    lower one; all others are above the last block.
+    The layers are the blocks of `model.backbone` (or of the model, if it has none), in the order of their creation: see
+    `checkpointed_blocks`, or what a backbone itself declares by `block_names`. Parameters before the first block form a
+    layer below it (by the rule of EoMT, https://arxiv.org/abs/2503.19108, they belong to it); those between two blocks,
+    such as downsampling, belong to the lower one; all others are above the last block.
 
     Args:
         decay: factor from each layer to the one below it; 1 for no decay.
@@ -194,12 +194,11 @@ def layer_factors(
 def _block_names(model: nn.Module, inside: str) -> list[str]:
     """Return the names of the blocks below the prefix `inside`, in order."""
     backbone = child(model, "backbone")
-    if isinstance(backbone, HasBlocks):
+    if hasattr(backbone, "block_names"):
         return [f"backbone.{name}" for name in backbone.block_names()]
     blocks: list[str] = []
-    for name, module in model.named_modules():
-        is_block = isinstance(module, SupportsActivationCheckpointing)
-        if is_block and name.startswith(inside) and not _below(name, blocks[-1:]):
+    for name in checkpointed_blocks(model):
+        if name.startswith(inside) and not _below(name, blocks[-1:]):
             blocks.append(name)
     return blocks
 

@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from vitkit.distributed import world_size
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
-from vitkit.protocols import SupportsActivationCheckpointing
+from vitkit.nn.layers import checkpointed_blocks
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SHARDED = StateDictOptions()
@@ -53,9 +53,8 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     if not all(parameter.is_contiguous() for parameter in model.parameters()):
         raise ConfigError("train.channels_last: torch cannot shard weights of that memory format. Set it to false.")
     mesh = init_device_mesh(device.type, (world_size(),))
-    for module in model.modules():
-        if isinstance(module, SupportsActivationCheckpointing):
-            fully_shard(module, mesh=mesh)
+    for block in checkpointed_blocks(model).values():
+        fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 

@@ -13,11 +13,10 @@ from vitkit.inference.export_graphs import mask_multiple
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.translator import Translator
 from vitkit.models.base import DensePredictionModel
+from vitkit.models.classifier import Classifier
 from vitkit.models.detr_segmentation import SMALLEST_AREA, DETRSegmentation
 from vitkit.models.eomt import EoMT
 from vitkit.models.mask_results import MaskResults
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
-from vitkit.protocols import HasPixelStatistics
 from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.seq2seq.vocabulary import Vocabulary
 
@@ -53,12 +52,12 @@ def describe(
 
 def _preprocessing(predictor: Predictor) -> dict[str, Any]:
     model = predictor.model
-    statistics = pixel_statistics(model if isinstance(model, HasPixelStatistics) else model.backbone)
+    statistics = pixel_statistics(model if isinstance(model, Classifier) else model.backbone)
     return {
         "input": "uint8 RGB (batch, 3, height, width), padded with zeros at the right and bottom",
         "resize": resize_of(predictor),
-        "mean": list(statistics.get("mean", IMAGENET_MEAN)),
-        "std": list(statistics.get("std", IMAGENET_STD)),
+        "mean": list(statistics["mean"]),
+        "std": list(statistics["std"]),
         "normalised": "inside",
     }
 

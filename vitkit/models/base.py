@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.backbones.base import check_feature_info, pixel_statistics
+from vitkit.backbones.base import check_feature_info, keep_features, load_pretrained, pixel_statistics
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import normalize_images, pad_to_multiple
-from vitkit.protocols import HasPretrained, KeepsFeatures
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 
 logger = logging.getLogger("vitkit")
@@ -25,7 +24,7 @@ class ModelOnBackbone(nn.Module):
 
     def load_pretrained(self) -> str | None:
         """Load the backbone's pretrained weights; return where they came from, or None if they stay random."""
-        return self.backbone.load_pretrained() if isinstance(self.backbone, HasPretrained) else None
+        return load_pretrained(self.backbone)
 
 
 class DensePredictionModel(ModelOnBackbone):
@@ -78,8 +77,8 @@ class DensePredictionModel(ModelOnBackbone):
         isolated = {"isolate_padding": True} if isolate_padding else {}
         self.neck = NECKS.build(neck, feature_info=self.backbone.feature_info, **isolated)
         in_features = getattr(self.neck, "in_features", None)
-        if isinstance(self.backbone, KeepsFeatures) and in_features is not None and not self.needs_all_features:
-            self.backbone.keep_features(in_features)
+        if in_features is not None and not self.needs_all_features:
+            keep_features(self.backbone, in_features)
         queries = {} if num_queries is None else {"num_queries": num_queries}
         self.head = HEADS.build(head, feature_info=self.neck.feature_info, num_classes=num_classes, **queries)
         self.training_queries = None

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from vitkit.backbones.base import pixel_statistics
 from vitkit.models.base import ModelOnBackbone
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics, normalize_images
+from vitkit.ops.images import check_pixel_statistics, normalize_images
 from vitkit.protocols import HasClassHead
 from vitkit.registry import BACKBONES, MODELS, Spec
 
@@ -37,10 +37,11 @@ class Classifier(ModelOnBackbone):
         prefixes = self.backbone.class_head if isinstance(self.backbone, HasClassHead) else ()
         self.class_head = tuple(f"backbone.{prefix}" for prefix in prefixes)
         """Prefixes of the parameters whose size depends on `num_classes`."""
-        given = {"mean": pixel_mean, "std": pixel_std}
-        statistics = dict(mean=IMAGENET_MEAN, std=IMAGENET_STD) | pixel_statistics(self.backbone)
-        statistics |= {name: values for name, values in given.items() if values is not None}
-        self.pixel_mean, self.pixel_std = check_pixel_statistics(**statistics)
+        statistics = pixel_statistics(self.backbone)
+        self.pixel_mean, self.pixel_std = check_pixel_statistics(
+            statistics["mean"] if pixel_mean is None else pixel_mean,
+            statistics["std"] if pixel_std is None else pixel_std,
+        )
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Prefix the entries of a backbone's own state dict with `backbone.`, for `load_weights`."""

@@ -9,15 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.backbones.base import pixel_statistics
-from vitkit.backbones.vit import ViT
+from vitkit.backbones.vit import Tokens, ViT
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads.eomt import EoMTHead
 from vitkit.models.base import ModelOnBackbone
 from vitkit.models.mask_postprocess import Geometry, WindowMasks, windowed_scores
 from vitkit.models.mask_results import MaskResults
 from vitkit.nn.attention import mask_bias
-from vitkit.nn.layers import checkpoint_block
-from vitkit.nn.position import pad_rotations
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, per_channel, unpadded_sizes
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import BACKBONES, MODELS, Spec
@@ -66,17 +64,17 @@ class EoMT(MaskResults, ModelOnBackbone):
         super().__init__()
         self.backbone = BACKBONES.build(backbone)
         _check_backbone(self.backbone)
-        depth, patch_size = len(self.backbone.blocks), self.backbone.patch_embed.patch_size
+        depth = len(self.backbone.blocks)
+        (info,) = self.backbone.feature_info.values()
         if not 1 <= num_blocks <= depth:
-            raise ConfigError(f"num_blocks={num_blocks}: expected 1 to {depth}, the backbone's blocks.")
+            raise ConfigError(f"num_blocks={num_blocks}: expected 1 to {depth}, the number of the backbone's blocks.")
         if num_queries < 1:
             raise ConfigError(f"num_queries={num_queries}: expected at least 1.")
         self.num_blocks = num_blocks
         self.masked_attention = masked_attention
         self.image_size = self.backbone.image_size
-        self.head = EoMTHead(
-            len(self.backbone.norm.weight), num_classes, num_queries=num_queries, patch_size=patch_size
-        )
+        self.patch_size = info.stride
+        self.head = EoMTHead(info.channels, num_classes, num_queries=num_queries, patch_size=info.stride)
         self.register_buffer("attn_mask_probs", torch.ones(num_blocks))
         self._masked_blocks = [masked_attention] * num_blocks
         self.register_load_state_dict_post_hook(_note_masked_blocks)
@@ -134,14 +132,14 @@ class EoMT(MaskResults, ModelOnBackbone):
         if is_normalized and padding_mask is not None:
             images = torch.where(padding_mask[:, None], black, images)
         height, width = images.shape[-2:]
-        patch, windowed = self.backbone.patch_embed.patch_size, self._takes_windows()
-        if not windowed and any(n > least and n % patch for n, least in zip((height, width), self.image_size)):
+        patch, windowed = self.patch_size, self._takes_windows()
+        if not windowed and any(n > minimum and n % patch for n, minimum in zip((height, width), self.image_size)):
             raise DataError(
-                f"EoMT: images of {height}x{width} pixels do not divide by the patch of {patch}x{patch}. Expected at "
-                f"most {self.image_size[0]}x{self.image_size[1]}, which smaller ones are padded to, or multiples of "
+                f"EoMT: images of {height}x{width} pixels are not divisible into patches of {patch}x{patch}. Expected "
+                f"at most {self.image_size[0]}x{self.image_size[1]}, which smaller ones are padded to, or multiples of "
                 f"{patch}: resize them (EvalResize), or set model.backbone.image_size."
             )
-        margins = [max(0, least - n) for n, least in zip((height, width), self.image_size)]
+        margins = [max(0, minimum - n) for n, minimum in zip((height, width), self.image_size)]
         if any(margins):
             padded = black.expand(images.shape[0], -1, height + margins[0], width + margins[1]).clone()
             padded[:, :, :height, :width] = images
@@ -162,36 +160,35 @@ class EoMT(MaskResults, ModelOnBackbone):
 
     def _predict(self, images: Tensor) -> list[dict[str, Tensor]]:
         """Return the head's predictions, in the order in which they are made."""
-        x, size = self.backbone.tokens(images)
-        unpadded = self.backbone.rotations(size)
-        rotations = pad_rotations(unpadded, self.backbone.num_tokens)
-        queries = self.head.query_embed.weight
-        first = len(self.backbone.blocks) - self.num_blocks
+        depth = len(self.backbone.blocks)
+        start = depth - self.num_blocks
+        tokens = self.backbone.run_blocks(self.backbone.tokens(images), stop=start)
+        tokens = self.backbone.prepend(tokens, self.head.query_embed.weight)
         predictions = []
-        for i, block in enumerate(self.backbone.blocks):
+        for i in range(start, depth):
             bias = None
-            if i == first:
-                x = torch.cat((queries.expand(x.shape[0], -1, -1), x), dim=1)
-                rotations = pad_rotations(unpadded, len(queries) + self.backbone.num_tokens)
-            if i >= first and self._masks(i - first):
-                predictions.append(self.head(self.backbone.norm(x), size))
-                bias = self._mask_bias(predictions[-1], size, x, i - first)
-            x = checkpoint_block(block, x, size, rotations, bias)
-        return [*predictions, self.head(self.backbone.norm(x), size)]
+            if self._masks(i - start):
+                predictions.append(self._head_outputs(tokens))
+                bias = self._mask_bias(predictions[-1], tokens, i - start)
+            tokens = self.backbone.run_blocks(tokens, i, i + 1, bias=bias)
+        return [*predictions, self._head_outputs(tokens)]
+
+    def _head_outputs(self, tokens: Tokens) -> dict[str, Tensor]:
+        return self.head(self.backbone.norm(tokens.x), tokens.size)
 
     def _masks(self, block: int) -> bool:
         """Whether predictions are needed before a block to mask in it; in training all are, as each one has a loss."""
         return self.masked_attention if self.training else self._masked_blocks[block]
 
-    def _mask_bias(self, prediction: Mapping[str, Tensor], size: tuple[int, int], x: Tensor, block: int) -> Tensor:
+    def _mask_bias(self, prediction: Mapping[str, Tensor], tokens: Tokens, block: int) -> Tensor:
         """Return the bias that masks the patches outside each query's mask, (B, 1, L, L)."""
         # Resizing and the product with the queries commute, so the features are resized instead of every mask.
-        features = F.interpolate(prediction["mask_features"].detach(), size=size, mode="bilinear")
+        features = F.interpolate(prediction["mask_features"].detach(), size=tokens.size, mode="bilinear")
         outside = ~(mask_logits(prediction["mask_embed"].detach(), features).flatten(2) > 0)  # (B, Q, h * w)
-        opened = self.draw(block, outside.shape[:2], x.device) > self.attn_mask_probs[block]
+        opened = self.draw(block, outside.shape[:2], tokens.x.device) > self.attn_mask_probs[block]
         outside &= ~opened[:, :, None]
-        num_tokens, num_queries = x.shape[1], outside.shape[1]
-        bias = mask_bias(F.pad(outside, (num_tokens - outside.shape[2], 0)), x.dtype)
+        num_tokens, num_queries = tokens.x.shape[1], outside.shape[1]
+        bias = mask_bias(F.pad(outside, (num_tokens - outside.shape[2], 0)), tokens.x.dtype)
         return F.pad(bias, (0, 0, 0, num_tokens - num_queries))[:, None]
 
     def draw(self, block: int, shape: tuple[int, int], device: torch.device) -> Tensor:
@@ -223,8 +220,8 @@ class EoMT(MaskResults, ModelOnBackbone):
 
     def variant_of(self, names: Mapping[str, Tensor]) -> str:
         """Return a description of the variant that a state dict belongs to, for error messages."""
-        own = self.state_dict()  # a state dict that is not of an EoMT is rejected elsewhere
-        queries, blocks = (len(names.get(key, own[key])) for key in ("head.query_embed.weight", "attn_mask_probs"))
+        expected = self.state_dict()  # a state dict that is not of an EoMT is rejected elsewhere
+        queries, blocks = (len(names.get(key, expected[key])) for key in ("head.query_embed.weight", "attn_mask_probs"))
         return f"with num_queries={queries} and num_blocks={blocks}"
 
 
@@ -240,20 +237,16 @@ def window_starts(length: int, size: int) -> list[int]:
 def _check_backbone(backbone: nn.Module) -> None:
     remedy = "Choose one such as vit_base_patch14_reg4_dinov2 with patch_size=16."
     if not isinstance(backbone, ViT):
-        raise ConfigError(
-            f"model.backbone: EoMT's queries join the blocks of a ViT; got {type(backbone).__name__}. {remedy}"
-        )
-    if backbone.is_classifier or not isinstance(backbone.norm, nn.LayerNorm):
-        raise ConfigError(f"model.backbone: EoMT needs a ViT without windows and num_classes. {remedy}")
-    patch = backbone.patch_embed.patch_size
-    if any(side % patch for side in backbone.image_size):
+        raise ConfigError(f"backbone: EoMT's queries join the blocks of a ViT; got {type(backbone).__name__}. {remedy}")
+    if backbone.is_classifier or not backbone.attends_globally:
+        raise ConfigError(f"backbone: EoMT needs a ViT without windows, relative positions and num_classes. {remedy}")
+    (info,) = backbone.feature_info.values()
+    if any(side % info.stride for side in backbone.image_size):
         height, width = backbone.image_size
         raise ConfigError(
-            f"model.backbone.image_size: EoMT pads images to {height}x{width} pixels, which do not divide by the patch "
-            f"of {patch}x{patch}. Expected multiples of {patch}."
+            f"backbone.image_size: EoMT pads images to {height}x{width} pixels, which are not divisible into "
+            f"patches of {info.stride}x{info.stride}. Expected multiples of {info.stride}."
         )
-    if any(block.attn.rel_pos_h is not None for block in backbone.blocks):
-        raise ConfigError(f"model.backbone: EoMT needs a ViT without relative_positions. {remedy}")
 
 
 def _note_masked_blocks(model: EoMT, _: Any) -> None:

@@ -17,7 +17,6 @@ from vitkit.errors import ConfigError
 from vitkit.kernels.in_parts import in_parts
 from vitkit.kernels.linear import linear
 from vitkit.kernels.relu_dropout import relu_dropout
-from vitkit.protocols import SupportsActivationCheckpointing
 
 
 def init_xavier(*modules: nn.Module) -> None:
@@ -139,19 +138,26 @@ class LayerScale(nn.Module):
         return x * self.gamma
 
 
+def checkpointed_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the blocks of a model that can recompute their activations in the backward pass, by name.
+
+    These are the modules whose class has the attribute `activation_checkpointing = False`; their owner calls them
+    through `checkpoint_block`.
+    """
+    return {name: m for name, m in model.named_modules() if hasattr(type(m), "activation_checkpointing")}
+
+
 def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> int:
     """Make the blocks of a model discard their activations and recompute them in the backward pass.
 
-    A block takes part if its class has the attribute `activation_checkpointing = False` and its owner calls it through
-    `checkpoint_block`.
     Gradients and statistics stay the same; a training step takes about a third longer.
 
     Returns:
-        the number of blocks that take part.
+        the number of blocks, see `checkpointed_blocks`.
     Raises:
         ConfigError: the model has no such block.
     """
-    blocks = [module for module in model.modules() if isinstance(module, SupportsActivationCheckpointing)]
+    blocks = checkpointed_blocks(model).values()
     if not blocks:
         raise ConfigError(f"{type(model).__name__} has no blocks that can recompute their activations.")
     for block in blocks:

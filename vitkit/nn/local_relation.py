@@ -127,15 +127,13 @@ class LocalRelation(nn.Module):
     ):
         super().__init__()
         if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ConfigError(f"LocalRelation: kernel_size {kernel_size}: expected an odd number, at least 1.")
+            raise ConfigError(f"kernel_size={kernel_size}: expected an odd number of at least 1.")
         if not 1 <= channels_per_weight <= channels:
-            raise ConfigError(
-                f"LocalRelation: channels_per_weight {channels_per_weight}: expected 1 to the {channels} channels."
-            )
+            raise ConfigError(f"channels_per_weight={channels_per_weight}: expected 1 to the {channels} channels.")
         if min(stride, dilation) < 1:
-            raise ConfigError(f"LocalRelation: stride {stride}, dilation {dilation}: expected at least 1.")
+            raise ConfigError(f"stride={stride}, dilation={dilation}: expected at least 1.")
         if similarity not in SIMILARITIES:
-            raise ConfigError(f"LocalRelation: unknown similarity {similarity!r}. {nearest(similarity, SIMILARITIES)}")
+            raise ConfigError(f"similarity={similarity!r}: unknown. {nearest(similarity, SIMILARITIES)}")
         num_groups = -(-channels // channels_per_weight)
         self.filler = num_groups * channels_per_weight - channels
         self.stride = stride

@@ -53,13 +53,13 @@ class NonLocalBlock(nn.Module):
     ):
         super().__init__()
         if pairwise not in PAIRWISE:
-            raise ConfigError(f"NonLocalBlock: unknown pairwise function {pairwise!r}. {nearest(pairwise, PAIRWISE)}")
+            raise ConfigError(f"pairwise={pairwise!r}: unknown. {nearest(pairwise, PAIRWISE)}")
         if axes not in _CONVS:
-            raise ConfigError(f"NonLocalBlock: axes={axes}: expected 2 (maps) or 3 (clips).")
+            raise ConfigError(f"axes={axes}: expected 2 (maps) or 3 (clips).")
         if pool is not None and (len(pool) != axes or min(pool) < 1):
-            raise ConfigError(f"NonLocalBlock: pool={pool}: expected {axes} numbers, at least 1 each.")
+            raise ConfigError(f"pool={pool}: expected {axes} numbers, at least 1 each.")
         if inner_channels is not None and inner_channels < 1:
-            raise ConfigError(f"NonLocalBlock: inner_channels={inner_channels}: expected at least 1.")
+            raise ConfigError(f"inner_channels={inner_channels}: expected at least 1.")
         inner_channels = inner_channels or max(channels // 2, 1)
         self.pairwise = pairwise
         self.scaled = scaled

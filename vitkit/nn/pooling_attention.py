@@ -5,7 +5,6 @@ Shapes: B batch, L queries and S keys after pooling, d channels per head. `size`
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +31,7 @@ def make_pool(kind: str, channels: int, kernel: Sequence[int], stride: Sequence[
         ConfigError: the kind is not in `POOLS`, or a kernel is even.
     """
     if kind not in POOLS:
-        raise ConfigError(f"pool {kind!r}: expected one of {', '.join(POOLS)}.")
+        raise ConfigError(f"pool={kind!r}: expected one of {', '.join(POOLS)}.")
     kernel, stride = tuple(kernel), tuple(stride)
     if any(k < 1 or k % 2 == 0 for k in kernel):
         raise ConfigError(f"pooling kernel {kernel}: expected odd sizes.")
@@ -65,25 +64,6 @@ def pool_tokens(x: Tensor, size: Size, pool: nn.Module | None, *, class_token: b
     return (tokens if class_tokens is None else torch.cat((class_tokens, tokens), dim=-2)), size
 
 
-@dataclass(frozen=True)
-class Pooling:
-    """How queries, keys and values are pooled.
-
-    Attributes:
-        kind: "conv" (one kernel per channel, shared by the heads, then a norm), "max" or "avg".
-        q_kernel, q_stride: kernel and stride for the queries, along each axis.
-        kv_kernel, kv_stride: kernel and stride for keys and values.
-        residual: whether the pooled queries are added to the output (residual pooling).
-    """
-
-    kind: str = "conv"
-    q_kernel: Sequence[int] = (3, 3)
-    q_stride: Sequence[int] = (1, 1)
-    kv_kernel: Sequence[int] = (3, 3)
-    kv_stride: Sequence[int] = (1, 1)
-    residual: bool = True
-
-
 class PoolingAttention(nn.Module):
     """Attention over a map whose queries, keys and values are pooled, separately for each head.
 
@@ -91,7 +71,10 @@ class PoolingAttention(nn.Module):
         in_channels: number of input channels.
         out_channels: channels of queries, keys, values and output.
         num_heads: number of heads, a divisor of `out_channels`.
-        pooling: how queries, keys and values are pooled.
+        pool: "conv" (one kernel per channel, shared by the heads, then a norm), "max" or "avg".
+        q_kernel, q_stride: kernel and stride for the queries, along each axis.
+        kv_kernel, kv_stride: kernel and stride for keys and values.
+        residual: whether the pooled queries are added to the output (residual pooling).
         positions: for decomposed relative positions, the length of the longer of queries and keys along each axis; None
             for no positions. The tables `rel_pos_t` (for clips), `rel_pos_h` and `rel_pos_w` are resized for other
             maps.
@@ -108,23 +91,27 @@ class PoolingAttention(nn.Module):
         out_channels: int,
         *,
         num_heads: int,
-        pooling: Pooling,
+        pool: str = "conv",
+        q_kernel: Sequence[int] = (3, 3),
+        q_stride: Sequence[int] = (1, 1),
+        kv_kernel: Sequence[int] = (3, 3),
+        kv_stride: Sequence[int] = (1, 1),
+        residual: bool = True,
         positions: Sequence[int] | None = None,
         class_token: bool = False,
         window: int | None = None,
     ):
         super().__init__()
         if num_heads < 1 or out_channels % num_heads:
-            raise ConfigError(f"pooling attention: num_heads={num_heads} must divide its {out_channels} channels.")
-        q_stride, kv_stride = tuple(pooling.q_stride), tuple(pooling.kv_stride)
+            raise ConfigError(f"num_heads={num_heads} must divide the {out_channels} channels.")
+        q_stride, kv_stride = tuple(q_stride), tuple(kv_stride)
         if window is not None and (window < 1 or any(window % s for s in (*q_stride, *kv_stride))):
             raise ConfigError(
-                f"pooling attention: window={window}: expected a multiple of the strides, {q_stride} of queries and "
-                f"{kv_stride} of keys."
+                f"window={window}: expected a multiple of the strides, {q_stride} of queries and {kv_stride} of keys."
             )
         assert window is None or not class_token, "windows have no class token"
         self.num_heads = num_heads
-        self.residual = pooling.residual
+        self.residual = residual
         self.class_token = class_token
         self.window = window
         self.q_stride, self.kv_stride = q_stride, kv_stride
@@ -132,12 +119,12 @@ class PoolingAttention(nn.Module):
         self.qkv = Linear(in_channels, 3 * out_channels)
         self.proj = Linear(out_channels, out_channels)
         for name, kernel, stride in (
-            ("q", pooling.q_kernel, q_stride),
-            ("k", pooling.kv_kernel, kv_stride),
-            ("v", pooling.kv_kernel, kv_stride),
+            ("q", q_kernel, q_stride),
+            ("k", kv_kernel, kv_stride),
+            ("v", kv_kernel, kv_stride),
         ):
-            layer = make_pool(pooling.kind, channels, kernel, stride)
-            has_norm = pooling.kind == "conv" and layer is not None
+            layer = make_pool(pool, channels, kernel, stride)
+            has_norm = pool == "conv" and layer is not None
             self.add_module(f"pool_{name}", layer)
             self.add_module(f"norm_{name}", nn.LayerNorm(channels, eps=1e-6) if has_norm else None)
         self.positions = [] if positions is None else [f"rel_pos_{axis}" for axis in "thw"[-len(positions) :]]

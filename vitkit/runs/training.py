@@ -34,7 +34,7 @@ from vitkit.errors import DataError
 from vitkit.inference import find_weights
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, say
 from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.protocols import FindsThresholds, HasCategoryIds, HasClasses, HasPretrained, HasThings, HasVocabularies
+from vitkit.protocols import FindsThresholds, HasCategoryIds, HasClasses, HasThings, HasVocabularies
 from vitkit.registry import EVALUATORS, OPTIMIZERS, SCHEDULES, Spec
 from vitkit.runs.models import build_criterion_for, build_model_for
 from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
@@ -247,7 +247,7 @@ def load_initial_weights(model: nn.Module, init: str | Path | None, classes: Seq
     with first_rank_first():
         if init:
             logger.info(load_weights(model, init, classes=classes, new_class_head=True))
-        elif isinstance(model, HasPretrained):
+        elif hasattr(model, "load_pretrained"):
             source = model.load_pretrained()
             logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")
 

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitkit.backbones.base import check_feature_info, pixel_statistics
+from vitkit.backbones.base import check_feature_info, keep_features, pixel_statistics
 from vitkit.errors import DataError
 from vitkit.models.base import ModelOnBackbone
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, resize_mask
-from vitkit.protocols import KeepsFeatures
 from vitkit.registry import BACKBONES, Spec
 from vitkit.seq2seq.decoding import DecodingSettings, TextGenerator
 from vitkit.seq2seq.vocabulary import Vocabulary
@@ -65,8 +64,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
         check_feature_info(self.backbone)
         self.feature, info = list(self.backbone.feature_info.items())[-1]
         self.feature_channels = info.channels
-        if isinstance(self.backbone, KeepsFeatures):
-            self.backbone.keep_features([self.feature])
+        keep_features(self.backbone, [self.feature])
         self.freeze_backbone = freeze_backbone
         if freeze_backbone:
             self.backbone.requires_grad_(False)
