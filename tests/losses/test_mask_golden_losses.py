@@ -11,6 +11,7 @@ from vitkit.registry import CRITERIA
 
 VARIANTS = ["objects", "one_empty"]
 TERMS = {"labels": "loss_ce", "mask": "loss_mask", "dice": "loss_dice"}
+POINTS = {"candidates": "loss_over", "uniform": "loss_rand"}
 BACKBONE = dict(type="ResNet", depth=50, norm="frozen_bn")
 SPECS = {
     "mask2former_r50_coco_instance": (
@@ -82,7 +83,7 @@ def make_criterion(case, variant, num_aux):
         return torch.from_numpy(rng_for(f"{prefix}:{name}").random(shape, dtype="float32"))
 
     criterion.draw_points = lambda purpose, layer, num_masks, count, device: draw(
-        f"loss_{purpose}:{layers[layer]}", (num_masks, count, 2)
+        f"{POINTS[purpose]}:{layers[layer]}", (num_masks, count, 2)
     )
     criterion.matcher.draw_points = lambda layer, image, device: draw(
         f"match:{layers[layer]}:{image}", (1, criterion.matcher.num_points, 2)

@@ -116,8 +116,10 @@ def test_losses_of_sets_with_the_same_name_are_the_mean_of_each(kind):
 def test_repeats_match_each_target_several_times(kind):
     criterion, targets, outputs = make_criterion(kind), make_targets(), make_outputs(kind, 9)
     repeated = [{name: torch.cat([value] * 3) for name, value in target.items()} for target in targets]
-    losses = run(criterion, make_outputs(kind, 5), targets, [dict(outputs, name="many", repeats=3)])
-    assert_equal(losses, run(criterion, outputs, repeated), "many_")
+    many = dict(outputs, name="many", repeats=3)
+    losses = run(criterion, make_outputs(kind, 5), targets, [many])
+    # As the main outputs, they are matched one-to-one.
+    assert_equal(losses, run(criterion, many, repeated), "many_")
 
 
 def test_matches_of_repeated_targets_are_used_as_they_are(kind):

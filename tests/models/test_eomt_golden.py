@@ -17,6 +17,7 @@ from vitkit.registry import CRITERIA, SCHEDULES
 
 NAMES = ["", "block_-3_", "block_-2_", "block_-1_"]
 """Golden prefixes of the predictions in our order: the last, then the earlier ones."""
+POINTS = {"candidates": "loss_over", "uniform": "loss_rand"}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def make_criterion(case, variant):
         return torch.from_numpy(numbers)
 
     criterion.draw_points = lambda purpose, layer, num_masks, count, device: draw(
-        f"loss_{purpose}:{layers[layer]}", (num_masks, count, 2)
+        f"{POINTS[purpose]}:{layers[layer]}", (num_masks, count, 2)
     )
     criterion.matcher.draw_points = lambda layer, image, device: draw(
         f"match:{layers[layer]}:{image}", (1, criterion.matcher.num_points, 2)

@@ -41,8 +41,7 @@ class ClassificationLoss(Criterion):
             outputs: logits (B, C).
             targets: B targets with `label` in 0..C-1, or with `class_weights` (C,) that sum to 1.
         Returns:
-            cross_entropy: the mean over the batch. All ranks train on batches of equal size, so the mean of their
-                gradients is that of the joined batch.
+            cross_entropy: the mean over the batch.
         Raises:
             DataError: a label is out of range.
         """
@@ -51,6 +50,7 @@ class ClassificationLoss(Criterion):
         with torch.autocast(logits.device.type, enabled=False):
             logits = logits.float()
             class_targets, labels = self._class_targets(targets, logits)
+            # All ranks train on batches of equal size, so the mean of their gradients is that of the joined batch.
             loss = F.cross_entropy(logits, class_targets, label_smoothing=smoothing)
         correct = (logits.detach().argmax(-1) == labels).sum()
         self.meters["accuracy"].add(correct, torch.full_like(correct, len(targets)))

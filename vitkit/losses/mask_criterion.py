@@ -149,8 +149,10 @@ class MaskCriterion(Criterion):
         }
         return queries.named_losses(terms, self.weights)
 
-    def draw_points(self, purpose: Literal["over", "rand"], layer: int, num_masks: int, count: int, device) -> Tensor:
-        """Draw (num_masks, count, 2) uniform in 0..1: candidates ("over"), or points to use as they are ("rand")."""
+    def draw_points(
+        self, purpose: Literal["candidates", "uniform"], layer: int, num_masks: int, count: int, device
+    ) -> Tensor:
+        """Draw (num_masks, count, 2) uniform in 0..1: candidates for uncertain points, or points to use as they are."""
         return torch.rand(num_masks, count, 2, device=device)
 
     def _mask_losses(
@@ -182,10 +184,11 @@ class MaskCriterion(Criterion):
     def choose_points(self, layer: int, logits: Tensor) -> Tensor:
         """Choose the points of the "points" loss, (M, num_points, 2) in 0..1, for masks (M, h, w)."""
         num_uncertain = self.num_uncertain
-        over = self.draw_points("over", layer, len(logits), int(self.oversample * self.num_points), logits.device)
-        uncertain = most_uncertain(over, sample_points(logits[:, None], over)[:, 0], num_uncertain)
-        rest = self.draw_points("rand", layer, len(logits), self.num_points - num_uncertain, logits.device)
-        return torch.cat([uncertain, rest], dim=1)
+        num_candidates = int(self.oversample * self.num_points)
+        candidates = self.draw_points("candidates", layer, len(logits), num_candidates, logits.device)
+        uncertain = most_uncertain(candidates, sample_points(logits[:, None], candidates)[:, 0], num_uncertain)
+        uniform = self.draw_points("uniform", layer, len(logits), self.num_points - num_uncertain, logits.device)
+        return torch.cat([uncertain, uniform], dim=1)
 
 
 def targets_in_windows(

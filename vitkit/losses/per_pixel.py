@@ -69,8 +69,13 @@ def label_map(target: DetectionTarget, size: tuple[int, int]) -> Tensor:
 
 
 def _count_labelled(labels: Tensor, targets: Sequence[DetectionTarget], *, num_classes: int) -> int:
-    """Return the number of pixels with a class; the same transfer from the device checks that none is out of range."""
+    """Return the number of pixels with a class.
+
+    Raises:
+        DataError: a class is out of range.
+    """
     wrong = (labels < _NO_CLASS) | (labels >= num_classes)
+    # One transfer from the device for both.
     num_wrong, num_labelled = torch.stack([wrong.sum(), (labels != _NO_CLASS).sum()]).tolist()
     if num_wrong:
         image = int(wrong.flatten(1).any(1).nonzero()[0])

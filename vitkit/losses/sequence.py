@@ -72,8 +72,9 @@ class SequenceLoss(Criterion):
         return {"cross_entropy": loss / self._normalizer(count)}
 
     def _normalizer(self, count: Tensor) -> Tensor:
-        """Return the average number of tokens per rank; the ranks' mean gradient is then that of the joined batch."""
+        """Return the average number of tokens per rank."""
         if not self.training:
             # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
             return count.float().clamp(min=1)
+        # With it, the mean of the ranks' gradients is that of the joined batch.
         return all_reduce_mean(count.float()).clamp(min=1 / world_size())

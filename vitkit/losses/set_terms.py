@@ -66,7 +66,8 @@ def collect_sets(outputs: Mapping[str, Any], targets: Sequence[DetectionTarget])
     Raises:
         ValueError: sets with the same name differ in more than their predictions.
     """
-    by_name: dict[str, list[Mapping[str, Any]]] = {"": [outputs]}
+    main = {**outputs, "matches": None, "repeats": 1, "class_agnostic": False}
+    by_name: dict[str, list[Mapping[str, Any]]] = {"": [main]}
     for training_outputs in outputs.get("training_outputs", ()):
         by_name.setdefault(training_outputs["name"], []).append(training_outputs)
     return [_joined(name, sets, targets) for name, sets in by_name.items()]
