@@ -175,7 +175,7 @@ def test_invalid_specs_are_errors(spec, message):
 
 
 def test_normalised_images_are_refused():
-    with pytest.raises(ConfigError, match="no uint8 RGB image"):
+    with pytest.raises(ConfigError, match="not a uint8 RGB image"):
         ComposedTransforms(transforms=[{"type": "Normalize"}])(blocks())
 
 

@@ -154,7 +154,7 @@ def test_other_images_are_refused_and_counted(folder):
     for result in results:
         result["image_id"] += 5
     (folder / "other.json").write_text(json.dumps(results))
-    message = r"results 'other.json': 3 of their 8 images are in the dataset's 8"
+    message = r"results 'other.json': 3 of their 8 images are among the 8 of the data"
     with pytest.raises(SystemExit, match=message):
         compare_tool.main(["results.json", "other.json", "--annotations", "truth.json"])
     with pytest.raises(SystemExit, match=message):

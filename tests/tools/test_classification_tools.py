@@ -130,7 +130,7 @@ def test_wrong_folders_are_errors_that_name_them(photos, change, expected):
         ("data.train.transforms.rand_augment=m9", "rand_augment='m9'"),
         ("model.num_classes=5", "model.num_classes=5, but the dataset has 3 classes"),
         ("optimizer.no_weight_decay=[table]", "no trainable parameter's name contains 'table'"),
-        ("data.train.transforms=DETRTrainTransforms", "classified needs one size"),
+        ("data.train.transforms=DETRTrainTransforms", "classifier needs images of one size"),
     ],
 )
 def test_wrong_settings_are_helpful_errors(photos, override, expected):

@@ -167,8 +167,8 @@ class ClassificationEvaluator(SampleEvaluator):
                 every_id = [other.get("image_id") for other in images if isinstance(other, dict)]
                 matching = sum(isinstance(other, int | str) and other in dataset_ids for other in every_id)
                 raise DataError(
-                    f"results '{path}': {matching} of their {len(images)} images are in the dataset's "
-                    f"{len(dataset_ids)}. Give results of the same images."
+                    f"results '{path}': {matching} of their {len(images)} images are among the "
+                    f"{len(dataset_ids)} of the data. Give results of the same images."
                 )
             self.answers[image["image_id"]] = answer
 
