@@ -129,7 +129,7 @@ def test_missing_term_is_named():
 
 
 def test_no_object_weight_must_be_positive():
-    with pytest.raises(ConfigError, match="^no_object_weight=0: expected a positive number"):
+    with pytest.raises(ConfigError, match="^criterion: no_object_weight=0: expected a positive number"):
         make_criterion(no_object_weight=0)
 
 

@@ -82,7 +82,7 @@ def test_maps_of_other_strides_give_other_levels():
 
 
 def test_masked_padding_does_not_affect_the_image():
-    neck = randomize(SimpleFeaturePyramid(INFO, 8))
+    neck = randomize(SimpleFeaturePyramid(INFO, 8, isolate_padding=True))
     image = torch.randn(1, 16, 4, 6)
     alone = neck({"res4": image}, torch.zeros(1, 64, 96, dtype=torch.bool))
     padded = torch.full((1, 16, 8, 10), 7.0)
