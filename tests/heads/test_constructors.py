@@ -1,4 +1,4 @@
-"""What a config writes is what a constructor takes: every head, neck and kind of training queries is built both ways."""
+"""A config and a constructor take the same words: heads, necks and training queries are built both ways."""
 
 import inspect
 
