@@ -123,7 +123,7 @@ def _kind_of(name: str, annotation: Any, owner: Registry) -> Registry | None:
     if not fits("name", annotation) and not fits(["name"], annotation):
         return None  # for instance `transforms: list[dict]` of another library's transforms
     if owner is SECTIONS:
-        return {"train": DATASETS, "val": DATASETS, "hooks": HOOKS}.get(name)
+        return {"train": DATASETS, "val": DATASETS, "test": DATASETS, "hooks": HOOKS}.get(name)
     return REGISTRIES.get(name)
 
 
